@@ -113,7 +113,7 @@ class Connection:
         if self._services.users is not None and self.client.user is None and key not in BEFORE_LOGIN:
             raise Refused(f"expected an authentication, found {api.name}")
         request = self._read(call, data)
-        self._services.metrics.count(api.name)
+        self._services.metrics.count(api.name, version)
         if key == PRODUCE:
             task = asyncio.create_task(self._handled(call, request))
             await self._produces.put((call, task))

@@ -9,30 +9,30 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class ServerMetrics:
-    """Requests by API, bytes sent, connections: open, in total, and refused for the limit."""
+    """Requests by API and version, bytes sent, connections: open, in total, and refused for the limit."""
 
-    requests: Counter[str] = field(default_factory=Counter)
+    requests: Counter[tuple[str, int]] = field(default_factory=Counter)
     sent_bytes: int = 0
     connections: int = 0
     accepted: int = 0
     refused: int = 0
 
-    def count(self, api: str) -> None:
-        self.requests[api] += 1
+    def count(self, api: str, version: int) -> None:
+        self.requests[api, version] += 1
 
     def text(self) -> str:
         """Return the counters as Prometheus reads them."""
         from sparklog.tools.report.metrics import Metric, text_of
 
         requests: list[tuple[dict[str, object], int]] = [
-            ({"api": api}, count) for api, count in sorted(self.requests.items())
+            ({"api": api, "version": version}, count) for (api, version), count in sorted(self.requests.items())
         ]
         rows: tuple[tuple[str, str, list[tuple[dict[str, object], int]], str], ...] = (
             ("connections", "Connections that are open.", [({}, self.connections)], "gauge"),
             ("accepted_total", "Connections that were accepted.", [({}, self.accepted)], "counter"),
             ("refused_total", "Connections over the limit.", [({}, self.refused)], "counter"),
             ("sent_bytes_total", "Bytes of responses.", [({}, self.sent_bytes)], "counter"),
-            ("requests_total", "Requests by API.", requests, "counter"),
+            ("requests_total", "Requests by API and version.", requests, "counter"),
         )
         return text_of(Metric(f"sparklog_serve_{name}", text, values, kind) for name, text, values, kind in rows)
 

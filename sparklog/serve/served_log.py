@@ -41,6 +41,8 @@ class ServedLog:
         self._is_far = root is None or root.store.parallel_reads > 1
         self._lock = ForkLock()
         self._bounds: dict[str, Ends] = {}
+        self._looked: dict[str, tuple[Moment, Moment]] = {}
+        self._poked: Moment | None = None
         self._listed: tuple[Moment, list[str]] | None = None
         self._waiters: set[_Waiter] = set()
         self._watch: asyncio.Task[None] | None = None
@@ -75,6 +77,7 @@ class ServedLog:
         """Take a new look, and return the bounds of the topics that exist."""
         names = [name for name in topics if self.serves(name)]
         with self._lock:
+            begun = self.env.now()
             try:
                 self._view.refresh(names)
             except NotFound:
@@ -83,6 +86,7 @@ class ServedLog:
             for name in topics:
                 self._bounds.pop(name, None)
             self._bounds.update(looked)
+            self._looked.update(dict.fromkeys(looked, (begun, self.env.now())))
             return looked
 
     def _exists(self, name: str) -> bool:
@@ -96,6 +100,14 @@ class ServedLog:
         with self._lock:
             seen = self._bounds.get(topic)
         return seen or self.look([topic]).get(topic, {})
+
+    def seen(self, topic: str) -> tuple[Ends, bool]:
+        """Return the bounds as they were seen last; True: a moment ago, and this process has not committed since."""
+        with self._lock:
+            ends, looked = self._bounds.get(topic, {}), self._looked.get(topic)
+            if looked is None or (self._poked is not None and looked[0].elapsed_ms(self._poked) <= 0):
+                return ends, False
+            return ends, self.env.now().elapsed_ms(looked[1]) < self._view.poll_interval_ms
 
     def topic_id(self, topic: str) -> str:
         with self._lock:
@@ -147,6 +159,7 @@ class ServedLog:
 
     def poke(self) -> None:
         """Look now: this process has committed."""
+        self._poked = self.env.now()
         if self._pause is not None:
             _end(self._pause)
 

@@ -1,13 +1,18 @@
-"""Clients that are not ours, as tests use them: they read all of a partition, and return its records."""
+"""Clients that are not ours, as tests use them: they read all of a partition, and return its records; and a root to
+read."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import sparklog
+
 SECONDS = 30
+ISOLATIONS = ("read_uncommitted", "read_committed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,3 +94,50 @@ def record_of(record: Any) -> ReadRecord:
     time_ms = -1 if record.timestamp is None else record.timestamp
     kind = -1 if record.timestamp_type is None else record.timestamp_type
     return ReadRecord(record.offset, time_ms, kind, record.key, record.value, headers)
+
+
+def rows_of(topic: Any, partition: int, isolation: str) -> list[ReadRecord]:
+    table = topic.scan(partitions=[partition], isolation_level=isolation).to_table()
+    return [
+        ReadRecord(
+            row["offset"],
+            round(row["timestamp"].timestamp() * 1000),
+            row["timestampType"],
+            row["key"],
+            row["value"],
+            tuple((header["key"], header["value"]) for header in row["headers"] or ()),
+        )
+        for row in table.to_pylist()
+    ]
+
+
+def filled_root(path: Path) -> Any:
+    """A root with all that sparklog itself writes: codecs, LogAppendTime, compaction, transactions, nothing."""
+    root = sparklog.open(path, create=True)
+    for codec in ("none", "gzip", "snappy", "lz4", "zstd"):
+        topic = root.create_topic(codec)
+        for number in range(3):
+            rows = [{"key": f"k{row}", "value": f"{number}-{row}" * 9, "headers": [("h", b"x")]} for row in range(50)]
+            topic.append(rows, options=sparklog.WriteOptions(codec=codec, batch_bytes=2_000))
+    stamped = root.create_topic("stamped", configs={"message.timestamp.type": "LogAppendTime"})
+    stamped.append({"key": ["a", "b"], "value": ["1", "2"]})
+    stamped.append({"key": ["a"], "value": [None]})
+    table = root.create_topic("table", configs={"cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0})
+    for number in range(4):
+        table.append({"key": ["a", "b", f"c{number}"], "value": [f"{number}"] * 3})
+    sparklog.compact(root, topics=["table"], roll=True)
+    table.append({"key": ["a"], "value": ["last"]})
+    inline = root.create_topic("inline", configs={"inline.records.bytes": 65536})
+    inline.append({"value": ["a", "b"]})
+    inline.append({"value": ["c"]})
+    decided = root.create_topic("decided", partitions=2)
+    decided.append({"value": ["before"], "partition": [0]})
+    for name, end in (("first", "commit"), ("second", "abort"), ("third", None)):
+        transaction = sparklog.transactional(root, name).begin()
+        # The third stays open in partition 0, where the second is the last that is decided.
+        transaction.append("decided", {"value": [name, name], "partition": [0, 0 if end is None else 1]})
+        transaction.prepare()
+        if end is not None:
+            getattr(transaction, end)()
+    root.create_topic("empty")
+    return root

@@ -15,6 +15,8 @@ import pytest
 import sparklog
 from sparklog.errors import Conflict, Fenced
 from sparklog.serve.addresses import Address
+from sparklog.serve.codes import Code
+from tests.serve.wire import Wire
 
 SECONDS = 30
 PARTITIONS = 12
@@ -198,6 +200,11 @@ def test_operators_see_and_change_groups(serve: Callable[..., Address], tmp_path
     assert group.committed()["t", 1].metadata == "größe"
     admin = KafkaAdminClient(bootstrap_servers=address)
     assert "by-hand" in str(admin.list_groups())
+    wire = Wire(Address.of(address))
+    for types, names in ((["Classic"], ["by-hand"]), (["consumer", "share"], []), ([], ["by-hand"])):
+        listed = wire.ask("ListGroups", 5, {"statesFilter": [], "typesFilter": types})["groups"]
+        assert [(one["groupId"], one["groupType"]) for one in listed] == [(name, "classic") for name in names]
+    wire.close()
     described = admin.describe_groups(["by-hand", "none"])
     assert "Empty" in str(described)
     assert "Dead" in str(described)
@@ -216,6 +223,11 @@ def test_a_kafka_directory_has_no_groups(serve: Callable[..., Address], fixtures
     with pytest.raises(GroupAuthorizationFailedError):
         consumer.poll(5_000)
     consumer.close(autocommit=False)
+    wire = Wire(address)
+    # librdkafka takes a refusal here for an error of a consumer that was given its partitions.
+    assert wire.ask("FindCoordinator", 2, {"key": "g"})["errorCode"] == Code.NONE
+    assert wire.ask("OffsetFetch", 5, {"groupId": "g", "topics": None})["errorCode"] == Code.GROUP_AUTHORIZATION_FAILED
+    wire.close()
 
 
 def test_clients_are_refused_while_consumers_of_the_root_share_a_group(

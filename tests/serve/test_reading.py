@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,20 @@ import pytest
 
 import sparklog
 from sparklog.format import compression, decode, payloads
+from sparklog.log.topic.root import RootView
+from sparklog.serve.codes import Code
+from sparklog.serve.served_log import ServedLog
 from tests.fixture_data import expected_offsets, expected_records, split_partition
-from tests.serve.clients import ReadRecord, read_with_aiokafka, read_with_kafka_python
+from tests.serve.clients import (
+    ISOLATIONS,
+    ReadRecord,
+    filled_root,
+    read_with_aiokafka,
+    read_with_kafka_python,
+    rows_of,
+)
+from tests.serve.wire import Wire, batch_of
 
-ISOLATIONS = ("read_uncommitted", "read_committed")
 PARTITIONS = (
     *(("codecs", f"codec-{codec}-{number}") for codec, number in (("gzip", 0), ("snappy", 1), ("lz4", 2), ("zstd", 3))),
     ("transactions", "txn-a-0"),
@@ -62,53 +72,6 @@ def test_what_kafka_wrote_is_read_as_kafka_read_it(
             assert read_with_kafka_python(address, topic, number, isolation) == records, (partition, isolation)
             counted += len(records)
     assert counted > 1000
-
-
-def rows_of(topic: Any, partition: int, isolation: str) -> list[ReadRecord]:
-    table = topic.scan(partitions=[partition], isolation_level=isolation).to_table()
-    return [
-        ReadRecord(
-            row["offset"],
-            round(row["timestamp"].timestamp() * 1000),
-            row["timestampType"],
-            row["key"],
-            row["value"],
-            tuple((header["key"], header["value"]) for header in row["headers"] or ()),
-        )
-        for row in table.to_pylist()
-    ]
-
-
-def filled_root(path: Path) -> Any:
-    """A root with all that sparklog itself writes: codecs, LogAppendTime, compaction, transactions, nothing."""
-    root = sparklog.open(path, create=True)
-    for codec in ("none", "gzip", "snappy", "lz4", "zstd"):
-        topic = root.create_topic(codec)
-        for number in range(3):
-            rows = [{"key": f"k{row}", "value": f"{number}-{row}" * 9, "headers": [("h", b"x")]} for row in range(50)]
-            topic.append(rows, options=sparklog.WriteOptions(codec=codec, batch_bytes=2_000))
-    stamped = root.create_topic("stamped", configs={"message.timestamp.type": "LogAppendTime"})
-    stamped.append({"key": ["a", "b"], "value": ["1", "2"]})
-    stamped.append({"key": ["a"], "value": [None]})
-    table = root.create_topic("table", configs={"cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0})
-    for number in range(4):
-        table.append({"key": ["a", "b", f"c{number}"], "value": [f"{number}"] * 3})
-    sparklog.compact(root, topics=["table"], roll=True)
-    table.append({"key": ["a"], "value": ["last"]})
-    inline = root.create_topic("inline", configs={"inline.records.bytes": 65536})
-    inline.append({"value": ["a", "b"]})
-    inline.append({"value": ["c"]})
-    decided = root.create_topic("decided", partitions=2)
-    decided.append({"value": ["before"], "partition": [0]})
-    for name, end in (("first", "commit"), ("second", "abort"), ("third", None)):
-        transaction = sparklog.transactional(root, name).begin()
-        # The third stays open in partition 0, where the second is the last that is decided.
-        transaction.append("decided", {"value": [name, name], "partition": [0, 0 if end is None else 1]})
-        transaction.prepare()
-        if end is not None:
-            getattr(transaction, end)()
-    root.create_topic("empty")
-    return root
 
 
 def test_what_sparklog_wrote_is_read_as_it_reads_it(serve: Callable[..., Any], tmp_path: Path) -> None:
@@ -180,3 +143,57 @@ def test_a_fetch_at_the_end_is_answered_when_a_commit_is_seen(serve: Callable[..
     assert [record.value for record in batch] == [b"late"]
     assert time.monotonic() - begun < 10
     consumer.close()
+
+
+def fetch_of(offsets: dict[str, int], wait_ms: int) -> dict[str, Any]:
+    """Return the fields of a fetch of partition 0 of topics."""
+    rows = {
+        name: [{"partition": 0, "fetchOffset": start, "partitionMaxBytes": 1000}] for name, start in offsets.items()
+    }
+    topics = [{"topic": name, "partitions": partitions} for name, partitions in rows.items()]
+    return {"maxWaitMs": wait_ms, "minBytes": 1, "maxBytes": 1 << 20, "topics": topics}
+
+
+def fetched(wire: Wire, offsets: dict[str, int], wait_ms: int = 20_000) -> set[str]:
+    """Return the names of topics of which a fetch gave batches."""
+    answers = wire.ask("Fetch", 4, fetch_of(offsets, wait_ms))["responses"]
+    assert [answer["partitions"][0]["errorCode"] for answer in answers] == [Code.NONE] * len(offsets)
+    return {answer["topic"] for answer in answers if len(answer["partitions"][0]["records"] or b"")}
+
+
+def test_a_fetch_of_many_topics_takes_one_look(
+    serve: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = sparklog.open(tmp_path, create=True)
+    for name in "abcd":
+        root.create_topic(name).append({"value": [name]})
+    looks: list[list[str]] = []
+    look = ServedLog.look
+
+    def counted(log: ServedLog, names: Collection[str]) -> dict[str, Any]:
+        looks.append(sorted(names))
+        return look(log, names)
+
+    monkeypatch.setattr(ServedLog, "look", counted)
+    monkeypatch.setattr(RootView, "poll_interval_ms", 60_000)
+    address = serve(tmp_path, writable=True)
+    wire = Wire(address)
+    assert fetched(wire, {"a": 0, "b": 1, "c": 1, "d": 1}) == {"a"}
+    assert looks == [["a", "b", "c", "d"]]
+    # Where there is something to give, nothing is looked at again at once, but for a reader that does not wait.
+    for name in "bc":
+        root.topic(name).append({"value": ["more"]})
+    assert fetched(wire, {"a": 0, "b": 1, "c": 1, "d": 1}) == {"a"}
+    assert len(looks) == 1
+    assert fetched(wire, {"b": 1, "d": 1}) == {"b"}
+    assert fetched(wire, {"a": 0, "c": 1}, 0) == {"a", "c"}
+    # What this server has committed is seen at once, also while others wait, and an offset that another one has given.
+    waiting = Wire(address)
+    waiting.send("Fetch", 4, fetch_of({"d": 1}, 60_000))
+    assert not fetched(wire, {"a": 1, "c": 2, "d": 1}, 100)
+    wire.produce("c", {0: batch_of([b"new"])})
+    assert fetched(wire, {"a": 1, "c": 2, "d": 1}, 2_000) == {"c"}
+    root.topic("d").append({"value": ["1", "2"]})
+    assert fetched(wire, {"d": 2}) == {"d"}
+    wire.close()
+    waiting.close()

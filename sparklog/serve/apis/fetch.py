@@ -54,38 +54,55 @@ def _read(request: ServedRequest, isolation: str, fresh: bool) -> _Answer:
     """Read what there is. `fresh`: the bounds were looked at a moment ago."""
     services, fields, answer = request.services, request.fields, _Answer()
     most = min(fields["maxBytes"] if fields["maxBytes"] > 0 else 2**31, services.limits.answer_bytes)
+    answer.seen, failures = _bounds(request, fresh)
     for topic in fields["topics"]:
         name, rows = topic["topic"], list[Fields]()
-        denied: tuple[Ends, Code | None] = {}, Code.TOPIC_AUTHORIZATION_FAILED
-        bounds, failure = _bounds(services, topic, fresh) if request.may(READ, name) else denied
         for partition in topic["partitions"]:
-            row = _partition(services, name, partition, bounds, isolation, most - answer.nbytes, not answer.nbytes)
+            ends, room = answer.seen[name], most - answer.nbytes
+            row = _partition(services, name, partition, ends, isolation, room, not answer.nbytes)
             if "errorCode" in row:
                 answer.failed = True
-                row["errorCode"] = failure or row["errorCode"]
+                row["errorCode"] = failures.get(name, row["errorCode"])
             answer.nbytes += sum(map(len, row.get("records") or ()))
             rows.append(row)
-        answer.seen[name] = bounds
         answer.topics.append({"topic": name, "partitions": rows})
     return answer
 
 
-def _bounds(services: Services, topic: Fields, fresh: bool) -> tuple[Ends, Code | None]:
-    """Return the bounds of a topic. Those that were seen last do where records are left below them."""
-    name = topic["topic"]
+def _bounds(request: ServedRequest, fresh: bool) -> tuple[dict[str, Ends], dict[str, Code]]:
+    """Return the bounds of all topics, and why some have none.
+
+    One look is taken for all that may have more: a client that has read most of its topics to their ends names them
+    beside the one that it reads on. One that waits will look again, and takes what was seen a moment ago.
+    """
+    log, bounds, failures, stale = request.services.log, dict[str, Ends](), dict[str, Code](), list[str]()
+    waits = request.fields["maxWaitMs"] > 0 and request.fields["minBytes"] > 0
+    for topic in request.fields["topics"]:
+        name = topic["topic"]
+        bounds[name], recent = log.seen(name)
+        if not request.may(READ, name):
+            bounds[name], failures[name] = {}, Code.TOPIC_AUTHORIZATION_FAILED
+        elif not (fresh or all(_suffices(row, bounds[name], recent and waits) for row in topic["partitions"])):
+            stale.append(name)
     try:
-        bounds = services.log.bounds(name)
-        if fresh or all(
-            partition["partition"] in bounds
-            and bounds[partition["partition"]].log_start
-            <= partition["fetchOffset"]
-            < bounds[partition["partition"]].last_stable
-            for partition in topic["partitions"]
-        ):
-            return bounds, None
-        return services.log.look([name]).get(name, {}), None
-    except SparklogError as error:
-        return {}, code_of(error)
+        looked = log.look(stale) if stale else {}
+    except SparklogError:
+        # One by one, so that what cannot be read fails alone.
+        looked = {}
+        for name in stale:
+            try:
+                looked |= log.look([name])
+            except SparklogError as error:
+                failures[name] = code_of(error)
+    return bounds | {name: looked.get(name, {}) for name in stale}, failures
+
+
+def _suffices(partition: Fields, bounds: Ends, recent: bool) -> bool:
+    """Return True if records are left below bounds that were seen before, or these are `recent`."""
+    bound, offset = bounds.get(partition["partition"]), partition["fetchOffset"]
+    if bound is None or not bound.log_start <= offset <= bound.high_watermark:
+        return False
+    return recent or bool(offset < bound.last_stable)
 
 
 def _partition(

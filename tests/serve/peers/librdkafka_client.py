@@ -1,0 +1,154 @@
+"""librdkafka through confluent-kafka: a line of JSON in, a line of JSON out, as `peer.py` says.
+
+It runs in an environment of its own, where nothing but confluent-kafka is installed.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+import time
+from typing import Any
+
+import confluent_kafka
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
+
+SECONDS = 30
+TIME_TYPES = {
+    confluent_kafka.TIMESTAMP_NOT_AVAILABLE: -1,
+    confluent_kafka.TIMESTAMP_CREATE_TIME: 0,
+    confluent_kafka.TIMESTAMP_LOG_APPEND_TIME: 1,
+}
+
+
+def text(data: bytes | None) -> str | None:
+    return None if data is None else base64.b64encode(data).decode()
+
+
+def data(value: str | None) -> bytes | None:
+    return None if value is None else base64.b64decode(value)
+
+
+def row(message: Any) -> list[Any]:
+    kind, time_ms = message.timestamp()
+    kind = TIME_TYPES[kind]
+    return [
+        *(message.topic(), message.partition(), message.offset(), -1 if kind < 0 else time_ms, kind),
+        *(text(message.key()), text(message.value()), [[name, text(value)] for name, value in message.headers() or ()]),
+    ]
+
+
+def consumer(asked: dict[str, Any], **more: Any) -> Any:
+    options = {
+        "bootstrap.servers": asked["server"],
+        "group.id": "unused",
+        "auto.offset.reset": "earliest",
+        "enable.auto.commit": False,
+        "fetch.wait.max.ms": 100,
+        "check.crcs": True,
+    }
+    return Consumer({**options, **more, **asked.get("options", {})})
+
+
+def read(asked: dict[str, Any]) -> dict[str, Any]:
+    """All partitions by one consumer, from the log start to where its isolation level ends."""
+    records, ended = [], set()
+    client = consumer(asked, **{"enable.partition.eof": True})
+    try:
+        client.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for topic, number in asked["places"]])
+        until = time.monotonic() + SECONDS
+        while len(ended) < len(asked["places"]):
+            assert time.monotonic() < until, f"no end within {SECONDS} s: {ended}"
+            for message in client.consume(1000, 0.2):
+                error = message.error()
+                if error is None:
+                    records.append(row(message))
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    ended.add((message.topic(), message.partition()))
+                else:
+                    raise RuntimeError(str(error))
+    finally:
+        client.close()
+    return {"records": records}
+
+
+def join(asked: dict[str, Any]) -> dict[str, Any]:
+    """A member of a group reads until it has so many records, or for so many seconds, commits and leaves."""
+    records: list[Any] = []
+    client = consumer(asked)
+    try:
+        client.subscribe([asked["topic"]])
+        until = time.monotonic() + asked.get("seconds", SECONDS)
+        while len(records) < asked["count"] and time.monotonic() < until:
+            for message in client.consume(min(asked["count"] - len(records), 1000), 0.2):
+                if message.error() is not None:
+                    raise RuntimeError(str(message.error()))
+                records.append(row(message))
+        if records:
+            client.commit(asynchronous=False)
+    finally:
+        client.close()
+    return {"records": records}
+
+
+def offsets(asked: dict[str, Any]) -> dict[str, Any]:
+    """First and last offset, and those at or after times."""
+    client, rows = consumer(asked), []
+    try:
+        for topic, number in asked["places"]:
+            low, high = client.get_watermark_offsets(TopicPartition(topic, number), 10)
+            one = [low, high]
+            for time_ms in asked.get("times", ()):
+                (hit,) = client.offsets_for_times([TopicPartition(topic, number, time_ms)], 10)
+                one.append(hit.offset)
+            rows.append(one)
+    finally:
+        client.close()
+    return {"offsets": rows}
+
+
+def produce(asked: dict[str, Any]) -> dict[str, Any]:
+    placed: dict[int, int] = {}
+    failed: list[str] = []
+
+    def landed(number: int) -> Any:
+        def note(error: Any, message: Any) -> None:
+            if error is not None:
+                failed.append(str(error))
+            placed[number] = message.offset()
+
+        return note
+
+    producer = Producer({"bootstrap.servers": asked["server"], **asked.get("options", {})})
+    for number, (partition, time_ms, key, value, headers) in enumerate(asked["records"]):
+        producer.produce(
+            asked["topic"],
+            data(value),
+            data(key),
+            partition,
+            on_delivery=landed(number),
+            timestamp=time_ms,
+            headers=[(name, data(header)) for name, header in headers],
+        )
+        producer.poll(0)
+    left = producer.flush(SECONDS)
+    assert not left, f"{left} records were not sent"
+    if failed:
+        raise RuntimeError(failed[0])
+    return {"offsets": [placed[number] for number in sorted(placed)]}
+
+
+def version(asked: dict[str, Any]) -> dict[str, Any]:
+    return {"version": confluent_kafka.libversion()[0]}
+
+
+for line in sys.stdin:
+    asked = json.loads(line)
+    try:
+        answer = {"read": read, "join": join, "offsets": offsets, "produce": produce, "version": version}[asked["do"]](
+            asked
+        )
+    except Exception as error:  # noqa: BLE001 - the test fails with it
+        answer = {"error": repr(error)}
+    print(json.dumps(answer), flush=True)

@@ -1,0 +1,248 @@
+"""Java's command lines print of this server what they print of a broker: the same commands, to both."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+
+from tests.kafka_broker import Broker
+from tests.serve.peers.calls import noting
+from tests.serve.peers.golden import Served
+from tests.serve.peers.peer import Peer
+
+pytestmark = [pytest.mark.slow, pytest.mark.java, pytest.mark.timeout(600)]
+
+TOOLS = "org.apache.kafka.tools."
+CLASSES = {
+    "topics": TOOLS + "TopicCommand",
+    "configs": "kafka.admin.ConfigCommand",
+    "offsets": TOOLS + "GetOffsetShell",
+    "delete-records": TOOLS + "DeleteRecordsCommand",
+    "produce": TOOLS + "ConsoleProducer",
+    "consume": TOOLS + "consumer.ConsoleConsumer",
+    "groups": TOOLS + "consumer.group.ConsumerGroupCommand",
+    "all-groups": TOOLS + "GroupsCommand",
+    "producer-perf": TOOLS + "ProducerPerformance",
+    "consumer-perf": TOOLS + "ConsumerPerformance",
+    "log-dirs": TOOLS + "LogDirsCommand",
+}
+OF_A_PLACE = (
+    (r"127\.0\.0\.1:\d+", "ADDRESS"),
+    (r"\(\d+\)", "(ID)"),
+    (r"Leader: \d+\tReplicas: \d+\tIsr: \d+\tElr: .*", "Leader: ID"),
+    (r"TopicId: \S+\s", ""),
+    (r"min\.insync\.replicas=1,?", ""),
+    (r"synonyms=\{.*?\}", ""),
+    (r"member-\S+", "MEMBER"),
+    (r"console-consumer-\d+", "A-GROUP-OF-ITS-OWN"),
+    (r"-{3,}|[ \t]+", " "),
+)
+"""What differs from one cluster to another: addresses, ids, and defaults of brokers."""
+
+
+class Both:
+    """A server and a broker that are told the same."""
+
+    def __init__(self, java: Peer, server: Served, broker: Broker) -> None:
+        self._java = java
+        self._server = server
+        self._addresses = (str(server.address), broker.address)
+
+    def say(self, tool: str, *arguments: str, stdin: str = "", fails: bool = False) -> str:
+        """Run a tool at both; return what it printed, which must be the same. `fails`: with errors of their own."""
+        answers = []
+        with noting(self._java.name, self._server):
+            for address in self._addresses:
+                command = ["--bootstrap-server", address, *arguments]
+                answers.append(self._java.run(CLASSES[tool], command, stdin))
+        ours, theirs = answers
+        assert ours["status"] == theirs["status"], ours
+        if fails:
+            assert ours["status"] or "Error" in ours["out"]
+            return str(ours["out"] + ours["err"])
+        assert plain(ours["out"]) == plain(theirs["out"])
+        return str(ours["out"])
+
+
+def plain(text: str) -> list[str]:
+    """Return lines without what differs from one cluster to another; order says nothing."""
+    for pattern, word in OF_A_PLACE:
+        text = re.sub(pattern, word, text)
+    return sorted(line.strip() for line in text.splitlines() if line.strip())
+
+
+@pytest.fixture
+def both(java: Peer, writable: tuple[Served, Any], broker: Broker) -> Both:
+    return Both(java, writable[0], broker)
+
+
+def produced(both: Both, topic: str, *options: str) -> None:
+    """Write 50 records with keys and headers by the console producer: to both in the same partitions."""
+    lines = "".join(f"h=v{number}|k{number % 5}:v{number}\n" for number in range(50))
+    parsing = ("parse.key=true", "key.separator=:", "parse.headers=true", "headers.delimiter=|")
+    settings = [word for setting in (*parsing, "headers.key.separator==") for word in ("--property", setting)]
+    both.say("produce", "--topic", topic, *settings, *options, stdin=lines)
+
+
+def test_topics_and_configs(both: Both) -> None:
+    topic = ("--topic", "tools")
+    entity = ("--entity-type", "topics", "--entity-name", "tools")
+    both.say("topics", "--create", *topic, "--partitions", "2", "--config", "retention.ms=100000000000")
+    assert "exist" in both.say("topics", "--create", *topic, fails=True)
+    both.say("topics", "--create", *topic, "--if-not-exists")
+    assert "Partition: 1" in both.say("topics", "--describe", *topic)
+    both.say("topics", "--describe", "--topic", "missing", fails=True)
+    both.say("topics", "--alter", *topic, "--partitions", "3")
+    both.say("topics", "--alter", *topic, "--partitions", "2", fails=True)
+    both.say("topics", "--create", "--topic", "unknown", "--config", "bad.config=1", fails=True)
+    assert "Partition: 2" in both.say("topics", "--describe", *topic)
+    assert "retention.ms=100000000000" in both.say("configs", *entity, "--describe")
+    both.say("configs", *entity, "--alter", "--add-config", "max.message.bytes=65536")
+    both.say("configs", *entity, "--alter", "--add-config", "max.message.bytes=x", fails=True)
+    both.say("configs", *entity, "--alter", "--delete-config", "retention.ms")
+    described = both.say("configs", *entity, "--describe")
+    assert "max.message.bytes=65536" in described
+    assert "retention.ms" not in described
+    both.say("topics", "--delete", *topic)
+    both.say("topics", "--delete", *topic, fails=True)
+
+
+def test_records_and_offsets(both: Both, tmp_path: Path) -> None:
+    topic = ("--topic", "console")
+    both.say("topics", "--create", *topic, "--partitions", "3")
+    for number, options in enumerate(((), ("--compression-codec", "zstd"), PLAIN, WITHOUT_ANSWERS)):
+        produced(both, "console", *options)
+        both.say("offsets", *topic)
+        consumed = both.say("consume", *topic, "--from-beginning", "--max-messages", f"{50 * number + 50}", *PRINTED)
+        assert len(consumed.splitlines()) == 50 * number + 50
+    assert both.say("offsets", *topic, "--time", "earliest").split() == ["console:0:0", "console:1:0", "console:2:0"]
+    both.say("offsets", *topic, "--time", "1700000000000")
+    both.say("offsets", "--topic-partitions", "console:0,console:2-3", "--time", "latest")
+    both.say("consume", *topic, "--partition", "1", "--offset", "7", "--max-messages", "20", *PRINTED)
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps({"partitions": [{"topic": "console", "partition": 1, "offset": 5}], "version": 1}))
+    both.say("delete-records", "--offset-json-file", str(plan))
+    assert "console:1:5" in both.say("offsets", *topic, "--time", "earliest")
+    both.say("consume", *topic, "--partition", "1", "--offset", "earliest", "--max-messages", "20", *PRINTED)
+
+
+PRINTED = tuple(
+    word
+    for name in ("key", "headers", "partition", "offset")
+    for word in ("--property", f"print.{name}=true", "--consumer-property", "group.protocol=classic")
+)
+PLAIN = ("--producer-property", "enable.idempotence=false", "--request-required-acks", "1")
+WITHOUT_ANSWERS = ("--producer-property", "enable.idempotence=false", "--producer-property", "acks=0")
+
+
+def test_groups(both: Both) -> None:
+    topic, group = ("--topic", "lagging"), ("--group", "lag")
+    both.say("topics", "--create", *topic, "--partitions", "3")
+    produced(both, "lagging")
+    both.say("consume", *topic, *group, "--from-beginning", "--max-messages", "50", *PRINTED)
+    produced(both, "lagging")
+    assert "lag" in both.say("groups", "--list").split()
+    assert "Empty" in both.say("groups", "--list", "--state")
+    assert "lagging 0 10 20 10" in " ".join(both.say("groups", "--describe", *group).split())
+    for options in (("--state",), ("--members", "--verbose")):
+        both.say("groups", "--describe", *group, *options)
+    steps = (
+        ("--topic", "lagging", "--to-earliest", "--dry-run"),
+        ("--topic", "lagging:0", "--to-offset", "3", "--execute"),
+        ("--all-topics", "--shift-by", "-2", "--execute"),
+        ("--all-topics", "--to-datetime", "2020-01-01T00:00:00.000", "--execute"),
+        ("--all-topics", "--to-latest", "--execute"),
+        ("--all-topics", "--to-current", "--export", "--dry-run"),
+    )
+    for step in steps:
+        both.say("groups", "--reset-offsets", *group, *step)
+        both.say("groups", "--describe", *group)
+    both.say("groups", "--delete-offsets", *group, *topic)
+    both.say("groups", "--describe", *group)
+    both.say("groups", "--delete", *group)
+    assert "lag" not in both.say("groups", "--list").split()
+
+
+@contextmanager
+def members(addresses: tuple[str, ...], topic: str) -> Iterator[None]:
+    """Have a member of the group `busy` at each address."""
+    from kafka import KafkaConsumer
+
+    leaving, assigned = Event(), [Event() for _ in addresses]
+
+    def consume(number: int) -> None:
+        consumer = KafkaConsumer(
+            topic,
+            bootstrap_servers=addresses[number],
+            group_id="busy",
+            client_id="member",
+            auto_offset_reset="earliest",
+            auto_commit_interval_ms=100,
+        )
+        while not leaving.is_set():
+            if consumer.poll(100):
+                consumer.commit()
+                assigned[number].set()
+        consumer.close()
+
+    threads = [Thread(target=consume, args=(number,), daemon=True) for number in range(len(addresses))]
+    for thread in threads:
+        thread.start()
+    try:
+        assert all(event.wait(60) for event in assigned)
+        yield
+    finally:
+        leaving.set()
+        for thread in threads:
+            thread.join(30)
+
+
+def test_a_group_with_members(both: Both, writable: tuple[Served, Any], broker: Broker) -> None:
+    topic, group = ("--topic", "watched"), ("--group", "busy")
+    both.say("topics", "--create", *topic)
+    produced(both, "watched")
+    with members((str(writable[0].address), broker.address), "watched"):
+        assert "Stable" in both.say("groups", "--describe", *group, "--state")
+        assert "watched 0 50 50 0" in " ".join(both.say("groups", "--describe", *group).split())
+        assert "watched:0" in both.say("groups", "--describe", *group, "--members", "--verbose")
+        both.say("groups", "--list", "--state", "Stable")
+        both.say("all-groups", "--list", "--consumer")
+        both.say("groups", "--list", "--type", "classic")
+        both.say("groups", "--delete", *group, fails=True)
+        both.say("groups", "--delete-offsets", *group, *topic, fails=True)
+        both.say("groups", "--reset-offsets", *group, *topic, "--to-earliest", "--execute")
+
+
+def test_performance_tools_and_log_dirs(java: Peer, both: Both, writable: tuple[Served, Any]) -> None:
+    server, root = writable
+    root.create_topic("fast", partitions=2)
+    producer = ("acks=all", "compression.type=lz4", f"bootstrap.servers={server.address}")
+    options = ("--topic", "fast", "--num-records", "20000", "--record-size", "100", "--throughput", "-1")
+    with noting(java.name, server):
+        printed = java.tool(CLASSES["producer-perf"], *options, "--producer-props", *producer)
+        assert "20000 records sent" in printed
+        where = ("--bootstrap-server", str(server.address), "--topic", "fast", "--messages", "20000")
+        row = java.tool(CLASSES["consumer-perf"], *where).splitlines()[1].split(", ")
+        assert int(row[4]) == 20_000
+        dirs = java.tool(CLASSES["log-dirs"], "--bootstrap-server", str(server.address), "--describe")
+    (directory,) = json.loads(dirs.splitlines()[-1])["brokers"][0]["logDirs"]
+    sizes = {one["partition"]: one["size"] for one in directory["partitions"]}
+    assert sizes["fast-0"] > 100_000
+
+
+def test_what_is_not_served_is_refused_in_words(java: Peer, writable: tuple[Served, Any]) -> None:
+    server, root = writable
+    root.create_topic("refusing")
+    where = ("--bootstrap-server", str(server.address), "--topic", "refusing")
+    newer = ("--consumer-property", "group.protocol=consumer", "--timeout-ms", "5000")
+    answer = java.run(CLASSES["consume"], [*where, *newer], "")
+    assert "does not support the new CONSUMER group protocol" in answer["err"]
+    with pytest.raises(AssertionError, match="TransactionalIdAuthorizationException"):
+        java.produce(server.address, "refusing", [(0, 0, b"k", b"v", ())], **{"transactional.id": "x"})
