@@ -28,7 +28,7 @@ OF_TERMINALS = (
     *("FORCE_COLOR", "NO_COLOR", "PY_COLORS", "GITHUB_ACTIONS"),
 )
 """What click and other libraries read, some of it when they are imported: help is wrapped and coloured by it."""
-OF_SPARKLOG = ("SPARKLOG_ROOT",)
+OF_SPARKLOG = ("SPARKLOG_ROOT", "SPARKLOG_OUTPUT")
 
 
 IN_MEMORY, ROOM = "/dev/shm", 2 << 30
@@ -52,6 +52,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     for name in (*OF_TERMINALS, *OF_SPARKLOG):
         os.environ.pop(name, None)
+    # An empty one in place of the developer's.
+    os.environ["SPARKLOG_CONFIG"] = os.devnull
     slow = "slow" in config.getoption("markexpr").replace("not slow", "")
     if not slow:
         keep_files_in_memory()

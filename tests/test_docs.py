@@ -211,7 +211,7 @@ def test_the_picture_of_rooms_is_that_of_the_layers() -> None:
         return next(number for number, line in enumerate(picture) if shown.search(line))
 
     for below, above in pairwise(LAYERS):
-        assert max(map(line_of, above)) < min(map(line_of, below))
+        assert max([line_of(room) for room in above]) < min([line_of(room) for room in below])
 
 
 def test_sizes_of_kafkas_files_are_the_codes() -> None:

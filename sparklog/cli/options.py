@@ -10,6 +10,7 @@ from click import BadParameter
 
 from sparklog import parsing
 from sparklog.cli.parameters import Argument, Option
+from sparklog.cli.user_settings import root_of_name
 from sparklog.errors import NotFound
 from sparklog.parsing import INT64_MAX, is_digits
 from sparklog.times import parse_iso_time, warn_of_seconds
@@ -19,7 +20,9 @@ CorruptRecords = Literal["fail", "skip", "truncate"]
 
 
 def root_option(text: str) -> Any:
-    return Option("--root", "-r", envvar="SPARKLOG_ROOT", metavar="PATH", help=text, show_default=False)
+    return Option(
+        "--root", "-r", envvar="SPARKLOG_ROOT", metavar="PATH", help=text, show_default=False, parser=root_of_name
+    )
 
 
 def whole_number(

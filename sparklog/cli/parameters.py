@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import click
 
 from sparklog.cli.terminal import Output
+from sparklog.cli.user_settings import user_settings
 
 SHORT_HELP = {"help_option_names": ["-h", "--help"]}
 
@@ -86,12 +87,15 @@ def _item(kind: Any) -> Any:
 
 
 JsonOption = Annotated[bool, Option("--json", help="Print JSON, for scripts.")]
+OutputOption = Annotated[
+    Literal["table", "json", "csv"], Option("--output", envvar="SPARKLOG_OUTPUT", help="The form of what is printed.")
+]
 
 
 class FunctionCommand(click.Command):
     """The command that a function is. Its parameters are looked at when one of them is asked for.
 
-    Where the function returns an `Output` it gets `--json`, and the output is shown.
+    Where the function returns an `Output` it gets `--output` and `--json`, and the output is shown.
     """
 
     def __init__(self, name: str, run: Callable[..., Any], **settings: Any) -> None:
@@ -106,11 +110,13 @@ class FunctionCommand(click.Command):
         if not self.params:
             self.params = list(_parameters(self._declared))
             if self._declared.return_annotation is Output:
+                self.params.append(_parameter("output", OutputOption, "table"))
                 self.params.append(_parameter("as_json", JsonOption, False))
         return super().get_params(ctx)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
+            ctx.default_map = user_settings().defaults()
             return super().parse_args(ctx, args)
         except click.UsageError as error:
             # click leaves it out of the error for an option without its value.
@@ -119,7 +125,9 @@ class FunctionCommand(click.Command):
 
     def _call(self, **values: Any) -> Any:
         result = _called(self._run, self._declared, values)
-        return result.show(values["as_json"]) if isinstance(result, Output) else result
+        if not isinstance(result, Output):
+            return result
+        return result.show("json" if values["as_json"] else values["output"])
 
 
 def _signature(function: Any) -> Signature:

@@ -7,6 +7,7 @@ control characters. `--json` prints one document on one line, its names in camel
 
 from __future__ import annotations
 
+import csv
 import json
 import logging
 import sys
@@ -96,9 +97,31 @@ def print_json(value: object) -> None:
     print(json.dumps(json_value(value)))
 
 
+def print_csv(value: object) -> None:
+    """Print a document as CSV (RFC 4180, lines end in a newline); what is nested in a cell is JSON.
+
+    Rows are the objects of a list, or of the one list that an object has, or an object without one; texts are `name`s.
+    """
+    document = json_value(value)
+    if isinstance(document, dict):
+        lists = [item for item in document.values() if isinstance(item, list)]
+        document = lists[0] if len(lists) == 1 else [document]
+    rows = [row if isinstance(row, dict) else {"name": row} for row in document]
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    writer = csv.DictWriter(sys.stdout, names, lineterminator="\n")
+    if rows:
+        writer.writeheader()
+    for row in rows:
+        writer.writerow({name: _cell(cell) for name, cell in row.items()})
+
+
+def _cell(cell: object) -> object:
+    return json.dumps(cell) if isinstance(cell, (dict, list, bool)) else cell
+
+
 @dataclass(frozen=True)
 class Output:
-    """The output of a command: a document for `--json`, else a text to print; `after` either: warnings, failures."""
+    """The output of a command: a document for JSON and CSV, else a text to print; `after` both: warnings."""
 
     document: object
     text: Callable[[], object]
@@ -112,9 +135,11 @@ class Output:
     ) -> Output:
         return cls(document, lambda: sys.stdout.write("".join(f"{line}\n" for line in lines)), failures, code)
 
-    def show(self, as_json: bool) -> None:
-        if as_json:
+    def show(self, form: str) -> None:
+        if form == "json":
             print_json(self.document)
+        elif form == "csv":
+            print_csv(self.document)
         else:
             self.text()
         if self.after is not None:

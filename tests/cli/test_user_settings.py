@@ -1,0 +1,100 @@
+"""Settings of a user: names for roots, a root that need not be given, the form of output; and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import sparklog as library
+from tests.support.command_line import invoke
+
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file, not there yet; two roots `one` and `two` with a topic of that name."""
+    for name in ("one", "two"):
+        library.open(tmp_path / name, create=True).create_topic(name, partitions=2)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.delenv("SPARKLOG_CONFIG", raising=False)
+    monkeypatch.delenv("SPARKLOG_ROOT", raising=False)
+    (tmp_path / "config").mkdir()
+    return tmp_path / "config" / "sparklog.toml"
+
+
+def shown(*words: str, code: int = 0) -> str:
+    result = invoke(words)
+    assert result.exit_code == code, (result.stdout, result.stderr)
+    return result.stdout if not code else result.stderr
+
+
+def test_names_stand_for_roots_and_one_need_not_be_given(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "Missing option '--root'" in shown("topics", "list", code=2)
+    config.write_text(f'root = "first"\n[roots]\nfirst = "{tmp_path}/one"\nsecond = "{tmp_path}/two"\n')
+    assert shown("topics", "list") == "one\n"
+    assert shown("topics", "list", "--root", "second") == "two\n"
+    assert shown("topics", "list", "--root", str(tmp_path / "two")) == "two\n"
+    assert json.loads(shown("offsets", "two", "--json", "--root", "second"))
+    assert json.loads(shown("compact", "--dry-run", "--json"))["topics"][0]["topic"] == "one"
+    monkeypatch.setenv("SPARKLOG_ROOT", "second")
+    assert shown("topics", "list") == "two\n"
+    monkeypatch.setenv("SPARKLOG_CONFIG", "/dev/null")
+    assert "second" in shown("topics", "list", code=1)
+
+
+def test_output_has_the_form_that_is_set(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = ("--root", str(tmp_path / "one"))
+    config.write_text('output = "json"\n')
+    assert json.loads(shown("topics", "list", *one)) == ["one"]
+    assert shown("topics", "list", "--output", "table", *one) == "one\n"
+    assert shown("topics", "list", "--output", "csv", *one) == "name\none\n"
+    assert json.loads(shown("topics", "list", "--output", "csv", "--json", *one)) == ["one"]
+    monkeypatch.setenv("SPARKLOG_OUTPUT", "csv")
+    assert shown("topics", "list", *one) == "name\none\n"
+
+
+def test_tables_are_csv_as_well(config: Path, tmp_path: Path) -> None:
+    topic = library.open(tmp_path / "one").topic("one")
+    topic.append({"value": [b"a", b"b"]})
+    library.Groups(library.open(tmp_path / "one")).group('g "quoted", with a comma').alter({"one": {0: 1}})
+    one = ("--root", str(tmp_path / "one"), "--output", "csv")
+    (row,) = csv.DictReader(io.StringIO(shown("groups", "describe", "--all-groups", *one)))
+    assert (row["group"], row["topic"], row["currentOffset"]) == ('g "quoted", with a comma', "one", "1")
+    rows = list(csv.DictReader(io.StringIO(shown("history", "one", *one))))
+    assert [int(row["version"]) for row in rows] == [1, 0]
+    rows = list(csv.DictReader(io.StringIO(shown("offsets", "one", *one))))
+    assert [row["partition"] for row in rows] == ["0", "1"]
+    assert shown("transactions", "list", *one) == ""
+    (made,) = csv.DictReader(io.StringIO(shown("topics", "create", "new", *one)))
+    assert made["topic"] == "new"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("root = [", "is not TOML"),
+        ("rot = 1", "expected output, root, roots, found rot"),
+        ("output = 'xml'", "output is one of table, json, csv, found 'xml'"),
+        ("root = 1", "root is a text, found 1"),
+        ("roots = 1", "[roots] has a line NAME = LOCATION"),
+        ("[roots]\na = 1", "[roots] has a line NAME = LOCATION"),
+    ],
+)
+def test_a_wrong_file_is_one_line(config: Path, text: str, message: str) -> None:
+    config.write_text(text)
+    error = shown("topics", "list", code=2)
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_a_file_that_is_named_has_to_be_there(config: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SPARKLOG_CONFIG", str(tmp_path / "none.toml"))
+    assert "which does not exist" in shown("topics", "list", code=2)
