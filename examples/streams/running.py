@@ -59,7 +59,8 @@ def session() -> SparkSession:
     if "SPARK_REMOTE" not in os.environ:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         builder.master("local[2]").config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")
-        builder.config("spark.driver.extraJavaOptions", f'"-Dlog4j2.configurationFile={LOG_SETTINGS}"')
+        options = f'"-Dlog4j2.configurationFile={LOG_SETTINGS}" -Dderby.stream.error.file=/dev/null'
+        builder.config("spark.driver.extraJavaOptions", options)
     else:
         require('".[spark,connect]"', "grpcio", "grpcio-status", "pandas")
     for name, value in SETTINGS.items():

@@ -36,7 +36,7 @@ HOMES = {
     "table": "table",
     "history": "history",
     "storage": "delete-records log-dirs",
-    "health": "verify doctor report metrics",
+    "health": "verify repair doctor report metrics",
     "kafka_logs": "import export",
     "backup": "backup restore clone",
     "jobs": "compact retain stream mirror to-delta from-delta conf",

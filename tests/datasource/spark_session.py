@@ -27,7 +27,8 @@ CHEAP_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 SCRATCH = tempfile.mkdtemp(prefix="sparklog-jvm-", dir="/tmp" if Path("/tmp").is_dir() else None)
 """What JVMs leave behind, until this process ends. A short path: Spark's sockets have at most 104 characters."""
 atexit.register(shutil.rmtree, SCRATCH, ignore_errors=True)
-LAUNCHING = dict.fromkeys(("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"), f"{CHEAP_JVM} -Djava.io.tmpdir={SCRATCH}")
+QUIET = f"-Djava.io.tmpdir={SCRATCH} -Dderby.stream.error.file=/dev/null"
+LAUNCHING = dict.fromkeys(("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"), f"{CHEAP_JVM} {QUIET}")
 """The same for the environment of a program that starts Spark by itself."""
 SETTINGS = {
     "spark.ui.enabled": "false",

@@ -27,6 +27,9 @@ OWN_SPARK = {"declarative_pipeline"}
 SLOW = {
     "bad_records",
     "declarative_pipeline",
+    "elasticsearch_out",
+    "files_in",
+    "jdbc_out",
     "read_process_write",
     "registry_values",
     "sessions",

@@ -30,7 +30,7 @@ SNAPSHOT = ".snapshot"
 
 @dataclass(frozen=True, slots=True)
 class KafkaTransactionalId:
-    """An id, by what its coordinator wrote down; times in ms. `coordinator`: its partition of `__transaction_state`.
+    """An id as in its coordinator's log; times in ms. `coordinator`: its partition of `__transaction_state`.
 
     `partitions`: those of an open transaction, `topic-0`; `start_ms` None: none was begun.
     """

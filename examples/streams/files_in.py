@@ -1,0 +1,52 @@
+"""Files in: the rows of a folder of JSON and CSV files become records of a topic, each once, across a kill."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+from running import finish, read, start
+
+ORDER = "id STRING, item STRING, amount INT"
+
+
+def copy(spark: SparkSession, folder: str, kind: str) -> None:
+    """Copy the rows of all files of a kind, `json` or `csv`, that no run has copied, to the topic `orders`."""
+    files = spark.readStream.schema(ORDER).format(kind).option("header", True)  # `header` is of CSV
+    rows = files.option("pathGlobFilter", f"*.{kind}").load(f"{folder}/in")
+    records = rows.selectExpr("id AS key", "to_json(struct(item, amount, _metadata.file_name AS file)) AS value")
+    sink = records.writeStream.format("sparklog").option("topic", "orders").option("path", f"{folder}/log")
+    finish(sink.option("checkpointLocation", f"{folder}/checkpoints/{kind}"))
+
+
+def put(folder: str, name: str, text: str) -> None:
+    """Write a file beside the folder and move it in: a reader of the folder sees it whole or not at all."""
+    Path(folder, "in").mkdir(exist_ok=True)
+    Path(folder, name).write_text(text)
+    Path(folder, name).rename(Path(folder, "in", name))
+
+
+def forget_last_batch(folder: str, kind: str) -> None:
+    """Leave the checkpoint as a kill does between the topic's commit and Spark's note that the batch is done."""
+    notes = Path(folder, "checkpoints", kind, "commits")
+    last = max((note for note in notes.iterdir() if note.name.isdigit()), key=lambda note: int(note.name))
+    last.unlink()
+    Path(notes, f".{last.name}.crc").unlink(missing_ok=True)
+
+
+def main(spark: SparkSession, folder: str) -> str:
+    put(folder, "monday.json", '{"id": "1", "item": "lamp", "amount": 2}\n{"id": "2", "item": "desk", "amount": 1}\n')
+    put(folder, "monday.csv", "id,item,amount\n3,sofa,1\n")
+    copy(spark, folder, "json")
+    copy(spark, folder, "csv")
+    first = read(f"{folder}/log", "orders")
+
+    forget_last_batch(folder, "json")
+    put(folder, "tuesday.json", '{"id": "4", "item": "rug", "amount": 3}\n')
+    copy(spark, folder, "json")
+    second = read(f"{folder}/log", "orders")
+    return "\n".join(["first run:", *first, "killed, a file later:", *second])
+
+
+if __name__ == "__main__":
+    start(main)
