@@ -1,7 +1,6 @@
-"""Appends of produced batches: a topic has at most one commit in each linger, with all that arrived since the last one.
+"""Appends of produced batches: between two commits of a topic is a linger, and the next has all that arrived meanwhile.
 
-One commit of a topic is under way at a time, and what arrives meanwhile goes into the next; after a quiet time the
-first batch does not wait. A batch of an idempotent
+One commit of a topic is under way at a time. After a quiet time the first batch does not wait. A batch of an idempotent
 producer is judged by the state that its commit is based on (`producer_sequences`); where that was not the newest, all
 are judged again. A failure of unknown outcome is answered so that the client tries again: then the commits tell.
 """
@@ -55,11 +54,11 @@ class _Item:
 
 @dataclass(slots=True)
 class _Topic:
-    """Batches that wait, what commits them, and when its last commit began (loop time)."""
+    """Batches that wait, what commits them, and when it may begin the next commit (loop time)."""
 
     waiting: list[_Item] = field(default_factory=list)
     worker: asyncio.Task[None] | None = None
-    begun: float = -math.inf
+    begin: float = -math.inf
 
 
 class Appends:
@@ -92,8 +91,8 @@ class Appends:
     async def _work(self, topic: str, queue: _Topic) -> None:
         loop = asyncio.get_running_loop()
         while queue.waiting:
-            await asyncio.sleep(max(0.0, queue.begun + self._linger - loop.time()))
-            queue.begun = loop.time()
+            await asyncio.sleep(max(0.0, queue.begin - loop.time()))
+            begun = loop.time()
             items, nbytes = list[_Item](), 0
             while queue.waiting and (not items or nbytes + queue.waiting[0].size <= COMMIT_BYTES):
                 nbytes += queue.waiting[0].size
@@ -103,6 +102,8 @@ class Appends:
             except SparklogError as error:
                 for item in items:
                     item.result = item.result or ProduceAnswer(code_of(error), message=str(error))
+            # Several batches are of producers that are busy: they send the next ones when they have these answers.
+            queue.begin = self._linger + (loop.time() if len(items) > 1 else begun)
             self._log.poke()
             for item in items:
                 if not item.answer.done():

@@ -159,11 +159,11 @@ class Connection:
         flexible = call.api.key != API_VERSIONS and is_flexible(message(FOLDER, name), call.version)
         write_message("ResponseHeader", int(flexible), {"correlationId": call.correlation}, output)
         write_message(name, call.version, fields, output)
-        parts = output.finish()
-        size = sum(map(len, parts))
+        first, *rest = output.finish()
+        size = len(first) + sum(map(len, rest))
         self._services.metrics.sent_bytes += size
-        self._writer.write(_SIZE.pack(size))
-        for part in parts:
+        # With the size in front: a small answer is one call of the system, and one packet.
+        for part in (_SIZE.pack(size) + first, *rest):
             await self._send(memoryview(part))
         await self._drained()
 

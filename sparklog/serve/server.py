@@ -49,7 +49,7 @@ class ServeOptions:
     * `advertise`: what clients are told of: this server's own address first, then others of the same root; empty: the
       address that it listens on
     * `writable`: take what producers send, and changes of topics
-    * `linger_seconds`: the least time between two commits of a topic; None: 5 ms on a disk, 50 ms in a bucket
+    * `linger_seconds`: the time between two commits of a topic; None: 5 ms on a disk, 50 ms in a bucket
     * `auto_create`: create topics that clients ask for
     * `tls`: the certificate and key that connections are encrypted with
     * `users`: who may connect, by name; None: all
