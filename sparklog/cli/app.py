@@ -51,6 +51,7 @@ READING = (
     *("configs docs", "conf", "consume", "doctor", "dump-log", "get", "groups list", "groups describe", "history"),
     *("log-dirs", "metrics", "offsets", "report", "table", "topics list", "topics describe", "verify"),
     *("configs describe", "transactions list", "transactions describe"),
+    *("groups history", "transactions history"),
 )
 AFTER_INTERRUPT = {
     **dict.fromkeys(READING, "nothing was changed"),

@@ -253,3 +253,21 @@ def test_a_kafka_directorys_groups_are_not_changed(
     outcome = sparklog("groups", *arguments, "--root", fixtures / "transactions" / "data", code=1)
     assert "which is read-only: its groups are changed by kafka-consumer-groups, or after an import" in outcome.err
     assert outcome.err.count("\n") == 1
+
+
+def test_history_shows_what_was_done_and_what_it_changed(sparklog: Sparklog, member: Membership) -> None:
+    sparklog("groups", "reset", "billing", "--to-offset", 1, "--topic", "a", "--execute")
+    heading, *lines = sparklog("groups", "history", "billing").lines
+    assert heading.split() == ["ENTRY", "TIME", "OPERATION", "GENERATION", "#MEMBERS", "OFFSETS"]
+    cells = [line.split(maxsplit=5) for line in lines]
+    assert [(int(entry), operation, offsets) for entry, _, operation, _, _, offsets in cells] == [
+        (3, "alter", "a-0: 2 -> 1"),
+        (2, "leave", "-"),
+        (1, "commit", "a-0: - -> 2, a-1: - -> 1"),
+        (0, "join", "-"),
+    ]
+    assert [members for *_, members, _ in cells] == ["0", "0", "1", "1"]
+    newest, before = json.loads(sparklog("groups", "history", "billing", "--limit", 2, "--json").out)
+    assert newest["offsets"] == [["a", 0, 2, 1]]
+    assert before["operation"] == "leave"
+    assert "does not exist" in sparklog("groups", "history", "none", code=1).err

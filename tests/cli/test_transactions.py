@@ -169,3 +169,14 @@ def test_an_id_of_kafkas_and_of_the_roots_own(sparklog: Sparklog, imported: Path
     )
     assert opened.topic("txn-b").log.head().kafka_open
     assert sparklog("transactions", "abort", "tx-open").out == "Aborted Kafka's transaction of tx-open in txn-b-1.\n"
+
+
+def test_history_shows_decisions_and_what_they_wrote_to(sparklog: Sparklog, held: Transaction) -> None:
+    heading, *lines = [line.split() for line in sparklog("transactions", "history", "done").lines]
+    assert heading == ["ENTRY", "TIME", "OPERATION", "N", "REASON", "WRITES-TO"]
+    commit = next(line for line in lines if line[2] == "commit")
+    assert (commit[3], commit[4], commit[5]) == ("0", "-", "a,g")
+    sparklog("transactions", "abort", "etl/orders")
+    newest = json.loads(sparklog("transactions", "history", "etl/orders", "--limit", 1, "--json").out)[0]
+    assert (newest["operation"], newest["reason"], newest["n"]) == ("abort", "operator", 0)
+    assert "does not exist" in sparklog("transactions", "history", "none", code=1).err

@@ -14,6 +14,7 @@ from sparklog.cli.options import DryRunOption, RootOption, SourceOption, parse_t
 from sparklog.cli.parameters import Argument, Commands, Option
 from sparklog.cli.terminal import Output, print_lines, print_table, printable, read_text
 from sparklog.errors import BadRequest, NotFound
+from sparklog.log.journal.clocks import iso_time
 from sparklog.output import json_value
 from sparklog.parsing import INT64_MAX, is_digits
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from sparklog.format.checkpoint_files import TopicPartition
     from sparklog.groups.group import GroupDescription
     from sparklog.groups.group_members import GroupMember, Partitions
+    from sparklog.groups.group_state import GroupState
     from sparklog.groups.lag import Groups, Lag
     from sparklog.groups.reset import NewOffset, Scenario
     from sparklog.kafka.importing.coordinators import KafkaGroups
@@ -208,6 +210,64 @@ def _fenced(active: GroupDescription, execute: bool) -> str:
         return f"its {len(active.members)} members {go_on} from these offsets, and what they commit before is refused."
     stops = "stops" if execute else "would stop"
     return f"its consumer {printable(active.instance or '')} {stops} with SPARKLOG_FENCED at its next commit."
+
+
+HISTORY = ("ENTRY", "TIME", "OPERATION", "GENERATION", "#MEMBERS", "OFFSETS")
+SHOWN_OFFSETS = 3
+LimitOption = Annotated[int, whole_number("--limit", low=1, text="Entries at most.")]
+
+
+@dataclass(frozen=True)
+class GroupEntry:
+    """One entry of a group's journal. `offsets`: those that it changed, [topic, partition, before, after]."""
+
+    entry: int
+    timestamp: str
+    operation: str
+    generation: int
+    members: int
+    offsets: list[tuple[str, int, int | None, int | None]]
+
+    def cells(self) -> tuple[object, ...]:
+        texts = [
+            f"{topic}-{partition}: {'-' if before is None else before} -> {'-' if after is None else after}"
+            for topic, partition, before, after in self.offsets[:SHOWN_OFFSETS]
+        ]
+        more = len(self.offsets) - SHOWN_OFFSETS
+        texts += [f"and {more} more"] if more > 0 else []
+        return self.entry, self.timestamp, self.operation, self.generation, self.members, ", ".join(texts) or None
+
+
+@app.add("history", "sparklog groups history billing --limit 10 --root /data/log")
+def history(root: RootOption, *, group: OneGroup, limit: LimitOption = 100) -> Output:
+    """Show what was done to a group, newest first: joins, commits, rebalances, resets, and the offsets they changed.
+
+    Entries are kept for seven days at least.
+    """
+    opened = _groups_of_root(root).group(group.name)
+    # One more, to tell what the oldest one changed.
+    entries = opened.log.newest_entries(limit + 1)
+    if not entries:
+        raise NotFound(f"group '{group.name}' does not exist in {root}; `sparklog groups list` has all")
+    before = [*entries[1:], None] if entries[-1].number == 0 else entries[1:]
+    rows = [_group_entry(entry, base) for entry, base in zip(entries, before, strict=False)][:limit]
+    return Output(rows, lambda: print_table(HISTORY, [row.cells() for row in rows], right=("ENTRY", "GENERATION")))
+
+
+def _group_entry(entry: GroupState, base: GroupState | None) -> GroupEntry:
+    after, before = ({} if state is None else _positions(state) for state in (entry, base))
+    changes = [
+        (*place, before.get(place), after.get(place))
+        for place in sorted(after.keys() | before.keys())
+        if before.get(place) != after.get(place)
+    ]
+    members = len(entry.members) + (entry.instance is not None)
+    return GroupEntry(entry.number, iso_time(entry.made_ms), entry.op, entry.generation, members, changes)
+
+
+def _positions(state: GroupState) -> dict[tuple[str, int], int]:
+    rows = [row for offsets in state.offsets for row in offsets.positions()]
+    return {(topic, partition): offset for topic, partition, offset in rows}
 
 
 @app.add("delete", "sparklog groups delete billing --root /data/log")

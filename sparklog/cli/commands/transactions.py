@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from sparklog.cli.locations import open_root
 from sparklog.cli.options import RootOption, whole_number
 from sparklog.cli.parameters import Argument, Commands, Option
 from sparklog.cli.terminal import Output, print_table, printable
+from sparklog.errors import NotFound
 from sparklog.log.journal.clocks import iso_time
 from sparklog.output import json_value
 
 if TYPE_CHECKING:
     from sparklog.errors import SparklogError
+    from sparklog.log.decisions.decision import Decisions
     from sparklog.transactions.listing import KafkaTransaction, TransactionDescription
 
 app = Commands("transactions", "List, describe and abort transactions.")
@@ -50,6 +52,44 @@ def describe(transactional_id: IdArgument, root: RootOption) -> Output:
     failures: list[SparklogError] = []
     standing = describe_transaction(open_root(root), transactional_id, failures)
     return Output(_document(standing), lambda: _show(standing), failures)
+
+
+@app.add("history", "sparklog transactions history orders-job --limit 10 --root /data/log")
+def history(
+    transactional_id: IdArgument,
+    root: RootOption,
+    limit: Annotated[int, whole_number("--limit", low=1, text="Entries at most.")] = 100,
+) -> Output:
+    """Show the decisions of an id, newest first: what began, committed, aborted, when, why, and what it wrote to.
+
+    Decisions are kept for seven days at least.
+    """
+    opened = open_root(root)
+    entries = opened.engine.decisions.log(transactional_id).newest_entries(limit)
+    if not entries:
+        raise NotFound(f"transactional id '{transactional_id}' does not exist; `sparklog transactions list` has all")
+    rows = [_decision(entry) for entry in entries]
+    headings = ("ENTRY", "TIME", "OPERATION", "N", "REASON", "WRITES-TO")
+
+    def show() -> None:
+        cells = [(*list(row.values())[:-2], ",".join([*row["topics"], *row["groups"]]) or None) for row in rows]
+        print_table(headings, cells, right=("ENTRY", "N"))
+
+    return Output(rows, show)
+
+
+def _decision(entry: Decisions) -> dict[str, Any]:
+    commit = None if entry.n is None else entry.commit_of(entry.n)
+    prepared, groups = (commit.prepares, commit.groups) if commit else (entry.prepared, entry.prepared_groups)
+    return {
+        "entry": entry.number,
+        "timestamp": iso_time(entry.made_ms),
+        "operation": entry.op,
+        "n": entry.n,
+        "reason": entry.reason,
+        "topics": list(dict.fromkeys(item.topic for item in prepared)),
+        "groups": list(dict.fromkeys(item.group for item in groups)),
+    }
 
 
 @app.add("abort", "sparklog transactions abort orders-job --root /data/log")
