@@ -35,7 +35,7 @@ from sparklog.log.state.slices import INLINE_PATH, FileSlices
 from sparklog.log.state.topic_state import EMPTY
 from sparklog.log.topic.root import open_root
 from sparklog.log.topic.topic import Topic
-from sparklog.log.write.append_writer import WriteOptions
+from sparklog.log.write.append_target import WriteOptions
 from sparklog.storage.local import LocalStore
 from sparklog.testing.wrapper_stores import CountingStore
 

@@ -29,7 +29,7 @@ from sparklog.format.record_batch import Codec
 from sparklog.log.state.rewrites import RewriteIntent
 from sparklog.log.topic.root import open_root
 from sparklog.log.topic.topic import Topic
-from sparklog.log.write.append_writer import WriteOptions
+from sparklog.log.write.append_target import WriteOptions
 from sparklog.maintenance.work_items import Done, InProcess, Runner, Settings, Work
 from sparklog.storage.local import LocalStore
 

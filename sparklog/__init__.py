@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from sparklog.log.topic.root import Root
     from sparklog.log.topic.root import open_root as open  # noqa: A004  (the name users read: sparklog.open)
     from sparklog.log.topic.topic import Topic
-    from sparklog.log.write.append_writer import WriteOptions
+    from sparklog.log.write.append_target import WriteOptions
     from sparklog.producers.futures import RecordFuture, RecordMetadata
     from sparklog.producers.producer import Producer, producer
     from sparklog.tools.engines.datasets import datasets, duckdb, table
@@ -79,7 +79,7 @@ if not TYPE_CHECKING:
             "sparklog.log.state.writer_runs": "WriterKey",
             "sparklog.log.topic.root": "Root open_root=open",
             "sparklog.log.topic.topic": "Topic",
-            "sparklog.log.write.append_writer": "WriteOptions",
+            "sparklog.log.write.append_target": "WriteOptions",
             "sparklog.producers.futures": "RecordFuture RecordMetadata",
             "sparklog.producers.producer": "Producer producer",
             "sparklog.tools.engines.datasets": "datasets duckdb table",

@@ -27,12 +27,12 @@ from sparklog.log.journal.arguments import (
     one_of,
     whole,
 )
-from sparklog.log.journal.clocks import warn_of_seconds
 from sparklog.log.topic.cloning import Cloned, clone_topic
 from sparklog.log.topic.root import ROOT, Root, open_root
 from sparklog.opening import KAFKA_DIRECTORY, KAFKA_PARTITION, NOTHING, open_log, refuse_inside, resolve
 from sparklog.storage import open_store
 from sparklog.storage.store import Store
+from sparklog.times import warn_of_seconds
 from sparklog.view import CORRUPT_RECORDS
 
 if TYPE_CHECKING:

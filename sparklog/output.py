@@ -12,8 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from sparklog.errors import BadRequest
-from sparklog.log.journal.clocks import SYSTEM, Env, iso_time
-from sparklog.storage.durable_files import write_to
+from sparklog.times import iso_time
 from sparklog.units import size_text
 
 
@@ -21,9 +20,11 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def log(line: str, env: Env = SYSTEM) -> None:
-    """Print a line of a job's log on stderr, after its time (UTC)."""
-    say(f"{iso_time(env.wall_ms())} {line}")
+def log(line: str, now_ms: int | None = None) -> None:
+    """Print a line of a job's log on stderr, after its time (UTC; None: now)."""
+    from sparklog.log.journal.clocks import SYSTEM
+
+    say(f"{iso_time(SYSTEM.wall_ms() if now_ms is None else now_ms)} {line}")
 
 
 _CONTROL = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]")
@@ -48,6 +49,8 @@ def write_output(path: str, text: str, option: str) -> None:
     if path == STANDARD_OUTPUT:
         write(text.encode())
         return
+    from sparklog.storage.durable_files import write_to
+
     try:
         write_to(path, text)
     except OSError as error:

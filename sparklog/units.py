@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from sparklog.log.journal.clocks import EPOCH, LAST_MS
+from sparklog.times import EPOCH, LAST_MS
 
 HOUR_MS = 3_600_000
 UNKNOWN = "–"

@@ -35,6 +35,7 @@ INDIRECT: Mapping[str, tuple[str, ...]] = {
     "sparklog/format/avro.py": ("tests/format/test_values.py", "tests/cli/test_values.py"),
     "sparklog/format/legacy/legacy_kernels.py": ("tests/format/test_legacy.py",),
     "sparklog/format/legacy/old_messages.py": ("tests/format/test_legacy.py", "tests/kafka/test_legacy.py"),
+    "sparklog/format/new_arrays.py": ("tests/format/test_round_trips.py", "tests/format/test_filter_batches.py"),
     "sparklog/groups/sticky_assignor.py": ("tests/groups/test_assignors.py",),
     **dict.fromkeys(
         (

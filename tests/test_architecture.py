@@ -26,7 +26,7 @@ REPOSITORY = Path(__file__).parents[1]
 
 # Lowest first. A room may import from those below its own line, and from itself; never from its neighbours.
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"errors", "lazy", "limits", "parsing", "version"}),
+    frozenset({"errors", "lazy", "limits", "parsing", "times", "version"}),
     frozenset({"storage"}),
     frozenset({"format"}),
     frozenset({"log.journal"}),

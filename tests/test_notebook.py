@@ -18,7 +18,7 @@ import sparklog
 from scripts.run_notebook import NOTEBOOK, executed
 from sparklog.kafka.in_place.view import KafkaView
 from sparklog.log.topic.root import RootView
-from sparklog.log.write.append_writer import WriteOptions
+from sparklog.log.write.append_target import WriteOptions
 from sparklog.tools.inspection.inspect import Inspected, inspect_file, inspect_topic
 from sparklog.tools.inspection.notebook import EXAMPLE, overview, parts, plots
 from tests.fixture_data import copied
@@ -53,6 +53,7 @@ def shown(cell: nbformat.NotebookNode) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_it_runs_and_shows_what_it_is_stored_with() -> None:
     stored = code_cells(nbformat.read(NOTEBOOK, as_version=4))
     found = code_cells(executed(NOTEBOOK))

@@ -11,29 +11,12 @@ import io
 import logging
 import os
 import sys
+from importlib import import_module
 from typing import Any, NoReturn
 
-from click import Abort, UsageError, version_option
+from click import Abort, Command, Context, UsageError, version_option
 from click.exceptions import Exit
 
-from sparklog.cli.commands import (
-    backup,
-    configs,
-    consume,
-    dump_log,
-    groups,
-    health,
-    history,
-    jobs,
-    kafka_logs,
-    perf,
-    produce,
-    serve,
-    storage,
-    table,
-    topics,
-    transactions,
-)
 from sparklog.cli.parameters import Commands
 from sparklog.cli.terminal import (
     EXIT_ERROR,
@@ -47,6 +30,26 @@ from sparklog.errors import SparklogError, Unavailable
 from sparklog.output import interrupted
 from sparklog.version import __version__
 
+HOMES = {
+    "produce": "produce",
+    "consume": "consume get offsets",
+    "table": "table",
+    "history": "history",
+    "storage": "delete-records log-dirs",
+    "health": "verify doctor report metrics",
+    "kafka_logs": "import export",
+    "backup": "backup restore clone",
+    "jobs": "compact retain stream mirror to-delta from-delta conf",
+    "dump_log": "dump-log",
+    "serve": "serve",
+    "topics": "topics",
+    "configs": "configs",
+    "transactions": "transactions",
+    "groups": "groups",
+    "perf": "perf",
+}
+"""Modules of `sparklog.cli.commands`, and the commands in them, as help lists them."""
+HOME = {name: module for module, names in HOMES.items() for name in names.split()}
 READING = (
     *("configs docs", "conf", "consume", "doctor", "dump-log", "get", "groups list", "groups describe", "history"),
     *("log-dirs", "metrics", "offsets", "report", "table", "topics list", "topics describe", "verify"),
@@ -68,6 +71,16 @@ class SparklogGroup(Commands):
     """The top group: runs a command and turns what it raises into one line and an exit code."""
 
     after_interrupt = COMMITTED
+
+    def list_commands(self, ctx: Context) -> list[str]:
+        return list(HOME)
+
+    def get_command(self, ctx: Context, cmd_name: str) -> Command | None:
+        """Import the module of a command; for an unknown name all, among which click looks for a near one."""
+        for module in (HOME[cmd_name],) if cmd_name in HOME else HOMES:
+            commands: Commands = import_module(f"sparklog.cli.commands.{module}").app
+            self.commands.update({module: commands} if commands.name else commands.commands)
+        return self.commands.get(cmd_name)
 
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
         kwargs["standalone_mode"] = False
@@ -130,7 +143,3 @@ app = SparklogGroup(
     epilog="Exit codes: 0 done, 1 a sparklog error (one line on stderr), 2 wrong usage, 130 interrupted; get also 3.",
 )
 version_option(__version__, prog_name="sparklog", message="%(prog)s %(version)s")(app)
-for module in (produce, consume, table, history, storage, health, kafka_logs, backup, jobs, dump_log, serve):
-    app.commands |= module.app.commands
-for module in (topics, configs, transactions, groups, perf):
-    app.add_command(module.app)

@@ -10,9 +10,8 @@ from click import BadParameter
 
 from sparklog import parsing
 from sparklog.cli.parameters import Argument, Option
-from sparklog.log.journal.clocks import parse_iso_time, warn_of_seconds
-from sparklog.log.journal.names import check_topic_name
 from sparklog.parsing import INT64_MAX, is_digits
+from sparklog.times import parse_iso_time, warn_of_seconds
 
 Isolation = Literal["read_committed", "read_uncommitted"]
 CorruptRecords = Literal["fail", "skip", "truncate"]
@@ -167,6 +166,8 @@ def unescaped(text: str) -> bytes:
 
 def topic_names(texts: Sequence[str] | None) -> tuple[str, ...]:
     """Return the topics of `TopicsOption`; empty: all. Usage errors for what cannot be a topic's name."""
+    from sparklog.log.journal.names import check_topic_name
+
     names = comma_separated(texts)
     if texts and not names:
         raise BadParameter("it names no topic; leave it out to mean all topics", param_hint="'--topic'")

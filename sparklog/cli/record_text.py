@@ -39,7 +39,8 @@ from sparklog.format.arrow_numpy import (
     text_array,
     valid_rows,
 )
-from sparklog.log.state.view import COLUMNS, HEADERS_TYPE
+from sparklog.log.state.record_schema import HEADERS_TYPE
+from sparklog.log.state.view import COLUMNS
 from sparklog.parsing import INT32_MAX, INT64_MAX
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from click import Group
 from click.exceptions import Exit
 
 from sparklog.errors import BadRequest, SparklogError
@@ -46,9 +47,10 @@ def usage_line(error: Any) -> str:
         if context.command_path.endswith(" mirror"):
             return f"{option}: give the cluster as kafka://HOST:PORT, to --from or to --to"
         return f"{option}: there is no broker; give --root PATH, a folder of topics, or a Kafka directory to read"
-    if context is not None and option and (command := option.lstrip("-")) in getattr(context.command, "commands", ()):
+    is_group = context is not None and isinstance(context.command, Group)
+    if is_group and option and (command := option.lstrip("-")) in context.command.list_commands(context):
         return f"{option} is a command here: {context.command_path} {command}"
-    return str(error.format_message()).replace("Value error, ", "")
+    return str(error.format_message())
 
 
 def leave_for_usage(error: Any) -> NoReturn:

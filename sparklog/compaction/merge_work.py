@@ -38,7 +38,7 @@ from sparklog.log.read.planned_slices import PlannedSlice, PlannedSlices
 from sparklog.log.state.commit import MERGE, Edit
 from sparklog.log.state.rewrites import Rewrite
 from sparklog.log.state.slices import FileSlices, SliceFlag, with_tier
-from sparklog.log.write.append_writer import AppendOutput
+from sparklog.log.write.append_output import AppendOutput
 from sparklog.maintenance.work_items import Done, PieceReport, Progress, silent
 from sparklog.storage.store import Store
 

@@ -17,13 +17,13 @@ from sparklog.datasource.option_table import OPTIONS, STREAM, TOPIC_CONFIG, WRIT
 from sparklog.datasource.schema import listed_columns
 from sparklog.errors import BadRequest, nearest
 from sparklog.format.text import parse_keys
-from sparklog.log.journal.clocks import parse_iso_time, seconds_taken
 from sparklog.log.journal.names import check_id
 from sparklog.log.read.key_set import KeySet
 from sparklog.log.state.configs import SECURITY, canonical, is_security
 from sparklog.parsing import INT64_MAX, is_digits, whole_number
 from sparklog.storage.cloud_settings import is_setting
 from sparklog.storage.locations import with_settings
+from sparklog.times import parse_iso_time, seconds_taken
 
 if TYPE_CHECKING:
     from sparklog.format.record_batch import Codec

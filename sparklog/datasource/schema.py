@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from sparklog.errors import BadRequest, nearest
-from sparklog.log.state.view import COLUMNS, RECORD_SCHEMA
+from sparklog.log.state.record_schema import RECORD_SCHEMA
+from sparklog.log.state.view import COLUMNS
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType

@@ -20,9 +20,9 @@ from sparklog.datasource.options import GROUP, Bound, ReadOptions
 from sparklog.datasource.spark_workers import warn
 from sparklog.datasource.subscription import Subscriber
 from sparklog.errors import BadRequest, NotFound
-from sparklog.log.journal.clocks import iso_time
 from sparklog.log.state.view import Bounds, LogView, OffsetRange
 from sparklog.storage.retries import SETTLE_MS, Backoff, Clock
+from sparklog.times import iso_time
 
 Partitions = Mapping[str, Mapping[int, Bounds]]
 """Topic -> partition -> bounds: what is read, with the snapshot it is read from."""

@@ -29,7 +29,7 @@ from sparklog.datasource.spark_workers import freeze_gc, root_at, topic_at, user
 from sparklog.errors import BadRequest, Conflict
 from sparklog.log.journal.clocks import SYSTEM
 from sparklog.log.state.writer_runs import WriterKey
-from sparklog.log.write.append_writer import TopicFiles
+from sparklog.log.write.append_target import TopicFiles
 from sparklog.opening import NOTHING, ROOT, Location
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from sparklog.log.topic.root import Root
-    from sparklog.log.write.append_writer import AppendTarget, AppendWriter
+    from sparklog.log.write.append_target import AppendTarget
+    from sparklog.log.write.append_writer import AppendWriter
 
 QUERY_ID = "sql.streaming.queryId"
 BATCH_ID = "streaming.sql.batchId"
@@ -137,7 +138,8 @@ class _TaskSink:
             self._pending[fullest] = 0
 
     def _writer(self, topic: str) -> AppendWriter:
-        from sparklog.log.write.append_writer import AppendWriter, WriteOptions
+        from sparklog.log.write.append_target import WriteOptions
+        from sparklog.log.write.append_writer import AppendWriter
 
         if topic not in self._targets:
             self._targets[topic] = self._target(topic)

@@ -6,25 +6,13 @@ cast).
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from sparklog.errors import BadRequest
 from sparklog.format.record_batch import Int64Array
-
-
-def new_array(length: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """An uninitialised array from Arrow's memory pool, which keeps big blocks for the next one: fresh pages from the
-    system cost more than filling them.
-    """
-    kind = np.dtype(dtype)
-    if length == 0:
-        return np.empty(0, kind)
-    return np.frombuffer(pa.allocate_buffer(length * kind.itemsize), kind)
-
 
 Column: TypeAlias = "pa.Array | pa.ChunkedArray | None"
 MISSING = (0, 0, 0, 0, 0, 0)

@@ -20,10 +20,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sparklog.errors import BadRequest
-from sparklog.format.arrow_input import new_array
 from sparklog.format.batch_scan import MAX_OFFSET, check_crcs, check_headers
 from sparklog.format.kernels import record_kernels as kernels
 from sparklog.format.kernels.kernel_memory import SLACK
+from sparklog.format.new_arrays import new_array
 from sparklog.format.payloads import check_fit, payload_groups, record_error
 from sparklog.format.record_batch import (
     HEADER_BYTES,

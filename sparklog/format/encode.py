@@ -22,10 +22,11 @@ import numpy.typing as npt
 
 from sparklog.errors import BadRequest
 from sparklog.format import compression
-from sparklog.format.arrow_input import Column, KernelColumns, new_array
+from sparklog.format.arrow_input import Column, KernelColumns
 from sparklog.format.kernels import encode_kernels as kernels
 from sparklog.format.kernels.hash_kernels import join_crcs
 from sparklog.format.kernels.kernel_memory import SLACK
+from sparklog.format.new_arrays import new_array
 from sparklog.format.record_batch import (
     CODECS,
     CRC_START,

@@ -30,11 +30,11 @@ import numpy as np
 
 from sparklog.errors import BadRequest
 from sparklog.format import compression
-from sparklog.format.arrow_input import new_array
 from sparklog.format.batch_scan import MAX_OFFSET, MIN_LEGACY_BYTES
 from sparklog.format.kernels import record_kernels as kernels
 from sparklog.format.kernels.hash_kernels import change_crcs
 from sparklog.format.kernels.kernel_memory import SLACK
+from sparklog.format.new_arrays import new_array
 from sparklog.format.payloads import RecordFields
 from sparklog.format.record_batch import (
     CODEC_MASK,

@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.format import compression
-from sparklog.format.arrow_input import new_array
 from sparklog.format.batch_scan import RECORD_MESSAGES, check_crcs, check_headers
 from sparklog.format.kernels import record_kernels as kernels
 from sparklog.format.legacy import old_messages
+from sparklog.format.new_arrays import new_array
 from sparklog.format.record_batch import (
     CALL_LIMIT,
     CODECS,

@@ -12,8 +12,6 @@ import codecs
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sparklog.format.arrow_numpy import bytes_array
-
 if TYPE_CHECKING:
     from sparklog.format.values import ValueFormat
 
@@ -48,6 +46,7 @@ def parse_keys(texts: Sequence[str], kind: str | ValueFormat, place: str) -> lis
     encoded = [text.encode("utf-8", "surrogateescape") for text in texts]
     if kind == "string":
         return encoded
+    from sparklog.format.arrow_numpy import bytes_array
     from sparklog.format.values import value_format
 
     keys = value_format(kind) if isinstance(kind, str) else kind

@@ -18,7 +18,6 @@ from sparklog.groups.group import Group, GroupDescription
 from sparklog.groups.group_state import GROUPS, GroupState
 from sparklog.log.journal.arguments import NAME, NAMES, checked
 from sparklog.log.journal.chain import ids_of
-from sparklog.log.read.time_lookup import first_records
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.topic.root import ROOT, Root, RootView, open_root
 from sparklog.storage.parallel_reads import ask_each, read_each
@@ -194,6 +193,9 @@ def _ages(
 
     None for all if records cannot be read: the error is put into `failures`, or raised.
     """
+
+    from sparklog.log.read.time_lookup import first_records
+
     unread = {partition: offset for partition, offset in committed.items() if offset < snapshot.head.log_end[partition]}
     newer = root.engine.log(snapshot.topic).read_snapshot
     parts = [{partition: offset} for partition, offset in unread.items()] if root.store.parallel_reads > 1 else [unread]

@@ -21,9 +21,9 @@ from sparklog.groups.positions import PAIRS, PLACES, Partitions, Positions, plac
 from sparklog.groups.starting_positions import StartingPositions
 from sparklog.groups.topics_read import TopicsRead
 from sparklog.log.journal.arguments import NAME, NUMBER, SECONDS, TIME, ArgumentKind, checked
-from sparklog.log.journal.clocks import warn_of_seconds
 from sparklog.log.state.view import TimestampOffset
 from sparklog.log.topic.root import Root, RootView
+from sparklog.times import warn_of_seconds
 
 TIMES = ArgumentKind(
     "a mapping of pairs of topic and partition to times in milliseconds",

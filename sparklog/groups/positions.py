@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from sparklog.errors import NotFound
+from sparklog.format.arrow_numpy import fixed_values
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.log.journal.arguments import NAME, NUMBER, PARTITIONS, ArgumentKind
 
@@ -84,8 +85,9 @@ class Positions:
     def move_after(self, batch: pa.RecordBatch) -> None:
         """Move after the records of a batch: of one topic, in offset order within each partition."""
         topic = batch.column("topic")[0].as_py()
-        partitions = batch.column("partition").to_numpy()
-        offsets = batch.column("offset").to_numpy()
+        # Arrow's own way to numpy imports pandas.
+        partitions = fixed_values(batch.column("partition"), np.int32)
+        offsets = fixed_values(batch.column("offset"), np.int64)
         # Offsets of a partition go up: its last row is the newest.
         last, first = np.unique(partitions[::-1], return_index=True)
         for partition, offset in zip(last.tolist(), offsets[::-1][first].tolist(), strict=True):

@@ -21,12 +21,13 @@ from typing import NamedTuple
 
 from sparklog.errors import Fenced, SparklogError
 from sparklog.log.journal.chain import ids_of
-from sparklog.log.journal.clocks import MAX_AHEAD_MS, iso_time
+from sparklog.log.journal.clocks import MAX_AHEAD_MS
 from sparklog.log.journal.documents import TEXT, TEXTS, Document, Member, StoredDocument, objects_of, one_of, whole
 from sparklog.log.journal.entry_log import ENTRY_MEMBERS, EntryKind, StateEntry, collect_entries
 from sparklog.log.journal.names import MAINTENANCE_FOLDER
 from sparklog.log.topic.root import Root
 from sparklog.output import log
+from sparklog.times import iso_time
 
 LEASE_MS = 300_000
 CLAIM_OPS = TAKE, RENEW, RELEASE = "take", "renew", "release"

@@ -34,7 +34,10 @@ class Meter:
         if now - self._printed >= EVERY_MS:
             self._printed = now
             speed = rates(self.records, self.nbytes, (now - self._begun) / 1000)
-            log(f"{self._title}: {self.records:,} records, {size_text(self.nbytes)} so far ({speed})", self._env)
+            log(
+                f"{self._title}: {self.records:,} records, {size_text(self.nbytes)} so far ({speed})",
+                self._env.wall_ms(),
+            )
 
 
 def say_outcome(work: Work, result: Done | SparklogError) -> None:

@@ -184,7 +184,7 @@ class _SparkJobs:
                 if not any(thread.is_alive() for thread in self._threads) and self._answers.empty():
                     raise Unavailable("the threads that start Spark's jobs ended before the work: try again") from None
                 if not self._quiet:
-                    log(self._heartbeat(), self._env)
+                    log(self._heartbeat(), self._env.wall_ms())
         self._finished += 1
         if not isinstance(answer, (Done, SparklogError)):
             raise answer

@@ -11,7 +11,7 @@ from sparklog.format.record_batch import CODECS, Codec
 from sparklog.log.decisions.decision_log import DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS
 from sparklog.log.journal.arguments import NAME, ArgumentKind, instance, one_of, whole
 from sparklog.log.journal.documents import INT32_MAX
-from sparklog.log.write.append_writer import MAX_BUFFER_BYTES
+from sparklog.log.write.append_target import MAX_BUFFER_BYTES
 from sparklog.producers.serializers import Serializer
 
 PartitionFunction: TypeAlias = Callable[[bytes | None, Sequence[int], Sequence[int]], int]

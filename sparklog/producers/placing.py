@@ -12,7 +12,8 @@ import pyarrow as pa
 from sparklog.errors import BadRequest
 from sparklog.format.arrow_numpy import bytes_array, fixed_array, fixed_values
 from sparklog.log.journal.clocks import Env
-from sparklog.log.write.append_writer import AppendOutcome, AppendTarget, WriteOptions, write_files
+from sparklog.log.write.append_target import AppendOutcome, AppendTarget, WriteOptions
+from sparklog.log.write.append_writer import write_files
 from sparklog.log.write.python_rows import headers_array
 from sparklog.log.write.rows import Partitioner
 from sparklog.producers.accumulator import Records

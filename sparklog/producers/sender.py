@@ -10,7 +10,7 @@ from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.topic.engine import TopicLog
 from sparklog.log.topic.root import Root
-from sparklog.log.write.append_writer import AppendTarget, WriteOptions
+from sparklog.log.write.append_target import AppendTarget, WriteOptions
 from sparklog.producers.accumulator import Accumulator, Batch, Records
 from sparklog.producers.futures import Places
 from sparklog.producers.options import ProducerOptions

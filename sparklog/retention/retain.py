@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 
 from sparklog.errors import Conflict, NotFound, SparklogError
 from sparklog.groups.collecting import collect_groups, kept_entries_ms
-from sparklog.log.journal.clocks import seconds_taken
 from sparklog.log.journal.names import (
     GROUPS_FOLDER,
     MAINTENANCE_FOLDER,
@@ -38,6 +37,7 @@ from sparklog.maintenance.work_items import Runner, Settings, store_clock_ms
 from sparklog.output import json_value, table
 from sparklog.retention.expiry_plan import REASONS, TIME, Expired, Expiry, plan_expiry
 from sparklog.retention.vacuum import Removed, VacuumReport, remove_temporaries, vacuum
+from sparklog.times import seconds_taken
 from sparklog.transactions.completion import collect, resolve_topic
 from sparklog.units import size_text
 

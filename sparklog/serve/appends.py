@@ -23,11 +23,12 @@ from sparklog.log.journal.names import append_path
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.writer_runs import KafkaWriterKey, SequenceConflict
 from sparklog.log.topic.engine import TopicLog
-from sparklog.log.write.append_writer import AppendOutput, AppendTarget
+from sparklog.log.write.append_output import AppendOutput
+from sparklog.log.write.append_target import AppendTarget
 from sparklog.log.write.inline_records import tail_bytes, unwritten
 from sparklog.serve.addresses import Runner
 from sparklog.serve.batch_checks import ProducedBatch, Rejected, SentBatch, check_batches
-from sparklog.serve.codes import Code, code_of
+from sparklog.serve.codes import Code, ProduceAnswer, code_of
 from sparklog.serve.producer_sequences import LANDED, NEXT, OLD_EPOCH, judge, last_number, writer_id
 from sparklog.serve.served_log import ServedLog
 
@@ -36,17 +37,6 @@ COMMIT_BYTES = 64 << 20
 """Of one commit, about: what is over waits for the next."""
 REMEMBERED = 10_000
 TRIES = 8
-
-
-@dataclass(frozen=True, slots=True)
-class ProduceAnswer:
-    """The answer to one batch. `time_ms`: of the commit, under LogAppendTime; else -1."""
-
-    code: Code = Code.NONE
-    base: int = -1
-    time_ms: int = -1
-    log_start: int = -1
-    message: str | None = None
 
 
 @dataclass(slots=True, eq=False)

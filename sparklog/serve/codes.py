@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import IntEnum
 
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, SparklogError, Unavailable
@@ -75,3 +76,14 @@ _BY_KIND: tuple[tuple[type[SparklogError], Code], ...] = (
 def code_of(error: SparklogError) -> Code:
     """Return the code that tells a client what the error means to it: whether to try again, above all."""
     return next((code for kind, code in _BY_KIND if isinstance(error, kind)), Code.UNKNOWN_SERVER_ERROR)
+
+
+@dataclass(frozen=True, slots=True)
+class ProduceAnswer:
+    """The answer to one batch. `time_ms`: of the commit, under LogAppendTime; else -1."""
+
+    code: Code = Code.NONE
+    base: int = -1
+    time_ms: int = -1
+    log_start: int = -1
+    message: str | None = None

@@ -16,21 +16,22 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from sparklog.errors import BadRequest, Unavailable
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.opening import NOTHING, ROOT, TOPIC, Location, open_log, open_view, resolve
 from sparklog.serve.addresses import Address
-from sparklog.serve.appends import Appends
 from sparklog.serve.connection import Connection
 from sparklog.serve.coordinator import Coordinator
 from sparklog.serve.metrics import RequestMemory, ServerMetrics
 from sparklog.serve.served_log import ServedLog
 from sparklog.serve.services import ServeLimits, Services
-from sparklog.serve.stored_batches import StoredBatches
-from sparklog.serve.users import User
 from sparklog.storage import open_store
+
+if TYPE_CHECKING:
+    from sparklog.serve.appends import Appends
+    from sparklog.serve.users import User
 
 T = TypeVar("T")
 _LOG = logging.getLogger("sparklog.serve")
@@ -48,7 +49,7 @@ class ServeOptions:
     * `advertise`: what clients are told of: this server's own address first, then others of the same root; empty: the
       address that it listens on
     * `writable`: take what producers send, and changes of topics
-    * `linger_seconds`: what is produced to a topic meanwhile is one commit; None: 5 ms on a disk, 50 ms in a bucket
+    * `linger_seconds`: the least time between two commits of a topic; None: 5 ms on a disk, 50 ms in a bucket
     * `auto_create`: create topics that clients ask for
     * `tls`: the certificate and key that connections are encrypted with
     * `users`: who may connect, by name; None: all
@@ -165,14 +166,13 @@ class Server:
         self._coordinator = None if root is None else Coordinator(root, nodes, self._run)
         self._services = Services(
             self._log,
-            StoredBatches(self._log),
             nodes,
             limits,
             self._pool,
             memory,
             self.metrics,
             self._coordinator,
-            Appends(self._log, self._run, options.linger_seconds) if options.writable else None,
+            self._appends() if options.writable else None,
             options.auto_create,
             options.users,
         )
@@ -180,6 +180,11 @@ class Server:
         if self._coordinator is not None:
             self._tasks.append(asyncio.create_task(self._coordinator.keep_alive()))
         return address
+
+    def _appends(self) -> Appends:
+        from sparklog.serve.appends import Appends
+
+        return Appends(self._log, self._run, self._options.linger_seconds)
 
     async def stop(self) -> None:
         for listening in (self._server, self._metrics):

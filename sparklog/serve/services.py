@@ -6,16 +6,18 @@ import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from sparklog.format.coordinators.message_schema import Fields
 from sparklog.serve.addresses import Address
-from sparklog.serve.appends import Appends
-from sparklog.serve.coordinator import Coordinator
 from sparklog.serve.metrics import RequestMemory, ServerMetrics
 from sparklog.serve.served_log import ServedLog
-from sparklog.serve.stored_batches import StoredBatches
-from sparklog.serve.users import SaslExchange, User
+
+if TYPE_CHECKING:
+    from sparklog.serve.appends import Appends
+    from sparklog.serve.coordinator import Coordinator
+    from sparklog.serve.stored_batches import StoredBatches
+    from sparklog.serve.users import SaslExchange, User
 
 T = TypeVar("T")
 
@@ -38,7 +40,6 @@ class Services:
     """The log, what reads it, and who the server is. `nodes`: the servers of this root, this one first."""
 
     log: ServedLog
-    batches: StoredBatches
     nodes: tuple[Address, ...]
     limits: ServeLimits
     pool: ThreadPoolExecutor
@@ -52,6 +53,17 @@ class Services:
     """Create topics that clients ask for."""
     users: Mapping[str, User] | None = None
     """None: all who can connect may do what the server does."""
+
+    _batches: StoredBatches | None = None
+
+    @property
+    def batches(self) -> StoredBatches:
+        """The batches that fetches answer with; what reads them is imported with the first one."""
+        if self._batches is None:
+            from sparklog.serve.stored_batches import StoredBatches
+
+            self._batches = StoredBatches(self.log)
+        return self._batches
 
     @property
     def me(self) -> Address:

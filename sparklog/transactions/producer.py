@@ -38,13 +38,15 @@ from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.topic.root import ROOT, Root, open_root
 from sparklog.log.topic.topic import WRITE_OPTIONS
-from sparklog.log.write.append_writer import AppendOutcome, AppendTarget, AppendWriter, TopicFiles, batches
+from sparklog.log.write.append_target import AppendOutcome, AppendTarget, TopicFiles
+from sparklog.log.write.append_writer import AppendWriter, batches
 from sparklog.storage.store import Store
 from sparklog.transactions.completion import check_not_one_write, recorded_everywhere
 
 if TYPE_CHECKING:
     from sparklog.groups.consumer import Consumer
-    from sparklog.log.write.append_writer import ArrowData, WriteOptions
+    from sparklog.log.write.append_target import WriteOptions
+    from sparklog.log.write.append_writer import ArrowData
 
 
 _LOG = logging.getLogger("sparklog.transactions")

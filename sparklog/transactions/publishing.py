@@ -26,7 +26,7 @@ from sparklog.log.state.slices import content_of
 from sparklog.log.state.topic_state import Head
 from sparklog.log.state.writer_runs import WriterKey, decide, next_epoch
 from sparklog.log.topic.root import Root
-from sparklog.log.write.append_writer import TopicFiles
+from sparklog.log.write.append_target import TopicFiles
 from sparklog.transactions.completion import ONE_WRITE, check_not_one_write
 from sparklog.transactions.producer import CommittedTransaction, TransactionalProducer
 

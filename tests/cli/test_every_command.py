@@ -15,13 +15,13 @@ import pyarrow as pa
 import pytest
 from click import Context
 
-from sparklog.cli.app import app
+from sparklog.cli.app import HOME
 from sparklog.groups.lag import Groups
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.topic.root import Root, open_root
 from sparklog.storage.locations import join
 from sparklog.transactions.producer import transactional
-from tests.support.command_line import invoke
+from tests.support.command_line import command_of, invoke
 
 IN_TURN = (
     *("topics create", "topics list", "topics describe"),
@@ -54,8 +54,8 @@ TEXT_ONLY = ("metrics", "produce", "conf", "perf produce", "perf consume")
 
 def commands() -> Iterator[str]:
     """Words of all that can be run."""
-    for name, command in app.commands.items():
-        below = getattr(command, "commands", None)
+    for name in HOME:
+        below = getattr(command_of(name), "commands", None)
         yield from [name] if below is None else (f"{name} {each}" for each in below)
 
 
@@ -114,9 +114,7 @@ def test_no_command_is_left_out() -> None:
 
 @pytest.mark.parametrize("command", IN_TURN)
 def test_an_option_without_its_value_is_one_line(command: str) -> None:
-    tree: Any = app
-    for word in command.split():
-        tree = tree.commands[word]
+    tree = command_of(command)
     names = [
         name for option in tree.get_params(Context(tree)) if is_option_with_a_value(option) for name in option.opts
     ]

@@ -8,16 +8,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
 
 import sparklog as library
-from sparklog.cli.app import app
 from tests.cli.conftest import REPOSITORY, Sparklog
 from tests.cli.test_every_command import IN_TURN, JOBS, examples
-from tests.support.command_line import invoke
+from tests.support.command_line import command_of, invoke
 
 NOTHING, COMMITTED = "nothing was changed", "what was committed stays"
 STAYS = {
@@ -41,10 +39,7 @@ def test_every_command_ends_with_one_line_and_130(
 ) -> None:
     line = command if command in JOBS else examples(command)[0].rpartition("sparklog ")[2]
     monkeypatch.chdir(tmp_path)
-    found: Any = app
-    for word in command.split():
-        found = found.commands[word]
-    monkeypatch.setattr(found, "callback", interrupt)
+    monkeypatch.setattr(command_of(command), "callback", interrupt)
     result = invoke(shlex.split(line), {"SPARKLOG_ROOT": str(tmp_path)})
     assert (result.exit_code, result.stdout) == (130, "")
     assert result.stderr.startswith("sparklog: interrupted; ")

@@ -1,93 +1,169 @@
-"""Commands over little data load neither numba nor pandas: each would cost a third of a second of CPU."""
+"""What commands may load of heavy libraries: each costs a tenth of a second of CPU or more.
+
+One process runs them all, so that its start is paid once. It forks for those that share an allowance; they run in turn.
+"""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 import sparklog
+from sparklog.groups.lag import Groups
+from tests.cli.test_every_command import commands
 
 REPOSITORY = Path(__file__).parents[2]
-HEAVY = ("numba", "llvmlite", "pandas", "pyspark", "rich", "jinja2")
-ARRAYS = ("pyarrow", "numpy")
-"""Not loaded by a command that opens no root."""
+HEAVY = (
+    *("numpy", "pyarrow", "numba", "pandas", "pyspark", "obstore", "hdfs_native", "asyncio", "jinja2"),
+    *("zstandard", "lz4", "snappy", "fastavro", "pydantic", "rich"),
+)
 PROGRAM = """
-import json, os, sys, tempfile
+import json, os, signal, socket, struct, sys, tempfile, threading
 os.environ.pop("SPARKLOG_ROOT", None)
 from sparklog.cli import main
+from sparklog.cli.app import app
 
-seen = set()
-for words, text in json.load(sys.stdin):
+class Serving:
+    # Standard output of a server: it is asked for its versions and topics, and ended then.
+    def write(self, text):
+        if text.startswith("serving "):
+            threading.Thread(target=self.ask, args=(int(text.rpartition(":")[2]),)).start()
+    def flush(self):
+        pass
+    def ask(self, port):
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            for request in (struct.pack(">hhih", 18, 0, 1, -1), struct.pack(">hhihi", 3, 1, 2, -1, -1)):
+                client.sendall(struct.pack(">i", len(request)) + request)
+                size, = struct.unpack(">i", client.recv(4, socket.MSG_WAITALL))
+                assert client.recv(size, socket.MSG_WAITALL)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+def run(words, text):
     sys.argv = ["sparklog", *words]
     lines = tempfile.TemporaryFile()
     lines.write(text.encode())
     lines.seek(0)
     os.dup2(lines.fileno(), 0)
+    if words[0] == "serve" and "--help" not in words:
+        sys.stdout = Serving()
     try:
         main()
     except SystemExit as end:
         assert not end.code, words
-    loaded = set(sys.modules) - seen
-    seen |= loaded
-    print(json.dumps(sorted(name for name in loaded if "." not in name)), file=sys.stderr)
+
+heavy, groups = json.load(sys.stdin)
+for lines in groups:
+    if not os.fork():
+        try:
+            for words, text in lines:
+                run(words, text)
+            print("LOADED", json.dumps([name for name in heavy if name in sys.modules]), file=sys.stderr, flush=True)
+            os._exit(0)
+        except BaseException:
+            import traceback
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    assert not os.waitstatus_to_exitcode(os.wait()[1]), lines
 """
-TABLES = {"rich"}
-COMMANDS: dict[str, tuple[str, set[str]]] = {
-    "topics list": ("", set()),
-    "topics list --json": ("", set()),
-    "topics describe orders": ("", TABLES),
-    "consume orders --max-messages 1": ("", set()),
-    "consume orders --print-key --print-timestamp --print-headers --print-offset --print-partition": ("", set()),
-    "consume orders --json": ("", set()),
-    "produce orders": ("hello\n", set()),
-    "produce orders --partition 1 --key-separator : --headers --null-marker N": ("a:b,c:N\tk:v\n\tk:N\n", set()),
-    "produce orders --json": ('{"key": null, "value": "v", "headers": [["h", "x"]], "timestamp": 1}\n', set()),
-    "get orders --key a": ("", set()),
-    "offsets orders": ("", set()),
-    "offsets orders --time 5": ("", set()),
-    "groups list": ("", set()),
-    "configs describe orders": ("", TABLES),
-    "transactions list": ("", set()),
-    "log-dirs": ("", TABLES),
-    "delete-records --topic orders --partition 0 --offset 0": ("", set()),
-    "metrics": ("", set()),
-    "verify": ("", set()),
+NUMBERS = ("numpy",)
+ARROW = ("numpy", "pyarrow")
+RECORDS = (*ARROW, "zstandard")
+JOBS = ("compact", "retain", "stream", "mirror", "to-delta", "from-delta")
+"""They read their own words, `--help` too."""
+HELP = [f"{command} --help" for command in commands() if command not in JOBS]
+COLUMNS = "--print-key --print-timestamp --print-headers --print-offset --print-partition"
+INPUTS = {
+    "produce orders ROOT": "hello\n",
+    "produce orders --partition 1 --key-separator : --headers --null-marker N ROOT": "a:b,c:N\tk:v\n\tk:N\n",
+    "produce orders --json ROOT": '{"key": null, "value": "v", "headers": [["h", "x"]], "timestamp": 1}\n',
 }
+ALLOWED: Sequence[tuple[tuple[str, ...], Sequence[str]]] = [
+    ((), ("--version", "--help", "conf crontab", *HELP)),
+    (
+        NUMBERS,
+        (
+            *("topics list ROOT", "topics list --json ROOT", "topics describe orders ROOT", "offsets orders ROOT"),
+            *("groups list ROOT", "groups describe --all-groups ROOT", "groups delete-offsets g --topic orders ROOT"),
+            *("groups reset g --to-earliest --topic orders --execute ROOT", "groups delete g ROOT", "log-dirs ROOT"),
+            *("configs docs retention.ms", "configs describe orders ROOT", "history orders ROOT"),
+            *("transactions list ROOT", "transactions describe job ROOT", "transactions abort job ROOT"),
+            *("groups history h ROOT", "transactions history job ROOT"),
+            *("topics create new ROOT", "topics alter new -p 3 ROOT", "clone new newer ROOT", "topics delete new ROOT"),
+            *("configs alter newer --add-config retention.ms=1000 ROOT", "retain ROOT"),
+            "delete-records --topic orders --partition 0 --offset 0 ROOT",
+        ),
+    ),
+    (("numpy", "asyncio"), ("serve LOCATION --listen 127.0.0.1:0", "serve --memory --listen 127.0.0.1:0")),
+    (
+        ARROW,
+        (
+            *("metrics ROOT", "doctor --cost", "compact --dry-run ROOT", "export orders --to EXPORT ROOT"),
+            *("dump-log EXPORT/orders-0/00000000000000000000.log", "backup --to BACKUP ROOT"),
+            "restore BACKUP --to NEW",
+        ),
+    ),
+    ((*ARROW, "jinja2"), ("report --html PAGE ROOT",)),
+    (
+        RECORDS,
+        (
+            *("consume orders --max-messages 1 ROOT", "consume orders --json ROOT", f"consume orders {COLUMNS} ROOT"),
+            *("get orders --key a ROOT", "table orders ROOT", "offsets orders --time 5 ROOT", "verify ROOT", *INPUTS),
+            *("import EXPORT --root OTHER", "perf consume --topic orders --messages 1 ROOT"),
+        ),
+    ),
+    # Futures of records can be awaited.
+    ((*RECORDS, "asyncio"), ("perf produce --topic orders --num-records 5 --record-size 9 ROOT",)),
+]
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
     rows = {"key": [b"a", None], "value": [b"1", None], "headers": pa.array([[("h", b"v"), ("n", None)], None], kind)}
-    sparklog.open(tmp_path / "root", create=True).create_topic("orders", partitions=2).append(pa.table(rows))
+    log = sparklog.open(tmp_path / "root", create=True)
+    log.create_topic("orders", partitions=2).append(pa.table(rows))
+    transaction = sparklog.transactional(log, "job", timeout_ms=3_600_000).begin()
+    transaction.append("orders", pa.table({"value": [b"2"]}))
+    transaction._prepare_topics()
+    # It has read everything: else its lag has an age, for which a record is read.
+    Groups(log).group("h").join("one").leave()
+    Groups(log).group("g").alter({"orders": dict(enumerate(log.topic("orders").log.head().log_end.tolist()))})
     return tmp_path / "root"
 
 
-def loaded_by(commands: dict[str, str]) -> dict[str, set[str]]:
-    """Run these commands (words to standard input) in one process; what each of them loaded beyond those before it."""
-    given = json.dumps([(command.split(), text) for command, text in commands.items()])
+def test_commands_load_what_they_need(root: Path) -> None:
+    places = {"ROOT": f"--root {root}", "LOCATION": str(root)}
+    places |= {word: str(root.parent / word.lower()) for word in ("EXPORT", "BACKUP", "NEW", "OTHER", "PAGE")}
+
+    def words(line: str) -> list[str]:
+        for name, place in places.items():
+            line = line.replace(name, place)
+        return line.split()
+
+    groups = [[(words(line), INPUTS.get(line, "")) for line in lines] for _, lines in ALLOWED]
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], cwd=REPOSITORY, input=given, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", PROGRAM],
+        cwd=REPOSITORY,
+        input=json.dumps([HEAVY, groups]),
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    lists = [line for line in done.stderr.splitlines() if line.startswith("[")]
-    return {command: set(json.loads(line)) for command, line in zip(commands, lists, strict=True)}
+    loaded = [json.loads(line[6:]) for line in done.stderr.splitlines() if line.startswith("LOADED")]
+    for (allowed, lines), names in zip(ALLOWED, loaded, strict=True):
+        assert set(names) == set(allowed), lines
 
 
-def test_help_loads_no_arrays_either() -> None:
-    (version, help_text) = loaded_by({"--version": "", "topics --help": ""}).values()
-    assert not version & {*HEAVY, *ARRAYS}
-    assert not help_text & {*HEAVY, *ARRAYS} - TABLES
-
-
-def test_commands_load_what_they_need(root: Path) -> None:
-    """Those that print no tables go first: what one has loaded is not seen again in the next."""
-    in_turn = sorted(COMMANDS.items(), key=lambda item: bool(item[1][1]))
-    loaded = loaded_by({f"{command} --root {root}": text for command, (text, _) in in_turn})
-    for (command, (_, allowed)), found in zip(in_turn, loaded.values(), strict=True):
-        assert found & set(HEAVY) <= allowed, command
+def test_no_command_is_left_out() -> None:
+    """But for jobs that need a cluster, or go on until they are ended."""
+    lines = [line for _, group in ALLOWED for line in group if not line.endswith("--help")]
+    left_out = {command for command in commands() if not any(line.startswith(f"{command} ") for line in lines)}
+    assert left_out == {"stream", "mirror", "to-delta", "from-delta"}

@@ -9,7 +9,8 @@ import pytest
 
 from sparklog.cli.record_text import Layout, LineFormat, format_json, parse_json
 from sparklog.errors import BadRequest
-from sparklog.log.state.view import COLUMNS, HEADERS_TYPE, RECORD_SCHEMA
+from sparklog.log.state.record_schema import HEADERS_TYPE, RECORD_SCHEMA
+from sparklog.log.state.view import COLUMNS
 
 ALL = Layout(timestamp=True, partition=True, offset=True, headers=True, key=True)
 

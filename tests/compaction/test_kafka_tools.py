@@ -22,7 +22,7 @@ from sparklog.format.batch_scan import scan_headers
 from sparklog.kafka.importing.run import ImportOptions, import_log_dir
 from sparklog.log.state.view import READ_UNCOMMITTED
 from sparklog.log.topic.topic import Topic
-from sparklog.log.write.append_writer import WriteOptions
+from sparklog.log.write.append_target import WriteOptions
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.storage.local import LocalStore
 from sparklog.testing.world import START_MS, World

@@ -36,7 +36,7 @@ from sparklog.log.state.slices import FileSlices, SliceFlag, merge_tier
 from sparklog.log.state.topic_state import Head
 from sparklog.log.state.view import READ_UNCOMMITTED
 from sparklog.log.topic.topic import Topic
-from sparklog.log.write.append_writer import AppendOutput
+from sparklog.log.write.append_output import AppendOutput
 from sparklog.maintenance.work_items import Done, Settings
 from sparklog.storage.store import Store
 from sparklog.testing.world import START_MS

@@ -34,7 +34,7 @@ from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import SliceFlag
 from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.topic import Topic
-from sparklog.log.write.append_writer import AppendOutput
+from sparklog.log.write.append_output import AppendOutput
 from sparklog.maintenance.work_items import Done, InProcess, Progress, Settings
 from sparklog.testing.world import START_MS
 from tests.log.read.test_scan_imported import batch_of

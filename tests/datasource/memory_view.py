@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from sparklog.errors import NotFound
 from sparklog.log.journal.clocks import SYSTEM
-from sparklog.log.state.view import COLUMNS, RECORD_SCHEMA, BatchRuns, Bounds, OffsetRange, Stored, TimestampOffset
+from sparklog.log.state.record_schema import RECORD_SCHEMA
+from sparklog.log.state.view import COLUMNS, BatchRuns, Bounds, OffsetRange, Stored, TimestampOffset
 
 RECORD_BYTES = 100
 

@@ -12,7 +12,7 @@ from sparklog.datasource.options import Bound, ReadOptions, SinkOptions, Subscri
 from sparklog.errors import BadRequest
 from sparklog.format.values import NAMES_OF_ALL
 from sparklog.kafka.in_place.segment_recovery import FAIL, POLICIES, SKIP
-from sparklog.log.write.append_writer import MAX_BUFFER_BYTES
+from sparklog.log.write.append_target import MAX_BUFFER_BYTES
 
 
 def message(options: dict[str, str], check: str | None = None) -> str:

@@ -19,7 +19,8 @@ from sparklog.datasource.schema import (
     write_columns,
 )
 from sparklog.errors import BadRequest
-from sparklog.log.state.view import COLUMNS, HEADERS_TYPE, RECORD_SCHEMA
+from sparklog.log.state.record_schema import HEADERS_TYPE, RECORD_SCHEMA
+from sparklog.log.state.view import COLUMNS
 
 types = pytest.importorskip("pyspark.sql.types")
 

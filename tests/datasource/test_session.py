@@ -106,6 +106,7 @@ spark.stop()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_workers_without_sparklog_are_one_line_that_names_the_remedy(tmp_path: Path) -> None:
     python = tmp_path / "bare-python"

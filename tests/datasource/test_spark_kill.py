@@ -289,6 +289,7 @@ def test_a_worker_killed_in_mid_task(spark: SparkSession, tmp_path: Path) -> Non
     assert values(root, "out") == list(range(100))
 
 
+@pytest.mark.slow
 def test_two_runs_of_one_query_the_older_one_is_stopped(
     spark: SparkSession, spark_folder: Path, tmp_path: Path
 ) -> None:

@@ -25,7 +25,7 @@ from sparklog.log.journal.env import Env
 from sparklog.log.state.registry import WriterKey
 from sparklog.log.topic.cloning import clone_topic
 from sparklog.log.topic.root import open_root
-from sparklog.log.write.append_writer import WriteOptions
+from sparklog.log.write.append_target import WriteOptions
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.storage.memory import MemoryStore
 from sparklog.transactions.producer import transactional

@@ -29,7 +29,7 @@ from sparklog.log.journal.clocks import Env
 from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.topic.cloning import clone_topic
 from sparklog.log.topic.root import Root, open_root
-from sparklog.log.write.append_writer import WriteOptions
+from sparklog.log.write.append_target import WriteOptions
 from sparklog.maintenance.work_items import Done, Settings, Work
 from sparklog.retention.retain import retain_root
 from sparklog.storage.memory import MemoryStore

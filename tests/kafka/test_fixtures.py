@@ -9,14 +9,8 @@ import pyarrow as pa
 import pytest
 
 from sparklog.kafka.in_place import KafkaView, is_internal
-from sparklog.log.state.view import (
-    COLUMNS,
-    READ_COMMITTED,
-    READ_UNCOMMITTED,
-    RECORD_SCHEMA,
-    OffsetRange,
-    TimestampOffset,
-)
+from sparklog.log.state.record_schema import RECORD_SCHEMA
+from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, OffsetRange, TimestampOffset
 from tests.fixture_data import expected_offsets, expected_records, partitions, split_partition
 from tests.kafka.logs import read, without_epochs
 

@@ -9,7 +9,7 @@ from sparklog.log.state.commit import Txn
 from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
-from sparklog.log.write.append_writer import AppendOutcome
+from sparklog.log.write.append_target import AppendOutcome
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import Store
 from sparklog.testing.faulty_store import Fault, FaultyStore, Script

@@ -14,7 +14,8 @@ from sparklog.log.state.commit_intents import MaintainIntent
 from sparklog.log.state.rewrites import Input, Rewrite, RewriteIntent
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.topic.topic import Topic
-from sparklog.log.write.append_writer import AppendOutput, AppendWriter
+from sparklog.log.write.append_output import AppendOutput
+from sparklog.log.write.append_writer import AppendWriter
 from tests.support.counted_root import CountedRoot
 from tests.support.records import small
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparklog.log.write.append_writer import AppendOutcome
+from sparklog.log.write.append_target import AppendOutcome
 from sparklog.producers.placing import PlacedRows, no_places
 
 

@@ -17,7 +17,7 @@ from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.topic.cloning import clone_topic
 from sparklog.log.topic.root import RootView
 from sparklog.log.topic.topic import Topic
-from sparklog.log.write.append_writer import WriteOptions
+from sparklog.log.write.append_target import WriteOptions
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention import vacuum_plan
 from sparklog.retention.retain import retain_topic

@@ -7,8 +7,8 @@ import random
 import numpy as np
 import pyarrow as pa
 
-from sparklog.log.state.view import RECORD_SCHEMA
-from sparklog.log.write.append_writer import WriteOptions
+from sparklog.log.state.record_schema import RECORD_SCHEMA
+from sparklog.log.write.append_target import WriteOptions
 from sparklog.testing.world import START_MS
 
 

@@ -14,7 +14,8 @@ from sparklog.log.state.commit import Resolved, Txn
 from sparklog.log.state.commit_intents import MaintainIntent
 from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.topic.root import topic_of
-from sparklog.log.write.append_writer import AppendWriter, TopicFiles
+from sparklog.log.write.append_target import TopicFiles
+from sparklog.log.write.append_writer import AppendWriter
 from sparklog.testing.faulty_store import Call, Fault, FaultKind, FaultyStore
 from sparklog.transactions.completion import resolve_topic
 from sparklog.transactions.producer import transactional

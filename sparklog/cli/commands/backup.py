@@ -24,8 +24,8 @@ from sparklog.cli.options import (
 )
 from sparklog.cli.parameters import Argument, Commands, Option
 from sparklog.cli.terminal import Output, print_table, printable
-from sparklog.log.journal.clocks import iso_time
 from sparklog.output import StatusLine, json_value
+from sparklog.times import iso_time
 from sparklog.units import size_text
 
 if TYPE_CHECKING:

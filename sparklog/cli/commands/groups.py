@@ -14,9 +14,9 @@ from sparklog.cli.options import DryRunOption, RootOption, SourceOption, parse_t
 from sparklog.cli.parameters import Argument, Commands, Option
 from sparklog.cli.terminal import Output, print_lines, print_table, printable, read_text
 from sparklog.errors import BadRequest, NotFound
-from sparklog.log.journal.clocks import iso_time
 from sparklog.output import json_value
 from sparklog.parsing import INT64_MAX, is_digits
+from sparklog.times import iso_time
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -344,11 +344,16 @@ class _InRoot:
 
 
 def _open_groups(root: str) -> _InRoot | KafkaGroups:
+    from sparklog.groups.lag import Groups
+
+    source = open_source(root)
+    if source.root is not None:
+        return _InRoot(Groups(source.root))
     from sparklog.kafka.importing.coordinators import KafkaGroups
     from sparklog.kafka.in_place.view import KafkaView
 
-    view = open_source(root).view
-    return KafkaGroups(view) if isinstance(view, KafkaView) else _InRoot(_groups_of_root(root))
+    assert isinstance(source.view, KafkaView)
+    return KafkaGroups(source.view)
 
 
 def _topics(texts: Sequence[str] | None, all_topics: bool, from_file: bool) -> dict[str, set[int] | None] | None:

@@ -9,8 +9,7 @@ from sparklog.cli.locations import open_root
 from sparklog.cli.options import RootOption, whole_number
 from sparklog.cli.parameters import Argument, Commands
 from sparklog.cli.terminal import Output, print_table
-from sparklog.log.journal.clocks import iso_time
-from sparklog.log.journal.names import check_topic_name
+from sparklog.times import iso_time
 from sparklog.units import size_text
 
 if TYPE_CHECKING:
@@ -65,6 +64,7 @@ def history(
     A version serves `--as-of` of clone, export and restore, and versionAsOf of a scan. Commits are kept for seven days
     at least; --json names the oldest one.
     """
+    from sparklog.log.journal.names import check_topic_name
     from sparklog.log.state.history import History
 
     opened = open_root(root)

@@ -19,7 +19,6 @@ from sparklog.cli.options import OneTopic, RootOption, unescaped, whole_number
 from sparklog.cli.parameters import Commands, Option
 from sparklog.cli.record_values import Formats
 from sparklog.cli.terminal import printable
-from sparklog.log.journal.names import MAX_PARTITIONS
 from sparklog.parsing import INT32_MAX
 
 if TYPE_CHECKING:
@@ -91,7 +90,6 @@ def produce(
         whole_number(
             "--num-partitions",
             low=1,
-            high=MAX_PARTITIONS,
             text="Create the topic with so many, if there is none. Default: 1.",
         ),
     ] = None,
@@ -103,7 +101,7 @@ def produce(
     prints it. Lines are appended in batches, each whole or not at all. So a pipe can be followed: `tail -F file |`.
     """
     from sparklog.errors import SparklogError
-    from sparklog.log.write.append_writer import WriteOptions
+    from sparklog.log.write.append_target import WriteOptions
 
     parse = lines.parser(formats)
     options = WriteOptions(codec=compression) if compression else WriteOptions()

@@ -10,8 +10,8 @@ from sparklog.cli.options import RootOption, whole_number
 from sparklog.cli.parameters import Argument, Commands, Option
 from sparklog.cli.terminal import Output, print_table, printable
 from sparklog.errors import NotFound
-from sparklog.log.journal.clocks import iso_time
 from sparklog.output import json_value
+from sparklog.times import iso_time
 
 if TYPE_CHECKING:
     from sparklog.errors import SparklogError

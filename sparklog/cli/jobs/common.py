@@ -20,7 +20,6 @@ from sparklog.cli.options import DryRunOption, PropertiesOption, RootOption, Top
 from sparklog.cli.parameters import FunctionCommand, JsonOption, Option
 from sparklog.cli.terminal import leave_for_usage
 from sparklog.errors import BadRequest, SparklogError
-from sparklog.log.journal.clocks import warn_of_seconds
 from sparklog.log.topic.root import Root
 from sparklog.maintenance.leases import Lease, leased
 from sparklog.maintenance.properties import settings_of_file
@@ -28,6 +27,7 @@ from sparklog.maintenance.report import document, say_failures
 from sparklog.maintenance.spark_runner import hide_interrupts
 from sparklog.maintenance.work_items import Settings, store_clock_ms
 from sparklog.output import interrupted, say
+from sparklog.times import warn_of_seconds
 
 DONE, FAILED, INTERRUPTED = 0, 1, 130
 P = ParamSpec("P")

@@ -35,8 +35,8 @@ import numpy as np
 
 from sparklog.errors import Corrupt
 from sparklog.format import compression
-from sparklog.format.arrow_input import new_array
 from sparklog.format.kernels.kernel_memory import SLACK
+from sparklog.format.new_arrays import new_array
 from sparklog.format.record_batch import (
     CODECS,
     COLUMNS,

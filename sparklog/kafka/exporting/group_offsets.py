@@ -119,7 +119,7 @@ def offsets_topic(groups: Sequence[GroupOffsets], partitions: int, env: Env) -> 
     """Make the topic `__consumer_offsets` with these offsets, in memory. `BadRequest` for too many partitions."""
     import pyarrow as pa
 
-    from sparklog.log.write.append_writer import WriteOptions
+    from sparklog.log.write.append_target import WriteOptions
 
     now_ms = env.wall_ms()
     root = open_root(MemoryStore(lambda: now_ms), create=True, env=env)

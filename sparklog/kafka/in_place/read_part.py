@@ -37,7 +37,8 @@ from sparklog.kafka.in_place.segment_recovery import (
     sound_windows,
 )
 from sparklog.log.read.record_batches import joined, schema_of
-from sparklog.log.state.view import COUNTED, RECORD_SCHEMA, OffsetRange, check_columns
+from sparklog.log.state.record_schema import RECORD_SCHEMA
+from sparklog.log.state.view import COUNTED, OffsetRange, check_columns
 
 if TYPE_CHECKING:
     from sparklog.format.decode import RecordColumns

@@ -22,7 +22,8 @@ from sparklog.format.decode import RecordColumns, decode
 from sparklog.format.record_batch import BatchHeaders, Place
 from sparklog.log.read.fetch import Cursor, FetchedBatches, Fetcher
 from sparklog.log.read.record_batches import joined, schema_of
-from sparklog.log.state.view import RECORD_SCHEMA, check_columns
+from sparklog.log.state.record_schema import RECORD_SCHEMA
+from sparklog.log.state.view import check_columns
 from sparklog.storage.parallel_reads import work_ahead
 
 Int64s = npt.NDArray[np.int64]

@@ -12,16 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 
 from sparklog.errors import BadRequest, Conflict, NotFound
 from sparklog.format.record_batch import HEADER_BYTES
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.log.decisions.decision_log import reader_of
-from sparklog.log.read.aborted import aborted_ranges, has_aborted
-from sparklog.log.read.fetch import Cursor
 from sparklog.log.read.planned_slices import PlannedSlices, planned_slices
 from sparklog.log.state.slice_table import ABORTED, OPEN, Newer, Slices, Snapshot
 from sparklog.log.state.topic_state import Offsets
@@ -37,6 +35,9 @@ from sparklog.log.state.view import (
     Stored,
 )
 from sparklog.storage.store import Store
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 BATCH_BYTES = 4 << 20
 
@@ -129,6 +130,7 @@ def read_parts(
     for native, group in groupby(parts, lambda part: isinstance(part, NativeReadPart)):
         if native:
             from sparklog.log.read.decode_slices import read_cursors
+            from sparklog.log.read.fetch import Cursor
 
             cursors = [
                 Cursor(part.store, part.range, part.slices, partial(part.replan, opened), part.range.start)
@@ -166,6 +168,9 @@ def plan_parts(snapshot: Snapshot, ranges: Sequence[OffsetRange], isolation: str
 
 def _planned(snapshot: Snapshot, ranges: Sequence[OffsetRange], isolation: str) -> list[PlannedSlices]:
     """Return the slices of each range, with what Kafka's aborted transactions hide of them."""
+    # Offsets and sizes need nothing that reads files.
+    from sparklog.log.read.aborted import aborted_ranges, has_aborted
+
     hidden: dict[int, AbortedTransactions | None] = {}
     if isolation == READ_COMMITTED and has_aborted(snapshot.slices):
         # Once for all ranges of a partition: a long one may be cut into many.

@@ -13,7 +13,7 @@ from typing import ClassVar, NoReturn
 import pyarrow as pa
 
 from sparklog.errors import BadRequest, SparklogError
-from sparklog.log.state.view import RECORD_SCHEMA
+from sparklog.log.state.record_schema import RECORD_SCHEMA
 
 MOST_JOINED = 4096
 """Batches joined into one at most: those without columns have no bytes."""

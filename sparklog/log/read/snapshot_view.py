@@ -8,7 +8,6 @@ from itertools import groupby
 
 from sparklog.log.decisions.decision_log import whole_ends
 from sparklog.log.read.read_plan import bounds_of, plan_parts, sizes_of, stored_in
-from sparklog.log.read.time_lookup import offsets_for_timestamps
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.view import (
     READ_UNCOMMITTED,
@@ -58,6 +57,8 @@ class SnapshotView:
     def offsets_for_timestamps(
         self, topic: str, targets: Mapping[int, int], isolation: str = READ_UNCOMMITTED
     ) -> dict[int, TimestampOffset | None]:
+        from sparklog.log.read.time_lookup import offsets_for_timestamps
+
         return offsets_for_timestamps(self.snapshots[topic], targets, isolation, newer=partial(self._newer, topic))
 
     def partition_sizes(self, topic: str) -> list[PartitionSize]:

@@ -19,9 +19,9 @@ from typing import TypeAlias
 import numpy as np
 
 from sparklog.errors import BadRequest, NotFound
-from sparklog.log.journal.clocks import iso_time, parse_iso_time
 from sparklog.log.read.read_plan import NativeReadPart, check_partition
 from sparklog.log.state.view import READ_COMMITTED, Bounds, LogView, OffsetRange, ReadPart, Stored
+from sparklog.times import iso_time, parse_iso_time
 
 AsOf: TypeAlias = int | str | Mapping[int, int] | None
 """A time, in ms since 1970 or ISO 8601 (UTC unless it names a zone); the offset after the last one, per partition, the

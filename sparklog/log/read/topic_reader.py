@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-
-import pyarrow as pa
+from typing import TYPE_CHECKING
 
 from sparklog.log.journal.arguments import KEY, NUMBER, NUMBERS, TIME, checked, whole
-from sparklog.log.journal.clocks import warn_of_seconds
-from sparklog.log.read.key_lookup import latest_record, record_at
-from sparklog.log.read.key_set import KeySet
 from sparklog.log.read.read_plan import check_isolation
-from sparklog.log.read.table_plan import AsOf
-from sparklog.log.read.topic_scan import Position, Scan, check_threads, scan_ranges
-from sparklog.log.read.topic_table import TopicTable, open_table
 from sparklog.log.state.view import (
     COLUMNS,
     READ_COMMITTED,
@@ -23,6 +16,14 @@ from sparklog.log.state.view import (
     TimestampOffset,
     check_columns,
 )
+from sparklog.times import warn_of_seconds
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from sparklog.log.read.table_plan import AsOf
+    from sparklog.log.read.topic_scan import Position, Scan
+    from sparklog.log.read.topic_table import TopicTable
 
 
 class TopicReader:
@@ -90,6 +91,9 @@ class TopicReader:
             for batch in topic.scan(partitions=[0], start=1, columns=["offset", "value"]):
                 print(batch.num_rows)
         """
+        from sparklog.log.read.key_set import KeySet
+        from sparklog.log.read.topic_scan import Scan, check_threads, scan_ranges
+
         check_isolation(isolation_level)
         checked_columns = check_columns(columns)
         check_threads(threads)
@@ -118,6 +122,8 @@ class TopicReader:
             NotFound: the topic or an offset does not exist, or what lay before it is gone.
             BadRequest: an argument is not valid.
         """
+        from sparklog.log.read.topic_table import open_table
+
         warn_of_seconds(as_of=as_of)
         return open_table(self._open_view(), self.name, self._open_tail, as_of, columns, threads)
 
@@ -166,6 +172,8 @@ class TopicReader:
         Example:
             print(topic.record_at(1, 0)["value"][0])
         """
+        from sparklog.log.read.key_lookup import record_at
+
         missing = f"no record at offset {offset} of {self.name}-{partition}: compacted away or aborted"
         return record_at(self._look(), self.name, partition, offset, isolation_level, missing)
 
@@ -196,6 +204,8 @@ class TopicReader:
             record = topic.get("anna")
             print(record["value"][0])
         """
+        from sparklog.log.read.key_lookup import latest_record
+
         view = self._look()
         partitions = sorted(view.bounds(self.name)) if all_partitions else None if partition is None else [partition]
         key_bytes = key.encode() if isinstance(key, str) else key

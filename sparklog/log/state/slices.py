@@ -17,10 +17,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntFlag
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sparklog.format.append_file import WrittenSlice
 from sparklog.format.slice_columns import WRITTEN
+
+if TYPE_CHECKING:
+    from sparklog.format.append_file import WrittenSlice
 
 ANYWHERE = -1
 """Stands for the partition of rows that have neither a key nor a partition."""

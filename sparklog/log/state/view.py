@@ -11,15 +11,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from sparklog.errors import BadRequest, NotFound
 from sparklog.log.journal.arguments import NAMES
 from sparklog.log.journal.clocks import Env
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Int64s: TypeAlias = npt.NDArray[np.int64]
 
@@ -134,20 +136,6 @@ READ_UNCOMMITTED: Final = "read_uncommitted"
 COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
 COUNTED = ("partition",)
 """Read where rows are only counted: the smallest column."""
-HEADERS_TYPE = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
-RECORD_SCHEMA = pa.schema(
-    [
-        pa.field("key", pa.binary()),
-        pa.field("value", pa.binary()),
-        pa.field("topic", pa.string()),
-        pa.field("partition", pa.int32()),
-        pa.field("offset", pa.int64()),
-        # Kafka's exact milliseconds; the Spark adapter casts to microseconds and saturates there.
-        pa.field("timestamp", pa.timestamp("ms", tz="UTC")),
-        pa.field("timestampType", pa.int32()),
-        pa.field("headers", HEADERS_TYPE),
-    ]
-)
 
 
 def check_columns(columns: Sequence[str]) -> tuple[str, ...]:

@@ -8,9 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError
 from sparklog.log.decisions.decision_log import DecisionLogs, read_snapshot
@@ -28,19 +26,13 @@ from sparklog.log.state.slices import FileSlices, content_of
 from sparklog.log.state.topic_state import Head
 from sparklog.log.state.writer_runs import KafkaWriterKey, WriterKey
 from sparklog.log.topic.expiring import CREATED_TOPIC, count_older, expires_before, warn_of_older, warn_of_seconds_in
-from sparklog.log.write.append_writer import (
-    AppendOutcome,
-    AppendTarget,
-    ArrowData,
-    WriteOptions,
-    appended,
-    write_files,
-    write_out,
-)
-from sparklog.log.write.inline_records import is_unwritten, joined
-from sparklog.log.write.kafka_markers import end_kafka_transactions
+from sparklog.log.write.append_target import AppendOutcome, AppendTarget, appended
 from sparklog.storage.parallel_reads import ask_each
 from sparklog.storage.store import Store
+
+if TYPE_CHECKING:
+    from sparklog.log.write.append_target import WriteOptions
+    from sparklog.log.write.append_writer import ArrowData
 
 E = TypeVar("E", bound=StateEntry)
 METADATA_MAX_AGE_MS = 300_000
@@ -180,7 +172,9 @@ class TopicLog(CommitLog):
         root was looked at a moment ago. Where another process has written since, the create of the commit is lost, and
         what it was to be is judged by the newest state; unless the topic takes rows otherwise by then.
         """
-        if self._alone is None or not isinstance(data, pa.Table | pa.RecordBatch):
+        from sparklog.log.write.append_writer import is_table, write_files
+
+        if self._alone is None or not is_table(data):
             return None
         recent, (version, looked) = self._recent_target(), self._alone
         if recent is None or data.nbytes > recent.inline_bytes // 2:
@@ -209,8 +203,10 @@ class TopicLog(CommitLog):
         one is looked for meanwhile. If the topic takes rows otherwise by now (partitions, configs), they are written
         again, and the first files are left to the vacuum.
         """
+        from sparklog.log.write.append_writer import is_table, write_files
+
         env = self.env
-        recent = self._recent_target() if isinstance(data, pa.Table | pa.RecordBatch) else None
+        recent = self._recent_target() if is_table(data) else None
         if recent is not None:
             early = replace(recent, looked=env.now())
 
@@ -280,6 +276,8 @@ class TopicLog(CommitLog):
                 f"'{self.topic}' of {self.engine.root_id}"
             )
         if self.current().head.kafka_open:
+            from sparklog.log.write.kafka_markers import end_kafka_transactions
+
             for transaction in end_kafka_transactions(self):
                 how = "committed" if transaction.decided == COMMIT else "aborted"
                 _LOG.warning("topic %s is appended to now: %s %s", self.topic, how, transaction)
@@ -302,6 +300,9 @@ class TopicLog(CommitLog):
 
     def _placed(self, files: Sequence[FileSlices], most_bytes: int) -> list[FileSlices]:
         """Return the files with those that are not written as one of at most so many bytes, or one that is written."""
+        from sparklog.log.write.append_output import write_out
+        from sparklog.log.write.inline_records import is_unwritten, joined
+
         small = [file for file in files if is_unwritten(file)]
         if not small:
             return list(files)

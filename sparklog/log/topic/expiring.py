@@ -8,9 +8,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from sparklog.log.journal.clocks import seconds_taken
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.slices import FileSlices
+from sparklog.times import seconds_taken
 
 CREATED_ROOT = logging.getLogger("sparklog.created.root")
 CREATED_TOPIC = logging.getLogger("sparklog.created.topic")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, nearest
 from sparklog.limits import Limits
@@ -15,7 +16,6 @@ from sparklog.log.decisions.decision_log import settle
 from sparklog.log.journal.arguments import CONFIGS, NAME, PLACE, ArgumentKind, checked
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.journal.names import MAX_PARTITIONS, check_topic_name, create_root_id, read_root_id
-from sparklog.log.read.snapshot_view import SnapshotView
 from sparklog.log.state.commit_intents import CreateIntent
 from sparklog.log.state.commit_log import no_topic
 from sparklog.log.state.configs import TopicConfigs, check_delete_delay
@@ -32,9 +32,12 @@ from sparklog.log.state.view import (
 from sparklog.log.topic.backup_store import newest_backup
 from sparklog.log.topic.engine import RootEngine
 from sparklog.log.topic.expiring import CREATED_ROOT
-from sparklog.log.topic.topic import Topic
 from sparklog.storage.parallel_reads import ask_each, read_each
 from sparklog.storage.store import Store
+
+if TYPE_CHECKING:
+    from sparklog.log.read.snapshot_view import SnapshotView
+    from sparklog.log.topic.topic import Topic
 
 
 class Root:
@@ -54,6 +57,9 @@ class Root:
         return Root, (self.store, self.id, self.env)
 
     def _topic(self, name: str) -> Topic:
+        # A list of topics needs nothing that reads or writes records.
+        from sparklog.log.topic.topic import Topic
+
         return Topic(self, self.engine.log(name), lambda: RootView(self))
 
     def topics(self, failures: list[SparklogError] | None = None) -> list[str]:
@@ -247,7 +253,7 @@ class RootView:
         self.location = root.location
         self.env = root.env
         self._raw: dict[str, Snapshot] = {}
-        self._view = SnapshotView(root.location, {}, self._newer)
+        self._view: SnapshotView | None = None
         self._came = root.env.now()
         self._idle = False
 
@@ -283,6 +289,9 @@ class RootView:
                 self._came, self._idle = self.env.now(), False
             self._raw[name] = snapshot
         snapshots, gone = settle(self.root.engine.decisions, self._raw, self._take)
+        # Who asks for names alone imports nothing that reads records.
+        from sparklog.log.read.snapshot_view import SnapshotView
+
         self._view = SnapshotView(self.location, snapshots, self._newer)
         for name in gone & set(names):
             self.root.topic(name)
@@ -305,9 +314,11 @@ class RootView:
 
     def _with(self, topics: Iterable[str]) -> SnapshotView:
         """Return the snapshots, with those of these topics."""
-        missing = [topic for topic in dict.fromkeys(topics) if topic not in self._view.snapshots]
-        if missing:
+        snapshots = {} if self._view is None else self._view.snapshots
+        missing = [topic for topic in dict.fromkeys(topics) if topic not in snapshots]
+        if missing or self._view is None:
             self.refresh(missing)
+        assert self._view is not None
         return self._view
 
     # -- from the snapshots

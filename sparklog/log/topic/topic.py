@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sparklog.errors import BadRequest, NotFound
 from sparklog.log.decisions.decision_log import whole_ends
@@ -20,9 +20,11 @@ from sparklog.log.state.topic_state import Head
 from sparklog.log.state.view import READ_COMMITTED, IsolationLevel, LogView
 from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.topic.engine import RootEngine, TopicLog
-from sparklog.log.write.append_writer import AppendOutcome, ArrowData, WriteOptions
-from sparklog.log.write.kafka_markers import end_kafka_transactions
+from sparklog.log.write.append_target import AppendOutcome, WriteOptions
 from sparklog.storage.store import Store
+
+if TYPE_CHECKING:
+    from sparklog.log.write.append_writer import ArrowData
 
 WRITE_OPTIONS = instance("WriteOptions", WriteOptions).or_none()
 WRITER = instance("a WriterKey", WriterKey).or_none()
@@ -267,4 +269,6 @@ class Topic(TopicReader):
             NotFound: the topic was deleted.
             Conflict: they change all the time.
         """
+        from sparklog.log.write.kafka_markers import end_kafka_transactions
+
         return end_kafka_transactions(self.log, producers=producers, commit=commit)

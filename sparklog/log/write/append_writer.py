@@ -1,4 +1,4 @@
-"""Writing append files: AppendTarget (driver to task), the file, the writer of rows, and AppendOutcome.
+"""Writing rows as append files.
 
 `AppendWriter` buffers up to `buffer_bytes` of Arrow data, then writes it grouped by partition, one slice per partition,
 and goes on in the same file. So the memory of a task is bounded, and it costs one object per GiB. What is small is not
@@ -11,172 +11,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias, TypeGuard, cast
 
 import numpy as np
 import pyarrow as pa
 
-from sparklog.errors import BadRequest, NotFound, SparklogError, nearest
-from sparklog.format.append_file import INDEX_MIN_BYTES, SliceIndex, WrittenSlice, build_index, encode_footer
+from sparklog.errors import BadRequest, NotFound, SparklogError
+from sparklog.format.append_file import INDEX_MIN_BYTES, SliceIndex, WrittenSlice, build_index
 from sparklog.format.encode import EncodedSlice, EncodeOptions, encode, encode_partitions
-from sparklog.format.record_batch import CODECS, Codec
-from sparklog.log.journal.arguments import NAME, NUMBER, WHOLE
-from sparklog.log.journal.clocks import SYSTEM, Env, Moment
+from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.journal.names import append_path, read_root_id
 from sparklog.log.read.topic_scan import Scan
-from sparklog.log.state.commit import Commit
-from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.slices import FileSlices, RowCounts, SliceFlag
 from sparklog.log.state.writer_runs import WriterKey
-from sparklog.log.write.inline_records import slice_bytes, tail_bytes, unwritten, written_slices
+from sparklog.log.write.append_output import AppendOutput
+from sparklog.log.write.append_target import AppendTarget, WriteOptions
+from sparklog.log.write.inline_records import tail_bytes, unwritten
 from sparklog.log.write.python_rows import batch_of_columns, batches_of_rows
 from sparklog.log.write.rows import ROW_COLUMNS, Partitioner, Rows, add_rows, check_columns, rows_of, sticky_seed
 from sparklog.storage.parallel_reads import ask_each
-from sparklog.storage.store import ObjectWriter, Store
-
-
-class AppendOutput:
-    """The file `path` below the folder of `topic`. It exists once `close` has returned; `discard` leaves nothing."""
-
-    def __init__(self, store: Store, topic: str, path: str) -> None:
-        self.path = path
-        self.position = 0
-        self._slices: list[WrittenSlice] = []
-        self._writer: ObjectWriter = store.writer(f"{topic}/{path}")
-
-    def write(self, *data: bytes | bytearray | memoryview) -> None:
-        """Append some bytes of a slice, all or as many as are held at a time; `end_slice` describes the slice then."""
-        for piece in data:
-            self._writer.write(piece)
-
-    def end_slice(self, written: WrittenSlice) -> None:
-        self.position += written.nbytes
-        self._slices.append(written)
-
-    def close(self) -> FileSlices:
-        footer = encode_footer(self._slices)
-        self._writer.write(footer)
-        self._writer.close()
-        return FileSlices.of(self.path, self._slices, len(footer))
-
-    def discard(self) -> None:
-        self._writer.discard()
-
-
-def write_out(store: Store, topic: str, path: str, file: FileSlices) -> FileSlices:
-    """Write a file that is not written, as an append file."""
-    output = AppendOutput(store, topic, path)
-    try:
-        output.write(slice_bytes(file))
-        for written in written_slices(file):
-            output.end_slice(written)
-        return output.close()
-    except BaseException:
-        output.discard()
-        raise
-
-
-@dataclass(frozen=True, slots=True)
-class AppendTarget:
-    """The topic as a task writes files for it: picklable, carried from the driver to the tasks.
-
-    `inline_bytes`: of records that go into the commit, at most.
-    `looked`: when the root was seen to be the one that was opened, where that cost no time of its own.
-    """
-
-    store: Store
-    root_id: str
-    topic: str
-    topic_id: str
-    partitions: int
-    configs: TopicConfigs
-    read_version: int
-    leader_epoch: int
-    inline_bytes: int = 0
-    looked: Moment | None = field(default=None, compare=False, repr=False)
-
-    def __reduce__(self) -> tuple[type[AppendTarget], tuple[object, ...]]:
-        # Another process must look for itself.
-        return AppendTarget, tuple(getattr(self, member.name) for member in fields(self) if member.name != "looked")
-
-
-@dataclass(frozen=True)
-class TopicFiles:
-    target: AppendTarget
-    files: tuple[FileSlices, ...]
-
-    @property
-    def records(self) -> int:
-        return sum(sum(file.records) for file in self.files)
-
-
-@dataclass(frozen=True, slots=True)
-class AppendOutcome:
-    """First and next offsets of an append, per partition that got records. `skipped`: a replay (see `note`)."""
-
-    version: int
-    base: Mapping[int, int]
-    end: Mapping[int, int]
-    records: int
-    skipped: bool = False
-    note: str = ""
-    commit_id: str = ""
-    time_ms: int = -1
-    """Of the commit: the time of its records under LogAppendTime; -1 without one."""
-
-
-def appended(commit: Commit | None, records: int) -> AppendOutcome:
-    if commit is None or not commit.files:
-        version, commit_id = (-1, "") if commit is None else (commit.version, commit.commit_id)
-        return AppendOutcome(version, {}, {}, 0, True, "a replay: only the new run was recorded", commit_id)
-    base: dict[int, int] = {}
-    end: dict[int, int] = {}
-    for file in commit.files:
-        for partition, first, offsets in zip(file.partition, file.base, file.offsets, strict=True):
-            base.setdefault(partition, first)
-            end[partition] = first + offsets
-    return AppendOutcome(commit.version, base, end, records, commit_id=commit.commit_id, time_ms=commit.time_ms)
-
-
-FILE_BYTES = 1 << 30
-MAX_BUFFER_BYTES = 1 << 30
-"""Arrow's 32-bit offsets reach 2 GiB: a buffer must stay well below."""
-
-
-@dataclass(frozen=True, slots=True)
-class WriteOptions:
-    """Codec and sizes of a write, for `Topic.append` and `Transaction.append`.
-
-    Args:
-        codec: counts where the topic's `compression.type` is `producer`.
-        level: of the codec; None: the topic's `compression.*.level` (zstd: 1).
-        batch_bytes: of a record batch, uncompressed.
-        buffer_bytes: Arrow data held before a flush (`write.buffer.bytes`).
-        file_bytes: where a file ends and the next begins.
-    """
-
-    codec: Codec = "zstd"
-    level: int | None = None
-    batch_bytes: int = 512 << 10
-    buffer_bytes: int = 64 << 20
-    file_bytes: int = FILE_BYTES
-
-    def __post_init__(self) -> None:
-        NAME.check("codec", self.codec)
-        WHOLE.or_none().check("level", self.level)
-        for name in ("batch_bytes", "buffer_bytes", "file_bytes"):
-            NUMBER.check(name, getattr(self, name))
-        if self.codec not in CODECS:
-            near = nearest(self.codec, CODECS, limit=1)
-            hint = f", perhaps {near[0]}" if near else ""
-            raise BadRequest(f"expected a codec of {', '.join(CODECS)}, found {self.codec!r}{hint}")
-        if not 1 <= self.buffer_bytes <= MAX_BUFFER_BYTES:
-            raise BadRequest(f"expected write.buffer.bytes of 1 to {MAX_BUFFER_BYTES}, found {self.buffer_bytes}")
-        if self.batch_bytes < 1 or self.file_bytes < 1:
-            raise BadRequest(f"expected positive sizes, found batch {self.batch_bytes} and file {self.file_bytes}")
 
 
 class AppendWriter:
@@ -455,6 +311,10 @@ def batches(data: ArrowData) -> Iterator[pa.RecordBatch]:
             yield stream
         else:
             yield from stream.to_batches() if isinstance(stream, pa.Table) else stream
+
+
+def is_table(data: ArrowData) -> TypeGuard[pa.Table | pa.RecordBatch]:
+    return isinstance(data, pa.Table | pa.RecordBatch)
 
 
 def _is_arrow(data: object) -> bool:

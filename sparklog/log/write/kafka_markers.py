@@ -29,7 +29,7 @@ from sparklog.log.state.commit_log import CommitLog
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import FileSlices, SliceFlag
 from sparklog.log.state.topic_state import Head
-from sparklog.log.write.append_writer import AppendOutput
+from sparklog.log.write.append_output import AppendOutput
 
 MAX_EPOCH = 2**15 - 1
 TRIES = 10

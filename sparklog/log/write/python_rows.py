@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from sparklog.errors import BadRequest, did_you_mean
 from sparklog.format.arrow_numpy import bytes_array, text_array
-from sparklog.log.state.view import HEADERS_TYPE
+from sparklog.log.state.record_schema import HEADERS_TYPE
 from sparklog.log.write.rows import ROW_COLUMNS
 
 ROWS_AT_ONCE = 65_536

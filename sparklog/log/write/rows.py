@@ -31,8 +31,8 @@ import pyarrow as pa
 
 from sparklog.errors import BadRequest
 from sparklog.format.arrow_numpy import fixed_values, valid_rows
+from sparklog.log.state.record_schema import HEADERS_TYPE
 from sparklog.log.state.slices import ANYWHERE
-from sparklog.log.state.view import HEADERS_TYPE
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]

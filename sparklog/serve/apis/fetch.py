@@ -16,7 +16,6 @@ from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED
 from sparklog.serve.codes import Code, code_of
 from sparklog.serve.served_log import Ends
 from sparklog.serve.services import ServedRequest, Services
-from sparklog.serve.stored_batches import StoredPlace
 from sparklog.serve.users import READ
 
 NO_SESSION = 0
@@ -108,6 +107,8 @@ def _partition(
     end, nbytes = bound.end(isolation), min(partition["partitionMaxBytes"], room)
     if offset >= end or (nbytes <= 0 and not first):
         return row
+    from sparklog.serve.stored_batches import StoredPlace
+
     try:
         place = StoredPlace(topic, services.log.topic_id(topic), number, isolation, offset)
         records = services.batches.read(place, end, nbytes, at_least_one=first)

@@ -10,8 +10,7 @@ import asyncio
 import logging
 
 from sparklog.format.coordinators.message_schema import Fields
-from sparklog.serve.appends import ProduceAnswer
-from sparklog.serve.codes import Code
+from sparklog.serve.codes import Code, ProduceAnswer
 from sparklog.serve.services import ServedRequest
 from sparklog.serve.users import WRITE
 

@@ -26,7 +26,7 @@ from sparklog.groups.group_state import GROUPS, NO_EPOCH, GroupState, TopicOffse
 from sparklog.log.decisions.decision import DECISIONS, Decisions, Prepared, PreparedGroup
 from sparklog.log.decisions.decision_log import open_transactions
 from sparklog.log.journal.chain import EntryChain, EntrySpan
-from sparklog.log.journal.clocks import iso_time, newest_at
+from sparklog.log.journal.clocks import newest_at
 from sparklog.log.journal.entry_log import E, EntryKind
 from sparklog.log.journal.names import (
     VERSION_DIGITS,
@@ -45,6 +45,7 @@ from sparklog.log.topic.backup_manifest import EntriesBackup, Manifest, TopicBac
 from sparklog.log.topic.cloning import file_slices
 from sparklog.log.topic.root import Root
 from sparklog.storage.store import Store
+from sparklog.times import iso_time
 from sparklog.tools.backup.consistent_cut import Cut, CutBounds, all_offsets, committed_in, cut_between, cut_now
 from sparklog.tools.backup.copying import FileCopy, data_file, files_named, listed, oldest_base, start_at
 from sparklog.tools.backup.damaged_logs import DamagedLogs

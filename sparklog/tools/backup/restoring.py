@@ -24,7 +24,7 @@ from sparklog.errors import BadRequest, Corrupt, NotFound, Unavailable
 from sparklog.groups.group_state import GROUPS, GroupState
 from sparklog.log.decisions.decision import DECISIONS, Decisions
 from sparklog.log.journal.chain import EntryChain
-from sparklog.log.journal.clocks import SYSTEM, Env, iso_time
+from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.journal.create_object import create_or_read
 from sparklog.log.journal.documents import (
     BOOLEAN,
@@ -58,6 +58,7 @@ from sparklog.log.state.topic_state import EMPTY, Head
 from sparklog.log.topic.backup_manifest import LEFT_OUT_JSON, LeftOut, backup_numbers
 from sparklog.log.topic.root import open_root
 from sparklog.storage.store import Store
+from sparklog.times import iso_time
 from sparklog.tools.backup.backing_up import Holds, write_checkpoint
 from sparklog.tools.backup.consistent_cut import Cut
 from sparklog.tools.backup.copying import AT_ONCE, Copied, CopyOptions, FileCopy, Progress, copy_all, silent

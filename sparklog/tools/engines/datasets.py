@@ -20,16 +20,15 @@ import pyarrow.dataset as ds
 
 from sparklog.errors import BadRequest, NotFound, did_you_mean
 from sparklog.log.journal.arguments import NAME, NAMES, checked
-from sparklog.log.journal.clocks import warn_of_seconds
 from sparklog.log.read.read_plan import check_isolation, read_parts
 from sparklog.log.read.record_batches import schema_of, stream_reader
 from sparklog.log.read.table_plan import AsOf
 from sparklog.log.read.topic_scan import check_threads
 from sparklog.log.read.topic_table import TopicTable, open_table
+from sparklog.log.state.record_schema import RECORD_SCHEMA
 from sparklog.log.state.view import (
     COLUMNS,
     READ_COMMITTED,
-    RECORD_SCHEMA,
     IsolationLevel,
     LogView,
     OffsetRange,
@@ -39,6 +38,7 @@ from sparklog.log.state.view import (
 from sparklog.log.topic.root import ROOT, Root, RootView, open_root
 from sparklog.opening import open_view, resolve
 from sparklog.storage.store import Store
+from sparklog.times import warn_of_seconds
 from sparklog.tools.engines.narrowing import Spans, columns_of, narrowed
 
 T = TypeVar("T")

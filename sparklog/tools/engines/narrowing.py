@@ -20,7 +20,8 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from pyarrow.fs import LocalFileSystem
 
-from sparklog.log.state.view import RECORD_SCHEMA, OffsetRange
+from sparklog.log.state.record_schema import RECORD_SCHEMA
+from sparklog.log.state.view import OffsetRange
 
 Int64s = npt.NDArray[np.int64]
 

@@ -20,7 +20,8 @@ import pyarrow.dataset as ds
 
 from sparklog.errors import BadRequest
 from sparklog.log.journal.arguments import NAMES, checked
-from sparklog.log.state.view import COLUMNS, READ_COMMITTED, RECORD_SCHEMA, IsolationLevel
+from sparklog.log.state.record_schema import RECORD_SCHEMA
+from sparklog.log.state.view import COLUMNS, READ_COMMITTED, IsolationLevel
 from sparklog.log.topic.root import ROOT
 from sparklog.tools.engines.datasets import ByTopic, RootLike, TopicDataset, datasets
 from sparklog.tools.engines.narrowing import columns_of

@@ -25,7 +25,7 @@ from sparklog.kafka.in_place.directory import CONSUMER_OFFSETS
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED
 from sparklog.log.topic.root import Root, open_root
 from sparklog.log.topic.topic import Topic
-from sparklog.log.write.append_writer import WriteOptions
+from sparklog.log.write.append_target import WriteOptions
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.testing.world import START_MS
 from tests.fixture_data import expected_offsets, expected_records

@@ -33,7 +33,7 @@ from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED
 from sparklog.log.topic.root import open_root
 from sparklog.log.topic.topic import Topic
-from sparklog.log.write.append_writer import WriteOptions
+from sparklog.log.write.append_target import WriteOptions
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.testing.faulty_store import Call, Fault, FaultKind, FaultyStore
 from sparklog.testing.world import START_MS, World

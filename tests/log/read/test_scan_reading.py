@@ -21,7 +21,8 @@ from sparklog.log.read.read_plan import NativeReadPart, plan_parts, read_parts
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
 from sparklog.log.topic.root import RootView
 from sparklog.log.topic.topic import Topic
-from sparklog.log.write.append_writer import AppendWriter, WriteOptions
+from sparklog.log.write.append_target import WriteOptions
+from sparklog.log.write.append_writer import AppendWriter
 from sparklog.storage.memory import MemoryStore
 from sparklog.testing.faulty_store import Fault, FaultKind, FaultyStore, Script
 from sparklog.transactions.producer import transactional

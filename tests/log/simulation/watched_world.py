@@ -15,7 +15,7 @@ from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.topic.root import Root, open_root
 from sparklog.log.topic.topic import Topic
-from sparklog.log.write.append_writer import AppendOutcome, AppendTarget
+from sparklog.log.write.append_target import AppendOutcome, AppendTarget
 from sparklog.testing.faulty_store import Call, Fault, FaultKind, FaultyStore
 from sparklog.testing.world import START_MS, World
 from tests.log.simulation.model import Model, TopicModel, WatchedStore

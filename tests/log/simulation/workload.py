@@ -13,7 +13,7 @@ from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.topic.root import Root, open_root
 from sparklog.log.topic.topic import Topic
-from sparklog.log.write.append_writer import AppendOutcome, AppendTarget
+from sparklog.log.write.append_target import AppendOutcome, AppendTarget
 from sparklog.log.write.inline_records import unwritten, written_slices
 from sparklog.storage.store import Store
 from sparklog.testing.faulty_store import Call, Crash, Decide, Fault, FaultKind

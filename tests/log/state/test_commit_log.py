@@ -18,7 +18,7 @@ from sparklog.log.state.commit import TAKEOVER, Hold, Resolved, Txn, decode_comm
 from sparklog.log.state.invariants import check_state
 from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.topic.root import open_root
-from sparklog.log.write.append_writer import AppendOutcome
+from sparklog.log.write.append_target import AppendOutcome
 from sparklog.storage.local import LocalStore
 from sparklog.storage.memory import MemoryStore
 from sparklog.testing.faulty_store import Crash, Fault, FaultKind, FaultyStore, Script

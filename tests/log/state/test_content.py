@@ -14,7 +14,8 @@ from sparklog.log.state.commit import WRITER_JSON, Writer
 from sparklog.log.state.slices import Content, content_of
 from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.topic.topic import Topic
-from sparklog.log.write.append_writer import AppendWriter, WriteOptions
+from sparklog.log.write.append_target import WriteOptions
+from sparklog.log.write.append_writer import AppendWriter
 from sparklog.testing.world import World
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))

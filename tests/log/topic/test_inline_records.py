@@ -28,7 +28,8 @@ from sparklog.log.state import commit, commit_intents
 from sparklog.log.state.commit import decode_commit, tail_of
 from sparklog.log.state.recent_tails import RECENT, RecentTails
 from sparklog.log.topic.topic import Topic
-from sparklog.log.write.append_writer import AppendWriter, write_out
+from sparklog.log.write.append_output import write_out
+from sparklog.log.write.append_writer import AppendWriter
 from sparklog.log.write.inline_records import is_unwritten, joined, slice_bytes, tail_bytes, written_slices
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.testing.world import World

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sparklog.errors import BadRequest
 from sparklog.format.arrow_numpy import fixed_array, fixed_values, repeated_text, text_array, valid_rows
-from sparklog.log.state.view import HEADERS_TYPE
+from sparklog.log.state.record_schema import HEADERS_TYPE
 from sparklog.log.write.rows import check_columns, rows_of
 
 Header = tuple[str, bytes | None]

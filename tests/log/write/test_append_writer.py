@@ -18,7 +18,8 @@ from sparklog.log.state.slices import FileSlices, SliceFlag
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, OffsetRange
 from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.topic.root import RootView
-from sparklog.log.write.append_writer import AppendWriter, WriteOptions
+from sparklog.log.write.append_target import WriteOptions
+from sparklog.log.write.append_writer import AppendWriter
 from sparklog.log.write.rows import sticky_seed
 from sparklog.storage.memory import MemoryStore
 from sparklog.testing.world import START_MS

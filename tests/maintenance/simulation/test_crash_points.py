@@ -14,7 +14,8 @@ from sparklog.compaction.run import CompactOptions, Plans, compact_topic
 from sparklog.errors import SparklogError
 from sparklog.log.state.commit import Resolved, Txn
 from sparklog.log.topic.root import Root, topic_of
-from sparklog.log.write.append_writer import AppendWriter, WriteOptions
+from sparklog.log.write.append_target import WriteOptions
+from sparklog.log.write.append_writer import AppendWriter
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.retain import retain_topic
 from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, Script

@@ -26,7 +26,8 @@ from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED
 from sparklog.log.topic.root import Root, open_root, topic_of
 from sparklog.log.topic.topic import Topic
-from sparklog.log.write.append_writer import AppendOutcome, AppendTarget, AppendWriter, WriteOptions
+from sparklog.log.write.append_target import AppendOutcome, AppendTarget, WriteOptions
+from sparklog.log.write.append_writer import AppendWriter
 from sparklog.maintenance.work_items import Done, InProcess, Progress, Settings, Work, silent
 from sparklog.retention.retain import retain_topic
 from sparklog.testing.faulty_store import Decide, FaultyStore

@@ -105,7 +105,8 @@ def check(restored: Path, source: Root) -> None:
         assert set(found[name]) <= set(values(source, name))
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
 def test_killed_and_run_again_while_four_write(tmp_path: Path, seed: int) -> None:
     chances = random.Random(seed)
     source, place = tmp_path / "source", tmp_path / "place"

@@ -11,7 +11,8 @@ import pytest
 
 import sparklog
 from sparklog.errors import BadRequest, NotFound
-from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, RECORD_SCHEMA, OffsetRange
+from sparklog.log.state.record_schema import RECORD_SCHEMA
+from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
 from sparklog.testing.world import World
 from sparklog.testing.wrapper_stores import CountingStore
 from sparklog.tools.engines.datasets import _in_turn

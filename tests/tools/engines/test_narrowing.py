@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pytest
 
-from sparklog.log.state.view import RECORD_SCHEMA
+from sparklog.log.state.record_schema import RECORD_SCHEMA
 from sparklog.tools.engines.narrowing import LATEST_MS, Spans, columns_of, narrowed
 
 SPANS = [(0, 10, 1000, 1999), (10, 11, 2000, 2000), (11, 40, 1500, 2500), (60, 61, 2501, 2501), (61, 90, 2600, 3000)]

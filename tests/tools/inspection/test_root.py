@@ -14,7 +14,7 @@ from sparklog.compaction.run import CompactOptions, compact_topic
 from sparklog.format.payloads import RecordFields
 from sparklog.format.record_batch import Payloads
 from sparklog.log.topic.root import Root, RootView
-from sparklog.log.write.append_writer import WriteOptions
+from sparklog.log.write.append_target import WriteOptions
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.testing.world import START_MS
 from sparklog.tools.inspection.hot_keys import HotKeys

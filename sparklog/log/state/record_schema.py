@@ -1,0 +1,20 @@
+"""Arrow types of records as readers get them: those of `sparklog.log.state.view.COLUMNS`."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+HEADERS_TYPE = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+RECORD_SCHEMA = pa.schema(
+    [
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field("topic", pa.string()),
+        pa.field("partition", pa.int32()),
+        pa.field("offset", pa.int64()),
+        # Kafka's exact milliseconds; the Spark adapter casts to microseconds and saturates there.
+        pa.field("timestamp", pa.timestamp("ms", tz="UTC")),
+        pa.field("timestampType", pa.int32()),
+        pa.field("headers", HEADERS_TYPE),
+    ]
+)

@@ -1,0 +1,115 @@
+"""An append before and after: WriteOptions and AppendTarget (driver to task), TopicFiles (back), and AppendOutcome."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+
+from sparklog.errors import BadRequest, nearest
+from sparklog.format.record_batch import CODECS, Codec
+from sparklog.log.journal.arguments import NAME, NUMBER, WHOLE
+from sparklog.log.journal.clocks import Moment
+from sparklog.log.state.commit import Commit
+from sparklog.log.state.configs import TopicConfigs
+from sparklog.log.state.slices import FileSlices
+from sparklog.storage.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class AppendTarget:
+    """The topic as a task writes files for it: picklable, carried from the driver to the tasks.
+
+    `inline_bytes`: of records that go into the commit, at most.
+    `looked`: when the root was seen to be the one that was opened, where that cost no time of its own.
+    """
+
+    store: Store
+    root_id: str
+    topic: str
+    topic_id: str
+    partitions: int
+    configs: TopicConfigs
+    read_version: int
+    leader_epoch: int
+    inline_bytes: int = 0
+    looked: Moment | None = field(default=None, compare=False, repr=False)
+
+    def __reduce__(self) -> tuple[type[AppendTarget], tuple[object, ...]]:
+        # Another process must look for itself.
+        return AppendTarget, tuple(getattr(self, member.name) for member in fields(self) if member.name != "looked")
+
+
+@dataclass(frozen=True)
+class TopicFiles:
+    target: AppendTarget
+    files: tuple[FileSlices, ...]
+
+    @property
+    def records(self) -> int:
+        return sum(sum(file.records) for file in self.files)
+
+
+@dataclass(frozen=True, slots=True)
+class AppendOutcome:
+    """First and next offsets of an append, per partition that got records. `skipped`: a replay (see `note`)."""
+
+    version: int
+    base: Mapping[int, int]
+    end: Mapping[int, int]
+    records: int
+    skipped: bool = False
+    note: str = ""
+    commit_id: str = ""
+    time_ms: int = -1
+    """Of the commit: the time of its records under LogAppendTime; -1 without one."""
+
+
+def appended(commit: Commit | None, records: int) -> AppendOutcome:
+    if commit is None or not commit.files:
+        version, commit_id = (-1, "") if commit is None else (commit.version, commit.commit_id)
+        return AppendOutcome(version, {}, {}, 0, True, "a replay: only the new run was recorded", commit_id)
+    base: dict[int, int] = {}
+    end: dict[int, int] = {}
+    for file in commit.files:
+        for partition, first, offsets in zip(file.partition, file.base, file.offsets, strict=True):
+            base.setdefault(partition, first)
+            end[partition] = first + offsets
+    return AppendOutcome(commit.version, base, end, records, commit_id=commit.commit_id, time_ms=commit.time_ms)
+
+
+FILE_BYTES = 1 << 30
+MAX_BUFFER_BYTES = 1 << 30
+"""Arrow's 32-bit offsets reach 2 GiB: a buffer must stay well below."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """Codec and sizes of a write, for `Topic.append` and `Transaction.append`.
+
+    Args:
+        codec: counts where the topic's `compression.type` is `producer`.
+        level: of the codec; None: the topic's `compression.*.level` (zstd: 1).
+        batch_bytes: of a record batch, uncompressed.
+        buffer_bytes: Arrow data held before a flush (`write.buffer.bytes`).
+        file_bytes: where a file ends and the next begins.
+    """
+
+    codec: Codec = "zstd"
+    level: int | None = None
+    batch_bytes: int = 512 << 10
+    buffer_bytes: int = 64 << 20
+    file_bytes: int = FILE_BYTES
+
+    def __post_init__(self) -> None:
+        NAME.check("codec", self.codec)
+        WHOLE.or_none().check("level", self.level)
+        for name in ("batch_bytes", "buffer_bytes", "file_bytes"):
+            NUMBER.check(name, getattr(self, name))
+        if self.codec not in CODECS:
+            near = nearest(self.codec, CODECS, limit=1)
+            hint = f", perhaps {near[0]}" if near else ""
+            raise BadRequest(f"expected a codec of {', '.join(CODECS)}, found {self.codec!r}{hint}")
+        if not 1 <= self.buffer_bytes <= MAX_BUFFER_BYTES:
+            raise BadRequest(f"expected write.buffer.bytes of 1 to {MAX_BUFFER_BYTES}, found {self.buffer_bytes}")
+        if self.batch_bytes < 1 or self.file_bytes < 1:
+            raise BadRequest(f"expected positive sizes, found batch {self.batch_bytes} and file {self.file_bytes}")
