@@ -268,3 +268,14 @@ def test_sql_views(spark: SparkSession, root: str) -> None:
     write(keyed(spark, 5), root, topic="t")
     spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW v USING sparklog OPTIONS (path '{root}', subscribe 't')")
     assert spark.sql("SELECT count(*) FROM v WHERE offset >= 2").first()[0] == 3
+
+
+def test_a_backup_is_read_and_not_written(spark: SparkSession, root: str) -> None:
+    place = f"{root}-backup"
+    sparklog.open(root, create=True).create_topic("t").append({"value": ["x"]})
+    sparklog.backup(root, place)
+    sparklog.open(root).topic("t").append({"value": ["later"]})
+    for df in (read(spark, place, subscribe="t"), read(spark, f"{place}/t")):
+        assert [row.value for row in df.collect()] == [b"x"]
+    with pytest.raises(Exception, match="place of backups, which is only read"):
+        write(keyed(spark, 1), place, topic="t")
