@@ -6,7 +6,6 @@ callback costs a producer as much as the record.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count, islice, repeat
@@ -16,6 +15,7 @@ from sparklog.errors import BadRequest, SparklogError
 from sparklog.log.journal.clocks import Env
 from sparklog.producers.futures import RecordFuture
 from sparklog.producers.producer import Producer
+from sparklog.storage.fork_safety import ForkLock
 
 MIB = 1 << 20
 SAMPLE_MS = 1
@@ -73,7 +73,7 @@ class _Watch:
 
     def __init__(self, now_ms: Callable[[], float]) -> None:
         self._now_ms = now_ms
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
         self._all: list[float] = []
         self._recent: list[float] = []
         self.error: SparklogError | None = None
