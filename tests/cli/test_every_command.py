@@ -155,6 +155,7 @@ def test_examples_do_what_they_say_when_they_are_copied(
     run_the_examples(place, monkeypatch, more)
 
 
+@pytest.mark.slow
 @pytest.mark.java
 def test_examples_do_what_they_say_of_a_bucket(place: Path, monkeypatch: pytest.MonkeyPatch, bucket: str) -> None:
     """Each root, and the backups, are named by a URL in place of a path."""

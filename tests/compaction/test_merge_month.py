@@ -367,6 +367,7 @@ def test_small_segments(segment_bytes: int) -> None:
     assert max(found.most()) <= MANY, found.most()
 
 
+@pytest.mark.slow
 def test_a_topic_that_is_never_sealed() -> None:
     """By time or size: the tiers alone hold it."""
     never = {"segment.bytes": 2**31 - 1, "segment.ms": 2**62}

@@ -88,7 +88,7 @@ def test_a_repair_changes_things_in_few_steps(world: World, calls: list[Call]) -
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("kind", [FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER])
+@pytest.mark.parametrize("kind", [FaultKind.CRASH_BEFORE, pytest.param(FaultKind.CRASH_AFTER, marks=pytest.mark.slow)])
 def test_it_dies_at_every_step(world: World, calls: list[Call], kind: FaultKind) -> None:
     assert_no_worse(world, calls, kind)
 

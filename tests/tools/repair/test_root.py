@@ -107,12 +107,12 @@ def test_other_damage_to_what_follows_from_the_rest(small: World) -> None:
     other_damage(small, random.Random(2), SMALL, 1)
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_flipped_bits_of_every_kind_of_file(whole: WholeRoot) -> None:
     flips(whole, random.Random(3), KINDS, 6)
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_other_damage_of_every_kind_of_file(whole: WholeRoot) -> None:
     other_damage(whole, random.Random(4), KINDS, 8)
 
