@@ -65,7 +65,6 @@ INDIRECT: Mapping[str, tuple[str, ...]] = {
         "tests/log/read/test_scan_reading.py",
         "tests/log/read/test_time_lookup.py",
     ),
-    "sparklog/log/read/snapshot_view.py": ("tests/log/read/test_scan_reading.py", "tests/transactions/test_reading.py"),
     "sparklog/log/read/topic_reader.py": ("tests/test_api.py", "tests/log/read/test_scan_reading.py"),
     "sparklog/log/state/clone_holds.py": ("tests/tools/backup/test_cloning.py",),
     "sparklog/log/state/description.py": ("tests/log/topic/test_root_topic.py", "tests/cli/test_configs.py"),
