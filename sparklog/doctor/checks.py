@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata, util
+from itertools import filterfalse
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -96,6 +97,7 @@ _ASK = (
     "    except Exception as error: facts[name] = None; facts['error'] = repr(error)\n"
     "print(json.dumps(facts))"
 )
+_OLDER_PYTHON = re.compile(r"""python_version\s*<\s*["']([\d.]+)["']""")
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*([^;]*)(?:;.*extra\s*==\s*['\"](\w+)['\"])?")
 _BOUND = re.compile(r"(>=|<=|==|!=|<|>)\s*([\d.]+)")
 
@@ -154,9 +156,14 @@ class Requirement(NamedTuple):
     extra: str
 
 
+def _is_for_an_older_python(text: str) -> bool:
+    below = _OLDER_PYTHON.search(text)
+    return below is not None and sys.version_info[:2] >= _numbers(below[1])[:2]
+
+
 def read_requirements(texts: Sequence[str]) -> list[Requirement]:
-    """Return the requirements of a distribution's metadata."""
-    matches = filter(None, map(_REQUIREMENT.match, texts))
+    """Return the requirements of a distribution's metadata, without those that only an older Python has."""
+    matches = filter(None, map(_REQUIREMENT.match, filterfalse(_is_for_an_older_python, texts)))
     return [Requirement(match[1], match[2].strip().strip("()"), match[3] or "") for match in matches]
 
 

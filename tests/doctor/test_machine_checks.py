@@ -141,6 +141,8 @@ def test_a_version_is_held_against_its_range(version: str, wanted: str, outside:
 
 
 def test_requirements_as_metadata_has_them() -> None:
+    given = ["tomli<3,>=2.0.1; python_version < '3.10'", 'later>=1; python_version < "3.99"']
+    assert read_requirements(given) == [("later", ">=1", "")]
     given = ["numpy<3,>=1.26", "pandas<3,>=2.2; extra == 'connect'", 'pyspark[connect] (<4.3,>=4.2) ; extra == "spark"']
     assert read_requirements(given) == [
         ("numpy", "<3,>=1.26", ""),
