@@ -232,6 +232,7 @@ def sessions(spark: SparkSession, spark_folder: Path) -> tuple[SparkSession, Pat
     return spark, spark_folder
 
 
+@pytest.mark.slow
 def test_driver_killed_at_any_moment(sessions: tuple[SparkSession, Path], tmp_path: Path) -> None:
     run_with_kills(sessions, on_disk(tmp_path), range(1), seed=1)
 

@@ -93,7 +93,7 @@ def test_it_dies_at_every_step(world: World, calls: list[Call], kind: FaultKind)
     assert_no_worse(world, calls, kind)
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_a_store_that_refuses_one_request_costs_another_repair(world: World, calls: list[Call]) -> None:
     before = world.store.snapshot()
     for call in calls:
