@@ -175,7 +175,7 @@ def _be_the_tests(checkout: Path, tests: Sequence[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the tests of a module said of one mutant; `title` is the module's where they fail without a change."""
+    """Verdict of a module's tests on one mutant; `title` is the module's where they fail without a change."""
 
     module: str
     title: str

@@ -116,7 +116,9 @@ class FunctionCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
-            ctx.default_map = user_settings().defaults()
+            # Read once: parameters that name a root ask the context.
+            ctx.obj = user_settings()
+            ctx.default_map = ctx.obj.defaults()
             return super().parse_args(ctx, args)
         except click.UsageError as error:
             # click leaves it out of the error for an option without its value.

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from click import UsageError
+from click import UsageError, get_current_context
 
 CONFIG_VARIABLE = "SPARKLOG_CONFIG"
 FORMS = ("table", "json", "csv")
@@ -62,8 +62,9 @@ def user_settings() -> UserSettings:
 
 
 def root_of_name(text: str) -> str:
-    """Return the location that a name stands for, else the text itself."""
-    return user_settings().roots.get(text, text)
+    """Return the location that a name stands for in the settings of the command that runs, else the text itself."""
+    settings = get_current_context().obj
+    return settings.roots.get(text, text) if isinstance(settings, UserSettings) else text
 
 
 def _parsed(path: str, text: str) -> dict[str, Any]:

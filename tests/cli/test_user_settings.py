@@ -98,3 +98,10 @@ def test_a_wrong_file_is_one_line(config: Path, text: str, message: str) -> None
 def test_a_file_that_is_named_has_to_be_there(config: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SPARKLOG_CONFIG", str(tmp_path / "none.toml"))
     assert "which does not exist" in shown("topics", "list", code=2)
+
+
+def test_a_server_takes_the_name_of_a_root(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config.write_text(f'[roots]\nfirst = "{tmp_path}/none"\n')
+    assert f"{tmp_path}/none" in shown("serve", "first", code=1)
+    monkeypatch.setenv("SPARKLOG_ROOT", "first")
+    assert f"{tmp_path}/none" in shown("serve", code=1)

@@ -9,6 +9,7 @@ from click import BadParameter
 
 from sparklog.cli.options import comma_separated, whole_number
 from sparklog.cli.parameters import Argument, Commands, Option
+from sparklog.cli.user_settings import root_of_name
 
 if TYPE_CHECKING:
     from sparklog.serve.addresses import Address
@@ -77,6 +78,7 @@ def serve(
         Argument(
             metavar="LOCATION",
             envvar="SPARKLOG_ROOT",
+            parser=root_of_name,
             help="A root, a topic's folder, a place of backups, a Kafka log directory or partition; or SPARKLOG_ROOT.",
         ),
     ] = None,
