@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 
 from sparklog.groups.consumer import Consumer
 from sparklog.log.journal.clocks import Env
+from sparklog.tools.perf.producing import MIB
 
-MIB = 1 << 20
 POLL_S = 0.1
 
 
