@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from sparklog.groups.consumer import Consumer
 from sparklog.log.journal.clocks import Env
-from sparklog.tools.perf.producing import MIB
+from sparklog.tools.perf import MIB
 
 POLL_S = 0.1
 

@@ -16,8 +16,8 @@ from sparklog.log.journal.clocks import Env
 from sparklog.producers.futures import RecordFuture
 from sparklog.producers.producer import Producer
 from sparklog.storage.fork_safety import ForkLock
+from sparklog.tools.perf import MIB
 
-MIB = 1 << 20
 SAMPLE_MS = 1
 """Between two records whose latency is asked for, at least."""
 PAYLOADS = 1_024
