@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         compact,
         export_kafka,
         import_kafka,
+        repartition,
         restore,
         retain,
         verify,
@@ -55,14 +56,14 @@ __all__ = [
     "TopicReader", "TopicTable", "Transaction", "TransactionalProducer", "Unavailable", "View", "Wakeup",
     "WriteOptions", "WriterKey", "__version__", "backup", "clone", "compact", "configure", "consumer", "datasets",
     "duckdb", "export_kafka", "import_kafka", "open", "open_view", "partitioned", "polars", "producer", "register",
-    "restore", "retain", "table", "transactional", "verify", "watch",
+    "repartition", "restore", "retain", "table", "transactional", "verify", "watch",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:
     __getattr__ = lazy_names(
         __name__,
         {
-            "sparklog.api": "backup clone compact export_kafka import_kafka restore retain verify",
+            "sparklog.api": "backup clone compact export_kafka import_kafka repartition restore retain verify",
             "sparklog.datasource.session": "configure register",
             "sparklog.datasource.data_source": "partitioned",
             "sparklog.datasource.watch": "watch",
