@@ -21,7 +21,6 @@ if TYPE_CHECKING:
         compact,
         export_kafka,
         import_kafka,
-        repartition,
         restore,
         retain,
         verify,
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
     from sparklog.producers.producer import Producer, producer
     from sparklog.tools.engines.datasets import datasets, duckdb, table
     from sparklog.tools.engines.polars_frames import polars
+    from sparklog.tools.repartition.run import repartition
     from sparklog.transactions.producer import Transaction, TransactionalProducer, transactional
     from sparklog.view import View, open_view
 
@@ -63,7 +63,7 @@ if not TYPE_CHECKING:
     __getattr__ = lazy_names(
         __name__,
         {
-            "sparklog.api": "backup clone compact export_kafka import_kafka repartition restore retain verify",
+            "sparklog.api": "backup clone compact export_kafka import_kafka restore retain verify",
             "sparklog.datasource.session": "configure register",
             "sparklog.datasource.data_source": "partitioned",
             "sparklog.datasource.watch": "watch",
@@ -85,6 +85,7 @@ if not TYPE_CHECKING:
             "sparklog.producers.producer": "Producer producer",
             "sparklog.tools.engines.datasets": "datasets duckdb table",
             "sparklog.tools.engines.polars_frames": "polars",
+            "sparklog.tools.repartition.run": "repartition",
             "sparklog.transactions.producer": "Transaction TransactionalProducer transactional",
         },
     )

@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from sparklog.maintenance.work_items import Runner, Settings
     from sparklog.retention.retain import RetainReport
     from sparklog.tools.backup.restoring import Restored
-    from sparklog.tools.repartition.run import Repartitioned
     from sparklog.tools.verification.findings import Report
 
 PathLike = str | os.PathLike[str]
@@ -309,34 +308,6 @@ def clone(
     """
     warn_of_seconds(time_ms=time_ms)
     return clone_topic(_opened(root), topic, name, version=version, time_ms=time_ms, dry_run=dry_run)
-
-
-@checked(root=ROOT, topic=NAME, name=NAME, partitions=NUMBER)
-def repartition(root: RootLike, topic: str, name: str, *, partitions: int, groups: bool = False) -> Repartitioned:
-    """Copy a topic into one with another number of partitions, by key, each record once; run again, it goes on.
-
-    Args:
-        root: an open root, or its location.
-        topic: the topic to copy, as far as it goes by now. It stays as it is.
-        name: the topic to create with the same configs, or to go on with.
-        partitions: of the new topic.
-        groups: set the offsets in the new topic of groups that have some in the old one. First stop the writers.
-
-    Returns:
-        How many records were copied, now and in all; and the groups, with a `problem` where one was not moved.
-
-    Raises:
-        NotFound: there is no such topic.
-        Conflict: the new topic exists and is no such copy, has other partitions, or records of other writers.
-        BadRequest: a name or a number is not valid.
-
-    Example:
-        copied = sparklog.repartition("/data/log", "orders", "orders-12", partitions=12)
-        print(copied.records)
-    """
-    from sparklog.tools.repartition.run import repartition as run
-
-    return run(_opened(root), topic, name, partitions, groups=groups)
 
 
 @checked(

@@ -51,7 +51,7 @@ def repartition(
             status(f"{total + records:,} records copied")
 
         while True:
-            made = run(opened, topic, to, partitions, groups=move_groups, progress=progress)
+            made = run(opened, topic, to, partitions=partitions, move_groups=move_groups, progress=progress)
             if not follow:
                 break
             total += made.records

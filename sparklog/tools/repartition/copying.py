@@ -52,14 +52,15 @@ AS_THEY_ARE = {
     "message.timestamp.after.max.ms": INT64_MAX,
 }
 """Configs of the new topic for copied records alone: they keep their times."""
+GROWN = "topic %s had %s partitions before: a key may be in several, and their order is not known"
 _LOG = logging.getLogger("sparklog.tools")
 
 Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Copied:
-    """How far old partitions are copied, int64[partitions]: the offset after the last record; records so far."""
+class CopyPositions:
+    """Progress by old partition, int64[partitions]: the offset after the last copied record; records so far."""
 
     offsets: Int64s
     records: Int64s
@@ -70,14 +71,14 @@ def writer_ids(source: Head) -> list[str]:
     return [f"repartition-{source.topic_id}-{partition}" for partition in range(source.partitions)]
 
 
-def copied_by(writers: Mapping[str, Writer] | Mapping[str, WriterEntry], source: Head) -> Copied | None:
+def copied_by(writers: Mapping[str, Writer] | Mapping[str, WriterEntry], source: Head) -> CopyPositions | None:
     """Return the positions that writers of a commit, or of a topic, carry; None if they copy another topic."""
     entries = [writers.get(id_) for id_ in writer_ids(source)]
     if not any(entries):
         return None
     offsets = [0 if entry is None else entry.batch for entry in entries]
     records = [0 if entry is None else entry.count for entry in entries]
-    return Copied(np.array(offsets, np.int64), np.array(records, np.int64))
+    return CopyPositions(np.array(offsets, np.int64), np.array(records, np.int64))
 
 
 class Copying:
@@ -90,24 +91,25 @@ class Copying:
         self._reached = source.head.log_start
 
     def create(self) -> bool:
-        """Create the new topic, with the configs of the old one. False: there is one to go on with."""
-        if self.log.refresh().head.exists:
-            self.copied()
-            return False
+        """Create the new topic, with the configs of the old one. False: it exists, and can be gone on with."""
         source = self.source.head
         writers = tuple(Writer(TXN, id_, 0, None, 0) for id_ in writer_ids(source))
         intent = CreateIntent(self.root.env.new_id(), self.partitions, source.configs, writers=writers)
-        self.root.engine.create(self.name, intent)
-        if source.earlier_partitions:
-            earlier = ", ".join(map(str, source.earlier_partitions))
-            _LOG.warning(
-                "topic %s had %s partitions before: a key may be in several, and their order is not known",
-                self.source.topic,
-                earlier,
-            )
-        return True
+        if not self.log.refresh().head.exists:
+            try:
+                self.root.engine.create(self.name, intent)
+            except Conflict:
+                # Another run was faster, or the name is not allowed.
+                if not self.log.refresh().head.exists:
+                    raise
+            else:
+                if earlier := source.earlier_partitions:
+                    _LOG.warning(GROWN, self.source.topic, ", ".join(map(str, earlier)))
+                return True
+        self.copied()
+        return False
 
-    def copied(self) -> Copied:
+    def copied(self) -> CopyPositions:
         """Return how far the newest known state is. `Conflict` if the new topic is not such a copy."""
         head, source = self.log.head(refresh=False), self.source
         copied = copied_by(head.registry, source.head)
@@ -163,7 +165,7 @@ class Copying:
             return 0
         check_alone(self, self.log.head(refresh=False).log_end, before)
         target = replace(target, configs=target.configs.changed(AS_THEY_ARE))
-        after = Copied(before.offsets.copy(), before.records.copy())
+        after = CopyPositions(before.offsets.copy(), before.records.copy())
         files = write_files(self._rows(ranges, after), target, self.root.env, options=None, writer=None)
         if files:
             rows = zip(writer_ids(self.source.head), after.offsets.tolist(), after.records.tolist(), strict=True)
@@ -178,11 +180,11 @@ class Copying:
         self._reached = ends
         return int((after.records - before.records).sum())
 
-    def _rows(self, ranges: list[OffsetRange], copied: Copied) -> Iterator[pa.RecordBatch]:
+    def _rows(self, ranges: list[OffsetRange], copied: CopyPositions) -> Iterator[pa.RecordBatch]:
         """Yield the records with their new partitions, and move `copied` over them."""
         import pyarrow as pa
 
-        from sparklog.format.arrow_numpy import fixed_values
+        from sparklog.format.arrow_numpy import fixed_array, fixed_values
         from sparklog.format.key_hash import partition_for_key
 
         parts = plan_parts(self.source, ranges, READ_COMMITTED)
@@ -192,11 +194,11 @@ class Copying:
             np.add.at(copied.records, old, 1)
             np.maximum.at(copied.offsets, old, offset + 1)
             by_key = partition_for_key(batch.column("key"), self.partitions)
-            new = pa.array(np.where(by_key < 0, old % self.partitions, by_key))
-            yield batch.select(COLUMNS).append_column("partition", new)
+            new = np.where(by_key < 0, old % self.partitions, by_key).astype(np.int32)
+            yield batch.select(COLUMNS).append_column("partition", fixed_array(new, pa.int32()))
 
 
-def check_alone(copying: Copying, log_ends: Int64s, copied: Copied) -> None:
+def check_alone(copying: Copying, log_ends: Int64s, copied: CopyPositions) -> None:
     """Raise `Conflict` if others have appended to the new topic, which ends so."""
     others = int(log_ends.sum() - copied.records.sum())
     if others:

@@ -28,8 +28,6 @@ from sparklog.log.topic.engine import TopicLog
 from sparklog.storage.parallel_reads import read_each
 from sparklog.tools.repartition.copying import Copying, Int64s, check_alone, copied_by
 
-Flags = npt.NDArray[np.bool_]
-
 
 @dataclass(frozen=True, slots=True)
 class MovedGroup:
@@ -53,10 +51,10 @@ class _Places:
 
     offsets: Int64s
     again: Int64s
-    is_certain: Flags
+    is_certain: npt.NDArray[np.bool_]
 
 
-def move_groups(copying: Copying) -> list[MovedGroup]:
+def set_offsets(copying: Copying) -> list[MovedGroup]:
     """Set offsets in the new topic for each group that has some in the old one; none goes back."""
     source, root = copying.source, copying.root
     groups = Groups(root)
@@ -67,7 +65,8 @@ def move_groups(copying: Copying) -> list[MovedGroup]:
     read = np.zeros((len(names), source.head.partitions), np.int64)
     for row, name in enumerate(names):
         for (topic, partition), item in committed[name].items():
-            if topic == source.topic:
+            # Of a partition that came a moment ago nothing is copied.
+            if topic == source.topic and partition < source.head.partitions:
                 read[row, partition] = item.offset
     places = _places(read, copying)
     moved = []
@@ -86,14 +85,12 @@ def _move(group: Group, topic: str, before: Mapping[int, int], places: _Places, 
         return MovedGroup(group.id, before, problem=problem)
     offsets = dict(enumerate(places.offsets[row].tolist()))
     further = {partition: offset for partition, offset in offsets.items() if offset > before.get(partition, -1)}
-    after = {**offsets, **before, **further}
-    if not further:
-        return MovedGroup(group.id, after)
-    try:
-        group.alter({topic: further})
-    except Conflict as error:
-        return MovedGroup(group.id, before, problem=str(error))
-    return MovedGroup(group.id, after, int(places.again[row]))
+    if further:
+        try:
+            group.alter({topic: further})
+        except Conflict as error:
+            return MovedGroup(group.id, before, problem=str(error))
+    return MovedGroup(group.id, {**offsets, **before, **further}, int(places.again[row]))
 
 
 def _places(read: Int64s, copying: Copying) -> _Places:
@@ -111,11 +108,11 @@ def _places(read: Int64s, copying: Copying) -> _Places:
                 check_alone(copying, ends, before)
                 total, offsets[:] = ends, ends
             grown = after.records > before.records
-            is_unread: Flags = (grown & (after.offsets > read)).any(axis=1)
+            is_unread = np.any(grown & (after.offsets > read), axis=1)
             offsets = np.where(is_unread[:, None] & (added > 0), ends, offsets)
-            is_whole = (~grown | (before.offsets >= read)).all(axis=1)
+            is_whole = np.all(~grown | (before.offsets >= read), axis=1)
             again -= np.where(is_unread & is_whole, added.sum(), 0)
-            is_certain = ((before.records == 0) | (before.offsets <= read)).all(axis=1)
+            is_certain = np.all((before.records == 0) | (before.offsets <= read), axis=1)
             if is_certain.all():
                 break
             after, added, is_newest = before, np.zeros_like(ends), False

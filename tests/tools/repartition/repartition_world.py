@@ -66,7 +66,9 @@ class RepartitionWorld(World):
     def copy(
         self, partitions: int = 5, *, root: Root | None = None, groups: bool = False, step_bytes: int = SMALL_STEPS
     ) -> Repartitioned:
-        return repartition(root or self.root(), "old", "new", partitions, groups=groups, step_bytes=step_bytes)
+        return repartition(
+            root or self.root(), "old", "new", partitions=partitions, move_groups=groups, step_bytes=step_bytes
+        )
 
     def group(self, name: str, **offsets: Mapping[int, int]) -> Group:
         """A group with these offsets by topic."""
@@ -103,7 +105,7 @@ def check_copy(root: Root, partitions: int) -> None:
 def check_group(root: Root, committed: Mapping[int, int], moved: MovedGroup) -> None:
     """Check that a group which had read `old` so far skips nothing in `new`, and reads no more again than it is told.
 
-    It begins at a record that it has not read, give or take what one commit of the copy has.
+    One that had read all reads nothing.
     """
     assert not moved.problem
     old, new = records_of(root, "old"), records_of(root, "new")
@@ -114,7 +116,10 @@ def check_group(root: Root, committed: Mapping[int, int], moved: MovedGroup) -> 
         if offset >= committed.get(partition, 0)
     }
     to_read = {
-        record for partition, rows in new.items() for offset, record in rows.items() if offset >= moved.offsets[partition]
+        record
+        for partition, rows in new.items()
+        for offset, record in rows.items()
+        if offset >= moved.offsets[partition]
     }
     assert unread <= to_read
     assert len(to_read) - len(unread) <= moved.again

@@ -3,21 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from sparklog.api import compact
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, Unavailable
+from sparklog.groups.lag import Groups
 from sparklog.log.topic.root import open_root
 from sparklog.retention.vacuum import UpkeepIntent
 from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, FaultyStore
 from sparklog.testing.world import DAY_MS
 from sparklog.tools.repartition import copying
+from sparklog.tools.repartition.run import repartition
 from sparklog.tools.verification.run import verify_root
 from sparklog.transactions.producer import transactional
+from tests.support.counted_root import CountedRoot
 from tests.support.crash_points import crash_points
 from tests.support.read_only import read_only
 from tests.tools.repartition.repartition_world import RepartitionWorld, check_copy, records_of
+
+
+def test_what_it_costs(tmp_path: Path) -> None:
+    """The counts of docs/reference/cost.md, those of the scan of a commit among them."""
+    place = CountedRoot("bucket", tmp_path)
+    old = place.topic(2, name="old")
+    old.append({"key": ["a", "b"], "value": ["1", "2"]})
+
+    def spent(groups: bool = False) -> tuple[int, int, int]:
+        place.store.reset()
+        repartition(place.root, "old", "new", partitions=3, move_groups=groups)
+        counts = place.store.counts
+        return (
+            counts["create"] + counts["writer"],
+            counts["get"] + counts["stat"],
+            counts["list"] + counts["list_folders"],
+        )
+
+    spent()
+    assert spent() == (0, 3, 0)
+    old.append({"key": ["a", "b"], "value": ["1", "2"]})
+    puts, gets, lists = spent()
+    assert (puts, lists) == (1, 0)
+    assert gets <= 8
+    Groups(place.root).group("g").alter({"old": {0: 1, 1: 1}})
+    spent(groups=True)
+    Groups(place.root).group("g").alter({"old": dict(enumerate(old.log.head().log_end.tolist()))})
+    puts, gets, lists = spent(groups=True)
+    assert puts == 1
+    assert gets <= 15
+    assert lists <= 3
+
 
 FILES = {"inline.records.bytes": "0"}
 
@@ -202,6 +238,7 @@ class TestKilled:
             except Unavailable:
                 world.copy()
             check_copy(world.root(), 5)
+            assert world.copy().total == 150
 
     def test_two_runs_at_the_same_time(self) -> None:
         world = furnished()
@@ -249,7 +286,11 @@ class TestRefused:
         ("prepare", "error", "message"),
         [
             (lambda world: world.root().delete_topic("old"), NotFound, "topic 'old' does not exist"),
-            (lambda world: world.root().create_topic("new", partitions=5), Conflict, "is no copy that repartition made"),
+            (
+                lambda world: world.root().create_topic("new", partitions=5),
+                Conflict,
+                "is no copy that repartition made",
+            ),
             (lambda world: world.copy(4), Conflict, "was made with 4 partitions, found 5: go on with 4"),
             (with_other_records, Conflict, "has 3 records of other writers"),
             (created_again, Conflict, "is no copy that repartition made of topic 'old'"),
@@ -272,9 +313,9 @@ class TestRefused:
         world = RepartitionWorld()
         for name, partitions, message in (("old", 3, "another name"), ("new", 0, "1 to"), ("a/b", 3, "a/b")):
             with pytest.raises(BadRequest, match=message):
-                copying_run(world, name, partitions)
+                repartition(world.root(), "old", name, partitions=partitions)
         with pytest.raises(SparklogError, match="differs only in case"):
-            copying_run(world, "OLD", 3)
+            repartition(world.root(), "old", "OLD", partitions=3)
         assert world.root().topics() == ["old"]
 
     def test_a_root_that_takes_no_file(self) -> None:
@@ -306,9 +347,3 @@ def begun(world: RepartitionWorld) -> copying.Copying:
     copy = copying.Copying(root, root.topic("old").log.read_snapshot(), "new", 2)
     copy.create()
     return copy
-
-
-def copying_run(world: RepartitionWorld, name: str, partitions: int) -> None:
-    from sparklog.tools.repartition.run import repartition
-
-    repartition(world.root(), "old", name, partitions)
