@@ -1,6 +1,8 @@
 """Appends of produced batches: between two commits of a topic is a linger, and the next has all that arrived meanwhile.
 
-One commit of a topic is under way at a time. After a quiet time the first batch does not wait. A batch of an idempotent
+One commit of a topic is under way at a time. After a quiet time the first batch does not wait. After a commit of busy
+producers the next waits, at most a linger, until as many batches are there as producers had sent: each answer brings
+another one, and a commit costs as much for one batch as for five. A batch of an idempotent
 producer is judged by the state that its commit is based on (`producer_sequences`); where that was not the newest, all
 are judged again. A failure of unknown outcome is answered so that the client tries again: then the commits tell.
 """
@@ -11,6 +13,7 @@ import asyncio
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -54,11 +57,17 @@ class _Item:
 
 @dataclass(slots=True)
 class _Topic:
-    """Batches that wait, what commits them, and when it may begin the next commit (loop time)."""
+    """Batches that wait, what commits them, and when the next commit begins (loop time).
+
+    From `earliest` on if `expected` batches wait, else at `latest`.
+    """
 
     waiting: list[_Item] = field(default_factory=list)
     worker: asyncio.Task[None] | None = None
-    begin: float = -math.inf
+    earliest: float = -math.inf
+    latest: float = -math.inf
+    expected: int = 1
+    is_full: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Appends:
@@ -84,6 +93,8 @@ class Appends:
         item = _Item(SentBatch(partition, records, version), loop.create_future())
         queue = self._topics.setdefault(topic, _Topic())
         queue.waiting.append(item)
+        if len(queue.waiting) >= queue.expected:
+            queue.is_full.set()
         if queue.worker is None or queue.worker.done():
             queue.worker = loop.create_task(self._work(topic, queue))
         return item.answer
@@ -91,7 +102,7 @@ class Appends:
     async def _work(self, topic: str, queue: _Topic) -> None:
         loop = asyncio.get_running_loop()
         while queue.waiting:
-            await asyncio.sleep(max(0.0, queue.begin - loop.time()))
+            await self._linger_on(queue)
             begun = loop.time()
             items, nbytes = list[_Item](), 0
             while queue.waiting and (not items or nbytes + queue.waiting[0].size <= COMMIT_BYTES):
@@ -102,12 +113,21 @@ class Appends:
             except SparklogError as error:
                 for item in items:
                     item.result = item.result or ProduceAnswer(code_of(error), message=str(error))
-            # Several batches are of producers that are busy: they send the next ones when they have these answers.
-            queue.begin = self._linger + (loop.time() if len(items) > 1 else begun)
+            queue.earliest = begun + self._linger
+            queue.latest = loop.time() + self._linger
+            queue.expected = len(items) + len(queue.waiting)
             self._log.poke()
             for item in items:
                 if not item.answer.done():
                     item.answer.set_result(item.result or ProduceAnswer(Code.UNKNOWN_SERVER_ERROR))
+
+    async def _linger_on(self, queue: _Topic) -> None:
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(max(0.0, queue.earliest - loop.time()))
+        queue.is_full.clear()
+        if len(queue.waiting) < queue.expected and queue.latest > loop.time():
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(queue.is_full.wait(), queue.latest - loop.time())
 
     # -- in a thread
 

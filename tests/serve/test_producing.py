@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ import pytest
 
 import sparklog
 from sparklog.format.record_batch import BatchHeader
+from sparklog.log.topic.root import RootView
 from sparklog.serve.addresses import Address
+from sparklog.serve.appends import Appends, _Topic
 from sparklog.serve.codes import Code
 from sparklog.serve.producer_sequences import (
     LANDED,
@@ -22,6 +25,7 @@ from sparklog.serve.producer_sequences import (
     OUT_OF_ORDER,
     judge,
 )
+from sparklog.serve.served_log import ServedLog
 from tests.serve.clients import read_with_kafka_python
 from tests.serve.wire import Wire, batch_of
 
@@ -103,6 +107,31 @@ def test_a_topic_has_one_commit_in_a_linger(serve: Callable[..., Address], tmp_p
         assert wires[0].produce("t", {0: batch_of([b"6"])})[0]["errorCode"] == Code.NONE
     assert topic.log.head().version <= 3, "the topic's creation (0), the first, the others, the one after them"
     assert sorted(values(topic, 0) + values(topic, 1)) == [b"%d" % n for n in range(7)]
+
+
+def test_a_commit_begins_once_each_busy_producer_has_sent(tmp_path: Path) -> None:
+    root = sparklog.open(tmp_path, create=True)
+    topic = root.create_topic("t")
+    commits: list[int] = []
+
+    async def run(work: Callable[..., None], name: str, items: Sequence[Any]) -> None:
+        commits.append(len(items))
+        work(name, items)
+
+    async def produce() -> None:
+        an_hour = 3_600.0
+        appends = Appends(ServedLog(RootView(root), root, None), run, an_hour)
+        queue = appends._topics["t"] = _Topic(expected=3, latest=asyncio.get_running_loop().time() + an_hour)
+        answers = [appends.add("t", 0, memoryview(batch_of([b"%d" % n])), 9) for n in range(2)]
+        await asyncio.sleep(0.01)
+        assert commits == []
+        answers.append(appends.add("t", 0, memoryview(batch_of([b"2"])), 9))
+        assert [(await answer).code for answer in answers] == [Code.NONE] * 3
+        assert queue.expected == 3, "each answer brings another batch"
+
+    asyncio.run(produce())
+    assert commits == [3]
+    assert values(topic) == [b"0", b"1", b"2"]
 
 
 def test_a_retry_is_written_once_at_any_server(serve: Callable[..., Address], tmp_path: Path) -> None:
