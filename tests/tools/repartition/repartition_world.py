@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import pyarrow as pa
 from kafka.partitioner.default import murmur2
@@ -18,10 +19,14 @@ from sparklog.tools.repartition.group_offsets import MovedGroup
 from sparklog.tools.repartition.run import Repartitioned, repartition
 
 KEYS = [None, b"", *(b"key %d" % number for number in range(40))]
-HASHES = {key: murmur2(key) for key in (*KEYS, b"a", b"b", b"c", b"d", b"e", b"f") if key is not None}
-"""Of a client of Kafka."""
 SMALL_STEPS = 900
 """Bytes: a few dozen records."""
+
+
+@cache
+def partition_of(key: bytes, partitions: int) -> int:
+    """The number that kafka-python's default partitioner computes."""
+    return int((murmur2(key) & 0x7FFFFFFF) % partitions)
 
 
 @dataclass(frozen=True)
@@ -34,8 +39,8 @@ class Record:
     headers: tuple[tuple[str, bytes | None], ...]
 
     def partition(self, old: int, partitions: int) -> int:
-        """Where a client of Kafka puts it; without a key as it is promised."""
-        return old % partitions if self.key is None else (HASHES[self.key] & 0x7FFFFFFF) % partitions
+        """Where kafka-python puts it; without a key as it is promised."""
+        return old % partitions if self.key is None else partition_of(self.key, partitions)
 
 
 class RepartitionWorld(World):
