@@ -158,9 +158,7 @@ class Copying:
 
         target = self.log.append_target()
         before, registry = self.copied(), self.log.head(refresh=False).registry
-        starts = np.maximum(self._reached, before.offsets)
-        ends = np.maximum(starts, ends)
-        ranges = self._ranges(starts, ends)
+        ranges = self._ranges(np.maximum(self._reached, before.offsets), ends)
         if not ranges:
             return 0
         check_alone(self, self.log.head(refresh=False).log_end, before)
@@ -171,8 +169,11 @@ class Copying:
             rows = zip(writer_ids(self.source.head), after.offsets.tolist(), after.records.tolist(), strict=True)
             follows = {id_: entry.batch for id_, entry in registry.items()}
             writers = tuple(KafkaWriterKey(id_, offset, follows.get(id_), count) for id_, offset, count in rows)
-            # What is copied must not outlive the offsets that it is of.
-            self.root.engine.log(self.source.topic).make_durable()
+            # What is copied must not outlive the records that it is of, nor what decided them.
+            source = self.root.engine.log(self.source.topic)
+            for prepare in source.current().head.open:
+                self.root.engine.decisions.log(prepare.txn.id).make_durable()
+            source.make_durable()
             try:
                 self.log.commit_append(files, target, kafka_writers=writers)
             except SequenceConflict:
