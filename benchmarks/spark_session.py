@@ -11,13 +11,15 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from sparklog.datasource.session import workers_python
+
 HERE = Path(__file__).resolve().parent
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def benchmark_session(**settings: str) -> SparkSession:
     """`local[2]`, UI off, a heap of 5 GB; `settings` override."""
-    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYSPARK_PYTHON"] = workers_python()
     os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")])
     sys.path.insert(0, str(HERE))
     chosen = {

@@ -45,7 +45,7 @@ def with_sparklog(folder: Path) -> dict[str, str]:
     command.chmod(0o755)
     return {
         **os.environ,
-        **spark_session.environment(folder),
+        **spark_session.environment(),
         "PATH": f"{command.parent}{os.pathsep}{os.environ['PATH']}",
     }
 

@@ -96,6 +96,7 @@ def run(
 
 
 def test_the_wheel_is_what_runs(installed: Path, tmp_path: Path) -> None:
+    assert os.access(installed / "sparklog-python", os.X_OK)
     code = "import sparklog, pyspark_sparklog; print(sparklog.__file__)"
     place = run(installed, tmp_path, "python", "-c", code).stdout.strip()
     assert Path(place).is_relative_to(installed.parent)
@@ -130,7 +131,7 @@ def test_the_four_calls(installed: Path, tmp_path: Path) -> None:
 @pytest.mark.skipif(not has_java(), reason="needs Java")
 def test_the_demo_as_the_image_runs_it(installed: Path, tmp_path: Path) -> None:
     shutil.copytree(REPOSITORY / "examples", tmp_path / "examples")
-    environ = {"PYSPARK_PYTHON": str(installed / "python"), "PYSPARK_DRIVER_PYTHON": str(installed / "python")}
+    environ = {"PYSPARK_PYTHON": str(installed / "sparklog-python"), "PYSPARK_DRIVER_PYTHON": str(installed / "python")}
     done = run(installed, tmp_path, "python", "examples/demo.py", **environ)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "Tailed by a second query" in done.stdout

@@ -2,7 +2,8 @@
 
 Spark starts its Python workers as `python3` from the PATH unless PYSPARK_PYTHON names another one. Where that Python
 has no sparklog, Spark reports `[DATA_SOURCE_NOT_FOUND]`, a name that hides the reason. `configure` sets the Python
-before the session starts, `register` tries it afterwards.
+before the session starts, `register` tries it afterwards. A script that comes with sparklog (conf/sparklog-python)
+starts this Python without Spark's pyspark.zip, whose modules each worker would compile.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from sparklog.datasource.spark_workers import warn_once
 from sparklog.errors import BadRequest
 from sparklog.log.journal.clocks import SYSTEM
 from sparklog.version import __version__
@@ -31,6 +31,8 @@ SETTINGS = {
     "spark.python.unix.domain.socket.enabled": "true",
 }
 """Settings that every session should have; conf/spark-defaults.conf has the same."""
+
+LAUNCHER = "sparklog-python"
 
 OLDEST, NEWEST = (4, 0), (4, 3)
 """Releases of Spark that the format is tried with: those of the extra `spark` in pyproject.toml."""
@@ -48,10 +50,17 @@ def check_version(version: str) -> None:
         )
     if release > NEWEST:
         tried = ".".join(map(str, NEWEST))
-        warn_once([f"pyspark {version} is newer than what this sparklog was tried with (up to {tried}): try it first"])
+        _warn(f"pyspark {version} is newer than what this sparklog was tried with (up to {tried}): try it first")
 
 
-def configure(builder: SparkSession.Builder) -> SparkSession.Builder:
+def _warn(message: str) -> None:
+    # What workers need is imported late: `retain` starts no Spark.
+    from sparklog.datasource.spark_workers import warn_once
+
+    warn_once([message])
+
+
+def configure(builder: SparkSession.Builder, *, fast_start: bool = True) -> SparkSession.Builder:
     """Set what a Spark session needs for sparklog; call it before `getOrCreate`.
 
     Two settings make writes and small tasks faster. In a local session that a Python program starts, Spark's workers
@@ -59,6 +68,8 @@ def configure(builder: SparkSession.Builder) -> SparkSession.Builder:
 
     Args:
         builder: `SparkSession.builder`, with or without settings.
+        fast_start: start workers by `sparklog-python`: they import the installed pyspark, which is compiled, in place
+            of the same release in Spark's pyspark.zip.
 
     Returns:
         The same builder.
@@ -75,21 +86,27 @@ def configure(builder: SparkSession.Builder) -> SparkSession.Builder:
     check_version(pyspark.__version__)
     options: dict[str, object] = builder._options
     if SparkSession.getActiveSession() is not None:
-        warn_once(["a Spark session runs already and keeps its settings: call sparklog.configure before the first one"])
+        _warn("a Spark session runs already and keeps its settings: call sparklog.configure before the first one")
     for name, value in SETTINGS.items():
         if name not in options:
             builder.config(name, value)
-    set_workers_python(options, os.environ)
+    set_workers_python(options, os.environ, workers_python() if fast_start else sys.executable)
     return builder
 
 
-def set_workers_python(options: dict[str, object], environ: MutableMapping[str, str]) -> None:
-    """Set PYSPARK_PYTHON to this Python, unless something else decides which Python workers are."""
+def workers_python() -> str:
+    """Return the program that starts this Python for Spark: `sparklog-python` beside it, if it was installed there."""
+    launcher = os.path.join(os.path.dirname(sys.executable), LAUNCHER)
+    return launcher if os.access(launcher, os.X_OK) else sys.executable
+
+
+def set_workers_python(options: dict[str, object], environ: MutableMapping[str, str], python: str) -> None:
+    """Set PYSPARK_PYTHON to `python`, unless something else decides which Python workers are."""
     local = str(options.get("spark.master", environ.get("MASTER", "local"))).startswith("local")
     elsewhere = "spark.remote" in options or "SPARK_REMOTE" in environ
     submitted = "PYSPARK_GATEWAY_PORT" in environ  # spark-submit has started the JVM, its configuration holds
     if local and not elsewhere and not submitted and "spark.pyspark.python" not in options:
-        environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        environ.setdefault("PYSPARK_PYTHON", python)
 
 
 def register(spark: SparkSession) -> None:

@@ -21,7 +21,7 @@ from itertools import filterfalse
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from sparklog.datasource.session import SETTINGS, set_workers_python
+from sparklog.datasource.session import LAUNCHER, SETTINGS, set_workers_python, workers_python
 from sparklog.errors import BadRequest, SparklogError
 from sparklog.log.journal.clocks import reading_clock_ms
 from sparklog.log.journal.names import is_topic_name
@@ -97,6 +97,7 @@ _ASK = (
     "    except Exception as error: facts[name] = None; facts['error'] = repr(error)\n"
     "print(json.dumps(facts))"
 )
+_START_COST = f"by {LAUNCHER} each of seven starts until a first row takes 1 s of CPU less"
 _OLDER_PYTHON = re.compile(r"""python_version\s*<\s*["']([\d.]+)["']""")
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*([^;]*)(?:;.*extra\s*==\s*['\"](\w+)['\"])?")
 _BOUND = re.compile(r"(>=|<=|==|!=|<|>)\s*([\d.]+)")
@@ -115,11 +116,11 @@ def check_workers(machine: Machine, spark_python: str | None, *, spark: bool) ->
     Spark is there at all, else a problem is a warning only.
     """
     source, program = "python3 on the PATH", "python3"
-    fix = f"export PYSPARK_PYTHON={sys.executable}"
+    fix = f"export PYSPARK_PYTHON={workers_python()}"
     chosen = bool(spark_python or machine.environ.get("PYSPARK_PYTHON"))
     if spark_python:
         source, program = "spark.pyspark.python", spark_python
-        fix = f"spark.pyspark.python {sys.executable} in spark-defaults.conf"
+        fix = f"spark.pyspark.python {workers_python()} in spark-defaults.conf"
     elif machine.environ.get("PYSPARK_PYTHON"):
         source, program = "PYSPARK_PYTHON", machine.environ["PYSPARK_PYTHON"]
 
@@ -145,6 +146,9 @@ def check_workers(machine: Machine, spark_python: str | None, *, spark: bool) ->
     missing = [name for name in ("sparklog", "pyarrow", "numba") if worker[name] is None]
     if missing:
         return bad(f"{here} cannot import {', '.join(missing)}: {worker['error']}")
+    launcher = os.path.join(os.path.dirname(worker["executable"]), LAUNCHER)
+    if chosen and os.path.basename(path) != LAUNCHER and machine.which(launcher) is not None:
+        return Check("workers' python", WARN, f"{here} compiles pyspark at each start: {_START_COST}", fix)
     return Check("workers' python", OK, f"{here} imports sparklog {worker['sparklog']}, pyarrow {worker['pyarrow']}")
 
 
@@ -358,7 +362,7 @@ def _start_session() -> SparkSession:
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master("local[1]")
-    set_workers_python(builder._options, os.environ)
+    set_workers_python(builder._options, os.environ, workers_python())
     return quiet_session(builder, "sparklog doctor")
 
 
@@ -386,7 +390,7 @@ def ask_spark() -> tuple[SparkSettings, list[Check]]:
         finding = Check("spark session", OK, message)
     except Exception as error:  # noqa: BLE001 - whatever keeps Spark from starting is what is looked for
         first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        fix = f"export PYSPARK_PYTHON={sys.executable}, and see java"
+        fix = f"export PYSPARK_PYTHON={workers_python()}, and see java"
         return SparkSettings(None, {}), [Check("spark session", FAIL, f"a session with one task fails: {first}", fix)]
     finally:
         started = SparkSession.getActiveSession()

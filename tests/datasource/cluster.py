@@ -45,9 +45,11 @@ def image(folder: Path) -> Path:
 class Cluster:
     """A master and its workers. `code`: the folder on the path of the executors' Python."""
 
-    def __init__(self, folder: Path, spark_folder: Path, code: Path = spark_session.REPOSITORY) -> None:
+    def __init__(self, folder: Path, code: Path = spark_session.REPOSITORY) -> None:
+        import pyspark
+
         self._folder = folder
-        self._home = spark_session.spark_home(spark_folder)
+        self._home = Path(pyspark.__file__).parent
         self._code = code
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         # Ports that the master chooses itself: a free one may be another's by the time that it binds it.
@@ -73,7 +75,7 @@ class Cluster:
         environment = {
             **inherited,
             **DAEMON,
-            **spark_session.environment(self._folder.parent),
+            **spark_session.environment(),
             "SPARK_HOME": str(self._home),
             "SPARK_LOCAL_IP": host,
             "PYTHONPATH": str(self._code),
@@ -138,7 +140,7 @@ def driver(
 ) -> Iterator[Driver]:
     """A driver process of its own; whatever is left of it is killed at the end."""
     command = [sys.executable, "-m", "tests.datasource.cluster_driver", str(folder), master, root, scenario]
-    environment = {**os.environ, **spark_session.environment(folder), "PYTHONPATH": str(code)}
+    environment = {**os.environ, **spark_session.environment(), "PYTHONPATH": str(code)}
     running = Driver(
         [*command, json.dumps(settings)], environment, code, folder / f"{scenario}-{os.urandom(4).hex()}.log"
     )

@@ -1,9 +1,4 @@
-"""Spark for tests: one small session per process, started as cheaply as Spark allows.
-
-Spark's workers import pyspark from `pyspark.zip`, which comes first on their path and holds no compiled code: every
-one of half a dozen processes compiles it anew. A SPARK_HOME of links without that file halves the start (workers then
-find pyspark where pip put it).
-"""
+"""Spark for tests: one small session per process, started as cheaply as Spark allows."""
 
 from __future__ import annotations
 
@@ -15,6 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sparklog.datasource.session import workers_python
 from tests.support.moto_server import KEY_ID, SECRET
 
 if TYPE_CHECKING:
@@ -51,31 +47,12 @@ def has_java() -> bool:
     return shutil.which("java") is not None or (home is not None and os.access(f"{home}/bin/java", os.X_OK))
 
 
-def spark_home(folder: Path) -> Path:
-    """A SPARK_HOME of links to pip's, without `python/lib/pyspark.zip`."""
-    import pyspark
-
-    installed = Path(pyspark.__file__).parent
-    home = folder / "spark-home"
-    if home.exists():
-        return home
-    (home / "python" / "lib").mkdir(parents=True)
-    for entry in installed.iterdir():
-        if entry.name != "python":
-            (home / entry.name).symlink_to(entry)
-    for entry in (installed / "python" / "lib").iterdir():
-        if entry.name != "pyspark.zip":
-            (home / "python" / "lib" / entry.name).symlink_to(entry)
-    return home
-
-
-def environment(folder: Path) -> dict[str, str]:
+def environment() -> dict[str, str]:
     """What a process that starts Spark for a test must have in its environment."""
     path = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH", ""))))
     return {
         **LAUNCHING,
-        "SPARK_HOME": str(spark_home(folder)),
-        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_PYTHON": workers_python(),
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "PYTHONPATH": path,
         "SPARK_LOCAL_IP": "127.0.0.1",
@@ -87,7 +64,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 def start(folder: Path, **settings: str) -> SparkSession:
     """A session with two task slots; scratch files below `folder`."""
-    os.environ.update(environment(folder))
+    os.environ.update(environment())
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master("local[2]").appName("sparklog-tests")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -14,11 +13,11 @@ from tests.datasource.spark_session import REPOSITORY
 
 
 @pytest.mark.slow
-def test_the_demo_ends_well(spark_folder: Path) -> None:
+def test_the_demo_ends_well() -> None:
     done = subprocess.run(
         [sys.executable, str(REPOSITORY / "examples" / "demo.py")],
         cwd=REPOSITORY,
-        env={**os.environ, **spark_session.environment(spark_folder)},
+        env={**os.environ, **spark_session.environment()},
         capture_output=True,
         text=True,
         check=False,

@@ -363,9 +363,7 @@ def test_the_script_runs_by_itself(tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
-def test_under_spark_submit_the_document_is_the_last_line_and_progress_can_be_read(
-    spark_folder: Path, tmp_path: Path
-) -> None:
+def test_under_spark_submit_the_document_is_the_last_line_and_progress_can_be_read(tmp_path: Path) -> None:
     """It joins a script's two streams, and would log each step of each task around the line that says what failed."""
     orders = filled(tmp_path, "orders", COMPACTED)
     before = records(orders)
@@ -374,7 +372,7 @@ def test_under_spark_submit_the_document_is_the_last_line_and_progress_can_be_re
         [submit, "--master", "local[1]", REPOSITORY / "jobs" / "compact.py", "--root", tmp_path, "--roll", "--json"],
         capture_output=True,
         text=True,
-        env={**os.environ, **spark_session.environment(spark_folder)},
+        env={**os.environ, **spark_session.environment()},
         check=False,
     )
     assert done.returncode == 0, done.stderr

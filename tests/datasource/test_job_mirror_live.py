@@ -60,7 +60,7 @@ class Runs:
         given = [f"--conf '{name}={value}'" for name, value in settings.items() if name != "spark.driver.memory"]
         jars = ",".join(map(str, connector_jars()))
         submit = f"--master local[2] --driver-memory 1g --jars {jars} {' '.join(given)} pyspark-shell"
-        self._environment = {**os.environ, **spark_session.environment(folder), "PYSPARK_SUBMIT_ARGS": submit}
+        self._environment = {**os.environ, **spark_session.environment(), "PYSPARK_SUBMIT_ARGS": submit}
 
     def begin(self, *more: str) -> subprocess.Popen[bytes]:
         with self._log.open("wb") as log:

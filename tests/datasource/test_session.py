@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,11 +16,13 @@ import pytest
 
 import sparklog
 from sparklog.datasource import session
-from sparklog.datasource.session import set_workers_python, start_problem, worker_problem
+from sparklog.datasource.session import set_workers_python, start_problem, worker_problem, workers_python
 from tests.datasource.spark_session import LAUNCHING, REPOSITORY, environment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+SCRIPT = REPOSITORY / "conf" / "sparklog-python"
 
 
 class Builder:
@@ -41,8 +45,8 @@ def test_configure_sets_what_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("options", "environ", "python"),
     [
-        ({}, {}, sys.executable),
-        ({"spark.master": "local[2]"}, {}, sys.executable),
+        ({}, {}, "/here/python"),
+        ({"spark.master": "local[2]"}, {}, "/here/python"),
         ({"spark.master": "yarn"}, {}, None),
         ({"spark.remote": "sc://host"}, {}, None),
         ({"spark.pyspark.python": "/opt/python"}, {}, None),
@@ -55,8 +59,64 @@ def test_configure_sets_what_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None
 def test_workers_become_this_python_in_a_local_session_alone(
     options: dict[str, object], environ: dict[str, str], python: str | None
 ) -> None:
-    set_workers_python(options, environ)
+    set_workers_python(options, environ, "/here/python")
     assert environ.get("PYSPARK_PYTHON") == python
+
+
+def test_workers_start_by_the_script_where_it_was_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python3"))
+    assert workers_python() == str(tmp_path / "python3")
+    shutil.copy(SCRIPT, tmp_path)
+    assert workers_python() == str(tmp_path / "sparklog-python")
+    for fast_start, name in ((True, "sparklog-python"), (False, "python3")):
+        monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+        sparklog.configure(Builder(), fast_start=fast_start)
+        assert os.environ["PYSPARK_PYTHON"] == str(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("installed", "of_spark", "is_dropped"),
+    [
+        (["4.1.0"], "4.1.0", True),
+        (["4.1.0"], "4.1.1", False),
+        ([None], "4.1.0", False),
+        (["4.1.0", None], "4.1.0", False),
+    ],
+)
+def test_the_script_leaves_out_the_zip_of_the_same_release_alone(
+    tmp_path: Path, installed: Sequence[str | None], of_spark: str, is_dropped: bool
+) -> None:
+    """`installed`: the pyspark of each Python beside the script; with two it is not clear which is `python3`."""
+    home, scripts = tmp_path / "spark home", tmp_path / "bin"
+    for number, release in enumerate(installed):
+        package = tmp_path / "lib" / f"python3.{number}" / "site-packages" / "pyspark"
+        package.mkdir(parents=True)
+        if release is not None:
+            (package / "version.py").write_text(f"# License\n\n__version__: str = '{release}'\n")
+    (home / "jars").mkdir(parents=True)
+    (home / "jars" / f"spark-core_2.13-{of_spark}.jar").touch()
+    scripts.mkdir()
+    shutil.copy(SCRIPT, scripts)
+    (scripts / "python3").write_text('#!/bin/sh\nprintf "%s\\n" "${PYTHONPATH-none}" "$@"\n')
+    (scripts / "python3").chmod(0o755)
+
+    def start(**environ: str) -> list[str]:
+        command = [scripts / "sparklog-python", "-m", "a b"]
+        return subprocess.run(command, env=environ, capture_output=True, text=True, check=True).stdout.splitlines()
+
+    spark_zip = f"{home}/python/lib/pyspark.zip"
+    rest = f"{home}/python/lib/py4j.zip:/elsewhere/python/lib/pyspark.zip:/a *"
+    kept = rest if is_dropped else f"{spark_zip}:{rest}"
+    assert start(PYTHONPATH=f"{spark_zip}:{rest}") == [kept, "-m", "a b"]
+    assert start() == ["none", "-m", "a b"]
+    # A distribution of Spark has the folder that its zip was made of.
+    (home / "python" / "pyspark").mkdir(parents=True)
+    (home / "python" / "pyspark" / "__init__.py").touch()
+    kept = rest if is_dropped else f"{home}/python:{rest}"
+    assert start(PYTHONPATH=f"{spark_zip}:{rest}") == [kept, "-m", "a b"]
+    # pip of Debian puts scripts where python3 is not.
+    (scripts / "python3").rename(tmp_path / "python3")
+    assert start(PATH=str(tmp_path)) == ["none", "-m", "a b"]
 
 
 def test_another_sparklog_in_the_workers_is_a_problem() -> None:
@@ -150,7 +210,7 @@ spark.stop()
     ],
 )
 def test_a_broken_python_of_one_executor_of_two_is_one_line_with_its_host(
-    spark_folder: Path, tmp_path: Path, number: int, broken: str, says: str
+    tmp_path: Path, number: int, broken: str, says: str
 ) -> None:
     site = tmp_path / "site"
     site.mkdir()
@@ -160,7 +220,7 @@ def test_a_broken_python_of_one_executor_of_two_is_one_line_with_its_host(
     bare = f'case "$PWD" in */app-*/{number}) {broken} "$@";; esac'.replace("SITE", str(site))
     python.write_text(f'#!/bin/sh\n{bare}\nexec PYTHON "$@"\n'.replace("PYTHON ", f"{sys.executable} "))
     python.chmod(0o755)
-    given = {**os.environ, **environment(spark_folder), "PYSPARK_PYTHON": str(python)}
+    given = {**os.environ, **environment(), "PYSPARK_PYTHON": str(python)}
     done = subprocess.run(
         [sys.executable, "-c", ON_TWO_EXECUTORS], cwd=tmp_path, env=given, capture_output=True, text=True, check=False
     )

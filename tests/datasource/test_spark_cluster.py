@@ -31,8 +31,8 @@ SPECULATION = {
 
 
 @pytest.fixture(scope="module")
-def cluster(spark_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    running = Cluster(tmp_path_factory.mktemp("cluster"), spark_folder)
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    running = Cluster(tmp_path_factory.mktemp("cluster"))
     yield running
     running.stop()
 
@@ -62,17 +62,19 @@ def test_calls_and_jobs_on_a_master_and_two_workers(cluster: Cluster, spark_fold
         check_calls(running.result(), root)
 
 
-def test_spark_submit_says_where_a_job_runs(cluster: Cluster, spark_folder: Path, root: str, tmp_path: Path) -> None:
+def test_spark_submit_says_where_a_job_runs(cluster: Cluster, root: str, tmp_path: Path) -> None:
+    import pyspark
+
     feed(root, "in", range(RECORDS))
     before = cluster.applications(0) + cluster.applications(1)
-    submit = [f"{spark_session.spark_home(spark_folder)}/bin/spark-submit", "--master", cluster.master]
+    submit = [f"{Path(pyspark.__file__).parent}/bin/spark-submit", "--master", cluster.master]
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         submit += ["--conf", f"spark.executorEnv.{name}={os.environ[name]}"]
     submit += ["--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.executor.memory=512m"]
     job = (spark_session.REPOSITORY / "conf" / "spark_job.py").read_text()
     (tmp_path / "spark_job.py").write_text(job)
     command = [*submit, str(tmp_path / "spark_job.py"), "compact", "--root", root, "--roll", "--json"]
-    environment = {**os.environ, **spark_session.environment(spark_folder)}
+    environment = {**os.environ, **spark_session.environment()}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     (topic,) = json.loads(done.stdout.splitlines()[-1])["topics"]
@@ -119,7 +121,7 @@ def test_a_stage_that_is_run_again_writes_nothing_twice(
 
 def test_executors_that_never_saw_a_kernel_compiled(spark_folder: Path, root: str, tmp_path: Path) -> None:
     code = image(tmp_path / "image")
-    running = Cluster(tmp_path / "cluster", spark_folder, code)
+    running = Cluster(tmp_path / "cluster", code)
     try:
         with driver(spark_folder, running.master, root, "many", code=code) as application:
             assert application.result() == [MANY, sum(range(MANY))]

@@ -73,10 +73,10 @@ spark.stop()
     reason="Spark Connect needs grpcio and pandas: pip install 'sparklog[connect]'",
 )
 @pytest.mark.slow
-def test_batch_and_stream_over_connect(spark_folder: Path, tmp_path: Path) -> None:
+def test_batch_and_stream_over_connect(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path / "log"), str(tmp_path / "c")],
-        env={**os.environ, **spark_session.environment(spark_folder)},
+        env={**os.environ, **spark_session.environment()},
         capture_output=True,
         text=True,
         timeout=1200,

@@ -98,7 +98,7 @@ def driver(
     # Before the driver can have written it.
     jvm = place.file("jvm")
     jvm.unlink(missing_ok=True)
-    environment = {**os.environ, **spark_session.environment(folder), JVM_FILE: str(jvm), TOPICS: topics}
+    environment = {**os.environ, **spark_session.environment(), JVM_FILE: str(jvm), TOPICS: topics}
     if kill_at is not None:
         environment[KILL_AT] = str(kill_at)
     command = [sys.executable, "-m", "tests.datasource.query_driver", str(folder), place.root, place.beside, sink]

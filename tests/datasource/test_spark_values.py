@@ -53,7 +53,7 @@ def snippet(word: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_avro_by_the_jar_of_spark(spark_folder: Path, tmp_path: Path) -> None:
+def test_avro_by_the_jar_of_spark(tmp_path: Path) -> None:
     pytest.importorskip("fastavro", reason="framed values for the recipe need fastavro")
     values = formats.encode(pa.array(ORDERS), "avro", {7: SCHEMA})
     sparklog.open(tmp_path / "log", create=True).create_topic("orders-avro").append(pa.table({"value": values}))
@@ -63,7 +63,7 @@ def test_avro_by_the_jar_of_spark(spark_folder: Path, tmp_path: Path) -> None:
         done = subprocess.run(
             [sys.executable, "-c", PROGRAM, version, "recipe.py"],
             cwd=tmp_path,
-            env={**os.environ, **spark_session.environment(spark_folder)},
+            env={**os.environ, **spark_session.environment()},
             capture_output=True,
             text=True,
             check=False,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sparklog.datasource.session import SETTINGS
+from sparklog.datasource.session import SETTINGS, workers_python
 from sparklog.doctor import FAIL, OK, WARN
 from sparklog.doctor.checks import (
     HERE,
@@ -59,7 +59,7 @@ def test_workers_that_will_not_do(answer: ProgramOutput, says: str) -> None:
     finding = check_workers(broken, None, spark=True)
     assert finding.status == FAIL
     assert says in finding.found
-    assert finding.fix == f"export PYSPARK_PYTHON={sys.executable}"
+    assert finding.fix == f"export PYSPARK_PYTHON={workers_python()}"
     assert check_workers(broken, None, spark=False).status == WARN
 
 
@@ -69,7 +69,7 @@ def test_a_wrong_python3_is_no_failure_where_configure_would_not_take_it() -> No
     assert finding.status == WARN
     assert "cannot import sparklog: ModuleNotFound" in finding.found
     assert f"programs that call sparklog.configure take {sys.executable}" in finding.found
-    assert finding.fix == f"export PYSPARK_PYTHON={sys.executable}"
+    assert finding.fix == f"export PYSPARK_PYTHON={workers_python()}"
     assert check_workers(wrong, "/bin/python3", spark=True).status == FAIL
 
 
@@ -83,14 +83,26 @@ def test_which_python_the_workers_are() -> None:
     assert "(/b/python, by PYSPARK_PYTHON)" in check_workers(both, None, spark=True).found
     lost = check_workers(both, "/c/python", spark=True)
     assert lost.found == "spark.pyspark.python is /c/python, which does not exist"
-    assert lost.fix == f"spark.pyspark.python {sys.executable} in spark-defaults.conf"
+    assert lost.fix == f"spark.pyspark.python {workers_python()} in spark-defaults.conf"
     assert "which does not exist" in check_workers(EMPTY, None, spark=True).found
+
+
+def test_a_python_that_compiles_pyspark_at_each_start() -> None:
+    answer = ProgramOutput(0, python_says(executable="/a/python3"))
+    launched = {"/a/sparklog-python": answer, "/a/python3": answer}
+    finding = check_workers(machine(launched, {"PYSPARK_PYTHON": "/a/python3"}), None, spark=True)
+    assert finding.status == WARN
+    assert "by sparklog-python each of seven starts until a first row takes 1 s of CPU less" in finding.found
+    assert finding.fix == f"export PYSPARK_PYTHON={workers_python()}"
+    for programs, python in ((launched, "/a/sparklog-python"), ({"/a/python3": answer}, "/a/python3")):
+        assert check_workers(machine(programs, {"PYSPARK_PYTHON": python}), None, spark=True).status == OK
 
 
 def test_the_question_is_answered_by_a_real_python() -> None:
     """Asked away from this folder, as a worker on another machine would be."""
     finding = check_workers(Machine({"PYSPARK_PYTHON": sys.executable}), None, spark=True)
     assert f"({sys.executable}, by PYSPARK_PYTHON)" in finding.found
+    assert (finding.status == OK) == (workers_python() == sys.executable)
     real = HERE.run([sys.executable, "-c", "import os; print(os.getcwd())"])
     assert (real.code, real.text.strip()) == (0, "/")
     assert HERE.run(["/no/such/program"]).code is None

@@ -6,7 +6,6 @@ A job reads its arguments itself. Spark starts with the defaults of this machine
 from __future__ import annotations
 
 import os
-import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated
@@ -37,8 +36,10 @@ PACKAGE = Path(__file__).parents[2]
 def _job(context: Context) -> None:
     name = str(context.info_name)
     # Spark's workers must be of this environment, not the first python3 on the PATH.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     try:
+        from sparklog.datasource.session import workers_python
+
+        os.environ.setdefault("PYSPARK_PYTHON", workers_python())
         job = import_module(f"sparklog.cli.jobs.{name.replace('-', '_')}")
     except ModuleNotFoundError as error:
         if error.name not in ("pyspark", "py4j"):

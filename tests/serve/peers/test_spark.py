@@ -36,7 +36,7 @@ def run(task: dict[str, Any], folder: Path) -> dict[str, Any]:
     settings = {"spark.local.dir": str(folder / "scratch"), **spark_session.SETTINGS}
     options = " ".join(f"--conf '{name}={value}'" for name, value in settings.items() if name != "spark.driver.memory")
     submit = f"--master local[2] --driver-memory 1g --jars {jars} {options} pyspark-shell"
-    environment = {**os.environ, **spark_session.environment(folder), "PYSPARK_SUBMIT_ARGS": submit}
+    environment = {**os.environ, **spark_session.environment(), "PYSPARK_SUBMIT_ARGS": submit}
     (folder / "task.json").write_text(json.dumps(task))
     command = [sys.executable, HERE / "spark_program.py", folder / "task.json", folder / "result.json"]
     answer = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
