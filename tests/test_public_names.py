@@ -14,7 +14,7 @@ READ = {"bounds", "get", "name", "offset_for_timestamp", "record_at", "scan", "t
 ARROW = {"schema", "to_batches", "to_reader", "to_table"}
 NAMES = {
     "Root": {
-        *("create_topic", "delete_topic", "ensure_topic", "topic", "topics"),
+        *("alter_defaults", "create_topic", "defaults", "delete_topic", "ensure_topic", "topic", "topics"),
         # What it is made of, and the door for engines.
         *("engine", "env", "id", "location", "store"),
     },

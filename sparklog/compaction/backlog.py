@@ -24,7 +24,7 @@ from sparklog.units import count, size_text
 def compaction_backlog(snapshot: Snapshot, settings: Settings) -> Backlog:
     """Return what waits as of `settings.now_ms`."""
     head, table = snapshot.head, snapshot.slices.all()
-    configs = settings.configs_of(head.configs)
+    configs = settings.configs_of(snapshot.topic, head.configs)
     rule = RollRule.of(configs, head.topic_id)
     stable = head.last_stable()
     skipped = keyless_by_default(snapshot, settings)

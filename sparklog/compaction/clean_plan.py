@@ -28,7 +28,7 @@ def keyless_by_default(snapshot: Snapshot, settings: Settings) -> dict[int, str]
 
     Writers to a topic that sets `cleanup.policy` refuse such records; a default in a properties file they do not know.
     """
-    configs = settings.configs_of(snapshot.head.configs)
+    configs = settings.configs_of(snapshot.topic, snapshot.head.configs)
     if not configs.is_compacted or "cleanup.policy" in snapshot.head.configs.explicit:
         return {}
     rows = snapshot.slices.all()
@@ -49,7 +49,7 @@ def plan_cleaning(
     `slots`: size of each map instead of that of the settings' buffer; `env` gives tasks ids, hash keys and a stopwatch.
     """
     head = snapshot.head
-    configs = settings.configs_of(head.configs)
+    configs = settings.configs_of(snapshot.topic, head.configs)
     if not configs.is_compacted:
         return []
     rule = RollRule.of(configs, head.topic_id)

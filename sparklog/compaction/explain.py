@@ -28,7 +28,7 @@ from sparklog.maintenance.work_items import Settings
 
 def explain(snapshot: Snapshot, settings: Settings, *, seal_only: bool = False, roll: bool = False) -> list[Planned]:
     """Plan sealing, merging and cleaning per partition; on a compacted topic also the reason not to clean."""
-    topic, configs = snapshot.topic, settings.configs_of(snapshot.head.configs)
+    topic, configs = snapshot.topic, settings.configs_of(snapshot.topic, snapshot.head.configs)
     nbytes: Counter[int] = Counter()
     segments: Counter[int] = Counter()
     taken: dict[int, set[int]] = {}
@@ -74,7 +74,7 @@ def _merging(snapshot: Snapshot, settings: Settings, taken: Mapping[int, set[int
 
 
 def _cleaning(snapshot: Snapshot, settings: Settings, partition: int, taken: set[int]) -> Planned:
-    head, configs = snapshot.head, settings.configs_of(snapshot.head.configs)
+    head, configs = snapshot.head, settings.configs_of(snapshot.topic, snapshot.head.configs)
     slices = snapshot.slices.select(partition)
     log_end = int(head.log_end[partition])
     segments = segments_of(slices, partition, log_end, RollRule.of(configs, head.topic_id))

@@ -61,7 +61,7 @@ def plan_merges(store: Store, snapshot: Snapshot, settings: Settings, *, env: En
     over several works of the plan: it is unnamed when the last of them is committed.
     """
     slices = snapshot.slices.all()
-    configs = settings.configs_of(snapshot.head.configs)
+    configs = settings.configs_of(snapshot.topic, snapshot.head.configs)
     segment_bytes = configs.segment_bytes
     files = _files(slices, snapshot.head, max(store.limits.own_file_bytes, segment_bytes // FAN_IN))
     works: list[MergeWork] = []

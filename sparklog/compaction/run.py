@@ -110,6 +110,7 @@ def compact_root(
     plans: Plans = PLANS,
 ) -> list[TopicReport]:
     """Seal, merge and clean topics, each step over all topics at once; return one report each."""
+    settings = settings.of_root(root)
     runs: list[_TopicRun] = []
     missing: list[TopicReport] = []
     # All folders that may be topics: one that cannot be opened must not stop the others.

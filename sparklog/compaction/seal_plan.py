@@ -31,7 +31,7 @@ def plan_sealing(
     ids and their stopwatch; `settings.now_ms` is the clock that closes quiet partitions.
     """
     head = snapshot.head
-    configs = settings.configs_of(head.configs)
+    configs = settings.configs_of(snapshot.topic, head.configs)
     rule = RollRule.of(configs, head.topic_id)
     table = snapshot.slices.all()
     # Slices that an open transaction elsewhere hides keep the mark of their transaction until they become visible.

@@ -159,9 +159,12 @@ def root_at(location: Location, *, create: bool = False) -> Root:
 
 def topic_at(root: Root, name: str, options: SinkOptions) -> Topic:
     """Return the topic of a write, created where it is missing; warn of options that differ from one that exists."""
+    from sparklog.log.topic.root import written_topic
+
     if options.auto_create:
         with shown_created():
-            topic = root.ensure_topic(name, partitions=options.partitions, configs=options.configs)
+            given = options.partitions if options.partitions_given else None
+            topic = written_topic(root, name, partitions=given, configs=options.configs)
     else:
         try:
             topic = root.topic(name)
@@ -178,8 +181,9 @@ def _not_as_asked(topic: Topic, options: SinkOptions) -> Iterator[str]:
             f"Option 'num.partitions' is {options.partitions}, and the topic {name!r} keeps its {head.partitions}: it "
             f"counts where a write creates the topic; `sparklog topics alter {name}` adds partitions"
         )
+    configs = topic.log.engine.defaults.of_topic(name, head.configs) if options.configs else head.configs
     for config, value in options.configs.items():
-        has = head.configs.text(config)
+        has = configs.text(config)
         if has != value:
             yield (
                 f"Option 'topic.{config}' is {value}, and the topic {name!r} keeps {has}: it counts where a write "

@@ -10,13 +10,14 @@ docs/reference/configs.md is made from the tables here and in `sparklog.log.stat
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from sparklog.errors import BadRequest, did_you_mean
+from sparklog.log.state.broker_names import BROKER_NAMES, BY_NAME, UNITS
 from sparklog.log.state.configs import (
     COMPACT,
     CONFIGS,
@@ -24,15 +25,14 @@ from sparklog.log.state.configs import (
     RETAIN,
     ConfigDef,
     TopicConfigs,
-    canonical,
-    definition,
+    is_security,
     kafka_name,
 )
+from sparklog.log.state.root_defaults import CREATION, ID, RootDefaults
 from sparklog.maintenance.work_items import Settings
-from sparklog.parsing import INT32_MAX, INT64_MAX, INT64_MIN, fraction, positive_number, whole_number, whole_range
+from sparklog.parsing import INT32_MAX, INT64_MAX, fraction, positive_number, whole_number, whole_range
 
 T = TypeVar("T")
-_UNITS = {"ms": 1, "minutes": 60_000, "hours": 3_600_000}
 LEAST_BUFFER_BYTES = 1 << 20
 """Kafka refuses a smaller key map, too: each pass would read everything for a handful of keys."""
 _ENTRY = re.compile(r"((?:\\.?|[^\\=: \t])*)\s*[=:]?\s*(.*)", re.DOTALL)
@@ -48,44 +48,14 @@ class Property:
     value: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Ranked:
-    """A topic config with a broker name for each unit; of those that are set the first counts.
-
-    `least` INT64_MIN: a value below 0 means never, and 0 is refused.
-    """
-
-    config: str
-    prefix: str
-    units: tuple[str, ...]
-    least: int
-
-    @property
-    def names(self) -> list[str]:
-        return [f"{self.prefix}.{unit}" for unit in self.units]
-
-    @property
-    def never(self) -> bool:
-        return self.least == INT64_MIN
-
-
-_SAME = {
-    "log.retention.bytes": "retention.bytes",
-    "log.segment.bytes": "segment.bytes",
-    "log.index.size.max.bytes": "segment.index.bytes",
-    "log.index.interval.bytes": "index.interval.bytes",
-    "log.segment.delete.delay.ms": "file.delete.delay.ms",
-    "log.cleanup.policy": "cleanup.policy",
-    "log.cleaner.min.cleanable.ratio": "min.cleanable.dirty.ratio",
-    "log.cleaner.delete.retention.ms": "delete.retention.ms",
-    "log.cleaner.min.compaction.lag.ms": "min.compaction.lag.ms",
-    "log.cleaner.max.compaction.lag.ms": "max.compaction.lag.ms",
+_DEFAULTS = {
+    name.name: name
+    for names in BROKER_NAMES.values()
+    for name in names
+    if {COMPACT, RETAIN}.intersection(name.definition.used_by)
 }
-_RANKED = (
-    _Ranked("retention.ms", "log.retention", ("ms", "minutes", "hours"), INT64_MIN),
-    _Ranked("segment.ms", "log.roll", ("ms", "hours"), 1),
-    _Ranked("segment.jitter.ms", "log.roll.jitter", ("ms", "hours"), 0),
-)
+"""Defaults of topic configs that a job uses; writers do not read the file."""
+_DELETE_DELAY = "log.segment.delete.delay.ms"
 TOPIC = "topic"
 MAINTENANCE = "maintenance"
 
@@ -134,11 +104,11 @@ class _Limit:
             return _checked(file, entry, partial(fraction, ends=False), self.valid)
         if self.kind == "double":
             return _checked(file, entry, positive_number, self.valid)
-        return _number(file, entry, self.least, self.kind) * _UNITS.get(self.unit, 1)
+        return _number(file, entry, self.least, self.kind) * UNITS.get(self.unit, 1)
 
     def config_doc(self) -> ConfigDoc:
         default = getattr(Settings(0), self.field)
-        shown = str(default if self.kind == "double" else default // _UNITS.get(self.unit, 1))
+        shown = str(default if self.kind == "double" else default // UNITS.get(self.unit, 1))
         return ConfigDoc(self.name, MAINTENANCE, self.kind, shown, self.valid, self.unit, (self.job,), self.doc)
 
 
@@ -154,27 +124,20 @@ _LIMITS = (
     _Limit("offsets.retention.minutes", "offsets_retention_ms", "int", 1, "minutes", RETAIN,
            "How long the offsets of a consumer group are kept once it is empty."),
 )  # fmt: skip
-NAMES = frozenset({*_SAME, *(name for ranked in _RANKED for name in ranked.names), *(limit.name for limit in _LIMITS)})
+NAMES = frozenset({*_DEFAULTS, *(limit.name for limit in _LIMITS)})
 """Every name that a file may set."""
 
 
 def property_table() -> list[ConfigDoc]:
     """Return every name that a file may set; kinds and defaults as in Kafka."""
     docs = []
-    for ranked in _RANKED:
-        config = definition(ranked.config)
-        least = "a whole number but 0, below 0: never" if ranked.never else whole_range(ranked.least)
-        for unit, name in zip(ranked.units, ranked.names, strict=True):
-            rank = "" if name == ranked.names[0] else f" Counts where {ranked.names[0]} is not set."
-            doc = f"Default of the topic config {ranked.config}.{rank}"
-            kind = "long" if unit == "ms" else "int"
-            default = str(int(config.default) // _UNITS[unit]) if name == ranked.names[-1] else ""
-            docs.append(ConfigDoc(name, MAINTENANCE, kind, default, least, unit, _jobs(config), doc, config.name))
-    for name, config in ((name, definition(config)) for name, config in _SAME.items()):
-        valid = whole_range(LEAST_DELETE_DELAY_MS) if name in _PARSERS else config.valid
-        doc = f"Default of the topic config {config.name}."
-        more = (config.unit, _jobs(config), doc, config.name)
-        docs.append(ConfigDoc(name, MAINTENANCE, config.kind, config.default, valid, *more))
+    for name in _DEFAULTS.values():
+        first = BROKER_NAMES[name.config][0]
+        rank = "" if name == first else f" Counts where {first.name} is not set."
+        doc = f"Default of the topic config {name.config}.{rank}"
+        valid = whole_range(LEAST_DELETE_DELAY_MS) if name.name == _DELETE_DELAY else name.valid
+        kind, unit = (name.kind, name.default), name.unit or name.definition.unit
+        docs.append(ConfigDoc(name.name, MAINTENANCE, *kind, valid, unit, _jobs(name.definition), doc, name.config))
     return [*docs, *(limit.config_doc() for limit in _LIMITS)]
 
 
@@ -192,15 +155,10 @@ _ELSEWHERE = {
     "log.retention.check.interval.ms": "the schedule says how often `sparklog retain` runs",
     "log.dirs": "give the place as --root",
     "log.dir": "give the place as --root",
-    "num.partitions": "it is an option of writers",
-    "compression.type": "set compression.type on the topic",
     "delete.topic.enable": "who may write to the folder may delete topics",
-    "auto.create.topics.enable": "no job creates topics; create them by sparklog topics create",
     "min.insync.replicas": "the disk or the bucket keeps the copies",
     "unclean.leader.election.enable": "there are no leaders, and the disk or the bucket keeps the copies",
     "default.replication.factor": "the disk or the bucket keeps the copies",
-    "message.max.bytes": "set max.message.bytes on the topic",
-    "log.message.timestamp.type": "set message.timestamp.type on the topic",
 }
 
 
@@ -234,13 +192,11 @@ def settings_of(text: str, file: str, *, now_ms: int = 0) -> Settings:
         if entry.name not in NAMES:
             raise BadRequest(f"{file} line {entry.line}: {_unknown(entry.name)}")
     defaults: dict[str, str] = {}
-    for name, config in _SAME.items():
-        if name in entries:
-            defaults[config] = _checked(file, entries[name], _PARSERS.get(name, partial(canonical, config)))
-    for ranked in _RANKED:
-        value = _first_set(file, ranked, entries)
-        if value is not None:
-            defaults[ranked.config] = canonical(ranked.config, value)
+    # The name that counts comes last; those of lower rank are checked all the same.
+    for name in reversed(_DEFAULTS.values()):
+        if name.name in entries:
+            parse = _delete_delay if name.name == _DELETE_DELAY else name.topic_value
+            defaults[name.config] = _checked(file, entries[name.name], parse)
     try:
         TopicConfigs(defaults).check()
     except BadRequest as error:
@@ -268,39 +224,19 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
         yield first, joined
 
 
-def _first_set(file: str, ranked: _Ranked, entries: Mapping[str, Property]) -> int | None:
-    """Return the value in ms by Kafka's ranking; those of lower rank are checked all the same."""
-    values = []
-    for unit, name in zip(ranked.units, ranked.names, strict=True):
-        if name not in entries:
-            continue
-        value = _number(file, entries[name], ranked.least, "long" if unit == "ms" else "int")
-        if ranked.never and value == 0:
-            raise BadRequest(
-                f"{file} line {entries[name].line}: {name} must be at least 1, or -1 for records that never expire; "
-                "found 0"
-            )
-        values.append(-1 if ranked.never and value < 0 else value * _UNITS[unit])
-    return values[0] if values else None
-
-
 def _number(file: str, entry: Property, low: int, kind: str) -> int:
     high, top = (INT32_MAX, f" and at most {INT32_MAX}") if kind == "int" else (INT64_MAX, "")
     return _checked(file, entry, partial(whole_number, low=low, high=high), f"{whole_range(low)}{top}")
 
 
 def _delete_delay(text: str) -> str:
-    value = canonical("file.delete.delay.ms", text)
+    value = BY_NAME[_DELETE_DELAY].topic_value(text)
     if int(value) < LEAST_DELETE_DELAY_MS:
         raise BadRequest(
-            f"log.segment.delete.delay.ms must be at least {LEAST_DELETE_DELAY_MS} (one hour), found '{text}': jobs "
+            f"{_DELETE_DELAY} must be at least {LEAST_DELETE_DELAY_MS} (one hour), found '{text}': jobs "
             "that planned to read files would miss them"
         )
     return value
-
-
-_PARSERS: Mapping[str, Callable[[str], str]] = {"log.segment.delete.delay.ms": _delete_delay}
-"""Parsers of names whose topic config allows more."""
 
 
 def _checked(file: str, entry: Property, parse: Callable[[str], T], expected: str = "") -> T:
@@ -308,7 +244,7 @@ def _checked(file: str, entry: Property, parse: Callable[[str], T], expected: st
     try:
         return parse(entry.value)
     except BadRequest as error:
-        message = str(error).replace(f"config {_SAME.get(entry.name)} must", f"{entry.name} must")
+        message = str(error)
     except ValueError:
         message = f"{entry.name} must be {expected}, found '{entry.value}'"
     raise BadRequest(f"{file} line {entry.line}: {message}")
@@ -318,14 +254,57 @@ def _unknown(name: str) -> str:
     """Say why a name is refused, and what to write instead."""
     if name in _ELSEWHERE:
         return f"{name} means nothing to maintenance: {_ELSEWHERE[name]}"
-    brokers = {config: broker for broker, config in _SAME.items()}
-    brokers.update({ranked.config: ranked.names[0] for ranked in _RANKED})
-    if name in brokers:
-        return f"'{name}' is a topic config: set it on the topic, or its default here as {brokers[name]}"
+    if name in CREATION or (name in BY_NAME and BY_NAME[name].definition.used_by):
+        return f"{name} means nothing to maintenance: set it by sparklog configs alter --root-defaults, for writers"
+    synonyms = BROKER_NAMES.get(name, ())
+    if synonyms and synonyms[0].name in NAMES:
+        return f"'{name}' is a topic config: set it on the topic, or its default here as {synonyms[0].name}"
     why = kafka_name(name)
     if why is not None:
         return f"{name} means nothing to maintenance: {why}; leave it out"
     return f"unknown property '{name}'{did_you_mean(name, NAMES)}"
+
+
+class BrokerSetting(NamedTuple):
+    """A line of a broker's file, and what becomes of it: `verdict` is `TAKEN`, `NOT_NEEDED` or `NO_EQUIVALENT`."""
+
+    line: int
+    name: str
+    value: str
+    verdict: str
+    text: str
+
+
+TAKEN, NOT_NEEDED, NO_EQUIVALENT = "taken", "not needed", "no equivalent"
+
+
+def answers(text: str, file: str, *, force: bool = False) -> list[BrokerSetting]:
+    """Answer each setting in a broker's `server.properties`: those that are taken are defaults of a root.
+
+    `BadRequest`, with the line, for a value that is not valid here, and what needs `force`.
+    """
+    entries = parse_properties(text, file)
+    return [BrokerSetting(entry.line, entry.name, _shown(entry), *_verdict(file, entry, force)) for entry in entries]
+
+
+def _shown(entry: Property) -> str:
+    is_secret = is_security(entry.name) or any(word in entry.name.lower() for word in ("password", "secret"))
+    return "(not shown)" if is_secret else entry.value
+
+
+def _verdict(file: str, entry: Property, force: bool) -> tuple[str, str]:
+    name = entry.name
+    if name in CREATION or (name in BY_NAME and BY_NAME[name].definition.used_by):
+        value = _checked(file, entry, lambda text: RootDefaults(ID).changed({name: text}, force=force).configs[name])
+        return TAKEN, f"taken as {name}={value}"
+    why = _ELSEWHERE.get(name) or kafka_name(name)
+    if name in NAMES:
+        why = "it limits the jobs, which take it in the file that their --properties names"
+    elif why is None and name in BY_NAME:
+        why = "it means nothing without brokers"
+    if why is not None:
+        return NOT_NEEDED, f"not needed here: {why}"
+    return NO_EQUIVALENT, f"no equivalent: a root has nothing of this name{did_you_mean(name, {*BY_NAME, *CREATION})}"
 
 
 _HEAD = """# Every config
@@ -354,6 +333,20 @@ config set on a topic beats, and limits of a run. Writers do not read it.
 """
 
 
+_ROOT = """
+## Defaults of a root
+
+Set with `sparklog configs alter --root-defaults --add-config NAME=VALUE`, under a broker's names: what topics have that
+do not set a config. With `--pattern REGEX` they have the names of topic configs, and are for topics whose names match.
+[Which counts](../guides/retention.md#defaults-for-all-topics).
+
+| name | default | valid | what it is |
+|---|---|---|---|
+| `num.partitions` | `1` | a whole number from 1 to 100000 | partitions of a topic that is created without a number |
+| `auto.create.topics.enable` | | true or false | whether [writers create topics](../guides/retention.md) |
+"""
+
+
 def config_docs() -> list[ConfigDoc]:
     """Return every topic config, then every property of maintenance."""
     topics = [
@@ -377,7 +370,11 @@ def markdown_config_docs() -> str:
     docs = config_docs()
     topics = _rows([doc for doc in docs if doc.scope == TOPIC], kafka=True)
     properties = _rows([doc for doc in docs if doc.scope == MAINTENANCE], kafka=False)
-    return f"{_HEAD}{_TOPICS}{topics}{_PROPERTIES}{properties}"
+    names = ((name, name.default and f"`{name.default}`") for name in BY_NAME.values())
+    roots = "".join(
+        f"| `{name.name}` | {default} | {name.valid} | default of `{name.config}` |\n" for name, default in names
+    )
+    return f"{_HEAD}{_TOPICS}{topics}{_ROOT}{roots}{_PROPERTIES}{properties}"
 
 
 def _rows(docs: Sequence[ConfigDoc], *, kafka: bool) -> str:

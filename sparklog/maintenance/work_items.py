@@ -8,7 +8,7 @@ whole or not at all, and a task that is run twice leaves an orphan, which the va
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from sparklog.errors import SparklogError
@@ -16,7 +16,9 @@ from sparklog.groups.collecting import OFFSETS_RETENTION_MS
 from sparklog.log.journal.clocks import Env, reading_clock_ms
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.rewrites import Rewrite
+from sparklog.log.state.root_defaults import ID, RootDefaults
 from sparklog.log.state.slices import FileSlices
+from sparklog.log.topic.root import Root
 from sparklog.maintenance.throttle import UNLIMITED
 from sparklog.storage.store import Store
 
@@ -42,7 +44,8 @@ class Settings:
     """Settings of a run of maintenance, without each topic's configs.
 
     `now_ms`: the clock that decides (ages, delete horizons); commits keep their own. `defaults`: topic config name ->
-    text, for topics that do not set it. The others are broker configs: see `sparklog.maintenance.properties`.
+    text, for topics that do not set it. `root`: the root's defaults, which count after these. The others are broker
+    configs: see `sparklog.maintenance.properties`.
     """
 
     now_ms: int
@@ -52,10 +55,15 @@ class Settings:
     producer_expiration_ms: int = 86_400_000
     offsets_retention_ms: int = OFFSETS_RETENTION_MS
     io_bytes_per_second: float = UNLIMITED
+    root: RootDefaults = field(default_factory=lambda: RootDefaults(ID))
 
-    def configs_of(self, explicit: TopicConfigs) -> TopicConfigs:
-        """The topic's configs over this run's defaults over Kafka's."""
-        return TopicConfigs({**self.defaults, **explicit.explicit})
+    def of_root(self, root: Root) -> Settings:
+        """Return these with the newest defaults of a root."""
+        return replace(self, root=root.defaults())
+
+    def configs_of(self, topic: str, configs: TopicConfigs) -> TopicConfigs:
+        """Return the topic's configs over this run's defaults, over the root's, over Kafka's."""
+        return TopicConfigs({**self.defaults, **configs.explicit}, self.root.of_topic(topic))
 
 
 @dataclass(frozen=True, slots=True)

@@ -210,7 +210,7 @@ class RetainReport(RunReport):
 def plan_topic(snapshot: Snapshot, settings: Settings) -> list[tuple[Expiry, list[Segment]]]:
     """Plan the expiry of each partition; return it with the segments it was chosen from."""
     head = snapshot.head
-    configs = settings.configs_of(head.configs)
+    configs = settings.configs_of(snapshot.topic, head.configs)
     rule = RollRule.of(configs, head.topic_id)
     whole = snapshot.slices.all()
     planned = []
@@ -290,7 +290,7 @@ def _records(snapshot: Snapshot, expiry: Expiry) -> tuple[int, int]:
 
 def expiry_backlog(snapshot: Snapshot, settings: Settings) -> Backlog:
     """Return what waits for a run of `retain`, as of `settings.now_ms`; files to delete are not looked for."""
-    configs, rows = settings.configs_of(snapshot.head.configs), snapshot.slices.all()
+    configs, rows = settings.configs_of(snapshot.topic, snapshot.head.configs), snapshot.slices.all()
     oldest_ms, expired_ms, excess = list[int](), list[int](), 0
     for expiry, _ in plan_topic(snapshot, settings):
         for item in expiry.gone:
@@ -377,6 +377,7 @@ def retain_root(
     A topic that fails is reported, and the run goes on. `NotFound` if a name in `topics` never was a topic: nothing is
     done then.
     """
+    settings = settings.of_root(root)
     existing: list[Topic] = []
     reports: list[RetainReport] = []
     for name in topics or sorted(n for n in root.store.list_folders("") if is_topic_name(n)):
@@ -396,8 +397,8 @@ def retain_root(
         if on_done is not None:
             on_done(report)
     if existing and not topics:
-        heads = [state.head for topic in existing if (state := topic.log.known()) is not None]
-        configs = [settings.configs_of(head.configs) for head in heads if head.exists]
+        heads = {topic.name: state.head for topic in existing if (state := topic.log.known()) is not None}
+        configs = [settings.configs_of(name, head.configs) for name, head in heads.items() if head.exists]
         keep_ms = kept_entries_ms(max((config.file_delete_delay_ms for config in configs), default=0))
         reports += _retain_root_files(root, settings, keep_ms, dry_run)
     return sorted(reports, key=lambda report: report.topic)

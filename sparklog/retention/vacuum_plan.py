@@ -195,7 +195,7 @@ def delete_delay_ms(history: History, head: Head, settings: Settings) -> int:
             while version > 0 and history.commit(version).op != DELETE:
                 version -= 1
             configs = history.at(version - 1).head.configs
-    return settings.configs_of(configs).file_delete_delay_ms
+    return settings.configs_of(history.topic, configs).file_delete_delay_ms
 
 
 def ended_holds(head: Head, now_ms: int, needed: Collection[str] = ()) -> list[str]:

@@ -23,13 +23,14 @@ def orders(root: Path) -> library.log.topic.Topic:
 def test_describe_shows_what_was_set_or_all(sparklog: Sparklog) -> None:
     assert sparklog("configs", "describe", "orders").lines == [
         "Dynamic configs for topic orders are:",
-        "  retention.ms=1000  (default 604800000)",
+        "  retention.ms=1000  (DYNAMIC_TOPIC_CONFIG, default 604800000)",
     ]
     everything = sparklog("configs", "describe", "orders", "--all").lines
     assert len(everything) == 1 + len(CONFIGS)
     assert "  segment.ms=604800000" in everything
     rows = json.loads(sparklog("configs", "describe", "--all", "--json").out)
-    assert {row["name"]: row["source"] for row in rows if row["source"] != "default"} == {"retention.ms": "topic"}
+    sources = {row["name"]: row["source"] for row in rows if row["source"] != "DEFAULT_CONFIG"}
+    assert sources == {"retention.ms": "DYNAMIC_TOPIC_CONFIG"}
 
 
 def test_alter_in_kafkas_syntax(sparklog: Sparklog, orders: library.log.topic.Topic) -> None:

@@ -533,6 +533,21 @@ def test_a_write_that_may_not_create_shows_what_would(tmp_path: Path, folder: st
     assert str(raised.value) == expected.format(path=path, let_it=let_it)
 
 
+def test_a_write_creates_topics_by_the_defaults_of_the_root(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = str(tmp_path)
+    root = sparklog.open(path, create=True)
+    root.alter_defaults({"num.partitions": 3, "log.retention.ms": 5})
+    plan(path, topic="a")
+    plan(path, topic="b", num_partitions="2")
+    assert [len(root.topic(name).bounds()) for name in "ab"] == [3, 2]
+    caplog.clear()
+    plan(path, topic="a", **{"topic.retention.ms": "5"})
+    assert not caplog.messages, "the topic has that value from its root"
+    root.alter_defaults({"auto.create.topics.enable": False})
+    with pytest.raises(NotFound, match=r"'c' does not exist.*auto\.create\.topics\.enable=false"):
+        plan(path, topic="c")
+
+
 def test_the_source_checks_options_when_it_is_made() -> None:
     with pytest.raises(Exception, match="Unknown option 'startingoffset'"):
         SparklogDataSource({"startingoffset": "x"})

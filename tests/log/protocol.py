@@ -63,6 +63,7 @@ def faulty(world: World, store: Store, faults: dict[str | tuple[str, int], Fault
     script: dict[str | tuple[str, int], Fault] = {}
     through = FaultyStore(store, Script(script), world.sleep)
     topic = world.root(through).topic("t")
+    topic.log.append_target(refresh=False)
     through.calls.clear()
     through.decide = Script(faults)
     return topic

@@ -16,7 +16,7 @@ HOUR_MS = 3_600_000
 
 
 def default_of(text: str, config: str) -> str:
-    return settings_of(text, "f").configs_of(TopicConfigs()).text(config)
+    return settings_of(text, "f").configs_of("t", TopicConfigs()).text(config)
 
 
 def complaint(text: str) -> str:
@@ -110,7 +110,7 @@ def test_the_cleaners_own_settings() -> None:
 
 def test_a_topics_own_value_beats_the_file() -> None:
     settings = settings_of("log.segment.bytes=1000\nlog.retention.ms=5", "f")
-    configs = settings.configs_of(TopicConfigs.of({"segment.bytes": 2000}))
+    configs = settings.configs_of("t", TopicConfigs.of({"segment.bytes": 2000}))
     assert (configs.segment_bytes, configs.retention_ms) == (2000, 5)
 
 
@@ -122,7 +122,7 @@ def test_a_topics_own_value_beats_the_file() -> None:
         ("segment.bytes=1", ["topic config", "log.segment.bytes"]),
         ("log.cleaner.threads=4", ["means nothing", "Spark"]),
         ("delete.topic.enable=true", ["line 1: delete.topic.enable means nothing to maintenance: who may write"]),
-        ("auto.create.topics.enable=false", ["means nothing", "no job creates topics", "sparklog topics create"]),
+        ("auto.create.topics.enable=false", ["means nothing", "sparklog configs alter --root-defaults"]),
         ("min.insync.replicas=2", ["means nothing", "keeps the copies"]),
         ("unclean.leader.election.enable=false", ["means nothing", "no leaders"]),
         ("default.replication.factor=3", ["means nothing", "keeps the copies"]),

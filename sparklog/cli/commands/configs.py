@@ -1,10 +1,12 @@
-"""`sparklog configs`: describe and alter, as `kafka-configs --entity-type topics` does; docs, what each one means."""
+"""`sparklog configs`: describe and alter, as `kafka-configs` does for topics, and for all brokers: the defaults of a
+root; docs, what each one means.
+"""
 
 from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,51 +20,68 @@ from sparklog.cli.options import (
     Topics,
     comma_separated,
     name_and_value,
+    one_of,
 )
 from sparklog.cli.parameters import Argument, Commands, JsonOption, Option
-from sparklog.cli.terminal import Output, print_json, read_text
+from sparklog.cli.terminal import Output, print_json, print_lines, read_text
 from sparklog.errors import BadRequest, SparklogError
 
 if TYPE_CHECKING:
+    from sparklog.log.state.configs import TopicConfigs
+    from sparklog.log.state.root_defaults import RootDefaults
     from sparklog.log.state.topic_state import Head
     from sparklog.log.topic.root import Root
     from sparklog.log.topic.topic import Topic
     from sparklog.maintenance.properties import ConfigDoc
 
-app = Commands("configs", "Show and change configs of topics, and say what each one means.")
+app = Commands("configs", "Show and change configs of topics and defaults of a root, and say what each one means.")
+RootDefaultsOption = Annotated[
+    bool, Option("--root-defaults", help="Of no topic: the root's defaults, under a broker's names.")
+]
 
 # Kafka's rule: commas divide, but not inside of brackets.
 _COMMA = re.compile(r",(?=[^\]]*(?:\[|$))")
 
 
-@app.add("describe", "sparklog configs describe orders --root /data/log --all")
+@app.add(
+    "describe",
+    "sparklog configs describe orders --root /data/log --all",
+    "sparklog configs describe --root-defaults --root /data/log",
+)
 def describe(
     root: SourceOption,
     *,
     topics: Topics,
-    everything: Annotated[bool, Option("--all", help="Also those that have their default.")] = False,
+    everything: Annotated[bool, Option("--all", help="Also those that have their built-in default.")] = False,
+    root_defaults: RootDefaultsOption = False,
 ) -> Output:
-    """Show the configs that were set on topics: value, where it comes from, default."""
-    from sparklog.log.state.configs import CONFIGS
+    """Show configs of topics, or a root's defaults: value, where it comes from, and what it is if it is taken back."""
+    from sparklog.log.state.configs import DEFAULT_CONFIG
     from sparklog.log.state.description import describe_configs
 
     source = open_source(root)
     if source.root is None:
         raise BadRequest(f"{source.view.location} is a Kafka directory: brokers keep configs elsewhere; give a root")
     log = source.root
-    configs_of = source.each(topics.names, lambda name: (name, describe_configs(log.topic(name).log.head())))
-    defaults = {name: config.default for name, config in CONFIGS.items()}
+    defaults = log.defaults()
+    if root_defaults:
+        if topics.names:
+            raise BadParameter("expected topics or the root's defaults, found both", param_hint="'--root-defaults'")
+        return _of_root(defaults, everything)
+    configs_of = source.each(
+        topics.names, lambda name: (name, describe_configs(name, log.topic(name).log.head(), defaults))
+    )
     rows = [
         {
             "topic": name,
             "name": config.name,
             "value": config.value,
             "source": config.source,
-            "default": defaults[config.name],
+            "default": config.default,
         }
         for name, configs in configs_of
         for config in configs
-        if everything or config.source != "default"
+        if everything or config.source != DEFAULT_CONFIG
     ]
     names = [name for name, _ in configs_of]
     return Output(rows, lambda: _show(names, rows, everything), source.failures)
@@ -73,13 +92,33 @@ def _show(names: list[str], rows: list[dict[str, str]], everything: bool) -> Non
         mine = [row for row in rows if row["topic"] == name]
         print(f"{'All' if everything else 'Dynamic'} configs for topic {name} are:{'' if mine else ' none'}")
         for row in mine:
-            default = "" if row["source"] == "default" else f"  (default {row['default'] or 'empty'})"
-            print(f"  {row['name']}={row['value']}{default}")
+            print(_line(row))
+
+
+def _line(row: dict[str, str]) -> str:
+    default = "" if row["default"] == row["value"] else f", default {row['default'] or 'empty'}"
+    source = "" if row["source"] == "DEFAULT_CONFIG" else f"  ({row['source']}{default})"
+    return f"  {row['name']}={row['value']}{source}"
+
+
+def _of_root(defaults: RootDefaults, everything: bool) -> Output:
+    rows = [asdict(row) for row in defaults.rows() if everything or row.source != "DEFAULT_CONFIG"]
+    patterns = dict.fromkeys(row["pattern"] for row in rows)
+
+    def show() -> None:
+        for pattern in patterns or [None]:
+            mine = [row for row in rows if row["pattern"] == pattern]
+            whose = "for the root" if pattern is None else f"for topics {pattern}"
+            print(f"{'All' if everything else 'Dynamic'} default configs {whose} are:{'' if mine else ' none'}")
+            print_lines(map(_line, mine))
+
+    return Output(rows, show)
 
 
 @app.add(
     "alter",
     "sparklog configs alter orders --root /data/log --add-config cleanup.policy=[compact,delete],retention.ms=-1",
+    "sparklog configs alter --root-defaults --root /data/log --add-config num.partitions=4,log.retention.hours=72",
 )
 def alter(
     root: RootOption,
@@ -93,13 +132,18 @@ def alter(
     force: Annotated[
         bool, Option("--force", help="Also what takes files from running jobs, or drops records without a key.")
     ] = False,
+    root_defaults: RootDefaultsOption = False,
 ) -> Output:
     """Set configs of a topic, take them back. All of it happens in one commit, or nothing does.
 
     Of a pattern the changes of each topic are shown, and nothing is changed without --execute. A commit is one topic's.
+    With --root-defaults a pattern says for which topics the defaults are, and they are set at once.
     """
     changes = _changes(add_config, add_config_file, delete_config)
-    log, executes = open_root(root), topic.executes
+    log = open_root(root)
+    if root_defaults:
+        return _altered_defaults(log, topic, changes, force)
+    executes = topic.executes
     altered = [_altered(log, name, changes, force) for name in topic.matching(log.topics, log.location)]
     documents: list[dict[str, object]] = []
     lines: list[str] = []
@@ -125,22 +169,43 @@ def alter(
     return Output.of_lines(documents, *lines, failures=failures)
 
 
+def _altered_defaults(log: Root, topic: TopicOrPattern, changes: dict[str, str | None], force: bool) -> Output:
+    if one_of(topic.topic, topic.topic_option) is not None:
+        raise BadParameter("expected TOPIC or the root's defaults, found both", param_hint="'--root-defaults'")
+    before, pattern = log.defaults(), topic.pattern
+    if topic.dry_run:
+        after = before.changed(changes, pattern, force=force)
+    else:
+        after = log.alter_defaults(changes, pattern=pattern, force=force)
+    values = ({(row.pattern, row.name): row.value for row in item.rows()} for item in (before, after))
+    old, new = ({name: rows.get((pattern, name), "") for name in changes} for rows in values)
+    rows = [{"name": name, "before": old[name], "after": new[name]} for name in sorted(changes)]
+    lines = [f"  {row['name']}: {row['before'] or 'empty'} -> {row['after'] or 'empty'}" for row in rows]
+    whose = "the root" if pattern is None else f"topics {pattern}"
+    done = "Would update" if topic.dry_run else "Completed updating"
+    document = {"pattern": pattern, "dryRun": topic.dry_run, "changes": rows}
+    return Output.of_lines(document, *lines, f"{done} default configs for {whose}.")
+
+
 @dataclass
 class _Alteration:
     """Changes to the configs of a topic, planned on `head`."""
 
     topic: Topic
     head: Head
+    before: TopicConfigs
     planned: dict[str, str | None]
 
     def rows(self) -> list[dict[str, str]]:
-        before, after = self.head.configs, self.head.configs.changed(self.planned)
+        before, after = self.before, self.before.changed(self.planned)
         return [{"name": key, "before": before.text(key), "after": after.text(key)} for key in sorted(self.planned)]
 
 
 def _altered(log: Root, name: str, changes: dict[str, str | None], force: bool) -> _Alteration:
     topic = log.topic(name)
-    return _Alteration(topic, topic.log.head(), topic.plan_alter(configs=changes, force=force))
+    return _Alteration(
+        topic, topic.log.head(), topic.log.read_configs(), topic.plan_alter(configs=changes, force=force)
+    )
 
 
 @app.add("docs", "sparklog configs docs retention.ms")

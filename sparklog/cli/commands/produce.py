@@ -90,7 +90,7 @@ def produce(
         whole_number(
             "--num-partitions",
             low=1,
-            text="Create the topic with so many, if there is none. Default: 1.",
+            text="Create the topic with so many, if there is none. Default: the root's num.partitions, or 1.",
         ),
     ] = None,
     compression: Annotated[Codec | None, Option(help="Codec, where the topic leaves it to us. Default: zstd.")] = None,
@@ -131,6 +131,7 @@ def produce(
 def _topic(root: Root, name: str, num_partitions: int | None) -> Topic:
     """Open a topic; create one that is missing, as Spark's writes do, unless the name may be a misspelt one."""
     from sparklog.errors import NotFound, nearest
+    from sparklog.log.topic.root import written_topic
 
     if num_partitions is None:
         try:
@@ -138,8 +139,12 @@ def _topic(root: Root, name: str, num_partitions: int | None) -> Topic:
         except NotFound:
             if nearest(name, root.topics()):
                 raise
-        print(f"Topic {printable(name)} did not exist: created with 1 partition (--num-partitions)", file=sys.stderr)
-    return root.ensure_topic(name, partitions=num_partitions or 1)
+        opened = written_topic(root, name)
+        count = len(opened.bounds())
+        how = f"created with {count} partition{'s' * (count > 1)}"
+        print(f"Topic {printable(name)} did not exist: {how} (--num-partitions)", file=sys.stderr)
+        return opened
+    return written_topic(root, name, partitions=num_partitions)
 
 
 def _with_partition(batch: pa.RecordBatch, partition: int | None) -> pa.RecordBatch:

@@ -61,7 +61,10 @@ def create(
     root: RootOption,
     *,
     topic: OneTopic,
-    partitions: Annotated[int, whole_number("--partitions", "-p", low=1, text="How many.")] = 1,
+    partitions: Annotated[
+        int | None,
+        whole_number("--partitions", "-p", low=1, text="How many.", default="num.partitions of the root, or 1"),
+    ] = None,
     replication_factor: ReplicationOption = None,
     config: ConfigOption = None,
     if_not_exists: Annotated[bool, Option("--if-not-exists", help="Succeed if it is there already.")] = False,
@@ -75,9 +78,10 @@ def create(
     log = open_root(root, create=True)
     existed = if_not_exists and _exists(log, name)
     make = log.ensure_topic if if_not_exists else log.create_topic
-    head = make(name, partitions=partitions, configs=configs).log.head(refresh=False)
+    created = make(name, partitions=partitions, configs=configs).log
+    head = created.head(refresh=False)
     text = f"Created topic {name} with {head.partitions} partition{'s' * (head.partitions > 1)} in {log.location}."
-    expiry = None if existed else default_expiry(head.configs)
+    expiry = None if existed else default_expiry(created.read_configs())
     return Output(
         {"topic": name, "created": not existed},
         lambda: print(f"Topic {name} is there already." if existed else text),
@@ -114,12 +118,14 @@ def describe(
 
 
 def _of_root(root: Root, name: str) -> TopicRow:
+    from sparklog.log.state.configs import TOPIC_CONFIG
+
     topic = root.topic(name).describe()
     return TopicRow(
         name,
         topic.topic_id,
         len(topic.partitions),
-        configs={config.name: config.value for config in topic.configs if config.source != "default"},
+        configs={config.name: config.value for config in topic.configs if config.source == TOPIC_CONFIG},
         partitions=[
             PartitionRow(part.partition, part.log_start, part.last_stable, part.log_end, part.bytes)
             for part in topic.partitions

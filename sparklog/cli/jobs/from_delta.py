@@ -64,7 +64,8 @@ class FromDelta(delta.DeltaQuery):
         Option(metavar="N|latest", help="Of a new checkpoint: the first version.", show_default="the rows there are"),
     ] = None
     num_partitions: Annotated[
-        int | None, whole_number("--num-partitions", low=1, text="Of a topic that does not exist yet.", default="1")
+        int | None,
+        whole_number("--num-partitions", low=1, text="Of a topic that does not exist yet.", default="the root's"),
     ] = None
     follow: FollowOption = False
     interval: IntervalOption = None

@@ -130,7 +130,8 @@ class Copy:
     subscribe_pattern: Annotated[str | None, Option(help="Regular expression of topics.")] = None
     topic: Annotated[str | None, Option(help="One topic for all records; else each keeps its topic.")] = None
     num_partitions: Annotated[
-        int | None, whole_number("--num-partitions", low=1, text="Of topics that do not exist yet.", default="1")
+        int | None,
+        whole_number("--num-partitions", low=1, text="Of topics that do not exist yet.", default="the root's"),
     ] = None
     max_offsets_per_trigger: Annotated[
         int | None, whole_number("--max-offsets-per-trigger", low=1, text="About so many records in one micro-batch.")

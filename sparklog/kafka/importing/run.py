@@ -270,7 +270,7 @@ class _TopicImport:
             with suppress(SparklogError):
                 self._delete_files(topic)
             raise
-        topic.log.warn_of_older(self.new, topic.log.head(refresh=False))
+        topic.log.warn_of_older(self.new, topic.log.read_configs())
         reports = tuple(self.reports[part.number] for part in source.partitions)
         configs = self.kafka_configs.get(source.name)
         return ImportedTopic(source.name, source.topic_id, not self.plan.exists, reports, configs)
@@ -305,7 +305,7 @@ class _TopicImport:
             store=self.root.store,
             topic=name,
             read_version=max(topic.log.head(refresh=False).version, 0),
-            index_interval=topic.log.head(refresh=False).configs.index_interval_bytes,
+            index_interval=topic.log.append_target(refresh=False).configs.index_interval_bytes,
             env=self.root.env,
             written=self.written,
             policy=self.options.corrupt_records,

@@ -9,6 +9,7 @@
     _groups/<id>/_log/00000000000000000042.json                  entry 42 of the offsets of a consumer group
     _maintenance/<job>/_log/00000000000000000042.json            entry 42 of the leases of a job
     _jobs/outcomes/_log/00000000000000000042.json                entry 42 of the outcomes of jobs
+    _root/defaults/_log/00000000000000000042.json                entry 42 of the defaults of the root
     _repair/<run>/<key>                                          what a repair replaced or set aside
 
 Paths in commits are relative to the topic's folder; a path that begins with `/` is relative to the root (a clone
@@ -55,6 +56,7 @@ TRANSACTIONS_FOLDER = "_transactions"
 GROUPS_FOLDER = "_groups"
 MAINTENANCE_FOLDER = "_maintenance"
 JOBS_FOLDER = "_jobs"
+ROOT_FOLDER = "_root"
 REPAIR_FOLDER = "_repair"
 """What repairs have set aside: nothing reads it."""
 VERSION_DIGITS = 20

@@ -1,4 +1,4 @@
-"""A topic's configs: what was set on it (`TopicConfigs`) over the defaults of one table (`CONFIGS`).
+"""A topic's configs: what was set on it (`TopicConfigs`), over the root's defaults, over those of a table (`CONFIGS`).
 
 All of the topic configs of Kafka 3 and 4 are known, so that a dump of a broker's configs can be given as it is; those
 that have no meaning without brokers (`min.insync.replicas`, tiering, throttles) are checked and kept, and change
@@ -29,8 +29,13 @@ _SESSION = "a member gives its own time with kafka.session.timeout.ms"
 _REASONS = {
     SECURITY: "authorizer.class.name",
     "there are no brokers": "broker.id node.id num.io.threads num.network.threads process.roles",
-    "there are no brokers to connect to": "listeners advertised.listeners",
-    "give the place of the root instead": "zookeeper.connect",
+    "there are no brokers to connect to": "listeners advertised.listeners inter.broker.listener.name "
+    "controller.listener.names listener.security.protocol.map controller.quorum.bootstrap.servers "
+    "controller.quorum.voters socket.send.buffer.bytes socket.receive.buffer.bytes socket.request.max.bytes",
+    "give the place of the root instead": "zookeeper.connect zookeeper.connection.timeout.ms",
+    "a root is opened without recovery": "num.recovery.threads.per.data.dir",
+    "there are no share groups": "share.coordinator.state.topic.replication.factor "
+    "share.coordinator.state.topic.min.isr",
     _NO_REPLICAS: "num.replica.fetchers num.standby.replicas replica.lag.time.max.ms transaction.state.log.min.isr",
     _BACKUPS: "default.replication.factor offsets.topic.replication.factor replication.factor "
     "transaction.state.log.replication.factor",
@@ -251,6 +256,10 @@ def canonical(name: str, value: object) -> str:
     return str(parsed)
 
 
+TOPIC_CONFIG = "DYNAMIC_TOPIC_CONFIG"
+ROOT_DEFAULT = "DYNAMIC_DEFAULT_BROKER_CONFIG"
+DEFAULT_CONFIG = "DEFAULT_CONFIG"
+
 LEAST_DELETE_DELAY_MS = 3_600_000
 """Below this, `file.delete.delay.ms` needs force: jobs that planned before a rewrite would miss their files."""
 
@@ -267,9 +276,13 @@ class _Integer:
 
 @dataclass(frozen=True, slots=True)
 class TopicConfigs:
-    """A topic's configs: what was set on it (`explicit`, canonical text) over the defaults. Values come out typed."""
+    """A topic's configs: what was set on it (`explicit`, canonical text) over the defaults. Values come out typed.
+
+    `defaults`: those of the root, which is asked once for each open handle or run; a topic's state does not have them.
+    """
 
     explicit: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     max_message_bytes = _Integer("max.message.bytes")
     inline_records_bytes = _Integer("inline.records.bytes")
@@ -297,7 +310,7 @@ class TopicConfigs:
                 merged.pop(name, None)
             else:
                 merged[name] = canonical(name, value)
-        configs = TopicConfigs(dict(sorted(merged.items())))
+        configs = TopicConfigs(dict(sorted(merged.items())), self.defaults)
         configs.check()
         return configs
 
@@ -313,7 +326,12 @@ class TopicConfigs:
             )
 
     def text(self, name: str) -> str:
-        return self.explicit.get(name, definition(name).default)
+        value = self.explicit.get(name)
+        return self.default(name) if value is None else value
+
+    def default(self, name: str) -> str:
+        """Return the value where the topic does not set it."""
+        return self.defaults.get(name, definition(name).default)
 
     def value(self, name: str) -> object:
         return definition(name).parse(self.text(name))
@@ -322,7 +340,8 @@ class TopicConfigs:
         return int(self.text(name))
 
     def source(self, name: str) -> str:
-        return "topic" if name in self.explicit else "default"
+        """Return where the value comes from, in Kafka's words."""
+        return TOPIC_CONFIG if name in self.explicit else ROOT_DEFAULT if name in self.defaults else DEFAULT_CONFIG
 
     @property
     def cleanup_policy(self) -> tuple[str, ...]:

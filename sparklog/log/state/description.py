@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sparklog.log.state.commit import INLINE_CONFIG, KafkaOpen
-from sparklog.log.state.configs import CONFIGS
+from sparklog.log.state.configs import CONFIGS, TopicConfigs
+from sparklog.log.state.root_defaults import ConfigSynonym, RootDefaults
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.topic_state import Head
 
@@ -24,12 +25,17 @@ class PartitionDescription:
 
 @dataclass(frozen=True, slots=True)
 class ConfigDescription:
-    """One config: its value as text, and whether it was set on the topic or is the default."""
+    """One config: its value as text, where that comes from in Kafka's words, and what it is if the topic sets none.
+
+    `synonyms`: all that it may come from, the first counts.
+    """
 
     name: str
     value: str
     source: str
     doc: str
+    default: str
+    synonyms: tuple[ConfigSynonym, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,22 +57,25 @@ class TopicDescription:
     """Of the topic that it was imported from, empty if it was not, or if that had none."""
 
 
-def describe_configs(head: Head) -> tuple[ConfigDescription, ...]:
+def describe_configs(topic: str, head: Head, defaults: RootDefaults) -> tuple[ConfigDescription, ...]:
     """Every config of a topic, set or default, with the value that counts."""
-    configs = head.configs
+    configs = TopicConfigs(head.configs.explicit, defaults.of_topic(topic))
+    inline_bytes = replace(head, configs=configs).inline_bytes
     return tuple(
         ConfigDescription(
             name,
-            str(head.inline_bytes) if name == INLINE_CONFIG else configs.text(name),
+            str(inline_bytes) if name == INLINE_CONFIG else configs.text(name),
             configs.source(name),
             definition.doc,
+            configs.default(name),
+            tuple(defaults.synonyms(topic, configs, name)),
         )
         for name, definition in CONFIGS.items()
     )
 
 
-def describe(snapshot: Snapshot) -> TopicDescription:
-    """Describe the topic at this version."""
+def describe(snapshot: Snapshot, defaults: RootDefaults) -> TopicDescription:
+    """Describe the topic at this version, with the defaults of its root."""
     head, rows = snapshot.head, snapshot.slices.all()
     partitions = []
     for partition in range(head.partitions):
@@ -81,7 +90,7 @@ def describe(snapshot: Snapshot) -> TopicDescription:
         time_ms=head.made_ms,
         leader_epoch=head.leader_epoch,
         partitions=tuple(partitions),
-        configs=describe_configs(head),
+        configs=describe_configs(snapshot.topic, head, defaults),
         slices=len(rows),
         bytes=int(rows.size.sum()),
         open_transactions=tuple(dict.fromkeys((item.txn.id, item.txn.n) for item in head.open)),

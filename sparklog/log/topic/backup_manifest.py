@@ -83,6 +83,8 @@ class Manifest:
     groups: tuple[EntriesBackup, ...] = ()
     only: tuple[str, ...] | None = None
     left_out: tuple[LeftOut, ...] = ()
+    defaults: tuple[EntriesBackup, ...] = ()
+    """Of the root: all entries, or none where it has none."""
 
     def covers(self, topics: Collection[str] | None) -> bool:
         return self.only is None if topics is None else all(self.topic(name) is not None for name in topics)
@@ -148,6 +150,7 @@ MANIFEST_JSON = StoredDocument(
     Member("groups", objects_of(ENTRIES_JSON)),
     Member("only", TEXTS, nullable=True),
     Member("leftOut", objects_of(LEFT_OUT_JSON)),
+    Member("defaults", objects_of(ENTRIES_JSON), optional=True),
 )
 
 

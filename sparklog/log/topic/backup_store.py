@@ -28,6 +28,7 @@ from sparklog.log.journal.names import (
     is_topic_name,
     transactions_prefix,
 )
+from sparklog.log.state.root_defaults import DEFAULTS
 from sparklog.log.topic.backup_manifest import Manifest, backup_numbers, read_manifest
 from sparklog.storage.store import ObjectInfo, ObjectWriter, Store, not_there
 
@@ -69,6 +70,7 @@ class BackupStore(Store):
         self.limits = inner.limits
         entries = {groups_prefix(item.id): item.number for item in manifest.groups}
         entries |= {transactions_prefix(item.id): item.number for item in manifest.decisions}
+        entries |= {DEFAULTS.prefix(item.id): item.number for item in manifest.defaults}
         self._ends = {item.topic: item.version for item in manifest.topics} | entries
         self._copies = {checkpoint_key(*entry): commit_key(*entry) for entry in entries.items()} | {ROOT_KEY: PLACE_KEY}
 

@@ -21,10 +21,12 @@ from sparklog.log.state.append_offsets import AppendIntent
 from sparklog.log.state.commit import COMMIT, Commit, Txn
 from sparklog.log.state.commit_intents import DeleteIntent, Intent
 from sparklog.log.state.commit_log import CommitLog, CommitOutcome
+from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.slices import FileSlices, content_of
 from sparklog.log.state.topic_state import Head
 from sparklog.log.state.writer_runs import KafkaWriterKey, WriterKey
+from sparklog.log.topic.defaults import METADATA_MAX_AGE_MS, DefaultsLog
 from sparklog.log.topic.expiring import CREATED_TOPIC, count_older, expires_before, warn_of_older, warn_of_seconds_in
 from sparklog.log.write.append_target import AppendOutcome, AppendTarget, appended
 from sparklog.storage.parallel_reads import ask_each
@@ -35,8 +37,6 @@ if TYPE_CHECKING:
     from sparklog.log.write.append_writer import ArrowData
 
 E = TypeVar("E", bound=StateEntry)
-METADATA_MAX_AGE_MS = 300_000
-"""Kafka's `metadata.max.age.ms`."""
 _LOG = logging.getLogger("sparklog.log")
 
 
@@ -49,6 +49,7 @@ class RootEngine:
         self.env = env
         self._access = RootAccess(store, env, root_id)
         self.decisions = DecisionLogs(self._access)
+        self.defaults = DefaultsLog(self._access)
         self._logs: dict[str, TopicLog] = {}
         self._entries: dict[str, EntryLog[Any]] = {}
         self._combined: dict[str, CombinedWrites[Any]] = {}
@@ -236,13 +237,21 @@ class TopicLog(CommitLog):
 
     def _target(self, looked: Moment | None) -> AppendTarget:
         state = self.existing(refresh=False)
-        head = state.head
+        head = self._with_defaults(state.head)
         if state.checkpoint is not None and state.checkpoint.table.unsealed > self.store.limits.many_unsealed:
             many = state.checkpoint.table.unsealed
             _LOG.warning("topic %s holds %d unsealed slices: run sparklog compact, which merges them", self.topic, many)
         names = self.store, self.engine.root_id, self.topic, head.topic_id
         newest = head.version, head.leader_epoch, head.inline_bytes
         return AppendTarget(*names, head.partitions, head.configs, *newest, looked)
+
+    def read_configs(self) -> TopicConfigs:
+        """Return the configs in the state known here, over the root's newest defaults."""
+        return self.engine.defaults.of_topic(self.topic, self.head(refresh=False).configs, newest=True)
+
+    def _with_defaults(self, head: Head) -> Head:
+        configs = self.engine.defaults.of_topic(self.topic, head.configs)
+        return head if configs is head.configs else replace(head, configs=configs)
 
     def commit_append(
         self,
@@ -295,7 +304,7 @@ class TopicLog(CommitLog):
             if nothing.skipped and writer is not None and writer.mode == "txn":
                 _LOG.warning("%s", nothing.note)
             return AppendOutcome(nothing.version, {}, {}, 0, nothing.skipped, nothing.note)
-        self.warn_of_older(files, outcome.head, now=target.configs.log_append_time)
+        self.warn_of_older(files, target.configs, now=target.configs.log_append_time)
         return appended(outcome.commit, intent.count)
 
     def _placed(self, files: Sequence[FileSlices], most_bytes: int) -> list[FileSlices]:
@@ -313,11 +322,11 @@ class TopicLog(CommitLog):
         first = next(number for number, file in enumerate(files) if is_unwritten(file))
         return [one if number == first else file for number, file in enumerate(files) if number == first or file.path]
 
-    def warn_of_older(self, files: Sequence[FileSlices], head: Head, *, now: bool = False) -> None:
+    def warn_of_older(self, files: Sequence[FileSlices], configs: TopicConfigs, *, now: bool = False) -> None:
         """Warn of old records in new files, which retention deletes; `now`: all got the commit's time."""
         if now:
             return
         warn_of_seconds_in(self.engine.root_id, self.topic, files)
-        before_ms = expires_before(head.configs, self.env.wall_ms())
+        before_ms = expires_before(configs, self.env.wall_ms())
         if before_ms is not None:
-            warn_of_older(self.engine.root_id, self.topic, head.configs, count_older(files, before_ms))
+            warn_of_older(self.engine.root_id, self.topic, configs, count_older(files, before_ms))

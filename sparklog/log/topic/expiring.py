@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from sparklog.log.state.configs import TopicConfigs
+from sparklog.log.state.configs import DEFAULT_CONFIG, TopicConfigs
 from sparklog.log.state.slices import FileSlices
 from sparklog.times import seconds_taken
 
@@ -25,8 +25,11 @@ _warned_of_seconds: set[tuple[str, str]] = set()
 
 
 def default_expiry(configs: TopicConfigs) -> str | None:
-    """Return what a topic of these configs does with old records; None if retention.ms is set or nothing expires."""
-    if "retention.ms" in configs.explicit or not configs.is_deleting:
+    """Return what a topic of these configs does with old records; None if retention.ms is set or nothing expires.
+
+    A default of the root counts as set.
+    """
+    if configs.source("retention.ms") != DEFAULT_CONFIG or not configs.is_deleting:
         return None
     return SEVEN_DAYS.format(policy=configs.text("cleanup.policy"))
 

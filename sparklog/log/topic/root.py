@@ -19,6 +19,7 @@ from sparklog.log.journal.names import MAX_PARTITIONS, check_topic_name, create_
 from sparklog.log.state.commit_intents import CreateIntent
 from sparklog.log.state.commit_log import no_topic
 from sparklog.log.state.configs import TopicConfigs, check_delete_delay
+from sparklog.log.state.root_defaults import AUTO_CREATE, RootDefaults
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.view import (
     READ_UNCOMMITTED,
@@ -104,13 +105,18 @@ class Root:
 
     @checked(name=NAME, configs=CONFIGS.or_none())
     def create_topic(
-        self, name: str, *, partitions: int = 1, configs: Mapping[str, object] | None = None, force: bool = False
+        self,
+        name: str,
+        *,
+        partitions: int | None = None,
+        configs: Mapping[str, object] | None = None,
+        force: bool = False,
     ) -> Topic:
         """Create a topic.
 
         Args:
             name: of letters, digits, `.`, `_` and `-`, as in Kafka.
-            partitions: how many.
+            partitions: how many; None: the root's default `num.partitions`, else 1.
             configs: by Kafka's names: see docs/reference/configs.md.
             force: allow a `file.delete.delay.ms` below one hour.
 
@@ -126,6 +132,8 @@ class Root:
             root.create_topic("visits", partitions=4, configs={"cleanup.policy": "compact"})
         """
         check_topic_name(name)
+        if partitions is None:
+            partitions = self.defaults().partitions(name)
         if isinstance(partitions, bool) or not isinstance(partitions, int) or not 1 <= partitions <= MAX_PARTITIONS:
             raise BadRequest(f"a topic has 1 to {MAX_PARTITIONS} partitions, found {partitions}")
         checked = TopicConfigs.of(configs)
@@ -134,12 +142,14 @@ class Root:
         return self._topic(name)
 
     @checked(name=NAME, configs=CONFIGS.or_none())
-    def ensure_topic(self, name: str, *, partitions: int = 1, configs: Mapping[str, object] | None = None) -> Topic:
+    def ensure_topic(
+        self, name: str, *, partitions: int | None = None, configs: Mapping[str, object] | None = None
+    ) -> Topic:
         """Open a topic; create it if there is none.
 
         Args:
             name: of the topic.
-            partitions: of a new topic.
+            partitions: of a new topic; None: the root's default `num.partitions`, else 1.
             configs: of a new topic, by Kafka's names.
 
         Returns:
@@ -158,6 +168,43 @@ class Root:
                     raise
         return self._topic(name)
 
+    def defaults(self) -> RootDefaults:
+        """Read the defaults of this root: what topics have that do not set a config. Costs a listing and a request.
+
+        Returns:
+            `configs` under a broker's names, and `patterns` with their own.
+        """
+        return self.engine.defaults.read(newest=True)
+
+    @checked(changes=CONFIGS, pattern=NAME.or_none())
+    def alter_defaults(
+        self, changes: Mapping[str, object | None], *, pattern: str | None = None, force: bool = False
+    ) -> RootDefaults:
+        """Set defaults of this root, or take them back: all of it, or nothing. They count for topics that there are.
+
+        Args:
+            changes: by a broker's names, such as `log.retention.ms`; None: back to the built-in default.
+            pattern: a regular expression: for topics whose whole names match it, by names of topic configs.
+            force: allow a `file.delete.delay.ms` below one hour.
+
+        Returns:
+            The defaults after it.
+
+        Raises:
+            BadRequest: a name, a value or the pattern is not valid.
+
+        Example:
+            root.alter_defaults({"num.partitions": 4, "log.retention.hours": 72})
+            root.alter_defaults({"retention.ms": -1}, pattern="audit-.*")
+        """
+
+        def step(base: RootDefaults) -> RootDefaults | None:
+            changed = base.changed(changes, pattern, force=force)
+            return None if changed == base else changed
+
+        self.engine.ensure_probed()
+        return self.engine.defaults.change(step)
+
     @checked(name=NAME)
     def delete_topic(self, name: str) -> None:
         """Delete a topic. Its name can be created again: at offset 0, with another topic id.
@@ -174,6 +221,21 @@ class Root:
 def topic_of(root: Root, name: str) -> Topic:
     """Return the topic of this name, which may be deleted: for maintenance."""
     return root._topic(name)
+
+
+def written_topic(
+    root: Root, name: str, *, partitions: int | None = None, configs: Mapping[str, object] | None = None
+) -> Topic:
+    """Open a topic for a writer, which creates it if there is none.
+
+    `NotFound` if there is none and `auto.create.topics.enable` of the root is false; else as `ensure_topic`.
+    """
+    check_topic_name(name)
+    if root.engine.exists(name):
+        return topic_of(root, name)
+    if root.defaults().auto_create(name) is False:
+        raise NotFound(f"{no_topic(name, root.location)} (the root's default {AUTO_CREATE}=false: no writer may)")
+    return root.ensure_topic(name, partitions=partitions, configs=configs)
 
 
 ROOT = ArgumentKind(

@@ -72,7 +72,7 @@ class Topic(TopicReader):
         Raises:
             NotFound: the topic was deleted.
         """
-        return describe(self.log.read_snapshot())
+        return describe(self.log.read_snapshot(), self.log.engine.defaults.read(newest=True))
 
     # -- changing the topic
 
@@ -179,10 +179,11 @@ class Topic(TopicReader):
         return {p: max(offset, int(head.log_start[p])) for p, offset in intent.log_starts.items()}
 
     def _new_log_starts(self, head: Head, before: Mapping[int, int]) -> LogStartIntent:
-        if not head.configs.is_deleting:
+        configs = self.log.read_configs()
+        if not configs.is_deleting:
             raise BadRequest(
                 f"records of topic '{self.name}' cannot be deleted: its cleanup.policy is "
-                f"'{','.join(head.configs.cleanup_policy)}'; add delete"
+                f"'{','.join(configs.cleanup_policy)}'; add delete"
             )
         for partition in before:
             if not 0 <= partition < head.partitions:

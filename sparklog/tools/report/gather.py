@@ -86,6 +86,7 @@ def _disk(location: str) -> Disk | None:
 
 def _root(view: RootView, settings: Settings, topics: tuple[str, ...], maintenance: bool) -> RootReport:
     root, notes = view.root, list[Note]()
+    settings = settings.of_root(root)
     for name in topics:
         root.topic(name)
     look: JobLook | None = None
@@ -127,7 +128,7 @@ def _root(view: RootView, settings: Settings, topics: tuple[str, ...], maintenan
 
 def _topic(root: Root, snapshot: Snapshot, settings: Settings) -> TopicFacts:
     name, head = snapshot.topic, snapshot.head
-    policy = ",".join(settings.configs_of(head.configs).cleanup_policy)
+    policy = ",".join(settings.configs_of(name, head.configs).cleanup_policy)
     configs = dict(sorted(head.configs.explicit.items()))
     activity = _activity(root, name, snapshot, settings.now_ms)
     partitions, bytes_by_hour = _partitions(snapshot, settings), slices_by_hour(snapshot.slices.all(), settings.now_ms)
@@ -138,7 +139,7 @@ def _topic(root: Root, snapshot: Snapshot, settings: Settings) -> TopicFacts:
 def _partitions(snapshot: Snapshot, settings: Settings) -> tuple[PartitionFacts, ...]:
     head, rows = snapshot.head, snapshot.slices.all()
     stable, sealed = head.last_stable(), rows.sealed()
-    configs = settings.configs_of(head.configs)
+    configs = settings.configs_of(snapshot.topic, head.configs)
     timed_out = configs.is_deleting and configs.retention_ms >= 0
     partitions = []
     for expiry, segments in plan_topic(snapshot, settings):

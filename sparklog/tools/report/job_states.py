@@ -43,6 +43,7 @@ class JobLook:
     """
 
     def __init__(self, root: Root, settings: Settings) -> None:
+        settings = settings.of_root(root)
         self.outcomes: Outcomes = read_outcomes(root)
         self.backlogs: dict[str, Backlog] = {}
         self.failures: list[SparklogError] = []

@@ -41,6 +41,7 @@ def test_a_loser_reads_forward_and_commits_after_the_winners() -> None:
         publish(rival)
     counting = CountingStore(store)
     late = world.root(counting).topic("t")
+    late.log.append_target(refresh=False)
     late.log._newest = topic.log._newest  # the state of somebody who has not looked since version 0
     counting.reset()
     outcome = publish(late, 4)

@@ -19,7 +19,7 @@ def test_defaults_are_kafkas_but_for_two() -> None:
     assert configs.value("min.cleanable.dirty.ratio") == 0.5
     assert configs.file_delete_delay_ms == 86_400_000
     assert configs.integer("compression.zstd.level") == 1
-    assert configs.source("retention.ms") == "default"
+    assert configs.source("retention.ms") == "DEFAULT_CONFIG"
 
 
 def test_every_default_is_valid_and_canonical() -> None:
@@ -46,7 +46,7 @@ def test_every_default_is_valid_and_canonical() -> None:
 def test_valid_values(name: str, value: object, text: str) -> None:
     configs = TopicConfigs.of({name: value})
     assert configs.text(name) == text
-    assert configs.source(name) == "topic"
+    assert configs.source(name) == "DYNAMIC_TOPIC_CONFIG"
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ from sparklog.log.state.commit import (
     TXN_JSON,
     WRITER_JSON,
 )
+from sparklog.log.state.root_defaults import DEFAULTS_JSON, PATTERN_JSON
 from sparklog.log.state.slice_table import STATUS_NAMES
 from sparklog.log.state.slices import SliceFlag
 from sparklog.log.state.topic_state import HEAD_JSON, PREPARE_JSON
@@ -105,10 +106,12 @@ def names(table: str) -> list[str]:
         ("Offsets of consumer groups: in `members`", MEMBER_JSON),
         ("Leases of jobs: member of an entry", LEASE_JSON),
         ("Leases of jobs: in `claims`", CLAIM_JSON),
+        ("Defaults of a root: member of an entry", DEFAULTS_JSON),
+        ("Defaults of a root: in `patterns`", PATTERN_JSON),
         ("Backups: member of `_backup.json`", REPOSITORY_JSON),
         ("Backups: member of a backup", MANIFEST_JSON),
         ("Backups: in `topics`", TOPIC_JSON),
-        ("Backups: in `decisions` and `groups`", ENTRIES_JSON),
+        ("Backups: in `decisions`, `groups` and `defaults`", ENTRIES_JSON),
         ("Backups: in `leftOut`", LEFT_OUT_JSON),
         ("Backups: member of `_restore.json`", RESTORE_JSON),
         ("The slice table: column", tuple(COLUMN_NAMES.values())),

@@ -9,6 +9,7 @@ import subprocess
 
 import pytest
 
+from sparklog.log.state.broker_names import BROKER_NAMES
 from sparklog.log.state.configs import CONFIGS, ConfigDef
 from sparklog.maintenance.properties import property_table
 from tests.kafka_tools import Missing, find_java, kafka_jars
@@ -79,6 +80,13 @@ def test_types_defaults_and_ranges_are_kafkas_unless_the_table_says_so(kafka: di
         "message.format.version",
         "message.downconversion.enable",
     ]
+
+
+def test_each_config_has_its_broker_name(kafka: dict[str, dict[str, str]]) -> None:
+    for name, row in kafka.items():
+        broker = row["Server Default Property"]
+        assert [item.name for item in BROKER_NAMES[name][:1]] == ([] if broker == "null" else [broker]), name
+    assert [item.name for item in BROKER_NAMES["inline.records.bytes"]] == ["inline.records.bytes"]
 
 
 def test_broker_names_are_those_of_the_properties(kafka: dict[str, dict[str, str]]) -> None:

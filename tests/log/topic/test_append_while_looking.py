@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from sparklog.errors import BadRequest, Conflict, Fenced, NotFound
-from sparklog.log.topic.engine import METADATA_MAX_AGE_MS
+from sparklog.log.topic.defaults import METADATA_MAX_AGE_MS
 from sparklog.log.topic.topic import Topic
 from sparklog.testing.wrapper_stores import WrapperStore
 from tests.support.counted_root import CountedRoot
@@ -26,7 +26,7 @@ class Meeting(WrapperStore):
     def __init__(self, inner: Any) -> None:
         super().__init__(inner)
         self.both = threading.Barrier(2, timeout=60)
-        self.awaited = {"append/", "_log/"}
+        self.awaited = {"append/", "t/_log/"}
 
     def request(self, verb: str, key: str, send: Callable[[], Any]) -> Any:
         for part in tuple(self.awaited):

@@ -166,7 +166,7 @@ def test_software_before_the_feature_meets_it_in_a_commit_that_it_can_read(world
 def test_a_topic_of_an_older_release_says_that_it_has_no_records_in_commits(world: World) -> None:
     def shown(topic: Topic) -> str:
         (config,) = [config for config in topic.describe().configs if config.name == "inline.records.bytes"]
-        assert config.source == "default"
+        assert config.source == "DEFAULT_CONFIG"
         return config.value
 
     assert shown(world.root().create_topic("new")) == "16384"

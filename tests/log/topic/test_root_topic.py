@@ -385,8 +385,8 @@ def test_describing(world: World) -> None:
         (1, 0, 4, 4, 1, 100),
     ]
     configs = {config.name: (config.value, config.source) for config in found.configs}
-    assert configs["retention.ms"] == ("7", "topic")
-    assert configs["segment.ms"] == ("604800000", "default")
+    assert configs["retention.ms"] == ("7", "DYNAMIC_TOPIC_CONFIG")
+    assert configs["segment.ms"] == ("604800000", "DEFAULT_CONFIG")
     assert found.topic_id == topic.log.head().topic_id
 
 

@@ -1,0 +1,280 @@
+"""Defaults of a root as its processes see them: who reads them when, what it costs, races and crashes."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import sparklog
+from sparklog.compaction.run import compact_root
+from sparklog.errors import BadRequest, NotFound, SparklogError, Unavailable
+from sparklog.log.state.root_defaults import AUTO_CREATE, RootDefaults
+from sparklog.log.topic.defaults import METADATA_MAX_AGE_MS
+from sparklog.log.topic.root import Root, written_topic
+from sparklog.maintenance.work_items import InProcess, Settings
+from sparklog.retention.retain import retain_root
+from sparklog.storage.parallel_reads import ask_each
+from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, FaultyStore, Script, Seeded
+from sparklog.testing.world import DAY_MS, World
+from sparklog.tools.verification.run import verify_root
+from tests.support.counted_root import CountedRoot
+
+ROWS = pa.table({"key": ["a", "b"], "value": ["1", "2"]})
+
+
+def test_a_topic_falls_back_to_its_root_at_once_and_is_not_changed() -> None:
+    world = World()
+    topic = world.root().create_topic("t", configs={"segment.bytes": 1000})
+    world.root().alter_defaults({"log.segment.bytes": 2000, "log.retention.hours": 2, "num.partitions": 3})
+    values = {config.name: (config.value, config.source, config.default) for config in topic.describe().configs}
+    assert values["segment.bytes"] == ("1000", "DYNAMIC_TOPIC_CONFIG", "2000")
+    assert values["retention.ms"] == ("7200000", "DYNAMIC_DEFAULT_BROKER_CONFIG", "7200000")
+    assert values["segment.ms"] == ("604800000", "DEFAULT_CONFIG", "604800000")
+    assert topic.log.head().configs.explicit == {"segment.bytes": "1000"}
+    assert len(topic.bounds()) == 1
+    assert len(world.root().create_topic("u").bounds()) == 3
+    assert len(world.root().ensure_topic("v").bounds()) == 3
+    assert len(world.root().create_topic("w", partitions=2).bounds()) == 2
+
+
+def test_writers_write_by_them() -> None:
+    world = World()
+    root = world.root()
+    topic = root.create_topic("t")
+    root.alter_defaults({"message.max.bytes": 200, "inline.records.bytes": 0})
+    with pytest.raises(BadRequest, match="200"):
+        topic.append(pa.table({"value": ["x" * 300]}), options=sparklog.WriteOptions(codec="none"))
+    root.alter_defaults({"message.max.bytes": None, "log.message.timestamp.type": "LogAppendTime"})
+    topic.append(pa.table({"value": ["x"], "timestamp": [5]}))
+    assert topic.scan(columns=["timestampType"]).to_table()["timestampType"].to_pylist() == [1]
+    assert list(world.store.list("t/append/")), "the commit takes no records"
+    root.alter_defaults({"cleanup.policy": "compact"}, pattern="t")
+    with pytest.raises(BadRequest, match="key"):
+        topic.append(pa.table({"value": ["no key"]}))
+    with pytest.raises(BadRequest, match=r"cleanup\.policy is 'compact'"):
+        topic.delete_records({0: 1})
+
+
+def test_retention_goes_by_them() -> None:
+    world = World()
+    root = world.root()
+    for name in ("audit.a", "b", "c"):
+        configs = {"retention.ms": 30 * DAY_MS} if name == "c" else None
+        root.create_topic(name, configs=configs).append(ROWS)
+    root.alter_defaults({"log.retention.hours": 24, "log.roll.ms": 1})
+    root.alter_defaults({"retention.ms": -1}, pattern=r"audit\..*")
+    world.advance(days=10)
+    retain_root(root, Settings(world.now_ms, {"segment.bytes": "14"}))
+    records = {name: world.root().topic(name).scan().to_table().num_rows for name in ("audit.a", "b", "c")}
+    assert records == {"audit.a": 2, "b": 0, "c": 2}
+
+
+def test_a_file_of_the_jobs_beats_the_root_and_a_topic_beats_both() -> None:
+    world = World()
+    root = world.root()
+    root.create_topic("t", configs={"segment.ms": 1}).append(ROWS)
+    root.alter_defaults({"log.retention.ms": 5, "log.segment.bytes": 600, "log.roll.ms": 7})
+    settings = Settings(world.now_ms, {"retention.ms": "6"}).of_root(root)
+    configs = settings.configs_of("t", root.topic("t").log.head().configs)
+    assert [configs.text(name) for name in ("retention.ms", "segment.bytes", "segment.ms")] == ["6", "600", "1"]
+
+
+def test_compaction_by_a_default_drops_no_record_without_a_key() -> None:
+    world = World()
+    root = world.root()
+    root.create_topic("t").append(pa.table({"value": ["no key"]}))
+    root.alter_defaults({"log.cleanup.policy": "compact"})
+    (report,) = compact_root(root, Settings(world.now_ms), InProcess())
+    assert "set cleanup.policy on the topic" in report.failures[0].message
+    assert root.topic("t").scan().to_table().num_rows == 1
+
+
+def test_an_open_handle_reads_them_again_after_five_minutes() -> None:
+    world = World()
+    topic = world.root().create_topic("t")
+    topic.append(ROWS)
+    world.root().alter_defaults({"compression.type": "gzip"})
+    assert topic.log.append_target().configs.codec() == "zstd"
+    world.advance(METADATA_MAX_AGE_MS)
+    assert topic.log.append_target().configs.codec() == "gzip"
+    world.root().alter_defaults({"compression.type": None})
+    world.advance(METADATA_MAX_AGE_MS)
+    assert topic.log.append_target().configs.codec() == "zstd"
+
+
+@pytest.mark.parametrize("kind", ["memory", "bucket"])
+def test_a_writer_asks_once_and_a_reader_never(kind: str, tmp_path: Path) -> None:
+    place = CountedRoot(kind, tmp_path)
+    topic = place.topic(configs={})
+    asked: list[str] = []
+    counted = place.inner.get
+
+    def get(key: str, start: int = 0, length: int | None = None) -> bytes:
+        asked.append(key)
+        return counted(key, start, length)
+
+    place.inner.get = get  # type: ignore[method-assign]
+    handle = place.world.root(place.store)
+    for _ in range(3):
+        handle.topic("t").append(ROWS)
+    assert [key for key in asked if key.startswith("_root/")] == [f"_root/defaults/_log/{0:020d}.json"]
+    asked.clear()
+    assert place.world.root(place.store).topic("t").scan().to_table().num_rows == 6
+    assert not [key for key in asked if key.startswith("_root/")]
+    assert topic.name == "t"
+
+
+def test_writers_that_create_topics_may_be_forbidden_to() -> None:
+    world = World()
+    root = world.root()
+    written_topic(root, "before")
+    root.alter_defaults({AUTO_CREATE: False})
+    root.alter_defaults({AUTO_CREATE: True, "num.partitions": 2}, pattern="tmp-.*")
+    assert written_topic(root, "before").name == "before"
+    with pytest.raises(NotFound, match=r"'orders' does not exist.*auto\.create\.topics\.enable=false"):
+        written_topic(root, "orders")
+    assert len(written_topic(root, "tmp-1").bounds()) == 2
+    root.create_topic("orders")
+
+
+def test_of_two_writers_at_once_nothing_is_lost(tmp_path: Path) -> None:
+    root = sparklog.open(tmp_path / "root", create=True)
+    handles = [sparklog.open(tmp_path / "root") for _ in range(4)]
+    names = ["log.segment.bytes", "log.retention.bytes", "message.max.bytes", "log.index.interval.bytes"]
+
+    def write(item: tuple[Root, str]) -> None:
+        for value in range(100, 105):
+            item[0].alter_defaults({item[1]: value})
+            item[0].alter_defaults({"retention.ms": value}, pattern=item[1])
+
+    class Far:
+        parallel_reads = 4
+
+    list(ask_each(Far(), write, list(zip(handles, names, strict=True))))  # type: ignore[arg-type]
+    after = root.defaults()
+    assert after.configs == dict.fromkeys(sorted(names), "104")
+    assert {item.pattern: item.configs["retention.ms"] for item in after.patterns} == dict.fromkeys(names, "104")
+
+
+def test_what_changes_nothing_writes_nothing() -> None:
+    world = World()
+    for _ in range(2):
+        world.root().alter_defaults({"num.partitions": 3})
+        world.root().alter_defaults({"log.retention.ms": None})
+    with pytest.raises(BadRequest):
+        world.root().alter_defaults({"num.partitions": 4, "no.such": 1})
+    assert [info.key for info in world.store.list("_root/")] == [f"_root/defaults/_log/{0:020d}.json"]
+    assert world.root().defaults().partitions("t") == 3
+
+
+def test_hundreds_of_changes_and_a_verified_root() -> None:
+    world = World()
+    for value in range(1, 150):
+        world.root().alter_defaults({"num.partitions": value})
+    assert world.root().defaults().partitions("t") == 149
+    assert world.root().topics() == []
+    report = verify_root(world.store)
+    assert not report.findings
+    assert not report.orphans
+    assert not report.foreign
+    key = f"_root/defaults/_log/{148:020d}.json"
+    data = world.store.get(key)
+    world.store.delete(key)
+    world.store.create(key, data.replace(b'"149"', b'"148"'))
+    assert {finding.kind for finding in verify_root(world.store).findings} == {"default"}
+
+
+# -- what fails, and where
+
+
+def changed(base: RootDefaults) -> tuple[str | None, str | None]:
+    return base.configs.get("num.partitions"), base.configs.get("log.retention.ms")
+
+
+@pytest.mark.parametrize("kind", [kind for kind in FaultKind if kind not in (FaultKind.SHORT, FaultKind.FLIP)])
+def test_whatever_fails_at_whichever_request_a_change_is_whole(kind: FaultKind) -> None:
+    for number in range(100):
+        world = World()
+        world.root().alter_defaults({"num.partitions": 2})
+        calls: list[Call] = []
+
+        def strike(call: Call, number: int = number, calls: list[Call] = calls) -> Fault | None:
+            calls.append(call)
+            return Fault(kind) if len(calls) == number + 1 else None
+
+        store = FaultyStore(world.store, strike, world.sleep)
+        outcome = "done"
+        try:
+            root = Root(store, world.root().id, world.env())
+            root.alter_defaults({"num.partitions": 3, "log.retention.ms": 5})
+        except Crash:
+            outcome = "died"
+        except (SparklogError, OSError):
+            outcome = "failed"
+        store.land()
+        after = changed(world.root().defaults())
+        assert after in {("2", None), ("3", "5")}, (kind, number)
+        if outcome == "done":
+            assert after == ("3", "5"), (kind, number)
+        assert not verify_root(world.store).findings
+        # The next change is made whatever the last one left.
+        world.root().alter_defaults({"log.retention.ms": 6})
+        assert changed(world.root().defaults()) == (after[0], "6")
+        if len(calls) <= number:
+            assert number > 4
+            return
+    raise AssertionError("no end")
+
+
+def raced(seed: int) -> int:
+    """Processes count up values of their own, with faults; what each was told is there."""
+    source = random.Random(seed)
+    world = World(seed=seed * 1000)
+    root_id = world.root().id
+    kinds = (FaultKind.ERROR_BEFORE, FaultKind.ERROR_AFTER, FaultKind.TWICE, FaultKind.FALSE_EXISTS, FaultKind.DELAY)
+    kinds += (FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER, FaultKind.LATE)
+    names = ("log.segment.bytes", "message.max.bytes", "log.retention.bytes")
+    told, tried, races = dict.fromkeys(names, 0), dict.fromkeys(names, 0), 0
+    handles: dict[str, Root] = {}
+    faults = Seeded(source, source.choice([0.0, 0.05, 0.15]), kinds)
+    for _ in range(40):
+        name = source.choice(names)
+        if name not in handles or source.random() < 0.2:
+            handles[name] = Root(FaultyStore(world.store, faults, world.sleep), root_id, world.env())
+        value = tried[name] = tried[name] + 100
+        try:
+            before = handles[name].engine.defaults.known()
+            after = handles[name].alter_defaults({name: value})
+            races += before is not None and after.number > before.number + 1
+            told[name] = value
+        except (SparklogError, Crash):
+            del handles[name]
+        world.advance(source.choice([10, 60_000, 400_000]))
+    state = world.root().defaults()
+    for name in names:
+        assert told[name] <= int(state.configs.get(name, "0")) <= tried[name], (seed, name)
+    assert not verify_root(world.store).findings
+    return races
+
+
+def test_processes_with_faults_lose_nothing() -> None:
+    assert sum(map(raced, range(6))) > 20
+
+
+@pytest.mark.sweep
+def test_processes_with_faults_lose_nothing_sweep() -> None:
+    assert sum(map(raced, range(6, 300))) > 1000
+
+
+def test_what_a_cache_hides_is_not_taken_for_no_defaults() -> None:
+    world = World()
+    world.root().create_topic("t")
+    world.root().alter_defaults({"log.retention.ms": -1})
+    hidden = Script({("get:commit", 0): Fault(FaultKind.ABSENT)})
+    root = Root(FaultyStore(world.store, hidden, world.sleep), world.root().id, world.env())
+    with pytest.raises(Unavailable, match="try again"):
+        root.defaults()
+    assert hidden.struck
