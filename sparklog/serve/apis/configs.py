@@ -1,21 +1,27 @@
-"""DescribeConfigs 1 to 4: the configs of topics, with their sources; of a server, that there are none.
+"""DescribeConfigs 1 to 4: the configs of topics, with their sources; of a server, the defaults of the root.
 
 Of a Kafka directory no configs are known: Kafka keeps them elsewhere.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sparklog.errors import SparklogError
 from sparklog.format.coordinators.message_schema import Fields
-from sparklog.log.state.configs import CONFIGS, TopicConfigs
+from sparklog.log.state.broker_names import BY_NAME
+from sparklog.log.state.configs import CONFIGS, DEFAULT_CONFIG, ROOT_DEFAULT, TOPIC_CONFIG
+from sparklog.log.state.description import ConfigDescription
+from sparklog.log.state.description import describe_configs as described
+from sparklog.log.state.root_defaults import AUTO_CREATE, NUM_PARTITIONS, ConfigSynonym, DefaultRow
 from sparklog.serve.codes import Code, code_of
 from sparklog.serve.served_log import ServedLog
 from sparklog.serve.services import ServedRequest
 from sparklog.serve.users import READ
 
 TOPIC, BROKER = 2, 4
-TOPIC_CONFIG, DEFAULT_CONFIG = 1, 5
-"""Sources: set on the topic, or a default."""
+SOURCES = {TOPIC_CONFIG: 1, ROOT_DEFAULT: 3, DEFAULT_CONFIG: 5}
+CREATION_KINDS = {NUM_PARTITIONS: "int", AUTO_CREATE: "boolean"}
 TYPES = {"boolean": 1, "string": 2, "int": 3, "long": 5, "double": 6, "list": 7}
 
 
@@ -31,8 +37,13 @@ async def describe_configs(request: ServedRequest) -> Fields:
                 row |= {"errorCode": Code.TOPIC_AUTHORIZATION_FAILED, "errorMessage": "not allowed"}
             elif kind == TOPIC:
                 configs = await request.services.run(_topic_configs, log, name)
-                row["configs"] = [] if configs is None else _rows(configs, resource["configurationKeys"], with_synonyms)
-            elif kind != BROKER:
+                row["configs"] = [_row(item, with_synonyms) for item in configs if _is_asked(item.name, resource)]
+            elif kind == BROKER:
+                rows = await request.services.run(_defaults, log) if request.may(READ, "") else []
+                # Without a name: the defaults of all brokers that are set.
+                rows = [item for item in rows if name or item.source == ROOT_DEFAULT]
+                row["configs"] = [_default_row(item, with_synonyms) for item in rows if _is_asked(item.name, resource)]
+            else:
                 row |= {"errorCode": Code.INVALID_REQUEST, "errorMessage": f"resources of type {kind} are not served"}
         except SparklogError as error:
             row |= {"errorCode": code_of(error), "errorMessage": str(error)}
@@ -40,29 +51,40 @@ async def describe_configs(request: ServedRequest) -> Fields:
     return {"results": results}
 
 
-def _topic_configs(log: ServedLog, name: str) -> TopicConfigs | None:
+def _is_asked(name: str, resource: Fields) -> bool:
+    keys = resource["configurationKeys"]
+    return keys is None or name in keys
+
+
+def _topic_configs(log: ServedLog, name: str) -> Sequence[ConfigDescription]:
     if log.root is None:
         log.topic_id(name)
-        return None
-    return log.root.topic(name).log.head(refresh=False).configs
+        return ()
+    return described(name, log.root.topic(name).log.head(refresh=False), log.root.defaults())
 
 
-def _rows(configs: TopicConfigs, keys: list[str] | None, with_synonyms: bool) -> list[Fields]:
-    rows = []
-    for name, definition in CONFIGS.items():
-        if keys is not None and name not in keys:
-            continue
-        value, is_set = configs.text(name), name in configs.explicit
-        source = TOPIC_CONFIG if is_set else DEFAULT_CONFIG
-        synonyms = [{"name": name, "value": value, "source": source}]
-        rows.append(
-            {
-                "name": name,
-                "value": value,
-                "configSource": source,
-                "synonyms": synonyms if with_synonyms else [],
-                "configType": TYPES.get(definition.kind, 2),
-                "documentation": definition.doc,
-            }
-        )
-    return rows
+def _defaults(log: ServedLog) -> list[DefaultRow]:
+    return [] if log.root is None else [row for row in log.root.defaults().rows() if row.pattern is None]
+
+
+def _row(config: ConfigDescription, with_synonyms: bool) -> Fields:
+    kind = CONFIGS[config.name].kind
+    return _fields(config.name, config.value, kind, config.doc) | _sources(config.synonyms, with_synonyms)
+
+
+def _default_row(row: DefaultRow, with_synonyms: bool) -> Fields:
+    kind, doc = CREATION_KINDS.get(row.name, ""), ""
+    if row.name in BY_NAME:
+        kind, doc = BY_NAME[row.name].kind, BY_NAME[row.name].definition.doc
+    values = [ConfigSynonym(row.name, row.value, row.source)] if row.source == ROOT_DEFAULT else []
+    values.append(ConfigSynonym(row.name, row.default, DEFAULT_CONFIG))
+    return _fields(row.name, row.value, kind, doc) | _sources(values, with_synonyms)
+
+
+def _fields(name: str, value: str, kind: str, doc: str) -> Fields:
+    return {"name": name, "value": value, "configType": TYPES.get(kind, 2), "documentation": doc}
+
+
+def _sources(synonyms: Sequence[ConfigSynonym], with_synonyms: bool) -> Fields:
+    rows = [{"name": item.name, "value": item.value, "source": SOURCES[item.source]} for item in synonyms]
+    return {"configSource": rows[0]["source"], "synonyms": rows if with_synonyms else []}

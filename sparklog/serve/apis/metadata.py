@@ -1,8 +1,8 @@
 """Metadata 0 to 9 and DescribeCluster 0 to 1: topics, partitions, servers.
 
 Every server leads every partition: the one that is asked says so of itself. Left out: topic ids (version 10), leader
-epochs (-1: a client need not check them) and operations that a client is allowed. A question creates a topic only where
-a server is in memory, for tests.
+epochs (-1: a client need not check them) and operations that a client is allowed. A question creates a topic where the
+root's default `auto.create.topics.enable` is true, or the server is in memory, for tests.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ async def metadata(request: ServedRequest) -> Fields:
     names = None if every else list(dict.fromkeys(topic["name"] for topic in asked))
     denied = [] if names is None else [name for name in names if not _may_see(request, name)]
     names = None if names is None else [name for name in names if name not in denied]
-    if services.auto_create and names and request.fields["allowAutoTopicCreation"]:
-        await services.run(_create_missing, services.log, names)
+    if services.appends is not None and names and request.fields["allowAutoTopicCreation"]:
+        await services.run(_create_missing, services, [name for name in names if request.may(WRITE, name)])
     topics = await services.run(_topics, services.log, names, services.me.node_id)
     topics = [topic for topic in topics if _may_see(request, topic["name"])]
     topics += [{"errorCode": Code.TOPIC_AUTHORIZATION_FAILED, "name": name} for name in denied]
@@ -55,11 +55,20 @@ def _brokers(services: Services) -> list[Fields]:
     return [{"nodeId": node.node_id, "host": node.host, "port": node.port} for node in services.nodes]
 
 
-def _create_missing(log: ServedLog, names: list[str]) -> None:
-    looked = log.look(names)
-    for name in names:
-        if name not in looked and log.root is not None and log.serves(name):
-            log.root.ensure_topic(name)
+def _create_missing(services: Services, names: list[str]) -> None:
+    """Create topics, where the root's defaults say so; where they do not say, as the server was told."""
+    log = services.log
+    if log.root is None:
+        return
+    defaults = log.root.engine.defaults.read()
+    answers = {name: defaults.auto_create(name) for name in names if log.serves(name)}
+    wanted = [name for name, answer in answers.items() if (services.auto_create if answer is None else answer)]
+    if wanted:
+        looked = log.look(wanted)
+        for name in wanted:
+            if name not in looked:
+                log.root.ensure_topic(name)
+                log.forget_listing()
 
 
 def _topics(log: ServedLog, names: list[str] | None, node: int) -> list[Fields]:

@@ -2,19 +2,20 @@
 1: changes of topics, with `--writable`.
 
 A replication factor is taken as it comes, for there are no replicas; an assignment of replicas is refused. Left out:
-topic ids, and configs of anything but topics.
+topic ids, and configs of anything but topics and, as the defaults of a root, all brokers together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError
 from sparklog.format.coordinators.message_schema import Fields
-from sparklog.log.state.configs import CONFIGS, TopicConfigs
+from sparklog.log.state.broker_names import BY_NAME
+from sparklog.log.state.configs import CONFIGS, ConfigDef, TopicConfigs
 from sparklog.log.topic.root import Root
-from sparklog.serve.apis.configs import TOPIC
+from sparklog.serve.apis.configs import BROKER, TOPIC
 from sparklog.serve.codes import Code, code_of
 from sparklog.serve.services import ServedRequest
 from sparklog.serve.users import WRITE
@@ -67,7 +68,7 @@ def _create(topic: Fields, only_check: bool, root: Root) -> Fields:
         TopicConfigs.of(configs)
     except BadRequest as error:
         raise _NotAllowed(Code.INVALID_CONFIG, str(error)) from None
-    partitions = 1 if partitions == -1 else partitions
+    partitions = root.defaults().partitions(name) if partitions == -1 else partitions
     try:
         if partitions < 1:
             raise _NotAllowed(Code.INVALID_PARTITIONS, f"expected partitions of 1 and more, found {partitions}")
@@ -153,22 +154,37 @@ async def incremental_alter_configs(request: ServedRequest) -> Fields:
 
 
 def _alter(resource: Fields, only_check: bool, root: Root) -> None:
-    if resource["resourceType"] != TOPIC:
-        raise _NotAllowed(Code.INVALID_REQUEST, "only topics have configs here")
-    topic = root.topic(resource["resourceName"])
-    configs = topic.log.head(refresh=False).configs
+    kind, name = resource["resourceType"], resource["resourceName"]
+    if kind != TOPIC and (kind != BROKER or name):
+        raise _NotAllowed(Code.INVALID_REQUEST, "configs are of topics, or of all brokers: a root's defaults")
+    try:
+        if kind == BROKER:
+            before = root.defaults()
+            values = {row.name: row.value for row in before.rows() if row.pattern is None}
+            changes = _changes(resource["configs"], values, {name: item.definition for name, item in BY_NAME.items()})
+            before.changed(changes) if only_check else root.alter_defaults(changes)
+            return
+        topic = root.topic(name)
+        configs = topic.log.read_configs()
+        changes = _changes(resource["configs"], {name: configs.text(name) for name in CONFIGS}, CONFIGS)
+        (topic.plan_alter if only_check else topic.alter)(configs=changes)
+    except BadRequest as error:
+        raise _NotAllowed(Code.INVALID_CONFIG, str(error)) from None
+
+
+def _changes(
+    items: list[Fields], values: Mapping[str, str], definitions: Mapping[str, ConfigDef]
+) -> dict[str, object | None]:
+    """Return what operations on configs with these `values` set, by name, and take back (None)."""
     changes: dict[str, object | None] = {}
-    for item in resource["configs"]:
+    for item in items:
         name, value, operation = item["name"], item["value"], item["configOperation"]
         if operation in (APPEND, SUBTRACT):
-            if name not in CONFIGS or CONFIGS[name].kind != "list":
+            if name not in definitions or definitions[name].kind != "list":
                 raise _NotAllowed(Code.INVALID_CONFIG, f"{name} is not a list")
-            before = [word for word in configs.text(name).split(",") if word]
+            before = [word for word in values[name].split(",") if word]
             words = value.split(",")
             after = [word for word in before if word not in words] + (words if operation == APPEND else [])
             value = ",".join(after)
         changes[name] = None if operation == DELETE else value
-    try:
-        (topic.plan_alter if only_check else topic.alter)(configs=changes)
-    except BadRequest as error:
-        raise _NotAllowed(Code.INVALID_CONFIG, str(error)) from None
+    return changes
