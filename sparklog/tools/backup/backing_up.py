@@ -32,6 +32,7 @@ from sparklog.log.state.checkpoint import Checkpoint, decode_checkpoint, encode_
 from sparklog.log.state.commit import Hold
 from sparklog.log.state.commit_intents import MaintainIntent
 from sparklog.log.state.history import History
+from sparklog.log.state.root_defaults import DEFAULTS, ID
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.backup_manifest import (
@@ -211,6 +212,8 @@ class _BackupRun:
         # Entries first: those of groups may be gone when files have been copied for days, and nothing holds them.
         decisions = self._all_entries(DECISIONS, cut.decisions, [manifest.decisions for manifest in before])
         groups = self._all_entries(GROUPS, cut.groups, [manifest.groups for manifest in before])
+        state = self.root.defaults()
+        defaults = self._all_entries(DEFAULTS, {ID: state} if state.number >= 0 else {}, ())
         topic_files = {name: self._named(name, head, before) for name, head in sorted(cut.topics.items())}
         missing = self._copy_files(topic_files)
         items = tuple(self._topic(name, named, missing) for name, named in topic_files.items())
@@ -232,6 +235,7 @@ class _BackupRun:
                 groups,
                 None if topics is None else tuple(sorted(set(topics))),
                 tuple(sorted({*cut.left_out, *self.damaged.left_out()}, key=lambda item: item.folder)),
+                defaults,
             )
         )
 

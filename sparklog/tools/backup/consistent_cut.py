@@ -52,7 +52,8 @@ Transaction = tuple[str, int]
 class Cut:
     """States that fit together, by name or id, deleted topics among them.
 
-    `exact`: the topics are at just the versions that were asked for, and groups may have read further.
+    `exact`: the topics are at just the versions that were asked for, and groups may have read further. `defaults`: the
+    entry of the root's newest defaults, None if it has none.
     """
 
     topics: Mapping[str, Head]
@@ -60,6 +61,7 @@ class Cut:
     groups: Mapping[str, GroupState]
     left_out: tuple[LeftOut, ...] = ()
     exact: bool = False
+    defaults: int | None = None
 
     def versions(self) -> dict[str, int]:
         """Return the versions of topics that exist."""

@@ -53,6 +53,7 @@ from sparklog.log.journal.names import (
 from sparklog.log.state.commit import decode_commit, encode_commit
 from sparklog.log.state.history import History
 from sparklog.log.state.invariants import check_commit, check_state
+from sparklog.log.state.root_defaults import DEFAULTS, ID
 from sparklog.log.state.slice_table import SliceTable, Snapshot
 from sparklog.log.state.topic_state import EMPTY, Head
 from sparklog.log.topic.backup_manifest import LEFT_OUT_JSON, LeftOut, backup_numbers
@@ -101,6 +102,7 @@ class _Plan:
     groups: Mapping[str, int]
     exact: bool
     left_out: tuple[LeftOut, ...]
+    defaults: int | None = None
 
 
 _TOPIC_JSON = Document(
@@ -118,6 +120,7 @@ RESTORE_JSON = StoredDocument(
     Member("groups", numbers_by_text(-1)),
     Member("exact", BOOLEAN),
     Member("leftOut", objects_of(LEFT_OUT_JSON)),
+    Member("defaults", whole(0), optional=True),
 )
 
 
@@ -165,7 +168,7 @@ def _chosen(source: Store, wanted: Wanted, env: Env) -> tuple[int | None, Cut]:
     """Return the number of the backup to restore (None: from a live root), and the cut that is wanted of it."""
     if is_repository(source):
         manifest, cut = from_backups(Repository.open(source), wanted)
-        return manifest.number, cut
+        return manifest.number, replace(cut, defaults=next((item.number for item in manifest.defaults), None))
     try:
         root = open_root(source, env=env)
     except NotFound:
@@ -173,7 +176,8 @@ def _chosen(source: Store, wanted: Wanted, env: Env) -> tuple[int | None, Cut]:
     cut = from_root(root, wanted)
     # Drawn and not used, so that seeded runs write the same ids as before.
     env.new_id()
-    return None, cut
+    defaults = root.defaults().number
+    return None, replace(cut, defaults=None if defaults < 0 else defaults)
 
 
 def _names(cut: Cut, wanted: Wanted, rename: Mapping[str, str]) -> dict[str, str]:
@@ -310,6 +314,7 @@ def _planned(
         {name: state.number for name, state in sorted(cut.groups.items()) if state.number >= 0},
         cut.exact,
         cut.left_out,
+        cut.defaults,
     )
 
 
@@ -378,6 +383,7 @@ class _RestoreRun:
             snapshots = _snapshots(self.source, versions)
             files = _files(snapshots, self.names)
             # Entries first: nothing holds them while files are copied, maybe for days.
+            self._write_defaults()
             decisions = self._write_decisions()
             moved = self._write_groups(_heads(snapshots, self.plan.exact))
             look = holds.renew if holds is not None else lambda: None
@@ -405,6 +411,12 @@ class _RestoreRun:
         for state in decisions.values():
             self._put_entries(DECISIONS, state, lambda entry: decisions_of(entry, self.names, self.plan.groups))
         return decisions
+
+    def _write_defaults(self) -> None:
+        """Write the defaults of the source as the first entry of the root's own."""
+        if self.plan.defaults is not None:
+            first = replace(self._entry(DEFAULTS, ID, self.plan.defaults), number=0, prev_crc=None)
+            self._put(commit_key(DEFAULTS.prefix(ID), 0), DEFAULTS.table.encode(first))
 
     def _write_groups(self, heads: Mapping[str, Head]) -> list[MovedOffset]:
         """Write the offsets of each group; return those that were set to the end of a topic (`heads`)."""

@@ -42,13 +42,15 @@ from sparklog.log.journal.names import (
 from sparklog.log.state.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint, slice_table
 from sparklog.log.state.commit import decode_commit
 from sparklog.log.state.history import History
+from sparklog.log.state.root_defaults import DEFAULTS
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.maintenance.leases import LEASES
 from sparklog.maintenance.outcomes import OUTCOMES
 from sparklog.storage.store import Store
 from sparklog.tools.repair.cures import Cure
 
-KINDS: dict[str, EntryKind[StateEntry]] = {kind.folder: kind for kind in (DECISIONS, GROUPS, LEASES, OUTCOMES)}  # type: ignore[misc]
+_ALL = DECISIONS, GROUPS, LEASES, OUTCOMES, DEFAULTS
+KINDS: dict[str, EntryKind[StateEntry]] = {kind.folder: kind for kind in _ALL}  # type: ignore[misc]
 Decode = Callable[[bytes], object]
 SEARCHED_BYTES = 32
 """Of the end of a document, where a flipped bit may hide its checksum."""

@@ -13,7 +13,8 @@ from sparklog.units import count, size_text
 
 ROOT, LOG, CHAIN, CHECKPOINT, STATE = "root", "commit", "chain", "checkpoint", "state"
 MISSING, SIZE, CHECKSUM, FOOTER, INDEX, CONTENT = "missing", "size", "checksum", "footer", "index", "content"
-DECISION, GROUP, LEASE, OUTCOME, TRANSACTION = "decision", "group", "lease", "outcome", "transaction"
+DECISION, GROUP, TRANSACTION = "decision", "group", "transaction"
+LEASE, OUTCOME, DEFAULT = "lease", "outcome", "default"
 PROMISE = "promise"
 """Kinds of findings."""
 RESTORE = "restore the file from a backup"

@@ -28,6 +28,7 @@ from sparklog.log.journal.names import (
     MAINTENANCE_FOLDER,
     PLACE_KEY,
     REPAIR_FOLDER,
+    ROOT_FOLDER,
     ROOT_JSON,
     ROOT_KEY,
     TRANSACTIONS_FOLDER,
@@ -42,6 +43,7 @@ from sparklog.log.journal.names import (
 )
 from sparklog.log.journal.probe_verdict import is_verdict
 from sparklog.log.state.history import History
+from sparklog.log.state.root_defaults import DEFAULTS
 from sparklog.maintenance.leases import LEASES
 from sparklog.maintenance.outcomes import OUTCOMES
 from sparklog.maintenance.work_items import InProcess, Runner
@@ -53,6 +55,7 @@ from sparklog.tools.verification.data_file import Verified, VerifyWork, missing_
 from sparklog.tools.verification.filter_files import missing_filters
 from sparklog.tools.verification.findings import (
     DECISION,
+    DEFAULT,
     GROUP,
     LEASE,
     MISSING,
@@ -214,7 +217,7 @@ def _why(info: ObjectInfo, topics: Mapping[str, CheckedTopic]) -> str | None:
     owner, _, below = info.key.partition("/")
     if owner == PROBE_FOLDER:
         return "of a probe that is at work, or died"
-    if owner in (TRANSACTIONS_FOLDER, GROUPS_FOLDER, MAINTENANCE_FOLDER, JOBS_FOLDER):
+    if owner in (TRANSACTIONS_FOLDER, GROUPS_FOLDER, MAINTENANCE_FOLDER, JOBS_FOLDER, ROOT_FOLDER):
         return "written just now" if key_kind(info.key) in ("commit", "checkpoint") and LOG_FOLDER in below else None
     if not below or not is_topic_name(owner):
         return None
@@ -357,6 +360,7 @@ class _Verification:
         self._entries_of(GROUPS, GROUP, self.groups)
         self._entries_of(LEASES, LEASE, {})
         self._entries_of(OUTCOMES, OUTCOME, {})
+        self._entries_of(DEFAULTS, DEFAULT, {})
 
     def _entries_of(self, kind: EntryKind[E], label: str, states: dict[str, E]) -> None:
         for folder in self.store.list_folders(f"{kind.folder}/"):
