@@ -139,6 +139,9 @@ def on_this_machine(line: str, command: str, place: Path, bucket: str | None = N
     if bucket is not None:
         line = re.sub(r"(?<= )/(data/(?:log|empty)\S*|backup/\S*)", lambda at: shlex.quote(join(bucket, at[1])), line)
     line = line.replace("/var/lib/node_exporter", str(place))
+    if "/opt/kafka/config" in line:
+        (place / "server.properties").write_text("num.partitions=3\n")
+        line = line.replace("/opt/kafka/config", str(place))
     piped, _, words = re.sub(r"(?<= )/(data|backup)/", f"{place}/\\1/", line).rpartition("sparklog ")
     assert words.startswith(command), f"{command} --help shows {line}"
     if not piped:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from click import BadParameter
@@ -22,7 +23,7 @@ from sparklog.cli.options import (
     parse_time,
 )
 from sparklog.cli.parameters import Argument, Commands, Option
-from sparklog.cli.terminal import Output, print_table, printable, warn
+from sparklog.cli.terminal import Output, print_table, printable, read_text, warn
 from sparklog.output import StatusLine, json_value
 from sparklog.parsing import is_digits
 from sparklog.units import size_text
@@ -77,11 +78,21 @@ class ImportedParts:
         )
 
 
-@app.add("import", "sparklog import /var/lib/kafka/data --root /data/log --topic orders -c cleanup.policy=compact")
+@app.add(
+    "import",
+    "sparklog import /var/lib/kafka/data --root /data/log --topic orders -c cleanup.policy=compact",
+    "sparklog import --from-server-properties /opt/kafka/config/server.properties --root /data/log --dry-run",
+)
 def import_(
-    log_dir: Annotated[str, Argument(metavar="PATH", help="The log directory: it holds topic-0, topic-1, ...")],
     root: RootOption,
     *,
+    log_dir: Annotated[
+        str | None, Argument(metavar="[PATH]", help="The log directory: it holds topic-0, topic-1, ...")
+    ] = None,
+    from_server_properties: Annotated[
+        Path | None,
+        Option(metavar="FILE", help="Instead of PATH: a broker's settings become the root's defaults, line by line."),
+    ] = None,
     parts: ImportedParts,
     dry_run: DryRunOption = False,
     quiet: QuietOption = False,
@@ -98,6 +109,10 @@ def import_(
     """
     from sparklog.api import import_into
 
+    if (log_dir is None) == (from_server_properties is None):
+        raise BadParameter("expected a log directory, or the settings of a broker: give one", param_hint="'PATH'")
+    if log_dir is None:
+        return _import_settings(root, Path(str(from_server_properties)), force, dry_run)
     options = parts.options(force)
     with StatusLine("import", quiet=quiet) as status:
         copied = _watch(status)
@@ -108,6 +123,23 @@ def import_(
         report = import_into(root, log_dir, options, on_skipped=warn, dry_run=dry_run, on_progress=watch)
     return Output(
         _document(report), lambda: _show_import(report, dry_run), after=lambda: _show_configs(report, options)
+    )
+
+
+def _import_settings(root: str, file: Path, force: bool, dry_run: bool) -> Output:
+    """Make defaults of a root of what a broker's file sets: all of it in one entry, or nothing."""
+    from sparklog.log.state.root_defaults import ID, RootDefaults
+    from sparklog.maintenance.properties import TAKEN, answers
+
+    rows = answers(read_text(file, "--from-server-properties"), str(file), force=force)
+    changes: dict[str, object | None] = {row.name: row.value for row in rows if row.verdict == TAKEN}
+    RootDefaults(ID).changed(changes, force=force)
+    if not dry_run:
+        open_root(root, create=True).alter_defaults(changes, force=force)
+    verb = "would become" if dry_run else "are"
+    lines = [f"line {row.line}: {row.name}={row.value}: {row.text}" for row in rows]
+    return Output.of_lines(
+        [row._asdict() for row in rows], *lines, f"{len(changes)} of {len(rows)} settings {verb} defaults of the root."
     )
 
 

@@ -1,0 +1,204 @@
+"""Defaults of a root on the command line: describe, alter, a broker's file, and what creates topics by them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import sparklog as library
+from sparklog.errors import BadRequest
+from sparklog.log.topic.root import Root
+from sparklog.maintenance.properties import NO_EQUIVALENT, NOT_NEEDED, TAKEN, answers
+from tests.cli.conftest import REPOSITORY, Sparklog
+
+ALTER = ("configs", "alter", "--root-defaults", "--add-config")
+DONE = "Completed updating default configs for the root."
+DESCRIBE = ("configs", "describe", "--root-defaults")
+SHIPPED = """
+process.roles=broker,controller
+node.id=1
+controller.quorum.bootstrap.servers=localhost:9093
+listeners=PLAINTEXT://:9092,CONTROLLER://:9093
+inter.broker.listener.name=PLAINTEXT
+advertised.listeners=PLAINTEXT://localhost:9092,CONTROLLER://localhost:9093
+controller.listener.names=CONTROLLER
+listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SSL:SSL
+num.network.threads=3
+num.io.threads=8
+socket.send.buffer.bytes=102400
+socket.receive.buffer.bytes=102400
+socket.request.max.bytes=104857600
+log.dirs=/tmp/kraft-combined-logs
+num.partitions=1
+num.recovery.threads.per.data.dir=1
+offsets.topic.replication.factor=1
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+log.retention.hours=168
+log.segment.bytes=1073741824
+log.retention.check.interval.ms=300000
+"""
+"""The settings of Kafka 4.1's config/server.properties, without its comments."""
+
+
+@pytest.fixture
+def log(root: Path) -> Root:
+    return library.open(root, create=True)
+
+
+def commands(page: str, heading: str) -> list[list[str]]:
+    text = (REPOSITORY / page).read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    return [shlex.split(line)[1:] for block in blocks for line in block.splitlines()]
+
+
+def test_the_commands_of_the_guide(sparklog: Sparklog, root: Path, log: Root) -> None:
+    for name in ("audit.logins", "orders"):
+        log.create_topic(name)
+    lines = [
+        sparklog(*(str(root) if word == "/data/log" else word for word in words)).lines
+        for words in commands("docs/guides/retention.md", "Defaults for all topics")
+    ]
+    assert lines == [
+        [
+            "  log.retention.hours: 168 -> 72",
+            "  num.partitions: 1 -> 4",
+            "Completed updating default configs for the root.",
+        ],
+        ["  retention.ms: empty -> -1", r"Completed updating default configs for topics audit\..*."],
+        [
+            "Dynamic default configs for the root are:",
+            "  log.retention.hours=72  (DYNAMIC_DEFAULT_BROKER_CONFIG, default 168)",
+            "  num.partitions=4  (DYNAMIC_DEFAULT_BROKER_CONFIG, default 1)",
+            r"Dynamic default configs for topics audit\..* are:",
+            "  retention.ms=-1  (DYNAMIC_DEFAULT_BROKER_CONFIG, default 604800000)",
+        ],
+        [
+            "Dynamic configs for topic audit.logins are:",
+            "  retention.ms=-1  (DYNAMIC_DEFAULT_BROKER_CONFIG)",
+            "Dynamic configs for topic orders are:",
+            "  retention.ms=259200000  (DYNAMIC_DEFAULT_BROKER_CONFIG)",
+        ],
+        ["  log.retention.hours: 72 -> 168", DONE],
+    ]
+
+
+def test_a_dry_run_changes_nothing_and_json_tells_the_same(sparklog: Sparklog, log: Root) -> None:
+    assert sparklog(*DESCRIBE).lines == ["Dynamic default configs for the root are: none"]
+    document = json.loads(sparklog(*ALTER, "num.partitions=3", "--dry-run", "--json").out)
+    change = {"name": "num.partitions", "before": "1", "after": "3"}
+    assert document == {"pattern": None, "dryRun": True, "changes": [change]}
+    assert log.defaults().number == -1
+    sparklog(*ALTER, "num.partitions=3")
+    (row,) = json.loads(sparklog(*DESCRIBE, "--json").out)
+    assert (row["name"], row["value"], row["source"]) == ("num.partitions", "3", "DYNAMIC_DEFAULT_BROKER_CONFIG")
+    names = {row["name"] for row in json.loads(sparklog(*DESCRIBE, "--all", "--json").out)}
+    assert names >= {
+        "num.partitions",
+        "log.retention.ms",
+        "log.retention.hours",
+        "message.max.bytes",
+        "compression.type",
+    }
+
+
+@pytest.mark.usefixtures("log")
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        ((*ALTER, "retention.ms=1"), 1, "give log.retention.ms"),
+        ((*ALTER, "log.rentention.ms=1"), 1, "did you mean 'log.retention.ms'"),
+        ((*ALTER, "num.partitions=0"), 1, "num.partitions must be a whole number of at least 1"),
+        ((*ALTER, "retention.ms=1", "--pattern", "a("), 1, "'a(' is not a regular expression"),
+        ((*ALTER, "log.segment.delete.delay.ms=1"), 1, "or force it"),
+        ((*ALTER, "num.partitions=1", "--topic", "t"), 2, "expected TOPIC or the root's defaults, found both"),
+        ((*DESCRIBE, "t"), 2, "expected topics or the root's defaults, found both"),
+        (("import",), 2, "expected a log directory, or the settings of a broker"),
+        (("import", "/x", "--from-server-properties", "/y"), 2, "give one"),
+        (("import", "--from-server-properties", "/no/such"), 1, "check --from-server-properties"),
+    ],
+)
+def test_what_is_wrong_is_one_line(sparklog: Sparklog, words: tuple[str, ...], code: int, message: str) -> None:
+    assert message in sparklog(*words, code=code).err
+
+
+def test_topics_get_the_number_of_partitions(sparklog: Sparklog, log: Root, tmp_path: Path) -> None:
+    (tmp_path / "lines").write_text("x\n")
+    sparklog(*ALTER, "num.partitions=3,log.retention.ms=-1")
+    created = sparklog("topics", "create", "a")
+    assert "with 3 partitions" in created.out
+    assert "expire" not in created.err, "the root keeps records"
+    assert "with 2 partitions" in sparklog("topics", "create", "b", "--partitions", "2").out
+    said = sparklog("produce", "clicks", "--file", str(tmp_path / "lines")).err
+    assert "Topic clicks did not exist: created with 3 partitions" in said
+    assert len(log.topic("clicks").bounds()) == 3
+
+
+def test_produce_creates_no_topic_where_the_root_forbids_it(sparklog: Sparklog, log: Root, tmp_path: Path) -> None:
+    (tmp_path / "lines").write_text("x\n")
+    produce = ("produce", "clicks", "--file", str(tmp_path / "lines"))
+    sparklog(*ALTER, "auto.create.topics.enable=false")
+    for words in ((), ("--num-partitions", "2")):
+        assert "auto.create.topics.enable=false" in sparklog(*produce, *words, code=1).err
+    assert log.topics() == []
+    sparklog("topics", "create", "clicks")
+    sparklog(*produce)
+
+
+def test_each_line_of_kafkas_own_file_is_answered(sparklog: Sparklog, tmp_path: Path, root: Path) -> None:
+    file = tmp_path / "server.properties"
+    file.write_text(SHIPPED)
+    rows = answers(SHIPPED, str(file))
+    assert [f"{row.name}={row.value}" for row in rows] == SHIPPED.split()
+    taken = {row.name: row.value for row in rows if row.verdict == TAKEN}
+    assert taken == {"num.partitions": "1", "log.retention.hours": "168", "log.segment.bytes": "1073741824"}
+    assert {row.verdict for row in rows} == {TAKEN, NOT_NEEDED}
+    (dry, real) = commands("docs/guides/import-from-kafka.md", "A broker's settings")
+    places = {"/opt/kafka/config/server.properties": str(file), "/data/log": str(root)}
+    lines = sparklog(*(places.get(word, word) for word in dry)).lines
+    assert len(lines) == len(rows) + 1
+    assert lines[-1] == "3 of 24 settings would become defaults of the root."
+    assert not root.exists()
+    assert (
+        sparklog(*(places.get(word, word) for word in real)).lines[-1] == "3 of 24 settings are defaults of the root."
+    )
+    assert library.open(root).defaults().configs == taken
+
+
+def test_a_file_is_taken_whole_or_not_at_all(sparklog: Sparklog, tmp_path: Path, root: Path) -> None:
+    file = tmp_path / "server.properties"
+    file.write_text("num.partitions=3\nlog.retention.hours=week\n")
+    said = sparklog("import", "--from-server-properties", str(file), code=1).err
+    assert "server.properties line 2: log.retention.hours must be" in said
+    assert not root.exists()
+    file.write_text("log.segment.delete.delay.ms=60000\n")
+    assert "line 1" in sparklog("import", "--from-server-properties", str(file), code=1).err
+    sparklog("import", "--from-server-properties", str(file), "--force")
+    assert library.open(root).defaults().of_topic("t") == {"file.delete.delay.ms": "60000"}
+
+
+def test_answers_name_what_does_the_work_and_keep_secrets() -> None:
+    text = "ssl.key.password=hush\nsome.password=hush\nlog.flush.interval.ms=5\noffsets.retention.minutes=9"
+    rows = answers(f"{text}\nnum.partitons=3\nlog.preallocate=true\ncompression.type=zstd", "f")
+    assert [row.verdict for row in rows] == [
+        NOT_NEEDED,
+        NO_EQUIVALENT,
+        NOT_NEEDED,
+        NOT_NEEDED,
+        NO_EQUIVALENT,
+        NOT_NEEDED,
+        TAKEN,
+    ]
+    assert "hush" not in str(rows)
+    texts = [row.text for row in rows]
+    assert "on the disk before it is acknowledged" in texts[2]
+    assert "--properties" in texts[3]
+    assert "did you mean 'num.partitions'" in texts[4]
+    with pytest.raises(BadRequest, match=r"f line 1: auto\.create\.topics\.enable must be true or false"):
+        answers("auto.create.topics.enable=1", "f")
