@@ -206,17 +206,15 @@ def _split(texts: pa.Array, separator: bytes, first_line: int, what: str | None)
     Without `what` that is no error: the first part is null then, the second one the whole text.
     """
     pieces = pc.split_pattern(texts, pattern=separator, max_splits=1)
-    is_whole = pc.less(pc.list_value_length(pieces), int_scalar(2, pa.int32()))
     missing = np.flatnonzero(fixed_values(pc.list_value_length(pieces), np.int32) < 2)
     if not len(missing):
         return pc.list_element(pieces, int_scalar(0)), pc.list_element(pieces, int_scalar(1))
     if what is not None:
         row = int(missing[0])
         raise BadRequest(f"line {first_line + row}: expected {what}, found none in {_shown(texts[row].as_py())}")
-    divisible = pc.if_else(
-        is_whole, pc.binary_join_element_wise(bytes_scalar(b""), texts, bytes_scalar(separator)), texts
-    )
-    first, second = _split(divisible, separator, first_line, what)
+    is_whole = pc.less(pc.list_value_length(pieces), int_scalar(2, pa.int32()))
+    after_separator = pc.binary_join_element_wise(bytes_scalar(b""), texts, bytes_scalar(separator))
+    first, second = _split(pc.if_else(is_whole, after_separator, texts), separator, first_line, what)
     return pc.if_else(is_whole, bytes_scalar(None), first), second
 
 
