@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from sparklog.datasource.options import SinkOptions
 from sparklog.errors import NotFound, SparklogError
+from sparklog.format.kernels.kernel_choice import choice
 from sparklog.opening import NOTHING, Location, open_log
 
 if TYPE_CHECKING:
@@ -93,9 +94,17 @@ def end_if_terminated() -> None:
         os.kill(os.getpid(), number)
 
 
-@functools.cache
 def freeze_gc(after: str) -> None:
-    """Collect, then exempt all objects alive now from garbage collection; once per process for each kind of work."""
+    """Collect, then exempt all objects alive now from garbage collection.
+
+    Once per process for each kind of work, and again after kernels were loaded: a first task may be small enough to be
+    interpreted, and numba has more objects than all the rest.
+    """
+    _freeze_gc(after, choice.loaded)
+
+
+@functools.cache
+def _freeze_gc(after: str, kernels: int) -> None:
     gc.collect()
     gc.freeze()
 

@@ -597,9 +597,40 @@ def test_garbage_collection_is_frozen_once_per_kind_of_work(monkeypatch: pytest.
     from sparklog.datasource import spark_workers
 
     calls: list[str] = []
-    spark_workers.freeze_gc.cache_clear()
+    spark_workers._freeze_gc.cache_clear()
     monkeypatch.setattr(gc, "collect", lambda: calls.append("collect"))
     monkeypatch.setattr(gc, "freeze", lambda: calls.append("freeze"))
     for after in ("read", "read", "write"):
         spark_workers.freeze_gc(after)
     assert calls == ["collect", "freeze"] * 2
+    monkeypatch.setattr(spark_workers.choice, "loaded", spark_workers.choice.loaded + 1)
+    spark_workers.freeze_gc("read")
+    assert calls == ["collect", "freeze"] * 3, "numba came after the first task"
+
+
+TASKS = """
+import gc, sys
+from pyspark.sql.types import BinaryType, LongType, StructField, StructType
+from sparklog.datasource.data_source import SparklogDataSource
+from sparklog.format.kernels.kernel_choice import choice
+
+reader = SparklogDataSource({"path": sys.argv[1], "subscribe": "t", "minPartitions": "2"})
+columns = [StructField("value", BinaryType()), StructField("offset", LongType())]
+batch = reader.reader(StructType(columns))
+for partition in batch.partitions():
+    for _ in batch.read(partition):
+        pass
+    gc.collect()
+    print(choice.loaded, len(gc.get_objects()))
+"""
+
+
+def test_few_objects_are_visited_after_a_task_that_loaded_kernels(tmp_path: Path) -> None:
+    """Spark's worker daemon collects after each task: pyspark, numpy, pyarrow and numba have 200,000 objects."""
+    topic = sparklog.open(tmp_path, create=True).create_topic("t", partitions=2)
+    topic.append(pa.table({"value": [b"v"] * 60_010, "partition": pa.array([0] * 10 + [1] * 60_000, pa.int32())}))
+    done = subprocess.run([sys.executable, "-c", TASKS, tmp_path], capture_output=True, text=True, check=True)
+    small, large = (tuple(map(int, line.split())) for line in done.stdout.splitlines())
+    assert small[0] == 0
+    assert large[0] > 0
+    assert max(small[1], large[1]) < 5_000

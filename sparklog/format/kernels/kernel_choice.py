@@ -20,10 +20,14 @@ LOADING_IS_WORTH = 50_000
 
 
 class Choice:
-    """The way the kernels of a process run: interpreted while `left` records are to go, then compiled."""
+    """The way the kernels of a process run: interpreted while `left` records are to go, then compiled.
+
+    `loaded`: how many were compiled, or loaded as such, so far.
+    """
 
     def __init__(self, left: int = LOADING_IS_WORTH) -> None:
         self.left = left
+        self.loaded = 0
 
     def compiled(self, records: int) -> bool:
         """Count a call over so many records, and say whether to run it compiled."""
@@ -59,6 +63,7 @@ class Kernel:
             from sparklog.format.kernels.native_kernels import compiled
 
             choice.load()
+            choice.loaded += 1
             self._compiled = compiled(self.function, self.signature)
         return self._compiled
 
