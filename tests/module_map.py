@@ -105,7 +105,6 @@ INDIRECT: Mapping[str, tuple[str, ...]] = {
     "sparklog/serve/apis/produce.py": ("tests/serve/test_producing.py",),
     "sparklog/serve/connection.py": ("tests/serve/test_reading.py",),
     "sparklog/serve/metrics.py": ("tests/serve/test_reading.py",),
-    "sparklog/serve/served_log.py": ("tests/serve/test_reading.py",),
     "sparklog/serve/services.py": ("tests/serve/test_reading.py",),
     "sparklog/serve/stored_batches.py": ("tests/serve/test_reading.py",),
 }
