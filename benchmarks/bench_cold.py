@@ -1,15 +1,19 @@
-"""The first micro-batch of a fresh session: sparklog against the bare data source, each in sessions of its own.
+"""The first row and micro-batch of a fresh session: sparklog against the bare source, each in sessions of its own.
 
     python benchmarks/bench_cold.py [--rounds 3]
 
 The kernels must have been compiled by set-up before (`python -m sparklog.format.kernels.warm`): what is measured is
-starting, not compiling. Seconds from `start()` until the first micro-batch is done, source and sink both of the kind
-named.
+starting, not compiling. Seconds from the session until the first row of a scan is there, then from `start()` until the
+first micro-batch is done, source and sink both of the kind named; and CPU seconds of all processes. Each kind runs with
+workers as Spark starts them, and as `sparklog-python` does ("fast").
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import resource
 import shutil
 import statistics
 import subprocess
@@ -18,7 +22,10 @@ import tempfile
 import time
 from pathlib import Path
 
+from sparklog.datasource.session import workers_python
+
 KINDS = ("bare", "sparklog")
+STARTS = {"": sys.executable, "fast": workers_python()}
 
 
 def main() -> None:
@@ -34,14 +41,15 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="sparklog-cold-"))
     try:
         fill(str(folder / "source"))
-        seconds: dict[str, list[float]] = {kind: [] for kind in KINDS}
+        variants = [(kind, start) for kind in KINDS for start in STARTS]
+        figures: dict[tuple[str, str], list[list[float]]] = {variant: [] for variant in variants}
         for number in range(chosen.rounds):
-            for kind in KINDS if number % 2 else KINDS[::-1]:
-                seconds[kind].append(measure(kind, folder, number))
-        ratio = statistics.median(s / b for s, b in zip(seconds["sparklog"], seconds["bare"], strict=True))
-        for kind in KINDS:
-            print(f"{kind:<10} first micro-batch {statistics.median(seconds[kind]):.2f} s")
-        print(f"sparklog takes {ratio:.2f} of bare's time (median of {chosen.rounds} rounds)")
+            for kind, start in variants if number % 2 else variants[::-1]:
+                figures[kind, start].append(measure(kind, start, folder, number))
+        print(f"medians of {chosen.rounds} rounds, seconds")
+        for (kind, start), rows in figures.items():
+            row, batch, cpu = map(statistics.median, zip(*rows, strict=True))
+            print(f"{kind:<10} {start:<5} first row {row:6.2f}  first micro-batch {batch:6.2f}  CPU {cpu:6.2f}")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -56,19 +64,24 @@ def fill(root: str) -> None:
     topic.append(pa.table({"key": [b"%04d" % i for i in range(400)], "value": [b"x" * 100] * 400}))
 
 
-def measure(kind: str, folder: Path, number: int) -> float:
-    """One session in a process of its own."""
-    run = folder / f"{kind}-{number}"
+def measure(kind: str, start: str, folder: Path, number: int) -> list[float]:
+    """One session in a process of its own: seconds to the first row and of the first micro-batch, and of CPU."""
+    run = folder / f"{kind}-{start}-{number}"
     run.mkdir()
     (run / "source").symlink_to(folder / "source")
     command = [sys.executable, __file__, "--session", kind, "--folder", str(run)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    return float(done.stdout.split()[-1])
+    before, environ = resource.getrusage(resource.RUSAGE_CHILDREN), {**os.environ, "PYSPARK_PYTHON": STARTS[start]}
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environ)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return [*json.loads(done.stdout.splitlines()[-1]), cpu]
 
 
 def first_batch(kind: str, folder: str) -> None:
-    """Print the seconds that the first micro-batch took from `start()`."""
+    """Print the seconds until the first row of the session, and from `start()` until the first micro-batch."""
     from spark_session import benchmark_session
+
+    opened = time.perf_counter()
 
     import sparklog
 
@@ -77,19 +90,20 @@ def first_batch(kind: str, folder: str) -> None:
     from bare_source import BareSource
 
     spark.dataSource.register(BareSource)
+    sparklog_reads = {"subscribe": "events", "startingOffsets": "earliest"}
+    reads = sparklog_reads if kind == "sparklog" else {"tasks": "2", "batchRows": "200"}
     options = {"topic": "copies", "num.partitions": "4", "path": f"{folder}/copies"} if kind == "sparklog" else {}
-    begun = time.perf_counter()
-    reader = spark.readStream.format(kind).option("tasks", "2").option("batchRows", "200")
-    if kind == "sparklog":
-        reader = spark.readStream.format(kind).option("subscribe", "events").option("startingOffsets", "earliest")
-    frame = reader.load(f"{folder}/source").select("key", "value")
+    source = f"{folder}/source"
+    assert spark.read.format(kind).options(**reads).load(source).select("value").head() is not None
+    row, begun = time.perf_counter() - opened, time.perf_counter()
+    frame = spark.readStream.format(kind).options(**reads).load(source).select("key", "value")
     writer = frame.writeStream.format(kind).options(**options).option("checkpointLocation", f"{folder}/checkpoint")
     query = writer.start()
     while not any(progress["numInputRows"] for progress in query.recentProgress):
         if not query.isActive:
             raise SystemExit(f"the query ended: {query.exception()}")
         time.sleep(0.01)
-    print(time.perf_counter() - begun)
+    print(json.dumps([row, time.perf_counter() - begun]))
     query.stop()
     spark.stop()
 

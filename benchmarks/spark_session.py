@@ -19,7 +19,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 def benchmark_session(**settings: str) -> SparkSession:
     """`local[2]`, UI off, a heap of 5 GB; `settings` override."""
-    os.environ["PYSPARK_PYTHON"] = workers_python()
+    os.environ.setdefault("PYSPARK_PYTHON", workers_python())
     os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")])
     sys.path.insert(0, str(HERE))
     chosen = {

@@ -43,7 +43,10 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"maintenance"}),
     frozenset({"compaction", "retention"}),
     frozenset(
-        {"kafka.exporting", "tools.inspection", "tools.verification", "tools.backup", "tools.engines", "tools.perf"}
+        {
+            *("kafka.exporting", "tools.inspection", "tools.verification", "tools.backup", "tools.engines"),
+            *("tools.perf", "tools.repartition"),
+        }
     ),
     frozenset({"tools.report", "tools.repair"}),
     frozenset({"datasource"}),

@@ -94,6 +94,7 @@ READERS: Mapping[str, Door] = {
     "backup of": lambda at, root: sparklog.backup(at, f"{root}-backup"),
     "restore of": lambda at, root: sparklog.restore(at, f"{root}-again"),
     "clone": lambda at, root: sparklog.clone(at, "t", "u"),
+    "repartition": lambda at, root: sparklog.repartition(at, "t", "v", partitions=2),
     "export_kafka of": lambda at, root: sparklog.export_kafka(at, ["t"], f"{root}-kafka"),
     "load": source("schema", subscribe="t"),
     "load a stream": source("streamReader", subscribe="t"),
@@ -115,6 +116,7 @@ READERS: Mapping[str, Door] = {
             "backup --root @ --to ROOT-backup",
             "restore --from @ --to ROOT-again",
             "clone t u --root @",
+            "repartition t --to v --partitions 2 --root @",
             "export t --root @ --to ROOT-kafka",
             "configs describe --root @",
             "delete-records t --partition 0 --offset 0 --root @",
@@ -209,7 +211,7 @@ def test_a_bucket_is_taken_by_every_function_and_job(bucket: str, root: str, tmp
     made = ("backup to", "restore to", "import_kafka into", "open, create", "save", "start")
     for number, name in enumerate(made):
         WRITERS[name](join(bucket, f"new/{number}"), root)
-    assert sparklog.open(url).topics() == ["t", "u"]
+    assert sparklog.open(url).topics() == ["t", "u", "v"]
     assert records(join(bucket, "new/1")) == records(url) == records(root)
     for number, name in enumerate(made):
         if name != "backup to":

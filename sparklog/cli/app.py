@@ -39,6 +39,7 @@ HOMES = {
     "health": "verify repair doctor jobs report metrics",
     "kafka_logs": "import export",
     "backup": "backup restore clone",
+    "repartition": "repartition",
     "jobs": "compact retain stream mirror to-delta from-delta conf",
     "dump_log": "dump-log",
     "serve": "serve",
@@ -64,6 +65,7 @@ AFTER_INTERRUPT = {
     "export": "nothing was exported",
     "import": "what was committed stays; run it again to go on",
     "restore": "run it again with the same words to go on",
+    "repartition": "what was copied stays; run it again with the same words to go on",
     "repair": "what was repaired stays; run it again to go on",
 }
 COMMITTED = "what was committed stays"

@@ -41,7 +41,7 @@ IN_TURN = (
     *("transactions list", "transactions describe", "transactions history", "transactions abort"),
     *("groups list", "groups describe", "groups history", "groups reset", "report", "metrics", "verify"),
     "repair",
-    *("export", "dump-log", "import", "backup", "restore", "clone", "perf produce", "perf consume"),
+    *("export", "dump-log", "import", "backup", "restore", "clone", "repartition", "perf produce", "perf consume"),
     *("groups delete-offsets", "groups delete", "configs alter", "delete-records", "topics alter", "topics delete"),
     "conf",
 )

@@ -123,6 +123,7 @@ ALLOWED: Sequence[tuple[tuple[str, ...], Sequence[str]]] = [
                 *INPUTS,
             ),
             *("import EXPORT --root OTHER", "perf consume --topic orders --messages 1 ROOT"),
+            "repartition orders --to orders-3 --partitions 3 --move-groups ROOT",
         ),
     ),
     # Futures of records can be awaited.

@@ -70,6 +70,7 @@ RETENTION = Seeds(every_run=8, slow_run=2_000, chunk=8, slow_chunk=100)
 VERIFICATION = Seeds(every_run=8, slow_run=600, chunk=8, slow_chunk=100)
 BACKUPS = Seeds(every_run=5, slow_run=390, chunk=5, slow_chunk=30)
 BACKUPS_INLINE = Seeds(every_run=4, slow_run=200, chunk=4, slow_chunk=20)
+REPARTITIONS = Seeds(every_run=6, slow_run=600, chunk=6, slow_chunk=100)
 TABLES = Seeds(every_run=3, slow_run=300, chunk=3, slow_chunk=50)
 FAILING_THREADS = Seeds(every_run=20, slow_run=600, chunk=20, slow_chunk=100)
 # Of a store that behaves like S3 (`sparklog.testing.BucketStore`).

@@ -76,6 +76,25 @@ def test_offsets_of_a_group_do_not_outlive_the_records(power: Power) -> None:
     assert power.kept("a") == [0, 1]
 
 
+def test_a_copy_does_not_outlive_the_records(power: Power) -> None:
+    with power.slow("a/_log"):
+        power.root().topic("a").append(rows("x"))
+    assert power.kept("a") == [0]
+    assert sparklog.repartition(power.root(), "a", "copy", partitions=2).records == 1
+    assert power.kept("a") == [0, 1]
+
+
+def test_a_copy_does_not_outlive_the_decision(power: Power) -> None:
+    transaction = transactional(power.root(), "job").begin()
+    transaction.append("a", rows("x"))
+    before = power.kept("_transactions/job")
+    with power.slow("_transactions/job"):
+        transaction.commit()
+    assert power.kept("_transactions/job") == before
+    assert sparklog.repartition(power.root(), "a", "copy", partitions=2).records == 1
+    assert power.kept("_transactions/job") == [*before, len(before)]
+
+
 def test_an_outcome_in_a_topic_does_not_outlive_the_decision(power: Power) -> None:
     transaction = transactional(power.root(), "job").begin()
     transaction.append("a", rows("x"))

@@ -57,6 +57,7 @@ from sparklog.log.state.commit import (
     KafkaOpen,
     KafkaSource,
     Resolved,
+    Writer,
     features_of,
 )
 from sparklog.log.state.configs import TopicConfigs
@@ -244,12 +245,16 @@ def _check_keys(topic: str, table: SliceTable) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CreateIntent:
-    """Begin a topic under a name that has none: commit 0, or the next number after a delete."""
+    """Begin a topic under a name that has none: commit 0, or the next number after a delete.
+
+    `writers`: those that it is to know from the beginning.
+    """
 
     topic_id: str
     partitions: int
     configs: TopicConfigs
     kafka_source: KafkaSource | None = None
+    writers: tuple[Writer, ...] = ()
     needs_table: ClassVar[bool] = False
     repeatable: ClassVar[bool] = False
 
@@ -264,6 +269,7 @@ class CreateIntent:
             configs=self.configs.explicit,
             partitions=self.partitions,
             kafka_source=self.kafka_source,
+            writers=self.writers,
         )
 
 

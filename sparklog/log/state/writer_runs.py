@@ -132,6 +132,8 @@ KAFKA_WRITER = "kafka-producer-"
 class KafkaWriterKey:
     """A producer of Kafka's in one partition: the number of its last record, and that of its entry, which it follows.
 
+    Or the copy of one partition of another topic (`sparklog.tools.repartition`): the offset that it goes on from.
+
     `follows` None: the topic does not know it. One commit may have many of them, and is whole or not there: so what of
     a producer landed is known exactly, whichever server asks.
     """

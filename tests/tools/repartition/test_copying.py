@@ -1,0 +1,363 @@
+"""The copy: what is where, that it is there once however often it was killed, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from sparklog.api import compact
+from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, Unavailable
+from sparklog.groups.lag import Groups
+from sparklog.log.topic.root import open_root
+from sparklog.retention.vacuum import UpkeepIntent
+from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, FaultyStore
+from sparklog.testing.world import DAY_MS
+from sparklog.tools.repartition import copying
+from sparklog.tools.repartition.run import repartition
+from sparklog.tools.verification.run import verify_root
+from sparklog.transactions.producer import transactional
+from tests.support.counted_root import CountedRoot
+from tests.support.crash_points import changes
+from tests.support.read_only import read_only
+from tests.tools.repartition.repartition_world import RepartitionWorld, check_copy, records_of
+
+
+def test_what_it_costs(tmp_path: Path) -> None:
+    """The counts of docs/reference/cost.md, those of the scan of a commit among them."""
+    place = CountedRoot("bucket", tmp_path)
+    old = place.topic(2, name="old")
+    old.append({"key": ["a", "b"], "value": ["1", "2"]})
+
+    def spent(groups: bool = False) -> tuple[int, int, int]:
+        place.store.reset()
+        repartition(place.root, "old", "new", partitions=3, move_groups=groups)
+        counts = place.store.counts
+        return (
+            counts["create"] + counts["writer"],
+            counts["get"] + counts["stat"],
+            counts["list"] + counts["list_folders"],
+        )
+
+    spent()
+    assert spent() == (0, 3, 0)
+    old.append({"key": ["a", "b"], "value": ["1", "2"]})
+    puts, gets, lists = spent()
+    assert (puts, lists) == (1, 0)
+    assert gets <= 8
+    Groups(place.root).group("g").alter({"old": {0: 1, 1: 1}})
+    spent(groups=True)
+    Groups(place.root).group("g").alter({"old": dict(enumerate(old.log.head().log_end.tolist()))})
+    puts, gets, lists = spent(groups=True)
+    assert puts == 1
+    assert gets <= 15
+    assert lists <= 3
+
+
+FILES = {"inline.records.bytes": "0"}
+
+
+class TestWhatIsCopied:
+    @pytest.mark.parametrize(("before", "after"), [(1, 4), (3, 5), (6, 2)])
+    def test_each_record_once_where_kafka_puts_it(self, before: int, after: int) -> None:
+        world = RepartitionWorld(before)
+        for number in range(5):
+            world.append(by_hand=number == 3)
+        made = world.copy(after, step_bytes=500)
+        root = world.root()
+        check_copy(root, after)
+        assert (made.records, made.total, made.created, made.waiting) == (200, 200, True, 0)
+        assert root.topic("new").log.head().version > 4
+        assert root.topic("new").log.head().partitions == after
+        again = world.copy(after)
+        assert (again.records, again.total, again.created) == (0, 200, False)
+        world.append(50)
+        assert world.copy(after).total == 250
+        check_copy(world.root(), after)
+
+    def test_configs_go_along_and_times_stay(self) -> None:
+        configs = {
+            "message.timestamp.type": "LogAppendTime",
+            "message.timestamp.before.max.ms": "1000",
+            "segment.bytes": "5000",
+        }
+        world = RepartitionWorld(configs=configs)
+        for _ in range(3):
+            world.now_ms += DAY_MS
+            world.append()
+        world.now_ms += DAY_MS
+        world.copy()
+        root = world.root()
+        check_copy(root, 5)
+        assert dict(root.topic("new").log.head().configs.explicit) == configs
+        compact(root, topics=["new"], roll=True)
+        check_copy(world.root(), 5)
+        assert verify_root(world.store).sound
+        world.append(topic="new")
+        assert max(row["timestamp"].timestamp() for row in root.topic("new").scan().to_table().to_pylist()) * 1000 == (
+            world.now_ms
+        )
+
+    def test_aborted_records_are_left_out_and_open_ones_wait(self) -> None:
+        world = RepartitionWorld()
+        root = world.root()
+        for number, end in enumerate(("commit", "abort", "commit", "abort")):
+            transaction = transactional(root, f"job {number}").begin()
+            transaction.append("old", world.rows([b"key 1", b"key 2", None]))
+            transaction._prepare_topics()
+            getattr(transaction, end)()
+        world.append()
+        open_one = transactional(root, "open").begin()
+        open_one.append("old", world.rows([b"key 1", b"key 2", b"key 3", b"key 4"]))
+        open_one._prepare_topics()
+        world.append()
+        made = world.copy()
+        assert made.records >= 46
+        assert 4 <= made.waiting <= 44
+        assert made.records == root.topic("old").scan().to_table().num_rows
+        check_copy(world.root(), 5)
+        open_one.abort()
+        rest = world.copy()
+        assert (rest.total, rest.waiting) == (86, 0)
+        check_copy(world.root(), 5)
+
+    def test_a_compacted_topic_with_gaps_and_a_log_start(self) -> None:
+        world = RepartitionWorld(configs={"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"})
+        root = world.root()
+        for _ in range(4):
+            root.topic("old").append(world.rows([b"a", b"b", b"c", b"d", b"e", b"f"]))
+        compact(root, roll=True)
+        root.topic("old").append(world.rows([b"a", b"b"]))
+        world.copy()
+        check_copy(world.root(), 5)
+        root.topic("old").alter(configs={"cleanup.policy": "compact,delete"})
+        root.topic("old").delete_records({0: root.topic("old").bounds()[0].log_end})
+        root.topic("old").append(world.rows([b"a", b"b", b"c"]))
+        assert world.copy().records == 3
+
+    def test_retention_while_it_runs(self) -> None:
+        world = RepartitionWorld(1, FILES)
+        for _ in range(10):
+            world.append()
+        done: list[int] = []
+
+        def expire(records: int) -> None:
+            # Files of what is not copied yet go as well.
+            if not done:
+                world.root().topic("old").delete_records({0: 320})
+                paths = world.root().topic("old").log.snapshot().slices.paths()
+                for info in list(world.store.list("old/append/")):
+                    if info.key.removeprefix("old/") not in paths:
+                        world.store.delete(info.key)
+            done.append(records)
+
+        copy = begun(world)
+        copy.run(1_000, expire)
+        assert len(done) > 2
+        assert 80 < done[-1] < 400
+        names = {record.headers[0] for rows in records_of(world.root(), "new").values() for record in rows.values()}
+        assert {("name", b"%d" % number) for number in range(320, 400)} <= names
+
+    def test_a_topic_that_has_grown_is_warned_of(self, caplog: pytest.LogCaptureFixture) -> None:
+        world = RepartitionWorld(2)
+        world.append()
+        world.copy()
+        assert not caplog.records
+        # It grows meanwhile: the new partitions are copied as well.
+        world.root().topic("old").alter(partitions=7)
+        world.append(100)
+        assert world.copy().total == 140
+        check_copy(world.root(), 5)
+        world.root().delete_topic("new")
+        world.copy()
+        assert [record.getMessage() for record in caplog.records] == [
+            "topic old had 2 partitions before: a key may be in several, and their order is not known"
+        ]
+
+
+def story(world: RepartitionWorld, store: FaultyStore) -> None:
+    """What is killed somewhere: a copy of several steps, one file among them, and groups."""
+    world.copy(root=world.root(store), groups=True)
+
+
+def furnished() -> RepartitionWorld:
+    world = RepartitionWorld(2, {"inline.records.bytes": "1500"})
+    for number in range(3):
+        world.append(30 + 60 * (number == 1))
+    world.group("half", old={0: 30, 1: 20})
+    return world
+
+
+@pytest.fixture(scope="module")
+def labels() -> list[str]:
+    """The requests of the story when nothing fails."""
+    seen: list[str] = []
+
+    def watch(call: Call) -> Fault | None:
+        seen.append(call.label)
+        return None
+
+    world = furnished()
+    story(world, FaultyStore(world.store, watch, world.sleep))
+    return seen
+
+
+def die_at(point: int, kind: FaultKind, labels: list[str]) -> None:
+    """Die there, and check that the next run has all once."""
+    world = furnished()
+
+    def die(call: Call) -> Fault | None:
+        return Fault(kind) if call.number == point else None
+
+    # Of a request that finds nothing there is no after.
+    with suppress(Crash):
+        story(world, FaultyStore(world.store, die, world.sleep))
+        assert kind is FaultKind.CRASH_AFTER
+        assert not changes(labels[point])
+    world.append(10)
+    made = world.copy(groups=True)
+    assert made.total == 160
+    check_copy(world.root(), 5)
+    (half,) = made.groups
+    assert not half.problem
+
+
+class TestKilled:
+    def test_after_each_request_that_changes_something(self, labels: list[str]) -> None:
+        assert sum(label == "create:commit" for label in labels) > 3
+        assert "close:append" in labels
+        for point, label in enumerate(labels):
+            if changes(label):
+                die_at(point, FaultKind.CRASH_AFTER, labels)
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("kind", [FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER])
+    def test_at_any_request(self, kind: FaultKind, labels: list[str]) -> None:
+        for point in range(len(labels)):
+            die_at(point, kind, labels)
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("kind", [FaultKind.ERROR_BEFORE, FaultKind.ERROR_AFTER])
+    def test_an_answer_that_is_lost(self, kind: FaultKind, labels: list[str]) -> None:
+        for point in [number for number, label in enumerate(labels) if label in ("create:commit", "close:append")]:
+            world = furnished()
+
+            def fail(call: Call, point: int = point) -> Fault | None:
+                return Fault(kind) if call.number == point else None
+
+            try:
+                story(world, FaultyStore(world.store, fail, world.sleep))
+            except Unavailable:
+                world.copy()
+            check_copy(world.root(), 5)
+            assert world.copy().total == 150
+
+    def test_two_runs_at_the_same_time(self) -> None:
+        world = furnished()
+        other = world.root()
+        taken: list[int] = []
+
+        def interrupt(call: Call) -> Fault | None:
+            # Just before a commit: the other run is faster, with steps of another size.
+            if call.label == "create:commit" and call.key.startswith("new/") and call.nth in (1, 3):
+                taken.append(world.copy(root=other, step_bytes=2_000 if call.nth == 1 else 800).records)
+                if call.nth == 1:
+                    world.append(60)
+            return None
+
+        root = world.root(FaultyStore(world.store, interrupt, world.sleep))
+        first = world.copy(root=root)
+        second = world.copy(root=root)
+        assert taken[0] > 0
+        assert first.records + second.records + sum(taken) == second.total == 210
+        check_copy(world.root(), 5)
+
+
+def with_other_records(world: RepartitionWorld) -> None:
+    world.copy()
+    world.append(3, topic="new")
+    world.append(2)
+
+
+def created_again(world: RepartitionWorld) -> None:
+    world.copy()
+    world.root().delete_topic("old")
+    world.root().create_topic("old", partitions=3)
+    world.append()
+
+
+def forgotten(world: RepartitionWorld) -> None:
+    world.copy()
+    world.now_ms += 91 * DAY_MS
+    log = world.root().topic("new").log
+    log.commit(UpkeepIntent(world.now_ms))
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("prepare", "error", "message"),
+        [
+            (lambda world: world.root().delete_topic("old"), NotFound, "topic 'old' does not exist"),
+            (
+                lambda world: world.root().create_topic("new", partitions=5),
+                Conflict,
+                "is no copy that repartition made",
+            ),
+            (lambda world: world.copy(4), Conflict, "was made with 4 partitions, found 5: go on with 4"),
+            (with_other_records, Conflict, "has 3 records of other writers"),
+            (created_again, Conflict, "is no copy that repartition made of topic 'old'"),
+            (forgotten, Conflict, "is no copy that repartition made of topic 'old'"),
+        ],
+    )
+    def test_what_is_not_right_is_one_line_and_changes_nothing(
+        self, prepare: Callable[[RepartitionWorld], object], error: type[SparklogError], message: str
+    ) -> None:
+        world = RepartitionWorld()
+        world.append()
+        prepare(world)
+        before = sorted(info.key for info in world.store.list(""))
+        with pytest.raises(error, match=message) as raised:
+            world.copy()
+        assert "\n" not in str(raised.value)
+        assert sorted(info.key for info in world.store.list("")) == before
+
+    def test_names_and_numbers(self) -> None:
+        world = RepartitionWorld()
+        for name, partitions, message in (("old", 3, "another name"), ("new", 0, "1 to"), ("a/b", 3, "a/b")):
+            with pytest.raises(BadRequest, match=message):
+                repartition(world.root(), "old", name, partitions=partitions)
+        with pytest.raises(SparklogError, match="differs only in case"):
+            repartition(world.root(), "old", "OLD", partitions=3)
+        assert world.root().topics() == ["old"]
+
+    def test_a_root_that_takes_no_file(self) -> None:
+        world = RepartitionWorld()
+        world.append()
+        with pytest.raises(Unavailable):
+            world.copy(root=open_root(read_only(world.store), env=world.env()))
+        assert world.root().topics() == ["old"]
+
+    def test_the_old_topic_is_created_again_while_it_is_read(self) -> None:
+        world = RepartitionWorld(1, FILES)
+        for _ in range(6):
+            world.append()
+
+        def again(records: int) -> None:
+            if world.root().topic("old").bounds()[0].log_end == 240:
+                world.root().delete_topic("old")
+                world.root().create_topic("old")
+                for info in list(world.store.list("old/append/")):
+                    world.store.delete(info.key)
+
+        with pytest.raises(NotFound, match="deleted and created again while it was read"):
+            begun(world).run(500, again)
+        assert 0 < world.root().topic("new").scan().to_table().num_rows < 240
+
+
+def begun(world: RepartitionWorld) -> copying.Copying:
+    root = world.root()
+    copy = copying.Copying(root, root.topic("old").log.read_snapshot(), "new", 2)
+    copy.create()
+    return copy

@@ -1,0 +1,134 @@
+"""Groups of a topic that was copied: where they go on, how little they read again, and why they are not moved."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparklog.errors import Conflict
+from sparklog.groups.lag import Groups
+from sparklog.log.topic.root import Root
+from sparklog.testing.world import DAY_MS
+from sparklog.tools.repartition.group_offsets import MovedGroup
+from sparklog.transactions.producer import transactional
+from tests.tools.repartition.repartition_world import RepartitionWorld, check_group
+
+
+def committed(world: RepartitionWorld, group: str, topic: str) -> dict[int, int]:
+    offsets = Groups(world.root()).group(group).committed()
+    return {partition: item.offset for (name, partition), item in offsets.items() if name == topic}
+
+
+def log_ends(world: RepartitionWorld, topic: str) -> dict[int, int]:
+    return {partition: bounds.log_end for partition, bounds in world.root().topic(topic).bounds().items()}
+
+
+def filled(partitions: int = 3) -> RepartitionWorld:
+    world = RepartitionWorld(partitions)
+    for _ in range(6):
+        world.append()
+    return world
+
+
+def moved(world: RepartitionWorld, root: Root | None = None) -> dict[str, MovedGroup]:
+    return {item.group: item for item in world.copy(root=root, groups=True).groups}
+
+
+def test_wherever_a_group_was_nothing_is_skipped() -> None:
+    world = filled()
+    ends = log_ends(world, "old")
+    offsets = {
+        "end": ends,
+        "start": dict.fromkeys(ends, 0),
+        "half": {partition: end // 2 for partition, end in ends.items()},
+        "late": {partition: end - 1 for partition, end in ends.items()},
+        "uneven": {0: ends[0], 1: 3, 2: ends[2] // 3},
+        "some": {1: ends[1]},
+    }
+    for name, of_group in offsets.items():
+        world.group(name, old=of_group)
+    world.root().create_topic("other")
+    world.group("elsewhere", other={0: 0})
+    groups = moved(world)
+    assert set(groups) == set(offsets)
+    for name, item in groups.items():
+        check_group(world.root(), offsets[name], item)
+        assert committed(world, name, "new") == item.offsets
+        assert committed(world, name, "old") == offsets[name]
+    assert groups["end"].offsets == log_ends(world, "new")
+    assert groups["end"].again == groups["start"].again == 0
+    assert set(groups["start"].offsets.values()) == {0}
+    # As the steps take the same share of each partition, little more than one of them.
+    assert 0 < groups["half"].again < 60
+    assert groups["late"].again < 60 < groups["uneven"].again
+
+
+def test_what_others_append_after_the_copy_is_not_skipped() -> None:
+    world = filled()
+    world.group("end", old=log_ends(world, "old"))
+    world.copy()
+    ends = log_ends(world, "new")
+    world.append(topic="new")
+    assert moved(world)["end"].offsets == ends != log_ends(world, "new")
+
+
+def test_a_gap_at_the_end_is_no_reason_to_read_again() -> None:
+    world = filled(1)
+    transaction = transactional(world.root(), "job").begin()
+    transaction.append("old", world.rows([b"key 1"] * 5))
+    transaction._prepare_topics()
+    transaction.abort()
+    world.group("end", old={0: 240})
+    assert log_ends(world, "old") == {0: 245}
+    item = moved(world)["end"]
+    assert (item.again, item.offsets) == (0, log_ends(world, "new"))
+
+
+def test_none_goes_back() -> None:
+    world = filled()
+    world.copy()
+    ends = log_ends(world, "new")
+    before = {0: ends[0], 1: 1}
+    world.group("g", old={0: 10, 1: 10, 2: 10}, new=before)
+    item = moved(world)["g"]
+    assert item.offsets[0] == ends[0]
+    assert item.offsets[1] >= 1
+    assert committed(world, "g", "new") == item.offsets
+    assert moved(world)["g"] == item
+
+
+def test_a_group_that_is_alive_is_left_alone() -> None:
+    world = filled()
+    group = world.group("g", old={0: 10})
+    group.join("consumer-1")
+    item = moved(world)["g"]
+    assert item.problem.startswith("group 'g' is active (Stable, member consumer-1): stop its consumer")
+    assert committed(world, "g", "new") == item.offsets == {}
+    world.now_ms += DAY_MS
+    assert not moved(world)["g"].problem
+
+
+def test_commits_that_are_gone() -> None:
+    world = filled()
+    root = world.root()
+    world.copy(root=root)
+    world.append()
+    world.copy(root=root)
+    world.group("far", old={0: 10, 1: 10, 2: 10})
+    world.group("end", old=log_ends(world, "old"))
+    ends = log_ends(world, "new")
+    world.store.delete("new/_log/00000000000000000002.json")
+    groups = moved(world, root)
+    assert "the commits that copied what it has not read are no longer kept" in groups["far"].problem
+    assert "sparklog groups reset far --topic new --to-datetime" in groups["far"].problem
+    assert groups["end"].offsets == ends
+
+
+def test_others_that_wrote_between_two_runs() -> None:
+    world = filled()
+    world.copy()
+    world.append(5, topic="new")
+    world.group("g", old={0: 10})
+    assert moved(world)["g"].offsets
+    world.append(5)
+    with pytest.raises(Conflict, match="5 records of other writers"):
+        world.copy(groups=True)
