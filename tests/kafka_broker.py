@@ -214,22 +214,24 @@ class Broker:
         answer = self.tool("org.apache.kafka.tools.consumer.group.ConsumerGroupCommand", *arguments)
         return [line for line in answer.splitlines() if line.strip()]
 
-    def tool(self, name: str, *arguments: str) -> str:
-        """What the class behind one of Kafka's command lines prints about this broker; it must end with 0."""
-        return self.run_tool(name, "--bootstrap-server", self.address, *arguments)
+    def tool(self, name: str, *arguments: str, text: str | None = None) -> str:
+        """What the class of one of Kafka's command lines prints about this broker, or of `text`; it must end with 0."""
+        return self.run_tool(name, "--bootstrap-server", self.address, *arguments, text=text)
 
-    def run_tool(self, name: str, *arguments: str) -> str:
+    def run_tool(self, name: str, *arguments: str, text: str | None = None) -> str:
         """What it prints about the server that the arguments name."""
-        return self._run(name, *arguments, classes=console_jars())
+        return self._run(name, *arguments, classes=console_jars(), text=text)
 
     def _command(self, name: str, *arguments: str, classes: str = "") -> list[str]:
         options = ("-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
         quiet = "-Dorg.slf4j.simpleLogger.log.org.apache.kafka=info"
         return [self._java, *options, quiet, "-cp", f"{self._classes}{os.pathsep}{classes}", name, *arguments]
 
-    def _run(self, name: str, *arguments: str, classes: str = "") -> str:
+    def _run(self, name: str, *arguments: str, classes: str = "", text: str | None = None) -> str:
         command = self._command(name, *arguments, classes=classes)
-        answer = subprocess.run(command, capture_output=True, text=True, errors=ODD, timeout=120, check=False)
+        answer = subprocess.run(
+            command, input=text, capture_output=True, text=True, errors=ODD, timeout=120, check=False
+        )
         assert answer.returncode == 0, (answer.stdout + answer.stderr)[-2000:]
         return answer.stdout
 

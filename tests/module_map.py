@@ -31,6 +31,7 @@ INDIRECT: Mapping[str, tuple[str, ...]] = {
     "sparklog/cli/locations.py": ("tests/cli/test_refused_folders.py", "tests/cli/test_kafka_places.py"),
     "sparklog/cli/offset_file.py": ("tests/cli/test_delete_records.py",),
     "sparklog/cli/record_format.py": ("tests/cli/test_lines.py", "tests/cli/test_kafka_habits.py"),
+    "sparklog/cli/topic_choice.py": ("tests/cli/test_kafka_words.py", "tests/cli/test_kafka_habits.py"),
     "sparklog/compaction/explain.py": ("tests/datasource/test_job_compact.py",),
     "sparklog/datasource/offsets.py": ("tests/datasource/test_stream_plan.py",),
     "sparklog/format/avro.py": ("tests/format/test_values.py", "tests/cli/test_values.py"),

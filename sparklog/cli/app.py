@@ -87,8 +87,15 @@ class SparklogGroup(Commands):
         return self.commands.get(cmd_name)
 
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
-        kwargs["standalone_mode"] = False
         words = list(args[0] if args else kwargs.get("args") or sys.argv[1:])
+        first, second, *_ = (*words, "", "")
+        if not first.startswith("--") and (first not in HOME or first == "transactions" or second.startswith("-")):
+            from sparklog.cli.kafka_lines import command_words
+
+            try:
+                words = command_words(words)
+            except UsageError as error:
+                leave_for_usage(error)
         stays = [AFTER_INTERRUPT.get(" ".join(words[:number])) for number in (1, 2)]
         self.after_interrupt = next(filter(None, stays), COMMITTED)
         if isinstance(sys.stdout, io.TextIOWrapper):
@@ -102,7 +109,7 @@ class SparklogGroup(Commands):
         level = roots.level
         roots.setLevel(logging.INFO)
         try:
-            code = super().main(*args, **kwargs)
+            code = super().main(**{**kwargs, "args": words, "standalone_mode": False})
         except SparklogError as error:
             warn(f"{error} [{error.code}]")
             sys.exit(EXIT_ERROR)

@@ -24,6 +24,7 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class OpenFolder:
     """A folder opened for reading; `topic` is set where it is one topic's, `root` is None for Kafka's directories.
+    `accepts` says which topics all of them are.
 
     A command about all topics goes on where one cannot be read: its error is kept in `failures`.
     """
@@ -32,12 +33,15 @@ class OpenFolder:
     topic: str | None
     root: Root | None
     failures: list[SparklogError] = field(default_factory=list)
+    accepts: Callable[[str], object] | None = None
 
     def topics(self) -> list[str]:
-        """Return the topics of the folder: one for a topic folder, else all."""
+        """Return the topics of the folder that are accepted: one for a topic folder, else all."""
         if self.topic is not None:
-            return [self.topic]
-        return self.view.topics() if self.root is None else self.root.topics(self.failures)
+            names = [self.topic]
+        else:
+            names = self.view.topics() if self.root is None else self.root.topics(self.failures)
+        return [name for name in names if self.accepts is None or self.accepts(name)]
 
     def chosen(self, names: Sequence[str] | None) -> list[str]:
         return [self.one_topic(name) for name in dict.fromkeys(names)] if names else self.topics()

@@ -143,6 +143,9 @@ class TopicOrPattern(OneTopic):
     def matching(self, topics: Callable[[], Sequence[str]], location: str) -> list[str]:
         """Return the topics that are meant, of those there are. `NotFound` if a pattern matches none."""
         if self.pattern is None:
+            if not re.fullmatch(r"[\w.-]*", self.name):
+                expected = f"expected a topic, found {self.name!r}"
+                raise BadParameter(f"{expected}: --pattern takes a regular expression, and changes with --execute")
             return [self.name]
         if one_of(self.topic, self.topic_option) is not None:
             raise BadParameter("expected TOPIC or a pattern, found both: leave one out", param_hint="'--pattern'")
@@ -210,6 +213,18 @@ def topic_names(texts: Sequence[str] | None) -> tuple[str, ...]:
     if texts and not names:
         raise BadParameter("it names no topic; leave it out to mean all topics", param_hint="'--topic'")
     return tuple(check_topic_name(name) for name in names)
+
+
+GROUP_STATES = ("Stable", "Empty", "Reconciling", "Dead", "PreparingRebalance", "CompletingRebalance", "Unknown")
+
+
+def group_states(text: str) -> set[str]:
+    """Return the states that are named, with commas between them, in lower case; all for an empty text."""
+    states = {state.lower() for state in GROUP_STATES}
+    named = {state.lower() for state in comma_separated([text])}
+    if not named <= states:
+        raise BadParameter(f"expected {', '.join(GROUP_STATES)}, found {text!r}", param_hint="'--state'")
+    return named or states
 
 
 def name_and_value(text: str, option: str, expected: str = "NAME=VALUE") -> tuple[str, str]:

@@ -119,11 +119,23 @@ class FunctionCommand(click.Command):
             # Read once: parameters that name a root ask the context.
             ctx.obj = user_settings()
             ctx.default_map = ctx.obj.defaults()
+            options = self._takes_values(ctx)
+            others = [word for word in args if word.startswith("--") and word.partition("=")[0] not in options]
+            if others and not ctx.resilient_parsing:
+                from sparklog.cli.kafka_lines import option_words
+
+                args = option_words(ctx.command_path.partition(" ")[2], args, options)
             return super().parse_args(ctx, args)
         except click.UsageError as error:
             # click leaves it out of the error for an option without its value.
             error.ctx = error.ctx or ctx
             raise
+
+    def _takes_values(self, ctx: click.Context) -> dict[str, bool]:
+        """Return the options, and whether each takes the next word as its value, whatever it is."""
+        options = [option for option in self.get_params(ctx) if isinstance(option, click.Option)]
+        names = {name: option for option in options for name in (*option.opts, *option.secondary_opts)}
+        return {name: not (option.is_flag or option._flag_needs_value) for name, option in names.items()}
 
     def _call(self, **values: Any) -> Any:
         result = _called(self._run, self._declared, values)

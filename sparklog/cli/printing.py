@@ -48,6 +48,8 @@ class Printing(Columns):
     key_separator: Annotated[str, Option(help=r"Between columns; \0 and \x1f are escapes.", show_default="a tab")] = (
         "\t"
     )
+    line_separator: Annotated[str, Option(help="After each record.", show_default="a new line")] = "\n"
+    headers_separator: Annotated[str, Option(help="Between headers.")] = ","
     null_literal: Annotated[str | None, Option(help="Stands for a null key or value.", show_default="null")] = None
     format_: Annotated[str | None, Option("--format", metavar="TEXT", help=FORMAT_HELP)] = None
 
@@ -65,7 +67,12 @@ class Printing(Columns):
         if self.format_ is not None:
             parsed = parse_format(self.format_, null or b"")
             return values.columns(parsed.columns()), lambda batch: parsed.format(batch, values.show(batch))
-        layout = replace(self.layout(self.print_value), key_separator=unescaped(self.key_separator))
+        layout = replace(
+            self.layout(self.print_value),
+            key_separator=unescaped(self.key_separator),
+            line_separator=unescaped(self.line_separator),
+            headers_separator=unescaped(self.headers_separator),
+        )
         layout = layout if null is None else replace(layout, null_literal=null)
         return values.columns(layout.columns()), lambda batch: layout.format(values.show(batch))
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparklog.cli.options import unescaped
-from sparklog.cli.record_text import joined_headers
+from sparklog.cli.record_text import HEADERS_SEPARATOR, joined_headers
 from sparklog.errors import BadRequest
 from sparklog.format.arrow_numpy import bytes_array, bytes_scalar, int_scalar
 
@@ -57,7 +57,7 @@ class RecordFormat:
         if letter == "T":
             return _text(pc.cast(column, pa.int64()))
         if letter == "h":
-            return joined_headers(column, b"=", self.null_literal, b"")
+            return joined_headers(column, (b"=", HEADERS_SEPARATOR), self.null_literal, b"")
         return pc.fill_null(_text(column), bytes_scalar(self.null_literal))
 
 

@@ -64,6 +64,8 @@ class Layout:
     key: bool = False
     value: bool = True
     key_separator: bytes = b"\t"
+    line_separator: bytes = b"\n"
+    headers_separator: bytes = HEADERS_SEPARATOR
     null_literal: bytes = b"null"
 
     def columns(self) -> tuple[str, ...]:
@@ -84,7 +86,8 @@ class Layout:
                 label = bytes_scalar(f"{name.capitalize()}:".encode())
                 parts.append(pc.binary_join_element_wise(label, text, bytes_scalar(b"")))
         if self.headers:
-            parts.append(joined_headers(batch.column("headers"), HEADER_KEY_SEPARATOR, self.null_literal, NO_HEADERS))
+            between = (HEADER_KEY_SEPARATOR, self.headers_separator)
+            parts.append(joined_headers(batch.column("headers"), between, self.null_literal, NO_HEADERS))
         parts += [
             pc.fill_null(batch.column(name).cast(pa.binary()), bytes_scalar(self.null_literal))
             for name in ("key", "value")
@@ -93,25 +96,23 @@ class Layout:
         if not parts or not batch.num_rows:
             return b""
         lines = pc.binary_join_element_wise(*parts, bytes_scalar(self.key_separator))
-        return b"\n".join([*lines.to_pylist(), b""])
+        return self.line_separator.join([*lines.to_pylist(), b""])
 
 
-def joined_headers(headers: pa.ListArray, separator: bytes, null: bytes, none: bytes) -> pa.Array:
-    """Return `h1:v1,h2:null` per record (`separator` is the colon), and `none` where there are no headers."""
+def joined_headers(headers: pa.ListArray, between: tuple[bytes, bytes], null: bytes, none: bytes) -> pa.Array:
+    """Return `h1:v1,h2:null` per record (`between` are colon and comma), and `none` where there are no headers."""
     flat = headers.flatten()
     pairs = pc.binary_join_element_wise(
         flat.field("key").cast(pa.binary()),
         flat.field("value").cast(pa.binary()),
-        bytes_scalar(separator),
+        bytes_scalar(between[0]),
         null_handling="replace",
         null_replacement=null,
     )
     counts = np.where(valid_rows(headers), fixed_values(pc.list_value_length(headers), np.int32), 0)
     ends = np.zeros(len(counts) + 1, np.int32)
     np.cumsum(counts, out=ends[1:])
-    joined = pc.binary_join(
-        pa.ListArray.from_arrays(fixed_array(ends, pa.int32()), pairs), bytes_scalar(HEADERS_SEPARATOR)
-    )
+    joined = pc.binary_join(pa.ListArray.from_arrays(fixed_array(ends, pa.int32()), pairs), bytes_scalar(between[1]))
     empty = pc.equal(fixed_array(counts.astype(np.int64), pa.int64()), int_scalar(0))
     return pc.if_else(empty, bytes_scalar(none), joined)
 
@@ -126,11 +127,15 @@ def _timestamps(timestamps: pa.Array, kinds: pa.Array) -> pa.Array:
 
 @dataclass(frozen=True, slots=True)
 class LineFormat:
-    """Parts of a line of input next to the value."""
+    """Parts of a line of input next to the value. `ignore_error`: a part whose separator is missing is null."""
 
     key_separator: bytes | None = None
     headers: bool = False
     null_marker: bytes | None = None
+    headers_delimiter: bytes = HEADERS_DELIMITER
+    headers_separator: bytes = HEADERS_SEPARATOR
+    headers_key_separator: bytes = HEADER_KEY_SEPARATOR
+    ignore_error: bool = False
 
     def parse(self, data: bytes, first_line: int) -> pa.RecordBatch:
         """Return columns value and, as the format says, key and headers of whole lines; the last may lack its newline.
@@ -140,10 +145,13 @@ class LineFormat:
         rest = _lines(data.replace(b"\r\n", b"\n").removesuffix(b"\n"))
         columns: dict[str, pa.Array] = {}
         if self.headers:
-            texts, rest = _split(rest, HEADERS_DELIMITER, first_line, "a TAB between headers and what follows")
+            delimiter = "a TAB" if self.headers_delimiter == HEADERS_DELIMITER else _shown(self.headers_delimiter)
+            what = None if self.ignore_error else f"{delimiter} between headers and what follows"
+            texts, rest = _split(rest, self.headers_delimiter, first_line, what)
             columns["headers"] = self._parse_headers(texts, first_line)
         if self.key_separator is not None:
-            keys, rest = _split(rest, self.key_separator, first_line, f"key separator {_shown(self.key_separator)}")
+            what = None if self.ignore_error else f"key separator {_shown(self.key_separator)}"
+            keys, rest = _split(rest, self.key_separator, first_line, what)
             columns["key"] = self._nulled(keys)
         columns["value"] = self._nulled(rest)
         return pa.RecordBatch.from_pydict(columns)
@@ -161,12 +169,12 @@ class LineFormat:
                 rows.append(None)
                 continue
             row: list[tuple[str, bytes | None]] = []
-            for pair in text.split(HEADERS_SEPARATOR):
-                name, colon, value = pair.partition(HEADER_KEY_SEPARATOR)
-                if not colon:
+            for pair in text.split(self.headers_separator):
+                name, colon, value = pair.partition(self.headers_key_separator)
+                if not colon and not self.ignore_error:
                     raise BadRequest(f"line {line}: expected headers as name:value,name:value, found {_shown(pair)}")
                 try:
-                    row.append((name.decode(), None if value == self.null_marker else value))
+                    row.append((name.decode(), None if not colon or value == self.null_marker else value))
                 except UnicodeDecodeError:
                     raise BadRequest(f"line {line}: header names must be UTF-8, found {_shown(name)}") from None
             rows.append(row)
@@ -192,14 +200,22 @@ def _lines(data: bytes) -> pa.Array:
     return pc.split_pattern(whole, pattern=b"\n").flatten().cast(pa.binary())
 
 
-def _split(texts: pa.Array, separator: bytes, first_line: int, what: str) -> tuple[pa.Array, pa.Array]:
-    """Each text at the first `separator`; `BadRequest` names the first line that has none."""
+def _split(texts: pa.Array, separator: bytes, first_line: int, what: str | None) -> tuple[pa.Array, pa.Array]:
+    """Divide each text at the first `separator`; `BadRequest` names the first line that has none.
+
+    Without `what` that is no error: the first part is null then, the second one the whole text.
+    """
     pieces = pc.split_pattern(texts, pattern=separator, max_splits=1)
     missing = np.flatnonzero(fixed_values(pc.list_value_length(pieces), np.int32) < 2)
-    if len(missing):
+    if not len(missing):
+        return pc.list_element(pieces, int_scalar(0)), pc.list_element(pieces, int_scalar(1))
+    if what is not None:
         row = int(missing[0])
         raise BadRequest(f"line {first_line + row}: expected {what}, found none in {_shown(texts[row].as_py())}")
-    return pc.list_element(pieces, int_scalar(0)), pc.list_element(pieces, int_scalar(1))
+    is_whole = pc.less(pc.list_value_length(pieces), int_scalar(2, pa.int32()))
+    after_separator = pc.binary_join_element_wise(bytes_scalar(b""), texts, bytes_scalar(separator))
+    first, second = _split(pc.if_else(is_whole, after_separator, texts), separator, first_line, what)
+    return pc.if_else(is_whole, bytes_scalar(None), first), second
 
 
 def _shown(text: bytes) -> str:

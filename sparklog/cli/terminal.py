@@ -37,6 +37,7 @@ def warn(message: object) -> None:
     print("sparklog:", printable(" ".join(str(message).split())), file=sys.stderr)
 
 
+NO_BROKER = "there is no broker; give --root PATH, a folder of topics, or a Kafka directory to read"
 BROKER_OPTIONS = {"--bootstrap-server", "--bootstrap-servers", "--bootstrap-controller", "--broker-list"}
 BROKER_OPTIONS |= {"--brokers", "--broker", "--zookeeper", "-b"}
 
@@ -47,7 +48,7 @@ def usage_line(error: Any) -> str:
     if context is not None and option in BROKER_OPTIONS:
         if context.command_path.endswith(" mirror"):
             return f"{option}: give the cluster as kafka://HOST:PORT, to --from or to --to"
-        return f"{option}: there is no broker; give --root PATH, a folder of topics, or a Kafka directory to read"
+        return f"{option}: {NO_BROKER}"
     is_group = context is not None and isinstance(context.command, Group)
     if is_group and option and (command := option.lstrip("-")) in context.command.list_commands(context):
         return f"{option} is a command here: {context.command_path} {command}"

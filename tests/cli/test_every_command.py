@@ -128,7 +128,9 @@ def test_an_option_without_its_value_is_one_line(command: str) -> None:
 
 
 def is_option_with_a_value(option: Any) -> bool:
-    return option.param_type_name == "option" and not option.is_flag and not option.count
+    is_option = option.param_type_name == "option"
+    # The value of some may be left out.
+    return is_option and not option.is_flag and not option.count and not option._flag_needs_value
 
 
 def on_this_machine(line: str, command: str, place: Path, bucket: str | None = None) -> str:

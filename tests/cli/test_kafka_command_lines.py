@@ -1,8 +1,9 @@
-"""`configs`, `delete-records`, `log-dirs` and `get` beside Kafka's own command lines, over the same log on a broker."""
+"""Commands beside Kafka's own command lines, over the same log on a broker: their answers, and the same words."""
 
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import sparklog as library
 from sparklog.kafka.importing.run import ImportOptions, import_log_dir
 from tests.cli.conftest import Sparklog
+from tests.cli.test_kafka_words import PRODUCED
 from tests.kafka_broker import Broker
 from tests.kafka_tools import Missing
 
@@ -19,6 +21,17 @@ pytestmark = pytest.mark.slow
 DELETE_RECORDS = "org.apache.kafka.tools.DeleteRecordsCommand"
 LOG_DIRS = "org.apache.kafka.tools.LogDirsCommand"
 CONFIGS = "kafka.admin.ConfigCommand"
+TOPICS = "org.apache.kafka.tools.TopicCommand"
+OFFSETS = "org.apache.kafka.tools.GetOffsetShell"
+PRODUCER = "org.apache.kafka.tools.ConsoleProducer"
+CONSUMER = "org.apache.kafka.tools.consumer.ConsoleConsumer"
+PRINTED = (
+    "--property print.key=true --property print.headers=true --property print.offset=true",
+    "--property print.key=true --property key.separator=\\\\t --property null.literal=NIL",
+    "--property print.headers=true --property headers.separator=; --property print.value=false",
+    "--property print.timestamp=true --property print.partition=true --property line.separator=|",
+    "--consumer-property isolation.level=read_committed --property print.epoch=false --max-messages 2",
+)
 KEYS = [f"key-{n}" for n in range(40)]
 ADD = "cleanup.policy=[compact,delete],retention.ms=86400000,segment.ms=5"
 
@@ -98,3 +111,49 @@ def test_beside_a_broker(broker: Broker, sparklog: Sparklog, root: Path, tmp_pat
     ours = {row["name"]: row["value"] for row in json.loads(sparklog("configs", "describe", "orders", "--json").out)}
     theirs = dict(line.split()[0].split("=", 1) for line in described.splitlines() if "sensitive=" in line)
     assert ours == theirs
+
+
+def test_the_words_of_the_console_tools(broker: Broker, sparklog: Sparklog, root: Path, tmp_path: Path) -> None:
+    """What is produced with the same words are the same records, and what is consumed the same lines."""
+    file = tmp_path / "lines"
+    library.open(root, create=True)
+    for number, (words, lines, _) in enumerate(PRODUCED):
+        # The newer name came with 4.2.
+        topic = ("--topic", f"lines-{number}", *shlex.split(words.replace("--reader-", "--")))
+        broker.create(f"lines-{number}", 1)
+        broker.tool(PRODUCER, *topic, text=lines)
+        file.write_text(lines)
+        sparklog("produce", *topic, "--num-partitions", 1, "--file", file)
+        rows = [
+            [json.loads(line) for line in sparklog("consume", f"lines-{number}", "--root", place, "--json").lines]
+            for place in (broker.data, root)
+        ]
+        ours, theirs = ([(row["key"], row["value"], row["headers"]) for row in part] for part in rows)
+        assert ours == theirs, words
+    for words in PRINTED:
+        line = ("--topic", "lines-5", "--from-beginning", *shlex.split(words))
+        printed = broker.tool(CONSUMER, *line, "--timeout-ms", "3000")
+        assert sparklog("consume", *line, "--root", broker.data).out == printed, words
+        assert printed, words
+
+
+def test_patterns(broker: Broker, sparklog: Sparklog) -> None:
+    """Topics and partitions that patterns choose."""
+    root = ("--root", broker.data)
+    for line in (
+        "--list --topic or.*",
+        "--list --topic none.*",
+        "--list --topic o.*,kept --exclude-internal",
+        "--list --exclude-internal",
+    ):
+        assert sparklog("topics", *line.split(), *root).lines == broker.tool(TOPICS, *line.split()).split(), line
+    for line in (
+        "--topic or.*|kept",
+        "--topic orders --partitions 0,2",
+        "--topic-partitions or.*:1-,kept",
+        "--topic-partitions orders:-2",
+        "--topic-partitions orders:0-2,:0 --exclude-internal-topics",
+        "--topic-partitions kept: --time earliest-local",
+        "--exclude-internal-topics --time -4",
+    ):
+        assert sparklog("offsets", *line.split(), *root).out == broker.tool(OFFSETS, *line.split()), line

@@ -124,7 +124,7 @@ ONCE = "leave one out"
         ("compact --bootstrap-server a:1", f"--bootstrap-server: {NO_BROKER}"),
         ("consume orders -b a:1", f"-b: {NO_BROKER}"),
         ("mirror --bootstrap-server a:1", "give the cluster as kafka://HOST:PORT, to --from or to --to"),
-        ("topics --create --topic orders", " topics create (see "),
+        ("transactions --list", "--list is a command here: "),
         ("topics create a -p x", "expected a whole number of at least 1, found 'x'"),
         ("topics create a -p 0", "expected a whole number of at least 1, found '0'"),
         ("history orders --limit 0", "expected a whole number of at least 1, found '0'"),

@@ -18,7 +18,6 @@ from sparklog.cli.options import (
     IsolationOption,
     SourceOption,
     TopicOfFolder,
-    Topics,
     parse_time,
     whole_number,
 )
@@ -26,6 +25,7 @@ from sparklog.cli.parameters import Argument, Commands, Option
 from sparklog.cli.printing import Columns, LimitOption, Printer, Printing
 from sparklog.cli.record_values import Format, Formats
 from sparklog.cli.terminal import Output, print_lines, warn
+from sparklog.cli.topic_choice import PartitionChoice, TopicChoice
 from sparklog.errors import BadRequest, Fenced, NotFound
 from sparklog.output import write
 
@@ -46,14 +46,13 @@ TIMEOUT_HELP = "With --follow: end when nothing came for so long."
 
 
 @dataclass
-class ChosenRecords(Topics):
+class ChosenRecords(TopicChoice):
     """The topics to read, and which of their records."""
 
     topics: Annotated[
         list[str] | None,
         Argument(metavar="[TOPIC]...", help="Topics; may be left out where the folder holds only one."),
     ] = None
-    include: Annotated[str | None, Option(metavar="PATTERN", help="Topics that the regular expression matches.")] = None
     partition: Annotated[int | None, whole_number("--partition", "-p", text="Only this partition.")] = None
     key: Annotated[list[str] | None, Option("--key", "-k", help="Only records with this key; may be repeated.")] = None
     all_partitions: Annotated[bool, Option("--all-partitions", help="Look for --key in all of them.")] = False
@@ -66,22 +65,11 @@ class ChosenRecords(Topics):
 
     def topics_of(self, source: OpenFolder) -> list[str]:
         """Return the topics to read: those named, those that match, or the only one."""
-        names = self.names
-        if self.include is None:
-            for name in names or ():
-                if "%" in name:
-                    raise BadParameter(f"expected a topic, found {name!r}: -f is --follow, a format goes to --format")
-            return source.chosen(names) if names else [source.one_topic(None)]
-        if names:
-            raise BadParameter("give topics or --include, not both")
-        try:
-            pattern = re.compile(self.include.replace(",", "|"))
-        except re.error as error:
-            raise BadParameter(f"expected a regular expression, found {self.include!r}: {error}") from None
-        matching = [name for name in source.topics() if pattern.fullmatch(name)]
-        if not matching:
-            raise NotFound(f"no topic of {source.view.location} matches {self.include!r}: see `sparklog topics list`")
-        return matching
+        names, folder = self.names, self.of(source)
+        for name in names or ():
+            if "%" in name:
+                raise BadParameter(f"expected a topic, found {name!r}: -f is --follow, a format goes to --format")
+        return folder.chosen(names) if names or self.pattern is not None else [folder.one_topic(None)]
 
     def keys(self, formats: Formats) -> KeySet | None:
         """Return the keys of --key, which are given as `get` takes its key."""
@@ -319,7 +307,8 @@ def get(
 
 
 LATEST, EARLIEST, MAX_TIMESTAMP = -1, -2, -3
-TIMES = {"latest": LATEST, "earliest": EARLIEST, "max-timestamp": MAX_TIMESTAMP, "-1": -1, "-2": -2, "-3": -3}
+TIMES = {"latest": LATEST, "earliest": EARLIEST, "max-timestamp": MAX_TIMESTAMP, "earliest-local": EARLIEST}
+TIMES |= {"-1": LATEST, "-2": EARLIEST, "-3": MAX_TIMESTAMP, "-4": EARLIEST}
 
 
 def offsets_at(view: LogView, topic: str, time: int, isolation: str) -> dict[int, int]:
@@ -338,18 +327,11 @@ def offsets_at(view: LogView, topic: str, time: int, isolation: str) -> dict[int
     return {partition: answer.offset for partition, answer in answers.items() if answer is not None}
 
 
-@dataclass
-class TopicsByName(Topics):
-    """As for others, but that `-t` is `--time`, as for kafka-get-offsets."""
-
-    topic_option: Annotated[list[str] | None, Option("--topic", metavar="NAME", help="The same.")] = None
-
-
 @app.add("offsets", "sparklog offsets orders --root /data/log --time -2")
 def offsets(
     root: SourceOption,
     *,
-    topics: TopicsByName,
+    topics: PartitionChoice,
     time: Annotated[str, Option("--time", "-t", metavar="-1|-2|-3|MS", help="Which offset, see above.")] = "latest",
     isolation: Annotated[
         Isolation, Option("--isolation-level", help="read_committed: below the first open transaction.")
@@ -361,10 +343,12 @@ def offsets(
     the largest timestamp), or a time in milliseconds: the first record not older. Partitions without one are left out.
     """
     target = TIMES[time] if time in TIMES else parse_time(time, "--time")
-    source = open_source(root)
+    rules = topics.rules()
+    source = topics.of(open_source(root))
     names = source.refreshed(topics.names)
     answers = {name: offsets_at(source.view, name, target, isolation) for name in names}
     rows = [(name, *answer) for name in names for answer in answers[name].items()]
+    rows = [row for row in rows if not rules or any(rule.holds(*row[:2]) for rule in rules)]
     # By the text topic-partition, t-10 before t-2: as Kafka's tool does.
     rows.sort(key=lambda row: f"{row[0]}-{row[1]}")
     document = [dict(zip(("topic", "partition", "offset"), row, strict=True)) for row in rows]

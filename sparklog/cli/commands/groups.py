@@ -15,6 +15,7 @@ from sparklog.cli.options import (
     ExecuteOption,
     RootOption,
     SourceOption,
+    group_states,
     parse_time,
     required,
     whole_number,
@@ -57,11 +58,14 @@ class OneGroup:
     """The group of a command, as an argument or by --group."""
 
     group: Annotated[str | None, Argument(metavar="GROUP", help="Group, or --group NAME.")] = None
-    group_option: Annotated[str | None, Option("--group", "-g", metavar="NAME", help="The same.")] = None
+    group_option: Annotated[list[str] | None, Option("--group", "-g", metavar="NAME", help="The same.")] = None
 
     @property
     def name(self) -> str:
-        return required(self.group, self.group_option, "GROUP --group")
+        options = list(dict.fromkeys(self.group_option or ()))
+        if len(options) > 1:
+            raise BadParameter(f"expected one group, found {', '.join(options)}: run it for each")
+        return required(self.group, options[0] if options else None, "GROUP --group")
 
 
 @dataclass
@@ -85,13 +89,18 @@ class GroupNames:
 @app.add("list", "sparklog groups list --root /data/log")
 def list_(
     root: SourceOption,
-    state: Annotated[bool, Option("--state", help="Also the state of each group.")] = False,
+    state: Annotated[
+        str | None,
+        Option("--state", metavar="[STATE,...]", is_flag=False, flag_value="", help="Also their states; or of some."),
+    ] = None,
 ) -> Output:
     """List the groups, one per line. Works on a Kafka log directory, too."""
     groups = _open_groups(root)
     names = groups.names()
-    if state:
-        return _states(groups.descriptions(names, groups.failures), groups.failures)
+    if state is not None:
+        states = group_states(state)
+        described = groups.descriptions(names, groups.failures)
+        return _states([item for item in described if item.state.lower() in states], groups.failures)
     return Output(names, lambda: print_lines(names), groups.failures)
 
 

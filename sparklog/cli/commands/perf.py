@@ -14,7 +14,7 @@ from click import BadParameter
 from sparklog.cli.locations import open_root
 from sparklog.cli.options import RootOption, comma_separated, whole_number
 from sparklog.cli.parameters import Argument, Commands, Option
-from sparklog.cli.terminal import print_table, warn
+from sparklog.cli.terminal import NO_BROKER, print_table, warn
 
 if TYPE_CHECKING:
     from sparklog.log.topic.root import Root
@@ -162,6 +162,8 @@ def _properties(texts: Sequence[str]) -> dict[str, Any]:
     for text in texts:
         name, equals, value = text.partition("=")
         field = name.replace(".", "_").replace("-", "_")
+        if field == "bootstrap_servers":
+            raise BadParameter(f"{name}: {NO_BROKER}")
         if not equals or field not in numbers:
             raise BadParameter(f"expected NAME=VALUE with a name of {', '.join(sorted(numbers))}, found {text!r}")
         try:

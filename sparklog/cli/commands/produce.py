@@ -46,6 +46,12 @@ class Lines:
     ] = None
     headers: Annotated[bool, Option("--headers", help="A line begins with name:value,name:value and a tab.")] = False
     null_marker: Annotated[str | None, Option(help="A key or value that is just this is null (a tombstone).")] = None
+    headers_delimiter: Annotated[str, Option(help="After the headers of a line.", show_default="a tab")] = "\t"
+    headers_separator: Annotated[str, Option(help="Between two headers.")] = ","
+    headers_key_separator: Annotated[str, Option(help="Between a header's name and its value.")] = ":"
+    ignore_error: Annotated[bool, Option("--ignore-error", help="Of a line without a separator all is the value.")] = (
+        False
+    )
 
     def parser(self, formats: Formats) -> Callable[[bytes, int], pa.RecordBatch]:
         """Return what makes records of a run of lines, of which the second argument is the number of the first."""
@@ -53,16 +59,18 @@ class Lines:
 
         if self.as_json and (self.key_separator is not None or self.headers or self.null_marker is not None):
             raise BadParameter("--json lines name their parts: leave out --key-separator, --headers, --null-marker")
-        if self.key_separator == "":
-            raise BadParameter("expected at least one character", param_hint="'--key-separator'")
+        separators = ("key_separator", "headers_delimiter", "headers_separator", "headers_key_separator")
+        texts = {name: getattr(self, name) for name in (*separators, "null_marker")}
+        for name in separators:
+            if texts[name] == "":
+                raise BadParameter("expected at least one character", param_hint=f"'--{name.replace('_', '-')}'")
         if formats.key_format is not None and not self.as_json and self.key_separator is None:
             raise BadParameter("lines have no keys: give --key-separator, or --json", param_hint="'--key-format'")
-        texts = (self.key_separator, self.null_marker)
-        separator, null = (None if text is None else unescaped(text) for text in texts)
         values = formats.values()
         if self.as_json:
             return lambda run, line: parse_json(run, line, values)
-        lines = LineFormat(separator, self.headers, null)
+        parts = {name: unescaped(text) for name, text in texts.items() if text is not None}
+        lines = LineFormat(headers=self.headers, ignore_error=self.ignore_error, **parts)
 
         def parse(run: bytes, line: int) -> pa.RecordBatch:
             records = lines.parse(run, line)

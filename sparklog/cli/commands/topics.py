@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 from sparklog.cli.locations import open_root, open_source
@@ -12,12 +12,12 @@ from sparklog.cli.options import (
     RootOption,
     SourceOption,
     TopicOrPattern,
-    Topics,
     parse_configs,
     whole_number,
 )
 from sparklog.cli.parameters import Commands, Option
 from sparklog.cli.terminal import Output, print_lines, print_table, printable, warn
+from sparklog.cli.topic_choice import TopicChoice
 from sparklog.errors import NotFound, SparklogError
 
 if TYPE_CHECKING:
@@ -95,10 +95,11 @@ def _say_where_copies_are(replication_factor: int | None, root: str) -> None:
 
 
 @app.add("list", "sparklog topics list --root /data/log")
-def list_(root: SourceOption) -> Output:
+def list_(root: SourceOption, *, topics: TopicChoice) -> Output:
     """List the topics, one per line."""
-    source = open_source(root)
-    names = source.topics()
+    source = topics.of(open_source(root), may_be_none=True)
+    chosen = topics.names
+    names = [name for name in source.topics() if chosen is None or name in chosen]
     return Output(names, lambda: print_lines(names), source.failures)
 
 
@@ -106,14 +107,20 @@ def list_(root: SourceOption) -> Output:
 def describe(
     root: SourceOption,
     *,
-    topics: Topics,
+    topics: TopicChoice,
+    topics_with_overrides: Annotated[
+        bool, Option("--topics-with-overrides", help="Only topics with configs that were set, and these.")
+    ] = False,
+    if_exists: Annotated[bool, Option("--if-exists", help="Leave out a topic that there is not.")] = False,
 ) -> Output:
     """Show id, configs and, for each partition, offsets and size."""
-    source = open_source(root)
-    opened = source.root
-    rows = source.each(
-        topics.names, lambda name: _kafka(source.view, name) if opened is None else _of_root(opened, name)
-    )
+    source = topics.of(open_source(root), may_be_none=if_exists)
+    opened, names = source.root, topics.names
+    if if_exists and names is not None:
+        source, names = replace(source, accepts=names.__contains__), None
+    rows = source.each(names, lambda name: _kafka(source.view, name) if opened is None else _of_root(opened, name))
+    if topics_with_overrides:
+        rows = [replace(row, partitions=[]) for row in rows if row.configs]
     return Output(rows, lambda: _show(rows), source.failures)
 
 
@@ -160,6 +167,8 @@ def _show(rows: list[TopicRow]) -> None:
         print(f"Topic: {name}\tTopicId: {row.topic_id}\tPartitionCount: {count}\tConfigs: {configs}")
         if row.kafka_topic_id:
             print(f"Imported from Kafka's topic with id {row.kafka_topic_id}")
+        if not row.partitions:
+            continue
         headings = ("PARTITION", "LOG-START", "LAST-STABLE", "LOG-END", "BYTES")
         parts = [
             (part.partition, part.log_start, part.last_stable, part.log_end, part.bytes) for part in row.partitions
@@ -176,12 +185,15 @@ def alter(
     *,
     topic: OneTopic,
     replication_factor: ReplicationOption = None,
+    if_exists: Annotated[bool, Option("--if-exists", help="Succeed if there is no such topic.")] = False,
 ) -> Output:
     """Add partitions. Configs are altered by `sparklog configs alter`, as in Kafka by kafka-configs."""
     _say_where_copies_are(replication_factor, root)
-    name = topic.name
-    open_root(root).topic(name).alter(partitions=partitions)
+    log, name = open_root(root), topic.name
     shown = printable(name)
+    if if_exists and not _exists(log, name):
+        return Output.of_lines({"topic": name, "partitions": None}, f"There is no topic {shown}.")
+    log.topic(name).alter(partitions=partitions)
     warn(f"keys of topic {shown} map to other partitions from now on: the order of a key's records ends here")
     return Output.of_lines({"topic": name, "partitions": partitions}, f"Altered topic {name}.")
 

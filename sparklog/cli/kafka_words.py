@@ -1,0 +1,253 @@
+"""The words of Kafka's tools that are not words here, and the answer to each; `kafka_lines` reads command lines by it.
+
+An option that a command has under Kafka's name needs no answer. `docs/reference/kafka-words.md` is made of this table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sparklog.cli.terminal import NO_BROKER
+
+TOOLS = {
+    "kafka-topics": "topics",
+    "kafka-configs": "configs",
+    "kafka-console-consumer": "consume",
+    "kafka-console-producer": "produce",
+    "kafka-consumer-groups": "groups",
+    "kafka-get-offsets": "offsets",
+    "kafka-delete-records": "delete-records",
+    "kafka-log-dirs": "log-dirs",
+    "kafka-dump-log": "dump-log",
+    "kafka-transactions": "transactions",
+    "kafka-producer-perf-test": "perf produce",
+    "kafka-consumer-perf-test": "perf consume",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaAnswer:
+    """The answer to an option or a property of Kafka's.
+
+    `words` take its place: VALUE is its value, TEXT likewise where an option takes escapes, which Kafka's do not. A
+    mapping has the words for each value. None: there is none, and `why` is what an error says. `why` of words that are
+    empty: a note that it changes nothing. `value`: False for a flag, a text for what is meant where none follows.
+    """
+
+    words: str | Mapping[str, str] | None
+    why: str = ""
+    value: bool | str = True
+
+
+def _none(why: str) -> KafkaAnswer:
+    return KafkaAnswer(None, why)
+
+
+def _unused(why: str, value: bool = True) -> KafkaAnswer:
+    return KafkaAnswer("", why, value)
+
+
+def _all(names: str, answer: KafkaAnswer) -> dict[str, KafkaAnswer]:
+    return dict.fromkeys(names.split(), answer)
+
+
+def _texts(names: str) -> dict[str, KafkaAnswer]:
+    return {name: KafkaAnswer(f"--{name.replace('.', '-')} TEXT") for name in names.split()}
+
+
+def _flag(option: str) -> KafkaAnswer:
+    return KafkaAnswer({"true": option, "false": ""}, "expected true or false")
+
+
+def _classes(part: str, last: str, why: str) -> KafkaAnswer:
+    names = ("Short", "Integer", "Long", "Float", "Double")
+    words = {name: f"--{part}-format {name.lower()}" for name in names} | {"String": "", "ByteArray": ""}
+    return KafkaAnswer(
+        {f"org.apache.kafka.common.serialization.{name}{last}": item for name, item in words.items()}, why
+    )
+
+
+CLIENT = _none("no client connects to a broker: leave it out; a bucket's settings are in its URL or the environment")
+REPLICAS = _none("no replicas are kept here, so none falls behind; `sparklog verify` reads every byte")
+QUOTAS = _none("topics alone have configs: there are no quotas, users or clients here")
+MEMORY = _unused("a run of lines is appended as soon as it is read, or after --linger-ms")
+RETRIES = _unused("requests are tried again by the rules of the store")
+ACKS = _unused("what is appended is durable, as with acks=all")
+SOCKET = _unused("no broker is asked")
+SYSTEST = _unused("it is for Kafka's own tests", value=False)
+METRICS = _unused("no client has metrics here", value=False)
+FORMATS = "--{}-format has string, short, integer, long, float, double, json, hex, base64 and avro"
+KEY_CLASS, VALUE_CLASS = (_classes(part, "Deserializer", FORMATS.format(part)) for part in ("key", "value"))
+ONE_GROUP = _none("one group at a time; `sparklog groups list` has their names")
+INSTEAD = "give what it sets as options: "
+
+COMMON = {
+    "--version": _none("`sparklog --version` has it"),
+    "--command-config": CLIENT,
+}
+ACTIONS: Mapping[str, Mapping[str, KafkaAnswer]] = {
+    "topics": {f"--{name}": KafkaAnswer(name) for name in ("list", "create", "describe", "alter", "delete")},
+    "configs": {f"--{name}": KafkaAnswer(name) for name in ("describe", "alter")},
+    "groups": {
+        **{f"--{name}": KafkaAnswer(name) for name in ("list", "describe", "delete", "delete-offsets")},
+        "--reset-offsets": KafkaAnswer("reset"),
+        "--validate-regex": _none(
+            "patterns are Python's here, not RE2's; `sparklog consume --include REGEX` reads one"
+        ),
+    },
+    "transactions": {
+        "forceTerminateTransaction": KafkaAnswer("abort"),
+        "find-hanging": KafkaAnswer("list --open"),
+        "describe-producers": _none("`sparklog transactions list --open` has what holds back a topic"),
+    },
+}
+"""Words of a tool that say what it does, and the commands that do it here."""
+WORDS: Mapping[str, Mapping[str, KafkaAnswer]] = {
+    "topics": {
+        **_all("--at-min-isr-partitions --unavailable-partitions --under-min-isr-partitions", REPLICAS),
+        "--under-replicated-partitions": REPLICAS,
+        "--delete-config": _none("`sparklog configs alter TOPIC --delete-config NAME` does it"),
+        "--partition-size-limit-per-response": _unused("all partitions are shown"),
+        "--replica-assignment": _none("a partition is on no machine; give --partitions"),
+        "--topic-id": _none("topics are described by name; `sparklog topics describe` shows the ids of all"),
+    },
+    "configs": {
+        **_all("--broker --broker-defaults --broker-logger --entity-default --group --ip --ip-defaults", QUOTAS),
+        **_all("--client --client-defaults --client-metrics --user --user-defaults", QUOTAS),
+        "--entity-name": KafkaAnswer("--topic VALUE"),
+        "--entity-type": KafkaAnswer({"topics": ""}, QUOTAS.why),
+    },
+    "consume": {
+        "--consumer.config": _none(f"{INSTEAD}--group, --isolation-level, --from-beginning"),
+        "--enable-systest-events": SYSTEST,
+        "--formatter": KafkaAnswer(
+            {"org.apache.kafka.tools.consumer.DefaultMessageFormatter": ""},
+            "--format takes a text, --json prints all columns; `sparklog dump-log` decodes Kafka's internal topics",
+        ),
+        "--formatter-config": _none(f"{INSTEAD}--property NAME=VALUE"),
+        "--key-deserializer": KEY_CLASS,
+        "--skip-message-on-error": _none("--corrupt-records skip leaves out what is damaged in a Kafka directory"),
+        "--value-deserializer": VALUE_CLASS,
+        "--whitelist": KafkaAnswer("--include VALUE"),
+    },
+    "produce": {
+        **_all("--batch-size --max-block-ms --max-memory-bytes --max-partition-memory-bytes", MEMORY),
+        **_all("--message-send-max-retries --retry-backoff-ms", RETRIES),
+        **_all("--metadata-expiry-ms --request-timeout-ms --socket-buffer-size", SOCKET),
+        "--compression-codec": KafkaAnswer("--compression VALUE", value="gzip"),
+        "--line-reader": KafkaAnswer(
+            {"org.apache.kafka.tools.LineMessageReader": ""},
+            "lines are text, or --json",
+        ),
+        "--producer.config": _none(f"{INSTEAD}--compression, --linger-ms"),
+        "--reader-config": _none(f"{INSTEAD}--property NAME=VALUE"),
+        "--request-required-acks": ACKS,
+        "--sync": KafkaAnswer("--linger-ms 0", value=False),
+        "--timeout": KafkaAnswer("--linger-ms VALUE"),
+    },
+    "groups": {
+        "--offsets": KafkaAnswer("", value=False),
+        "--timeout": _unused("no coordinator is waited for"),
+        "--type": _none("groups have one type here; --state has what they do"),
+    },
+    **{f"groups {name}": {"--all-groups": ONE_GROUP} for name in ("delete", "delete-offsets", "reset")},
+    **{name: {} for name in ("offsets", "delete-records", "dump-log")},
+    "log-dirs": {"--describe": KafkaAnswer("", value=False)},
+    "transactions": {
+        "--duration-filter": _none("`sparklog transactions list --open` has those that hold back a topic"),
+        "--transactional-id": KafkaAnswer("VALUE"),
+        "--transactional-id-pattern": _none("all are listed: choose among the lines"),
+        "--transactionalId": KafkaAnswer("VALUE"),
+    },
+    "transactions list": {
+        **_all("--broker-id --partition --topic", _unused("all topics are looked at")),
+        "--max-transaction-timeout": _unused("what its timeout has ended holds back nothing"),
+    },
+    "transactions abort": _all(
+        "--topic --partition --start-offset --producer-id --producer-epoch --coordinator-epoch",
+        _none("a transaction is aborted by its id: `sparklog transactions abort ID`; `list --open` has the ids"),
+    ),
+    "perf produce": {
+        "--command-property": KafkaAnswer("--producer-props VALUE"),
+        "--print-metrics": METRICS,
+        "--producer.config": _none(f"{INSTEAD}--producer-props NAME=VALUE"),
+    },
+    "perf consume": {
+        "--consumer.config": _none("a run has no properties: leave it out"),
+        "--date-format": _none("times are printed as Kafka's default does: leave it out"),
+        **_all("--fetch-size --socket-buffer-size", SOCKET),
+        "--num-records": KafkaAnswer("--messages VALUE"),
+        "--print-metrics": METRICS,
+    },
+}
+"""Command (or its first word) -> option -> answer. `COMMON` is for all of them."""
+
+FORMATTER = {
+    **{f"print.{name}": _flag(f"--print-{name}") for name in ("timestamp", "partition", "offset", "headers", "key")},
+    "print.value": KafkaAnswer({"true": "", "false": "--no-print-value"}, "expected true or false"),
+    "print.epoch": KafkaAnswer({"false": ""}, "`sparklog dump-log` shows the epochs of leaders"),
+    **_texts("key.separator line.separator headers.separator null.literal"),
+    "key.deserializer": KEY_CLASS,
+    "value.deserializer": VALUE_CLASS,
+}
+READER = {
+    "parse.key": KafkaAnswer({"true": "", "false": ""}, "expected true or false"),
+    "parse.headers": _flag("--headers"),
+    **_texts("key.separator headers.delimiter headers.separator headers.key.separator null.marker"),
+    "ignore.error": _flag("--ignore-error"),
+}
+_CLIENTS = {
+    "bootstrap.servers": _none(NO_BROKER),
+    **_all("security. sasl. ssl.", CLIENT),
+    **_all("client. connections. metadata. metric. metrics. receive. reconnect. request. send.", SOCKET),
+    "retry.": RETRIES,
+}
+CONSUMER = {
+    "group.id": KafkaAnswer("--group VALUE"),
+    "isolation.level": KafkaAnswer("--isolation-level VALUE"),
+    "auto.offset.reset": KafkaAnswer(
+        {"earliest": "--from-beginning", "latest": "--follow"}, "expected earliest, or latest, which is --follow here"
+    ),
+    "enable.auto.commit": KafkaAnswer(
+        {"true": ""}, "with --group what was printed is committed, without it nothing is"
+    ),
+    **_all("fetch. heartbeat. max.partition. max.poll. session.", SOCKET),
+    **_CLIENTS,
+}
+PRODUCER = {
+    "acks": ACKS,
+    "linger.ms": KafkaAnswer("--linger-ms VALUE"),
+    "compression.type": KafkaAnswer("--compression VALUE"),
+    "enable.idempotence": _unused("no retry appends a record twice"),
+    "transactional.id": _none("`sparklog perf produce` and `sparklog.transactional` in Python write transactions"),
+    **_all("batch. buffer. max.block. max.request.", MEMORY),
+    **_all("delivery. max.in.flight. retries", RETRIES),
+    **_CLIENTS,
+}
+PROPERTIES: Mapping[str, Mapping[str, Mapping[str, KafkaAnswer]]] = {
+    "consume": dict.fromkeys(("--property", "--formatter-property"), FORMATTER)
+    | dict.fromkeys(("--consumer-property", "--command-property"), CONSUMER),
+    "produce": dict.fromkeys(("--property", "--reader-property"), READER)
+    | dict.fromkeys(("--producer-property", "--command-property"), PRODUCER),
+}
+"""Command -> option -> property -> answer; a name that ends in a dot is for all that begin so."""
+
+KCAT_MODES = {"-C": "consume", "-P": "produce", "-L": "topics describe", "-Q": "offsets", "-G": "consume"}
+_UNUSED = ("-d:", "-m:", "-E", "-F:", "-X:", "-q", "-u", "-v")
+_KCAT = {"-b:": "--root PATH", "-t:": "--topic VALUE", **dict.fromkeys(_UNUSED, "")}
+_RECORDS = _KCAT | {"-p:": "--partition VALUE"}
+KCAT: Mapping[str, Mapping[str, str]] = {
+    "consume": _RECORDS | {
+        "-c:": "--max-messages VALUE", "-f:": "--format VALUE", "-J": "--json", "-G:": "--group VALUE",
+        "-K:": "--print-key --key-separator VALUE", "-D:": "--line-separator VALUE", "-Z": "--null-literal NULL",
+        "-o:": "", "-e": "",
+    },
+    "produce": _RECORDS | {
+        "-K:": "--key-separator VALUE", "-Z": "--null-marker VALUE", "-z:": "--compression VALUE", "-l": "",
+    },
+    "topics describe": _KCAT | {"-J": "--json"},
+    "offsets": _KCAT | {"-t:": "--topic-partitions VALUE"},
+}  # fmt: skip
+"""Command -> option of kcat (a colon: it takes a value) -> words; `kafka_lines` reads -o, -e, -s and a time."""
+KCAT_NUMBERS = {"h": "short", "i": "integer", "q": "long"}
