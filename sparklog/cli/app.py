@@ -14,7 +14,7 @@ import sys
 from importlib import import_module
 from typing import Any, NoReturn
 
-from click import Abort, Command, Context, UsageError, version_option
+from click import Abort, Command, Context, HelpFormatter, UsageError, version_option
 from click.exceptions import Exit
 
 from sparklog.cli.parameters import Commands
@@ -22,8 +22,10 @@ from sparklog.cli.terminal import (
     EXIT_ERROR,
     EXIT_INTERRUPTED,
     EXIT_OK,
-    WarningLines,
+    LIBRARY,
     leave_for_usage,
+    log_from,
+    trace,
     warn,
 )
 from sparklog.errors import SparklogError, Unavailable
@@ -49,8 +51,18 @@ HOMES = {
     "groups": "groups",
     "perf": "perf",
 }
-"""Modules of `sparklog.cli.commands`, and the commands in them, as help lists them."""
+"""Modules of `sparklog.cli.commands`, and the commands in them."""
 HOME = {name: module for module, names in HOMES.items() for name in names.split()}
+SECTIONS = {
+    "Topics and records": "topics configs produce consume get table offsets delete-records",
+    "Groups and transactions": "groups transactions",
+    "Maintenance": "compact retain jobs conf",
+    "Copies": "import export backup restore clone repartition",
+    "Looking and mending": "history log-dirs dump-log report metrics verify repair doctor",
+    "Servers and tests": "serve perf",
+    "Jobs on Spark": "stream mirror to-delta from-delta",
+}
+"""Commands by what they are for, as help lists them."""
 READING = (
     *("configs docs", "conf", "consume", "doctor", "dump-log", "get", "groups list", "groups describe", "history"),
     "jobs",
@@ -77,7 +89,16 @@ class SparklogGroup(Commands):
     after_interrupt = COMMITTED
 
     def list_commands(self, ctx: Context) -> list[str]:
-        return list(HOME)
+        return [name for names in SECTIONS.values() for name in names.split()]
+
+    def format_commands(self, ctx: Context, formatter: HelpFormatter) -> None:
+        width = max(map(len, HOME))
+        for heading, names in SECTIONS.items():
+            commands = [(name, self.get_command(ctx, name)) for name in names.split()]
+            room = formatter.width - width - 6
+            rows = [(f"{name:{width}}", command.get_short_help_str(room)) for name, command in commands if command]
+            with formatter.section(heading):
+                formatter.write_dl(rows)
 
     def get_command(self, ctx: Context, cmd_name: str) -> Command | None:
         """Import the module of a command; for an unknown name all, among which click looks for a near one."""
@@ -101,24 +122,28 @@ class SparklogGroup(Commands):
         if isinstance(sys.stdout, io.TextIOWrapper):
             # Names may hold what the terminal's encoding has not.
             sys.stdout.reconfigure(errors="backslashreplace")
-        library = logging.getLogger("sparklog")
-        if not library.handlers:
-            library.addHandler(WarningLines())
+        level = LIBRARY.level
+        log_from(logging.WARNING)
         # Commands name the topics that they make themselves.
         roots = logging.getLogger("sparklog.created.root")
-        level = roots.level
+        roots_level = roots.level
         roots.setLevel(logging.INFO)
         try:
             code = super().main(**{**kwargs, "args": words, "standalone_mode": False})
         except SparklogError as error:
+            trace()
             warn(f"{error} [{error.code}]")
             sys.exit(EXIT_ERROR)
         except OSError as error:
             # Of files outside the store: a broker's segments, what is written next to a root, a full disk.
+            trace()
             file = f"{error.filename}: " if error.filename else ""
             warn(f"{file}{error.strerror or error} [{Unavailable.code}]")
             sys.exit(EXIT_ERROR)
         except UsageError as error:
+            if "_SPARKLOG_COMPLETE" in os.environ:
+                # A shell asks for names, and would show the line between its prompts.
+                sys.exit(EXIT_OK)
             leave_for_usage(error)
         except Exit as leave:
             sys.exit(leave.exit_code)
@@ -126,7 +151,8 @@ class SparklogGroup(Commands):
             warn("interrupted; nothing was changed")
             sys.exit(EXIT_INTERRUPTED)
         finally:
-            roots.setLevel(level)
+            roots.setLevel(roots_level)
+            LIBRARY.setLevel(level)
         sys.exit(code if isinstance(code, int) else EXIT_OK)
 
     def invoke(self, ctx: Any) -> Any:

@@ -70,7 +70,7 @@ def _classes(part: str, last: str, why: str) -> KafkaAnswer:
 
 CLIENT = _none("no client connects to a broker: leave it out; a bucket's settings are in its URL or the environment")
 REPLICAS = _none("no replicas are kept here, so none falls behind; `sparklog verify` reads every byte")
-QUOTAS = _none("topics alone have configs: there are no quotas, users or clients here")
+QUOTAS = _none("topics and the root alone have configs: there are no quotas, users or clients here")
 MEMORY = _unused("a run of lines is appended as soon as it is read, or after --linger-ms")
 RETRIES = _unused("requests are tried again by the rules of the store")
 ACKS = _unused("what is appended is durable, as with acks=all")
@@ -113,10 +113,12 @@ WORDS: Mapping[str, Mapping[str, KafkaAnswer]] = {
         "--topic-id": _none("topics are described by name; `sparklog topics describe` shows the ids of all"),
     },
     "configs": {
-        **_all("--broker --broker-defaults --broker-logger --entity-default --group --ip --ip-defaults", QUOTAS),
+        **_all("--broker --broker-logger --group --ip --ip-defaults", QUOTAS),
         **_all("--client --client-defaults --client-metrics --user --user-defaults", QUOTAS),
+        "--broker-defaults": KafkaAnswer("--root-defaults", value=False),
+        "--entity-default": KafkaAnswer("", value=False),
         "--entity-name": KafkaAnswer("--topic VALUE"),
-        "--entity-type": KafkaAnswer({"topics": ""}, QUOTAS.why),
+        "--entity-type": KafkaAnswer({"topics": "", "brokers": "--root-defaults"}, QUOTAS.why),
     },
     "consume": {
         "--consumer.config": _none(f"{INSTEAD}--group, --isolation-level, --from-beginning"),

@@ -9,6 +9,7 @@ a default must be given. A parameter that is a data class stands for its fields:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import is_dataclass
 from functools import cached_property
@@ -18,7 +19,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import click
 
-from sparklog.cli.terminal import Output
+from sparklog.cli.completion import COMPLETERS
+from sparklog.cli.terminal import Output, log_from
 from sparklog.cli.user_settings import user_settings
 
 SHORT_HELP = {"help_option_names": ["-h", "--help"]}
@@ -50,6 +52,7 @@ class Option:
         elif get_origin(item) is Literal:
             item = click.Choice(get_args(item))
         settings["type"] = self.parser or item
+        settings["shell_complete"] = COMPLETERS.get(name)
         is_required = default is Parameter.empty
         if get_origin(_one(kind)) is list:
             settings["callback"] = lambda context, parameter, value: list(value) or (None if default is None else [])
@@ -90,6 +93,10 @@ JsonOption = Annotated[bool, Option("--json", help="Print JSON, for scripts.")]
 OutputOption = Annotated[
     Literal["table", "json", "csv"], Option("--output", envvar="SPARKLOG_OUTPUT", help="The form of what is printed.")
 ]
+LOGGING = (
+    ("-v", logging.INFO, "Print what sparklog logs on stderr, such as tries that are made again."),
+    ("--debug", logging.DEBUG, "As -v, with each request to the store, and where an error was raised."),
+)
 
 
 class FunctionCommand(click.Command):
@@ -112,6 +119,7 @@ class FunctionCommand(click.Command):
             if self._declared.return_annotation is Output:
                 self.params.append(_parameter("output", OutputOption, "table"))
                 self.params.append(_parameter("as_json", JsonOption, False))
+            self.params.extend(_logging_options())
         return super().get_params(ctx)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -142,6 +150,16 @@ class FunctionCommand(click.Command):
         if not isinstance(result, Output):
             return result
         return result.show("json" if values["as_json"] else values["output"])
+
+
+def _logging_options() -> Iterator[click.Parameter]:
+    for name, level, text in LOGGING:
+
+        def log(context: click.Context, parameter: click.Parameter, value: bool, level: int = level) -> None:
+            if value and not context.resilient_parsing:
+                log_from(level)
+
+        yield click.Option([name], is_flag=True, expose_value=False, callback=log, help=text)
 
 
 def _signature(function: Any) -> Signature:

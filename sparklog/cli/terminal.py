@@ -75,11 +75,30 @@ def warn_and_leave(failures: Sequence[SparklogError]) -> None:
         raise Exit(EXIT_ERROR)
 
 
-class WarningLines(logging.Handler):
-    """Prints warnings of the library on stderr."""
+LIBRARY = logging.getLogger("sparklog")
+
+
+class LogLines(logging.Handler):
+    """Prints what the library logs on stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
         warn(record.getMessage())
+
+
+def log_from(level: int) -> None:
+    """Print what the library logs from this level on; at DEBUG also requests to stores, and where errors come from."""
+    if not LIBRARY.handlers:
+        LIBRARY.addHandler(LogLines())
+    # Of `-v` and `--debug` together the second counts.
+    LIBRARY.setLevel(min(level, LIBRARY.level or level))
+
+
+def trace() -> None:
+    """Print where the error that is handled was raised, with `--debug`."""
+    if LIBRARY.level == logging.DEBUG:
+        from traceback import print_exc
+
+        print_exc()
 
 
 def print_lines(names: Iterable[object]) -> None:
@@ -122,13 +141,17 @@ def _cell(cell: object) -> object:
 
 @dataclass(frozen=True)
 class Output:
-    """The output of a command: a document for JSON and CSV, else a text to print; `after` both: warnings."""
+    """The output of a command: a document for JSON and CSV, else a text to print; `after` both: warnings.
+
+    `rows`: of CSV, where the document has more than these.
+    """
 
     document: object
     text: Callable[[], object]
     failures: Sequence[SparklogError] = ()
     code: int = EXIT_OK
     after: Callable[[], object] | None = None
+    rows: object = None
 
     @classmethod
     def of_lines(
@@ -140,7 +163,7 @@ class Output:
         if form == "json":
             print_json(self.document)
         elif form == "csv":
-            print_csv(self.document)
+            print_csv(self.document if self.rows is None else self.rows)
         else:
             self.text()
         if self.after is not None:

@@ -30,12 +30,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from crc32c import crc32c
 
 from sparklog.compaction.producer_state import BatchJudge, PartitionProducers, Verdicts, aborted_batches
 from sparklog.compaction.segment_writer import SegmentWriter
 from sparklog.errors import BadRequest, Conflict, Corrupt
 from sparklog.format.batch_scan import check_crcs, check_headers
+from sparklog.format.crc32c import crc32c
 from sparklog.format.filter_batches import Filtered, filter_batches
 from sparklog.format.key_hash import HashKey, key_hashes
 from sparklog.format.offset_map import Int64s, OffsetMap

@@ -19,12 +19,12 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from crc32c import crc32c
 
 from sparklog.compaction.seal_work import check_offsets, patch_batches, scan_slices
 from sparklog.compaction.segment_writer import WrittenObjects
 from sparklog.errors import Conflict, Corrupt
 from sparklog.format.append_file import WrittenSlice, build_index
+from sparklog.format.crc32c import crc32c
 from sparklog.format.key_filter import FilterBuilder, KeyFilter, encode_filters
 from sparklog.format.record_batch import BatchHeaders
 from sparklog.format.transaction_index import AbortedTransactions, concatenate

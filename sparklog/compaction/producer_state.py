@@ -25,13 +25,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-from crc32c import crc32c
 
 from sparklog.errors import Corrupt, NotFound
 from sparklog.format import transaction_index
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.control import ABORT, COMMIT, control_types, coordinator_epochs
 from sparklog.format.coordinators.producer_snapshot import ProducerEntry
+from sparklog.format.crc32c import crc32c
 from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders
 from sparklog.format.transaction_index import AbortedTransactions, AbortMarker, agrees, unite
 from sparklog.format.window import Window

@@ -20,12 +20,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-import crc32c
 import numpy as np
 import numpy.typing as npt
 
 from sparklog.errors import BadRequest, SparklogError
-from sparklog.format import transaction_index
+from sparklog.format import crc32c, transaction_index
 from sparklog.format.append_file import WrittenSlice
 from sparklog.format.batch_scan import MAX_OFFSET
 from sparklog.format.checksums import SUFFIXES, index_crc

@@ -49,10 +49,10 @@ from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
-from crc32c import crc32c
 
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.format import transaction_index
+from sparklog.format.crc32c import crc32c
 from sparklog.format.record_batch import Int64Array
 from sparklog.format.slice_columns import FOOTER_FIELDS, WRITTEN
 from sparklog.format.transaction_index import AbortedTransactions

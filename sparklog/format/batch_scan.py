@@ -11,10 +11,10 @@ import struct
 from dataclasses import replace
 from typing import Any
 
-import crc32c
 import numpy as np
 
 from sparklog.errors import Corrupt
+from sparklog.format import crc32c
 from sparklog.format.legacy import old_messages
 from sparklog.format.record_batch import (
     CODECS,

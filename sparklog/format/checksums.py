@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from crc32c import crc32c
+from sparklog.format.crc32c import crc32c
 
 SUFFIXES = ("index", "timeindex", "txnindex")
 """Suffixes of the index files, in the order of their checksum."""

@@ -16,12 +16,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import crc32c
 import numpy as np
 import numpy.typing as npt
 
 from sparklog.errors import BadRequest
-from sparklog.format import compression
+from sparklog.format import compression, crc32c
 from sparklog.format.arrow_input import Column, KernelColumns
 from sparklog.format.kernels import encode_kernels as kernels
 from sparklog.format.kernels.hash_kernels import join_crcs

@@ -25,11 +25,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import crc32c
 import numpy as np
 
 from sparklog.errors import BadRequest
-from sparklog.format import compression
+from sparklog.format import compression, crc32c
 from sparklog.format.batch_scan import MAX_OFFSET, MIN_LEGACY_BYTES
 from sparklog.format.kernels import record_kernels as kernels
 from sparklog.format.kernels.hash_kernels import change_crcs

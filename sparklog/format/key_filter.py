@@ -29,9 +29,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from crc32c import crc32c
 
 from sparklog.errors import BadRequest, Corrupt
+from sparklog.format.crc32c import crc32c
 from sparklog.format.kernels.hash_kernels import SALTS, add_to_filter
 from sparklog.format.key_hash import HashKey, key_hashes
 from sparklog.format.payloads import payload_groups, record_fields

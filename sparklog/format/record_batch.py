@@ -30,11 +30,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeAlias
 
-import crc32c
 import numpy as np
 import numpy.typing as npt
 
 from sparklog.errors import BadRequest, Corrupt
+from sparklog.format import crc32c
 
 BytesLike: TypeAlias = Any
 """Anything with a contiguous buffer of bytes: bytes, memoryview, uint8 array, pyarrow.Buffer, mmap."""

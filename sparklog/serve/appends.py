@@ -17,10 +17,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
-from crc32c import crc32c
 
 from sparklog.errors import SparklogError, Unavailable
 from sparklog.format.append_file import WrittenSlice, build_index
+from sparklog.format.crc32c import crc32c
 from sparklog.log.journal.names import append_path
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.writer_runs import KafkaWriterKey, SequenceConflict

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from crc32c import crc32c
 
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.format.batch_scan import crc_failures, scan_headers
+from sparklog.format.crc32c import crc32c
 from sparklog.format.payloads import payloads, record_fields
 from sparklog.format.record_batch import (
     CODECS,

@@ -93,12 +93,13 @@ def open_served(location: Location, *, create: bool = False, backup: int | None 
     `create`: make a new root where there is nothing. `backup`: the number of one, in a place of backups.
     """
     if location.kind in (ROOT, TOPIC) or (create and location.kind == NOTHING):
-        from sparklog.log.topic.backup_store import one_backup
         from sparklog.log.topic.root import RootView, open_root
 
         if backup is None:
             root = open_log(location, create=create)
         else:
+            from sparklog.log.topic.backup_store import one_backup
+
             root = open_root(one_backup(open_store(location.root), backup))
         return ServedLog(RootView(root), root, location.topic)
     return ServedLog(open_view(location, tailing=True), None, location.topic)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 from sparklog.errors import BadRequest
@@ -12,15 +13,24 @@ from sparklog.storage.store import ObjectInfo, ObjectWriter, Store
 
 __all__ = ["LocalStore", "ObjectInfo", "ObjectWriter", "Store", "local_path", "open_store", "refuse_scheme"]
 
+_REQUESTS = logging.getLogger("sparklog.requests")
+
 
 def open_store(location: str | os.PathLike[str]) -> Store:
     """Return the store of a location (`sparklog.storage.locations`), which need not exist yet.
 
-    `BadRequest` if the location is a file or names no store.
+    It logs its requests where `sparklog.requests` is at DEBUG now. `BadRequest` if the location is a file or names no
+    store.
     """
-    if is_url(location):
-        return _store_of_url(os.fspath(location))
-    path = local_path(location)
+    store = _store_of_url(os.fspath(location)) if is_url(location) else _store_of_path(local_path(location))
+    if _REQUESTS.isEnabledFor(logging.DEBUG):
+        from sparklog.storage.request_log import log_requests
+
+        log_requests(store)
+    return store
+
+
+def _store_of_path(path: str) -> Store:
     if os.path.exists(path) and not os.path.isdir(path):
         raise BadRequest(f"{path} is a file; expected a directory")
     return LocalStore(path)

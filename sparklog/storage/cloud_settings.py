@@ -12,7 +12,6 @@ environment, from files (`~/.aws/credentials`, `GOOGLE_APPLICATION_CREDENTIALS`)
 
 from __future__ import annotations
 
-import configparser
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -195,6 +194,8 @@ def plain_http(scheme: str, settings: Mapping[str, str], environ: Mapping[str, s
 
 def _keys_of(profile: str | None, environ: Mapping[str, str]) -> dict[str, Any]:
     """Return the keys of a profile; none if no profile is named and the file has no `default` with keys."""
+    import configparser
+
     path = os.path.expanduser(environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials")
     parser = configparser.RawConfigParser(default_section="")
     try:

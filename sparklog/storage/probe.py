@@ -19,9 +19,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from sparklog.errors import BadRequest, NotFound, SparklogError, Unavailable
-from sparklog.storage.store import Store
+from sparklog.storage.store import PROBE_FOLDER, Store
 
-PROBE_FOLDER = "_probe"
 THREADS = 8
 LARGE_BYTES = 1 << 20
 LARGE_ROUNDS = 2

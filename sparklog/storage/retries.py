@@ -7,6 +7,7 @@ the store to say: a commit may not, where its effect is open.
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 T = TypeVar("T")
+_LOG = logging.getLogger("sparklog.storage")
 
 BUSY_BUDGET_S = 30.0
 """A request that a server is too busy for is repeated for so long: Kafka's `request.timeout.ms`."""
@@ -95,6 +97,7 @@ class Backoff:
         return self._pauses.length(self.tries, self._clock.chance())
 
     def _sleep(self, pause: float) -> None:
+        _LOG.info("try %d did not succeed: the next one is in %.1f s", self.tries + 1, pause)
         self._clock.sleep(pause)
         self.tries += 1
 

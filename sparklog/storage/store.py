@@ -34,6 +34,8 @@ MAX_KEY = 1024
 MAX_DOCUMENT = 256 << 20
 """Bytes of a JSON object: some millions of slices. What is longer was not written by sparklog, and is not read."""
 
+PROBE_FOLDER = "_probe"
+"""What a probe writes is below it (`sparklog.storage.probe`)."""
 
 _PART = re.compile(r"[A-Za-z0-9._\-%=+@,]{1,255}\Z")
 _KEY = re.compile(r"[A-Za-z0-9._\-%=+@,]{1,255}(?:/[A-Za-z0-9._\-%=+@,]{1,255})*\Z")

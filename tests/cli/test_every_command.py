@@ -50,7 +50,7 @@ JOBS = ("compact", "retain", "stream", "mirror", "to-delta", "from-delta", "serv
 """Commands that hand their arguments on to a job (`tests/test_wheel.py` runs them), or go on until they are ended."""
 MONDAY_MS = 1_769_421_600_000
 """A day before the time that examples look back to, 2026-01-26T10:00:00Z."""
-TEXT_ONLY = ("metrics", "produce", "conf", "perf produce", "perf consume")
+TEXT_ONLY = ("metrics", "produce", "conf", "perf consume")
 """What these print is a format of its own, or nothing; --json of `produce` is about what it reads."""
 
 

@@ -71,6 +71,37 @@ def test_a_reader_says_how_many_records_it_has_printed(
     assert (outcome.err.count("\n"), len(outcome.lines)) == (1, 2)
 
 
+@pytest.mark.parametrize(
+    ("end", "code", "again"), [(KeyboardInterrupt, 130, ["3"]), (BrokenPipeError, 0, ["1", "2", "3"])]
+)
+def test_a_group_has_the_offsets_of_what_was_printed(
+    sparklog: Sparklog,
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    end: type[BaseException],
+    code: int,
+    again: list[str],
+) -> None:
+    """But not where the reader of a pipe left: it is not known how far it came."""
+    from sparklog.cli import printing
+    from sparklog.cli.commands import consume
+
+    library.open(root, create=True).create_topic("t").append(pa.table({"value": ["1", "2", "3"]}))
+    printed = printing.write
+
+    def write(data: bytes) -> None:
+        if b"3" in data:
+            raise end
+        printed(data)
+
+    monkeypatch.setattr("os.dup2", lambda *files: None)
+    monkeypatch.setattr(consume, "MAX_POLL_RECORDS", 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(printing, "write", write)
+        assert sparklog("consume", "t", "--group", "g", code=code).lines == ["1", "2"]
+    assert sparklog("consume", "t", "--group", "g").lines == again
+
+
 def test_it_says_how_far_it_was(
     sparklog: Sparklog, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

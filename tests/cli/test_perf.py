@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -81,6 +82,14 @@ def test_commit_intervals_are_compared_in_a_table(sparklog: Sparklog, root: Path
     assert (often[0], seldom[0]) == ("1", "1000")
     assert int(often[5]) > int(seldom[5]) == 1
     assert len(values(root)) == 600
+
+
+def test_figures_are_a_document_and_the_lines_are_beside_it(sparklog: Sparklog, root: Path) -> None:
+    library.open(root, create=True)
+    words = ("perf", "produce", "--topic", "t", "--num-records", 10, "--record-size", 10, "--commit-intervals", "1,9")
+    said = sparklog(*words, "--output", "json")
+    assert [(row["intervalMs"], row["commits"] > 0) for row in json.loads(said.out)] == [(1.0, True), (9.0, True)]
+    assert said.err.count("10 records sent, ") == 2
 
 
 def test_records_are_read_and_counted_as_kafka_counts_them(sparklog: Sparklog, root: Path) -> None:

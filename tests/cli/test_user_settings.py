@@ -75,6 +75,22 @@ def test_tables_are_csv_as_well(config: Path, tmp_path: Path) -> None:
     assert shown("transactions", "list", *one) == ""
     (made,) = csv.DictReader(io.StringIO(shown("topics", "create", "new", *one)))
     assert made["topic"] == "new"
+    (doc,) = csv.DictReader(io.StringIO(shown("configs", "docs", "retention.ms", *one[2:])))
+    assert (doc["name"], doc["default"]) == ("retention.ms", "604800000")
+
+
+def test_a_row_of_csv_is_one_of_the_table(config: Path, tmp_path: Path) -> None:
+    """Of documents with several lists, or deeper ones."""
+    library.open(tmp_path / "one").topic("one").append({"value": [b"a", b"b"]})
+    one = ("--root", str(tmp_path / "one"), "--output", "csv")
+    rows = list(csv.DictReader(io.StringIO(shown("log-dirs", *one))))
+    assert [row["partition"] for row in rows] == ["one-0", "one-1"]
+    assert sum(int(row["records"]) for row in rows) == 2
+    shown("retain", *one[:2])
+    rows = list(csv.DictReader(io.StringIO(shown("jobs", *one))))
+    assert [(row["job"], row["topic"]) for row in rows] == [("compact", "one"), ("retain", "one")]
+    (run,) = csv.DictReader(io.StringIO(shown("jobs", "--runs", *one)))
+    assert run["job"] == "retain"
 
 
 @pytest.mark.parametrize(

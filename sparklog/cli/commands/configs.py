@@ -22,9 +22,9 @@ from sparklog.cli.options import (
     name_and_value,
     one_of,
 )
-from sparklog.cli.parameters import Argument, Commands, JsonOption, Option
-from sparklog.cli.terminal import Output, print_json, print_lines, read_text
-from sparklog.errors import BadRequest, SparklogError
+from sparklog.cli.parameters import Argument, Commands, Option
+from sparklog.cli.terminal import Output, print_lines, read_text
+from sparklog.errors import BadRequest, NotFound, SparklogError
 
 if TYPE_CHECKING:
     from sparklog.log.state.configs import TopicConfigs
@@ -68,9 +68,7 @@ def describe(
         if topics.names:
             raise BadParameter("expected topics or the root's defaults, found both", param_hint="'--root-defaults'")
         return _of_root(defaults, everything)
-    configs_of = source.each(
-        topics.names, lambda name: (name, describe_configs(name, log.topic(name).log.head(), defaults))
-    )
+    configs_of = source.each(topics.names, lambda name: (name, describe_configs(name, _head(log, name), defaults)))
     rows = [
         {
             "topic": name,
@@ -85,6 +83,17 @@ def describe(
     ]
     names = [name for name, _ in configs_of]
     return Output(rows, lambda: _show(names, rows, everything), source.failures)
+
+
+def _head(log: Root, name: str) -> Head:
+    from sparklog.log.journal.names import check_topic_name
+
+    try:
+        # Who asks for configs alone imports nothing that reads and writes records.
+        return log.engine.log(check_topic_name(name)).existing().head
+    except NotFound:
+        # It names similar ones.
+        return log.topic(name).log.head()
 
 
 def _show(names: list[str], rows: list[dict[str, str]], everything: bool) -> None:
@@ -212,19 +221,13 @@ def _altered(log: Root, name: str, changes: dict[str, str | None], force: bool) 
 def docs(
     names: Annotated[list[str] | None, Argument(metavar="[NAME]...", help="Configs; none means all.")] = None,
     markdown: Annotated[bool, Option("--markdown", help="docs/reference/configs.md.")] = False,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Say what configs mean: those of topics, and the properties of the jobs."""
     from sparklog.maintenance.properties import config_docs, markdown_config_docs, one_config_doc
 
-    if markdown:
-        sys.stdout.write(markdown_config_docs())
-        return
     docs = [one_config_doc(name) for name in names] if names else config_docs()
-    if as_json:
-        print_json(docs)
-        return
-    print("\n\n".join(_shown(doc) for doc in docs))
+    text = markdown_config_docs() if markdown else "\n\n".join(_shown(doc) for doc in docs) + "\n"
+    return Output(docs, lambda: sys.stdout.write(text))
 
 
 def _shown(doc: ConfigDoc) -> str:

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 app = Commands()
 GROUP_POLL_S = 1.0
+MAX_POLL_RECORDS = 500
+"""Kafka's `max.poll.records`: after an interrupt no more come again than these."""
 EXIT_DELETED = 3
 OFFSET_HELP = "Start here; N needs --partition, -N is so many before the end."
 SINCE_HELP = "Start at the first record not older: milliseconds, or 2026-01-31T12:00:00 (UTC unless it says)."
@@ -191,12 +193,13 @@ def _is_unsettled(member: Consumer) -> bool:
 
 def _print_of_group(member: Consumer, printer: Printer, follow: bool, timeout_s: float | None) -> None:
     """Print what the group has not read, and commit what was printed, also at an interrupt."""
-    batches = []
+    batches, before = [], member.positions()
     wait_s = GROUP_POLL_S if timeout_s is None else min(GROUP_POLL_S, timeout_s)
     last_seen = time.monotonic()
     try:
         while printer.left() != 0:
-            member.max_poll_records = printer.left()
+            member.max_poll_records = min(MAX_POLL_RECORDS, printer.left() or MAX_POLL_RECORDS)
+            before = member.positions()
             waits = follow or _is_unsettled(member)
             batches = member.poll(wait_s if waits else 0.0)
             is_over = not waits or (timeout_s is not None and time.monotonic() - last_seen >= timeout_s)
@@ -205,10 +208,14 @@ def _print_of_group(member: Consumer, printer: Printer, follow: bool, timeout_s:
             if batches:
                 printer.print(iter(batches))
                 batches, last_seen = [], time.monotonic()
+    except BrokenPipeError:
+        # How far its reader came is not known: all of it comes again.
+        before = {}
+        raise
     finally:
-        if not batches:
-            # Else they were printed in part: they come again.
-            member.commit()
+        # Batches that are left were printed in part: they come again.
+        if before or not batches:
+            member.commit(before if batches else None)
         member.close(commit=False)
 
 
@@ -313,14 +320,14 @@ TIMES |= {"-1": LATEST, "-2": EARLIEST, "-3": MAX_TIMESTAMP, "-4": EARLIEST}
 
 def offsets_at(view: LogView, topic: str, time: int, isolation: str) -> dict[int, int]:
     """Return the offset per partition of a topic for a `--time`; partitions without an answer are missing."""
-    from sparklog.log.read.time_lookup import offsets_of_max_timestamp
-
     bounds = view.bounds(topic)
     if time == LATEST:
         return {partition: bound.end(isolation) for partition, bound in bounds.items()}
     if time == EARLIEST:
         return {partition: bound.log_start for partition, bound in bounds.items()}
     if time == MAX_TIMESTAMP:
+        from sparklog.log.read.time_lookup import offsets_of_max_timestamp
+
         answers = offsets_of_max_timestamp(view, topic, isolation)
     else:
         answers = view.offsets_for_timestamps(topic, dict.fromkeys(bounds, time), isolation)

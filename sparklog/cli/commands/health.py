@@ -232,7 +232,8 @@ def jobs(
             print_table(STATES, [state_cells(state, settings.now_ms) for state in states], right=STATES[3:7])
         print_lines(running_line(run, settings.now_ms) for run in running)
 
-    return Output(jobs_document(look.outcomes, states, running), show, look.failures)
+    document = jobs_document(look.outcomes, states, running)
+    return Output(document, show, look.failures, rows=document["runs" if runs else "topics"])
 
 
 @app.add("report", "sparklog report --root /data/log --html report.html")

@@ -10,9 +10,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
-from click import Context, pass_context
+from click import Context, Group, get_current_context, pass_context
 from click.exceptions import Exit
 
+from sparklog.cli.man import PAGE, man_page
 from sparklog.cli.parameters import Argument, Commands
 from sparklog.errors import BadRequest, NotFound
 from sparklog.tools.inspection.notebook import NOTEBOOK
@@ -56,15 +57,22 @@ for job_name, text in HELP.items():
 def conf(
     name: Annotated[str | None, Argument(help="Which file: without it their names are listed.")] = None,
 ) -> None:
-    """Print a file to start from: schedules for cron, Kubernetes and Airflow, a job for spark-submit, settings."""
+    """Print a file to start from: schedules for cron, Kubernetes and Airflow, a job for spark-submit, settings.
+
+    And the man page, sparklog.1, for a folder such as ~/.local/share/man/man1.
+    """
     folder = PACKAGE / "conf"
     if not folder.is_dir():
         # A checkout, not an installed wheel.
         folder = PACKAGE.parent / "conf"
     files = {file.name: file for file in (*folder.iterdir(), NOTEBOOK) if file.is_file()}
-    names = sorted(files)
+    names = sorted((*files, PAGE))
     if name is None:
         print("\n".join(names))
+    elif name == PAGE:
+        commands = get_current_context().find_root().command
+        assert isinstance(commands, Group)
+        print(man_page(commands), end="")
     elif name in files:
         print(files[name].read_text(), end="")
     else:

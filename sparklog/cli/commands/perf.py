@@ -9,12 +9,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from click import BadParameter
+from click import BadParameter, get_current_context
 
 from sparklog.cli.locations import open_root
 from sparklog.cli.options import RootOption, comma_separated, whole_number
 from sparklog.cli.parameters import Argument, Commands, Option
-from sparklog.cli.terminal import NO_BROKER, print_table, warn
+from sparklog.cli.terminal import NO_BROKER, Output, print_table, warn
 
 if TYPE_CHECKING:
     from sparklog.log.topic.root import Root
@@ -95,7 +95,7 @@ def produce(
         Option("--commit-intervals", metavar="MS,MS,...", help="Once with each of these as linger.ms; then a table."),
     ] = None,
     reporting_interval: IntervalOption = 1000,
-) -> None:
+) -> Output:
     """Send records one by one, and print how many a second, and how long until they are durable.
 
     A topic that is missing is created, with one partition. The records stay: name a topic for it.
@@ -108,25 +108,47 @@ def produce(
     runs = [dict(options, linger_ms=_milliseconds(text)) for text in comma_separated([commit_intervals or ""])]
     opened = open_root(root)
     opened.ensure_topic(topic)
-    rows = []
+    rows: list[Interval] = []
     for chosen in runs or [options]:
         run = ProduceRun(topic, num_records, values(), throughput, transaction_ms)
         before = opened.topic(topic).log.head().version
         total = _sent(opened, run, chosen, reporting_interval)
         commits = opened.topic(topic).log.head().version - before
+        speed, nbytes = total.records_per_second, total.mb_per_second
+        times = total.percentile(0.5), total.percentile(0.99)
         rows.append(
-            (
-                f"{chosen.get('linger_ms', 0):g}",
-                f"{total.records_per_second:,.0f}",
-                f"{total.mb_per_second:.2f}",
-                f"{total.percentile(0.5):.0f}",
-                f"{total.percentile(0.99):.0f}",
-                f"{commits:,}",
-                f"{total.records / max(commits, 1):,.0f}",
-            )
+            Interval(chosen.get("linger_ms", 0), speed, nbytes, *times, commits, total.records / max(commits, 1))
         )
-    if runs:
-        print_table(INTERVALS, rows, right=INTERVALS)
+
+    def show() -> None:
+        if runs:
+            print_table(INTERVALS, [row.cells() for row in rows], right=INTERVALS)
+
+    return Output(rows, show)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Figures of records sent with one commit interval; `mb` is of 2^20 bytes."""
+
+    interval_ms: float
+    records_per_second: float
+    mb_per_second: float
+    p50_ms: float
+    p99_ms: float
+    commits: int
+    records_per_commit: float
+
+    def cells(self) -> list[str]:
+        forms = ("{:g}", "{:,.0f}", "{:.2f}", "{:.0f}", "{:.0f}", "{:,}", "{:,.0f}")
+        return [form.format(value) for form, value in zip(forms, vars(self).values(), strict=True)]
+
+
+def _say(line: str) -> None:
+    """Print a line of Kafka's tool; on stderr where a document follows it."""
+    chosen = get_current_context().params
+    is_text = chosen["output"] == "table" and not chosen["as_json"]
+    print(line, file=sys.stdout if is_text else sys.stderr, flush=True)
 
 
 def _sent(root: Root, run: ProduceRun, options: dict[str, Any], interval_ms: int) -> Throughput:
@@ -135,10 +157,10 @@ def _sent(root: Root, run: ProduceRun, options: dict[str, Any], interval_ms: int
     from sparklog.tools.perf.producing import produce
 
     with sparklog.producer(root, **options) as producer:
-        total = produce(producer, run, SYSTEM, lambda window: print(_window(window), flush=True), interval_ms)
+        total = produce(producer, run, SYSTEM, lambda window: _say(_window(window)), interval_ms)
     shares = {"50th": 0.5, "95th": 0.95, "99th": 0.99, "99.9th": 0.999}
     percentiles = ", ".join(f"{total.percentile(share):.0f} ms {name}" for name, share in shares.items())
-    print(
+    _say(
         f"{total.records} records sent, {total.records_per_second:.1f} records/sec ({total.mb_per_second:.2f} MB/sec), "
         f"{total.average:.2f} ms avg latency, {total.greatest:.2f} ms max latency, {percentiles}."
     )

@@ -94,11 +94,14 @@ def log_dirs(
             print(f"Besides, {nbytes} bytes in {count(files, 'file')} wait for the vacuum of `sparklog retain`.")
 
     more = {} if waiting is None else {"unreferencedFiles": files, "unreferencedBytes": nbytes}
-    return Output(_document(source.view.location, sizes, more), show, source.failures)
+    partitions = _partitions(sizes)
+    log_dir = {"logDir": source.view.location, "error": None, "partitions": partitions, **more}
+    document = {"version": 1, "brokers": [{"broker": NO_BROKER, "logDirs": [log_dir]}]}
+    return Output(document, show, source.failures, rows=partitions)
 
 
-def _document(location: str, sizes: list[PartitionSize], more: dict[str, int]) -> dict[str, object]:
-    partitions = [
+def _partitions(sizes: list[PartitionSize]) -> list[dict[str, object]]:
+    return [
         {
             "partition": f"{size.topic}-{size.partition}",
             "size": size.total_bytes,
@@ -111,8 +114,6 @@ def _document(location: str, sizes: list[PartitionSize], more: dict[str, int]) -
         }
         for size in sizes
     ]
-    log_dir = {"logDir": location, "error": None, "partitions": partitions, **more}
-    return {"version": 1, "brokers": [{"broker": NO_BROKER, "logDirs": [log_dir]}]}
 
 
 def _show(sizes: list[PartitionSize]) -> None:

@@ -18,7 +18,7 @@ from click import BadParameter, UsageError
 import sparklog
 from sparklog.cli.options import DryRunOption, PropertiesOption, RootOption, TopicsOption, topic_names, whole_number
 from sparklog.cli.parameters import FunctionCommand, JsonOption, Option
-from sparklog.cli.terminal import leave_for_usage
+from sparklog.cli.terminal import leave_for_usage, trace
 from sparklog.errors import BadRequest, SparklogError
 from sparklog.log.topic.root import Root
 from sparklog.maintenance.leases import Lease, leased
@@ -68,6 +68,7 @@ def job(
             try:
                 return run(*args, **kwargs)
             except SparklogError as error:
+                trace()
                 say(f"sparklog {name}: {error} [{error.code}]")
                 return FAILED
             except foreign as error:

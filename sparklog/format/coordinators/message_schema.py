@@ -46,7 +46,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
+from pkgutil import get_data
 from typing import Any, TypeAlias
 
 from sparklog.errors import BadRequest, Corrupt
@@ -56,6 +56,7 @@ Value: TypeAlias = "int | str | bytes | list[Value] | dict[str, Value] | None"
 Fields: TypeAlias = dict[str, Any]
 """A message or struct by Kafka's names of its fields, those that a version lacks at their defaults."""
 
+PACKAGE = "sparklog.format.coordinators"
 NO_UUID = "AAAAAAAAAAAAAAAAAAAAAA"
 
 _CODES = {"int8": ">b", "int16": ">h", "uint16": ">H", "int32": ">i", "int64": ">q"}
@@ -116,8 +117,11 @@ class RecordType:
 def record_types(folder: str) -> Mapping[int, RecordType]:
     """Return the types of a folder's records, by the number that a key begins with."""
     schemas: dict[tuple[int, str], Struct] = {}
-    for file in _folder(folder).iterdir():
-        definition = _parsed(file)
+    # Late: it brings zipfile, tempfile and lzma along.
+    from importlib import resources
+
+    for file in (resources.files(PACKAGE) / "messages" / folder).iterdir():
+        definition = _parsed(file.read_bytes())
         if "apiKey" in definition:
             schemas[definition["apiKey"], definition["type"]] = _message(definition)
     numbers = sorted({number for number, _ in schemas})
@@ -129,15 +133,11 @@ def record_types(folder: str) -> Mapping[int, RecordType]:
 
 @cache
 def message(folder: str, name: str) -> Struct:
-    return _message(_parsed(_folder(folder) / f"{name}.json"))
+    return _message(_parsed(get_data(PACKAGE, f"messages/{folder}/{name}.json") or b""))
 
 
-def _folder(name: str) -> Any:
-    return resources.files("sparklog.format.coordinators") / "messages" / name
-
-
-def _parsed(file: Any) -> dict[str, Any]:
-    lines = [line for line in file.read_text("utf-8").splitlines() if not line.lstrip().startswith("//")]
+def _parsed(text: bytes) -> dict[str, Any]:
+    lines = [line for line in text.decode().splitlines() if not line.lstrip().startswith("//")]
     definition: dict[str, Any] = json.loads("\n".join(lines))
     return definition
 

@@ -25,9 +25,8 @@ import struct
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 
-from crc32c import crc32c
-
 from sparklog.errors import Corrupt
+from sparklog.format.crc32c import crc32c
 
 VERSION = 1
 _HEAD = struct.Struct(">hIi")

@@ -23,7 +23,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-from crc32c import crc32c
 
 from sparklog.compaction.producer_state import PartitionProducers, replay
 from sparklog.compaction.seal_work import SegmentOutput
@@ -33,6 +32,7 @@ from sparklog.format import transaction_index
 from sparklog.format.batch_scan import crc_failures
 from sparklog.format.checkpoint_files import LeaderEpoch
 from sparklog.format.coordinators.producer_snapshot import snapshot_to_bytes
+from sparklog.format.crc32c import crc32c
 from sparklog.format.filter_batches import rewrite_headers
 from sparklog.format.record_batch import NO_LEADER_EPOCH, BatchHeaders, BytesLike
 from sparklog.format.segment_indexes import MAX_RELATIVE_OFFSET

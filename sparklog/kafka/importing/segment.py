@@ -148,7 +148,7 @@ class CopiedSegment:
         return IndexedBatches(*(np.concatenate(part) for part in parts))
 
     def add(self, window: Window) -> memoryview:
-        from crc32c import crc32c
+        from sparklog.format.crc32c import crc32c
 
         headers = window.headers
         nbytes = int(headers.position[-1] + headers.size[-1])

@@ -109,7 +109,7 @@ class SegmentFile:
     def crc_holds(self, position: int, header: BatchHeader) -> bool:
         import zlib
 
-        from crc32c import crc32c
+        from sparklog.format.crc32c import crc32c
 
         start, checksum = (MAGIC_POSITION, zlib.crc32) if header.magic < MAGIC else (CRC_START, crc32c)
         crc, low, high = 0, position + start, position + header.size

@@ -21,12 +21,12 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from crc32c import crc32c
 
 from sparklog.errors import Corrupt
 from sparklog.format.batch_scan import crc_failures, scan_headers, single_header
 from sparklog.format.checksums import flipped_bit
 from sparklog.format.control import ABORT, COMMIT, control_types
+from sparklog.format.crc32c import crc32c
 from sparklog.format.record_batch import CRC_START, NO_PRODUCER_ID, NO_SEQUENCE, BatchHeaders
 from sparklog.format.transaction_index import AbortedTransactions, concatenate
 from sparklog.format.window import Window

@@ -23,11 +23,11 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, Unavailable
-from sparklog.log.decisions.decision import BY_TIMEOUT, DECISIONS, Decisions, abort
 from sparklog.log.journal.clocks import SYSTEM
 from sparklog.log.journal.entry_log import KEEP_MS, EntryLog
 from sparklog.log.journal.journal import RootAccess
@@ -41,6 +41,9 @@ from sparklog.storage.parallel_reads import ask_each
 from sparklog.storage.retries import SETTLE_MS, Backoff
 from sparklog.storage.store import Store
 
+if TYPE_CHECKING:
+    from sparklog.log.decisions.decision import Decisions
+
 _LOG = logging.getLogger("sparklog.log")
 REMEMBERED = 256
 """Outcomes of old transactions kept in memory: of those that some topic or group still shows open."""
@@ -51,10 +54,12 @@ MAX_TIMEOUT_MS = 86_400_000
 Take = Callable[[str], Snapshot]
 
 
-class DecisionLog(EntryLog[Decisions]):
+class DecisionLog(EntryLog["Decisions"]):
     """The journal of one transactional id. Threads may share it."""
 
     def __init__(self, root: RootAccess, transactional_id: str) -> None:
+        from sparklog.log.decisions.decision import DECISIONS
+
         super().__init__(root, DECISIONS, transactional_id)
         self._outcomes: OrderedDict[int, Decisions] = OrderedDict()
 
@@ -96,6 +101,8 @@ class DecisionLog(EntryLog[Decisions]):
             return False
 
     def abort(self, n: int, reason: str) -> Decisions:
+        from sparklog.log.decisions.decision import abort
+
         return self.write(lambda base: abort(base, n, reason))
 
     def _search(self, n: int) -> tuple[Decisions | None, int]:
@@ -162,6 +169,8 @@ class DecisionLogs:
 
         A log that fails is passed over: a later commit records its outcome.
         """
+        from sparklog.log.decisions.decision import BY_TIMEOUT
+
         outcomes = []
         opened = open_transactions(head)
         for ((name, n), prepares), state in zip(opened.items(), self.deciding(list(opened)), strict=True):

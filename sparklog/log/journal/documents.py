@@ -16,9 +16,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-import crc32c
-
 from sparklog.errors import BadRequest, Corrupt
+from sparklog.format import crc32c
 from sparklog.storage.store import MAX_DOCUMENT
 
 FORMAT = 1

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
 from typing import Generic, TypeVar
 
-import crc32c
-
 from sparklog.errors import BadRequest, Corrupt
+from sparklog.format import crc32c
 from sparklog.log.journal.clocks import next_times
 from sparklog.log.journal.documents import KNOWN_WRITE_FEATURES, TEXT, TEXTS, UINT32_MAX, Member, StoredDocument, whole
 from sparklog.log.journal.journal import Journal, RootAccess, SeenState

@@ -24,9 +24,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
-import crc32c
-
 from sparklog.errors import Corrupt, NotFound, SparklogError, Unavailable
+from sparklog.format import crc32c
 from sparklog.log.journal.clocks import ClockGuard, Env, Moment
 from sparklog.log.journal.documents import peek_commit_id
 from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, checkpoint_version

@@ -21,8 +21,7 @@ from sparklog.errors import BadRequest, Corrupt, Fenced, NotFound, SparklogError
 from sparklog.log.journal.clocks import Env
 from sparklog.log.journal.documents import TEXT, Member, StoredDocument, peek_commit_id, whole
 from sparklog.log.journal.probe_verdict import doubt
-from sparklog.storage.probe import PROBE_FOLDER
-from sparklog.storage.store import Store
+from sparklog.storage.store import PROBE_FOLDER, Store
 
 LEAVE = (
     "acknowledged commits may be lost: stop all that write to this root, run sparklog verify, and go on in another "

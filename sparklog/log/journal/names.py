@@ -28,7 +28,6 @@ brings along do not count:
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections.abc import Iterable
@@ -42,8 +41,7 @@ from sparklog.log.journal.create_object import create_or_read
 from sparklog.log.journal.documents import TEXT, Member, StoredDocument, whole
 from sparklog.storage import LocalStore, open_store
 from sparklog.storage.locations import is_url, join, split
-from sparklog.storage.probe import PROBE_FOLDER
-from sparklog.storage.store import Store
+from sparklog.storage.store import PROBE_FOLDER, Store
 
 ROOT_KEY = "_root.json"
 PLACE_KEY = "_backup.json"  # in a backup repository, where no root may be
@@ -129,7 +127,14 @@ def id_folder(text: str) -> str:
         chr(byte) if _PLAIN_ID.match(chr(byte)) and not (byte == ord(".") and index == 0) else f"%{byte:02X}"
         for index, byte in enumerate(text.encode())
     )
-    return name if len(name) <= MAX_ID_FOLDER else "=" + hashlib.sha256(text.encode()).hexdigest()
+    return name if len(name) <= MAX_ID_FOLDER else "=" + _sha256(text)
+
+
+def _sha256(text: str) -> str:
+    # OpenSSL, which few commands need.
+    from hashlib import sha256
+
+    return sha256(text.encode()).hexdigest()
 
 
 def transactions_prefix(transactional_id: str) -> str:
@@ -191,7 +196,7 @@ def copied_path(path: str, highest: int) -> str:
     version = commit_path_version(path)
     assert version is not None, path
     owner = path[1:].split("/", 1)[0] if path.startswith("/") else ""
-    mark = f"-{hashlib.sha256(owner.encode()).hexdigest()[:16]}" if owner else ""
+    mark = f"-{_sha256(owner)[:16]}" if owner else ""
     return append_path(min(version - 1, highest), f"commit{version:020d}{mark}")
 
 

@@ -20,9 +20,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NoReturn
 
-import crc32c
-
 from sparklog.errors import Corrupt, Fenced, NotFound, Unavailable
+from sparklog.format import crc32c
 from sparklog.log.journal.clocks import Env, Moment
 from sparklog.log.journal.documents import check_stored, peek_commit_id
 from sparklog.log.journal.names import ROOT_KEY, commit_key, read_root_id

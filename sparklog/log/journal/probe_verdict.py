@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from sparklog.errors import BadRequest, SparklogError
 from sparklog.log.journal.documents import TEXT, Member, StoredDocument, whole
 from sparklog.storage.fork_safety import ForkLock
-from sparklog.storage.probe import PROBE_FOLDER, THREADS, Clock, ProbeReport, probe, wall_clock_ms
-from sparklog.storage.store import Store
+from sparklog.storage.probe import THREADS, Clock, ProbeReport, probe, wall_clock_ms
+from sparklog.storage.store import PROBE_FOLDER, Store
 from sparklog.version import __version__
 
 VERDICT_MS = 86_400_000

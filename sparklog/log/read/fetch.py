@@ -20,11 +20,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-from crc32c import crc32c
-
 from sparklog.errors import Corrupt, NotFound
 from sparklog.format.append_file import Footer, SliceIndex, WrittenSlice, decode_footer
 from sparklog.format.batch_scan import crc_failures, scan_headers
+from sparklog.format.crc32c import crc32c
 from sparklog.format.record_batch import HEADER_BYTES, LOG_OVERHEAD, BatchHeaders
 from sparklog.format.segment_indexes import OffsetIndex
 from sparklog.limits import DEFAULTS

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import repeat
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -12,8 +13,10 @@ import numpy.typing as npt
 from sparklog.format.slice_columns import PLANNED, SliceRow
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.log.journal.names import file_key
-from sparklog.log.state.rewrites import Input
 from sparklog.log.state.slice_table import ABORTED, Columns, ColumnsByName, Slices
+
+if TYPE_CHECKING:
+    from sparklog.log.state.rewrites import Input
 
 
 @dataclass(slots=True, eq=False)
@@ -44,6 +47,8 @@ class PlannedSlice(SliceRow):
         return self.footer_length == 0
 
     def input(self) -> Input:
+        from sparklog.log.state.rewrites import Input
+
         return Input(self.path, self.position, self.base, self.end)
 
 
@@ -81,6 +86,8 @@ class PlannedSlices(ColumnsByName):
         return int(self.columns["size"].sum())
 
     def inputs(self) -> tuple[Input, ...]:
+        from sparklog.log.state.rewrites import Input
+
         rows = zip(*(self.columns[name].tolist() for name in ("file", "position", "base", "end")), strict=True)
         return tuple([Input(self.paths[code], position, base, end) for code, position, base, end in rows])
 

@@ -13,11 +13,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import crc32c
 import numpy as np
 import numpy.typing as npt
 
 from sparklog.errors import Corrupt, Unavailable
+from sparklog.format import crc32c
 from sparklog.format.slice_columns import COLUMN_TYPES, SLICE_COLUMNS
 from sparklog.log.journal.documents import (
     TEXTS,

@@ -27,9 +27,8 @@ from itertools import repeat
 from operator import add, gt
 from typing import Any
 
-import crc32c
-
 from sparklog.errors import BadRequest, Corrupt
+from sparklog.format import crc32c
 from sparklog.format.checksums import joined_crc
 from sparklog.format.slice_columns import COMMIT_LISTS
 from sparklog.log.journal.documents import (

@@ -6,6 +6,7 @@ import logging
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from sparklog.errors import Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.log.journal.clocks import Moment
@@ -19,11 +20,13 @@ from sparklog.log.state.checkpoint import (
     write_slice_table,
 )
 from sparklog.log.state.commit import Commit, Edit, Resolved, decode_commit, encode_commit
-from sparklog.log.state.commit_intents import Draft, Intent, Nothing, check_features
 from sparklog.log.state.invariants import check_commit
 from sparklog.log.state.recent_tails import RECENT
 from sparklog.log.state.slice_table import SliceTable, Snapshot
 from sparklog.log.state.topic_state import EMPTY, Head
+
+if TYPE_CHECKING:
+    from sparklog.log.state.commit_intents import Draft, Intent, Nothing
 
 LOAD_TRIES = 8
 _LOG = logging.getLogger("sparklog.log")
@@ -69,7 +72,7 @@ class CommitOutcome:
     dropped: tuple[Edit, ...] = ()
 
 
-class CommitLog(Journal[LogState, Commit, Draft]):
+class CommitLog(Journal[LogState, Commit, "Draft"]):
     """The journal of one topic, with the newest state this process knows. Threads may share it."""
 
     noun = "commit"
@@ -134,6 +137,8 @@ class CommitLog(Journal[LogState, Commit, Draft]):
 
         `looked`: what `look` returned to this caller.
         """
+        from sparklog.log.state.commit_intents import Nothing
+
         decided_on = self.current().head if origin is None else origin
         drafts: list[Draft | Nothing] = []
 
@@ -202,6 +207,8 @@ class CommitLog(Journal[LogState, Commit, Draft]):
 
     def _write_checkpoint(self, base: SeenState[LogState]) -> SeenState[LogState]:
         """Write a checkpoint, unless another process wrote one meanwhile that makes it unnecessary."""
+        from sparklog.log.state.commit_intents import check_features
+
         check_features(base.state.head)
         version = base.state.number
         versions = [number for number in self.checkpoints() if number <= version]

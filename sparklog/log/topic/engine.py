@@ -17,9 +17,7 @@ from sparklog.log.journal.combined_writes import CombinedWrites
 from sparklog.log.journal.entry_log import EntryKind, EntryLog, StateEntry
 from sparklog.log.journal.journal import RootAccess
 from sparklog.log.journal.names import append_path, is_topic_name
-from sparklog.log.state.append_offsets import AppendIntent
 from sparklog.log.state.commit import COMMIT, Commit, Txn
-from sparklog.log.state.commit_intents import DeleteIntent, Intent
 from sparklog.log.state.commit_log import CommitLog, CommitOutcome
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.slice_table import Snapshot
@@ -28,12 +26,12 @@ from sparklog.log.state.topic_state import Head
 from sparklog.log.state.writer_runs import KafkaWriterKey, WriterKey
 from sparklog.log.topic.defaults import METADATA_MAX_AGE_MS, DefaultsLog
 from sparklog.log.topic.expiring import CREATED_TOPIC, count_older, expires_before, warn_of_older, warn_of_seconds_in
-from sparklog.log.write.append_target import AppendOutcome, AppendTarget, appended
 from sparklog.storage.parallel_reads import ask_each
 from sparklog.storage.store import Store
 
 if TYPE_CHECKING:
-    from sparklog.log.write.append_target import WriteOptions
+    from sparklog.log.state.commit_intents import Intent
+    from sparklog.log.write.append_target import AppendOutcome, AppendTarget, WriteOptions
     from sparklog.log.write.append_writer import ArrowData
 
 E = TypeVar("E", bound=StateEntry)
@@ -145,6 +143,8 @@ class TopicLog(CommitLog):
 
         One that was deleted meanwhile, or created again by another process, is left alone.
         """
+        from sparklog.log.state.commit_intents import DeleteIntent
+
         try:
             self.commit(DeleteIntent(created.topic_id, created.version))
         except NotFound:
@@ -236,6 +236,8 @@ class TopicLog(CommitLog):
         return self._target(None) if self.env.now().elapsed_ms(seen) < METADATA_MAX_AGE_MS else None
 
     def _target(self, looked: Moment | None) -> AppendTarget:
+        from sparklog.log.write.append_target import AppendTarget
+
         state = self.existing(refresh=False)
         head = self._with_defaults(state.head)
         if state.checkpoint is not None and state.checkpoint.table.unsealed > self.store.limits.many_unsealed:
@@ -274,6 +276,9 @@ class TopicLog(CommitLog):
         `BadRequest`: a null key on a compacted topic; `NotFound`: the topic was deleted. Transactions of Kafka's that
         an import left open are ended first: see `sparklog.log.write.kafka_markers`.
         """
+        from sparklog.log.state.append_offsets import AppendIntent
+        from sparklog.log.write.append_target import AppendOutcome, appended
+
         if writer is not None:
             writer.check()
             # With the content of the batch, and the epoch that its run has here.

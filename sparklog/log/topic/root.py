@@ -16,21 +16,10 @@ from sparklog.log.decisions.decision_log import settle
 from sparklog.log.journal.arguments import CONFIGS, NAME, PLACE, ArgumentKind, checked
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.journal.names import MAX_PARTITIONS, check_topic_name, create_root_id, read_root_id
-from sparklog.log.state.commit_intents import CreateIntent
 from sparklog.log.state.commit_log import no_topic
 from sparklog.log.state.configs import TopicConfigs, check_delete_delay
 from sparklog.log.state.root_defaults import AUTO_CREATE, RootDefaults
 from sparklog.log.state.slice_table import Snapshot
-from sparklog.log.state.view import (
-    READ_UNCOMMITTED,
-    Bounds,
-    OffsetRange,
-    PartitionSize,
-    ReadPart,
-    Stored,
-    TimestampOffset,
-)
-from sparklog.log.topic.backup_store import newest_backup
 from sparklog.log.topic.engine import RootEngine
 from sparklog.log.topic.expiring import CREATED_ROOT
 from sparklog.storage.parallel_reads import ask_each, read_each
@@ -38,6 +27,7 @@ from sparklog.storage.store import Store
 
 if TYPE_CHECKING:
     from sparklog.log.read.snapshot_view import SnapshotView
+    from sparklog.log.state.view import Bounds, OffsetRange, PartitionSize, ReadPart, Stored, TimestampOffset
     from sparklog.log.topic.topic import Topic
 
 
@@ -131,6 +121,8 @@ class Root:
             root = sparklog.open("/data/log", create=True)
             root.create_topic("visits", partitions=4, configs={"cleanup.policy": "compact"})
         """
+        from sparklog.log.state.commit_intents import CreateIntent
+
         check_topic_name(name)
         if partitions is None:
             partitions = self.defaults().partitions(name)
@@ -278,6 +270,8 @@ def open_root(
     try:
         root_id = read_root_id(store)
     except NotFound:
+        from sparklog.log.topic.backup_store import newest_backup
+
         if create:
             root_id = create_root_id(store, env)
             CREATED_ROOT.info("created root %s", store.location)
@@ -407,7 +401,7 @@ class RootView:
         return self._with(offsets.topic for offsets in ranges).plan(ranges, isolation)
 
     def offsets_for_timestamps(
-        self, topic: str, targets: Mapping[int, int], isolation: str = READ_UNCOMMITTED
+        self, topic: str, targets: Mapping[int, int], isolation: str = "read_uncommitted"
     ) -> dict[int, TimestampOffset | None]:
         return self._with([topic]).offsets_for_timestamps(topic, targets, isolation)
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from crc32c import crc32c
 
 from sparklog.errors import Conflict
 from sparklog.format.append_file import WrittenSlice
 from sparklog.format.control import end_txn_marker
+from sparklog.format.crc32c import crc32c
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.log.journal.names import append_path
 from sparklog.log.state.append_offsets import assign_offsets

@@ -13,9 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
-import crc32c
-
 from sparklog.errors import BadRequest, Corrupt, NotFound, Unavailable
+from sparklog.format import crc32c
 from sparklog.format.append_file import decode_footer
 from sparklog.format.checksums import SUFFIXES, index_crc
 from sparklog.format.key_filter import decode_filters

@@ -18,9 +18,8 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import crc32c
-
 from sparklog.errors import BadRequest, Corrupt, NotFound, Unavailable
+from sparklog.format import crc32c
 from sparklog.groups.group_state import GROUPS, GroupState
 from sparklog.log.decisions.decision import DECISIONS, Decisions
 from sparklog.log.journal.chain import EntryChain

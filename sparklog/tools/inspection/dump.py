@@ -83,7 +83,7 @@ def table_rows(source: DumpFile) -> Iterator[Row]:
 
 
 def _slice_row(source: DumpFile, number: int, entry: WrittenSlice) -> Row:
-    from crc32c import crc32c
+    from sparklog.format.crc32c import crc32c
 
     crc, end = 0, entry.position + entry.nbytes
     for start in range(entry.position, end, PIECE_BYTES):

@@ -19,9 +19,8 @@ from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
 from typing import Generic, TypeVar
 
-from crc32c import crc32c
-
 from sparklog.errors import BadRequest, Corrupt, NotFound
+from sparklog.format.crc32c import crc32c
 from sparklog.log.journal.chain import list_numbers
 from sparklog.log.journal.documents import checksum_holds, document_of
 from sparklog.log.journal.entry_log import E, EntryKind

@@ -18,13 +18,13 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from crc32c import crc32c
 
 from sparklog.errors import BadRequest, Corrupt, NotFound
 from sparklog.format import transaction_index
 from sparklog.format.append_file import TAIL_BYTES, Footer, WrittenSlice, build_index, decode_footer
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.checksums import SUFFIXES, flipped_bit, index_crc
+from sparklog.format.crc32c import crc32c
 from sparklog.format.slice_columns import WRITTEN
 from sparklog.limits import Limits
 from sparklog.log.journal.names import is_commit

@@ -20,7 +20,6 @@ from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
-from crc32c import crc32c
 
 from sparklog.errors import Corrupt, SparklogError
 from sparklog.format import checkpoint_files, transaction_index
@@ -28,6 +27,7 @@ from sparklog.format.checkpoint_files import LeaderEpoch
 from sparklog.format.checksums import SUFFIXES
 from sparklog.format.control import ABORT
 from sparklog.format.coordinators.producer_snapshot import parse_snapshot
+from sparklog.format.crc32c import crc32c
 from sparklog.format.decode import RecordColumns
 from sparklog.format.record_batch import CRC_START, MAGIC, NO_LEADER_EPOCH
 from sparklog.format.window import Window

@@ -48,8 +48,7 @@ from sparklog.maintenance.leases import LEASES
 from sparklog.maintenance.outcomes import OUTCOMES
 from sparklog.maintenance.work_items import InProcess, Runner
 from sparklog.retention.vacuum_plan import data_file
-from sparklog.storage.probe import PROBE_FOLDER
-from sparklog.storage.store import ObjectInfo, Store, key_kind
+from sparklog.storage.store import PROBE_FOLDER, ObjectInfo, Store, key_kind
 from sparklog.tools.verification.checked_logs import CheckedLog, read_entries, read_object
 from sparklog.tools.verification.data_file import Verified, VerifyWork, missing_indexes, pieces
 from sparklog.tools.verification.filter_files import missing_filters

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, fields
 
 import numpy as np
 import numpy.typing as npt
-from crc32c import crc32c
 
 from sparklog.errors import Corrupt
 from sparklog.format.arrow_numpy import valid_rows
 from sparklog.format.batch_scan import check_headers, crc_failures, crc_message, scan_headers
+from sparklog.format.crc32c import crc32c
 from sparklog.format.key_filter import KeyFilter
 from sparklog.format.record_batch import CRC_START, NO_PRODUCER_ID
 from sparklog.format.slice_columns import SliceRow

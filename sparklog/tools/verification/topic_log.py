@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
-from crc32c import crc32c
 
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound
+from sparklog.format.crc32c import crc32c
 from sparklog.format.slice_columns import COLUMN_TYPES
 from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, commit_key, file_key
 from sparklog.log.state.checkpoint import Checkpoint, decode_checkpoint, decode_table

@@ -1,0 +1,66 @@
+"""`-v` and `--debug`: what sparklog logs, requests to the store, and where an error was raised."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+
+import pytest
+
+import sparklog as library
+from sparklog.cli.app import app
+from tests.cli.conftest import Sparklog
+from tests.cli.test_every_command import IN_TURN, JOBS
+from tests.support.command_line import command_of
+
+
+def test_debug_has_a_line_for_each_request(sparklog: Sparklog, root: Path) -> None:
+    library.open(root, create=True).create_topic("t")
+    quiet = sparklog("topics", "list")
+    shown = sparklog("topics", "list", "--debug")
+    assert (quiet.err, quiet.out) == ("", shown.out)
+    lines = shown.err.splitlines()
+    assert re.fullmatch(r"sparklog: get t/_log/0{20}\.json [0-9.]+ ms [0-9]+ bytes ok", lines[-2])
+    assert all(re.fullmatch(r"sparklog: \w+( \S+)? [0-9.]+ ms (-|[0-9]+) bytes .+", line) for line in lines)
+    # What one command turns on is off for the next one of this process.
+    assert sparklog("topics", "list").err == ""
+    assert logging.getLogger("sparklog").level == logging.NOTSET
+
+
+def test_an_error_says_where_it_was_raised(sparklog: Sparklog, root: Path) -> None:
+    library.open(root, create=True)
+    assert sparklog("offsets", "t", code=1).err.count("\n") == 1
+    said = sparklog("offsets", "t", "--debug", code=1).err
+    assert "Traceback (most recent call last)" in said
+    assert said.splitlines()[-1].endswith("[SPARKLOG_NOT_FOUND]")
+
+
+def test_v_has_the_lines_of_the_library(sparklog: Sparklog, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library.open(root, create=True).create_topic("t")
+
+    def topics(self: object, failures: object) -> list[str]:
+        logging.getLogger("sparklog.log").info("try 1 did not succeed")
+        logging.getLogger("sparklog.log").debug("a detail")
+        return []
+
+    monkeypatch.setattr("sparklog.log.topic.root.Root.topics", topics)
+    assert sparklog("topics", "list").err == ""
+    assert sparklog("topics", "list", "-v").err == "sparklog: try 1 did not succeed\n"
+    assert sparklog("topics", "list", "--debug", "-v").err.splitlines()[-1] == "sparklog: a detail"
+
+
+@pytest.mark.parametrize("command", [*IN_TURN, "serve"])
+def test_every_command_has_both(command: str) -> None:
+    from click import Context
+
+    options = {name for option in command_of(command).get_params(Context(app)) for name in option.opts}
+    assert options >= {"-v", "--debug"}
+
+
+def test_a_job_has_both(sparklog: Sparklog, root: Path) -> None:
+    """They read their own words."""
+    library.open(root, create=True).create_topic("t")
+    assert set(JOBS) >= {"retain"}
+    assert " get t/_log/" in sparklog("retain", "--debug").err
+    assert "get t/_log" not in sparklog("retain", "-v").err

@@ -1,0 +1,22 @@
+"""The checksum that is loaded without its package is the package's."""
+
+from __future__ import annotations
+
+import importlib.machinery
+
+import crc32c as package
+import pytest
+
+from sparklog.format import crc32c
+
+DATA = b"123456789"
+
+
+def test_it_is_the_packages() -> None:
+    assert crc32c.crc32c(DATA) == package.crc32c(DATA) == 0xE3069283
+    assert crc32c.crc32c(DATA[4:], crc32c.crc32c(DATA[:4])) == 0xE3069283
+
+
+def test_without_the_extension_it_is_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.machinery.PathFinder, "find_spec", lambda *names: None)
+    assert crc32c._load() is package.crc32c
