@@ -13,7 +13,7 @@ PAGE = "sparklog.1"
 
 def man_page(app: Group) -> str:
     """Return all commands in roff, with the macros of man(7)."""
-    context = Context(app, info_name="sparklog")
+    context = Context(app, info_name="sparklog", **app.context_settings)
     lines = [
         f'.TH SPARKLOG 1 "" "sparklog {__version__}" "User Commands"',
         *(".SH NAME", r"sparklog \- topics in Kafka's format as plain files, without brokers"),

@@ -62,9 +62,7 @@ def options_of(command: str) -> Mapping[str, bool]:
     """The options of a command here, and whether each takes a value."""
     tree = command_of(command)
     options = [
-        option
-        for option in tree.get_params(Context(tree, help_option_names=["-h", "--help"]))
-        if isinstance(option, Option)
+        option for option in tree.get_params(Context(tree, **tree.context_settings)) if isinstance(option, Option)
     ]
     return {name: not option.is_flag for option in options for name in (*option.opts, *option.secondary_opts)}
 

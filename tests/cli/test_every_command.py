@@ -117,9 +117,8 @@ def test_no_command_is_left_out() -> None:
 @pytest.mark.parametrize("command", IN_TURN)
 def test_an_option_without_its_value_is_one_line(command: str) -> None:
     tree = command_of(command)
-    names = [
-        name for option in tree.get_params(Context(tree)) if is_option_with_a_value(option) for name in option.opts
-    ]
+    options = tree.get_params(Context(tree, **tree.context_settings))
+    names = [name for option in options if is_option_with_a_value(option) for name in option.opts]
     assert names or command in ("conf", "configs docs")
     for name in names:
         result = invoke([*command.split(), name])

@@ -304,7 +304,7 @@ def test_what_changes_nothing_is_said(sparklog: Sparklog, place: Path) -> None:
         ("topics --create --topic t --topic-id", "--topic-id: topics are described by name"),
         ("topics --delete --topic 'or.*'", "expected a topic, found 'or.*': --pattern takes a regular expression"),
         ("configs --describe --entity-type users", "--entity-type users: topics and the root alone have configs"),
-        ("configs --alter --user u", "--user: topics alone have configs"),
+        ("configs --alter --user u", "--user: topics and the root alone have configs"),
         ("groups --validate-regex 'x'", "--validate-regex: patterns are Python's here"),
         ("groups --delete --group a --group b", "expected one group, found a, b: run it for each"),
         ("groups --delete --all-groups", "--all-groups: one group at a time; `sparklog groups list` has their names"),

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import sparklog as library
-from sparklog.cli.app import app
 from tests.cli.conftest import Sparklog
 from tests.cli.test_every_command import IN_TURN, JOBS
 from tests.support.command_line import command_of
@@ -54,7 +53,8 @@ def test_v_has_the_lines_of_the_library(sparklog: Sparklog, root: Path, monkeypa
 def test_every_command_has_both(command: str) -> None:
     from click import Context
 
-    options = {name for option in command_of(command).get_params(Context(app)) for name in option.opts}
+    tree = command_of(command)
+    options = {name for option in tree.get_params(Context(tree, **tree.context_settings)) for name in option.opts}
     assert options >= {"-v", "--debug"}
 
 
