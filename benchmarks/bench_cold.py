@@ -4,8 +4,8 @@
 
 The kernels must have been compiled by set-up before (`python -m sparklog.format.kernels.warm`): what is measured is
 starting, not compiling. Seconds from the session until the first row of a scan is there, then from `start()` until the
-first micro-batch is done, source and sink both of the kind named; and CPU seconds of all processes. Each kind runs with
-workers as Spark starts them, and as `sparklog-python` does ("fast").
+first micro-batch is done, source and sink both of the kind named. Each kind runs with workers as Spark starts them, and
+as `sparklog-python` does ("fast").
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import shutil
 import statistics
 import subprocess
@@ -48,8 +47,8 @@ def main() -> None:
                 figures[kind, start].append(measure(kind, start, folder, number))
         print(f"medians of {chosen.rounds} rounds, seconds")
         for (kind, start), rows in figures.items():
-            row, batch, cpu = map(statistics.median, zip(*rows, strict=True))
-            print(f"{kind:<10} {start:<5} first row {row:6.2f}  first micro-batch {batch:6.2f}  CPU {cpu:6.2f}")
+            row, batch = map(statistics.median, zip(*rows, strict=True))
+            print(f"{kind:<10} {start:<5} first row {row:6.2f}  first micro-batch {batch:6.2f}")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -65,16 +64,15 @@ def fill(root: str) -> None:
 
 
 def measure(kind: str, start: str, folder: Path, number: int) -> list[float]:
-    """One session in a process of its own: seconds to the first row and of the first micro-batch, and of CPU."""
+    """One session in a process of its own: seconds to the first row, and of the first micro-batch."""
     run = folder / f"{kind}-{start}-{number}"
     run.mkdir()
     (run / "source").symlink_to(folder / "source")
     command = [sys.executable, __file__, "--session", kind, "--folder", str(run)]
-    before, environ = resource.getrusage(resource.RUSAGE_CHILDREN), {**os.environ, "PYSPARK_PYTHON": STARTS[start]}
+    environ = {**os.environ, "PYSPARK_PYTHON": STARTS[start]}
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environ)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return [*json.loads(done.stdout.splitlines()[-1]), cpu]
+    seconds: list[float] = json.loads(done.stdout.splitlines()[-1])
+    return seconds
 
 
 def first_batch(kind: str, folder: str) -> None:

@@ -55,6 +55,7 @@ def test_the_wheel_has_every_file() -> None:
     wheel = project()["tool"]["hatch"]["build"]["targets"]["wheel"]
     assert wheel == {
         "packages": ["sparklog", "pyspark_sparklog"],
+        "shared-scripts": {"conf/sparklog-python": "sparklog-python"},
         "force-include": {
             "conf": "sparklog/conf",
             "notebooks": "sparklog/tools/inspection/notebook",
