@@ -154,9 +154,9 @@ def test_prices_of_buckets(installed: Path, tmp_path: Path) -> None:
 
 def test_files_to_run_jobs_by(installed: Path, tmp_path: Path) -> None:
     files = {path.name: path for path in (*(REPOSITORY / "conf").iterdir(), NOTEBOOK)}
-    names = sorted(files)
+    names = sorted([*files, "sparklog.1"])
     assert run(installed, tmp_path, "sparklog", "conf").stdout.split() == names
-    for name in names:
+    for name in files:
         assert run(installed, tmp_path, "sparklog", "conf", name).stdout == files[name].read_text()
     wrong = run(installed, tmp_path, "sparklog", "conf", "../pyproject.toml")
     assert (wrong.returncode, wrong.stdout) == (1, "")
