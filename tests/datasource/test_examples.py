@@ -115,6 +115,7 @@ def test_its_page_shows_its_code_and_output(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
+@pytest.mark.usefixtures("spark_folder")
 def test_one_runs_as_a_program(tmp_path: Path) -> None:
     done = run_program(["word_count.py", "--folder", str(tmp_path)], spark_session.environment())
     assert done.stdout == output("word_count"), done.stderr[-3000:]
@@ -155,6 +156,7 @@ spark.stop()
     importlib.util.find_spec("grpc") is None or importlib.util.find_spec("pandas") is None,
     reason="Spark Connect needs grpcio and pandas: pip install 'sparklog[connect]'",
 )
+@pytest.mark.usefixtures("spark_folder")
 def test_all_run_over_connect(tmp_path: Path) -> None:
     environment = {**spark_session.environment(), "SPARK_REMOTE": "local[2]"}
     names = [name for name in NAMES if name not in OWN_SPARK]

@@ -363,6 +363,7 @@ def test_the_script_runs_by_itself(tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.usefixtures("spark_folder")
 def test_under_spark_submit_the_document_is_the_last_line_and_progress_can_be_read(tmp_path: Path) -> None:
     """It joins a script's two streams, and would log each step of each task around the line that says what failed."""
     orders = filled(tmp_path, "orders", COMPACTED)

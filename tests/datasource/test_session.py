@@ -209,6 +209,7 @@ spark.stop()
         ("PYTHONPATH=SITE exec PYTHON -S", "on HOST are PYTHON, which cannot import sparklog (ModuleNotFoundError"),
     ],
 )
+@pytest.mark.usefixtures("spark_folder")
 def test_a_broken_python_of_one_executor_of_two_is_one_line_with_its_host(
     tmp_path: Path, number: int, broken: str, says: str
 ) -> None:

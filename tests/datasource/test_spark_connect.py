@@ -73,6 +73,7 @@ spark.stop()
     reason="Spark Connect needs grpcio and pandas: pip install 'sparklog[connect]'",
 )
 @pytest.mark.slow
+@pytest.mark.usefixtures("spark_folder")
 def test_batch_and_stream_over_connect(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path / "log"), str(tmp_path / "c")],

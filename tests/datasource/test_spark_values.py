@@ -53,6 +53,7 @@ def snippet(word: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
+@pytest.mark.usefixtures("spark_folder")
 def test_avro_by_the_jar_of_spark(tmp_path: Path) -> None:
     pytest.importorskip("fastavro", reason="framed values for the recipe need fastavro")
     values = formats.encode(pa.array(ORDERS), "avro", {7: SCHEMA})

@@ -189,7 +189,7 @@ def groups_keep_nothing_pending(patch: Patch) -> None:
         (nobody_waits_for_what_is_hidden, "folders", range(4, 50)),
         (streams_do_not_wait, "names", range(17, 60)),
         (streams_do_not_wait, "folders", range(17, 60)),
-        (streams_wait_for_the_log_end_alone, "folders", range(263, 290)),
+        (streams_wait_for_the_log_end_alone, "folders", range(370, 390)),
         (what_is_hidden_is_lost, "hidden", 50),
         (hidden_entries_are_gone, "hidden", range(60, 100)),
         (snapshots_do_not_agree, "calm", 100),
