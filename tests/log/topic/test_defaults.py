@@ -264,7 +264,7 @@ def test_processes_with_faults_lose_nothing() -> None:
     assert sum(map(raced, range(6))) > 20
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_processes_with_faults_lose_nothing_sweep() -> None:
     assert sum(map(raced, range(6, 300))) > 1000
 
