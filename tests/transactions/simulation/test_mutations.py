@@ -201,7 +201,7 @@ def groups_keep_nothing_pending(patch: Patch) -> None:
         (prepares_after_the_decision, "calm", 40),
         (groups_do_not_fence, "calm", range(13, 100)),
         (members_do_not_wait_for_what_is_pending, "zombies", range(96, 300)),
-        (commits_do_not_wait_for_groups, "everything", range(267, 280)),
+        (commits_do_not_wait_for_groups, "everything", range(380, 390)),
         (groups_keep_nothing_pending, "calm", 60),
     ],
 )
