@@ -162,6 +162,7 @@ def test_dumps_are_those_of_the_fixtures(fixtures: Path, kafka_tools: KafkaTools
     ]
 
 
+@pytest.mark.slow
 def test_complaints_are_made_of_what_is_wrong(fixtures: Path, kafka_tools: KafkaTools, tmp_path: Path) -> None:
     good = copied(fixtures / "damaged/good/data/damaged-0", tmp_path / "good")
     logs = sorted(good.glob("*.log"))

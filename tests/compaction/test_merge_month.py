@@ -304,7 +304,7 @@ def test_each_byte_is_rewritten_a_few_times(rate: float) -> None:
     assert found.rewritten <= 4.2 * found.appended
 
 
-@pytest.mark.parametrize("every", [120.0, 300.0, 3600.0])
+@pytest.mark.parametrize("every", [pytest.param(120.0, marks=pytest.mark.slow), 300.0, 3600.0])
 def test_however_often_it_runs(every: float) -> None:
     found = simulated(steady(10, 2 * KIB, 200 * KIB), every=every, days=min(20.0, every / 60), commits=1)
     assert max(found.most()) <= MANY, found.most()
@@ -317,6 +317,7 @@ def bursts(now: float) -> list[float]:
     return [*burst, source.choice([7.0, 9.0]) * MIB / 900, source.choice([1.0, 7 * MIB / 900, 200 * KIB]), 20.0]
 
 
+@pytest.mark.slow
 def test_irregular_rates() -> None:
     found = simulated(bursts, days=12, commits=2)
     assert max(found.most()) <= MANY, found.most()

@@ -35,6 +35,7 @@ SLOW = {
     "registry_values",
     "sessions",
     "stream_stream_join",
+    "stream_table",
     "two_sinks",
 }
 """Those that take longer than a default run has time for."""

@@ -157,6 +157,7 @@ def test_two_writes_in_one_foreach_batch_both_land(spark: SparkSession, root: st
     assert values(root, "once") == list(range(10))
 
 
+@pytest.mark.slow
 def test_complete_mode_appends_each_result(spark: SparkSession, root: str, tmp_path: Path) -> None:
     def query(checkpoint: str, mode: str) -> Any:
         counts = source(spark, f"{root}/in").groupBy().count()

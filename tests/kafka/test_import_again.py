@@ -375,7 +375,11 @@ def seen(root: Root) -> Iterator[tuple[str, int, list[int]]]:
 @pytest.mark.sweep
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize(
-    "kind", [FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER, FaultKind.ERROR_BEFORE, FaultKind.ERROR_AFTER]
+    "kind",
+    [
+        *(FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER, FaultKind.ERROR_AFTER),
+        pytest.param(FaultKind.ERROR_BEFORE, marks=pytest.mark.slow),
+    ],
 )
 def test_an_import_that_is_killed_at_any_request_is_completed_by_the_next(tmp_path: Path, kind: FaultKind) -> None:
     three_topics(tmp_path)

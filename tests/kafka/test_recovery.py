@@ -286,7 +286,10 @@ def test_an_import_says_what_lies_behind_the_log_s_end(fixtures: Path, root: Roo
     ]
 
 
-@pytest.mark.parametrize(("name", "policy"), [(BIT_FLIPPED, SKIP), *((name, TRUNCATE) for name in DAMAGES)])
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [pytest.param(BIT_FLIPPED, SKIP, marks=pytest.mark.slow), *((name, TRUNCATE) for name in DAMAGES)],
+)
 def test_what_was_imported_is_the_same_after_sealing_and_compaction(
     fixtures: Path, root: Root, name: str, policy: str
 ) -> None:

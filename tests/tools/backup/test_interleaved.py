@@ -197,7 +197,7 @@ def test_others_act_between_any_two_requests_all_of_them(act: str) -> None:
         assert sweep(act) > 100
 
 
-@pytest.mark.parametrize("every", [1, 2, 5])
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 2, 5])
 def test_others_never_rest(every: int) -> None:
     story = Story()
     decide = story.at(lambda n: n < 40 and n % every == 0, story.move)
