@@ -11,6 +11,7 @@ import pytest
 
 import sparklog as library
 from sparklog.errors import BadRequest
+from sparklog.log.topic.defaults import DefaultsLog
 from sparklog.log.topic.root import Root
 from sparklog.maintenance.properties import NO_EQUIVALENT, NOT_NEEDED, TAKEN, answers
 from tests.cli.conftest import REPOSITORY, Sparklog
@@ -202,3 +203,19 @@ def test_answers_name_what_does_the_work_and_keep_secrets() -> None:
     assert "did you mean 'num.partitions'" in texts[4]
     with pytest.raises(BadRequest, match=r"f line 1: auto\.create\.topics\.enable must be true or false"):
         answers("auto.create.topics.enable=1", "f")
+
+
+def test_topics_are_described_with_one_look_at_the_defaults(
+    sparklog: Sparklog, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "two"):
+        sparklog("topics", "create", name)
+    looks, look = list[bool](), DefaultsLog._has_entries
+
+    def counted(self: DefaultsLog, *, sure: bool) -> bool:
+        looks.append(sure)
+        return look(self, sure=sure)
+
+    monkeypatch.setattr(DefaultsLog, "_has_entries", counted)
+    assert "Topic: two" in sparklog("topics", "describe").out
+    assert len(looks) == 1

@@ -6,7 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import sparklog
+from sparklog.log.state.configs import CONFIGS
+from sparklog.log.topic.defaults import DefaultsLog
 from sparklog.serve.addresses import Address
 from sparklog.serve.codes import Code
 from tests.serve.test_producing import connected
@@ -39,6 +43,26 @@ def created(wire: Wire, name: str) -> int:
 def asked(wire: Wire, name: str, allow: bool = True) -> int:
     topics = wire.ask("Metadata", 4, {"topics": [{"name": name}], "allowAutoTopicCreation": allow})["topics"]
     return int(topics[0]["errorCode"])
+
+
+def test_defaults_are_read_once_for_all_topics_of_a_request(
+    serve: Callable[..., Address], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, reads = sparklog.open(tmp_path, create=True), list[bool]()
+    for name in "abc":
+        root.create_topic(name)
+    look = DefaultsLog._has_entries
+
+    def counted(self: DefaultsLog, *, sure: bool) -> bool:
+        reads.append(sure)
+        return look(self, sure=sure)
+
+    monkeypatch.setattr(DefaultsLog, "_has_entries", counted)
+    with connected(serve(tmp_path)) as (wire,):
+        resources = [{"resourceType": TOPIC, "resourceName": name, "configurationKeys": None} for name in "abc"]
+        answer = wire.ask("DescribeConfigs", 1, {"resources": resources, "includeSynonyms": True})
+        assert [len(row["configs"]) for row in answer["results"]] == [len(CONFIGS)] * 3
+    assert reads == [True]
 
 
 def test_configs_have_the_sources_and_synonyms_of_a_broker(serve: Callable[..., Address], tmp_path: Path) -> None:

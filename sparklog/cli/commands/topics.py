@@ -126,8 +126,10 @@ def describe(
 
 def _of_root(root: Root, name: str) -> TopicRow:
     from sparklog.log.state.configs import TOPIC_CONFIG
+    from sparklog.log.state.description import describe
 
-    topic = root.topic(name).describe()
+    # The defaults of the root are the same for all topics of a command.
+    topic = describe(root.topic(name).log.read_snapshot(), root.engine.defaults.read())
     return TopicRow(
         name,
         topic.topic_id,

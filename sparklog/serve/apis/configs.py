@@ -13,7 +13,7 @@ from sparklog.log.state.broker_names import BY_NAME
 from sparklog.log.state.configs import CONFIGS, DEFAULT_CONFIG, ROOT_DEFAULT, TOPIC_CONFIG
 from sparklog.log.state.description import ConfigDescription
 from sparklog.log.state.description import describe_configs as described
-from sparklog.log.state.root_defaults import AUTO_CREATE, NUM_PARTITIONS, ConfigSynonym, DefaultRow
+from sparklog.log.state.root_defaults import AUTO_CREATE, NUM_PARTITIONS, ConfigSynonym, DefaultRow, RootDefaults
 from sparklog.serve.codes import Code, code_of
 from sparklog.serve.served_log import ServedLog
 from sparklog.serve.services import ServedRequest
@@ -28,20 +28,24 @@ TYPES = {"boolean": 1, "string": 2, "int": 3, "long": 5, "double": 6, "list": 7}
 async def describe_configs(request: ServedRequest) -> Fields:
     with_synonyms = request.fields["includeSynonyms"]
     log = request.services.log
+    # Read once for all resources: clients ask for every topic at once.
+    defaults: RootDefaults | None = None
     results = []
     for resource in request.fields["resources"]:
         kind, name = resource["resourceType"], resource["resourceName"]
         row: Fields = {"resourceType": kind, "resourceName": name}
         try:
+            if defaults is None and log.root is not None:
+                defaults = await request.services.run(log.root.defaults)
             if kind == TOPIC and not request.may(READ, name):
                 row |= {"errorCode": Code.TOPIC_AUTHORIZATION_FAILED, "errorMessage": "not allowed"}
             elif kind == TOPIC:
-                configs = await request.services.run(_topic_configs, log, name)
+                configs = await request.services.run(_topic_configs, log, name, defaults)
                 row["configs"] = [_row(item, with_synonyms) for item in configs if _is_asked(item.name, resource)]
             elif kind == BROKER:
-                rows = await request.services.run(_defaults, log) if request.may(READ, "") else []
+                rows = [] if defaults is None or not request.may(READ, "") else list(defaults.rows())
                 # Without a name: the defaults of all brokers that are set.
-                rows = [item for item in rows if name or item.source == ROOT_DEFAULT]
+                rows = [item for item in rows if item.pattern is None and (name or item.source == ROOT_DEFAULT)]
                 row["configs"] = [_default_row(item, with_synonyms) for item in rows if _is_asked(item.name, resource)]
             else:
                 row |= {"errorCode": Code.INVALID_REQUEST, "errorMessage": f"resources of type {kind} are not served"}
@@ -56,15 +60,11 @@ def _is_asked(name: str, resource: Fields) -> bool:
     return keys is None or name in keys
 
 
-def _topic_configs(log: ServedLog, name: str) -> Sequence[ConfigDescription]:
-    if log.root is None:
+def _topic_configs(log: ServedLog, name: str, defaults: RootDefaults | None) -> Sequence[ConfigDescription]:
+    if log.root is None or defaults is None:
         log.topic_id(name)
         return ()
-    return described(name, log.root.topic(name).log.head(refresh=False), log.root.defaults())
-
-
-def _defaults(log: ServedLog) -> list[DefaultRow]:
-    return [] if log.root is None else [row for row in log.root.defaults().rows() if row.pattern is None]
+    return described(name, log.root.topic(name).log.head(refresh=False), defaults)
 
 
 def _row(config: ConfigDescription, with_synonyms: bool) -> Fields:
