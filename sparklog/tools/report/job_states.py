@@ -43,7 +43,6 @@ class JobLook:
     """
 
     def __init__(self, root: Root, settings: Settings) -> None:
-        settings = settings.of_root(root)
         self.outcomes: Outcomes = read_outcomes(root)
         self.backlogs: dict[str, Backlog] = {}
         self.failures: list[SparklogError] = []
@@ -82,7 +81,7 @@ def has_jobs(root: Root) -> bool:
 
 def look_at_root(root: Root, settings: Settings, topics: Sequence[str] = ()) -> JobLook:
     """Look at these topics (none: all). `NotFound` if one that is named does not exist."""
-    look = JobLook(root, settings)
+    look = JobLook(root, settings.of_root(root))
     for name in topics:
         root.topic(name)
     for name in topics or sorted(filter(is_topic_name, root.store.list_folders(""))):

@@ -13,12 +13,14 @@ from sparklog.compaction.run import compact_root
 from sparklog.errors import BadRequest, NotFound, SparklogError, Unavailable
 from sparklog.log.state.root_defaults import AUTO_CREATE, RootDefaults
 from sparklog.log.topic.defaults import METADATA_MAX_AGE_MS
-from sparklog.log.topic.root import Root, written_topic
+from sparklog.log.topic.root import Root, RootView, written_topic
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.retain import retain_root
 from sparklog.storage.parallel_reads import ask_each
 from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, FaultyStore, Script, Seeded
 from sparklog.testing.world import DAY_MS, World
+from sparklog.tools.report.gather import gather
+from sparklog.tools.report.job_states import look_at_root
 from sparklog.tools.verification.run import verify_root
 from tests.support.counted_root import CountedRoot
 
@@ -70,6 +72,23 @@ def test_retention_goes_by_them() -> None:
     retain_root(root, Settings(world.now_ms, {"segment.bytes": "14"}))
     records = {name: world.root().topic(name).scan().to_table().num_rows for name in ("audit.a", "b", "c")}
     assert records == {"audit.a": 2, "b": 0, "c": 2}
+
+
+def test_what_is_said_to_be_due_goes_by_them() -> None:
+    world = World()
+    root = world.root()
+    root.create_topic("t").append(ROWS)
+    world.advance(days=10)
+    settings = Settings(world.now_ms)
+
+    def oldest_expired() -> set[bool]:
+        report = gather(RootView(root), settings)
+        backlogs = look_at_root(root, settings).backlogs["t"], report.topics[0].backlog
+        return {backlog is None or backlog.oldest_expired_ms is None for backlog in backlogs}
+
+    assert oldest_expired() == {False}
+    root.alter_defaults({"log.retention.ms": -1})
+    assert oldest_expired() == {True}
 
 
 def test_a_file_of_the_jobs_beats_the_root_and_a_topic_beats_both() -> None:
