@@ -82,7 +82,6 @@ INDIRECT: Mapping[str, tuple[str, ...]] = {
     "sparklog/tools/perf/producing.py": ("tests/cli/test_perf.py",),
     "sparklog/tools/report/hours.py": ("tests/tools/report/test_gather.py",),
     "sparklog/storage/wrapper_store.py": ("tests/maintenance/test_throttle.py",),
-    "sparklog/tools/report/job_states.py": ("tests/doctor/test_job_checks.py", "tests/cli/test_jobs.py"),
     "sparklog/tools/report/job_tables.py": ("tests/cli/test_jobs.py",),
     "sparklog/tools/verification/filter_files.py": ("tests/tools/verification/test_cross_checks.py",),
     "sparklog/tools/verification/kafka_partition.py": ("tests/tools/verification/test_kafka.py",),
