@@ -11,9 +11,11 @@ split.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -33,6 +35,7 @@ from sparklog.format.record_batch import (
     LOG_APPEND_TIME_BIT,
     NO_TIMESTAMP,
     BatchHeader,
+    BoolArray,
     ByteArray,
     Int64Array,
 )
@@ -44,6 +47,7 @@ ONE_PASS_BYTES = 64 << 10
 """Bytes that take less time to hash again than two CRCs take to join, interpreted."""
 _ALL = np.empty(0, np.int64)
 """As `order`: all rows; as `lane_of`: all in one lane."""
+_NONE_PLACED = np.empty(0, np.uint8)
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,8 @@ class EncodedSlice:
 
     `buffers` in order are the bytes. Per batch (int64): `positions` from the slice's start, `sizes`, `last_offsets`
     from the slice's base, `max_timestamps` in ms. `records`: as many as its offsets; `crc`: CRC-32C of all bytes.
-    Times are -1 if no record has one.
+    Times are -1 if no record has one. `content_bytes`: of keys, values and headers; `free_records` and `free_bytes`:
+    of records without a key whose partition was not given.
     """
 
     buffers: list[memoryview | bytes]
@@ -96,6 +101,9 @@ class EncodedSlice:
     max_ts: int
     crc: int
     has_null_keys: bool
+    content_bytes: int = 0
+    free_records: int = 0
+    free_bytes: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -104,6 +112,22 @@ class EncodedSlice:
     @cached_property
     def data(self) -> bytes:
         return b"".join(self.buffers)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EncoderRows:
+    """Rows to encode: columns as `encode` takes them.
+
+    `partition`: each row's, 0 or more; None: 0. `placed`: bool[rows], True where that was given and not chosen; None:
+    nowhere.
+    """
+
+    key: Column
+    value: Column
+    headers: Column
+    timestamp: Int64Array
+    partition: npt.NDArray[Any] | None = None
+    placed: BoolArray | None = None
 
 
 def encode(
@@ -123,9 +147,9 @@ def encode(
     Raises `BadRequest`: a null header key, a timestamp below -1, a record that alone is larger than
     `max_message_bytes`.
     """
-    rows = _RowEncoder(key, value, headers, timestamp, order)
+    rows = _RowEncoder([_Part.of(EncoderRows(key, value, headers, timestamp), order)])
     empty = EncodedSlice([], _ALL, _ALL, _ALL, _ALL, 0, NO_TIMESTAMP, NO_TIMESTAMP, 0, False)
-    return rows.slices(options).get(0, empty)
+    return dict(rows.slices(options)).get(0, empty)
 
 
 def encode_partitions(
@@ -142,12 +166,15 @@ def encode_partitions(
     About three times as fast as one call per partition with an `order`: rows are read in their order in memory.
     Partitions come in ascending order, those without rows are left out.
     """
-    if len(partition) != len(timestamp):
-        raise BadRequest(f"{len(partition)} partitions are given for {len(timestamp)} rows")
-    lane_of = _indices(partition, "partition")
-    if len(lane_of) and int(lane_of.min()) < 0:
-        raise BadRequest(f"partitions must be 0 or more, found {int(lane_of.min())}")
-    return _RowEncoder(key, value, headers, timestamp, None, lane_of).slices(options)
+    return dict(encode_rows([EncoderRows(key, value, headers, timestamp, partition)], options=options))
+
+
+def encode_rows(rows: Sequence[EncoderRows], *, options: EncodeOptions) -> Iterator[tuple[int, EncodedSlice]]:
+    """Yield the partitions of rows that come in several runs, as `encode_partitions` does of one.
+
+    Nothing is copied together before, and each slice can be written and let go before the next is compressed.
+    """
+    return _RowEncoder([_Part.of(some) for some in rows]).slices(options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,44 +201,64 @@ class _FinishedBatch:
     crc: int
 
 
-class _RowEncoder:
-    def __init__(
-        self,
-        key: Column,
-        value: Column,
-        headers: Column,
-        timestamp: Int64Array,
-        order: npt.NDArray[Any] | None,
-        lane_of: Int64Array = _ALL,
-    ) -> None:
-        self.times = np.ascontiguousarray(timestamp, np.int64)
-        for name, column in (("key", key), ("value", value), ("headers", headers)):
-            if column is not None and len(column) != len(self.times):
-                raise BadRequest(f"column {name} has {len(column)} rows, timestamp has {len(self.times)}")
-        self.order = _ALL if order is None else _indices(order, "order")
-        self.lane_of = lane_of
-        self.count = len(self.times) if order is None else len(self.order)
-        if len(self.order) and not 0 <= int(self.order.min()) <= int(self.order.max()) < len(self.times):
-            raise BadRequest(f"order names rows outside 0 to {len(self.times) - 1}")
-        low, high = (int(self.times.min()), int(self.times.max())) if len(self.times) else (0, 0)
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    """Rows whose columns are in the same arrays, as the kernels take them."""
+
+    times: Int64Array
+    columns: KernelColumns
+    order: Int64Array
+    lane_of: Int64Array
+    placed: ByteArray
+    count: int
+    low: int
+    high: int
+
+    @classmethod
+    def of(cls, rows: EncoderRows, order: npt.NDArray[Any] | None = None) -> _Part:
+        times = np.ascontiguousarray(rows.timestamp, np.int64)
+        for name, column in (("key", rows.key), ("value", rows.value), ("headers", rows.headers)):
+            if column is not None and len(column) != len(times):
+                raise BadRequest(f"column {name} has {len(column)} rows, timestamp has {len(times)}")
+        taken = _ALL if order is None else _indices(order, "order")
+        if len(taken) and not 0 <= int(taken.min()) <= int(taken.max()) < len(times):
+            raise BadRequest(f"order names rows outside 0 to {len(times) - 1}")
+        low, high = (int(times.min()), int(times.max())) if len(times) else (0, 0)
         if low < NO_TIMESTAMP:
             raise BadRequest(f"timestamps must not be negative, found {low} ms")
+        lane_of = _ALL if rows.partition is None else _indices(rows.partition, "partition")
+        if rows.partition is not None and len(lane_of) != len(times):
+            raise BadRequest(f"{len(lane_of)} partitions are given for {len(times)} rows")
+        if len(lane_of) and int(lane_of.min()) < 0:
+            raise BadRequest(f"partitions must be 0 or more, found {int(lane_of.min())}")
+        columns = KernelColumns(rows.key, rows.value, rows.headers)
+        placed = _NONE_PLACED if rows.placed is None else rows.placed.view(np.uint8)
+        return cls(times, columns, taken, lane_of, placed, len(times) if order is None else len(taken), low, high)
+
+    def rows(self, lane: int) -> Int64Array:
+        """The rows of a lane, in their order."""
+        if len(self.lane_of):
+            return np.flatnonzero(self.lane_of == lane)
+        return self.order if len(self.order) else np.arange(self.count)
+
+
+class _RowEncoder:
+    def __init__(self, parts: Sequence[_Part]) -> None:
+        self.parts = [part for part in parts if part.count]
+        self.count = sum(part.count for part in self.parts)
         # Attributes, header count and, at their longest, both deltas: of a time up to high - low, zig-zag encoded.
-        self.extra = 1 + 5 + 5 + (2 * (high - low) + 1).bit_length() // 7 + 1
-        self.columns = KernelColumns(key, value, headers)
+        span = max((part.high for part in self.parts), default=0) - min((part.low for part in self.parts), default=0)
+        self.extra = 1 + 5 + 5 + (2 * span + 1).bit_length() // 7 + 1
 
     def only(self, lane: int, first: int, count: int) -> _RowEncoder:
         """Rows `[first, first + count)` of a lane."""
-        if len(self.lane_of):
-            rows = np.flatnonzero(self.lane_of == lane)[first : first + count]
-        elif len(self.order):
-            rows = self.order[first : first + count]
-        else:
-            rows = np.arange(first, first + count)
-        part = object.__new__(_RowEncoder)
-        part.times, part.columns, part.extra = self.times, self.columns, self.extra
-        part.order, part.lane_of, part.count = np.ascontiguousarray(rows, np.int64), _ALL, count
-        return part
+        parts: list[_Part] = []
+        for part in self.parts:
+            rows = part.rows(lane)
+            taken = np.ascontiguousarray(rows[first : first + count], np.int64)
+            parts.append(replace(part, order=taken, lane_of=_ALL, count=len(taken)))
+            first, count = max(0, first - len(rows)), count - len(taken)
+        return _RowEncoder(parts)
 
     def write(self, target: int) -> tuple[ByteArray, list[_Draft], Int64Array]:
         """Run the kernels: their output, batches by lane, and the lane table.
@@ -228,36 +275,40 @@ class _RowEncoder:
         out = new_array(int(ends[-1]), np.uint8)
         batches = np.zeros((int(counts.sum()), kernels.BATCH_FIELDS), np.int64)
         state = np.zeros(kernels.STATE_SIZE, np.int64)
-        kernels.encode_records.sized(self.count)(
-            self.order, self.lane_of, self.count, self.times, self.columns.table, target, out, lanes, batches, state
-        )
+        for part in self.parts:
+            kernels.encode_records.sized(part.count)(
+                part.order, part.lane_of, part.count, part.times, part.columns.table, target, out, lanes, batches, state
+            )
         batches = batches[: int(state[kernels.BATCHES])]
         if len(lanes) > 1:
             batches = batches[np.argsort(batches[:, kernels.BATCH_LANE], kind="stable")]
         return out, [_Draft(*row) for row in batches.tolist()], lanes
 
     def _measure(self) -> Int64Array:
-        lanes = np.zeros((int(self.lane_of.max()) + 1 if len(self.lane_of) else 1, kernels.LANE_FIELDS), np.int64)
+        most = max((int(part.lane_of.max()) for part in self.parts if len(part.lane_of)), default=0)
+        lanes = np.zeros((most + 1, kernels.LANE_FIELDS), np.int64)
         lanes[:, kernels.LANE_MIN_TIME] = np.iinfo(np.int64).max
         state = np.zeros(kernels.STATE_SIZE, np.int64)
-        code = kernels.measure.sized(self.count)(
-            self.order, self.lane_of, self.count, self.times, self.columns.table, self.extra, lanes, state
-        )
-        row = int(state[kernels.ERROR_ROW])
-        if code == kernels.NULL_HEADER:
-            raise BadRequest(f"a header and its key must not be null, found one in row {row}")
-        if code == kernels.TOO_LARGE:
-            raise BadRequest(f"the record in row {row} has more than 2 GiB: no batch can hold it")
+        before = 0
+        for part in self.parts:
+            code = kernels.measure.sized(part.count)(
+                part.order, part.lane_of, part.placed, part.count, part.times, part.columns.table, self.extra, lanes,
+                state
+            )  # fmt: skip
+            row = before + int(state[kernels.ERROR_ROW])
+            if code == kernels.NULL_HEADER:
+                raise BadRequest(f"a header and its key must not be null, found one in row {row}")
+            if code == kernels.TOO_LARGE:
+                raise BadRequest(f"the record in row {row} has more than 2 GiB: no batch can hold it")
+            before += len(part.times)
         return lanes
 
-    def slices(self, options: EncodeOptions) -> dict[int, EncodedSlice]:
+    def slices(self, options: EncodeOptions) -> Iterator[tuple[int, EncodedSlice]]:
         if not self.count:
-            return {}
+            return
         out, drafts, lanes = self.write(options.target)
-        done: dict[int, list[_FinishedBatch]] = {}
-        for batch, lane in self._finish(out.data, drafts, 0, options):
-            done.setdefault(lane, []).append(batch)
-        return {lane: _slice(batches, lanes[lane]) for lane, batches in done.items()}
+        for lane, batches in groupby(self._finish(out.data, drafts, 0, options), itemgetter(1)):
+            yield lane, _slice([batch for batch, _ in batches], lanes[lane])
 
     def _finish(
         self, out: memoryview, drafts: list[_Draft], offset: int, options: EncodeOptions
@@ -311,6 +362,9 @@ def _slice(batches: list[_FinishedBatch], lane: Int64Array) -> EncodedSlice:
         max_ts=int(times.max()),
         crc=_crc(batches, buffers, sizes),
         has_null_keys=int(lane[kernels.LANE_NULL_KEYS]) > 0,
+        content_bytes=int(lane[kernels.LANE_CONTENT]),
+        free_records=int(lane[kernels.LANE_FREE_ROWS]),
+        free_bytes=int(lane[kernels.LANE_FREE_CONTENT]),
     )
 
 

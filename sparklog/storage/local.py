@@ -40,7 +40,8 @@ from sparklog.storage.store import (
 )
 from sparklog.storage.system_errors import refuse, store_error
 
-_WRITE_BUFFER = 1 << 20
+_WRITE_BUFFER = 64 << 10
+"""What is larger goes to the file without another copy."""
 _WRITEBACK_BYTES = 16 << 20
 """A file being written is handed to the disk in pieces of this size, while its writer goes on."""
 _READ_AT_ONCE = 1 << 30

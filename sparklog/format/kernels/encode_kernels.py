@@ -25,6 +25,7 @@ from typing import Any
 from sparklog.format.kernels.kernel_choice import kernel
 from sparklog.format.kernels.kernel_memory import (
     BYTES,
+    BYTES_IN,
     INT,
     INT64,
     INT64_IN,
@@ -55,8 +56,8 @@ OK, NULL_HEADER, TOO_LARGE = range(3)
 """Error codes."""
 
 # Columns of the lane table: first what `measure` adds up, then the state of each lane.
-LANE_ROWS, LANE_BYTES, LANE_NULL_KEYS, LANE_MIN_TIME = range(4)
-LANE_AT, LANE_BATCH_START, LANE_BATCH, LANE_COUNT, LANE_BASE, LANE_MAX_TIME, LANE_FIELDS = range(4, 11)
+LANE_ROWS, LANE_BYTES, LANE_NULL_KEYS, LANE_MIN_TIME, LANE_CONTENT, LANE_FREE_ROWS, LANE_FREE_CONTENT = range(7)
+LANE_AT, LANE_BATCH_START, LANE_BATCH, LANE_COUNT, LANE_BASE, LANE_MAX_TIME, LANE_FIELDS = range(7, 14)
 BATCH_LANE, BATCH_AT, BATCH_SIZE, BATCH_ROWS, BATCH_BASE_TIME, BATCH_MAX_TIME, BATCH_FIELDS = range(7)
 """Columns of the batch table."""
 
@@ -142,6 +143,17 @@ def headers_size(columns: Any, first: int, count: int) -> int:
 
 
 @helper
+def headers_content(columns: Any, first: int, count: int) -> int:
+    """Bytes of the keys and values of `count` headers from entry `first`."""
+    content = 0
+    for entry in range(first, first + count):
+        key_length, _ = header_cell(columns, HEADER_KEY, entry)
+        value_length, _ = header_cell(columns, HEADER_VALUE, entry)
+        content += key_length + max(value_length, 0)
+    return content
+
+
+@helper
 def write_headers(columns: Any, cursor: int, first: int, count: int) -> int:
     for entry in range(first, first + count):
         length, source = header_cell(columns, HEADER_KEY, entry)
@@ -171,15 +183,20 @@ def close(lanes: Any, batches: Any, lane: int, batch: int) -> None:
     batches[batch, BATCH_MAX_TIME] = lanes[lane, LANE_MAX_TIME]
 
 
-@kernel(INT(INT64_IN, INT64_IN, INT, INT64_IN, TABLE, INT, TABLE, INT64))
-def measure(order: Any, lane_of: Any, rows: int, times: Any, columns: Any, extra: int, lanes: Any, state: Any) -> int:
-    """Add up rows, bytes (an upper bound, batch headers left out), null keys and the time range of each lane.
+@kernel(INT(INT64_IN, INT64_IN, BYTES_IN, INT, INT64_IN, TABLE, INT, TABLE, INT64))
+def measure(
+    order: Any, lane_of: Any, placed: Any, rows: int, times: Any, columns: Any, extra: int, lanes: Any, state: Any
+) -> int:
+    """Add up rows, bytes (an upper bound, batch headers left out), null keys and the time range of each lane, the bytes
+    of its keys, values and headers, and how much of that is free to go to any lane: neither keyed nor placed.
 
-    `order`: rows to take, empty: all; `lane_of`: lane of each row taken, empty: all lane 0; `extra`: the most that
-    attributes, both deltas and a header count can take. Lanes' min and max time must be preset.
+    `order`: rows to take, empty: all; `lane_of`: lane of each row taken, empty: all lane 0; `placed`: 1 for rows whose
+    lane was given, empty: none; `extra`: the most that attributes, both deltas and a header count can take. Lanes' min
+    time must be preset.
     """
     order_at = address(order) if len(order) else 0
     lane_at = address(lane_of) if len(lane_of) else 0
+    placed_at = address(placed) if len(placed) else 0
     times_at = address(times)
     k_off, k_wide, _, _, k_valid, k_at = column(columns, KEY)
     v_off, v_wide, _, _, v_valid, v_at = column(columns, VALUE)
@@ -190,6 +207,7 @@ def measure(order: Any, lane_of: Any, rows: int, times: Any, columns: Any, extra
         key_length, _ = cell(k_off, k_wide, 0, k_valid, k_at + row)
         value_length, _ = cell(v_off, v_wide, 0, v_valid, v_at + row)
         size = extra + cell_size(key_length) + cell_size(value_length)
+        content = max(key_length, 0) + max(value_length, 0)
         if has_headers:
             count, first = cell(columns[LIST, 0], columns[LIST, 1], 0, columns[LIST, 4], columns[LIST, 5] + row)
             if count > 0:
@@ -197,14 +215,20 @@ def measure(order: Any, lane_of: Any, rows: int, times: Any, columns: Any, extra
                 if headers_bytes < 0:
                     return fail(state, row, NULL_HEADER)
                 size += headers_bytes
+                content += headers_content(columns, first, count)
         size += varint_size(zigzag(size))
         if size > MAX_RECORD:
             return fail(state, row, TOO_LARGE)
         time = load_i64(times_at + 8 * row)
         lanes[lane, LANE_ROWS] += 1
         lanes[lane, LANE_BYTES] += size
-        lanes[lane, LANE_NULL_KEYS] += key_length < 0
         lanes[lane, LANE_MIN_TIME] = min(lanes[lane, LANE_MIN_TIME], time)
+        lanes[lane, LANE_CONTENT] += content
+        if key_length < 0:
+            lanes[lane, LANE_NULL_KEYS] += 1
+            if placed_at == 0 or load_u8(placed_at + row) == 0:
+                lanes[lane, LANE_FREE_ROWS] += 1
+                lanes[lane, LANE_FREE_CONTENT] += content
     return OK
 
 
@@ -221,7 +245,7 @@ def encode_records(
 
     A batch's base time is its first record's; offset deltas count from 0 in each batch. `lanes[:, LANE_AT]` must be
     preset to where each region begins, and `LANE_BATCH` to -1; `batches` receives a row for each batch in order of
-    their beginning.
+    their beginning. Called again with the same lanes, batches and state it goes on with the next rows.
     """
     out_at, times_at = address(out), address(times)
     order_at = address(order) if len(order) else 0
@@ -229,7 +253,7 @@ def encode_records(
     k_off, k_wide, k_data, k_end, k_valid, k_at = column(columns, KEY)
     v_off, v_wide, v_data, v_end, v_valid, v_at = column(columns, VALUE)
     has_headers = columns[LIST, 0] != 0
-    used = 0
+    used = state[BATCHES]
     for i in range(rows):
         row = i
         if order_at:

@@ -21,18 +21,22 @@ import pyarrow as pa
 
 from sparklog.errors import BadRequest, NotFound, SparklogError
 from sparklog.format.append_file import INDEX_MIN_BYTES, SliceIndex, WrittenSlice, build_index
-from sparklog.format.encode import EncodedSlice, EncodeOptions, encode, encode_partitions
+from sparklog.format.arrow_numpy import valid_rows
+from sparklog.format.encode import EncodedSlice, EncodeOptions, EncoderRows, encode_rows
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.journal.names import append_path, read_root_id
 from sparklog.log.read.topic_scan import Scan
-from sparklog.log.state.slices import FileSlices, RowCounts, SliceFlag
+from sparklog.log.state.slices import ANYWHERE, FileSlices, RowCounts, SliceFlag
 from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.write.append_output import AppendOutput
 from sparklog.log.write.append_target import AppendTarget, WriteOptions
 from sparklog.log.write.inline_records import tail_bytes, unwritten
 from sparklog.log.write.python_rows import batch_of_columns, batches_of_rows
-from sparklog.log.write.rows import ROW_COLUMNS, Partitioner, Rows, add_rows, check_columns, rows_of, sticky_seed
+from sparklog.log.write.rows import ROW_COLUMNS, Partitioner, Rows, check_columns, rows_of, sticky_seed
 from sparklog.storage.parallel_reads import ask_each
+
+JOINED_BYTES = 1 << 20
+"""Batches of a flush are joined until they have so many bytes."""
 
 
 class AppendWriter:
@@ -115,18 +119,25 @@ class AppendWriter:
         if not self._pending:
             return
         now = self._env.wall_ms()
-        rows = rows_of(self._pending, now)
-        self._pending, self._pending_bytes = [], 0
-        _check_rows(rows, self._target, now)
-        columns = rows.key, rows.value, rows.headers, rows.timestamp
-        partition = self._partitioner.assign(rows.n, key=rows.key, value=rows.value, partition=rows.partition)
-        add_rows(self._counts, rows, partition)
-        if self._target.partitions == 1:
-            slices = {0: encode(*columns, options=self._encode)}
-        else:
-            slices = encode_partitions(*columns, partition, options=self._encode)
-        for number, encoded in slices.items():
+        pending, self._pending, self._pending_bytes = self._pending, [], 0
+        parts = [self._placed(batches, now) for batches in _runs(pending)]
+        for number, encoded in encode_rows(parts, options=self._encode):
+            self._count(number, encoded.records - encoded.free_records, encoded.content_bytes - encoded.free_bytes)
+            self._count(ANYWHERE, encoded.free_records, encoded.free_bytes)
             self._add(number, encoded)
+
+    def _placed(self, batches: list[pa.RecordBatch], now: int) -> EncoderRows:
+        rows = rows_of(batches, now)
+        _check_rows(rows, self._target, now)
+        partition = self._partitioner.assign(rows.n, key=rows.key, value=rows.value, partition=rows.partition)
+        placed = None if rows.partition is None else valid_rows(rows.partition)
+        lanes = None if self._target.partitions == 1 else partition
+        return EncoderRows(rows.key, rows.value, rows.headers, rows.timestamp, lanes, placed)
+
+    def _count(self, place: int, records: int, nbytes: int) -> None:
+        if records:
+            before = self._counts.get(place, (0, 0))
+            self._counts[place] = before[0] + records, before[1] + nbytes
 
     def _add(self, partition: int, encoded: EncodedSlice) -> None:
         written = self._described(partition, encoded)
@@ -228,6 +239,20 @@ def _pieces(batch: pa.RecordBatch, limit: int) -> Iterator[pa.RecordBatch]:
     half = batch.num_rows // 2
     yield from _pieces(batch.slice(0, half), limit)
     yield from _pieces(batch.slice(half), limit)
+
+
+def _runs(batches: list[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    """Yield neighbours that are worth joining: a copy of small batches costs less than a call for each of them."""
+    run: list[pa.RecordBatch] = []
+    filled = 0
+    for batch in batches:
+        run.append(batch)
+        filled += batch.nbytes
+        if filled >= JOINED_BYTES:
+            yield run
+            run, filled = [], 0
+    if run:
+        yield run
 
 
 def _check_rows(rows: Rows, target: AppendTarget, now_ms: int) -> None:

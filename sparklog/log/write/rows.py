@@ -32,7 +32,6 @@ import pyarrow as pa
 from sparklog.errors import BadRequest
 from sparklog.format.arrow_numpy import fixed_values, valid_rows
 from sparklog.log.state.record_schema import HEADERS_TYPE
-from sparklog.log.state.slices import ANYWHERE
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
@@ -197,24 +196,6 @@ def _milliseconds(array: pa.Array, now_ms: int) -> Int64s | int:
     return values if valid is None else np.where(valid, values, now_ms)
 
 
-def add_rows(counts: dict[int, tuple[int, int]], rows: Rows, partition: npt.NDArray[np.int32]) -> None:
-    sizes = sizes_of(rows.key, rows.n) + sizes_of(rows.value, rows.n) + _header_sizes(rows.headers, rows.n)
-    place = np.where(_is_valid(rows.key, rows.n) | _is_valid(rows.partition, rows.n), partition, ANYWHERE)
-    # Counting is much faster than sorting; a sum of bytes in floats is exact below 2^53.
-    records = np.bincount(place - ANYWHERE)
-    nbytes = np.bincount(place - ANYWHERE, weights=sizes)
-    for place_number in np.flatnonzero(records).tolist():
-        number, count, size = place_number + ANYWHERE, int(records[place_number]), int(nbytes[place_number])
-        before = counts.get(number, (0, 0))
-        counts[number] = before[0] + count, before[1] + size
-
-
-def _is_valid(column: pa.Array | None, n: int) -> npt.NDArray[np.bool_]:
-    if column is None or column.null_count == n:
-        return np.zeros(n, np.bool_)
-    return valid_rows(column)
-
-
 def sizes_of(column: pa.Array | None, n: int) -> npt.NDArray[np.int64]:
     """Return int64[n]: bytes of each item, 0 for null."""
     if column is None or n == 0 or column.null_count == n:
@@ -225,19 +206,7 @@ def sizes_of(column: pa.Array | None, n: int) -> npt.NDArray[np.int64]:
         return sizes_of(column.cast(pa.large_binary()), n)
     offsets = np.frombuffer(column.buffers()[1], np.int64 if wide else np.int32)
     sizes = np.diff(offsets[column.offset : column.offset + n + 1]).astype(np.int64)
-    return np.where(_is_valid(column, n), sizes, 0) if column.null_count else sizes
-
-
-def _header_sizes(column: pa.Array | None, n: int) -> npt.NDArray[np.int64]:
-    if column is None or pa.types.is_null(column.type) or column.null_count == n:
-        return np.zeros(n, np.int64)
-    wide = pa.types.is_large_list(column.type)
-    offsets = np.frombuffer(column.buffers()[1], np.int64 if wide else np.int32)[column.offset : column.offset + n + 1]
-    first = int(offsets[0])
-    items = column.values.slice(first, int(offsets[-1]) - first)
-    sizes = sizes_of(items.field("key"), len(items)) + sizes_of(items.field("value"), len(items))
-    sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])[offsets - first]
-    return np.diff(sums) * _is_valid(column, n)
+    return np.where(valid_rows(column), sizes, 0) if column.null_count else sizes
 
 
 STICKY_BYTES = 512 << 10
