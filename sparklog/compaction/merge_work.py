@@ -268,7 +268,7 @@ def _fetch(store: Store, rows: Sequence[PlannedSlice], places: Sequence[int], to
     data = np.empty(total, np.uint8).data
 
     def fetch(request: _Request) -> None:
-        got = memoryview(read_range(store, request.file, request.start, request.nbytes))
+        got = read_range(store, request.file, request.start, request.nbytes)
         for i in request.rows:
             row = rows[i]
             body = got[row.position - request.start :][: row.size]

@@ -218,7 +218,7 @@ def _windows(store: Store, planned: PlannedSlice) -> Iterator[Window]:
     low = crc = 0
     try:
         if planned.size <= store.limits.span_bytes:
-            data = memoryview(read_range(store, planned.file, planned.position, planned.size))
+            data = read_range(store, planned.file, planned.position, planned.size)
             check_slice(data, planned)
             headers = scan_headers(data, file=planned.file, file_position=planned.position)
             yield Window(data, planned.position, headers, planned.file)

@@ -23,6 +23,7 @@ import struct
 import threading
 import zlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from sparklog.errors import BadRequest, Corrupt
@@ -36,6 +37,9 @@ SNAPPY_MAX_RATIO = 32
 LZ4_MAX_RATIO = 256
 """Each byte of an LZ4 match length yields at most 255."""
 LZ4_MAGIC = 0x184D2204
+LZ4_WRITTEN = bytes.fromhex("04224d18604082")
+"""The head of a frame of independent 64 KiB blocks without sizes and checksums."""
+LZ4_BLOCK = 64 * 1024
 ZSTD_BLOCK = 128 * 1024
 LIMIT_FLOOR, LIMIT_RATIO, LIMIT_CEILING = 64 << 20, 256, 256 << 20
 """A batch may become 64 MiB + 256 x its compressed bytes, at most 256 MiB. Kafka's own default is 1 MiB compressed."""
@@ -78,6 +82,28 @@ def decompress(codec: str, data: BytesLike, limit: int | None = None) -> bytes:
     if codec not in _FUNCTIONS:
         raise BadRequest(f"unknown compression codec {codec!r}: use one of {', '.join(CODECS)}")
     return _FUNCTIONS[codec][1](view, decompressed_limit(view.nbytes) if limit is None else limit)
+
+
+Fill = Callable[[memoryview], int]
+"""Writes decompressed bytes into memory that has room for them, and returns how many there are. Raises `Corrupt`."""
+
+
+def opened(codec: str, data: BytesLike) -> tuple[int, Fill]:
+    """Return the room that the stream's bytes need at most, and what writes them where a caller has that room.
+
+    It saves the copy of a result of `decompress` to its place. Raises `Corrupt` as `decompress` does.
+    """
+    view = memoryview(data)
+    opening = _OPENINGS.get(codec, lambda view, limit: None)(view, decompressed_limit(view.nbytes))
+    if opening is not None:
+        return opening
+    part = decompress(codec, view)
+    return len(part), partial(_copied, part)
+
+
+def _copied(part: bytes, out: memoryview) -> int:
+    out[: len(part)] = part
+    return len(part)
 
 
 def _too_large(codec: str, limit: int, size: int | None = None) -> Corrupt:
@@ -190,6 +216,39 @@ def _lz4_decompress(data: memoryview, limit: int) -> bytes:
     return out
 
 
+def _lz4_opened(data: memoryview, limit: int) -> tuple[int, Fill] | None:
+    """Open a frame of plain blocks, as this and Kafka's Java clients write; any other, or a damaged one: None."""
+    if data[: len(LZ4_WRITTEN)] != LZ4_WRITTEN:
+        return None
+    blocks: list[tuple[int, int]] = []
+    position, room = len(LZ4_WRITTEN), 0
+    while (size := int.from_bytes(data[position : position + 4], "little")) != 0:
+        plain, size = size >> 31, size & 0x7FFFFFFF
+        start, position = position + 4, position + 4 + size
+        if size > LZ4_BLOCK or position + 4 > data.nbytes:
+            return None
+        blocks.append((start, -position if plain else position))
+        room += size if plain else min(size * LZ4_MAX_RATIO, LZ4_BLOCK)
+    return (room, partial(_lz4_fill, data, blocks)) if blocks and room <= limit else None
+
+
+def _lz4_fill(data: memoryview, blocks: list[tuple[int, int]], out: memoryview) -> int:
+    # Straight to its place, block by block: the package lz4 decompresses frames of an unknown size piece by piece.
+    import cramjam
+
+    filled, fill = 0, cramjam.lz4.decompress_block_into
+    try:
+        for start, end in blocks:
+            room = out[filled : filled + LZ4_BLOCK]
+            if end < 0:
+                filled += _copied(bytes(data[start:-end]), room)
+            else:
+                filled += fill(data[start:end], room, output_len=len(room))
+    except cramjam.DecompressionError as error:
+        raise Corrupt(f"expected an lz4 frame: {error}") from None
+    return filled
+
+
 def _check_lz4_frame(data: memoryview, limit: int) -> None:
     """Kafka's rules for the frame descriptor (its checksum is verified by the library)."""
     if data.nbytes < 7 or int.from_bytes(data[:4], "little") != LZ4_MAGIC:
@@ -217,12 +276,44 @@ def _zstd_compress(data: BytesLike, level: int | None) -> bytes:
     return compressors[level].compress(data)  # type: ignore[no-any-return]
 
 
-def _zstd_decompress(data: memoryview, limit: int) -> bytes:
+def _zstd_decompressor() -> Any:
     import zstandard
 
     decompressor = _local.__dict__.get("decompressor")
     if decompressor is None:
         decompressor = _local.decompressor = zstandard.ZstdDecompressor()
+    return decompressor
+
+
+def _zstd_opened(data: memoryview, limit: int) -> tuple[int, Fill] | None:
+    """Open a frame that says how many bytes it holds; any other, or a damaged one: None."""
+    import zstandard
+
+    try:
+        size = zstandard.frame_content_size(data)
+        bound = _zstd_bound(data, zstandard.frame_header_size(data))
+    except (zstandard.ZstdError, Corrupt):
+        return None
+    return (size, partial(_zstd_fill, data, size)) if 0 < size <= min(limit, bound) else None
+
+
+def _zstd_fill(data: memoryview, size: int, out: memoryview) -> int:
+    import zstandard
+
+    try:
+        with _zstd_decompressor().stream_reader(data) as reader:
+            filled: int = reader.readinto(out[:size])
+    except zstandard.ZstdError as error:
+        raise Corrupt(f"expected a zstd frame: {error}") from None
+    if filled != size:
+        raise Corrupt("the zstd frame is cut off")
+    return filled
+
+
+def _zstd_decompress(data: memoryview, limit: int) -> bytes:
+    import zstandard
+
+    decompressor = _zstd_decompressor()
     bound = 0
     try:
         size = zstandard.frame_content_size(data)
@@ -265,4 +356,8 @@ _FUNCTIONS: dict[str, tuple[Callable[[BytesLike, int | None], bytes], Callable[[
     "snappy": (_snappy_compress, _snappy_decompress),
     "lz4": (_lz4_compress, _lz4_decompress),
     "zstd": (_zstd_compress, _zstd_decompress),
+}
+_OPENINGS: dict[str, Callable[[memoryview, int], tuple[int, Fill] | None]] = {
+    "lz4": _lz4_opened,
+    "zstd": _zstd_opened,
 }

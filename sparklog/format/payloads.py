@@ -33,7 +33,6 @@ from sparklog.format.record_batch import (
     Payloads,
     Place,
     as_bytes_array,
-    gathered,
 )
 
 _LEGACY = 2
@@ -56,7 +55,7 @@ def payloads(
         check_crcs(data, headers, place)
     groups: list[Payloads] = []
     inflated = 0
-    for group in payload_groups(source, headers, place, group_bytes=CALL_LIMIT):
+    for group in payload_groups(source, headers, place):
         groups.append(group)
         inflated += 0 if group.plain else len(group.data)
         if inflated > CALL_LIMIT:
@@ -75,10 +74,8 @@ def payloads(
     return Payloads(np.concatenate(parts), start, stop, 0, len(headers), stored=0)
 
 
-def payload_groups(
-    data: ByteArray, headers: BatchHeaders, place: Place, *, group_bytes: int = GROUP_BYTES
-) -> Iterator[Payloads]:
-    """Give neighbouring batches of one kind at a time, compressed ones about `group_bytes` at a time.
+def payload_groups(data: ByteArray, headers: BatchHeaders, place: Place) -> Iterator[Payloads]:
+    """Give neighbouring batches of one kind at a time, compressed ones about `GROUP_BYTES` at a time.
 
     Payloads of batches without records are not looked at. Raises `Corrupt` and `BadRequest` as `payloads` does.
     """
@@ -94,22 +91,38 @@ def payload_groups(
         if kind[low] == _LEGACY:
             yield from old_messages.records(data, headers, low, high, place)
         elif kind[low]:
-            for group in gathered(_decompressed(data, headers, low, high, place), group_bytes):
-                first, last = low + group.first, low + group.last
-                yield replace(group, first=first, last=last, stored=int(stored[last] - stored[first]))
+            for group in _decompressed(data, headers, low, high, place):
+                yield replace(group, stored=int(stored[group.last] - stored[group.first]))
         else:
             nbytes = int(stored[high] - stored[low])
             yield Payloads(data, start[low:high], stop[low:high], low, high, nbytes, plain=True)
 
 
-def _decompressed(data: ByteArray, headers: BatchHeaders, low: int, high: int, place: Place) -> Iterator[bytes]:
+def _decompressed(data: ByteArray, headers: BatchHeaders, low: int, high: int, place: Place) -> Iterator[Payloads]:
     view = data.data
     columns = (column[low:high].tolist() for column in (headers.position, headers.size, headers.codec))
+    out, first, edges, total = data[:0], low, [0], 0
     for batch, (position, size, codec) in enumerate(zip(*columns, strict=True), low):
         try:
-            yield compression.decompress(CODECS[codec], view[position + HEADER_BYTES : position + size])
+            room, fill = compression.opened(CODECS[codec], view[position + HEADER_BYTES : position + size])
+            if batch > first and edges[-1] + room > len(out):
+                yield _group(out, edges, first)
+                out, first, edges = data[:0], batch, [0]
+            if batch == first:
+                out = new_array(max(room, min(GROUP_BYTES, room * (high - low))), np.uint8)
+            filled = fill(out.data[edges[-1] :])
         except Corrupt as error:
             raise place.corrupt(headers, batch, f"the batch cannot be decompressed: {error.message}") from None
+        edges.append(edges[-1] + filled)
+        total += filled
+        if total > CALL_LIMIT:
+            raise BadRequest(f"the batches hold more than {CALL_LIMIT} bytes: read fewer batches at a time")
+    yield _group(out, edges, first)
+
+
+def _group(out: ByteArray, edges: list[int], first: int) -> Payloads:
+    ends = np.array(edges, np.int64)
+    return Payloads(out[: edges[-1]], ends[:-1], ends[1:], first, first + len(edges) - 1, stored=0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

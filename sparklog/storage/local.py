@@ -20,10 +20,10 @@ from __future__ import annotations
 import errno
 import os
 import stat as stat_module
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from sparklog.errors import BadRequest, NotFound
 from sparklog.storage.durable_files import NEW_FILE, full_fsync, start_writeback
@@ -45,6 +45,8 @@ _WRITE_BUFFER = 64 << 10
 _WRITEBACK_BYTES = 16 << 20
 """A file being written is handed to the disk in pieces of this size, while its writer goes on."""
 _READ_AT_ONCE = 1 << 30
+_POOLED_BYTES = 256 << 10
+_Part = TypeVar("_Part", bytes, memoryview)
 _KNOWN_FOLDERS = 10_000
 _ATTEMPTS = 100
 _NFS_REMAINS = ".nfs0"
@@ -91,6 +93,12 @@ class LocalStore(FolderStore):
         return not os.path.isdir(self._path) or os.access(self._path, os.W_OK | os.X_OK)
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        return self._part(key, start, length, _read)
+
+    def read(self, key: str, start: int, length: int) -> memoryview:
+        return self._part(key, start, length, _read_pooled)
+
+    def _part(self, key: str, start: int, length: int | None, read: Callable[[int, int, int], _Part]) -> _Part:
         check_range(key, start, length)
         path = self._file(key)
         try:
@@ -106,7 +114,7 @@ class LocalStore(FolderStore):
             available = max(0, status.st_size - start)
             if length is None:
                 check_document(key, available)
-            return _read(fd, start, available if length is None else min(length, available))
+            return read(fd, start, available if length is None else min(length, available))
         except OSError as error:
             self._fail(error, "read", key)
         finally:
@@ -469,6 +477,19 @@ def _read(fd: int, start: int, length: int) -> bytes:
         start += len(data)
         length -= len(data)
     return b"".join(parts)
+
+
+def _read_pooled(fd: int, start: int, length: int) -> memoryview:
+    """The same, into memory of Arrow's pool, which keeps large blocks: new ones cost page faults each time."""
+    if length < _POOLED_BYTES:
+        return memoryview(_read(fd, start, length))
+    import pyarrow as pa
+
+    view = memoryview(pa.allocate_buffer(length)).cast("B")
+    filled = 0
+    while filled < length and (count := os.preadv(fd, [view[filled : filled + _READ_AT_ONCE]], start + filled)):
+        filled += count
+    return view[:filled].toreadonly()
 
 
 def _write(fd: int, data: bytes) -> None:

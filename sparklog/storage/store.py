@@ -171,6 +171,10 @@ class Store(ABC):
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         """Return bytes `[start, start + length)` of an object; fewer only if the object ends earlier."""
 
+    def read(self, key: str, start: int, length: int) -> memoryview:
+        """Return the same of a data object as a view, whose memory a store may use again when it is let go."""
+        return memoryview(self.get(key, start, length))
+
     @abstractmethod
     def create(self, key: str, data: bytes) -> bool:
         """Create an object durably if there is none. True: this call created it. False: the key existed already.

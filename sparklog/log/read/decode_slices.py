@@ -119,6 +119,8 @@ class _Decoder:
             reached = (int(stored[low - 1]) if low else 0) + room
             high = int(np.searchsorted(stored, reached, side="right"))
             many = int(np.searchsorted(opened, opened[low] + BATCHES_AT_ONCE))
+            if self._learned and stored[-1] - reached < room / 2:
+                high = len(stored)  # What would be left is not worth a call.
             high = max(low + 1, min(high, many))
             batch = self._batch(run[low:high])
             if batch.num_rows:
@@ -236,7 +238,7 @@ def _laid_out(pieces: list[FetchedBatches], data: memoryview) -> _BatchRun:
     wrong = (begin < low) | (end > high) | (end <= begin)
     neighbour = piece_of[1:] == piece_of[:-1]
     wrong[1:] |= neighbour & np.where(dense[1:], begin[1:] != end[:-1], begin[1:] < end[:-1])
-    if not np.isin(starts, headers.position).all():
+    if (headers.position.take(np.searchsorted(headers.position, starts), mode="clip") != starts).any():
         raise Corrupt("a slice does not begin with a record batch", file=file, position=position)
     if wrong.any():
         bad = int(np.argmax(wrong))

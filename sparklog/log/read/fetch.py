@@ -297,7 +297,7 @@ class Fetcher:
         return self._indexes[planned.file]
 
 
-def _read(request: Request) -> bytes:
+def _read(request: Request) -> bytes | memoryview:
     kept = RECENT.read(request.store, request.file, request.start, request.length)
     if kept is not None:
         return kept
@@ -351,7 +351,7 @@ def read_windows(store: Store, planned: PlannedSlice) -> Iterator[Window]:
 
 def read_footer(store: Store, planned: PlannedSlice) -> Footer:
     data = read_range(store, planned.file, planned.file_size - planned.footer_length, planned.footer_length)
-    return decode_footer(data, file_size=planned.file_size, file=planned.file)
+    return decode_footer(bytes(data), file_size=planned.file_size, file=planned.file)
 
 
 def index_of(footer: Footer, planned: PlannedSlice) -> SliceIndex | None:
@@ -393,12 +393,12 @@ def read_window(store: Store, planned: PlannedSlice, low: int, high: int, until:
     if low < until:
         length = min(length, max(until - low, HEADER_BYTES))
     position = planned.position + low
-    data = memoryview(read_range(store, planned.file, position, length))
+    data = read_range(store, planned.file, position, length)
     headers = scan_headers(data, whole=False)
     if headers.end == 0 and headers.stop == "partial" and length < high - low:
         # One batch is larger than a window; its length is believed only as far as the slice goes.
         size = int.from_bytes(data[8:LOG_OVERHEAD], "big") + LOG_OVERHEAD
-        data = memoryview(read_range(store, planned.file, position, min(size, high - low)))
+        data = read_range(store, planned.file, position, min(size, high - low))
         headers = scan_headers(data, whole=False)
     if headers.end == 0 or (headers.stop != "end" and low + len(data) == high):
         raise Corrupt(
@@ -407,7 +407,7 @@ def read_window(store: Store, planned: PlannedSlice, low: int, high: int, until:
     return data[: headers.end], headers
 
 
-def read_range(store: Store, file: str, start: int, length: int) -> bytes:
+def read_range(store: Store, file: str, start: int, length: int) -> memoryview:
     """Return exactly these bytes of a file. `MissingFile` if it is gone, `Corrupt` if it is shorter.
 
     Both are believed when a second request says the same. A cache of names may deny once what is there, and a reader
@@ -415,7 +415,7 @@ def read_range(store: Store, file: str, start: int, length: int) -> bytes:
     """
     for tries in (1, 2):
         try:
-            data = store.get(file, start, length)
+            data = store.read(file, start, length)
         except NotFound:
             if tries == 2:
                 raise MissingFile(file) from None

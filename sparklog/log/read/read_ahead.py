@@ -24,7 +24,7 @@ class Request:
     file: str
     start: int
     length: int
-    answer: Future[bytes] | None = None
+    answer: Future[bytes | memoryview] | None = None
 
 
 class ReadAhead:
@@ -36,7 +36,7 @@ class ReadAhead:
     def __init__(
         self,
         at_once: int,
-        read: Callable[[Request], bytes],
+        read: Callable[[Request], bytes | memoryview],
         more: Callable[[], bool],
         limits: Limits = DEFAULTS,
     ) -> None:
@@ -57,7 +57,7 @@ class ReadAhead:
     def add(self, requests: Iterable[Request]) -> None:
         self._waiting.extend(requests)
 
-    def take(self, request: Request) -> bytes:
+    def take(self, request: Request) -> bytes | memoryview:
         """Return the bytes of the oldest request that was added and neither taken nor dropped."""
         if self.is_on:
             self._begin()
