@@ -1,7 +1,7 @@
 """All benchmarks, one after the other: `python -m benchmarks`; one of them: `python -m benchmarks NAME [ARGUMENT]...`.
 
-Names are those of the programs here without `bench_`. Each says in its docstring what it takes. `delta` is run by its
-name only: it needs another Spark than the rest.
+Names are those of the programs here without `bench_`. Each says in its docstring what it takes. `delta` and
+`memory` are run by name only: one needs another Spark than the rest, the other 10 GB of disk.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 PROGRAMS = ("codec", "log", "table", "maintenance", "producer", "members", "spark", "cold", "latency", "serve")
-BY_NAME = (*PROGRAMS, "delta")
+BY_NAME = (*PROGRAMS, "delta", "memory")
 
 
 def main() -> None:

@@ -1,9 +1,10 @@
 """The log without Spark: opening a topic with 100,000 commits, seeking, appending and scanning as plain Python.
 
-Run: `python benchmarks/bench_log.py [--rows N] [--commits N] [--rounds N] [--quick]`. One thread, a local disk (its
-page cache warm). Throughput is CPU seconds of the process, contenders taking turns in every round (A, B, then B, A),
-the median counts, and what matters is the ratio within the run. The yardstick is Parquet through pyarrow with the same
-columns: a format without offsets, headers and checksums of batches.
+Run: `python benchmarks/bench_log.py [--rows N] [--commits N] [--rounds N] [--quick] [--throughput]`. One thread, a
+local disk (its page cache warm). Throughput is CPU seconds of the process, contenders taking turns in every round (A,
+B, then B, A), the median counts, and what matters is the ratio within the run; so it is with the codec and the checksum
+alone, which bound it. The yardstick is Parquet through pyarrow with the same columns: a format without offsets, headers
+and checksums of batches.
 """
 
 from __future__ import annotations
@@ -16,15 +17,23 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import cramjam
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sparklog.format import compression
+from sparklog.format.append_file import TAIL_BYTES, footer_length
+from sparklog.format.batch_scan import scan_headers
+from sparklog.format.compression import LZ4_BLOCK
+from sparklog.format.crc32c import crc32c
 from sparklog.format.kernels.warm import warm_up
-from sparklog.format.record_batch import Codec
+from sparklog.format.record_batch import HEADER_BYTES, Codec
 from sparklog.log.journal.clocks import SYSTEM
 from sparklog.log.journal.documents import INLINE_RECORDS
 from sparklog.log.journal.names import append_path, checkpoint_key, commit_key
@@ -98,7 +107,7 @@ def bench_throughput(folder: Path, rows: int, value_bytes: int, codec: Codec, ro
     files: list[Path] = []
 
     def append() -> None:
-        topics.append(root.create_topic(f"t{next(number)}", partitions=PARTITIONS))
+        topics.append(root.create_topic(f"t{next(number)}", partitions=PARTITIONS, configs={"retention.ms": -1}))
         topics[-1].append(batches, options=WriteOptions(codec=codec))
 
     def write_parquet() -> None:
@@ -115,11 +124,13 @@ def bench_throughput(folder: Path, rows: int, value_bytes: int, codec: Codec, ro
             if sum(batch.num_rows for batch in file.iter_batches(use_threads=False)) != rows:
                 raise SystemExit("Parquet lost records: nothing was measured")
 
+    parquet: dict[str, float] = {}
     for what, contenders in (
         ("append", {"sparklog": append, "parquet": write_parquet}),
         ("scan", {"sparklog": scan, "parquet": read_parquet}),
     ):
         seconds = contest(contenders, rounds)
+        parquet[what] = seconds["parquet"]
         mega = table.nbytes / 1e6
         for name, spent in seconds.items():
             ratio = f"   sparklog is {spent / seconds['sparklog']:.2f}x" if name != "sparklog" else ""
@@ -127,9 +138,69 @@ def bench_throughput(folder: Path, rows: int, value_bytes: int, codec: Codec, ro
                 f"{what:6}  {codec:6}  16 + {value_bytes} bytes  {name:8}  {spent:6.3f} CPU s  "
                 f"{rows / spent / 1e6:6.2f} M records/s  {mega / spent:7.0f} MB/s{ratio}"
             )
+    bench_codec_alone(topics[-1], codec, parquet, rounds)
     for path in files:
         path.unlink()
     shutil.rmtree(root.location)
+
+
+def bench_codec_alone(topic: Topic, codec: Codec, seconds: Mapping[str, float], rounds: int) -> None:
+    """The codec and the checksum of the same batches and nothing else: what an append and a scan cannot be faster than.
+
+    `seconds`: Parquet's for `append` and `scan`.
+    """
+    stored, plain = [], []
+    for path in sorted(Path(topic.store.location, topic.name).rglob("*.slices")):
+        data = memoryview(path.read_bytes())
+        data = data[: -footer_length(bytes(data[-TAIL_BYTES:]))]
+        headers = scan_headers(data)
+        for position, size in zip(headers.position.tolist(), headers.size.tolist(), strict=True):
+            stored.append(data[position + HEADER_BYTES : position + size])
+            plain.append(compression.decompress(codec, stored[-1]))
+    out = memoryview(bytearray(2 * max(map(len, plain))))
+    blocks = [part[i : i + LZ4_BLOCK] for part in map(memoryview, plain) for i in range(0, len(part), LZ4_BLOCK)]
+    raw = pa.Codec("lz4_raw") if codec == "lz4" else pa.Codec("zstd", compression_level=1)
+
+    def spent_on(function: Callable[[Any], object], parts: Sequence[Any]) -> Callable[[], None]:
+        return lambda: [None for part in parts if function(part) is None] and None
+
+    def opened(part: memoryview) -> int:
+        return compression.opened(codec, part)[1](out)
+
+    def decompressed(packed: tuple[Any, int]) -> pa.Buffer:
+        return raw.decompress(*packed)
+
+    if codec == "none":
+        packing = unpacking = {}
+    elif codec == "lz4":
+        packed = [(cramjam.lz4.compress_block(block, store_size=False), len(block)) for block in blocks]
+        packing = {
+            "sparklog": spent_on(partial(compression.compress, codec), plain),
+            "cramjam": spent_on(partial(cramjam.lz4.compress_block, store_size=False), blocks),
+            "pyarrow": spent_on(raw.compress, blocks),
+        }
+        unpacking = {
+            "sparklog": spent_on(opened, stored),
+            "cramjam, frames": spent_on(lambda part: cramjam.lz4.decompress_into(part, out), stored),
+            "pyarrow": spent_on(decompressed, packed),
+            "lz4, frames": spent_on(partial(compression.decompress, codec), stored),
+        }
+    else:
+        packing = {
+            "sparklog": spent_on(partial(compression.compress, codec), plain),
+            "cramjam": spent_on(lambda part: cramjam.zstd.compress(part, 1), plain),
+            "pyarrow": spent_on(raw.compress, plain),
+        }
+        unpacking = {
+            "sparklog": spent_on(opened, stored),
+            "cramjam": spent_on(lambda part: cramjam.zstd.decompress_into(part, out), stored),
+            "pyarrow": spent_on(decompressed, [*zip(stored, map(len, plain), strict=True)]),
+        }
+    for what, contenders in (("append", packing), ("scan", unpacking)):
+        alone = contest({**contenders, "crc32c": spent_on(crc32c, stored)}, rounds)
+        least = alone.get("sparklog", 0.0) + alone["crc32c"]
+        figures = ", ".join(f"{name} {spent:.3f}" for name, spent in alone.items())
+        print(f"{what:6}  {codec:6}  codec and checksum alone, CPU s: {figures}; at best {seconds[what] / least:.2f}x")
 
 
 def bench_seeks(folder: Path, rows: int, seeks: int) -> None:
@@ -262,15 +333,17 @@ def main() -> None:
     parser.add_argument("--commits", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="a tenth of everything")
+    parser.add_argument("--throughput", action="store_true", help="appends and scans of records of 120 bytes only")
     arguments = parser.parse_args()
     share = 10 if arguments.quick else 1
     warm_up()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        bench_open(folder, arguments.commits // share, arguments.rounds)
-        bench_commits(folder, 200 // share, arguments.rounds)
-        bench_seeks(folder, arguments.rows // share // 5, 100 // share)
-        for value_bytes in (100, 1000):
+        if not arguments.throughput:
+            bench_open(folder, arguments.commits // share, arguments.rounds)
+            bench_commits(folder, 200 // share, arguments.rounds)
+            bench_seeks(folder, arguments.rows // share // 5, 100 // share)
+        for value_bytes in (100,) if arguments.throughput else (100, 1000):
             codecs: tuple[Codec, ...] = ("none", "lz4", "zstd")
             for codec in codecs:
                 rows = arguments.rows // share // (1 if value_bytes == 100 else 5)

@@ -36,6 +36,8 @@ from sparklog.format.record_batch import (
 )
 
 _LEGACY = 2
+TOGETHER_BYTES = 16 << 20
+"""Decompressed to one place where all of a call is wanted: what is more is copied together."""
 
 
 def payloads(
@@ -55,7 +57,7 @@ def payloads(
         check_crcs(data, headers, place)
     groups: list[Payloads] = []
     inflated = 0
-    for group in payload_groups(source, headers, place):
+    for group in payload_groups(source, headers, place, group_bytes=TOGETHER_BYTES):
         groups.append(group)
         inflated += 0 if group.plain else len(group.data)
         if inflated > CALL_LIMIT:
@@ -74,8 +76,10 @@ def payloads(
     return Payloads(np.concatenate(parts), start, stop, 0, len(headers), stored=0)
 
 
-def payload_groups(data: ByteArray, headers: BatchHeaders, place: Place) -> Iterator[Payloads]:
-    """Give neighbouring batches of one kind at a time, compressed ones about `GROUP_BYTES` at a time.
+def payload_groups(
+    data: ByteArray, headers: BatchHeaders, place: Place, *, group_bytes: int = GROUP_BYTES
+) -> Iterator[Payloads]:
+    """Give neighbouring batches of one kind at a time, compressed ones about `group_bytes` at a time.
 
     Payloads of batches without records are not looked at. Raises `Corrupt` and `BadRequest` as `payloads` does.
     """
@@ -91,14 +95,16 @@ def payload_groups(data: ByteArray, headers: BatchHeaders, place: Place) -> Iter
         if kind[low] == _LEGACY:
             yield from old_messages.records(data, headers, low, high, place)
         elif kind[low]:
-            for group in _decompressed(data, headers, low, high, place):
+            for group in _decompressed(data, headers, low, high, place, group_bytes):
                 yield replace(group, stored=int(stored[group.last] - stored[group.first]))
         else:
             nbytes = int(stored[high] - stored[low])
             yield Payloads(data, start[low:high], stop[low:high], low, high, nbytes, plain=True)
 
 
-def _decompressed(data: ByteArray, headers: BatchHeaders, low: int, high: int, place: Place) -> Iterator[Payloads]:
+def _decompressed(
+    data: ByteArray, headers: BatchHeaders, low: int, high: int, place: Place, group_bytes: int
+) -> Iterator[Payloads]:
     view = data.data
     columns = (column[low:high].tolist() for column in (headers.position, headers.size, headers.codec))
     out, first, edges, total = data[:0], low, [0], 0
@@ -109,7 +115,7 @@ def _decompressed(data: ByteArray, headers: BatchHeaders, low: int, high: int, p
                 yield _group(out, edges, first)
                 out, first, edges = data[:0], batch, [0]
             if batch == first:
-                out = new_array(max(room, min(GROUP_BYTES, room * (high - low))), np.uint8)
+                out = new_array(max(room, min(group_bytes, room * (high - low))), np.uint8)
             filled = fill(out.data[edges[-1] :])
         except Corrupt as error:
             raise place.corrupt(headers, batch, f"the batch cannot be decompressed: {error.message}") from None

@@ -285,7 +285,7 @@ def test_wrong_crc_is_corrupt_unless_told() -> None:
 
 def test_more_than_one_call_can_return_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     data = encode_sample(900, "lz4", batch_bytes=4096).data
-    monkeypatch.setattr("sparklog.format.record_batch.CALL_LIMIT", 10_000)
+    monkeypatch.setattr("sparklog.format.payloads.CALL_LIMIT", 10_000)
     with pytest.raises(BadRequest, match="fewer batches"):
         decode_all(data)
 

@@ -99,7 +99,7 @@ class _Decoder:
         if len(pieces) == 1:
             yield from self._batches(pieces, pieces[0].data)
         elif pieces:
-            data = memoryview(b"".join([piece.data for piece in pieces]))
+            data = _back_to_back([piece.data for piece in pieces])
             try:
                 batches = list(self._batches(pieces, data))
             except Corrupt:
@@ -212,6 +212,18 @@ class _Decoder:
         if made is None or len(made) < n:
             made = self._topics[topic] = repeated_text(topic, n)
         return made.slice(0, n)
+
+
+def _back_to_back(parts: list[memoryview]) -> memoryview:
+    """Return parts one after another, without a copy where they are so in memory: slices that one request brought."""
+    arrays = [np.frombuffer(part, np.uint8) for part in parts]
+    edges = [array.__array_interface__["data"][0] for array in arrays]
+    ends = [start + len(array) for start, array in zip(edges, arrays, strict=True)]
+    if edges[1:] != ends[:-1] or any(part.obj is not parts[0].obj for part in parts):
+        return memoryview(b"".join(parts))
+    whole = np.frombuffer(parts[0].obj, np.uint8)
+    start = edges[0] - whole.__array_interface__["data"][0]
+    return whole[start : start + ends[-1] - edges[0]].data
 
 
 def _opened_before(headers: BatchHeaders) -> Int64s:
