@@ -362,10 +362,14 @@ class NumberedObjects:
         while True:
             try:
                 data = self.read(number)
-                if data is not None and peek_commit_id(data) != commit_id:
+                if data is not None and peek_commit_id(data) == commit_id:
+                    self.store.delete(key)
+                    raise self._replaced(earlier, f"; {key} was taken back")
+                # One that a cache hides may be another process's: it is deleted only when it was read.
+                if data is not None or not any(info.key == key for info in self.store.list(key)):
                     raise self._replaced(earlier)
-                self.store.delete(key)
-                raise self._replaced(earlier, f"; {key} was taken back")
+                if backoff.is_over():
+                    raise Unavailable("it is listed and cannot be read")
             except Unavailable as error:
                 if backoff.is_over():
                     problem = f"{key}, which follows no object here, cannot be taken back: {error}; delete it"
