@@ -94,7 +94,7 @@ def opened(codec: str, data: BytesLike) -> tuple[int, Fill]:
     It saves the copy of a result of `decompress` to its place. Raises `Corrupt` as `decompress` does.
     """
     view = memoryview(data)
-    opening = _OPENINGS.get(codec, lambda view, limit: None)(view, decompressed_limit(view.nbytes))
+    opening = _OPENINGS[codec](view, decompressed_limit(view.nbytes)) if codec in _OPENINGS else None
     if opening is not None:
         return opening
     part = decompress(codec, view)
@@ -243,7 +243,7 @@ def _lz4_fill(data: memoryview, blocks: list[tuple[int, int]], out: memoryview) 
             if end < 0:
                 filled += _copied(bytes(data[start:-end]), room)
             else:
-                filled += fill(data[start:end], room, output_len=len(room))
+                filled += fill(data[start:end], room)
     except cramjam.DecompressionError as error:
         raise Corrupt(f"expected an lz4 frame: {error}") from None
     return filled
@@ -321,7 +321,7 @@ def _zstd_decompress(data: memoryview, limit: int) -> bytes:
         if size > min(limit, bound):
             raise _too_large("zstd", min(limit, bound), size)
         if size >= 0:
-            return decompressor.decompress(data)
+            return decompressor.decompress(data)  # type: ignore[no-any-return]
         # Room for one byte more than the limit tells a frame that is too large from a damaged one.
         out: bytes = decompressor.decompress(data, max_output_size=max(1, min(bound, limit + 1)))
     except zstandard.ZstdError as error:

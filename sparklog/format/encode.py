@@ -147,7 +147,7 @@ def encode(
     Raises `BadRequest`: a null header key, a timestamp below -1, a record that alone is larger than
     `max_message_bytes`.
     """
-    rows = _RowEncoder([_Part.of(EncoderRows(key, value, headers, timestamp), order)])
+    rows = _RowEncoder([_KernelRows.of(EncoderRows(key, value, headers, timestamp), order)])
     empty = EncodedSlice([], _ALL, _ALL, _ALL, _ALL, 0, NO_TIMESTAMP, NO_TIMESTAMP, 0, False)
     return dict(rows.slices(options)).get(0, empty)
 
@@ -174,7 +174,7 @@ def encode_rows(rows: Sequence[EncoderRows], *, options: EncodeOptions) -> Itera
 
     Nothing is copied together before, and each slice can be written and let go before the next is compressed.
     """
-    return _RowEncoder([_Part.of(some) for some in rows]).slices(options)
+    return _RowEncoder([_KernelRows.of(some) for some in rows]).slices(options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +202,7 @@ class _FinishedBatch:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Part:
+class _KernelRows:
     """Rows whose columns are in the same arrays, as the kernels take them."""
 
     times: Int64Array
@@ -215,7 +215,7 @@ class _Part:
     high: int
 
     @classmethod
-    def of(cls, rows: EncoderRows, order: npt.NDArray[Any] | None = None) -> _Part:
+    def of(cls, rows: EncoderRows, order: npt.NDArray[Any] | None = None) -> _KernelRows:
         times = np.ascontiguousarray(rows.timestamp, np.int64)
         for name, column in (("key", rows.key), ("value", rows.value), ("headers", rows.headers)):
             if column is not None and len(column) != len(times):
@@ -243,7 +243,7 @@ class _Part:
 
 
 class _RowEncoder:
-    def __init__(self, parts: Sequence[_Part]) -> None:
+    def __init__(self, parts: Sequence[_KernelRows]) -> None:
         self.parts = [part for part in parts if part.count]
         self.count = sum(part.count for part in self.parts)
         # Attributes, header count and, at their longest, both deltas: of a time up to high - low, zig-zag encoded.
@@ -252,7 +252,7 @@ class _RowEncoder:
 
     def only(self, lane: int, first: int, count: int) -> _RowEncoder:
         """Rows `[first, first + count)` of a lane."""
-        parts: list[_Part] = []
+        parts: list[_KernelRows] = []
         for part in self.parts:
             rows = part.rows(lane)
             taken = np.ascontiguousarray(rows[first : first + count], np.int64)

@@ -46,7 +46,7 @@ _WRITEBACK_BYTES = 16 << 20
 """A file being written is handed to the disk in pieces of this size, while its writer goes on."""
 _READ_AT_ONCE = 1 << 30
 _POOLED_BYTES = 256 << 10
-_Part = TypeVar("_Part", bytes, memoryview)
+_Bytes = TypeVar("_Bytes", bytes, memoryview)
 _KNOWN_FOLDERS = 10_000
 _ATTEMPTS = 100
 _NFS_REMAINS = ".nfs0"
@@ -98,7 +98,7 @@ class LocalStore(FolderStore):
     def read(self, key: str, start: int, length: int) -> memoryview:
         return self._part(key, start, length, _read_pooled)
 
-    def _part(self, key: str, start: int, length: int | None, read: Callable[[int, int, int], _Part]) -> _Part:
+    def _part(self, key: str, start: int, length: int | None, read: Callable[[int, int, int], _Bytes]) -> _Bytes:
         check_range(key, start, length)
         path = self._file(key)
         try:

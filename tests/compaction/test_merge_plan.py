@@ -327,6 +327,9 @@ class Distant:
             self.under_way.remove(length)
         return data
 
+    def read(self, key: str, start: int, length: int) -> memoryview:
+        return memoryview(self.get(key, start, length))
+
 
 def test_small_reads_are_under_way_together_where_each_costs_a_round_trip(memory: CountedRoot) -> None:
     topic = memory.topic(1)

@@ -6,6 +6,7 @@ import gzip
 import struct
 import zlib
 
+import lz4.block
 import lz4.frame
 import numpy as np
 import pytest
@@ -13,7 +14,14 @@ import snappy
 import zstandard
 
 from sparklog.errors import BadRequest, Corrupt
-from sparklog.format.compression import XERIAL_HEADER, compress, decompress, decompressed_limit
+from sparklog.format.compression import (
+    LZ4_WRITTEN,
+    XERIAL_HEADER,
+    compress,
+    decompress,
+    decompressed_limit,
+    opened,
+)
 
 CODECS = ("gzip", "snappy", "lz4", "zstd")
 NOISE = np.random.default_rng(1).bytes(200_000)
@@ -105,6 +113,42 @@ def test_lz4_frames_of_other_clients(options: dict[str, bool], block_size: int) 
         frame = lz4.frame.compress(data, block_linked=False, block_size=block_size, **given)
         assert decompress("lz4", frame) == data
         assert decompress("lz4", frame, limit=len(data)) == data
+
+
+def in_place(codec: str, stream: bytes) -> bytes:
+    room, fill = opened(codec, stream)
+    out = memoryview(bytearray(room))
+    return bytes(out[: fill(out)])
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("name", INPUTS)
+def test_decompressed_in_place_as_alone(codec: str, name: str) -> None:
+    assert in_place(codec, compress(codec, INPUTS[name])) == INPUTS[name]
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+def test_damage_is_corrupt_in_place(codec: str) -> None:
+    good = compress(codec, INPUTS["mixed"][:100_000])
+    for length in (*range(40), *range(40, len(good), 997), len(good) - 1):
+        with pytest.raises(Corrupt):
+            in_place(codec, good[:length])
+    refused = 0
+    for position in range(0, len(good), len(good) // 200):
+        bad = bytearray(good)
+        bad[position] ^= 0x55
+        try:
+            in_place(codec, bytes(bad))
+        except Corrupt:
+            refused += 1
+    assert refused > 0
+
+
+def test_lz4_block_of_more_than_64_kib_is_corrupt_in_place() -> None:
+    block = lz4.block.compress(bytes(65537), store_size=False)
+    frame = LZ4_WRITTEN + len(block).to_bytes(4, "little") + block + bytes(4)
+    with pytest.raises(Corrupt):
+        in_place("lz4", frame)
 
 
 def test_lz4_frames_that_kafka_refuses() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import crc32c
@@ -12,7 +13,7 @@ import pytest
 from sparklog.errors import BadRequest
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.decode import HEADERS_TYPE, decode
-from sparklog.format.encode import EncodeOptions, encode, encode_partitions
+from sparklog.format.encode import EncodeOptions, EncoderRows, encode, encode_partitions, encode_rows
 from sparklog.format.kernels.encode_kernels import varint_size, write_varint, zigzag
 from sparklog.format.record_batch import HEADER_BYTES
 from tests.format.batch_samples import (
@@ -135,6 +136,33 @@ def test_partitions_at_once_are_as_one_by_one(codec: str) -> None:
         assert found.crc == expected.crc
         assert (found.records, found.min_ts, found.max_ts) == (expected.records, expected.min_ts, expected.max_ts)
         assert found.has_null_keys == expected.has_null_keys
+
+
+@pytest.mark.parametrize("sizes", [{}, {"max_message_bytes": 300}])
+def test_rows_in_several_runs_are_as_in_one(sizes: dict[str, int]) -> None:
+    columns = sample(3000)
+    partition = (np.arange(3000) * 7919 % 11).astype(np.int32)
+    options = EncodeOptions("lz4", batch_bytes=4096, **sizes)
+    edges = [0, 1, 1, 700, 2999, 3000]
+    runs = [
+        EncoderRows(*(column[low:high] for column in columns), partition[low:high]) for low, high in pairwise(edges)
+    ]
+    slices = dict(encode_rows(runs, options=options))
+    expected = encode_partitions(*columns, partition, options=options)
+    assert {number: found.data for number, found in slices.items()} == {
+        number: found.data for number, found in expected.items()
+    }
+
+
+def test_content_is_counted() -> None:
+    key = pa.array([b"k" * 3, None, None, b""])
+    value = pa.array([b"v" * 10, b"v" * 200, None, b"v"])
+    headers = pa.array([[("name", b"12345"), ("n", None)], None, [("a", b"")], []], HEADERS_TYPE)
+    placed = np.array([False, False, True, False])
+    rows = EncoderRows(key, value, headers, np.zeros(4, np.int64), np.array([0, 1, 1, 0]), placed)
+    slices = dict(encode_rows([rows], options=PLAIN))
+    counts = [(found.records, found.content_bytes, found.free_records, found.free_bytes) for found in slices.values()]
+    assert counts == [(2, 3 + 10 + 4 + 5 + 1 + 1, 0, 0), (2, 200 + 1, 1, 200)]
 
 
 def test_partitions_are_checked() -> None:

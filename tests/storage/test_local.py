@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+import random
 import re
 import socket
 import subprocess
@@ -450,6 +451,19 @@ print("done")
     else:
         pytest.fail("never ran to its end")
     assert seen == {None, b"x" * 1000}
+
+
+@pytest.mark.parametrize("size", [100, 600_000])
+def test_parts_are_read_as_they_are_got(tmp_path: Path, size: int) -> None:
+    store = LocalStore(tmp_path)
+    data = random.Random(1).randbytes(size)
+    assert store.create("t/a", data)
+    for start, length in ((0, size), (7, size - 20), (7, size), (size, 5), (size + 5, 5)):
+        part = store.read("t/a", start, length)
+        assert part.readonly
+        assert part == store.get("t/a", start, length) == data[start : start + length]
+    with pytest.raises(NotFound):
+        store.read("t/b", 0, size)
 
 
 def test_import_is_light() -> None:

@@ -19,7 +19,7 @@ from sparklog.errors import Corrupt
 from sparklog.format.arrow_numpy import fixed_array, repeated_text
 from sparklog.format.batch_scan import crc_failures, crc_message, scan_headers
 from sparklog.format.decode import RecordColumns, decode
-from sparklog.format.record_batch import BatchHeaders, Place
+from sparklog.format.record_batch import BatchHeaders, Place, as_bytes_array
 from sparklog.log.read.fetch import Cursor, FetchedBatches, Fetcher
 from sparklog.log.read.record_batches import joined, schema_of
 from sparklog.log.state.record_schema import RECORD_SCHEMA
@@ -216,14 +216,14 @@ class _Decoder:
 
 def _back_to_back(parts: list[memoryview]) -> memoryview:
     """Return parts one after another, without a copy where they are so in memory: slices that one request brought."""
-    arrays = [np.frombuffer(part, np.uint8) for part in parts]
+    arrays = [as_bytes_array(part) for part in parts]
     edges = [array.__array_interface__["data"][0] for array in arrays]
     ends = [start + len(array) for start, array in zip(edges, arrays, strict=True)]
     if edges[1:] != ends[:-1] or any(part.obj is not parts[0].obj for part in parts):
         return memoryview(b"".join(parts))
-    whole = np.frombuffer(parts[0].obj, np.uint8)
+    whole = as_bytes_array(parts[0].obj)
     start = edges[0] - whole.__array_interface__["data"][0]
-    return whole[start : start + ends[-1] - edges[0]].data
+    return whole[start : start + ends[-1] - edges[0]].data  # type: ignore[no-any-return]
 
 
 def _opened_before(headers: BatchHeaders) -> Int64s:
