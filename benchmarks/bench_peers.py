@@ -1,6 +1,6 @@
 """sparklog beside its peers, in one command: `make bench-peers [ROUNDS=5] [RECORDS=2000000]`.
 
-Run: `python -m benchmarks peers [--rounds N] [--records N] [--only spark,servers,local] [--results FILE] [--page]`.
+Run: `python -m benchmarks peers [--rounds N] [--records N] [--only local,servers,spark] [--results FILE] [--page]`.
 
 Peers are a broker of Kafka with Spark's connector (as it comes, and tuned), Kafka's cleaner, its performance tools and
 confluent-kafka, Delta, Parquet by Spark and by pyarrow, and a bare data source. Variants take turns (A B C, then C B A)
@@ -17,7 +17,6 @@ import os
 import platform
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from importlib.metadata import PackageNotFoundError, version
@@ -40,7 +39,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--records", type=int, default=2_000_000)
-    parser.add_argument("--only", default="spark,servers,local", help="sections, with commas between them")
+    parser.add_argument("--only", default="local,servers,spark", help="sections, with commas between them")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--page", action="store_true", help="measure nothing")
     chosen = parser.parse_args()
@@ -60,7 +59,9 @@ def measure(chosen: argparse.Namespace) -> None:
     begun = time.perf_counter()
 
     def measured(work: Work) -> dict[str, Any]:
-        variants = {name: {"rounds": [*map(keep, runs)]} for name, runs in compare(work.variants, chosen.rounds).items()}
+        variants = {
+            name: {"rounds": [*map(keep, runs)]} for name, runs in compare(work.variants, chosen.rounds).items()
+        }
         for name, files in work.places.items():
             variants[name]["bytes"] = sum(path.stat().st_size for path in files())
         return {"name": work.name, "about": work.about, "records": work.records, "variants": variants}
@@ -73,7 +74,7 @@ def measure(chosen: argparse.Namespace) -> None:
                     results["seconds"] = round(time.perf_counter() - begun)
                     chosen.results.write_text(json.dumps(results, indent=1) + "\n")
                     print(*peers_page.table(works[-1]), sep="\n", flush=True)
-            except Exception as error:  # noqa: BLE001
+            except (Exception, SystemExit) as error:  # noqa: BLE001
                 missing.append(f"the rest of '{section}': {type(error).__name__}: {' '.join(str(error).split())[:200]}")
                 print(missing[-1], flush=True)
         chosen.results.write_text(json.dumps(results, indent=1) + "\n")
@@ -87,7 +88,7 @@ def surroundings(chosen: argparse.Namespace) -> dict[str, Any]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     java = subprocess.run(["java", "-version"], capture_output=True, text=True, check=False).stderr.splitlines()
     return {
-        "machine": f"{len(models)} virtual cores, {models[0].partition(': ')[2]}, {memory:.0f} GiB, {platform.platform()}",
+        "machine": f"{len(models)} cores, {models[0].partition(': ')[2]}, {memory:.0f} GiB, {platform.platform()}",
         "load": os.getloadavg()[0],
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "command": f"make bench-peers ROUNDS={chosen.rounds} RECORDS={chosen.records}",

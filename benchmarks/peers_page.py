@@ -32,11 +32,12 @@ def head(results: Mapping[str, Any]) -> list[str]:
         "# Peers",
         "",
         "`python -m benchmarks peers` writes this page. Variants take turns on one machine. Figures are medians of all",
-        "rounds, with the least and the most. CPU seconds are those of all processes: `driver` is the program, `jvm` is",
-        "Spark, `python` are Spark's Python workers, `ended` are tools that have ended. `bare` and `noop` do no format",
-        "work: they are what Spark alone costs, so no peers. sparklog writes durably (fsync); the others leave their files",
-        "to the page cache. Both recommended settings of Spark are on. Peers run as they come, and tuned: batches of 1 MB",
-        "and fetches of 16 MB for Kafka, two tasks for Delta's log, zstd for Delta.",
+        "rounds, with the least and the most. CPU seconds are those of all processes: `driver` is the program, `jvm`",
+        "is Spark, `python` are Spark's Python workers, `ended` are tools that have ended. `bare` and `noop` do no",
+        "format work: they are what Spark alone costs, so no peers. sparklog writes durably (fsync); the others leave",
+        "their files to the page cache. Both recommended settings of Spark are on. Peers run as they come, and tuned:",
+        "batches of 1 MB and fetches of 16 MB for Kafka, two tasks for Delta's log, zstd for Delta. A broker has the",
+        "JVM settings of Kafka's scripts. [Performance](performance.md) has what bounds our figures.",
         "",
         f"* **Machine**: {results['machine']}; load {results['load']:.1f} before the run",
         f"* **Date**: {results['date']}, {results.get('seconds', 0) / 60:.0f} minutes",
@@ -73,7 +74,16 @@ def tables(works: Iterable[Mapping[str, Any]]) -> list[str]:
     for work in works:
         title = work["name"][0].upper() + work["name"][1:]
         picture = f"![wall seconds of each variant](../images/{plot_name(work)})"
-        lines += [f"## {title}", "", f"{work['about']}; {work['records']:,} in a round.", "", picture, "", *table(work), ""]
+        lines += [
+            f"## {title}",
+            "",
+            f"{work['about']}; {work['records']:,} in a round.",
+            "",
+            picture,
+            "",
+            *table(work),
+            "",
+        ]
     return lines[:-1]
 
 
@@ -82,7 +92,10 @@ def table(work: Mapping[str, Any]) -> list[str]:
     walls, cpus, sizes = (_figures(work, what) for what in ("wall", "cpu", "bytes"))
     late = _figures(work, "p95")
     column = "p95 s" if any(late.values()) else "M records/s"
-    lines = [f"| variant | wall s | least, most | {column} | CPU s | of these | MB |", "|---|---:|---:|---:|---:|---|---:|"]
+    lines = [
+        f"| variant | wall s | least, most | {column} | CPU s | of these | MB |",
+        "|---|---:|---:|---:|---:|---|---:|",
+    ]
     for name in sorted(walls, key=lambda variant: walls[variant]):
         rounds = work["variants"][name]["rounds"]
         spread = [run["wall"] for run in rounds]
@@ -124,8 +137,8 @@ def plot(work: Mapping[str, Any]) -> str:
     most = max(run["wall"] for variant in work["variants"].values() for run in variant["rounds"])
     scale, left, step = 420 / most, 170, 22
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="680" height="{len(names) * step + 12}" '
-        'font-family="sans-serif" font-size="12">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="680" height="{len(names) * step + 12}">',
+        "<style>text { font: 12px sans-serif } line { stroke: black }</style>",
         '<rect width="100%" height="100%" fill="white"/>',
     ]
     for row, name in enumerate(names):
@@ -135,7 +148,7 @@ def plot(work: Mapping[str, Any]) -> str:
         parts += [
             f'<text x="{left - 6}" y="{top + 11}" text-anchor="end">{escape(name)}</text>',
             f'<rect x="{left}" y="{top}" width="{wide:.1f}" height="14" fill="{COLOURS[_kind(name)]}"/>',
-            f'<line x1="{left + min(spread):.1f}" x2="{left + max(spread):.1f}" y1="{middle}" y2="{middle}" stroke="black"/>',
+            f'<line x1="{left + min(spread):.1f}" x2="{left + max(spread):.1f}" y1="{middle}" y2="{middle}"/>',
             f'<text x="{left + max(wide, *spread) + 5:.1f}" y="{top + 11}">{walls[name]:.3g} s</text>',
         ]
     return "\n".join([*parts, "</svg>"]) + "\n"

@@ -107,5 +107,5 @@ def _kind(pid: int, command: bytes) -> str:
     if b"kafka.Kafka" in command:
         return "broker"
     if b"java" in command.partition(b"\0")[0]:
-        return "jvm" if b"spark" in command else "ended"
+        return "jvm" if b"org.apache.spark" in command else "ended"
     return "server" if b"\0serve\0" in command else "python"
