@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from sparklog.datasource.session import workers_python
 
 HERE = Path(__file__).resolve().parent
-TICKS = os.sysconf("SC_CLK_TCK")
+TICKS, PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 
 
 def benchmark_session(**settings: str) -> SparkSession:
@@ -72,12 +72,24 @@ def tree_cpu() -> float:
     return sum(tree_cpu_by_process().values())
 
 
-def tree_cpu_by_process() -> Counter[str]:
-    """CPU seconds of the same by kind of process: `driver` (this one), `jvm` (Spark), `python` (its workers), `broker`,
-    `server` (`sparklog serve`), `ended` (children of this process that have ended: tools)."""
-    kinds: dict[int, str] = {}
+@dataclass(frozen=True)
+class Process:
+    """A process of the tree: its kind, CPU seconds of its own and of its children that have ended, resident MiB."""
+
+    kind: str
+    cpu: float
+    ended: float
+    resident_mib: float
+
+
+def tree() -> list[Process]:
+    """This process and all its descendants (Linux).
+
+    Kinds: `driver` (this one), `jvm` (Spark), `python` (its workers), `broker`, `server` (`sparklog serve`), `ended`
+    (tools).
+    """
     parents: dict[int, int] = {}
-    used: dict[int, tuple[float, float]] = {}
+    processes: dict[int, Process] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -85,19 +97,26 @@ def tree_cpu_by_process() -> Counter[str]:
                 command = (entry / "cmdline").read_bytes()
             except OSError:
                 continue
-            pid = int(entry.name)
+            pid, ticks = int(entry.name), [int(word) for word in fields[11:15]]
+            cpu, ended = (ticks[0] + ticks[1]) / TICKS, (ticks[2] + ticks[3]) / TICKS
             parents[pid] = int(fields[1])
-            ticks = [int(word) for word in fields[11:15]]
-            used[pid] = (ticks[0] + ticks[1]) / TICKS, (ticks[2] + ticks[3]) / TICKS
-            kinds[pid] = _kind(pid, command)
-    total: Counter[str] = Counter()
-    for pid, (mine, ended) in used.items():
+            processes[pid] = Process(_kind(pid, command), cpu, ended, int(fields[21]) * PAGE / 2**20)
+    members = []
+    for pid, process in processes.items():
         ancestor = pid
         while ancestor not in (0, os.getpid()):
             ancestor = parents.get(ancestor, 0)
         if ancestor:
-            total[kinds[pid]] += mine
-            total[{"driver": "ended", "jvm": "python"}.get(kinds[pid], kinds[pid])] += ended
+            members.append(process)
+    return members
+
+
+def tree_cpu_by_process() -> Counter[str]:
+    """CPU seconds by kind of process; `ended`: children of this process that have ended."""
+    total: Counter[str] = Counter()
+    for process in tree():
+        total[process.kind] += process.cpu
+        total[{"driver": "ended", "jvm": "python"}.get(process.kind, process.kind)] += process.ended
     return total
 
 
