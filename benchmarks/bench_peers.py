@@ -59,11 +59,11 @@ def measure(chosen: argparse.Namespace) -> None:
     begun = time.perf_counter()
 
     def measured(work: Work) -> dict[str, Any]:
-        variants = {
-            name: {"rounds": [*map(keep, runs)]} for name, runs in compare(work.variants, chosen.rounds).items()
-        }
-        for name, files in work.places.items():
-            variants[name]["bytes"] = sum(path.stat().st_size for path in files())
+        variants: dict[str, dict[str, Any]] = {}
+        for name, runs in compare(work.variants, chosen.rounds).items():
+            variants[name] = {"rounds": [*map(keep, runs)]}
+            if name in work.places:
+                variants[name]["bytes"] = sum(path.stat().st_size for path in work.places[name]())
         return {"name": work.name, "about": work.about, "records": work.records, "variants": variants}
 
     try:

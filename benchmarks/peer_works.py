@@ -32,6 +32,7 @@ from spark_session import TICKS, Timing, benchmark_session
 import sparklog
 from sparklog.cli.jobs import delta
 from sparklog.compaction.clean_plan import plan_cleaning
+from sparklog.format.checkpoint_files import CLEANER_OFFSETS_FILE
 from sparklog.kafka.exporting.run import ExportOptions, export_topics
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.work_items import InProcess
@@ -303,7 +304,7 @@ def _cleaning(setting: Setting) -> Iterator[Work]:
 def _keyed(setting: Setting, codec: Any) -> Topic:
     """A sealed topic in a folder of its own, and a record after it: Kafka leaves the active segment alone."""
     place = Path(tempfile.mkdtemp(dir=setting.folder))
-    configs = {"cleanup_policy": "compact", "segment_bytes": 256 << 20}
+    configs: dict[str, Any] = {"cleanup_policy": "compact", "segment_bytes": 256 << 20}
     topic = bench_maintenance.filled(place, "t", setting.records, setting.records // 10, codec=codec, **configs)
     bench_maintenance.sealed(topic, InProcess())
     topic.append({"key": [b"last"], "value": [b"x"]})
@@ -332,7 +333,9 @@ def _kafka_clean(broker: Broker, topic: Topic, out: Path) -> Timing:
         broker.stop()
         for copy, topic_id in ids.items():
             options = ExportOptions(topic_id=topic_id, durable=False)
-            export_topics(topic.root, out / copy, [topic.name], options)
+            export_topics(sparklog.open(topic.root.location), out / copy, [topic.name], options)
+    # Else they are as clean as after the run before.
+    (broker.data / CLEANER_OFFSETS_FILE).unlink(missing_ok=True)
     for copy in COPIES:
         broker.replace(out / copy, topic.name, copy)
     before = len(broker.said())

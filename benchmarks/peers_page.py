@@ -19,10 +19,14 @@ NOISE = 1.05
 
 def write(results: Mapping[str, Any]) -> None:
     """Write the page, and a plot for each work."""
-    works = results["works"]
-    for work in works:
+    for work in results["works"]:
         (DOCS / "images" / plot_name(work)).write_text(plot(work))
-    (DOCS / "design" / "peers.md").write_text("\n".join([*head(results), *losses(works), *tables(works)]) + "\n")
+    (DOCS / "design" / "peers.md").write_text(page(results))
+
+
+def page(results: Mapping[str, Any]) -> str:
+    works = results["works"]
+    return "\n".join([*head(results), *losses(works), *tables(works)]) + "\n"
 
 
 def head(results: Mapping[str, Any]) -> list[str]:

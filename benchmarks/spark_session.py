@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -62,7 +62,8 @@ def timed(action: Callable[[], object]) -> Timing:
     wall = time.perf_counter() - wall
     if isinstance(result, Timing) and result.by_process:
         return result
-    spent = {kind: round(used - cpu[kind], 3) for kind, used in tree_cpu_by_process().items() if used > cpu[kind]}
+    after = tree_cpu_by_process()
+    spent = {kind: round(used - cpu[kind], 3) for kind, used in after.items() if used > cpu[kind]}
     timing = result if isinstance(result, Timing) else Timing(wall)
     return replace(timing, cpu=sum(spent.values()), by_process=spent)
 
@@ -111,9 +112,9 @@ def tree() -> list[Process]:
     return members
 
 
-def tree_cpu_by_process() -> Counter[str]:
+def tree_cpu_by_process() -> defaultdict[str, float]:
     """CPU seconds by kind of process; `ended`: children of this process that have ended."""
-    total: Counter[str] = Counter()
+    total: defaultdict[str, float] = defaultdict(float)
     for process in tree():
         total[process.kind] += process.cpu
         total[{"driver": "ended", "jvm": "python"}.get(process.kind, process.kind)] += process.ended
