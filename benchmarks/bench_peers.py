@@ -17,6 +17,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from importlib.metadata import PackageNotFoundError, version
@@ -26,12 +27,13 @@ from typing import Any
 import peers_page
 from bench_spark import compare
 
+import sparklog
 from tests.datasource.live_delta import DELTA_VERSION
 from tests.datasource.live_kafka import CONNECTOR_VERSION
 from tests.kafka_tools import KAFKA_VERSION
 
 RESULTS = Path(__file__).with_name("peers.json")
-PACKAGES = ("sparklog", "pyspark", "pyarrow", "numpy", "numba", "confluent-kafka", "kafka-python")
+PACKAGES = ("pyspark", "pyarrow", "numpy", "numba", "confluent-kafka", "kafka-python")
 
 
 def main() -> None:
@@ -52,7 +54,7 @@ def measure(chosen: argparse.Namespace) -> None:
     """Write the results after each work, so that a run that is stopped leaves what it has."""
     from peer_works import SECTIONS, Setting, Work, keep
 
-    missing: list[str] = []
+    missing = [f"{section}: left out by --only" for section in SECTIONS if section not in chosen.only.split(",")]
     works: list[dict[str, Any]] = []
     results = {**surroundings(chosen), "missing": missing, "works": works}
     folder = Path(tempfile.mkdtemp(prefix="sparklog-peers-"))
@@ -91,11 +93,12 @@ def surroundings(chosen: argparse.Namespace) -> dict[str, Any]:
         "machine": f"{len(models)} cores, {models[0].partition(': ')[2]}, {memory:.0f} GiB, {platform.platform()}",
         "load": os.getloadavg()[0],
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "command": f"make bench-peers ROUNDS={chosen.rounds} RECORDS={chosen.records}",
+        "command": " ".join(["python -m benchmarks peers", *sys.argv[1:]]),
         "rounds": chosen.rounds,
         "records": chosen.records,
         "versions": {
             "Python": platform.python_version(),
+            "sparklog": sparklog.__version__,
             "Java": java[0].split('"')[1] if java else "none",
             **{name: found for name in PACKAGES if (found := _version(name))},
             "Kafka": KAFKA_VERSION,

@@ -1,6 +1,6 @@
 """A year of a topic: what is left of it, what opening it costs, and its bill, all by count.
 
-Run: `python -m benchmarks year [--commits 20000] [--interval-s 130] [--records 64]`.
+Run: `python -m benchmarks year [--commits 6480] [--interval-s 400] [--records 64]`.
 
 The real log, reader and jobs run for a month by a moved clock. Nothing is kept for longer than a week after its
 retention time, so from then on objects, bytes and requests of a day must be those of the day before: then a year
@@ -24,10 +24,10 @@ FLAT = 1.1
 def main() -> None:
     """Print each day, then the bill."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--commits", type=int, default=20_000)
-    parser.add_argument("--interval-s", type=int, default=130)
+    parser.add_argument("--commits", type=int, default=6_480)
+    parser.add_argument("--interval-s", type=int, default=400)
     parser.add_argument("--records", type=int, default=64)
-    parser.add_argument("--poll-every", type=int, default=10)
+    parser.add_argument("--poll-every", type=int, default=8)
     parser.add_argument("--retention-days", type=int, default=7)
     chosen = parser.parse_args()
     warm_up()

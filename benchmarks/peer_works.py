@@ -232,6 +232,9 @@ def server_works(setting: Setting) -> Iterator[Work]:
 
         about = "values of 100 bytes one by one from Python, zstd, a linger of 50 ms"
         yield Work("producer", about, records, {name: send(producer) for name, producer in sends.items()})
+        # librdkafka looks for its broker for as long as a producer is there.
+        sends.pop("sparklog").producer.close()
+        sends.clear()
         if broker is None:
             return
         server = stack.enter_context(bench_serve.sparklog_server(setting.folder / "served"))

@@ -81,7 +81,7 @@ def tables(works: Iterable[Mapping[str, Any]]) -> list[str]:
         lines += [
             f"## {title}",
             "",
-            f"{work['about']}; {work['records']:,} in a round.",
+            f"{work['about'][0].upper()}{work['about'][1:]}; {work['records']:,} in a round.",
             "",
             picture,
             "",
