@@ -207,7 +207,8 @@ def first_bad(good: str, ratio: str) -> str:
             script = f'PYTHONPATH="{tree}" "{sys.executable}" "{Path(__file__)}" --only {ratio}'
             # An older commit may lack what is imported here: such a one is left out.
             shell = f"{script}; code=$?; [ $code -le {BAD} ] && exit $code; exit {CANNOT}"
-            return git("-C", str(tree), "bisect", "run", "sh", "-c", shell).splitlines()[-1]
+            git("-C", str(tree), "bisect", "run", "sh", "-c", shell)
+            return git("-C", str(tree), "log", "-1", "--oneline", "refs/bisect/bad")
         finally:
             git("worktree", "remove", "--force", str(tree))
 

@@ -71,7 +71,7 @@ def run(seconds: int) -> None:
                     flush=True,
                 )
             except Exception as error:  # noqa: BLE001
-                missing.append(f"{name}: {' '.join(str(error).split())[:200]}")
+                print(f"{name:<10} could not be measured: {' '.join(str(error).split())[:200]}", flush=True)
         spark.stop()
     print(*(f"could not be measured: {line}" for line in missing), sep="\n")
 
