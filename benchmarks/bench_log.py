@@ -100,9 +100,30 @@ def contest(contenders: Mapping[str, Callable[[], object]], rounds: int) -> dict
 
 def bench_throughput(folder: Path, rows: int, value_bytes: int, codec: Codec, rounds: int) -> None:
     """Append a table to 16 partitions and scan it, against writing and reading Parquet."""
+    place = folder / f"{codec}-{value_bytes}"
     table = table_of(rows, value_bytes)
+    parquet: dict[str, float] = {}
+    for what, contenders in throughput_contenders(place, table, codec).items():
+        seconds = contest(contenders, rounds)
+        parquet[what] = seconds["parquet"]
+        mega = table.nbytes / 1e6
+        for name, spent in seconds.items():
+            ratio = f"   sparklog is {spent / seconds['sparklog']:.2f}x" if name != "sparklog" else ""
+            print(
+                f"{what:6}  {codec:6}  16 + {value_bytes} bytes  {name:8}  {spent:6.3f} CPU s  "
+                f"{rows / spent / 1e6:6.2f} M records/s  {mega / spent:7.0f} MB/s{ratio}"
+            )
+    bench_codec_alone(place / "root" / "t0", codec, parquet, rounds)
+    shutil.rmtree(place)
+
+
+def throughput_contenders(
+    folder: Path, table: pa.Table, codec: Codec, *, durable: bool = False
+) -> dict[str, dict[str, Callable[[], object]]]:
+    """What appends and what scans: `sparklog`, a new topic of 16 partitions each time, and `parquet` by pyarrow."""
+    rows = len(table)
     batches = table.to_batches(max_chunksize=10_000)
-    root = open_root(LocalStore(str(folder / f"{codec}-{value_bytes}"), durable=False), create=True)
+    root = open_root(LocalStore(str(folder / "root"), durable=durable), create=True)
     number = iter(range(10**6))
     topics: list[Topic] = []
     files: list[Path] = []
@@ -125,33 +146,19 @@ def bench_throughput(folder: Path, rows: int, value_bytes: int, codec: Codec, ro
             if sum(batch.num_rows for batch in file.iter_batches(use_threads=False)) != rows:
                 raise SystemExit("Parquet lost records: nothing was measured")
 
-    parquet: dict[str, float] = {}
-    for what, contenders in (
-        ("append", {"sparklog": append, "parquet": write_parquet}),
-        ("scan", {"sparklog": scan, "parquet": read_parquet}),
-    ):
-        seconds = contest(contenders, rounds)
-        parquet[what] = seconds["parquet"]
-        mega = table.nbytes / 1e6
-        for name, spent in seconds.items():
-            ratio = f"   sparklog is {spent / seconds['sparklog']:.2f}x" if name != "sparklog" else ""
-            print(
-                f"{what:6}  {codec:6}  16 + {value_bytes} bytes  {name:8}  {spent:6.3f} CPU s  "
-                f"{rows / spent / 1e6:6.2f} M records/s  {mega / spent:7.0f} MB/s{ratio}"
-            )
-    bench_codec_alone(topics[-1], codec, parquet, rounds)
-    for path in files:
-        path.unlink()
-    shutil.rmtree(root.location)
+    return {
+        "append": {"sparklog": append, "parquet": write_parquet},
+        "scan": {"sparklog": scan, "parquet": read_parquet},
+    }
 
 
-def bench_codec_alone(topic: Topic, codec: Codec, seconds: Mapping[str, float], rounds: int) -> None:
+def bench_codec_alone(topic: Path, codec: Codec, seconds: Mapping[str, float], rounds: int) -> None:
     """The codec and the checksum of the same batches and nothing else: what an append and a scan cannot be faster than.
 
     `seconds`: Parquet's for `append` and `scan`.
     """
     stored, plain = [], []
-    for path in sorted(Path(topic.store.location, topic.name).rglob("*.slices")):
+    for path in sorted(topic.rglob("*.slices")):
         data = memoryview(path.read_bytes())
         data = data[: -footer_length(bytes(data[-TAIL_BYTES:]))]
         headers = scan_headers(data)
