@@ -223,7 +223,7 @@ def _back_to_back(parts: list[memoryview]) -> memoryview:
         return memoryview(b"".join(parts))
     whole = as_bytes_array(parts[0].obj)
     start = edges[0] - whole.__array_interface__["data"][0]
-    return whole[start : start + ends[-1] - edges[0]].data  # type: ignore[no-any-return]
+    return whole[start : start + ends[-1] - edges[0]].data
 
 
 def _opened_before(headers: BatchHeaders) -> Int64s:
