@@ -255,7 +255,7 @@ def _unknown(name: str) -> str:
     if name in _ELSEWHERE:
         return f"{name} means nothing to maintenance: {_ELSEWHERE[name]}"
     if name in NO_TOPIC_CONFIG or (name in BY_NAME and BY_NAME[name].definition.used_by):
-        return f"{name} means nothing to maintenance: set it by sparklog configs alter --root-defaults, for writers"
+        return f"{name} means nothing in this file: set it by sparklog configs alter --root-defaults"
     synonyms = BROKER_NAMES.get(name, ())
     if synonyms and synonyms[0].name in NAMES:
         return f"'{name}' is a topic config: set it on the topic, or its default here as {synonyms[0].name}"

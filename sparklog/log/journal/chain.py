@@ -172,7 +172,7 @@ def ids_of(store: Store, kind: EntryKind[E], failures: list[SparklogError] | Non
 def id_in(store: Store, kind: EntryKind[E], folder: str) -> str | None:
     """Return the id whose entries are in a folder; None without any, or where they are those of another folder.
 
-    The first entry says it, or a checkpoint; `Corrupt` if each of them is damaged.
+    The first entry says it, a checkpoint or, without one, another entry; `Corrupt` if each of them is damaged.
     """
     prefix = f"{kind.folder}/{folder}"
     damage: Corrupt | None = None
@@ -197,3 +197,4 @@ def _first_keys(store: Store, prefix: str) -> Iterator[str]:
     yield commit_key(prefix, 0)
     # Looked for only if the first entry is gone.
     yield from (info.key for info in store.list(checkpoint_prefix(prefix)))
+    yield from (info.key for info in list_entries(store, prefix))

@@ -332,9 +332,10 @@ class NumberedObjects:
             data, gap = None, False
             try:
                 data = self.read(earlier)
-                packed = self.packed() if data is None else None
-                if packed is not None and number > packed[0] and (earlier < packed[0] or place == packed):
-                    return False
+                if data is None or crc32c.crc32c(data) != crc:
+                    packed = self.packed()
+                    if packed is not None and number > packed[0] and (earlier < packed[0] or place == packed):
+                        return False
                 gap = data is None and self._is_gap(number, earlier)
             except Unavailable as error:
                 failure = str(error)
