@@ -30,7 +30,8 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-from tests.module_map import REPOSITORY, find_tests, package_modules
+from tests.module_map import find_tests, package_modules
+from tests.support.sources import REPOSITORY
 
 BOUNDS: Mapping[str, float] = {"": 0.6}
 """Room -> the share of its mutants that tests must kill; the empty name is for rooms that have no line."""

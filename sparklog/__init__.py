@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from sparklog.producers.producer import Producer, producer
     from sparklog.tools.engines.datasets import datasets, duckdb, table
     from sparklog.tools.engines.polars_frames import polars
+    from sparklog.tools.repair.run import repair
     from sparklog.tools.repartition.run import repartition
     from sparklog.transactions.producer import Transaction, TransactionalProducer, transactional
     from sparklog.view import View, open_view
@@ -56,7 +57,7 @@ __all__ = [
     "TopicReader", "TopicTable", "Transaction", "TransactionalProducer", "Unavailable", "View", "Wakeup",
     "WriteOptions", "WriterKey", "__version__", "backup", "clone", "compact", "configure", "consumer", "datasets",
     "duckdb", "export_kafka", "import_kafka", "open", "open_view", "partitioned", "polars", "producer", "register",
-    "repartition", "restore", "retain", "table", "transactional", "verify", "watch",
+    "repair", "repartition", "restore", "retain", "table", "transactional", "verify", "watch",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:
@@ -85,6 +86,7 @@ if not TYPE_CHECKING:
             "sparklog.producers.producer": "Producer producer",
             "sparklog.tools.engines.datasets": "datasets duckdb table",
             "sparklog.tools.engines.polars_frames": "polars",
+            "sparklog.tools.repair.run": "repair",
             "sparklog.tools.repartition.run": "repartition",
             "sparklog.transactions.producer": "Transaction TransactionalProducer transactional",
         },

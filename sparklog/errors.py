@@ -64,9 +64,16 @@ class Corrupt(SparklogError):
 
 
 class Unavailable(SparklogError, OSError):
-    """The store failed, or the outcome of a write is unknown: retry later."""
+    """The store failed, or the outcome of a write is unknown: retry later.
+
+    `is_denied`: a right is missing, and the same request would be denied again.
+    """
 
     code = "SPARKLOG_UNAVAILABLE"
+
+    def __init__(self, message: str, *, is_denied: bool = False) -> None:
+        super().__init__(message)
+        self.is_denied = is_denied
 
 
 class Wakeup(SparklogError):

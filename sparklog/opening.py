@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -176,6 +176,14 @@ def exists(location: Location) -> bool:
     if is_url(location.path):
         return any(open_store(location.path).list(""))
     return os.path.isdir(location.path)
+
+
+def topics_at(location: Location, topics: Sequence[str]) -> tuple[str, ...]:
+    """Return the topics to look at; `BadRequest` if another is named than the one whose folder the location is."""
+    folder = location.topic if location.kind == TOPIC else None
+    if folder is not None and any(name != folder for name in topics):
+        raise BadRequest(f"the folder is topic {folder}'s: give its root to look at others")
+    return tuple(topics) if folder is None else (folder,)
 
 
 def open_log(location: Location, *, create: bool = False) -> Root:

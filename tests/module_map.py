@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
-REPOSITORY = Path(__file__).parents[1]
+from tests.support.sources import REPOSITORY, nodes, text
+
 MAP = REPOSITORY / "tests" / "MAP.md"
 MOST = 4
 """Tests of one module that are only known by their imports, at most."""
@@ -117,9 +118,9 @@ def package_modules() -> tuple[str, ...]:
     return tuple(file.relative_to(REPOSITORY).as_posix() for file in files if file.name != "__init__.py")
 
 
-def _imported(tree: ast.AST) -> Iterator[str]:
+def _imported(source: str) -> Iterator[str]:
     """Dotted names of sparklog that a file imports, and those in texts: `setattr("sparklog.storage.local.x", ...)`."""
-    for node in ast.walk(tree):
+    for node in nodes(source):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -134,7 +135,7 @@ def _shares() -> Mapping[str, Mapping[str, float]]:
     modules = {module.removesuffix(".py").replace("/", "."): module for module in package_modules()}
     shares: dict[str, dict[str, float]] = defaultdict(dict)
     for file in sorted((REPOSITORY / "tests").rglob("test_*.py")):
-        names = [name for name in _imported(ast.parse(file.read_text())) if name.startswith("sparklog.")]
+        names = [name for name in _imported(text(file)) if name.startswith("sparklog.")]
         for name in names:
             module = modules.get(name) or modules.get(name.rpartition(".")[0])
             if module is not None:

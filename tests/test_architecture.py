@@ -7,6 +7,7 @@ included: a lazy import is still a dependency.
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import json
 import pkgutil
@@ -21,8 +22,7 @@ import pyarrow as pa
 import pytest
 
 import sparklog
-
-REPOSITORY = Path(__file__).parents[1]
+from tests.support.sources import REPOSITORY, dotted_name, nodes, text
 
 # Lowest first. A room may import from those below its own line, and from itself; never from its neighbours.
 LAYERS: tuple[frozenset[str], ...] = (
@@ -100,27 +100,32 @@ def modules(package: str) -> Iterator[tuple[str, Path]]:
         yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), file
 
 
-class WithoutTypes(ast.NodeTransformer):
-    """Drops what is imported for type checkers alone."""
+def _for_types(source: str) -> set[ast.AST]:
+    """Nodes below `if TYPE_CHECKING:`."""
+    blocks = [node for node in nodes(source) if isinstance(node, ast.If) and dotted_name(node.test) == "TYPE_CHECKING"]
+    return {node for block in blocks for node in ast.walk(block)}
 
-    def visit_If(self, node: ast.If) -> ast.If | None:
-        return None if ast.unparse(node.test) == "TYPE_CHECKING" else node
 
-
-def imports(source: str, *, types: bool = True) -> Iterator[tuple[int, str]]:
+@functools.cache
+def imports(source: str, *, types: bool = True) -> tuple[tuple[int, str], ...]:
     """Line and dotted name of everything a module imports, at whatever depth; a relative import begins with a dot.
 
     `types`: imports under TYPE_CHECKING count as well.
     """
-    tree = ast.parse(source)
-    for node in ast.walk(tree if types else WithoutTypes().visit(tree)):
+    return tuple(_imports(source, set() if types else _for_types(source)))
+
+
+def _imports(source: str, without: set[ast.AST]) -> Iterator[tuple[int, str]]:
+    for node in nodes(source):
+        if node in without:
+            continue
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name
         elif isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 yield node.lineno, "." * node.level + f"{node.module or ''}.{alias.name}"
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+        elif isinstance(node, ast.Call) and dotted_name(node.func).endswith(("import_module", "__import__")):
             # `import_module("sparklog.version")`, and what comes before a name: f"sparklog.cli.jobs.{name}".
             argument = node.args[0] if node.args else None
             text = argument.values[0] if isinstance(argument, ast.JoinedStr) and argument.values else argument
@@ -167,7 +172,7 @@ def test_imports_go_downwards_only() -> None:
     found = []
     for package in ("sparklog", "pyspark_sparklog", "jobs"):
         for module, file in modules(package):
-            found += violations(module, file.read_text())
+            found += violations(module, text(file))
     assert not found, "\n".join(found)
 
 
@@ -193,7 +198,7 @@ def circle(sources: Mapping[str, str], *, types: bool) -> list[str]:
 
 @pytest.mark.parametrize("types", [False, True])
 def test_no_modules_import_one_another_in_a_circle(types: bool) -> None:
-    sources = {module: file.read_text() for module, file in modules("sparklog")}
+    sources = {module: text(file) for module, file in modules("sparklog")}
     found = circle(sources, types=types)
     assert not found, " imports ".join(found)
 
@@ -227,7 +232,7 @@ def test_no_folders_import_one_another_in_a_circle() -> None:
     graph: dict[str, set[str]] = {}
     for module, file in modules("sparklog"):
         if folder := folder_of(module):
-            targets = {folder_of(name) for _, name in imports(file.read_text()) if name.startswith("sparklog.")}
+            targets = {folder_of(name) for _, name in imports(text(file)) if name.startswith("sparklog.")}
             graph.setdefault(folder, set()).update(targets - {folder})
     try:
         order = list(TopologicalSorter(graph).static_order())

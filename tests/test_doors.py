@@ -91,6 +91,7 @@ READERS: Mapping[str, Door] = {
     "compact": lambda at, root: sparklog.compact(at),
     "retain": lambda at, root: sparklog.retain(at),
     "verify": lambda at, root: sparklog.verify(at),
+    "repair": lambda at, root: sparklog.repair(at),
     "backup of": lambda at, root: sparklog.backup(at, f"{root}-backup"),
     "restore of": lambda at, root: sparklog.restore(at, f"{root}-again"),
     "clone": lambda at, root: sparklog.clone(at, "t", "u"),

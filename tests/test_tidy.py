@@ -10,12 +10,13 @@ import functools
 import io
 import re
 import tokenize
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).parents[1]
+from tests.support.sources import REPOSITORY, dotted_name, files, nodes, parsed, text
+
 CODE = ("sparklog", "pyspark_sparklog", "jobs", "benchmarks", "examples", "scripts", "tests")
 CLEAN_ROOMS = ("sparklog", "docs")
 """Folders and files that hold the rules `nounless`, `clumsy_words`, `clumsy_prose`, `repeated_classes`."""
@@ -91,27 +92,11 @@ HOMES: dict[str, frozenset[str]] = {
 }
 
 
-def files(*folders: str, suffixes: set[str], names: set[str] = frozenset()) -> Iterator[Path]:  # type: ignore[assignment]
-    """Files of the repository by suffix or name, below the folders or, with none, everywhere but hidden places."""
-    roots = [REPOSITORY / folder for folder in folders] or [REPOSITORY]
-    for root in roots:
-        for file in sorted(root.rglob("*")):
-            hidden = any(part.startswith(".") and part != ".ci" for part in file.relative_to(REPOSITORY).parts[:-1])
-            data = file.is_relative_to(REPOSITORY / "examples" / "data")
-            if file.is_file() and not hidden and not data and (file.suffix in suffixes or file.name in names):
-                yield file
-
-
 def python_files() -> list[Path]:
     return list(files(*CODE, suffixes={".py"}))
 
 
-@functools.lru_cache(1_000)
-def parsed(source: str) -> ast.Module:
-    return ast.parse(source)
-
-
-@functools.lru_cache(1_000)
+@functools.cache
 def functions(source: str) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
     """Functions at whatever depth. Expressions hold none, so they are not walked."""
     found = []
@@ -159,16 +144,15 @@ def too_many_parameters(source: str, path: str) -> list[str]:
 
 def riddles(source: str, names: set[str] = RIDDLES) -> list[str]:
     """Names that say nothing of their value, and docstrings that begin as a question."""
-    tree = parsed(source)
     complaints = []
     fields = {
         id(node.target)
-        for block in ast.walk(tree)
+        for block in nodes(source)
         if isinstance(block, ast.ClassDef)
         for node in block.body
         if isinstance(node, ast.AnnAssign)
     }
-    for node in ast.walk(tree):
+    for node in nodes(source):
         name = node.arg if isinstance(node, ast.arg) else None
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and id(node) not in fields:
             name = node.id
@@ -192,7 +176,7 @@ def clumsy_words(source: str) -> list[str]:
         return []
     texts = [
         (node.lineno, node.value)
-        for node in ast.walk(parsed(source))
+        for node in nodes(source)
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.search(r"\s", node.value)
     ]
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
@@ -218,7 +202,7 @@ def repeated_classes(sources: Mapping[str, str]) -> list[str]:
     """Class names that several places define, by the source of each place."""
     places: dict[str, list[str]] = {}
     for path, source in sources.items():
-        for node in ast.walk(parsed(source)):
+        for node in nodes(source):
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(f"{path}:{node.lineno}")
     return [f"class {name} is in {', '.join(where)}" for name, where in sorted(places.items()) if len(where) > 1]
@@ -252,7 +236,7 @@ def _asserts(function: ast.AST, helpers: set[str]) -> bool:
         if isinstance(node, ast.Assert):
             return True
         if isinstance(node, ast.Call):
-            name = ast.unparse(node.func)
+            name = dotted_name(node.func)
             last = name.rpartition(".")[2].lstrip("_")
             if name in ("pytest.raises", "pytest.warns") or name in helpers or last.startswith("assert_"):
                 return True
@@ -263,8 +247,8 @@ def stray_effects(source: str, path: str) -> list[str]:
     allowed = frozenset().union(*(calls for home, calls in HOMES.items() if path.startswith(home)))
     return [
         f"line {node.lineno}: {name}() belongs behind Env or Store"
-        for node in ast.walk(parsed(source))
-        if isinstance(node, ast.Call) and (name := ast.unparse(node.func)) in EFFECTS - allowed
+        for node in nodes(source)
+        if isinstance(node, ast.Call) and (name := dotted_name(node.func)) in EFFECTS - allowed
     ]
 
 
@@ -273,9 +257,7 @@ def _line(source: str, word: str) -> int:
 
 
 def complaints(paths: list[Path], rule: Callable[[str], list[str]]) -> str:
-    return "\n".join(
-        f"{path.relative_to(REPOSITORY)}: {complaint}" for path in paths for complaint in rule(path.read_text())
-    )
+    return "\n".join(f"{path.relative_to(REPOSITORY)}: {complaint}" for path in paths for complaint in rule(text(path)))
 
 
 def test_every_module_says_what_it_is_for() -> None:
@@ -291,7 +273,7 @@ def test_modules_and_functions_fit_a_reader() -> None:
 
 def test_functions_take_ten_values_at_most() -> None:
     paths = files("sparklog", "pyspark_sparklog", "jobs", suffixes={".py"})
-    sources = {path.relative_to(REPOSITORY).as_posix(): path.read_text() for path in paths}
+    sources = {path.relative_to(REPOSITORY).as_posix(): text(path) for path in paths}
     found = [f"{path}: {line}" for path, source in sources.items() for line in too_many_parameters(source, path)]
     assert not found, "\n".join(found)
 
@@ -307,7 +289,7 @@ def test_clean_rooms_use_nouns_and_plain_words() -> None:
 
 
 def test_clean_rooms_define_a_class_once() -> None:
-    sources = {path.relative_to(REPOSITORY).as_posix(): path.read_text() for path in clean_files(".py")}
+    sources = {path.relative_to(REPOSITORY).as_posix(): text(path) for path in clean_files(".py")}
     repeated = repeated_classes(sources)
     assert not repeated, "\n".join(repeated)
 
@@ -334,7 +316,7 @@ def test_clocks_chance_and_files_have_homes() -> None:
     found = [
         f"{path.relative_to(REPOSITORY)}: {complaint}"
         for path in paths
-        for complaint in stray_effects(path.read_text(), path.relative_to(REPOSITORY).as_posix())
+        for complaint in stray_effects(text(path), path.relative_to(REPOSITORY).as_posix())
     ]
     assert not found, "\n".join(found)
 

@@ -135,7 +135,8 @@ def cloud_error(error: BaseException, action: str, key: str, url: StoreUrl) -> S
     if rule is not None:
         words = {"action": action, "what": what, "url": url, "host": url.host, "answer": code or status}
         right = dict(zip(_ACTIONS, _RIGHTS[url.scheme], strict=True)).get(action, "access")
-        return rule.error(rule.text.format(**words, keys=_KEYS[url.scheme], right=right))
+        message = rule.text.format(**words, keys=_KEYS[url.scheme], right=right)
+        return Unavailable(message, is_denied=status == 403) if rule.error is Unavailable else rule.error(message)
     if status is not None and 400 <= status < 500 and status not in _MAY_PASS and not is_busy(error):
         return BadRequest(f"cannot {action} {what}: {_refusal(text, status, code)}")
     return Unavailable(f"cannot {action} {what}: {_reason(error, status, code)}")

@@ -84,7 +84,8 @@ def hdfs_error(error: Exception, action: str, key: str, url: StoreUrl) -> Sparkl
         if word in text:
             return Unavailable(f"cannot {action} {what}: {remedy}")
     if name in ("AccessControlException", "AuthorizationException"):
-        return Unavailable(f"cannot {action} {what}: {message or 'permission denied'}; see `hdfs dfs -ls` and -chmod")
+        advice = f"{message or 'permission denied'}; see `hdfs dfs -ls` and -chmod"
+        return Unavailable(f"cannot {action} {what}: {advice}", is_denied=True)
     if name in ("HadoopIllegalArgumentException", "InvalidPathException"):
         return BadRequest(f"cannot {action} {what}: {message}")
     if "erasure-coded" in text:

@@ -40,7 +40,8 @@ def store_error(error: OSError, action: str, key: str, location: str) -> Sparklo
     if error.errno == errno.ENOTDIR:
         return BadRequest(f"cannot {action} {what}: a part of the path is a file, expected a directory")
     advice = _ADVICE.get(error.errno or 0) or f"{error.strerror or error} (errno {error.errno})"
-    return Unavailable(f"cannot {action} {what}: {advice}")
+    is_denied = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+    return Unavailable(f"cannot {action} {what}: {advice}", is_denied=is_denied)
 
 
 def refuse(location: str, reason: str) -> NoReturn:

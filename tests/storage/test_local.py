@@ -181,8 +181,10 @@ def test_system_errors_are_unavailable_and_leave_nothing(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, call, fail)
-    with pytest.raises(Unavailable, match=words):
+    with pytest.raises(Unavailable, match=words) as caught:
         LocalStore(tmp_path).create("a", b"x")
+    assert caught.value.is_denied == (number in (errno.EACCES, errno.EROFS))
+    assert pickle.loads(pickle.dumps(caught.value)).is_denied == caught.value.is_denied
     monkeypatch.undo()
     assert os.listdir(tmp_path) == []
 

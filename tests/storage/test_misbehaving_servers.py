@@ -363,6 +363,7 @@ def test_denied_verb_names_the_missing_right(stub: StubBucket, store: Store, ver
     }[verb]
     with pytest.raises(Unavailable, match=right) as caught:
         call()
+    assert caught.value.is_denied
     assert "\n" not in str(caught.value)
 
 

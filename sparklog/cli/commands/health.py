@@ -49,10 +49,10 @@ def verify(
         KAFKA_DIRECTORY,
         KAFKA_PARTITION,
         NOTHING,
-        TOPIC,
         exists,
         missing,
         resolve,
+        topics_at,
     )
     from sparklog.storage import open_store
     from sparklog.tools.verification.findings import document, summary
@@ -71,7 +71,7 @@ def verify(
     else:
         from sparklog.tools.verification.run import verify_root
 
-        topics = _topics_of(location.topic if location.kind == TOPIC else None, topics)
+        topics = topics_at(location, topics)
         with StatusLine("verify", quiet=quiet) as status:
             report = verify_root(open_store(location.root), topics=topics, quick=quick, say=status)
     lines = map(printable, summary(report).split("\n"))
@@ -79,7 +79,7 @@ def verify(
 
 
 @app.add("repair", "sparklog repair /data/log", "sparklog repair /data/log --execute")
-def repair(
+def repair_log(
     *,
     location: Annotated[str | None, Argument(metavar="[LOCATION]", help="The same as --root, which it beats.")] = None,
     root: Annotated[
@@ -101,38 +101,22 @@ def repair(
     again, while its broker is stopped. Nothing is changed without --execute. Exit code 0: no damage is left (or would
     be); 1: something is, and it is named.
     """
-    from sparklog.opening import KAFKA_DIRECTORY, KAFKA_PARTITION, NOTHING, TOPIC, exists, missing, resolve
-    from sparklog.storage import open_store
     from sparklog.tools.repair.report import document, summary
+    from sparklog.tools.repair.run import repair
 
     if execute and dry_run:
         raise BadParameter("give one of --execute and --dry-run")
-    place = resolve(required(root if location is None else location, None, "LOCATION --root"))
-    topics = comma_separated(topic)
+    place = required(root if location is None else location, None, "LOCATION --root")
     with StatusLine("repair", quiet=quiet) as status:
-        if place.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION):
-            from sparklog.tools.repair.kafka_directory import repair_log_dir
-
-            interval = index_interval_bytes
-            report = repair_log_dir(place.path, topics=topics, execute=execute, interval=interval, say=status)
-        elif place.kind == NOTHING and not exists(place):
-            raise NotFound(missing(place))
-        elif index_interval_bytes is not None:
-            raise BadRequest("--index-interval-bytes is for Kafka directories: a root has the config; leave it out")
-        else:
-            from sparklog.tools.repair.run import repair_root
-
-            topics = _topics_of(place.topic if place.kind == TOPIC else None, topics)
-            report = repair_root(open_store(place.root), topics=topics, execute=execute, say=status)
+        report = repair(
+            place,
+            topics=comma_separated(topic),
+            execute=execute,
+            index_interval_bytes=index_interval_bytes,
+            say=status,
+        )
     lines = map(printable, summary(report).split("\n"))
     return Output.of_lines(document(report), *lines, code=EXIT_OK if report.sound else EXIT_ERROR)
-
-
-def _topics_of(folder: str | None, topics: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the topics to look at, where the place may be the folder of one."""
-    if folder is not None and any(name != folder for name in topics):
-        raise BadRequest(f"the folder is topic {folder}'s: give its root to look at others")
-    return topics if folder is None else (folder,)
 
 
 @dataclass

@@ -66,6 +66,7 @@ class DecisionLog(EntryLog["Decisions"]):
 
         super().__init__(root, DECISIONS, transactional_id)
         self._root = root
+        self._numbered = replace(self._numbered, packed=self._packed)
         self._outcomes: OrderedDict[int, Decisions] = OrderedDict()
 
     def deciding(self, n: int) -> Decisions:
@@ -161,6 +162,7 @@ class DecisionLog(EntryLog["Decisions"]):
         return kept_entry(self._root, self.id)
 
     def _packed(self) -> Place | None:
+        """Return the place of the entry in the register: it and those before it may be deleted."""
         kept = self._newest_kept()
         return None if kept is None or kept.crc is None else (kept.number, kept.crc)
 

@@ -177,6 +177,8 @@ def id_in(store: Store, kind: EntryKind[E], folder: str) -> str | None:
     prefix = f"{kind.folder}/{folder}"
     damage: Corrupt | None = None
     for key in _first_keys(store, prefix):
+        if damage is not None and "/checkpoints/" not in key:
+            break
         number = checkpoint_version(key)
         if number is None:
             continue

@@ -138,7 +138,7 @@ class Journal(ABC, Generic[S, E, D]):
         self.prefix = prefix
         self.title = title
         self._guard = root.guard
-        self._numbered = NumberedObjects(root.store, prefix, root.env, root.root_id, self._packed)
+        self._numbered = NumberedObjects(root.store, prefix, root.env, root.root_id)
         self._newest: SeenState[S] | None = None
         self._writes = False
 
@@ -161,10 +161,6 @@ class Journal(ABC, Generic[S, E, D]):
 
     def _check(self, state: S, entry: E) -> None:
         """Raise if an entry, about to be written after `state`, breaks an invariant."""
-
-    def _packed(self) -> Place | None:
-        """Return the newest number that is kept elsewhere, all before it being deleted; None: there is none."""
-        return None
 
     @property
     @abstractmethod
@@ -296,8 +292,7 @@ class Journal(ABC, Generic[S, E, D]):
             opened = self._opened([number for number in numbers if below is None or number < below], seen)
             refusal = self._refusal(opened.newest, numbers)
             if refusal is None:
-                self._publish(opened.newest)
-                return opened
+                return replace(opened, newest=self._publish(opened.newest))
             # A directory cache may hide for a while what exists: look again before calling it lost.
             self.env.pause(tries)
         assert refusal is not None
@@ -305,13 +300,11 @@ class Journal(ABC, Generic[S, E, D]):
 
     def _opened(self, checkpoints: Sequence[int], seen: Moment) -> Advance[S, E]:
         """Read the newest checkpoint that can be read, and the entries after it."""
-        state = self._first_readable(reversed(checkpoints))
-        return self._read_from(self._empty() if state is None else state, seen)
+        return self._read_from(self._first_readable(reversed(checkpoints)) or self._empty(), seen)
 
     def _read_from(self, state: S, seen: Moment) -> Advance[S, E]:
-        start = state.number + 1
-        entries = self._decode_all(self._numbered.read_forward(start, ahead=True), start)
-        self._numbered.check_created(start - 1, [state.crc, *(entry.crc for entry in entries)])
+        entries = self._decode_all(self._numbered.read_forward(state.number + 1, ahead=True), state.number + 1)
+        self._numbered.check_created(state.number, [state.crc, *(entry.crc for entry in entries)])
         return Advance(self._extend(SeenState(state, seen, state.number), entries, seen), entries)
 
     def _refusal(self, opened: SeenState[S], checkpoints: Sequence[int]) -> SparklogError | None:
@@ -426,8 +419,7 @@ class Journal(ABC, Generic[S, E, D]):
     ) -> Advance[S, E]:
         """Try to create the next number. Ours is among the entries of the answer if it was created."""
         (entry, data), seen = drafted, self.env.now()
-        if self._is_stale(base.seen):
-            # So what is created late, under a number that is not in use any more, does not have a late time as well.
+        if self._is_stale(base.seen):  # So what lands where numbers were collected does not have a late time as well.
             return self._reopen()
         number = base.state.number + 1
         title = f"commit {entry.commit_id} to {self.title}"

@@ -192,14 +192,15 @@ class NumberedObjects:
         A lost answer is looked up by `commit_id`, the one in `data`; if no whole object is there, the same number is
         tried again.
 
-        `Unavailable` if that stays unclear for 90 s: the outcome is unknown then. `Fenced` if the root is another one
-        than was opened, or `number - 1` is another object than this one was made after: nothing is written then.
+        `Unavailable` if that stays unclear for 90 s: the outcome is unknown then. At once where a right is missing, and
+        if the root is another one than was opened, or `number - 1` is another object than this one was made after
+        (`Fenced`): nothing is written then.
         """
         backoff = Backoff(self.env, tries=1)
         failure = "it exists and cannot be read"
         root_seen = basis.root_seen
         while True:
-            sight = NOTHING_SEEN
+            sight, is_denied = NOTHING_SEEN, False
             try:
                 if not root_seen:
                     self._check_root(number, unknown=backoff.tries > 1)
@@ -211,6 +212,9 @@ class NumberedObjects:
                 with suppress(Unavailable):
                     stored = self.read(number)
                     sight = NOTHING_SEEN if stored is None else Sight((stored,))
+                    is_denied = error.is_denied and stored is None and backoff.tries == 1
+                if is_denied:
+                    raise Unavailable(f"{error}; nothing was written", is_denied=True) from error
             is_over = backoff.is_over()
             stored = sight.objects[0] if sight.objects else None
             stored_id = None if stored is None else peek_commit_id(stored)
@@ -370,10 +374,14 @@ class NumberedObjects:
         while True:
             try:
                 data = self.read(number)
-                if data is not None and peek_commit_id(data) != commit_id:
+                if data is not None and peek_commit_id(data) == commit_id:
+                    self.store.delete(key)
+                    raise self._replaced(earlier, f"; {key} was taken back")
+                # One that a cache hides may be another process's: it is deleted only when it was read.
+                if data is not None or not any(info.key == key for info in self.store.list(key)):
                     raise self._replaced(earlier)
-                self.store.delete(key)
-                raise self._replaced(earlier, f"; {key} was taken back")
+                if backoff.is_over():
+                    raise Unavailable("it is listed and cannot be read")
             except Unavailable as error:
                 if backoff.is_over():
                     problem = f"{key}, which follows no object here, cannot be taken back: {error}; delete it"

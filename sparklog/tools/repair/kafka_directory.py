@@ -36,8 +36,7 @@ from sparklog.kafka.in_place.segment_recovery import Damage, sound_windows
 from sparklog.kafka.in_place.transaction_state import TransactionEvents, TransactionState
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.tools.repair.file_cures import build_indexes
-from sparklog.tools.repair.report import Repaired, RepairReport, left_after
-from sparklog.tools.repair.run import Say
+from sparklog.tools.repair.report import Repaired, RepairReport, Say, left_after
 from sparklog.tools.verification.index_files import CollectedBatches, check_index
 from sparklog.tools.verification.kafka_directory import verify_log_dir
 

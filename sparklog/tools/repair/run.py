@@ -7,30 +7,79 @@ readers do without, and what is set aside may be deleted by the rules of the vac
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound
 from sparklog.format.checksums import SUFFIXES
+from sparklog.log.journal.arguments import NAMES, checked, whole
 from sparklog.log.journal.clocks import SYSTEM, Env, reading_clock_ms
 from sparklog.log.journal.names import CHECKPOINT_FOLDER, filter_path, is_topic_name
 from sparklog.log.state.history import History
 from sparklog.log.state.slice_table import Snapshot
+from sparklog.log.topic.root import ROOT, Root
 from sparklog.maintenance.work_items import Runner
+from sparklog.opening import KAFKA_DIRECTORY, KAFKA_PARTITION, NOTHING, exists, missing, resolve, topics_at
+from sparklog.storage import open_store
 from sparklog.storage.store import Store
 from sparklog.tools.repair.cures import Cure, Healer
 from sparklog.tools.repair.file_cures import FileCures, cure_flipped
+from sparklog.tools.repair.kafka_directory import repair_log_dir
 from sparklog.tools.repair.log_cures import KINDS, cure_checkpoint, cure_document, cure_entry, of_log
-from sparklog.tools.repair.report import Repaired, RepairReport, left_after
+from sparklog.tools.repair.report import Repaired, RepairReport, Say, left_after
 from sparklog.tools.repair.unreferenced import set_asides
 from sparklog.tools.verification.findings import Finding, Report
 from sparklog.tools.verification.run import verify_root
 from sparklog.tools.verification.topic_log import CheckedTopic, read_topic
 
 ROUNDS = 6
-Say = Callable[[str], None]
+
+
+@checked(path=ROOT, topics=NAMES, index_interval_bytes=whole(1).or_none())
+def repair(
+    path: Root | Store | str | os.PathLike[str],
+    *,
+    topics: Sequence[str] = (),
+    execute: bool = False,
+    index_interval_bytes: int | None = None,
+    say: Say = lambda line: None,
+) -> RepairReport:
+    """Cure what `verify` calls damage where a rebuild can, and name what only a backup brings back.
+
+    Args:
+        path: a root, a topic's folder, a Kafka log directory or one partition folder of it (its broker is stopped).
+        topics: names; empty: all.
+        execute: do it; without it nothing is changed.
+        index_interval_bytes: of a Kafka directory, its config, if it was changed.
+        say: gets a line for each step.
+
+    Returns:
+        A report: `repaired` is what was done or would be; `sound` is True if no damage is left, or would be.
+
+    Raises:
+        NotFound: there is no log, or no such topic.
+        Unavailable: the store refuses a write; what was cured so far stays.
+
+    Example:
+        report = sparklog.repair("/data/log", execute=True)
+        assert report.sound, report.left
+    """
+    if isinstance(path, (Root, Store)):
+        store = path.store if isinstance(path, Root) else path
+        return repair_root(store, topics=topics, execute=execute, say=say)
+    place = resolve(os.fspath(path))
+    if place.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION):
+        interval = index_interval_bytes
+        return repair_log_dir(place.path, topics=topics, execute=execute, interval=interval, say=say)
+    if place.kind == NOTHING and not exists(place):
+        raise NotFound(missing(place))
+    if index_interval_bytes is not None:
+        raise BadRequest("index_interval_bytes is for Kafka directories: a root has the config; leave it out")
+    names = topics_at(place, topics)
+    return repair_root(open_store(place.root), topics=names, execute=execute, say=say)
 
 
 def repair_root(

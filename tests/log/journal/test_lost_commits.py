@@ -8,11 +8,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sparklog.errors import BadRequest, Corrupt, Fenced, SparklogError
+from sparklog.errors import BadRequest, Corrupt, Fenced, NotFound, SparklogError, Unavailable
 from sparklog.groups.lag import Groups
 from sparklog.log.decisions.decision import BY_OWNER
 from sparklog.log.journal import probe_verdict
-from sparklog.log.journal.documents import peek_commit_id
+from sparklog.log.journal.documents import encode, peek_commit_id
 from sparklog.log.journal.names import commit_key
 from sparklog.log.journal.numbered_objects import Answer, Basis, NumberedObjects
 from sparklog.log.topic.root import Root, open_root
@@ -188,3 +188,33 @@ def test_a_broken_chain_drops_the_verdict_and_who_reads_makes_no_probe() -> None
     case.store.last_wins = True
     with pytest.raises(BadRequest, match="must be 1"):
         stranger.engine.ensure_probed()
+
+
+class Hiding(MemoryStore):
+    """Answers "no such name" for a key from the second time on that it is read, as a cache of names may."""
+
+    hidden, reads = "", 0
+
+    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        self.reads += key == self.hidden
+        if key == self.hidden and self.reads > 1:
+            raise NotFound(f"{key} is hidden")
+        return super().get(key, start, length)
+
+
+def test_an_entry_that_a_cache_hides_is_not_taken_back() -> None:
+    """Another process made it, and may have gone on."""
+    world = World()
+    store = Hiding(world.clock)
+    root = open_root(store, create=True, env=world.env())
+    names = ("zero", "one", "other")
+    zero, one, other = (encode({"format": 1, "readFeatures": [], "commitId": name}) for name in names)
+    winner = NumberedObjects(store, "x", root.env, root.id)
+    winner.create(0, zero, "zero", Basis(root.env.now(), None))
+    winner.create(1, one, "one", Basis(root.env.now(), None))
+    store.hidden = winner.key(1)
+    outlived = NumberedObjects(store, "x", root.env, root.id)
+    with pytest.raises(Unavailable, match="it is listed and cannot be read; delete it"):
+        outlived.create(1, other, "other", Basis(root.env.now(), 7))
+    store.hidden = ""
+    assert store.get(winner.key(1)) == one

@@ -165,6 +165,24 @@ def test_a_store_that_stays_away_gives_up_and_names_the_commit() -> None:
     assert topic_records(world, store) == 0
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_missing_right_is_an_answer_at_once_unless_an_earlier_attempt_is_open(lost: bool) -> None:
+    world, store, _, topic = setup()
+    attempts: list[str] = []
+
+    def denied(key: str, data: bytes) -> bool:
+        attempts.append(key)
+        raise Unavailable(f"cannot create {key}", is_denied=not lost or len(attempts) > 1)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "create", denied)
+        begun = world.now_ms
+        with pytest.raises(Unavailable, match="unknown outcome" if lost else "; nothing was written"):
+            publish(topic)
+    assert (len(attempts) > 1, world.now_ms - begun > 90_000) == (lost, lost)
+    assert topic_records(world, store) == 0
+
+
 def test_a_clock_that_stands_still_does_not_wait_for_ever() -> None:
     world, store, _, _ = setup()
     env = replace(world.env(), sleep=lambda seconds: world.slept.append(seconds))
