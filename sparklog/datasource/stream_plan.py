@@ -48,7 +48,7 @@ Offsets = dict[str, dict[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class _NothingNew:
-    """A question of an idle query and what was seen for it: asked again with the same seen, it has the same answer."""
+    """A question whose start was the answer, and what was seen for it: seen again, it has the same answer."""
 
     start: Document
     checkpoint: StreamOffset

@@ -93,8 +93,8 @@ class NativeReadPart:
         """Return all but the store and the columns as plain values, which are quick to pickle: see `TaskParts`."""
         offsets, slices = self.range, self.slices
         place = offsets.topic, offsets.partition, offsets.start, offsets.end
-        held = len(slices), slices.paths, slices.hidden
-        return self.topic_id, place, self.isolation, held, (self.fail_on_data_loss, self.cleaned_through)
+        content = len(slices), slices.paths, slices.hidden
+        return self.topic_id, place, self.isolation, content, (self.fail_on_data_loss, self.cleaned_through)
 
     def read(self, columns: Sequence[str], *, batch_bytes: int = BATCH_BYTES) -> Iterator[pa.RecordBatch]:
         return read_parts([self], columns, batch_bytes=batch_bytes)
@@ -258,10 +258,10 @@ def stored_in(snapshot: Snapshot, ranges: Sequence[OffsetRange]) -> list[Stored]
     runs = BatchRuns(rows.base, rows.end, rows.records, rows.size, batches).counted()
     contents = []
     for offsets, (low, high) in zip(ranges, pairwise(cuts.tolist()), strict=True):
-        held = runs[low:high]
-        if low < high and (held.base[0] < offsets.start or held.end[-1] > offsets.end):
-            held = held.clipped(offsets.start, offsets.end)
-        contents.append(Stored(offsets.start, offsets.end, held))
+        content = runs[low:high]
+        if low < high and (content.base[0] < offsets.start or content.end[-1] > offsets.end):
+            content = content.clipped(offsets.start, offsets.end)
+        contents.append(Stored(offsets.start, offsets.end, content))
     return contents
 
 
