@@ -173,7 +173,7 @@ def drain_variants(spark: SparkSession, folder: Path, chosen: argparse.Namespace
 
     bare = {"rows": str(chosen.records), "valueBytes": str(chosen.value_bytes), "batchRows": "10000", "tasks": "2"}
     read = {"subscribe": "events", "startingOffsets": "earliest"}
-    variants: dict[str, Callable[[], object]] = {"bare": partial(drain, "bare", bare, "")}
+    variants: dict[str, Callable[[], object]] = {"bare": partial(drain, "bare", bare, str(folder))}
     for codec in CODECS:
         variants[f"sparklog-{codec}"] = partial(drain, "sparklog", read, str(folder / f"root-{codec}"))
     return variants
