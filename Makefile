@@ -14,6 +14,10 @@ SEEDS ?= $(SPARKLOG_SEEDS)
 SLOW_REPORT ?= build/slow-report.txt
 # The release of Spark that `make test-spark` tries.
 SPARK ?= 4.3
+# Of `make bench-peers`. Delta is for Spark 4.2.
+ROUNDS ?= 5
+RECORDS ?= 2000000
+PEERS := .venv-spark-4.2/bin/python
 
 # Modules that `make mutants` changes, by the beginning of their paths, and how often each.
 ONLY ?= sparklog/
@@ -26,7 +30,7 @@ export PYSPARK_DRIVER_PYTHON := $(abspath $(PY))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-fast test-slow test-spark test-oldest mutants demo notebook docs lint bench clean
+.PHONY: help venv test test-fast test-slow test-spark test-oldest mutants demo notebook docs lint bench bench-peers clean
 
 help:
 	@echo "make demo       scan a directory that Kafka wrote, stream it into a topic, tail it (needs nothing but Python and Java)"
@@ -40,6 +44,7 @@ help:
 	@echo "make docs       build the site of docs/ into build/site, and check every link in it"
 	@echo "make lint       ruff, mypy"
 	@echo "make bench      measure, against Parquet, Kafka clients and a bare Python data source"
+	@echo "make bench-peers  sparklog beside Kafka, Delta and pyarrow, into docs/design/peers.md (ROUNDS=5 RECORDS=2000000)"
 	@echo "make venv       only set up $(VENV)"
 	@echo "make clean      remove what these made, but for environments"
 
@@ -94,6 +99,11 @@ lint: venv
 
 bench: venv
 	$(PY) -m benchmarks
+
+bench-peers: venv
+	@sh scripts/spark_version.sh $(VENV) 4.2 --version
+	@$(PEERS) -c "import confluent_kafka" 2>/dev/null || $(PEERS) scripts/install.py "confluent-kafka>=2.5,<3"
+	env -u PYSPARK_PYTHON -u PYSPARK_DRIVER_PYTHON $(PEERS) -m benchmarks peers --rounds $(ROUNDS) --records $(RECORDS)
 
 clean:
 	rm -rf .demo build dist spark-warehouse metastore_db derby.log .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,17 +1,19 @@
 """All benchmarks, one after the other: `python -m benchmarks`; one of them: `python -m benchmarks NAME [ARGUMENT]...`.
 
-Names are those of the programs here without `bench_`. Each says in its docstring what it takes. `delta` is run by its
-name only: it needs another Spark than the rest.
+Names are those of the programs here without `bench_`. Each says in its docstring what it takes. Those that need another
+Spark than the rest, or a long time, are run by their names only.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 PROGRAMS = ("codec", "log", "table", "maintenance", "producer", "members", "many", "spark", "cold", "latency", "serve")
-BY_NAME = (*PROGRAMS, "delta")
+BY_NAME = (*PROGRAMS, "delta", "peers", "day", "year", "hundred_million", "ratios")
+REPOSITORY = Path(__file__).resolve().parents[1]
 
 
 def main() -> None:
@@ -21,7 +23,10 @@ def main() -> None:
         raise SystemExit(f"expected one of {', '.join(BY_NAME)}, or none for all of them, found {name!r}")
     for program in [name] if name else PROGRAMS:
         print(f"\n== {program}", flush=True)
-        done = subprocess.run([sys.executable, str(Path(__file__).parent / f"bench_{program}.py"), *arguments])
+        # Of this checkout, whichever is installed.
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])}
+        command = [sys.executable, str(REPOSITORY / "benchmarks" / f"bench_{program}.py"), *arguments]
+        done = subprocess.run(command, env=environ)
         if done.returncode:
             raise SystemExit(done.returncode)
 

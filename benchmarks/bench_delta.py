@@ -30,7 +30,7 @@ from sparklog.cli.jobs import delta, from_delta, to_delta
 from sparklog.cli.jobs.delta_rows import rows
 from tests.datasource.live_delta import delta_jars
 from tests.datasource.live_kafka import connector_jars
-from tests.kafka_broker import Broker
+from tests.kafka_broker import SERVER_JVM, Broker
 from tests.kafka_tools import Missing
 
 DDL = "id BIGINT, name STRING, amount DOUBLE, at BIGINT"
@@ -71,7 +71,7 @@ def main() -> None:
         raise SystemExit(f"{missing}: scripts/spark_version.sh makes an environment with that Spark") from None
     with tempfile.TemporaryDirectory(prefix="sparklog-delta-") as name:
         folder = Path(name)
-        with Broker(folder / "broker") as broker:
+        with Broker(folder / "broker", jvm=SERVER_JVM) as broker:
             small = {"spark.databricks.delta.snapshotPartitions": "2"}
             spark = benchmark_session(**{"spark.jars": jars, **delta.SETTINGS, **small})
             fill(spark, folder, broker.address, chosen.records)
@@ -96,13 +96,13 @@ def fill(spark: SparkSession, folder: Path, servers: str, count: int) -> None:
     sink.option("kafka.compression.type", "lz4").mode("append").save()
 
 
-def create_topic(spark: SparkSession, servers: str, name: str) -> None:
-    """Create a topic of four partitions on the broker, in the session's JVM: a run takes no time to start another."""
+def create_topic(spark: SparkSession, servers: str, name: str, partitions: int = 4) -> None:
+    """Create a topic on the broker, in the session's JVM: a run takes no time to start another."""
     java = spark.sparkContext._jvm.java.util
     admin = spark.sparkContext._jvm.org.apache.kafka.clients.admin
     properties, topics = java.Properties(), java.ArrayList()
     properties.setProperty("bootstrap.servers", servers)
-    topics.add(admin.NewTopic(name, java.Optional.of(4), java.Optional.empty()))
+    topics.add(admin.NewTopic(name, java.Optional.of(partitions), java.Optional.empty()))
     client = admin.AdminClient.create(properties)
     client.createTopics(topics).all().get()
     client.close()

@@ -90,9 +90,27 @@ def contest(contenders: Mapping[str, Callable[[], object]], rounds: int) -> dict
 
 def bench_throughput(folder: Path, rows: int, value_bytes: int, codec: Codec, rounds: int) -> None:
     """Append a table to 16 partitions and scan it, against writing and reading Parquet."""
+    place = folder / f"{codec}-{value_bytes}"
     table = table_of(rows, value_bytes)
+    for what, contenders in throughput_contenders(place, table, codec).items():
+        seconds = contest(contenders, rounds)
+        mega = table.nbytes / 1e6
+        for name, spent in seconds.items():
+            ratio = f"   sparklog is {spent / seconds['sparklog']:.2f}x" if name != "sparklog" else ""
+            print(
+                f"{what:6}  {codec:6}  16 + {value_bytes} bytes  {name:8}  {spent:6.3f} CPU s  "
+                f"{rows / spent / 1e6:6.2f} M records/s  {mega / spent:7.0f} MB/s{ratio}"
+            )
+    shutil.rmtree(place)
+
+
+def throughput_contenders(
+    folder: Path, table: pa.Table, codec: Codec, *, durable: bool = False
+) -> dict[str, dict[str, Callable[[], object]]]:
+    """What appends and what scans: `sparklog`, a new topic of 16 partitions each time, and `parquet` by pyarrow."""
+    rows = len(table)
     batches = table.to_batches(max_chunksize=10_000)
-    root = open_root(LocalStore(str(folder / f"{codec}-{value_bytes}"), durable=False), create=True)
+    root = open_root(LocalStore(str(folder / "root"), durable=durable), create=True)
     number = iter(range(10**6))
     topics: list[Topic] = []
     files: list[Path] = []
@@ -115,21 +133,10 @@ def bench_throughput(folder: Path, rows: int, value_bytes: int, codec: Codec, ro
             if sum(batch.num_rows for batch in file.iter_batches(use_threads=False)) != rows:
                 raise SystemExit("Parquet lost records: nothing was measured")
 
-    for what, contenders in (
-        ("append", {"sparklog": append, "parquet": write_parquet}),
-        ("scan", {"sparklog": scan, "parquet": read_parquet}),
-    ):
-        seconds = contest(contenders, rounds)
-        mega = table.nbytes / 1e6
-        for name, spent in seconds.items():
-            ratio = f"   sparklog is {spent / seconds['sparklog']:.2f}x" if name != "sparklog" else ""
-            print(
-                f"{what:6}  {codec:6}  16 + {value_bytes} bytes  {name:8}  {spent:6.3f} CPU s  "
-                f"{rows / spent / 1e6:6.2f} M records/s  {mega / spent:7.0f} MB/s{ratio}"
-            )
-    for path in files:
-        path.unlink()
-    shutil.rmtree(root.location)
+    return {
+        "append": {"sparklog": append, "parquet": write_parquet},
+        "scan": {"sparklog": scan, "parquet": read_parquet},
+    }
 
 
 def bench_seeks(folder: Path, rows: int, seeks: int) -> None:

@@ -101,6 +101,13 @@ def percentile(values: list[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(len(values) * share))]
 
 
+def send_all(sends: Sends, records: int) -> None:
+    """Send so many records and wait until they are acknowledged."""
+    for _ in range(records):
+        sends.send(VALUE)
+    sends.flush()
+
+
 def bench_rate(producers: Mapping[str, Sends], records: int) -> None:
     """Send all records three times, in turns; the median of the three."""
     rates: dict[str, list[float]] = {name: [] for name in producers}
@@ -108,9 +115,7 @@ def bench_rate(producers: Mapping[str, Sends], records: int) -> None:
     for _ in range(3):
         for name, sends in producers.items():
             begun, used = time.perf_counter(), time.process_time()
-            for _ in range(records):
-                sends.send(VALUE)
-            sends.flush()
+            send_all(sends, records)
             rates[name].append(records / (time.perf_counter() - begun))
             cpu[name].append((time.process_time() - used) / records * 1e6)
     for name in producers:
@@ -156,9 +161,7 @@ def main() -> None:
         if chosen.broker is not None:
             producers["confluent"] = ConfluentSends(chosen.broker, chosen.linger_ms)
         for sends in producers.values():
-            for _ in range(WARM_RECORDS):
-                sends.send(VALUE)
-            sends.flush()
+            send_all(sends, WARM_RECORDS)
         if "rate" in chosen.parts:
             bench_rate(producers, chosen.records)
         if "wait" in chosen.parts:

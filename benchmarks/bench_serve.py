@@ -34,7 +34,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from tests.kafka_broker import Broker, free_ports
+from tests.kafka_broker import SERVER_JVM, Broker, free_ports
 
 RECORD_BYTES = 116
 SEEN_RECORDS = 1_000
@@ -231,7 +231,7 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="sparklog-serve-", dir=chosen.folder))
     try:
         if "bulk" in parts or "seen" in parts:
-            with Broker(folder / "broker") as broker, sparklog_server(folder / "root") as server:
+            with Broker(folder / "broker", jvm=SERVER_JVM) as broker, sparklog_server(folder / "root") as server:
                 servers = [server, Served("broker", broker.address, broker.pid)]
                 if "seen" in parts and has_librdkafka():
                     seen(servers)

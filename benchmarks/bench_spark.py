@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
@@ -206,11 +207,7 @@ def stream(spark: SparkSession, folder: Path, batches: int) -> None:
     print(f"\nmicro-batch, {batches} batches after 10 of warm-up")
     print(f"{'source -> sink':<24}{'p50 ms':>8}{'p95 ms':>8}{'addBatch p50':>14}")
     root = str(folder / "streams")
-    rate = spark.readStream.format("rate").option("rowsPerSecond", "2000").load()
-    rows = rate.select(
-        f.encode(f.col("value").cast("string"), "UTF-8").alias("key"),
-        f.encode(f.rpad(f.col("value").cast("string"), 100, "x"), "UTF-8").alias("value"),
-    )
+    rows = ticks(spark)
     into = {"topic": "ticks", "num.partitions": "4"}
     bare = spark.readStream.format("bare").option("tasks", "4").load().select("key", "value")
     pairs = {
@@ -231,12 +228,21 @@ def stream(spark: SparkSession, folder: Path, batches: int) -> None:
         )
 
 
-def run_query(writer, checkpoint: str, batches: int) -> list[dict]:  # type: ignore[no-untyped-def,type-arg]
-    """Progress of `batches` non-empty micro-batches."""
-    seen: dict[int, dict] = {}  # type: ignore[type-arg]
+def ticks(spark: SparkSession) -> DataFrame:
+    """2,000 records a second of Spark's `rate` source."""
+    rate = spark.readStream.format("rate").option("rowsPerSecond", "2000").load()
+    return rate.select(
+        f.encode(f.col("value").cast("string"), "UTF-8").alias("key"),
+        f.encode(f.rpad(f.col("value").cast("string"), 100, "x"), "UTF-8").alias("value"),
+    )
+
+
+def run_query(writer: Any, checkpoint: str, batches: int, warm_up: int = 10) -> list[dict[str, Any]]:
+    """Progress of `batches` non-empty micro-batches after those of the warm-up."""
+    seen: dict[int, dict[str, Any]] = {}
     query = writer.option("checkpointLocation", checkpoint).start()
     try:
-        while len(seen) < batches + 10:
+        while len(seen) < batches + warm_up:
             for progress in query.recentProgress:
                 if progress["numInputRows"]:
                     seen[progress["batchId"]] = progress
@@ -245,7 +251,7 @@ def run_query(writer, checkpoint: str, batches: int) -> list[dict]:  # type: ign
             query.awaitTermination(1)
     finally:
         query.stop()
-    return [seen[key] for key in sorted(seen)[10 : batches + 10]]
+    return [seen[key] for key in sorted(seen)[warm_up : batches + warm_up]]
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
-"""One Spark session for the benchmarks, with the README's two settings, and a meter of CPU seconds."""
+"""One Spark session for the benchmarks, with the README's two settings, and a meter of CPU seconds by process."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -14,7 +15,7 @@ from pyspark.sql import SparkSession
 from sparklog.datasource.session import workers_python
 
 HERE = Path(__file__).resolve().parent
-TICKS = os.sysconf("SC_CLK_TCK")
+TICKS, PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 
 
 def benchmark_session(**settings: str) -> SparkSession:
@@ -43,35 +44,88 @@ def benchmark_session(**settings: str) -> SparkSession:
 
 @dataclass(frozen=True)
 class Timing:
-    """One run: wall and CPU seconds of this process and everything it started (JVM, Python workers)."""
+    """One run: wall and CPU seconds of this process and everything it started, in all and by kind of process.
+
+    `p95`: of what the run repeats, where `wall` is its median.
+    """
 
     wall: float
-    cpu: float
+    cpu: float = 0.0
+    by_process: dict[str, float] = field(default_factory=dict)
+    p95: float | None = None
 
 
 def timed(action: Callable[[], object]) -> Timing:
-    """Run once."""
-    cpu, wall = tree_cpu(), time.perf_counter()
-    action()
-    return Timing(time.perf_counter() - wall, tree_cpu() - cpu)
+    """Run once. An action that returns a `Timing` has taken the time itself, and the CPU seconds if it has any."""
+    cpu, wall = tree_cpu_by_process(), time.perf_counter()
+    result = action()
+    wall = time.perf_counter() - wall
+    if isinstance(result, Timing) and result.by_process:
+        return result
+    after = tree_cpu_by_process()
+    spent = {kind: round(used - cpu[kind], 3) for kind, used in after.items() if used > cpu[kind]}
+    timing = result if isinstance(result, Timing) else Timing(wall)
+    return replace(timing, cpu=sum(spent.values()), by_process=spent)
 
 
 def tree_cpu() -> float:
     """CPU seconds of this process and all its descendants, ended children included (Linux)."""
+    return sum(tree_cpu_by_process().values())
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process of the tree: its kind, CPU seconds of its own and of its children that have ended, resident MiB."""
+
+    kind: str
+    cpu: float
+    ended: float
+    resident_mib: float
+
+
+def tree() -> list[Process]:
+    """This process and all its descendants (Linux).
+
+    Kinds: `driver` (this one), `jvm` (Spark), `python` (its workers), `broker`, `server` (`sparklog serve`), `ended`
+    (tools).
+    """
     parents: dict[int, int] = {}
-    used: dict[int, float] = {}
+    processes: dict[int, Process] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                command = (entry / "cmdline").read_bytes()
             except OSError:
                 continue
-            parents[int(entry.name)] = int(fields[1])
-            used[int(entry.name)] = sum(int(ticks) for ticks in fields[11:15]) / TICKS
-    mine, total = os.getpid(), 0.0
-    for pid, seconds in used.items():
-        at = pid
-        while at not in (0, mine):
-            at = parents.get(at, 0)
-        total += seconds if at == mine else 0.0
+            pid, ticks = int(entry.name), [int(word) for word in fields[11:15]]
+            cpu, ended = (ticks[0] + ticks[1]) / TICKS, (ticks[2] + ticks[3]) / TICKS
+            parents[pid] = int(fields[1])
+            processes[pid] = Process(_kind(pid, command), cpu, ended, int(fields[21]) * PAGE / 2**20)
+    members = []
+    for pid, process in processes.items():
+        ancestor = pid
+        while ancestor not in (0, os.getpid()):
+            ancestor = parents.get(ancestor, 0)
+        if ancestor:
+            members.append(process)
+    return members
+
+
+def tree_cpu_by_process() -> defaultdict[str, float]:
+    """CPU seconds by kind of process; `ended`: children of this process that have ended."""
+    total: defaultdict[str, float] = defaultdict(float)
+    for process in tree():
+        total[process.kind] += process.cpu
+        total[{"driver": "ended", "jvm": "python"}.get(process.kind, process.kind)] += process.ended
     return total
+
+
+def _kind(pid: int, command: bytes) -> str:
+    if pid == os.getpid():
+        return "driver"
+    if b"kafka.Kafka" in command:
+        return "broker"
+    if b"java" in command.partition(b"\0")[0]:
+        return "jvm" if b"org.apache.spark" in command else "ended"
+    return "server" if b"\0serve\0" in command else "python"

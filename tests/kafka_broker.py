@@ -38,6 +38,10 @@ _IVY = f"""<ivy-module version="2.0">
   </dependencies>
 </ivy-module>
 """
+QUICK_JVM = ("-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+"""Starts fast and takes little memory."""
+SERVER_JVM = ("-server", "-Xms1g", "-Xmx1g", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20")
+"""As Kafka's own scripts start a broker, for benchmarks."""
 ODD = "surrogateescape"
 """What bytes that are no text become in what tools print."""
 START_SECONDS = 90
@@ -65,8 +69,9 @@ def console_jars() -> str:
 class Broker:
     """A broker over `folder`; `data` is its log dir. Use as a context: it is stopped in the end."""
 
-    def __init__(self, folder: Path, more: str = "") -> None:
+    def __init__(self, folder: Path, more: str = "", jvm: Sequence[str] = QUICK_JVM) -> None:
         """`more`: further lines of `server.properties`. `Missing` (of `tests.kafka_tools`) where it cannot be run."""
+        self._jvm = jvm
         self.folder = folder
         self.data = folder / "data"
         self._java = find_java()
@@ -223,9 +228,8 @@ class Broker:
         return self._run(name, *arguments, classes=console_jars(), text=text)
 
     def _command(self, name: str, *arguments: str, classes: str = "") -> list[str]:
-        options = ("-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
         quiet = "-Dorg.slf4j.simpleLogger.log.org.apache.kafka=info"
-        return [self._java, *options, quiet, "-cp", f"{self._classes}{os.pathsep}{classes}", name, *arguments]
+        return [self._java, *self._jvm, quiet, "-cp", f"{self._classes}{os.pathsep}{classes}", name, *arguments]
 
     def _run(self, name: str, *arguments: str, classes: str = "", text: str | None = None) -> str:
         command = self._command(name, *arguments, classes=classes)

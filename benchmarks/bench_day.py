@@ -1,0 +1,53 @@
+"""A day of a topic of 16 partitions at one commit a second, with a reader and both jobs by their schedule.
+
+Run: `python -m benchmarks day [--commits 86400] [--interval-ms 1000] [--records 64] [--poll-every 10]`.
+
+By a clock where nothing but time passes: the log, the reader and the jobs are the real ones, the store is memory with a
+bucket's ways. Each hour: CPU time of a commit and of a poll (p95), objects, bytes of metadata and data, requests,
+memory of the process without the store's objects, and what it costs to open the topic.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from sparklog.doctor.costs import Requests
+from sparklog.format.kernels.warm import warm_up
+from tests.support.lifetime import Lifetime, Spell
+
+
+def main() -> None:
+    """Print a line for each hour, then the last against the first."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--commits", type=int, default=86_400)
+    parser.add_argument("--interval-ms", type=int, default=1_000)
+    parser.add_argument("--records", type=int, default=64)
+    parser.add_argument("--poll-every", type=int, default=10)
+    chosen = parser.parse_args()
+    warm_up()
+    life = Lifetime(interval_ms=chosen.interval_ms, records=chosen.records, poll_every=chosen.poll_every)
+    spells: list[Spell] = []
+    print("hour  commit p95  poll p95  objects  metadata MB  data MB  MiB  PUT/s  GET/s  open: GET LIST trips ms")
+    for spell in life.live(chosen.commits, 3_600_000 // chosen.interval_ms):
+        spells.append(spell)
+        print(line(len(spells), spell, life), flush=True)
+    if life.read != life.written - life.written % (chosen.records * chosen.poll_every):
+        sys.exit(f"the reader got {life.read} of {life.written} records: nothing was measured")
+    for what in ("appends", "polls"):
+        first, last = spells[0].p95(what), spells[-1].p95(what)
+        print(f"p95 of {what}: last hour {last:.2f} ms, first {first:.2f} ms: {last / first:.2f}x")
+
+
+def line(hour: int, spell: Spell, life: Lifetime) -> str:
+    requests, trips, milliseconds = life.opening()
+    made = sum(spell.by_work.values(), Requests()) * (1 / len(spell.appends))
+    return (
+        f"{hour:4}  {spell.p95('appends'):7.2f} ms  {spell.p95('polls'):5.1f} ms  {spell.objects:7,}  "
+        f"{spell.bytes['metadata'] / 1e6:11.1f}  {spell.bytes['data'] / 1e6:7.1f}  {spell.resident_mib:3.0f}  "
+        f"{made.puts:5.2f}  {made.gets:5.2f}  {requests.gets:9.0f} {requests.lists:4.0f} {trips:5} {milliseconds:.0f}"
+    )
+
+
+if __name__ == "__main__":
+    main()

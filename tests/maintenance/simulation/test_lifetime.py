@@ -1,0 +1,52 @@
+"""What a topic leaves does not grow with its age: objects, bytes and requests are those of a week ago, by count."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparklog.doctor.costs import MONTH_DAYS, OPENING, PRICES, TAIL, Item, Requests, Workload, bill
+from sparklog.limits import Limits
+from sparklog.testing.world import DAY_MS, HOUR_MS
+from tests.support.lifetime import Lifetime, Spell
+
+SMALL = Limits(checkpoint_commits=8)
+
+
+def lived(life: Lifetime, days: int) -> list[Spell]:
+    of_day = DAY_MS // life.interval_ms
+    spells = [*life.live(days * of_day, of_day)]
+    assert life.read == life.written, "the reader must have met each record"
+    return spells
+
+
+def check_flat(days: list[Spell], slack: float) -> None:
+    """The last week is as large as the one before. Copies of journals come and go within a week."""
+    for what in ("objects", "metadata", "data", "requests"):
+        sizes = [{"objects": day.objects, "requests": day.requests.total(), **day.bytes}[what] for day in days]
+        assert max(sizes[-7:]) <= slack * max(sizes[-14:-7]), f"{what} of each day: {sizes}"
+
+
+def test_a_topic_is_as_large_as_a_week_ago() -> None:
+    life = Lifetime(
+        partitions=2, interval_ms=6 * HOUR_MS, records=4, poll_every=4, job_ms=DAY_MS, retention_ms=2 * DAY_MS,
+        limits=SMALL, configs={"segment.ms": DAY_MS},
+    )  # fmt: skip
+    check_flat(lived(life, 28), slack=1.1)
+    requests, _, _ = life.opening()
+    assert requests.lists == OPENING.lists
+    assert requests.gets <= OPENING.gets + SMALL.checkpoint_commits + TAIL.gets, requests
+
+
+@pytest.mark.slow
+def test_a_month_of_commits_and_its_bill() -> None:
+    """Sixteen partitions and the limits of a root in use: flat, and near what `doctor --cost` says."""
+    life = Lifetime(interval_ms=400_000, records=64, poll_every=8, retention_ms=2 * DAY_MS)
+    days = lived(life, 24)
+    check_flat(days, slack=1.1)
+    rate = days[-1].bytes["data"] / (life.retention_ms / 1000) / 1e6
+    computed = {item.name: item for item in bill(Workload(rate, 400, tasks=1, readers=1, retention=2))}
+    # Of a small topic the bill leaves out what the vacuum reads of old commits.
+    for name, works, slack in (("append", ("append",), 1), ("maintain", ("compact", "retain"), 3)):
+        counted = sum((days[-1].by_work[work] for work in works), Requests()) * MONTH_DAYS
+        dollars = Item(name, counted).dollars(PRICES[0])
+        assert dollars <= slack * computed[name].dollars(PRICES[0]), (name, counted, computed[name])
