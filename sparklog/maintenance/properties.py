@@ -28,7 +28,7 @@ from sparklog.log.state.configs import (
     is_security,
     kafka_name,
 )
-from sparklog.log.state.root_defaults import CREATION, ID, RootDefaults
+from sparklog.log.state.root_defaults import ID, NO_TOPIC_CONFIG, RootDefaults
 from sparklog.maintenance.work_items import Settings
 from sparklog.parsing import INT32_MAX, INT64_MAX, fraction, positive_number, whole_number, whole_range
 
@@ -254,8 +254,8 @@ def _unknown(name: str) -> str:
     """Say why a name is refused, and what to write instead."""
     if name in _ELSEWHERE:
         return f"{name} means nothing to maintenance: {_ELSEWHERE[name]}"
-    if name in CREATION or (name in BY_NAME and BY_NAME[name].definition.used_by):
-        return f"{name} means nothing to maintenance: set it by sparklog configs alter --root-defaults, for writers"
+    if name in NO_TOPIC_CONFIG or (name in BY_NAME and BY_NAME[name].definition.used_by):
+        return f"{name} means nothing in this file: set it by sparklog configs alter --root-defaults"
     synonyms = BROKER_NAMES.get(name, ())
     if synonyms and synonyms[0].name in NAMES:
         return f"'{name}' is a topic config: set it on the topic, or its default here as {synonyms[0].name}"
@@ -294,7 +294,7 @@ def _shown(entry: Property) -> str:
 
 def _verdict(file: str, entry: Property, force: bool) -> tuple[str, str]:
     name = entry.name
-    if name in CREATION or (name in BY_NAME and BY_NAME[name].definition.used_by):
+    if name in NO_TOPIC_CONFIG or (name in BY_NAME and BY_NAME[name].definition.used_by):
         value = _checked(file, entry, lambda text: RootDefaults(ID).changed({name: text}, force=force).configs[name])
         return TAKEN, f"taken as {name}={value}"
     why = _ELSEWHERE.get(name) or kafka_name(name)
@@ -304,7 +304,10 @@ def _verdict(file: str, entry: Property, force: bool) -> tuple[str, str]:
         why = "it means nothing without brokers"
     if why is not None:
         return NOT_NEEDED, f"not needed here: {why}"
-    return NO_EQUIVALENT, f"no equivalent: a root has nothing of this name{did_you_mean(name, {*BY_NAME, *CREATION})}"
+    return (
+        NO_EQUIVALENT,
+        f"no equivalent: a root has nothing of this name{did_you_mean(name, {*BY_NAME, *NO_TOPIC_CONFIG})}",
+    )
 
 
 _HEAD = """# Every config
@@ -344,6 +347,8 @@ do not set a config. With `--pattern REGEX` they have the names of topic configs
 |---|---|---|---|
 | `num.partitions` | `1` | a whole number from 1 to 100000 | partitions of a topic that is created without a number |
 | `auto.create.topics.enable` | | true or false | whether [writers create topics](../guides/retention.md) |
+| `transactional.id.expiration.ms` | `-1` | a whole number from 1 to 2147483647, or -1: never | after so long \
+without use a [transactional id expires](../guides/transactions.md#ids-that-are-not-used-any-more); Kafka: 604800000 |
 """
 
 

@@ -429,7 +429,8 @@ def _retain_root_files(root: Root, settings: Settings, keep_ms: int, dry_run: bo
                 failures += groups.failures
                 expired_groups = groups.expired
             elif name == TRANSACTIONS_FOLDER:
-                decisions = collect(root, now_ms=store_ms, dry_run=dry_run)
+                expiration_ms = root.defaults().expiration_ms()
+                decisions = collect(root, now_ms=store_ms, expiration_ms=expiration_ms, dry_run=dry_run)
                 removed.append(Removed("decision", OLD_DECISION, decisions.objects, decisions.nbytes))
                 failures += decisions.failures
             elif name in JOURNALS:

@@ -1,4 +1,4 @@
-"""Maintenance of transactions: record outcomes in quiet topics, time out, forget COMMITs, collect old entries.
+"""Maintenance of transactions: outcomes in quiet topics, timeouts, COMMITs to forget, idle ids, old entries.
 
 Readers ask the decision log of an open transaction, and every commit to a topic records the outcomes of transactions
 that are open there. Only a topic without writers waits for the pass here, to record outcomes and to time out.
@@ -14,6 +14,7 @@ from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError
 from sparklog.groups.group_state import GROUPS, GroupState
 from sparklog.log.decisions.decision import DECISIONS, CommitDecision, Decisions, Prepared, PreparedGroup, forget
 from sparklog.log.decisions.decision_log import DecisionLog, held_back, settle, whole_ends
+from sparklog.log.decisions.expired_ids import OF_SPARKLOG, ONE_WRITE
 from sparklog.log.journal.chain import ids_of
 from sparklog.log.journal.entry_log import collect_entries, collect_log
 from sparklog.log.journal.journal import Journal, S
@@ -24,16 +25,16 @@ from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
 from sparklog.storage.store import Store
+from sparklog.transactions.expiry import ExpiryPass
 
-ONE_WRITE = "one-write:"
-"""Ids of writes without an id begin so. A process uses one while it works; its log is deleted a week after that."""
 FEW_COMMITS = 8
 """COMMITs that may wait before topics are asked whether they have recorded them."""
 
 
 def check_not_one_write(transactional_id: str) -> str:
-    if isinstance(transactional_id, str) and transactional_id.startswith(ONE_WRITE):
-        raise BadRequest(f"transactional ids that begin with '{ONE_WRITE}' are sparklog's own; choose another one")
+    if isinstance(transactional_id, str) and transactional_id.startswith(OF_SPARKLOG):
+        prefix = transactional_id.partition(":")[0]
+        raise BadRequest(f"transactional ids that begin with '{prefix}:' are sparklog's own; choose another one")
     return transactional_id
 
 
@@ -142,10 +143,11 @@ def forget_recorded(root: Root, log: DecisionLog) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """The outcome of a collection: ids, COMMITs forgotten, objects deleted (dry: to be), failures."""
+    """The outcome of a collection: ids, COMMITs forgotten, ids expired, objects deleted (dry: to be), failures."""
 
     ids: int = 0
     forgotten: int = 0
+    expired: int = 0
     objects: int = 0
     nbytes: int = 0
     failures: tuple[SparklogError, ...] = ()
@@ -155,16 +157,19 @@ def transactional_ids(store: Store, failures: list[SparklogError] | None = None)
     return ids_of(store, DECISIONS, failures)
 
 
-def collect(root: Root, *, now_ms: int | None = None, dry_run: bool = False) -> Collected:
+def collect(
+    root: Root, *, now_ms: int | None = None, expiration_ms: int | None = None, dry_run: bool = False
+) -> Collected:
     """Forget COMMITs that all topics have recorded, then delete old entries. `now_ms`: the store's clock.
 
     An entry or checkpoint is deleted when it is below the second newest checkpoint that can be read, and is seven
     days old. The journal of a single write is deleted once its topics have recorded it, when its newest entry is that
-    old.
+    old. Ids that were idle for longer than `expiration_ms` expire; None: none does.
     """
     now_ms = root.store.now_ms() if now_ms is None else now_ms
     ids = forgotten = objects = nbytes = 0
     failures: list[SparklogError] = []
+    expiry = ExpiryPass(root, now_ms, expiration_ms, lambda state: recorded_everywhere(root, state, ask=True))
     for transactional_id in transactional_ids(root.store, failures):
         log = root.engine.decisions.log(transactional_id)
         ids += 1
@@ -173,9 +178,13 @@ def collect(root: Root, *, now_ms: int | None = None, dry_run: bool = False) -> 
             is_over = transactional_id.startswith(ONE_WRITE) and _is_over(root, log)
             deleted = (collect_log if is_over else collect_entries)(log, now_ms, dry_run=dry_run)
             objects, nbytes = objects + deleted[0], nbytes + deleted[1]
+            if not dry_run and not is_over:
+                expiry.visit(log)
         except SparklogError as error:
             failures.append(error)
-    return Collected(ids, forgotten, objects, nbytes, tuple(failures))
+    expiry.keep(failures)
+    deleted = expiry.delete(failures, dry_run=dry_run)
+    return Collected(ids, forgotten, len(expiry.expired), objects + deleted[0], nbytes + deleted[1], tuple(failures))
 
 
 def _is_over(root: Root, log: DecisionLog) -> bool:

@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from sparklog.errors import Conflict, Corrupt, NotFound, SparklogError, nearest
 from sparklog.groups.group_state import GroupState
 from sparklog.groups.lag import Groups
-from sparklog.log.decisions.decision import BY_OPERATOR, Decisions
+from sparklog.log.decisions.decision import BY_OPERATOR, EXPIRE, Decisions
 from sparklog.log.decisions.decision_log import open_transactions, timeout_of
+from sparklog.log.decisions.expired_ids import REGISTER
 from sparklog.log.journal.clocks import reading_clock_ms
 from sparklog.log.journal.names import check_id
 from sparklog.log.state.commit import KafkaOpen
@@ -25,7 +26,7 @@ from sparklog.storage.parallel_reads import ask_each
 from sparklog.transactions.completion import resolve_topic, transactional_ids
 
 _LOG = logging.getLogger("sparklog.transactions")
-EMPTY, ONGOING, COMMITTED, ABORTED = "Empty", "Ongoing", "CompleteCommit", "CompleteAbort"
+EMPTY, ONGOING, COMMITTED, ABORTED, DEAD = "Empty", "Ongoing", "CompleteCommit", "CompleteAbort", "Dead"
 """Kafka's words for the state of a transactional id."""
 PREPARE = {"commit": "PrepareCommit", "abort": "PrepareAbort"}
 
@@ -129,7 +130,7 @@ class Aborted:
 def list_transactions(root: Root, failures: list[SparklogError] | None = None) -> list[TransactionDescription]:
     """List all ids that have decisions, or a transaction open in a topic or a group, in order."""
     open_now = _Open.of(root, failures)
-    ids = set(transactional_ids(root.store, failures))
+    ids = {name for name in transactional_ids(root.store, failures) if not name.startswith(REGISTER)}
     ids.update(item.txn.id for head in open_now.heads.values() for item in head.open)
     ids.update(item.txn for state in open_now.groups.values() for item in state.pending)
     ids.update(open_now.kafka_owners())
@@ -259,6 +260,7 @@ def _describe(root: Root, open_now: _Open, state: Decisions) -> TransactionDescr
     )
     outcome = None if state.newest < 0 else "abort" if state.commit_of(state.newest) is None else "commit"
     here = ONGOING if undecided else {None: EMPTY, "commit": COMMITTED, "abort": ABORTED}[outcome]
+    here = DEAD if state.op == EXPIRE and not undecided else here
     if of_kafka and not undecided:
         # Kafka's word: decided where that is known of all, and the same.
         decisions = {transaction.open.decided for transaction in of_kafka}

@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 
 from sparklog.errors import NotFound, SparklogError
 from sparklog.log.decisions.decision import init
+from sparklog.log.decisions.expired_ids import ONE_WRITE
 from sparklog.log.journal.clocks import DEFAULT_TIMEOUT_MS, Moment
 from sparklog.log.state.commit import TAKEOVER, Writer
 from sparklog.log.state.commit_intents import Draft, Nothing, check_topic
@@ -26,7 +27,7 @@ from sparklog.log.state.topic_state import Head
 from sparklog.log.state.writer_runs import WriterKey, decide, next_epoch
 from sparklog.log.topic.root import Root
 from sparklog.log.write.append_target import TopicFiles
-from sparklog.transactions.completion import ONE_WRITE, check_not_one_write
+from sparklog.transactions.completion import check_not_one_write
 from sparklog.transactions.producer import CommittedTransaction, TransactionalProducer
 
 

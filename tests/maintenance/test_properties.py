@@ -127,7 +127,7 @@ def test_a_topics_own_value_beats_the_file() -> None:
         ("unclean.leader.election.enable=false", ["means nothing", "no leaders"]),
         ("default.replication.factor=3", ["means nothing", "keeps the copies"]),
         ("log.flush.interval.messages=1", ["means nothing", "on the disk before it is acknowledged; leave it out"]),
-        ("transactional.id.expiration.ms=1", ["means nothing", "newest decision", "leave it out"]),
+        ("transactional.id.expiration.ms=1", ["means nothing", "configs alter --root-defaults"]),
         ("listener.name.internal.ssl.keystore.location=x", ["means nothing", "secures connections to a broker"]),
         ("log.retention.ms=0", ["at least 1, or -1", "found 0"]),
         ("log.retention.hours=0", ["log.retention.hours", "found 0"]),

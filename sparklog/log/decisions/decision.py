@@ -8,11 +8,12 @@ is recorded in every topic and group it names.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from sparklog.errors import Conflict, Fenced
 from sparklog.log.journal.documents import (
+    EXPIRED_IDS,
     TEXT,
     TEXTS,
     Document,
@@ -21,6 +22,7 @@ from sparklog.log.journal.documents import (
     StoredDocument,
     objects_of,
     one_of,
+    texts_by_text,
     whole,
 )
 from sparklog.log.journal.entry_log import ENTRY_MEMBERS, EntryKind, StateEntry
@@ -29,9 +31,11 @@ from sparklog.log.state.commit import CONTENT_JSON, Resolved
 from sparklog.log.state.slices import Content
 from sparklog.log.state.writer_runs import WriterEntry, WriterKey, decide, earlier_runs, is_superseded, next_epoch
 
-DECISION_OPS = INIT, PREPARE, COMMIT, ABORT, FORGET = ("init", "prepare", "commit", "abort", "forget")
-REASONS = BY_OWNER, BY_NEWER_INSTANCE, BY_TIMEOUT, BY_OPERATOR, BY_NEWER_GENERATION = (
-    "abort", "fenced", "timeout", "operator", "generation",
+DECISION_OPS = INIT, PREPARE, COMMIT, ABORT, FORGET, EXPIRE, KEEP = (
+    "init", "prepare", "commit", "abort", "forget", "expire", "keep",
+)  # fmt: skip
+REASONS = BY_OWNER, BY_NEWER_INSTANCE, BY_TIMEOUT, BY_OPERATOR, BY_NEWER_GENERATION, BY_EXPIRY = (
+    "abort", "fenced", "timeout", "operator", "generation", "expired",
 )  # fmt: skip
 
 
@@ -89,6 +93,8 @@ class Decisions(StateEntry):
     commits: tuple[CommitDecision, ...] = ()
     epoch: int | None = None
     content: Content | None = None
+    expired: Mapping[str, str] = field(default_factory=dict)
+    """Of a register (`expired_ids`): id to the newest entry of an expired id, as it was written."""
 
     def decided(self, n: int) -> bool:
         """True if `n` is decided; a decision never changes."""
@@ -209,6 +215,28 @@ def forget(state: Decisions, resolved: Collection[int]) -> Decisions | None:
     return None if commits == state.commits else replace(state, op=FORGET, n=None, commits=commits)
 
 
+def expire(state: Decisions, number: int, resolved: Collection[int]) -> Decisions | None:
+    """Expire an idle id: abort the transaction that was to come. None if its newest entry is another than `number`.
+
+    Nor does it expire while a job has prepared something, or a COMMIT is not among `resolved`.
+    """
+    n = state.newest + 1
+    if state.number != number or state.prepared or state.prepared_groups or _kept(state, n, resolved):
+        return None
+    return _aborted(_with_feature(replace(state, op=EXPIRE, commits=())), n, BY_EXPIRY)
+
+
+def keep(state: Decisions, entries: Mapping[str, str]) -> Decisions | None:
+    """Put newest entries of expired ids into a register."""
+    expired = dict(sorted({**state.expired, **entries}.items()))
+    return None if expired == state.expired else replace(_with_feature(state), op=KEEP, n=None, expired=expired)
+
+
+def _with_feature(state: Decisions) -> Decisions:
+    read, write = ({*features, EXPIRED_IDS} for features in (state.read_features, state.write_features))
+    return replace(state, read_features=tuple(sorted(read)), write_features=tuple(sorted(write)))
+
+
 def _kept(state: Decisions, newest: int, resolved: Collection[int]) -> tuple[CommitDecision, ...]:
     return tuple(item for item in state.commits if item.n == newest or item.n not in resolved)
 
@@ -225,7 +253,7 @@ def check_undecided(state: Decisions, n: int, run: str | None = None) -> None:
         raise fenced(state, run)
     if state.commit_of(n) is not None:
         raise Conflict(f"transaction {n} of '{state.id}' was committed without this part: write it in another one")
-    why = {BY_TIMEOUT: " (transaction.timeout.ms passed)", BY_OPERATOR: " (by an operator)"}.get(state.reason or "", "")
+    why = _WHY.get(state.reason or "", "")
     if n == state.newest and state.reason == BY_NEWER_INSTANCE:
         raise Fenced(f"transaction {n} of '{state.id}' was aborted by a newer instance ({state.run}); stop this one")
     if n == state.newest and state.reason == BY_NEWER_GENERATION:
@@ -236,6 +264,13 @@ def check_undecided(state: Decisions, n: int, run: str | None = None) -> None:
         f"transaction {n} of '{state.id}' is decided already{why if n == state.newest else ''} and nothing of it is "
         "published; begin again"
     )
+
+
+_WHY = {
+    BY_TIMEOUT: " (transaction.timeout.ms passed)",
+    BY_OPERATOR: " (by an operator)",
+    BY_EXPIRY: " (the id was not in use for transactional.id.expiration.ms, and expired)",
+}
 
 
 def fenced(state: Decisions, run: str) -> Fenced:
@@ -284,6 +319,7 @@ DECISION_JSON = StoredDocument(
     Member("preparedGroups", objects_of(PREPARED_GROUP_JSON)),
     Member("commits", objects_of(COMMITTED_JSON)),
     Member("epoch", whole(0), optional=True),
+    Member("expired", texts_by_text(), optional=True),
     inline={"content": CONTENT_JSON},
     check=_check_order,
 )

@@ -28,10 +28,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, Unavailable
-from sparklog.log.journal.clocks import DEFAULT_TIMEOUT_MS, SYSTEM
-from sparklog.log.journal.entry_log import KEEP_MS, EntryLog
-from sparklog.log.journal.journal import RootAccess
+from sparklog.log.journal.clocks import DEFAULT_TIMEOUT_MS, SYSTEM, Moment
+from sparklog.log.journal.entry_log import KEEP_MS, EntryLog, Step
+from sparklog.log.journal.journal import Advance, RootAccess
 from sparklog.log.journal.names import commit_key
+from sparklog.log.journal.numbered_objects import Place
 from sparklog.log.state.commit import Resolved, Txn
 from sparklog.log.state.commit_log import CommitLog
 from sparklog.log.state.slice_table import COMMITTED, Newer, Slices, Snapshot
@@ -48,6 +49,9 @@ _LOG = logging.getLogger("sparklog.log")
 REMEMBERED = 256
 """Outcomes of old transactions kept in memory: of those that some topic or group still shows open."""
 
+SURE_MS = 86_400_000
+"""An id whose newest entry is younger has not expired, for its objects stay longer than that: no register is read."""
+
 Take = Callable[[str], Snapshot]
 
 
@@ -58,6 +62,8 @@ class DecisionLog(EntryLog["Decisions"]):
         from sparklog.log.decisions.decision import DECISIONS
 
         super().__init__(root, DECISIONS, transactional_id)
+        self._root = root
+        self._numbered = replace(self._numbered, packed=self._packed)
         self._outcomes: OrderedDict[int, Decisions] = OrderedDict()
 
     def deciding(self, n: int) -> Decisions:
@@ -89,11 +95,14 @@ class DecisionLog(EntryLog["Decisions"]):
         Younger entries are only hidden, for however long a mount may do so. False where the store cannot tell the time
         (a read-only mount).
         """
-        info = self.store.stat(self.key(self._search(n)[1]))
-        if info is None:
-            return False
+        number = self._search(n)[1]
+        info = self.store.stat(self.key(number))
         try:
-            return self.store.now_ms() - info.modified_ms > KEEP_MS
+            packed = self._newest_kept() if info is None else None
+            if info is None and (packed is None or packed.number < number):
+                return False
+            since_ms = info.modified_ms if info is not None else packed.made_ms if packed is not None else 0
+            return self.store.now_ms() - since_ms > KEEP_MS
         except (SparklogError, OSError):
             return False
 
@@ -101,6 +110,58 @@ class DecisionLog(EntryLog["Decisions"]):
         from sparklog.log.decisions.decision import abort
 
         return self.write(lambda base: abort(base, n, reason))
+
+    def write(self, step: Step[Decisions]) -> Decisions:
+        from sparklog.log.decisions.decision import EXPIRE
+
+        is_back = False
+
+        def judged(base: Decisions) -> Decisions | None:
+            nonlocal is_back
+            is_back = base.op == EXPIRE
+            return step(base)
+
+        state = super().write(judged)
+        if is_back and state.op != EXPIRE:
+            # The id is in use again: this saves the next one a look into the register.
+            try:
+                self.write_checkpoint()
+            except (SparklogError, OSError) as error:
+                _LOG.warning("no checkpoint of %s: %s", self.title, error)
+        return state
+
+    def _opened(self, checkpoints: Sequence[int], seen: Moment) -> Advance[Decisions, Decisions]:
+        """Open the journal or, of an id that has expired, go on from its newest entry, which a register keeps.
+
+        Objects up to that entry are being deleted, and a stalled process may put some there. They are old.
+        """
+        opened, damage = None, None
+        try:
+            opened = super()._opened(checkpoints, seen)
+        except Corrupt as error:
+            damage = error
+        if opened is not None:
+            state = opened.newest.state
+            if state.number >= 0 and abs(self.env.wall_ms() - state.made_ms) < SURE_MS:
+                return opened
+        kept = self._newest_kept()
+        if kept is not None and (opened is None or kept.number >= opened.newest.state.number):
+            return self._read_from(kept, seen)
+        if opened is None:
+            assert damage is not None
+            raise damage
+        return opened
+
+    def _newest_kept(self) -> Decisions | None:
+        """Look into the register for the newest entry of this id; None if it has not expired."""
+        from sparklog.log.decisions.expired_ids import kept_entry
+
+        return kept_entry(self._root, self.id)
+
+    def _packed(self) -> Place | None:
+        """Return the place of the entry in the register: it and those before it may be deleted."""
+        kept = self._newest_kept()
+        return None if kept is None or kept.crc is None else (kept.number, kept.crc)
 
     def _search(self, n: int) -> tuple[Decisions | None, int]:
         """Search the entry that decided `n`; also return the number of the oldest one read that decides `n` or more.

@@ -172,11 +172,13 @@ def ids_of(store: Store, kind: EntryKind[E], failures: list[SparklogError] | Non
 def id_in(store: Store, kind: EntryKind[E], folder: str) -> str | None:
     """Return the id whose entries are in a folder; None without any, or where they are those of another folder.
 
-    The first entry says it, or a checkpoint; `Corrupt` if each of them is damaged.
+    The first entry says it, a checkpoint or, without one, another entry; `Corrupt` if each of them is damaged.
     """
     prefix = f"{kind.folder}/{folder}"
     damage: Corrupt | None = None
     for key in _first_keys(store, prefix):
+        if damage is not None and "/checkpoints/" not in key:
+            break
         number = checkpoint_version(key)
         if number is None:
             continue
@@ -197,3 +199,4 @@ def _first_keys(store: Store, prefix: str) -> Iterator[str]:
     yield commit_key(prefix, 0)
     # Looked for only if the first entry is gone.
     yield from (info.key for info in store.list(checkpoint_prefix(prefix)))
+    yield from (info.key for info in list_entries(store, prefix))

@@ -28,7 +28,9 @@ KAFKA_WRITERS = "kafkaWriters"
 """Commits may have several writers, producers of Kafka's: software that does not know them would write twice."""
 GROUP_MEMBERS = "groupMembers"
 """Entries of a group may have members that share its partitions."""
-KNOWN_READ_FEATURES: frozenset[str] = frozenset({INLINE_RECORDS, KAFKA_WRITERS, GROUP_MEMBERS})
+EXPIRED_IDS = "expiredIds"
+"""Of a transactional id that has expired the newest entry alone is kept, in a register."""
+KNOWN_READ_FEATURES: frozenset[str] = frozenset({INLINE_RECORDS, KAFKA_WRITERS, GROUP_MEMBERS, EXPIRED_IDS})
 KNOWN_WRITE_FEATURES: frozenset[str] = KNOWN_READ_FEATURES
 INT64_MAX = 2**63 - 1
 INT64_MIN = -(2**63)

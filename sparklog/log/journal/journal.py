@@ -291,19 +291,23 @@ class Journal(ABC, Generic[S, E, D]):
         for tries in range(OPEN_TRIES):
             seen = self.env.now()
             numbers = self.checkpoints()
-            state = self._first_readable(number for number in reversed(numbers) if below is None or number < below)
-            state = self._empty() if state is None else state
-            start = state.number + 1
-            entries = self._decode_all(self._numbered.read_forward(start, ahead=True), start)
-            self._numbered.check_created(start - 1, [state.crc, *(entry.crc for entry in entries)])
-            opened = self._extend(SeenState(state, seen, state.number), entries, seen)
-            refusal = self._refusal(opened, numbers)
+            opened = self._opened([number for number in numbers if below is None or number < below], seen)
+            refusal = self._refusal(opened.newest, numbers)
             if refusal is None:
-                return Advance(self._publish(opened), entries)
+                return replace(opened, newest=self._publish(opened.newest))
             # A directory cache may hide for a while what exists: look again before calling it lost.
             self.env.pause(tries)
         assert refusal is not None
         raise refusal
+
+    def _opened(self, checkpoints: Sequence[int], seen: Moment) -> Advance[S, E]:
+        """Read the newest checkpoint that can be read, and the entries after it."""
+        return self._read_from(self._first_readable(reversed(checkpoints)) or self._empty(), seen)
+
+    def _read_from(self, state: S, seen: Moment) -> Advance[S, E]:
+        entries = self._decode_all(self._numbered.read_forward(state.number + 1, ahead=True), state.number + 1)
+        self._numbered.check_created(state.number, [state.crc, *(entry.crc for entry in entries)])
+        return Advance(self._extend(SeenState(state, seen, state.number), entries, seen), entries)
 
     def _refusal(self, opened: SeenState[S], checkpoints: Sequence[int]) -> SparklogError | None:
         """Return the error if a state, just opened, cannot be the newest one."""
@@ -417,6 +421,8 @@ class Journal(ABC, Generic[S, E, D]):
     ) -> Advance[S, E]:
         """Try to create the next number. Ours is among the entries of the answer if it was created."""
         (entry, data), seen = drafted, self.env.now()
+        if self._is_stale(base.seen):  # So what lands where numbers were collected does not have a late time as well.
+            return self._reopen()
         number = base.state.number + 1
         title = f"commit {entry.commit_id} to {self.title}"
         try:

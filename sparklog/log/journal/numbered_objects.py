@@ -14,7 +14,7 @@ and compared with whatever is read next: of this number, or made after it. That 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
@@ -89,12 +89,16 @@ class Basis:
 
 @dataclass(frozen=True, slots=True)
 class NumberedObjects:
-    """The numbered objects under `prefix`; of the root `root_id`, if that is known here."""
+    """The numbered objects under `prefix`; of the root `root_id`, if that is known here.
+
+    `packed` looks for the newest object that is kept elsewhere: it and those before it may be deleted.
+    """
 
     store: Store
     prefix: str
     env: Env
     root_id: str | None = None
+    packed: Callable[[], Place | None] = field(default=lambda: None, compare=False, repr=False)
     _unsettled: set[str] = field(default_factory=set, compare=False, repr=False)
     """Objects of others that were read here, and whose names a power loss might still take."""
     _created: dict[int, tuple[int, str]] = field(default_factory=dict, compare=False, repr=False)
@@ -332,6 +336,10 @@ class NumberedObjects:
             data, gap = None, False
             try:
                 data = self.read(earlier)
+                if data is None or crc32c.crc32c(data) != crc:
+                    packed = self.packed()
+                    if packed is not None and number > packed[0] and (earlier < packed[0] or place == packed):
+                        return False
                 gap = data is None and self._is_gap(number, earlier)
             except Unavailable as error:
                 failure = str(error)

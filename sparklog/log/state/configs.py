@@ -48,7 +48,7 @@ _REASONS = {
     "each group has a log of its own": "offsets.topic.num.partitions",
     "each transactional id has a log of its own": "transaction.state.log.num.partitions",
     "a transaction's own transaction.timeout.ms is a day at most": "transaction.max.timeout.ms",
-    "the newest decision of a transactional id is kept for good": "transactional.id.expiration.ms",
+    "it is a default of the root: sparklog configs alter --root-defaults": "transactional.id.expiration.ms",
     "a streaming query writes exactly once, as its checkpoint says": "processing.guarantee",
     "name the consumer group with kafka.group.id, a writer with txnAppId": "application.id",
     "there is one way to write": "producer.type",

@@ -2,7 +2,8 @@
 
 As in Kafka they are not copied to topics: they count for all topics that there are, and at once. Defaults of a pattern
 are for topics whose whole names match it; they have the names of topic configs, and count before those of the root. Two
-names are for topics that do not exist yet: `num.partitions` and `auto.create.topics.enable`.
+names are for topics that do not exist yet: `num.partitions` and `auto.create.topics.enable`. One is of no topic:
+`transactional.id.expiration.ms`.
 
 An entry of the journal `_root/defaults/_log` has all of them. A root without entries has none.
 """
@@ -28,13 +29,18 @@ from sparklog.log.state.configs import (
     check_delete_delay,
     kafka_name,
 )
-from sparklog.parsing import whole_number, whole_range
+from sparklog.parsing import INT32_MAX, whole_number, whole_range
 
 ID = "defaults"
 NUM_PARTITIONS = "num.partitions"
 AUTO_CREATE = "auto.create.topics.enable"
 CREATION: Mapping[str, str] = {NUM_PARTITIONS: "1", AUTO_CREATE: ""}
 """Defaults that are no topic configs, of topics that do not exist yet, with those that are built in."""
+EXPIRATION = "transactional.id.expiration.ms"
+NEVER = "-1"
+NO_TOPIC_CONFIG: Mapping[str, str] = {**CREATION, EXPIRATION: NEVER}
+"""Defaults that are no topic configs. Releases before 0.7 would begin an expired id once more, from nothing: so ids
+expire only where that is set, Kafka's default or another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +109,7 @@ class RootDefaults(StateEntry):
 
     def rows(self) -> Iterator[DefaultRow]:
         """Yield every default of the root, set or built-in, then those of the patterns."""
-        built_in = {**{name: broker.default for name, broker in BY_NAME.items()}, **CREATION}
+        built_in = {**{name: broker.default for name, broker in BY_NAME.items()}, **NO_TOPIC_CONFIG}
         for name, default in built_in.items():
             source = ROOT_DEFAULT if name in self.configs else DEFAULT_CONFIG
             yield DefaultRow(None, name, self.configs.get(name, default), source, default)
@@ -120,6 +126,11 @@ class RootDefaults(StateEntry):
         """Return whether who writes to a topic may create it; None if that is not set."""
         value = self._value(topic, AUTO_CREATE)
         return None if value is None else value == "true"
+
+    def expiration_ms(self) -> int | None:
+        """Return after how long without use a transactional id expires; None: never."""
+        value = self.configs.get(EXPIRATION, NEVER)
+        return None if value == NEVER else int(value)
 
     def changed(
         self, changes: Mapping[str, object | None], pattern: str | None = None, *, force: bool = False
@@ -166,14 +177,14 @@ def _merged(
 def _kept(name: str, value: object | None, of_pattern: bool, force: bool) -> str | None:
     """Return the text that is kept of a value, None of None; `BadRequest` if the name or the value is not valid."""
     text = str(value).lower() if isinstance(value, bool) else str(value).strip()
-    if name in CREATION:
-        return None if value is None else _of_creation(name, text)
+    if name in CREATION or (name == EXPIRATION and not of_pattern):
+        return None if value is None else _of_no_topic(name, text)
     broker = BY_NAME.get(name)
     if of_pattern and name not in CONFIGS:
         raise _unknown(name, {*CONFIGS, *CREATION}, None if broker is None else broker.config)
     if not of_pattern and broker is None:
         names = BROKER_NAMES.get(name, ())
-        raise _unknown(name, {*BY_NAME, *CREATION}, names[0].name if names else None)
+        raise _unknown(name, {*BY_NAME, *NO_TOPIC_CONFIG}, names[0].name if names else None)
     if value is None:
         return None
     if of_pattern or broker is None:
@@ -184,7 +195,12 @@ def _kept(name: str, value: object | None, of_pattern: bool, force: bool) -> str
     return str(int(text)) if broker is not None and broker.unit and not of_pattern else topic_value
 
 
-def _of_creation(name: str, text: str) -> str:
+def _of_no_topic(name: str, text: str) -> str:
+    if name == EXPIRATION:
+        try:
+            return NEVER if text == NEVER else str(whole_number(text, 1, INT32_MAX))
+        except ValueError:
+            raise BadRequest(f"{name} must be {whole_range(1, INT32_MAX)}, or -1: never; found '{text}'") from None
     if name == AUTO_CREATE:
         if text.lower() not in ("true", "false"):
             raise BadRequest(f"{name} must be true or false, found '{text}'")

@@ -13,7 +13,14 @@ from sparklog.log.state.broker_names import BY_NAME
 from sparklog.log.state.configs import CONFIGS, DEFAULT_CONFIG, ROOT_DEFAULT, TOPIC_CONFIG
 from sparklog.log.state.description import ConfigDescription
 from sparklog.log.state.description import describe_configs as described
-from sparklog.log.state.root_defaults import AUTO_CREATE, NUM_PARTITIONS, ConfigSynonym, DefaultRow, RootDefaults
+from sparklog.log.state.root_defaults import (
+    AUTO_CREATE,
+    EXPIRATION,
+    NUM_PARTITIONS,
+    ConfigSynonym,
+    DefaultRow,
+    RootDefaults,
+)
 from sparklog.serve.codes import Code, code_of
 from sparklog.serve.served_log import ServedLog
 from sparklog.serve.services import ServedRequest
@@ -21,7 +28,7 @@ from sparklog.serve.users import READ
 
 TOPIC, BROKER = 2, 4
 SOURCES = {TOPIC_CONFIG: 1, ROOT_DEFAULT: 3, DEFAULT_CONFIG: 5}
-CREATION_KINDS = {NUM_PARTITIONS: "int", AUTO_CREATE: "boolean"}
+OTHER_KINDS = {NUM_PARTITIONS: "int", AUTO_CREATE: "boolean", EXPIRATION: "int"}
 TYPES = {"boolean": 1, "string": 2, "int": 3, "long": 5, "double": 6, "list": 7}
 
 
@@ -73,7 +80,7 @@ def _row(config: ConfigDescription, with_synonyms: bool) -> Fields:
 
 
 def _default_row(row: DefaultRow, with_synonyms: bool) -> Fields:
-    kind, doc = CREATION_KINDS.get(row.name, ""), ""
+    kind, doc = OTHER_KINDS.get(row.name, ""), ""
     if row.name in BY_NAME:
         kind, doc = BY_NAME[row.name].kind, BY_NAME[row.name].definition.doc
     values = [ConfigSynonym(row.name, row.value, row.source)] if row.source == ROOT_DEFAULT else []

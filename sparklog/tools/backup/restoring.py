@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from sparklog.errors import BadRequest, Corrupt, NotFound, Unavailable
 from sparklog.format import crc32c
 from sparklog.groups.group_state import GROUPS, GroupState
-from sparklog.log.decisions.decision import DECISIONS, Decisions
+from sparklog.log.decisions.decision import DECISIONS, EXPIRE, Decisions
 from sparklog.log.journal.chain import EntryChain
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.journal.create_object import create_or_read
@@ -468,7 +468,9 @@ class _RestoreRun:
         if state.number < 0:
             return
         prefix = kind.prefix(state.id)
-        before = EntryChain(self.source, kind, state.id).state_at(state.number - 1) if state.number else None
+        # Of an expired id a register has the last entry, byte by byte: so it must not follow one that was renamed.
+        has_before = state.number > 0 and not (isinstance(state, Decisions) and state.op == EXPIRE)
+        before = EntryChain(self.source, kind, state.id).state_at(state.number - 1) if has_before else None
         crc = state.prev_crc
         for entry in (state,) if before is None else (before, state):
             data = kind.table.encode(replace(renamed(entry), prev_crc=crc if entry is state else entry.prev_crc))

@@ -22,7 +22,7 @@ from typing import Generic, TypeVar
 from sparklog.errors import BadRequest, Corrupt, NotFound
 from sparklog.format.crc32c import crc32c
 from sparklog.log.journal.chain import list_numbers
-from sparklog.log.journal.documents import checksum_holds, document_of
+from sparklog.log.journal.documents import EXPIRED_IDS, checksum_holds, document_of
 from sparklog.log.journal.entry_log import E, EntryKind
 from sparklog.log.journal.names import (
     LOG_FOLDER,
@@ -265,5 +265,9 @@ def _read(log: CheckedEntries[E], kind: EntryKind[E], folder: str) -> CheckedEnt
             log.report(CHECKPOINT, key, f"the copy is not what entry {number} says", f"{DELETE_COPY}; {TWO_WINNERS}")
         if entry is not None and (log.newest is None or log.newest.number < number):
             log.newest = entry
-    log.find_missing(copies[-2] if len(copies) > 1 else 0, max([*entries, *copies]) + 1, entries)
+    first = copies[-2] if len(copies) > 1 else 0
+    if log.newest is not None and EXPIRED_IDS in log.newest.read_features:
+        # What came before an id expired is deleted; it goes on with the number after it.
+        first = max(first, copies[-1] + 1 if copies else entries[0])
+    log.find_missing(first, max([*entries, *copies]) + 1, entries)
     return log

@@ -17,6 +17,7 @@ from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, did_yo
 from sparklog.format.checksums import SUFFIXES
 from sparklog.groups.group_state import GROUPS, GroupState
 from sparklog.log.decisions.decision import DECISIONS, Decisions
+from sparklog.log.decisions.expired_ids import entry_in, register_of
 from sparklog.log.journal.clocks import SYSTEM, Env, reading_clock_ms
 from sparklog.log.journal.documents import document_of
 from sparklog.log.journal.entry_log import E, EntryKind
@@ -372,6 +373,8 @@ class _Verification:
         state = self.reread.get(id_) or self.states.get(id_)
         if state is None or n > state.newest:
             newer = read_entries(self.store, DECISIONS, id_folder(id_), DECISION).newest
+            register = self.states.get(register_of(id_))
+            newer = newer or (None if register is None else entry_in(register, id_))
             if newer is not None:
                 state = self.reread[id_] = newer
         return state
