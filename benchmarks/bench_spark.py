@@ -1,6 +1,7 @@
 """Append, scan and micro-batch latency through Spark, as shares of the bare data source and of Parquet, in one run.
 
-    python benchmarks/bench_spark.py [append] [scan] [stream] [--records 2000000] [--value-bytes 104] [--rounds 3]
+    python benchmarks/bench_spark.py [append] [scan] [drain] [stream] [--records 2000000] [--value-bytes 104]
+        [--rounds 3]
 
 Variants take turns in each round (A B C, then C B A), so that a machine that drifts drifts for all of them. Rows name
 the median wall seconds, records a second, the median of each round's ratio to `bare`, and CPU microseconds a record
@@ -14,6 +15,7 @@ import shutil
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ SIX = "key binary, value binary, topic string, partition int, offset long, times
 def main() -> None:
     """Read the arguments and run what they name."""
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("parts", nargs="*", default=["append", "scan", "stream"])
+    arguments.add_argument("parts", nargs="*", default=["append", "scan", "drain", "stream"])
     arguments.add_argument("--records", type=int, default=2_000_000)
     arguments.add_argument("--value-bytes", type=int, default=104)
     arguments.add_argument("--rounds", type=int, default=3)
@@ -45,7 +47,7 @@ def main() -> None:
     spark.dataSource.register(BareSource)
     folder = Path(tempfile.mkdtemp(prefix="sparklog-bench-"))
     try:
-        if {"append", "scan"} & set(chosen.parts):
+        if {"append", "scan", "drain"} & set(chosen.parts):
             append_and_scan(spark, folder, chosen)
         if "stream" in chosen.parts:
             stream(spark, folder, chosen.batches)
@@ -65,6 +67,8 @@ def append_and_scan(spark: SparkSession, folder: Path, chosen: argparse.Namespac
         show(f"append: {label}", results, chosen.records)
     if "scan" in chosen.parts:
         show(f"scan: {label}", compare(scan_variants(spark, folder, chosen), chosen.rounds), chosen.records)
+    if "drain" in chosen.parts:
+        show(f"availableNow: {label}", compare(drain_variants(spark, folder, chosen), chosen.rounds), chosen.records)
 
 
 def events(spark: SparkSession, folder: Path, records: int, value_bytes: int) -> DataFrame:
@@ -153,6 +157,27 @@ def scan_variants(spark: SparkSession, folder: Path, chosen: argparse.Namespace)
         **{f"sparklog-{codec}": drain(log_frame(codec, SIX)) for codec in CODECS},
         "sparklog-zstd value": drain(log_frame("zstd", "value binary")),
     }
+
+
+def drain_variants(spark: SparkSession, folder: Path, chosen: argparse.Namespace) -> dict[str, Callable[[], object]]:
+    """A new query each time, which reads all that is there and ends; `noop` takes the rows."""
+    checkpoint = folder / "drained"
+
+    def drain(source: str, options: dict[str, str], path: str) -> None:
+        shutil.rmtree(checkpoint, ignore_errors=True)
+        frame = spark.readStream.format(source).schema(SIX).options(**options).load(path)
+        writer = frame.writeStream.format("noop").option("checkpointLocation", str(checkpoint))
+        query = writer.trigger(availableNow=True).start()
+        query.awaitTermination()
+        rows = sum(progress["numInputRows"] for progress in query.recentProgress)
+        assert rows == chosen.records, f"{rows} rows"
+
+    bare = {"rows": str(chosen.records), "valueBytes": str(chosen.value_bytes), "batchRows": "10000", "tasks": "2"}
+    read = {"subscribe": "events", "startingOffsets": "earliest"}
+    variants: dict[str, Callable[[], object]] = {"bare": partial(drain, "bare", bare, str(folder))}
+    for codec in CODECS:
+        variants[f"sparklog-{codec}"] = partial(drain, "sparklog", read, str(folder / f"root-{codec}"))
+    return variants
 
 
 def compare(variants: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[Timing]]:

@@ -10,8 +10,7 @@ from typing import Literal
 
 from sparklog.errors import BadRequest, nearest
 from sparklog.format.record_batch import CODECS
-from sparklog.groups.group import MAX_SESSION_TIMEOUT_MS
-from sparklog.log.decisions.decision_log import DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS
+from sparklog.log.journal.clocks import DEFAULT_TIMEOUT_MS, MAX_SESSION_TIMEOUT_MS, MAX_TIMEOUT_MS
 from sparklog.log.state.configs import CONFIGS, kafka_name
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED
 from sparklog.storage.cloud_settings import SETTINGS, Setting
@@ -141,7 +140,7 @@ OPTIONS = (
     OptionDef("maxBytesPerTrigger", "number", STREAM, "About so many stored bytes in one micro-batch.",
               "max_bytes_per_trigger", low=1, unit="bytes", kafka="own"),
     OptionDef("poll.interval.ms", "number", STREAM,
-              "Time between two looks for new records. By itself 10 ms; in a bucket 5 ms, idle up to 250 ms.",
+              "Pause between looks for new records: 10 ms, idle up to 30 times a look's time; in a bucket 5 to 250 ms.",
               "poll_interval_ms", unit="ms", kafka="own"),
     OptionDef("metadata.max.age.ms", "number", STREAM, "Time between two looks for new topics.",
               "metadata_max_age_ms", 300_000, aliases=("kafka.metadata.max.age.ms",), harmless=True,

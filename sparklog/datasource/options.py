@@ -18,7 +18,6 @@ from sparklog.datasource.schema import listed_columns
 from sparklog.errors import BadRequest, nearest
 from sparklog.format.text import parse_keys
 from sparklog.log.journal.names import check_id
-from sparklog.log.read.key_set import KeySet
 from sparklog.log.state.configs import SECURITY, canonical, is_security
 from sparklog.parsing import INT64_MAX, is_digits, whole_number
 from sparklog.storage.cloud_settings import is_setting
@@ -28,6 +27,7 @@ from sparklog.times import parse_iso_time, seconds_taken
 if TYPE_CHECKING:
     from sparklog.format.record_batch import Codec
     from sparklog.kafka.in_place.segment_recovery import CorruptRecords
+    from sparklog.log.read.key_set import KeySet
 
 GROUP = "group"
 """`startingOffsets=group`: the committed offsets of the consumer group."""
@@ -309,6 +309,8 @@ def _keys(values: Mapping[str, str]) -> KeySet | None:
     if not texts:
         raise BadRequest(f"Option '{name}' must have keys, found none")
     kind = _parse(values, _BY_NAME["keyFormat"])
+    from sparklog.log.read.key_set import KeySet
+
     return KeySet.of(parse_keys(texts, kind, f"Option '{name}'"), anywhere or "assign" in values)
 
 

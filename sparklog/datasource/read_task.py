@@ -21,7 +21,7 @@ from sparklog.datasource.options import ReadOptions
 from sparklog.datasource.schema import Projection
 from sparklog.datasource.spark_workers import freeze_gc, user_errors, warn
 from sparklog.errors import NotFound
-from sparklog.log.read.key_set import KeySet
+from sparklog.log.read.read_plan import TaskParts
 from sparklog.log.read.record_batches import joined
 from sparklog.log.state.view import LogView, OffsetRange, ReadPart, Stored
 from sparklog.opening import Location, open_view
@@ -64,8 +64,12 @@ def split(
     ]
     pieces: list[TaskRange] = []
     for (wanted, held), asked in zip(parts, _shares_of_tasks(parts, min_partitions), strict=True):
-        for part in _by_records(held, max(asked, min(-(-held.records // SPLIT_RECORDS), held.batches))):
-            for cut in _shares(part, part.at_bytes, part.nbytes, min(-(-part.nbytes // SPLIT_BYTES), part.batches)):
+        records = held.records
+        most = 1 if records <= SPLIT_RECORDS else min(-(-records // SPLIT_RECORDS), held.batches)
+        for part in _by_records(held, max(asked, most)):
+            nbytes = part.nbytes
+            count = 1 if nbytes <= SPLIT_BYTES else min(-(-nbytes // SPLIT_BYTES), part.batches)
+            for cut in _shares(part, part.at_bytes, nbytes, count):
                 offsets = OffsetRange(wanted.topic, wanted.partition, cut.start, cut.end)
                 pieces.append(TaskRange(offsets, cut.records, cut.nbytes))
     return pieces
@@ -98,6 +102,8 @@ def _share(size: int, total: int, tasks: int) -> int:
 
 
 def _by_records(stored: Stored, count: int) -> list[Stored]:
+    if count <= 1:
+        return [stored]
     return _shares(stored, stored.at_records, stored.records, min(count, stored.records, max(stored.nbytes, UNDOUBTED)))
 
 
@@ -176,6 +182,8 @@ def plan_tasks(
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from sparklog.log.read.key_set import KeySet
+
 BATCH_BYTES = 4 << 20
 """Batches of 1 to 8 MB pass fastest to the JVM; above 25 MB everything degrades."""
 
@@ -187,7 +195,7 @@ class LogPartition(InputPartition):  # type: ignore[misc]
     """
 
     def __init__(self, parts: Sequence[Any]) -> None:
-        super().__init__(tuple(parts))
+        super().__init__(TaskParts(parts))
 
 
 def log_partitions(view: LogView, ranges: Sequence[OffsetRange], read: ReadOptions) -> list[InputPartition]:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
-from sparklog.datasource.group_progress import GroupProgress
 from sparklog.datasource.options import Options
 from sparklog.datasource.read_task import ReadTask, log_partitions
 from sparklog.datasource.schema import Projection
@@ -28,6 +27,8 @@ from sparklog.opening import Location, open_view
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from sparklog.datasource.group_progress import GroupProgress
 
 
 class SparklogBatchReader(DataSourceReader):  # type: ignore[misc]
@@ -75,6 +76,8 @@ class SparklogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._view = open_view(self._location, tailing=True, corrupt_records=read.corrupt_records)
             self._planner = StreamPlanner(self._view, Subscriber(self._view, self._location, read.subscription), read)
             if read.group_id is not None and isinstance(self._view, RootView):
+                from sparklog.datasource.group_progress import GroupProgress
+
                 self._progress = GroupProgress(self._view.root, read)
                 unwind_on_termination()
             freeze_gc("plan")

@@ -20,6 +20,7 @@ Hence:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
 from operator import attrgetter
 
 from sparklog.datasource.offsets import StreamOffset, describe
@@ -45,6 +46,17 @@ Document = dict[str, object]
 Offsets = dict[str, dict[int, int]]
 
 
+@dataclass(frozen=True, slots=True)
+class _NothingNew:
+    """A question whose start was the answer, and what was seen for it: seen again, it has the same answer."""
+
+    start: Document
+    checkpoint: StreamOffset
+    others: Offsets
+    bounds: Partitions
+    ids: dict[str, str]
+
+
 class StreamPlanner:
     """Answers Spark's questions for one running query; keeps state between micro-batches.
 
@@ -57,6 +69,7 @@ class StreamPlanner:
     * `_idle`: the last answer was its own start, so that the next one may wait for news
     * `_last_trigger`: when a micro-batch was last let through, for `maxTriggerDelay`
     * `_target`: ends of an AvailableNow run, None in others
+    * `_nothing_new`: the last question and what was seen then, if its start was the answer and all was read
     * `_initial`: the answer of `initial`, once it was given
     """
 
@@ -76,6 +89,7 @@ class StreamPlanner:
         self._last_trigger: float | None = None
         self._target: Offsets | None = None
         self._initial: Document | None = None
+        self._nothing_new: _NothingNew | None = None
 
     def initial(self) -> Document:
         """Return the start of a new query. Spark asks twice: the answer stays the same for the life of this object."""
@@ -111,13 +125,21 @@ class StreamPlanner:
 
         `limited=False` (Trigger.Once) ignores the rate options and never waits.
         """
-        checkpoint = StreamOffset.from_json(start)
-        others = self._subscriber.others(checkpoint.positions)
-        self._check_others(others, checkpoint)
+        before, self._nothing_new = self._nothing_new, None
+        if before is not None and before.start == start:
+            checkpoint, others = before.checkpoint, before.others
+        else:
+            before, checkpoint = None, StreamOffset.from_json(start)
+            others = self._subscriber.others(checkpoint.positions)
+            self._check_others(others, checkpoint)
         if limited and self._target is None and self._idle:
             self._wait()
         # A listing may be as old as the rest: topics of the checkpoint are looked for by name.
         self._refresh(checkpoint.positions.keys() - others.keys())
+        seen = _NothingNew(start, checkpoint, others, self._seen_bounds(), self._ids(self._seen_bounds()))
+        if seen == before and self._target is None:
+            self._nothing_new = seen
+            return start
         self._reach_checkpoint(checkpoint, self._topics)
         if not self._names_checked:
             self._check_names(checkpoint)
@@ -128,6 +150,7 @@ class StreamPlanner:
             topic: {p: max(offset, ends.get(topic, {}).get(p, offset)) for p, offset in offsets.items()}
             for topic, offsets in begin.items()
         }
+        is_read = end == begin
         if limited:
             stored = self._stored(begin, end) if self._options.has_rate_limits else {}
             if self._is_held_back(stored):
@@ -138,7 +161,10 @@ class StreamPlanner:
         self._idle = end == begin
         answer = StreamOffset(end, self._ids(end), start=begin if checkpoint.initial else None)
         # An answer that says no more than `start` must be `start` itself, to the letter.
-        return start if _says_no_more_than(checkpoint, answer, begin) else answer.to_json()
+        if not _says_no_more_than(checkpoint, answer, begin):
+            return answer.to_json()
+        self._nothing_new = seen if is_read else None
+        return start
 
     def ranges(self, start: Document, end: Document) -> list[OffsetRange]:
         """Return the offsets between two answers, checked against what can still be read."""

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from sparklog.datasource.offsets import Positions, describe
 from sparklog.datasource.options import Subscription
 from sparklog.errors import BadRequest, NotFound, nearest
-from sparklog.kafka.in_place.directory import is_internal
 from sparklog.log.state.view import Bounds, LogView, refresh_existing
 from sparklog.opening import KAFKA_DIRECTORY, KAFKA_PARTITION, TOPIC, Location
 
@@ -72,13 +71,12 @@ class Subscriber:
             return [self._location.topic]
         if subscription is not None and subscription.pattern is None:
             return sorted(subscription.topics)
+        from sparklog.kafka.in_place.directory import is_internal
+
         # Topics that Kafka keeps for itself are read only where they are named, as Kafka's consumers do.
-        names = [topic for topic in self._view.topics() if not is_internal(topic)]
-        if subscription is not None and subscription.pattern is not None:
-            pattern = re.compile(subscription.pattern)
-            return sorted(topic for topic in names if pattern.fullmatch(topic))
+        names = self._view.topics(lambda topic: not is_internal(topic) and self._names(topic))
         if self.open_ended:
-            return sorted(names)
+            return names
         raise BadRequest(
             f"The path {self._location.path} is a root with {_listed(names)}: name those to read with 'subscribe', "
             "'subscribePattern' or 'assign', or give a topic folder as the path"

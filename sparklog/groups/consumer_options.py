@@ -8,8 +8,9 @@ from typing import Literal, TypedDict
 
 from sparklog.errors import BadRequest
 from sparklog.groups.assignors import ASSIGNORS, COOPERATIVE_STICKY
-from sparklog.groups.group import MAX_SESSION_TIMEOUT_MS, SESSION_TIMEOUT_MS
+from sparklog.groups.group import SESSION_TIMEOUT_MS
 from sparklog.log.journal.arguments import NAME, NAMES, NUMBER, ArgumentKind, instance, whole
+from sparklog.log.journal.clocks import MAX_SESSION_TIMEOUT_MS
 from sparklog.log.read.read_plan import check_isolation
 from sparklog.log.state.view import COLUMNS, IsolationLevel, check_columns
 

@@ -35,7 +35,7 @@ from sparklog.groups.group_state import (
 from sparklog.groups.group_steps import settled
 from sparklog.log.decisions.decision import BY_NEWER_GENERATION, BY_TIMEOUT
 from sparklog.log.journal.arguments import NAME, PARTITIONS, checked
-from sparklog.log.journal.clocks import Moment, reading_clock_ms
+from sparklog.log.journal.clocks import MAX_SESSION_TIMEOUT_MS, Moment, reading_clock_ms
 from sparklog.log.journal.documents import INT64_MAX
 from sparklog.log.journal.entry_log import EntryLog, Step
 from sparklog.log.journal.names import check_id
@@ -49,7 +49,6 @@ EMPTY, STABLE, RECONCILING, DEAD = "Empty", "Stable", "Reconciling", "Dead"
 SESSION_TIMEOUT_MS = 45_000
 HEARTBEATS = 3
 """Signs of life per session timeout, from a member that has nothing to commit."""
-MAX_SESSION_TIMEOUT_MS = 86_400_000
 MAX_METADATA = 4096
 """Kafka's `offset.metadata.max.bytes`."""
 STABLE_WAIT_MS = 60_000

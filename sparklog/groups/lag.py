@@ -198,7 +198,9 @@ def _ages(
 
     unread = {partition: offset for partition, offset in committed.items() if offset < snapshot.head.log_end[partition]}
     newer = root.engine.log(snapshot.topic).read_snapshot
-    parts = [{partition: offset} for partition, offset in unread.items()] if root.store.parallel_reads > 1 else [unread]
+    places = list(unread.items())
+    share = max(1, -(-len(places) // root.store.parallel_reads))
+    parts = [dict(places[first : first + share]) for first in range(0, len(places), share)]
     try:
         answers = list(ask_each(root.store, lambda part: first_records(snapshot, part, newer=newer), parts))
     except SparklogError as error:

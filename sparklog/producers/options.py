@@ -8,8 +8,8 @@ from typing import TypeAlias, TypedDict
 
 from sparklog.errors import BadRequest
 from sparklog.format.record_batch import CODECS, Codec
-from sparklog.log.decisions.decision_log import DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS
 from sparklog.log.journal.arguments import NAME, ArgumentKind, instance, one_of, whole
+from sparklog.log.journal.clocks import DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS
 from sparklog.log.journal.documents import INT32_MAX
 from sparklog.log.write.append_target import MAX_BUFFER_BYTES
 from sparklog.producers.serializers import Serializer

@@ -30,8 +30,9 @@ from sparklog.log.decisions.decision import (
     init,
     prepare,
 )
-from sparklog.log.decisions.decision_log import DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS, DecisionLog
+from sparklog.log.decisions.decision_log import DecisionLog
 from sparklog.log.journal.arguments import NAME, checked, instance
+from sparklog.log.journal.clocks import DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS
 from sparklog.log.journal.names import check_id
 from sparklog.log.state.commit import Txn
 from sparklog.log.state.slices import FileSlices

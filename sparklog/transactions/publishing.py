@@ -17,9 +17,8 @@ from weakref import WeakKeyDictionary
 
 from sparklog.errors import NotFound, SparklogError
 from sparklog.log.decisions.decision import init
-from sparklog.log.decisions.decision_log import DEFAULT_TIMEOUT_MS
 from sparklog.log.decisions.expired_ids import ONE_WRITE
-from sparklog.log.journal.clocks import Moment
+from sparklog.log.journal.clocks import DEFAULT_TIMEOUT_MS, Moment
 from sparklog.log.state.commit import TAKEOVER, Writer
 from sparklog.log.state.commit_intents import Draft, Nothing, check_topic
 from sparklog.log.state.slice_table import SliceTable

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 import sparklog as package
-from sparklog.errors import SparklogError
 from sparklog.groups.lag import Groups
-from sparklog.log.topic.root import Root
+from sparklog.log.topic.engine import RootEngine
 from tests.cli.conftest import REPOSITORY, Sparklog
 
 KAFKA = REPOSITORY / "examples" / "data" / "kafka-log-dir"
@@ -54,15 +54,15 @@ def test_a_topic_deleted_since_it_was_listed_is_no_failure(
 ) -> None:
     for name in "abc":
         sparklog("topics", "create", name)
-    listed = Root.topics
+    listed = RootEngine.topics
 
-    def deleted_at_once(self: Root, failures: list[SparklogError] | None = None) -> list[str]:
-        names = listed(self, failures)
+    def deleted_at_once(self: RootEngine, *given: Any, **wanted: Any) -> list[str]:
+        names = listed(self, *given, **wanted)
         if "b" in names:
-            self.delete_topic("b")
+            package.open(root).delete_topic("b")
         return names
 
-    monkeypatch.setattr(Root, "topics", deleted_at_once)
+    monkeypatch.setattr(RootEngine, "topics", deleted_at_once)
     for command in (("topics", "describe"), ("offsets",), ("configs", "describe")):
         said = sparklog(*command)
         assert (said.err, any("c" in line for line in said.lines)) == ("", True), command

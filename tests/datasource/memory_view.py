@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -103,9 +103,9 @@ class MemoryView:
     poll_interval_ms = 10
     env = SYSTEM
 
-    def topics(self) -> list[str]:
+    def topics(self, wanted: Callable[[str], bool] | None = None) -> list[str]:
         self.listed += 1
-        names = sorted(self.now)
+        names = sorted(filter(wanted, self.now))
         for name in self.deleted_once_listed:
             self.now.pop(name, None)
         return names

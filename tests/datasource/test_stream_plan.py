@@ -7,9 +7,11 @@ import logging
 import random
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from sparklog.datasource.offsets import StreamOffset
 from sparklog.datasource.options import parse_options
 from sparklog.datasource.stream_plan import Clock, StreamPlanner
 from sparklog.datasource.subscription import Subscriber
@@ -671,3 +673,29 @@ def test_a_topic_that_was_created_again_is_not_waited_for() -> None:
     with pytest.raises(NotFound, match="was deleted and created again"):
         source.latest({"t": {"0": 10}, "$ids": {"t": "id-of-before"}}, limited=True)
     assert time.slept == []
+
+
+def test_a_question_asked_again_with_nothing_new_is_not_worked_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    view = view_of(t=3, u=2)
+    source = planner(view, subscribe="t,u")
+    at_end = stored(source.latest(stored(source.initial()), limited=True))
+    assert source.latest(at_end, limited=True) is at_end
+    parsed = Mock(wraps=StreamOffset.from_json)
+    monkeypatch.setattr(StreamOffset, "from_json", parsed)
+    for _ in range(3):
+        again = stored(at_end)
+        assert source.latest(again, limited=True) is again
+    assert parsed.call_count == 0
+    view.add("u", 1)
+    assert read(source.ranges(at_end, source.latest(at_end, limited=True))) == [("u", 0, 2, 3)]
+
+
+def test_a_topic_created_again_with_the_same_end_is_seen_by_an_idle_query() -> None:
+    view = view_of(t=3)
+    source = planner(view)
+    at_end = stored(source.latest(stored(source.initial()), limited=True))
+    assert source.latest(at_end, limited=True) is at_end
+    view.create("t", topic_id="id-2")
+    view.add("t", 3)
+    with pytest.raises(NotFound, match="deleted and created again"):
+        source.latest(at_end, limited=True)

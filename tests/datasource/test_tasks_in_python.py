@@ -7,9 +7,10 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import DEFAULT, Mock
 
 import pyarrow as pa
 import pytest
@@ -24,6 +25,7 @@ from sparklog.errors import BadRequest, Conflict, NotFound
 from sparklog.format.key_hash import partition_for_key
 from sparklog.log.journal.clocks import SYSTEM
 from sparklog.log.state.history import History
+from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.view import OffsetRange
 from sparklog.log.topic.engine import TopicLog
 from sparklog.log.topic.root import Root
@@ -84,13 +86,50 @@ def test_an_error_nobody_meant_keeps_its_kind() -> None:
 
 
 def test_importing_the_source_pulls_no_heavy_module() -> None:
+    """Spark starts a Python to look for formats, one to make the source, one to plan: each imports what it needs."""
     program = (
-        "import sys, pyspark_sparklog, sparklog.datasource.reader, sparklog.datasource.writer, "
-        "sparklog.datasource.writer, sparklog.log.topic.root, sparklog.kafka.in_place.view\n"
-        "print([name for name in ('numba', 'pandas', 'zstandard', 'lz4', 'snappy') if name in sys.modules])"
+        "import sys, pyspark.sql.datasource\n"
+        "def show(*names): print([name for name in names if name in sys.modules])\n"
+        "import pyspark_sparklog; show('sparklog.opening', 'sparklog.datasource.data_source', 'pyarrow')\n"
+        "pyspark_sparklog.DefaultSource({'path': '/'})\n"
+        "show(*(f'sparklog.{room}' for room in ('groups', 'log.decisions', 'log.read', 'log.topic', 'kafka')))\n"
+        "import sparklog.datasource.reader, sparklog.datasource.writer, sparklog.kafka.in_place.view\n"
+        "show('numba', 'pandas', 'zstandard', 'lz4', 'snappy')"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert done.stdout.splitlines() == ["[]"] * 3
+
+
+def test_spark_gets_the_source_itself_from_what_it_finds() -> None:
+    from pyspark_sparklog import DefaultSource
+
+    source = DefaultSource({"path": "/"})
+    assert type(source) is SparklogDataSource
+    assert DefaultSource.name() == source.name() == "sparklog"
+
+
+def test_a_thousand_partitions_are_planned_at_once_and_pickled_as_one_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, count = str(tmp_path / "log"), 1_000
+    topic = sparklog.open(root, create=True).create_topic("in", partitions=count)
+    topic.append(pa.table({"value": [b"x"] * count, "partition": pa.array(range(count), pa.int32())}))
+    view = open_view(resolve(root), tailing=False)
+    ranges = [OffsetRange("in", partition, 0, 1) for partition in range(count)]
+    selected = Mock(wraps=SliceTable.select_each, side_effect=lambda *_: DEFAULT)
+    monkeypatch.setattr(SliceTable, "select_each", lambda *given: selected(*given))
+    tasks = log_partitions(view, ranges, parse_options({"subscribe": "in"}).read)
+    assert selected.call_count == 2, "once to measure, once to plan"
+    pickled = [pickle.dumps(task) for task in tasks]
+    assert sum(map(len, pickled)) < 250 * count
+    parts = [part for data in pickled for part in pickle.loads(data).value]
+    assert [part.range for part in parts] == ranges
+    assert [row["offset"] for task in tasks for batch in read_task(root).read(task) for row in batch.to_pylist()] == (
+        [0] * count
+    )
+    planned = [part for task in tasks for part in task.value]
+    rows_of = [[astuple(row) for part in some for row in part.slices.rows()] for some in (parts, planned)]
+    assert rows_of[0] == rows_of[1]
 
 
 class PartOfALog:

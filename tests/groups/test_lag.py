@@ -148,3 +148,13 @@ def test_seconds_cost_two_requests_per_partition_that_lags(world: TopicsWorld) -
     store.reset()
     lag(root, seconds=False)
     assert store.by_kind["get", "append"] == 0
+
+
+@pytest.mark.usefixtures("records_in_files")
+def test_records_side_by_side_are_fetched_together_for_all_partitions_that_lag() -> None:
+    world, count = TopicsWorld(partitions=40), 40
+    world.topic("a").append(pa.concat_tables(timed(partition, partition, 50) for partition in range(count)))
+    Groups(world.root()).group("g").alter({"a": dict.fromkeys(range(count), 1)})
+    store = CountingStore(world.store)
+    assert [row.lag for row in lag(world.root(store))] == [1] * count
+    assert store.by_kind["get", "append"] == 1

@@ -17,7 +17,7 @@ rule has one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -152,9 +152,9 @@ class KafkaView:
     def poll_interval_ms(self) -> int:
         return LOCAL_POLL_MS if self.place.is_local else BUCKET_POLL_MS
 
-    def topics(self) -> list[str]:
+    def topics(self, wanted: Callable[[str], bool] | None = None) -> list[str]:
         self._renew()
-        return sorted({topic for topic, _ in self._folders()})
+        return sorted(filter(wanted, {topic for topic, _ in self._folders()}))
 
     def topic_id(self, topic: str) -> str:
         folders = self._of_topic(self._folders(), topic)

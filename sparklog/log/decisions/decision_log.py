@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, Unavailable
-from sparklog.log.journal.clocks import SYSTEM, Moment
+from sparklog.log.journal.clocks import DEFAULT_TIMEOUT_MS, SYSTEM, Moment
 from sparklog.log.journal.entry_log import KEEP_MS, EntryLog, Step
 from sparklog.log.journal.journal import Advance, RootAccess
 from sparklog.log.journal.names import commit_key
@@ -48,9 +48,6 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("sparklog.log")
 REMEMBERED = 256
 """Outcomes of old transactions kept in memory: of those that some topic or group still shows open."""
-DEFAULT_TIMEOUT_MS = 60_000
-MAX_TIMEOUT_MS = 86_400_000
-"""A day: commits and decisions are kept seven, so an open transaction never outlives its decision."""
 
 SURE_MS = 86_400_000
 """An id whose newest entry is younger has not expired, for its objects stay longer than that: no register is read."""

@@ -38,10 +38,6 @@ _CACHES: WeakKeyDictionary[Store, _Cache] = WeakKeyDictionary()
 _CACHES_LOCK = ForkLock()
 
 
-def has_aborted(table: SliceTable) -> bool:
-    return any(bool((part.flags & _FLAG).any()) for part in table.parts())
-
-
 def aborted_ranges(store: Store, topic: str, table: SliceTable, partition: int, start: int, end: int) -> Aborted:
     """Return the aborted transactions that matter to offsets `[start, end)`. `Unavailable` if a file is gone."""
     slices = table.select(partition, start)

@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from sparklog.format.slice_columns import PLANNED, SliceRow
-from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.log.journal.names import file_key
 from sparklog.log.state.slice_table import ABORTED, Columns, ColumnsByName, Slices
 
 if TYPE_CHECKING:
+    from sparklog.format.transaction_index import AbortedTransactions
     from sparklog.log.state.rewrites import Input
 
 
@@ -92,11 +92,11 @@ class PlannedSlices(ColumnsByName):
         return tuple([Input(self.paths[code], position, base, end) for code, position, base, end in rows])
 
 
-def planned_slices(topic: str, partition: int, rows: Slices) -> PlannedSlices:
-    codes, file = np.unique(rows.file, return_inverse=True)
-    columns = {name: rows.columns[name] for name in PLANNED}
-    paths = tuple(rows.paths[code] for code in codes.tolist())
-    return PlannedSlices(topic, partition, paths, {"file": file.astype(np.int32), **columns})
+def planned_slices(topic: str, partition: int, rows: Slices, low: int = 0, high: int | None = None) -> PlannedSlices:
+    numbers: dict[int, int] = {}
+    file = np.array([numbers.setdefault(code, len(numbers)) for code in rows.file[low:high].tolist()], np.int32)
+    columns = {name: rows.columns[name][low:high] for name in PLANNED}
+    return PlannedSlices(topic, partition, tuple(map(rows.paths.__getitem__, numbers)), {"file": file, **columns})
 
 
 def joined(parts: Sequence[PlannedSlices]) -> PlannedSlices:

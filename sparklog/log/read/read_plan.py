@@ -11,17 +11,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby
-from typing import TYPE_CHECKING
+from itertools import groupby, pairwise
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from sparklog.errors import BadRequest, Conflict, NotFound
 from sparklog.format.record_batch import HEADER_BYTES
-from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.log.decisions.decision_log import reader_of
 from sparklog.log.read.planned_slices import PlannedSlices, planned_slices
-from sparklog.log.state.slice_table import ABORTED, OPEN, Newer, Slices, Snapshot
+from sparklog.log.state.slice_table import ABORTED, OPEN, Columns, Newer, Slices, Snapshot
+from sparklog.log.state.slices import SliceFlag
 from sparklog.log.state.topic_state import Offsets
 from sparklog.log.state.view import (
     COUNTED,
@@ -38,6 +39,8 @@ from sparklog.storage.store import Store
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from sparklog.format.transaction_index import AbortedTransactions
 
 BATCH_BYTES = 4 << 20
 
@@ -86,6 +89,13 @@ class NativeReadPart:
         covered = np.clip(np.minimum(end, self.range.end) - np.maximum(base, self.range.start), 0, None)
         return int((self.slices.columns[column] * (covered / np.maximum(end - base, 1))).sum())
 
+    def flat(self) -> tuple[Any, ...]:
+        """Return all but the store and the columns as plain values, which are quick to pickle: see `TaskParts`."""
+        offsets, slices = self.range, self.slices
+        place = offsets.topic, offsets.partition, offsets.start, offsets.end
+        content = len(slices), slices.paths, slices.hidden
+        return self.topic_id, place, self.isolation, content, (self.fail_on_data_loss, self.cleaned_through)
+
     def read(self, columns: Sequence[str], *, batch_bytes: int = BATCH_BYTES) -> Iterator[pa.RecordBatch]:
         return read_parts([self], columns, batch_bytes=batch_bytes)
 
@@ -112,6 +122,29 @@ class NativeReadPart:
                 )
             start = min(log_start, self.range.end)
         return start, _planned(snapshot, [replace(self.range, start=start)], self.isolation)[0]
+
+
+class TaskParts(tuple[Any, ...]):
+    """The parts of one task. Those of topics are pickled together, with one array for each column of all of them."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        if not self or any(type(part) is not NativeReadPart or part.store is not self[0].store for part in self):
+            return tuple, (list(self),)
+        names = self[0].slices.columns
+        columns = {name: np.concatenate([part.slices.columns[name] for part in self]) for name in names}
+        return _unpickled, (self[0].store, columns, [part.flat() for part in self])
+
+
+def _unpickled(store: Store, columns: Columns, flat: Sequence[tuple[Any, ...]]) -> TaskParts:
+    parts, low = [], 0
+    for topic_id, place, isolation, (count, paths, hidden), others in flat:
+        rows = {name: column[low : low + count] for name, column in columns.items()}
+        slices = PlannedSlices(place[0], place[1], paths, rows, hidden)
+        parts.append(NativeReadPart(store, topic_id, OffsetRange(*place), isolation, slices, *others))
+        low += count
+    return TaskParts(parts)
 
 
 def read_parts(
@@ -168,11 +201,11 @@ def plan_parts(snapshot: Snapshot, ranges: Sequence[OffsetRange], isolation: str
 
 def _planned(snapshot: Snapshot, ranges: Sequence[OffsetRange], isolation: str) -> list[PlannedSlices]:
     """Return the slices of each range, with what Kafka's aborted transactions hide of them."""
-    # Offsets and sizes need nothing that reads files.
-    from sparklog.log.read.aborted import aborted_ranges, has_aborted
-
     hidden: dict[int, AbortedTransactions | None] = {}
-    if isolation == READ_COMMITTED and has_aborted(snapshot.slices):
+    if isolation == READ_COMMITTED and snapshot.slices.has_flag(SliceFlag.KAFKA_ABORTED):
+        # Other plans need nothing that reads files.
+        from sparklog.log.read.aborted import aborted_ranges
+
         # Once for all ranges of a partition: a long one may be cut into many.
         spans: dict[int, tuple[int, int]] = {}
         for offsets in ranges:
@@ -180,14 +213,26 @@ def _planned(snapshot: Snapshot, ranges: Sequence[OffsetRange], isolation: str) 
             spans[offsets.partition] = min(low, offsets.start), max(high, offsets.end)
         for partition, span in spans.items():
             hidden[partition] = aborted_ranges(snapshot.store, snapshot.topic, snapshot.slices, partition, *span)
+    rows, cuts = _selected(snapshot, ranges)
+    if isolation == READ_COMMITTED:
+        is_visible = _visible(rows)
+        rows, cuts = rows[is_visible], np.cumsum([0, *is_visible])[cuts]
     plans = []
-    for offsets in ranges:
-        slices = visible(snapshot.slices.select(offsets.partition, offsets.start, offsets.end), isolation)
+    for offsets, (low, high) in zip(ranges, pairwise(cuts.tolist()), strict=True):
         aborted = hidden.get(offsets.partition)
         covered = None if aborted is None else aborted.overlapping(offsets.start, offsets.end)
-        planned = planned_slices(snapshot.topic, offsets.partition, slices)
+        planned = planned_slices(snapshot.topic, offsets.partition, rows, low, high)
         plans.append(replace(planned, hidden=covered) if covered is not None and len(covered) else planned)
     return plans
+
+
+def _selected(snapshot: Snapshot, ranges: Sequence[OffsetRange]) -> tuple[Slices, Offsets]:
+    if len(ranges) == 1:
+        # One partition in each of a thousand topics.
+        rows = snapshot.slices.select(ranges[0].partition, ranges[0].start, ranges[0].end)
+        return rows, np.array([0, len(rows)])
+    columns = [(offsets.partition, offsets.start, offsets.end) for offsets in ranges]
+    return snapshot.slices.select_each(*np.array(columns, np.int64).reshape(-1, 3).T)
 
 
 def check_partition(topic: str, partition: int, bounds: Mapping[int, Bounds]) -> Bounds:
@@ -198,18 +243,26 @@ def check_partition(topic: str, partition: int, bounds: Mapping[int, Bounds]) ->
 
 
 def visible(slices: Slices, isolation: str) -> Slices:
-    if isolation != READ_COMMITTED:
-        return slices
-    hidden = (slices.status == ABORTED) | (slices.status == OPEN)
-    return slices[~hidden] if hidden.any() else slices
+    return slices[_visible(slices)] if isolation == READ_COMMITTED else slices
 
 
-def stored_in(snapshot: Snapshot, offsets: OffsetRange) -> Stored:
-    """Return the contents of a range, by metadata: a slice is a run, of as many batches as its bytes have room for."""
-    slices = snapshot.slices.select(offsets.partition, offsets.start, offsets.end)
-    batches = np.minimum(slices.records, slices.size // HEADER_BYTES)
-    runs = BatchRuns(slices.base, slices.end, slices.records, slices.size, batches)
-    return Stored(offsets.start, offsets.end, runs.ordered().clipped(offsets.start, offsets.end))
+def _visible(slices: Slices) -> npt.NDArray[np.bool_]:
+    is_visible: npt.NDArray[np.bool_] = (slices.status != ABORTED) & (slices.status != OPEN)
+    return is_visible
+
+
+def stored_in(snapshot: Snapshot, ranges: Sequence[OffsetRange]) -> list[Stored]:
+    """Return the contents of ranges, by metadata: a slice is a run, of as many batches as its bytes have room for."""
+    rows, cuts = _selected(snapshot, ranges)
+    batches = np.minimum(rows.records, rows.size // HEADER_BYTES)
+    runs = BatchRuns(rows.base, rows.end, rows.records, rows.size, batches).counted()
+    contents = []
+    for offsets, (low, high) in zip(ranges, pairwise(cuts.tolist()), strict=True):
+        content = runs[low:high]
+        if low < high and (content.base[0] < offsets.start or content.end[-1] > offsets.end):
+            content = content.clipped(offsets.start, offsets.end)
+        contents.append(Stored(offsets.start, offsets.end, content))
+    return contents
 
 
 def sizes_of(snapshot: Snapshot) -> list[PartitionSize]:

@@ -46,7 +46,8 @@ class SnapshotView:
         return dict(enumerate(self.snapshots[topic].head.cleaned_through.tolist()))
 
     def stored(self, ranges: Sequence[OffsetRange]) -> list[Stored]:
-        return [stored_in(self.snapshots[offsets.topic], offsets) for offsets in ranges]
+        groups = groupby(ranges, lambda offsets: offsets.topic)
+        return [held for topic, group in groups for held in stored_in(self.snapshots[topic], list(group))]
 
     def plan(self, ranges: Sequence[OffsetRange], isolation: str) -> list[ReadPart]:
         parts: list[ReadPart] = []

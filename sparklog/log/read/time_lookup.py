@@ -14,17 +14,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import numpy as np
+import pyarrow as pa
 
 from sparklog.errors import Corrupt
 from sparklog.format.record_batch import Place
 from sparklog.log.read import fetch
 from sparklog.log.read.planned_slices import PlannedSlice, planned_slices
-from sparklog.log.read.read_plan import bounds_of, check_isolation, check_partition
+from sparklog.log.read.read_plan import NativeReadPart, bounds_of, check_isolation, check_partition, read_parts
 from sparklog.log.read.segment_entrance import entrance_for_timestamp, read_offset_index, read_time_index
 from sparklog.log.state.slice_table import Newer, Snapshot
-from sparklog.log.state.view import READ_UNCOMMITTED, LogView, TimestampOffset
+from sparklog.log.state.view import READ_UNCOMMITTED, LogView, OffsetRange, TimestampOffset
 from sparklog.storage.store import Store
 
+SMALL_BYTES = 16 << 10
+"""A slice up to here is decoded whole for one record of it."""
 ANY_TIME = -1
 """Kafka's "no timestamp", the least time of a record."""
 
@@ -43,7 +46,42 @@ def first_records(
     snapshot: Snapshot, offsets: Mapping[int, int], isolation: str = READ_UNCOMMITTED, *, newer: Newer
 ) -> dict[int, TimestampOffset | None]:
     """Return per partition of `offsets` the first record at or above that offset: its offset and time (ms), or None."""
-    return _looked_up(snapshot, {partition: (ANY_TIME, low) for partition, low in offsets.items()}, isolation, newer)
+    answers: dict[int, TimestampOffset | None] = {**_in_small_slices(snapshot, offsets, check_isolation(isolation))}
+    rest = {partition: (ANY_TIME, low) for partition, low in offsets.items() if partition not in answers}
+    return {**answers, **_looked_up(snapshot, rest, isolation, newer)}
+
+
+def _in_small_slices(snapshot: Snapshot, offsets: Mapping[int, int], isolation: str) -> dict[int, TimestampOffset]:
+    """Return the first records that are in small slices, which are read and decoded together, and leave no gap there.
+
+    Others are left out: a gap may be a marker of a transaction, which counts and which no read shows.
+    """
+    bounds = bounds_of(snapshot)
+    asked = [
+        (partition, max(low, bounds[partition].log_start), bounds[partition].end(isolation))
+        for partition, low in offsets.items()
+        if partition in bounds
+    ]
+    rows, cuts = snapshot.slices.select_each(*np.array(asked, np.int64).reshape(-1, 3).T)
+    firsts = cuts[:-1][cuts[:-1] < cuts[1:]]
+    firsts = firsts[rows.size[firsts] <= SMALL_BYTES]
+    starts = np.full(snapshot.head.partitions, -1, np.int64)
+    starts[[partition for partition, _, _ in asked]] = [start for _, start, _ in asked]
+    starts[rows.partition[firsts]] = np.maximum(starts[rows.partition[firsts]], rows.base[firsts])
+    parts = []
+    for row in firsts.tolist():
+        partition = int(rows.partition[row])
+        place = OffsetRange(snapshot.topic, partition, int(rows.base[row]), int(rows.end[row]))
+        planned = planned_slices(snapshot.topic, partition, rows, row, row + 1)
+        parts.append(NativeReadPart(snapshot.store, snapshot.head.topic_id, place, isolation, planned, False))
+    answers = {}
+    for batch in read_parts(parts, ("partition", "offset", "timestamp")):
+        partitions, present = (batch.column(name).to_numpy() for name in ("partition", "offset"))
+        batch = batch.take(pa.array(np.flatnonzero(starts[partitions] == present)))
+        columns = batch.column("partition"), batch.column("offset"), batch.column("timestamp").cast(pa.int64())
+        for partition, offset, time in zip(*(column.to_pylist() for column in columns), strict=True):
+            answers[partition] = TimestampOffset(offset, time)
+    return answers
 
 
 def _looked_up(

@@ -138,6 +138,8 @@ class Head:
 
     def settled(self, outcomes: Sequence[Resolved]) -> Head:
         """Return the head as if these outcomes of open transactions were recorded: what readers see before they are."""
+        if not outcomes:
+            return self
         prepares, siblings = _resolve(self, self.open, outcomes)
         return replace(self, open=prepares, siblings=siblings)
 

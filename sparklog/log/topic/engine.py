@@ -26,7 +26,7 @@ from sparklog.log.state.topic_state import Head
 from sparklog.log.state.writer_runs import KafkaWriterKey, WriterKey
 from sparklog.log.topic.defaults import METADATA_MAX_AGE_MS, DefaultsLog
 from sparklog.log.topic.expiring import CREATED_TOPIC, count_older, expires_before, warn_of_older, warn_of_seconds_in
-from sparklog.storage.parallel_reads import ask_each
+from sparklog.storage.parallel_reads import ask_each, read_each
 from sparklog.storage.store import Store
 
 if TYPE_CHECKING:
@@ -82,6 +82,13 @@ class RootEngine:
     def folders(self) -> Iterator[str]:
         """Yield the names of topics, those of deleted ones too."""
         return (name for name in self.store.list_folders("") if is_topic_name(name))
+
+    def topics(
+        self, failures: list[SparklogError] | None = None, wanted: Callable[[str], bool] | None = None
+    ) -> list[str]:
+        """List the topics, or those of wanted names: a listing, and a request for each. `failures`: as `read_each`."""
+        exists = read_each(self.store, self.exists, sorted(filter(wanted, self.folders())), failures)
+        return [name for name in exists if exists[name]]
 
     def exists(self, topic: str) -> bool:
         return self.log(topic).refresh().head.exists

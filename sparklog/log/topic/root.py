@@ -22,7 +22,7 @@ from sparklog.log.state.root_defaults import AUTO_CREATE, RootDefaults
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.topic.engine import RootEngine
 from sparklog.log.topic.expiring import CREATED_ROOT
-from sparklog.storage.parallel_reads import ask_each, read_each
+from sparklog.storage.parallel_reads import ask_each
 from sparklog.storage.store import Store
 
 if TYPE_CHECKING:
@@ -65,8 +65,7 @@ class Root:
         Raises:
             SparklogError: a topic cannot be read, and `failures` is None.
         """
-        exists = read_each(self.store, self.engine.exists, sorted(self.engine.folders()), failures)
-        return [name for name in exists if exists[name]]
+        return self.engine.topics(failures)
 
     @checked(name=NAME)
     def topic(self, name: str) -> Topic:
@@ -286,6 +285,8 @@ LOCAL_POLL_MS = 10
 QUICK_POLL_MS = 5
 REMOTE_POLL_MS = 250
 IDLE_SHARE = 25
+LOOK_SHARE = 30
+"""A reader of a disk pauses so many times as long as a look takes, however many topics it looks at."""
 
 
 def poll_pause_ms(idle_ms: int) -> int:
@@ -312,16 +313,20 @@ class RootView:
         self._view: SnapshotView | None = None
         self._came = root.env.now()
         self._idle = False
+        self._look_ms = 0
+        self._agree = False
+        """The view is of the snapshots that were taken last, which were made to agree."""
 
     @property
     def poll_interval_ms(self) -> int:
-        """The pause from now to the next `refresh`: on a store with round trips, the longer the less came."""
-        if self.root.store.parallel_reads <= 1:
-            return LOCAL_POLL_MS
-        return poll_pause_ms(self.env.now().elapsed_ms(self._came))
+        """The pause from now to the next `refresh`: the longer, the less came, and on a disk the longer looks take."""
+        idle_ms = self.env.now().elapsed_ms(self._came)
+        if self.root.store.parallel_reads > 1:
+            return poll_pause_ms(idle_ms)
+        return max(LOCAL_POLL_MS, min(idle_ms // IDLE_SHARE, LOOK_SHARE * self._look_ms))
 
-    def topics(self) -> list[str]:
-        return sorted(self.root.topics())
+    def topics(self, wanted: Callable[[str], bool] | None = None) -> list[str]:
+        return self.root.engine.topics(wanted=wanted)
 
     # -- looking
 
@@ -338,17 +343,21 @@ class RootView:
 
     def _look(self, topics: Sequence[str], take: Callable[[str], Snapshot]) -> None:
         names = list(dict.fromkeys(topics))
-        self._idle = True
+        self._idle, begun = True, self.env.now()
         for name, snapshot in zip(names, list(ask_each(self.root.store, take, names)), strict=True):
             before = self._raw.get(name)
             if before is None or before.version != snapshot.version:
                 self._came, self._idle = self.env.now(), False
             self._raw[name] = snapshot
+        self._look_ms = self.env.now().elapsed_ms(begun)
+        if self._idle and self._agree and not any(snapshot.head.open for snapshot in self._raw.values()):
+            return
+        self._agree = False
         snapshots, gone = settle(self.root.engine.decisions, self._raw, self._take)
         # Who asks for names alone imports nothing that reads records.
         from sparklog.log.read.snapshot_view import SnapshotView
 
-        self._view = SnapshotView(self.location, snapshots, self._newer)
+        self._view, self._agree = SnapshotView(self.location, snapshots, self._newer), True
         for name in gone & set(names):
             self.root.topic(name)
 

@@ -6,7 +6,7 @@ Clients compute the assignment (the classic protocol). Left out: KIP-848's proto
 from __future__ import annotations
 
 from sparklog.format.coordinators.message_schema import Fields
-from sparklog.groups.group import MAX_SESSION_TIMEOUT_MS
+from sparklog.log.journal.clocks import MAX_SESSION_TIMEOUT_MS
 from sparklog.serve.apis.group_access import FAILURES, coordinator_of, group_code, members_of, with_code
 from sparklog.serve.codes import Code
 from sparklog.serve.group_members import GroupError, JoinDetails

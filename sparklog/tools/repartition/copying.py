@@ -139,7 +139,7 @@ class Copying:
     def _steps(self, step_bytes: int) -> Iterator[Int64s]:
         """Yield the ends of steps: the same share of the stored bytes that are left of each partition."""
         starts = np.maximum(self._reached, self.copied().offsets)
-        left = [stored_in(self.source, offsets) for offsets in self._ranges(starts, self.ends)]
+        left = stored_in(self.source, self._ranges(starts, self.ends))
         count = max(1, -(-sum(part.nbytes for part in left) // step_bytes))
         ends = [part.at_bytes(*(part.nbytes * step // count for step in range(1, count + 1))) for part in left]
         partitions = np.flatnonzero(starts < self.ends)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from sparklog.errors import BadRequest, Corrupt, NotFound
 from sparklog.limits import Limits
+from sparklog.log.read import time_lookup
 from sparklog.log.read.time_lookup import first_records
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED, TimestampOffset
 from sparklog.log.topic.root import RootView
@@ -210,3 +212,23 @@ def test_a_record_by_its_offset(place: CountedRoot) -> None:
         record = topic.record_at(0, offset)
         assert pa.Table.from_batches([record]) == whole.slice(offset, 1)
         assert sum("/append/" in key for verb, key in place.store.keys) == 1
+
+
+@pytest.mark.parametrize("small", [-1, time_lookup.SMALL_BYTES])
+def test_first_records_are_the_same_read_together_or_one_by_one(
+    memory: CountedRoot, monkeypatch: pytest.MonkeyPatch, small: int
+) -> None:
+    monkeypatch.setattr(time_lookup, "SMALL_BYTES", small)
+    topic = memory.topic(3)
+    for times in ([5, 7, 3], [9], [4, 12]):
+        table = timed(times * 2)
+        partitions = pa.array([0] * len(times) + [2] * len(times), pa.int32())
+        topic.append(table.append_column("partition", partitions))
+    topic.delete_records({2: 2})
+    root = memory.root
+    read = partial(first_records, RootView(root).snapshot(topic.name), newer=root.engine.log(topic.name).read_snapshot)
+    times = [5, 7, 3, 9, 4, 12]
+    for low in range(7):
+        first = None if low == 6 else TimestampOffset(low, times[low])
+        third = first if first is None or low > 2 else TimestampOffset(2, 3)
+        assert read({0: low, 1: 0, 2: low}) == {0: first, 1: None, 2: third}

@@ -387,3 +387,24 @@ def test_a_replay_of_many_commits_is_bounded() -> None:
         table = table.apply(commit, head)
     assert len(table) == 2000
     assert len(table.parts()) < 16
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_many_ranges_select_what_each_of_them_does(seed: int) -> None:
+    rng = random.Random(seed)
+    chain = random_chain(rng, 40)
+    table, partitions = chain.table, chain.head.partitions
+    ranges = [(rng.randrange(partitions + 1), *sorted((rng.randrange(60), rng.randrange(60)))) for _ in range(50)]
+    selected, cuts = table.select_each(*np.array(ranges, np.int64).T)
+    assert cuts[-1] == len(selected)
+    for (partition, start, end), low, high in zip(ranges, cuts[:-1], cuts[1:], strict=True):
+        one = table.select(partition, start, end)
+        assert [selected[low:high].path(row) for row in range(high - low)] == [one.path(row) for row in range(len(one))]
+        for name in COLUMN_TYPES:
+            assert selected.columns[name][low:high].tolist() == one.columns[name].tolist()
+
+
+def test_a_range_of_no_table_selects_nothing() -> None:
+    selected, cuts = SliceTable().select_each(*np.array([(0, 0, 9), (3, 0, 9)], np.int64).T)
+    assert len(selected) == 0
+    assert cuts.tolist() == [0, 0, 0]

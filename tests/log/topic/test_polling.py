@@ -9,7 +9,7 @@ from sparklog.errors import NotFound
 from sparklog.groups.consumer import Consumer, consumer
 from sparklog.log.read.topic_scan import Tail
 from sparklog.log.state.view import READ_COMMITTED
-from sparklog.log.topic.root import RootView, poll_pause_ms
+from sparklog.log.topic.root import LOOK_SHARE, RootView, poll_pause_ms
 from sparklog.testing.world import MINUTE_MS
 from sparklog.testing.wrapper_stores import CountingStore, WrapperStore
 from tests.support.records import rows
@@ -160,3 +160,51 @@ def test_consume_follow_pauses_as_its_view_says(world: TopicsWorld, monkeypatch:
         assert pauses <= set(slept) <= {each / 1000 for each in range(5, 251)}
         if len(pauses) == 1:
             assert set(slept) == pauses
+
+
+class SlowDisk(WrapperStore):
+    """Each look at a topic takes a hundredth of a second."""
+
+    world: TopicsWorld
+
+    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        self.world.advance(10)
+        return super().get(key, start, length)
+
+
+def test_a_reader_of_a_disk_pauses_the_longer_the_more_it_looks_at(world: TopicsWorld) -> None:
+    store = SlowDisk(world.store)
+    store.world = world
+    view = RootView(world.root(store))
+    view.refresh(["a", "b"])
+    view.refresh(["a", "b"])
+    assert view.poll_interval_ms == 10, "what came a moment ago may be followed by more"
+    world.advance(5_000)
+    assert 200 <= view.poll_interval_ms <= 220, "a 25th of the time in which nothing came"
+    world.advance(10**6)
+    view.refresh(["a", "b"])
+    assert view.poll_interval_ms == 2 * 10 * LOOK_SHARE
+    append(world)
+    view.refresh(["a", "b"])
+    assert view.poll_interval_ms == 10
+
+
+def test_a_look_that_finds_nothing_keeps_the_view(world: TopicsWorld) -> None:
+    counting = CountingStore(world.store)
+    view = RootView(world.root(counting))
+    view.refresh(["a", "b"])
+    before = view.bounds("a")
+    counting.reset()
+    view.refresh(["a", "b"])
+    assert counting.counts == {"get": 2}, "one for each topic"
+    assert view.bounds("a") is before
+    append(world)
+    view.refresh(["a", "b"])
+    assert ends(view) == 1
+
+
+def test_topics_that_are_not_wanted_are_not_opened(world: TopicsWorld) -> None:
+    counting = CountingStore(world.store)
+    view = RootView(world.root(counting))
+    assert view.topics(lambda name: name == "b") == ["b"]
+    assert not any(key.startswith("a/") for _, key in counting.keys)
