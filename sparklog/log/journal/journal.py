@@ -82,9 +82,8 @@ class RootAccess:
 class SeenState(Generic[S]):
     """A state that was the newest when it was seen.
 
-    * `seen`: both clocks before the request that showed it
-    * `checkpoint`: number of the newest checkpoint known; `tail_bytes`: of the entries since
-    * `earlier`: the entry before those that were read last, where it was not seen again after them
+    * `seen`: both clocks before the request that showed it; `checkpoint`: the number of the newest one known
+    * `tail_bytes`: of the entries since; `earlier`: the entry before the last ones, where it was not seen after them
     """
 
     state: S
@@ -247,7 +246,6 @@ class Journal(ABC, Generic[S, E, D]):
         if self._is_stale(base.seen):
             return replace(self._reopen(), root_seen=sight.root_seen)
         if not data:
-            # A reader of a thousand topics comes here a thousand times a look: `replace` would take a third of it.
             same = SeenState(base.state, seen, base.checkpoint, base.tail_bytes, base.earlier)
             return Advance(self._publish(same), (), sight.root_seen)
         entries = self._decode_all(data, first)
@@ -421,7 +419,7 @@ class Journal(ABC, Generic[S, E, D]):
     ) -> Advance[S, E]:
         """Try to create the next number. Ours is among the entries of the answer if it was created."""
         (entry, data), seen = drafted, self.env.now()
-        if self._is_stale(base.seen):  # So what lands where numbers were collected does not have a late time as well.
+        if self._is_stale(base.seen):  # Else what is created where numbers were collected has a late time as well.
             return self._reopen()
         number = base.state.number + 1
         title = f"commit {entry.commit_id} to {self.title}"

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import numpy as np
-import pyarrow as pa
 
 from sparklog.errors import Corrupt
 from sparklog.format.record_batch import Place
@@ -28,6 +27,8 @@ from sparklog.storage.store import Store
 
 SMALL_BYTES = 16 << 10
 """A slice up to here is decoded whole for one record of it."""
+FEW = 16
+"""Records that are looked up one by one: that loads no pyarrow, as commands do that show a group's lag."""
 ANY_TIME = -1
 """Kafka's "no timestamp", the least time of a record."""
 
@@ -46,7 +47,8 @@ def first_records(
     snapshot: Snapshot, offsets: Mapping[int, int], isolation: str = READ_UNCOMMITTED, *, newer: Newer
 ) -> dict[int, TimestampOffset | None]:
     """Return per partition of `offsets` the first record at or above that offset: its offset and time (ms), or None."""
-    answers: dict[int, TimestampOffset | None] = {**_in_small_slices(snapshot, offsets, check_isolation(isolation))}
+    many = offsets if len(offsets) > FEW else {}
+    answers: dict[int, TimestampOffset | None] = {**_in_small_slices(snapshot, many, check_isolation(isolation))}
     rest = {partition: (ANY_TIME, low) for partition, low in offsets.items() if partition not in answers}
     return {**answers, **_looked_up(snapshot, rest, isolation, newer)}
 
@@ -56,6 +58,10 @@ def _in_small_slices(snapshot: Snapshot, offsets: Mapping[int, int], isolation: 
 
     Others are left out: a gap may be a marker of a transaction, which counts and which no read shows.
     """
+    if not offsets:
+        return {}
+    import pyarrow as pa
+
     bounds = bounds_of(snapshot)
     asked = [
         (partition, max(low, bounds[partition].log_start), bounds[partition].end(isolation))
