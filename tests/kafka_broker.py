@@ -84,7 +84,9 @@ class Broker:
         self.port, controller = free_ports(2)
         (folder / "server.properties").write_text(_properties(self.port, controller, self.data) + more)
         cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        self._run("kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(folder / "server.properties"))
+        self._run(
+            "kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", "-c", str(folder / "server.properties")
+        )
 
     @property
     def address(self) -> str:

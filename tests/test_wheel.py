@@ -165,6 +165,7 @@ def test_files_to_run_jobs_by(installed: Path, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_notebook_runs_away_from_the_checkout(installed: Path, tmp_path: Path) -> None:
     root = sparklog.open(tmp_path / "root", create=True)
     root.create_topic("orders").append(pa.table({"key": [b"anna"] * 3, "value": [b"x"] * 3}))

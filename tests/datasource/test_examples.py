@@ -34,6 +34,7 @@ SLOW = {
     "read_process_write",
     "registry_values",
     "sessions",
+    "snapshot_and_recovery",
     "stream_stream_join",
     "stream_table",
     "two_sinks",

@@ -363,6 +363,7 @@ def test_the_script_runs_by_itself(tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("spark_folder")
 def test_under_spark_submit_the_document_is_the_last_line_and_progress_can_be_read(tmp_path: Path) -> None:
     """It joins a script's two streams, and would log each step of each task around the line that says what failed."""
@@ -465,7 +466,8 @@ def test_an_error_of_a_task_comes_back_as_itself(spark: SparkSession, standard_e
     # All workers speak through one pipe: when this has come, so has what was said before.
     spark.sparkContext.parallelize([0], 1).foreach(lambda _: print("all was said", file=sys.stderr))
     assert standard_error.shows("all was said")
-    assert not standard_error.shows("Traceback", seconds=0)
+    # No traceback of these: a process of Spark that ends at this moment may write another one.
+    assert [error for error in errors if standard_error.shows(str(error), seconds=0)] == []
 
 
 def test_what_kills_a_task_is_one_line_and_the_others_are_done(spark: SparkSession) -> None:

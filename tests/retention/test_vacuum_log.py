@@ -261,7 +261,7 @@ def lived() -> VacuumWorld:
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("kind", [FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER])
+@pytest.mark.parametrize("kind", [FaultKind.CRASH_BEFORE, pytest.param(FaultKind.CRASH_AFTER, marks=pytest.mark.slow)])
 def test_a_crash_at_every_request_and_a_run_after_it(kind: FaultKind) -> None:
     whole = lived()
     count = requests(cleaner := whole.process(), lambda: whole.vacuum(cleaner))

@@ -18,16 +18,17 @@ SLOW_FROM = 10_000
 
 @dataclass(frozen=True)
 class Seeds:
-    """How many seeds of one simulation are tried, and how many of them by one test."""
+    """How many seeds of one simulation are tried, and how many of them by one test; `first`: the first of every run."""
 
     every_run: int
     slow_run: int
     chunk: int
     slow_chunk: int
+    first: int = 0
 
     def few(self) -> list[Any]:
         """Return the ranges of every run, as parameters of a test."""
-        return _chunks(0, self.every_run, self.chunk)
+        return _chunks(self.first, self.every_run, self.chunk)
 
     def many(self) -> list[Any]:
         """Return the ranges of the slow run, as parameters of a test."""
@@ -49,22 +50,22 @@ def seeds_of(parameters: Sequence[tuple[str, object]]) -> int:
     )
 
 
-LOG = Seeds(every_run=100, slow_run=20_000, chunk=100, slow_chunk=1_000)
-LOG_INLINE = Seeds(every_run=40, slow_run=4_000, chunk=40, slow_chunk=500)
+LOG = Seeds(every_run=60, slow_run=20_000, chunk=60, slow_chunk=1_000)
+LOG_INLINE = Seeds(every_run=20, slow_run=4_000, chunk=20, slow_chunk=500)
 REPLACED_ROOTS = Seeds(every_run=50, slow_run=500, chunk=50, slow_chunk=500)
 LYING_STORES = Seeds(every_run=40, slow_run=600, chunk=40, slow_chunk=300)
 TRANSACTIONS = Seeds(every_run=60, slow_run=10_000, chunk=60, slow_chunk=1_000)
 TRANSACTIONS_INLINE = Seeds(every_run=40, slow_run=2_000, chunk=40, slow_chunk=500)
 TRANSACTIONS_WITH_CACHES = Seeds(every_run=25, slow_run=600, chunk=25, slow_chunk=200)
 TRANSACTIONS_HIDDEN = Seeds(every_run=25, slow_run=600, chunk=25, slow_chunk=200)
-EXPIRY = Seeds(every_run=12, slow_run=1_000, chunk=12, slow_chunk=200)
+EXPIRY = Seeds(every_run=8, slow_run=1_000, chunk=8, slow_chunk=200)
 MEMBERS = Seeds(every_run=40, slow_run=4_000, chunk=40, slow_chunk=500)
 MEMBERS_WITH_CACHES = Seeds(every_run=15, slow_run=600, chunk=15, slow_chunk=200)
 MEMBERS_IN_A_BUCKET = Seeds(every_run=15, slow_run=600, chunk=15, slow_chunk=200)
 CONSUMERS = Seeds(every_run=4, slow_run=400, chunk=4, slow_chunk=50)
-MAINTENANCE = Seeds(every_run=25, slow_run=2_000, chunk=25, slow_chunk=200)
+MAINTENANCE = Seeds(every_run=15, slow_run=2_000, chunk=15, slow_chunk=200)
 MAINTENANCE_INLINE = Seeds(every_run=12, slow_run=1_000, chunk=12, slow_chunk=100)
-INTERLEAVED = Seeds(every_run=11, slow_run=1_000, chunk=11, slow_chunk=100)
+INTERLEAVED = Seeds(every_run=12, slow_run=1_000, chunk=12, slow_chunk=100, first=24)
 LEASES = Seeds(every_run=8, slow_run=400, chunk=8, slow_chunk=100)
 WEEKS = Seeds(every_run=1, slow_run=40, chunk=1, slow_chunk=10)
 RETENTION = Seeds(every_run=8, slow_run=2_000, chunk=8, slow_chunk=100)

@@ -76,6 +76,7 @@ def test_a_folder_that_is_not_there_counts_as_writable(tmp_path: Path) -> None:
     assert LocalStore(tmp_path / "new").writable
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root to be another user")
 def test_another_users_root(tmp_path: Path) -> None:
     """As a user who may read each file and write none."""

@@ -19,7 +19,8 @@ from tests.fixture_data import copied
 from tests.tools.verification.damage import flip
 
 ENV = Env(SYSTEM.wall_ms, SYSTEM.boot_ms, lambda seconds: None, random.Random(1))
-FIXTURES = ("damaged/good/data", "transactions/data", "segments/data", "codecs/data", "compaction/plain/after")
+FIXTURES = ("damaged/good/data", "codecs/data", "compaction/plain/after")
+SLOW_FIXTURES = ("transactions/data", "segments/data")
 INTERVAL = 512
 """`index.interval.bytes` of the damaged logs."""
 SUFFIXES = (".index", ".timeindex", ".txnindex")
@@ -59,7 +60,9 @@ def test_an_index_is_what_the_broker_wrote(fixtures: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("fixture", FIXTURES)
+@pytest.mark.parametrize(
+    "fixture", [*FIXTURES, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_FIXTURES)]
+)
 def test_indexes_of_all_kinds_of_logs(fixtures: Path, tmp_path: Path, fixture: str) -> None:
     sweep(copied(fixtures / fixture, tmp_path / "log"), 2, 100)
 
