@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from sparklog.errors import BadRequest, Corrupt, Fenced, NotFound, SparklogError, Unavailable
+from sparklog.format import crc32c
 from sparklog.groups.lag import Groups
 from sparklog.log.decisions.decision import BY_OWNER
 from sparklog.log.journal import probe_verdict
@@ -218,3 +219,25 @@ def test_an_entry_that_a_cache_hides_is_not_taken_back() -> None:
         outlived.create(1, other, "other", Basis(root.env.now(), 7))
     store.hidden = ""
     assert store.get(winner.key(1)) == one
+
+
+@pytest.mark.parametrize("looks", [False, True])
+def test_what_was_read_after_an_entry_counts_only_while_that_entry_is_here(looks: bool) -> None:
+    """Entry 1 was made after another entry 0, by a process that outlived its root and will take it back."""
+    world = World()
+    store = MemoryStore(world.clock)
+    root = open_root(store, create=True, env=world.env())
+    before, here, outlived, ours = (
+        encode({"format": 1, "readFeatures": [], "commitId": name}) for name in ("before", "here", "outlived", "ours")
+    )
+    numbered = NumberedObjects(store, "x", root.env, root.id)
+    for number, data in enumerate((here, outlived)):
+        store.create(numbered.key(number), data)
+    earlier = (0, crc32c.crc32c(before)) if looks else None
+    basis = Basis(root.env.now(), crc32c.crc32c(outlived), earlier=earlier)
+    if looks:
+        with pytest.raises(Fenced, match=r"00\.json in memory:test is not what .* was taken back"):
+            numbered.create(2, ours, "ours", basis)
+    else:
+        assert numbered.create(2, ours, "ours", basis)[0] is Answer.OURS
+    assert (numbered.read(2) is None) == looks

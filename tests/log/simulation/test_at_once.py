@@ -84,16 +84,6 @@ def loser_does_not_look_before(patch: Patch) -> None:
     patch.setattr(NumberedObjects, "_confirm", lambda self, answer, *given: answer)
 
 
-def nothing_seen_again(patch: Patch) -> None:
-    """What a look has read is believed, though what lies before it was not seen after it."""
-    real = NumberedObjects.create
-
-    def create(self: NumberedObjects, number: int, data: bytes, commit_id: str, basis: Basis) -> object:
-        return real(self, number, data, commit_id, replace(basis, earlier=None))
-
-    patch.setattr(NumberedObjects, "create", create)
-
-
 # A file is uploaded between the look and the commit: time for the root to be replaced.
 @pytest.mark.usefixtures("records_in_files")
 @pytest.mark.parametrize(
@@ -102,7 +92,6 @@ def nothing_seen_again(patch: Patch) -> None:
         (root_not_looked_at, range(50)),
         (root_seen_once_for_all, range(50)),
         (loser_does_not_look_before, range(50)),
-        (nothing_seen_again, range(768, 769)),
     ],
 )
 def test_without_a_look_some_seed_fails(
