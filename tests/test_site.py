@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[1]
+pytestmark = pytest.mark.slow
+"""The workflow of every change runs `make docs`."""
 EXTERNAL = re.compile(
     r"""<(?:link|script|img|iframe)[^>]*?(?:href|src)=["']?(?:https?:)?//[^>]*>|@import|url\(https?:"""
 )

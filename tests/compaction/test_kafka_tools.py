@@ -270,7 +270,9 @@ def test_what_brokers_wrote_is_accepted_after_sealing(fixtures: Path, kafka_tool
     assert sum(check_records(topic, dumped, AioBatch) for topic in topics) > 3_000
 
 
-@pytest.mark.parametrize(("roll", "peer"), [(False, "aiokafka"), (True, "kafka-python")])
+@pytest.mark.parametrize(
+    ("roll", "peer"), [(False, "aiokafka"), pytest.param(True, "kafka-python", marks=pytest.mark.slow)]
+)
 def test_compacted_fixtures_are_accepted(
     fixtures: Path, kafka_tools: KafkaTools, tmp_path: Path, roll: bool, peer: str
 ) -> None:

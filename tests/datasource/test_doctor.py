@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
+
 from sparklog.doctor.checks import ARROW_BYTES, OK, WARN, ask_spark, check_settings
 from tests.doctor.machines import EMPTY
 
@@ -12,6 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+@pytest.mark.slow
 def test_a_running_session_is_asked(spark: SparkSession) -> None:
     settings, (finding,) = ask_spark()
     assert finding.status == OK, finding

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 
+@pytest.mark.slow
 def test_the_readme_with_a_bucket_in_place_of_the_path(spark: SparkSession, bucket: str, tmp_path: Path) -> None:
     program = "\n".join(snippets("python", README))
     program, replaced = re.subn(r"/data/(log[^\"]*)", lambda path: join(bucket, path[1]), program)

@@ -116,6 +116,7 @@ def test_a_replay_without_rows_against_some_is_a_mismatch(spark: SparkSession, r
     assert "replay mismatch" in failure(copy(source(spark, f"{root}/in").where("offset < 0"), root, tmp_path / "c"))
 
 
+@pytest.mark.slow
 def test_a_deleted_checkpoint_is_a_new_query_unless_it_has_a_name(
     spark: SparkSession, root: str, tmp_path: Path
 ) -> None:

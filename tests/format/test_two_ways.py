@@ -80,7 +80,8 @@ def read_all(data: bytes, headers: BatchHeaders) -> list[object]:
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("most", [4, pytest.param(1 << 40, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("most", [4, 1 << 40])
 def test_the_fixtures_are_read_and_written_alike(fixtures: Path, most: int) -> None:
     """Of each file, so many batches are written again; normally, of files up to 64 KiB, each size is taken once."""
     batches = records = 0
