@@ -120,7 +120,7 @@ def bench_throughput(folder: Path, rows: int, value_bytes: int, codec: Codec, ro
 def throughput_contenders(
     folder: Path, table: pa.Table, codec: Codec, *, durable: bool = False
 ) -> dict[str, dict[str, Callable[[], object]]]:
-    """What appends and what scans: `sparklog`, a new topic of 16 partitions each time, and `parquet` by pyarrow."""
+    """Return what appends and scans: `sparklog`, a new topic of 16 partitions each time, and `parquet` by pyarrow."""
     rows = len(table)
     batches = table.to_batches(max_chunksize=10_000)
     root = open_root(LocalStore(str(folder / "root"), durable=durable), create=True)

@@ -136,7 +136,8 @@ class StreamPlanner:
             self._wait()
         # A listing may be as old as the rest: topics of the checkpoint are looked for by name.
         self._refresh(checkpoint.positions.keys() - others.keys())
-        seen = _NothingNew(start, checkpoint, others, self._seen_bounds(), self._ids(self._seen_bounds()))
+        bounds = self._seen_bounds()
+        seen = _NothingNew(start, checkpoint, others, bounds, self._ids(bounds))
         if seen == before and self._target is None:
             self._nothing_new = seen
             return start

@@ -480,7 +480,7 @@ def _read(fd: int, start: int, length: int) -> bytes:
 
 
 def _read_pooled(fd: int, start: int, length: int) -> memoryview:
-    """The same, into memory of Arrow's pool, which keeps large blocks: new ones cost page faults each time."""
+    """Read the same into memory of Arrow's pool, which keeps large blocks: new ones cost page faults each time."""
     if length < _POOLED_BYTES:
         return memoryview(_read(fd, start, length))
     import pyarrow as pa

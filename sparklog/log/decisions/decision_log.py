@@ -98,11 +98,10 @@ class DecisionLog(EntryLog["Decisions"]):
         number = self._search(n)[1]
         info = self.store.stat(self.key(number))
         try:
-            packed = self._newest_kept() if info is None else None
-            if info is None and (packed is None or packed.number < number):
-                return False
-            since_ms = info.modified_ms if info is not None else packed.made_ms if packed is not None else 0
-            return self.store.now_ms() - since_ms > KEEP_MS
+            if info is not None:
+                return self.store.now_ms() - info.modified_ms > KEEP_MS
+            kept = self._newest_kept()
+            return kept is not None and kept.number >= number and self.store.now_ms() - kept.made_ms > KEEP_MS
         except (SparklogError, OSError):
             return False
 

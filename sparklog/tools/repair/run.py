@@ -67,19 +67,19 @@ def repair(
         report = sparklog.repair("/data/log", execute=True)
         assert report.sound, report.left
     """
-    if isinstance(path, (Root, Store)):
-        store = path.store if isinstance(path, Root) else path
-        return repair_root(store, topics=topics, execute=execute, say=say)
-    place = resolve(os.fspath(path))
-    if place.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION):
+    place = None if isinstance(path, (Root, Store)) else resolve(os.fspath(path))
+    if place is not None and place.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION):
         interval = index_interval_bytes
         return repair_log_dir(place.path, topics=topics, execute=execute, interval=interval, say=say)
-    if place.kind == NOTHING and not exists(place):
+    if place is not None and place.kind == NOTHING and not exists(place):
         raise NotFound(missing(place))
     if index_interval_bytes is not None:
         raise BadRequest("index_interval_bytes is for Kafka directories: a root has the config; leave it out")
-    names = topics_at(place, topics)
-    return repair_root(open_store(place.root), topics=names, execute=execute, say=say)
+    if place is not None:
+        return repair_root(open_store(place.root), topics=topics_at(place, topics), execute=execute, say=say)
+    store = path.store if isinstance(path, Root) else path
+    assert isinstance(store, Store)
+    return repair_root(store, topics=topics, execute=execute, say=say)
 
 
 def repair_root(

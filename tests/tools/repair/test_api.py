@@ -25,8 +25,9 @@ def test_a_root_and_the_folder_of_a_topic(tmp_path: Path) -> None:
     assert not sparklog.verify(root).sound
     assert sparklog.repair(tmp_path / "log", topics=["a"], execute=True).sound
     assert sparklog.verify(root).sound
-    with pytest.raises(BadRequest, match="is for Kafka directories"):
-        sparklog.repair(tmp_path / "log", index_interval_bytes=4096)
+    for place in (tmp_path / "log", root):
+        with pytest.raises(BadRequest, match="is for Kafka directories"):
+            sparklog.repair(place, index_interval_bytes=4096)
     with pytest.raises(NotFound):
         sparklog.repair(tmp_path / "nothing", execute=True)
     assert not (tmp_path / "nothing").exists()
