@@ -5,6 +5,9 @@ Run: `python -m benchmarks day [--commits 86400] [--interval-ms 1000] [--records
 By a clock where nothing but time passes: the log, the reader and the jobs are the real ones, the store is memory with a
 bucket's ways. Each hour: CPU time of a commit and of a poll (p95), objects, bytes of metadata and data, requests,
 memory of the process without the store's objects, and what it costs to open the topic.
+
+`--real`: for `--seconds` of real time Spark makes a micro-batch each second, beside Delta and Iceberg with their own
+maintenance, where their jars can be had (pyspark 4.2): `benchmarks/real_day.py`.
 """
 
 from __future__ import annotations
@@ -24,7 +27,14 @@ def main() -> None:
     parser.add_argument("--interval-ms", type=int, default=1_000)
     parser.add_argument("--records", type=int, default=64)
     parser.add_argument("--poll-every", type=int, default=10)
+    parser.add_argument("--real", action="store_true")
+    parser.add_argument("--seconds", type=int, default=600)
     chosen = parser.parse_args()
+    if chosen.real:
+        import real_day
+
+        real_day.run(chosen.seconds)
+        return
     warm_up()
     life = Lifetime(interval_ms=chosen.interval_ms, records=chosen.records, poll_every=chosen.poll_every)
     spells: list[Spell] = []
