@@ -1,16 +1,24 @@
 """The life of a topic by a clock that is moved: one writer, one reader, both jobs by the schedule of conf/crontab.
 
 The log and the jobs are the real ones. The store is memory with the ways of a bucket, and counts requests; nothing but
-appends, polls and jobs happens. Figures are taken by spells, of an hour by default.
+appends, polls and jobs happens. Figures are taken by spells, of an hour by default. With `processes` the bytes of
+objects are in a file and each job is a process, so that what this process holds is what a writer and a reader hold.
 """
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
+import os
+import resource
+import sys
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +26,13 @@ import numpy as np
 import pyarrow as pa
 
 from sparklog.compaction.run import compact_root
-from sparklog.doctor.costs import Requests
+from sparklog.doctor.costs import CLOCK, COMMIT, INLINE_BATCH, MONTH_DAYS, Requests, Workload
 from sparklog.groups.consumer import consumer
 from sparklog.limits import Limits
 from sparklog.log.topic.root import Root
+from sparklog.maintenance.leases import leased
 from sparklog.maintenance.outcomes import COMPACT, RETAIN, Recording
-from sparklog.maintenance.work_items import InProcess, Settings
+from sparklog.maintenance.work_items import InProcess, Settings, store_clock_ms
 from sparklog.retention.retain import retain_root
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import key_kind
@@ -35,14 +44,61 @@ JOBS: dict[str, tuple[int, Callable[[Root, Settings], Any]]] = {
     COMPACT: (7 * MINUTE_MS, lambda root, settings: compact_root(root, settings, InProcess())),
     RETAIN: (37 * MINUTE_MS, lambda root, settings: retain_root(root, settings)),
 }
+LINES = {"append": ("append",), "poll": ("poll",), "maintain": (COMPACT, RETAIN)}
+"""Lines of the bill, and the work of each."""
 BILLED = {"create": "puts", "overwrite": "puts", "writer": "puts", "get": "gets", "stat": "gets"}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Bytes of an object in a file, as `MemoryStore` asks for them."""
+
+    file: int
+    position: int
+    size: int
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, part: slice) -> bytes:
+        start, stop, _ = part.indices(self.size)
+        return os.pread(self.file, max(0, stop - start), self.position + start)
+
+
+class Objects(dict[str, Any]):
+    """Objects of a `MemoryStore` whose bytes are in one file; what is deleted there stays in it."""
+
+    def __init__(self, objects: Mapping[str, tuple[bytes, int]]) -> None:
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115
+        for key, stored in objects.items():
+            self[key] = stored
+
+    def __setitem__(self, key: str, stored: tuple[bytes, int]) -> None:
+        data, modified_ms = stored
+        # The position is that of all processes that have it open.
+        position = os.lseek(self._file.fileno(), 0, os.SEEK_END)
+        os.write(self._file.fileno(), data)
+        super().__setitem__(key, (Part(self._file.fileno(), position, len(data)), modified_ms))
+
+    def held_bytes(self) -> int:
+        """Memory of the names, places and times."""
+        parts = ((key, stored, *stored, stored[0].position, stored[0].size) for key, stored in self.items())
+        return sys.getsizeof(self) + sum(map(sys.getsizeof, chain.from_iterable(parts))) + 8 * len(self)
+
+    def take(self, changed: Mapping[str, Any], deleted: Iterable[str]) -> None:
+        """Take over what another process, begun by this one, did to the same objects."""
+        for key, stored in changed.items():
+            super().__setitem__(key, stored)
+        for key in deleted:
+            del self[key]
 
 
 @dataclass
 class Spell:
     """Figures of a spell. Times are CPU milliseconds of the thread; `bytes` by `metadata` and `data`.
 
-    Of a commit with records in it the document is metadata. `resident_mib` is without the objects of the store.
+    Of a commit with records in it the document is metadata. `resident_mib` is without the objects of the store,
+    `job_mib` what a job took at most, where it is a process.
     """
 
     appends: list[float] = field(default_factory=list)
@@ -52,6 +108,7 @@ class Spell:
     objects: int = 0
     bytes: dict[str, int] = field(default_factory=dict)
     resident_mib: float = 0.0
+    job_mib: dict[str, float] = field(default_factory=dict)
 
     def p95(self, what: str) -> float:
         return float(np.quantile(getattr(self, what), 0.95))
@@ -72,6 +129,7 @@ class Lifetime:
     job_ms: int = HOUR_MS
     retention_ms: int = 7 * DAY_MS
     limits: Limits | None = None
+    processes: bool = False
     configs: dict[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -83,6 +141,8 @@ class Lifetime:
         self.root = self.world.root(self.store)
         configs = {"retention.ms": self.retention_ms, **self.configs}
         self.topic = self.root.create_topic("events", partitions=self.partitions, configs=configs)
+        if self.processes:
+            self.memory._objects = Objects(self.memory._objects)
         self.spell = Spell()
         self.read = self.written = 0
         self._start_ms = self.world.now_ms
@@ -105,6 +165,26 @@ class Lifetime:
                 if number % spell_commits == 0:
                     yield self._end_of_spell()
 
+    def workload(self) -> Workload:
+        """Return what `doctor --cost` is asked for such a life; the newest commit is as large as all."""
+        newest = max(item.key for item in self.memory.list("events/_log/0"))
+        stored = len(self.memory.get(newest).partition(b"\n")[2])
+        seconds = self.interval_ms / 1000
+        return Workload(
+            rate=max(stored, 1) / seconds / 1e6, interval=seconds, partitions=self.partitions, tasks=1, readers=1,
+            poll=self.interval_ms * self.poll_every, retention=self.retention_ms / DAY_MS,
+            jobs=self.job_ms / HOUR_MS,
+        )  # fmt: skip
+
+    def counted_month(self, day: Spell) -> dict[str, Requests]:
+        """Return the requests of a month of such days, by line of the bill.
+
+        The bill is for micro-batches of Spark, whose driver looks for what a writer of Python knows.
+        """
+        month = {name: _sum(day.by_work, works) * MONTH_DAYS for name, works in LINES.items()}
+        looks = INLINE_BATCH + COMMIT * -1
+        return {**month, "append": month["append"] + looks * (len(day.appends) * MONTH_DAYS)}
+
     def _poll(self, reader: Any) -> None:
         self.read += sum(batch.num_rows for batch in reader.poll(0))
 
@@ -114,15 +194,42 @@ class Lifetime:
             offset_ms = offset_ms * self.job_ms // HOUR_MS
             turns = [(now - self._start_ms - offset_ms) // self.job_ms for now in (before_ms, self.world.now_ms)]
             if turns[0] < turns[1]:
-                self._counted(job, [], lambda job=job, run=run: self._run(job, run))  # type: ignore[misc]
+                do = self._run_apart if self.processes else self._run
+                self._counted(job, [], lambda do=do, job=job, run=run: do(job, run))  # type: ignore[misc]
 
     def _run(self, job: str, run: Callable[[Root, Settings], Any]) -> None:
         root = self.world.root(self.store)
-        settings = Settings(self.world.now_ms)
-        reports = Recording[Any](root, job, settings).run(lambda: run(root, settings))
+        settings = Settings(store_clock_ms(self.store, root.env, dry_run=False))
+        with leased(root, job, (), wanted=True):
+            reports = Recording[Any](root, job, settings).run(lambda: run(root, settings))
         failures = [failure for report in reports for failure in report.failures]
         if failures:
             raise AssertionError(f"{job}: {failures}")
+
+    def _run_apart(self, job: str, run: Callable[[Root, Settings], Any]) -> None:
+        """Run a job in a process of its own, and take over what it did to the store and what it asked."""
+        objects = self.memory._objects
+        assert isinstance(objects, Objects)
+        fork = multiprocessing.get_context("fork")
+        ours, theirs = fork.Pipe()
+
+        def process() -> None:
+            before, before_mib = dict(objects), memory_mib()
+            self._run(job, run)
+            changed = {key: stored for key, stored in objects.items() if before.get(key) is not stored}
+            most_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - before_mib
+            theirs.send((changed, before.keys() - objects.keys(), self.store.counts, self.world.processes, most_mib))
+
+        child = fork.Process(target=process)
+        child.start()
+        theirs.close()
+        # A process that dies closes its end: no answer, and an error here.
+        changed, deleted, counts, self.world.processes, most_mib = ours.recv()
+        child.join()
+        objects.take(changed, deleted)
+        self.memory._keys = sorted(objects)
+        self.store.counts.update(counts)
+        self.spell.job_mib[job] = max(most_mib, self.spell.job_mib.get(job, 0))
 
     def _counted(self, work: str, spent: list[float], action: Callable[[], object]) -> None:
         self.store.reset()
@@ -142,8 +249,10 @@ class Lifetime:
             metadata = documents or (0 if is_data else item.size)
             sizes.update(metadata=metadata, data=item.size - metadata)
         ended.bytes = dict(sizes)
-        ended.resident_mib = int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
-        ended.resident_mib -= sizes.total() / 2**20
+        objects = self.memory._objects
+        gc.collect()
+        held = objects.held_bytes() if isinstance(objects, Objects) else sizes.total()
+        ended.resident_mib = memory_mib() - held / 2**20
         return ended
 
     def opening(self) -> tuple[Requests, int, float]:
@@ -161,9 +270,19 @@ class Lifetime:
         return billed(root_store), trips, spent
 
 
+def _sum(by_work: Mapping[str, Requests], works: Iterable[str]) -> Requests:
+    return sum((by_work.get(work, Requests()) for work in works), Requests())
+
+
+def memory_mib() -> float:
+    """Return the memory of this process that is in use."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
+
+
 def billed(store: CountingStore) -> Requests:
     """Requests since the last reset as a store bills them; a listing counts one for each 1,000 keys elsewhere."""
     counts = Counter[str]()
     for verb, made in store.counts.items():
         counts[BILLED.get(verb, "lists" if verb.startswith("list") else "free")] += made
-    return Requests(counts["puts"], counts["gets"], counts["lists"])
+    # A bucket has no clock to ask: an object is written, and its time read.
+    return Requests(counts["puts"], counts["gets"], counts["lists"]) + CLOCK * store.counts["now_ms"]
