@@ -1,8 +1,8 @@
 """The life of a topic by a clock that is moved: one writer, one reader, both jobs by the schedule of conf/crontab.
 
 The log and the jobs are the real ones. The store is memory with the ways of a bucket, and counts requests; nothing but
-appends, polls and jobs happens. Figures are taken by spells, of an hour by default. With `processes` the bytes of
-objects are in a file and each job is a process, so that what this process holds is what a writer and a reader hold.
+appends, polls and jobs happens. Figures are taken by spells, of an hour by default. With a folder `disk` objects are
+files there and each job is a process, so that what this process holds is what a writer and a reader hold.
 """
 
 from __future__ import annotations
@@ -11,16 +11,13 @@ import gc
 import multiprocessing
 import os
 import resource
-import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -34,8 +31,8 @@ from sparklog.maintenance.leases import leased
 from sparklog.maintenance.outcomes import COMPACT, RETAIN, Recording
 from sparklog.maintenance.work_items import InProcess, Settings, store_clock_ms
 from sparklog.retention.retain import retain_root
-from sparklog.storage.memory import MemoryStore
-from sparklog.storage.store import key_kind
+from sparklog.storage.local import LocalStore
+from sparklog.storage.store import Store, key_kind
 from sparklog.testing.world import DAY_MS, HOUR_MS, MINUTE_MS, World
 from sparklog.testing.wrapper_stores import CountingStore
 from tests.support.counted_root import Bucket
@@ -44,53 +41,45 @@ JOBS: dict[str, tuple[int, Callable[[Root, Settings], Any]]] = {
     COMPACT: (7 * MINUTE_MS, lambda root, settings: compact_root(root, settings, InProcess())),
     RETAIN: (37 * MINUTE_MS, lambda root, settings: retain_root(root, settings)),
 }
+T = TypeVar("T")
 LINES = {"append": ("append",), "poll": ("poll",), "maintain": (COMPACT, RETAIN)}
 """Lines of the bill, and the work of each."""
 BILLED = {"create": "puts", "overwrite": "puts", "writer": "puts", "get": "gets", "stat": "gets"}
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Bytes of an object in a file, as `MemoryStore` asks for them."""
+class DiskBucket(LocalStore):
+    """A bucket's ways, with objects as files that a clock of one's own stamps: no process holds them."""
 
-    file: int
-    position: int
-    size: int
+    parallel_reads = 16
 
-    def __len__(self) -> int:
-        return self.size
+    def __init__(self, path: str, clock: Callable[[], int]) -> None:
+        super().__init__(path, durable=False)
+        self._clock = clock
 
-    def __getitem__(self, part: slice) -> bytes:
-        start, stop, _ = part.indices(self.size)
-        return os.pread(self.file, max(0, stop - start), self.position + start)
+    def now_ms(self) -> int:
+        return self._clock()
+
+    def _publish(self, temporary: str, path: str, key: str) -> bool:
+        seconds = self._clock() / 1000
+        os.utime(temporary, (seconds, seconds))
+        return super()._publish(temporary, path, key)
+
+    def delete_many(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            self.delete(key)
 
 
-class Objects(dict[str, Any]):
-    """Objects of a `MemoryStore` whose bytes are in one file; what is deleted there stays in it."""
-
-    def __init__(self, objects: Mapping[str, tuple[bytes, int]]) -> None:
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115
-        for key, stored in objects.items():
-            self[key] = stored
-
-    def __setitem__(self, key: str, stored: tuple[bytes, int]) -> None:
-        data, modified_ms = stored
-        # The position is that of all processes that have it open.
-        position = os.lseek(self._file.fileno(), 0, os.SEEK_END)
-        os.write(self._file.fileno(), data)
-        super().__setitem__(key, (Part(self._file.fileno(), position, len(data)), modified_ms))
-
-    def held_bytes(self) -> int:
-        """Memory of the names, places and times."""
-        parts = ((key, stored, *stored, stored[0].position, stored[0].size) for key, stored in self.items())
-        return sys.getsizeof(self) + sum(map(sys.getsizeof, chain.from_iterable(parts))) + 8 * len(self)
-
-    def take(self, changed: Mapping[str, Any], deleted: Iterable[str]) -> None:
-        """Take over what another process, begun by this one, did to the same objects."""
-        for key, stored in changed.items():
-            super().__setitem__(key, stored)
-        for key in deleted:
-            del self[key]
+def apart(action: Callable[[], T]) -> T:
+    """Return what `action` returns in a process of its own, forked from this one."""
+    fork = multiprocessing.get_context("fork")
+    ours, theirs = fork.Pipe(duplex=False)
+    child = fork.Process(target=lambda: theirs.send(action()))
+    child.start()
+    # One that dies closes its end, the last one: an error here.
+    theirs.close()
+    answer: T = ours.recv()
+    child.join()
+    return answer
 
 
 @dataclass
@@ -98,7 +87,7 @@ class Spell:
     """Figures of a spell. Times are CPU milliseconds of the thread; `bytes` by `metadata` and `data`.
 
     Of a commit with records in it the document is metadata. `resident_mib` is without the objects of the store,
-    `job_mib` what a job took at most, where it is a process.
+    `job_mib` what a job took besides, at most, where it is a process.
     """
 
     appends: list[float] = field(default_factory=list)
@@ -129,20 +118,18 @@ class Lifetime:
     job_ms: int = HOUR_MS
     retention_ms: int = 7 * DAY_MS
     limits: Limits | None = None
-    processes: bool = False
+    disk: str = ""
     configs: dict[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.world = World(sleep_takes_time=False, limits=self.limits)
-        self.memory: MemoryStore = Bucket(self.world.clock)
+        self.inner: Store = DiskBucket(self.disk, self.world.clock) if self.disk else Bucket(self.world.clock)
         if self.limits is not None:
-            self.memory.limits = self.limits
-        self.store = CountingStore(self.memory)
+            self.inner.limits = self.limits
+        self.store = CountingStore(self.inner)
         self.root = self.world.root(self.store)
         configs = {"retention.ms": self.retention_ms, **self.configs}
         self.topic = self.root.create_topic("events", partitions=self.partitions, configs=configs)
-        if self.processes:
-            self.memory._objects = Objects(self.memory._objects)
         self.spell = Spell()
         self.read = self.written = 0
         self._start_ms = self.world.now_ms
@@ -167,8 +154,8 @@ class Lifetime:
 
     def workload(self) -> Workload:
         """Return what `doctor --cost` is asked for such a life; the newest commit is as large as all."""
-        newest = max(item.key for item in self.memory.list("events/_log/0"))
-        stored = len(self.memory.get(newest).partition(b"\n")[2])
+        newest = max(item.key for item in self.inner.list("events/_log/0"))
+        stored = len(self.inner.get(newest).partition(b"\n")[2])
         seconds = self.interval_ms / 1000
         return Workload(
             rate=max(stored, 1) / seconds / 1e6, interval=seconds, partitions=self.partitions, tasks=1, readers=1,
@@ -194,7 +181,7 @@ class Lifetime:
             offset_ms = offset_ms * self.job_ms // HOUR_MS
             turns = [(now - self._start_ms - offset_ms) // self.job_ms for now in (before_ms, self.world.now_ms)]
             if turns[0] < turns[1]:
-                do = self._run_apart if self.processes else self._run
+                do = self._run_apart if self.disk else self._run
                 self._counted(job, [], lambda do=do, job=job, run=run: do(job, run))  # type: ignore[misc]
 
     def _run(self, job: str, run: Callable[[Root, Settings], Any]) -> None:
@@ -207,27 +194,15 @@ class Lifetime:
             raise AssertionError(f"{job}: {failures}")
 
     def _run_apart(self, job: str, run: Callable[[Root, Settings], Any]) -> None:
-        """Run a job in a process of its own, and take over what it did to the store and what it asked."""
-        objects = self.memory._objects
-        assert isinstance(objects, Objects)
-        fork = multiprocessing.get_context("fork")
-        ours, theirs = fork.Pipe()
+        """Run a job in a process of its own; what it asked of the store counts here."""
 
-        def process() -> None:
-            before, before_mib = dict(objects), memory_mib()
+        def process() -> tuple[Counter[str], int, float]:
+            before_mib = memory_mib()
             self._run(job, run)
-            changed = {key: stored for key, stored in objects.items() if before.get(key) is not stored}
-            most_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - before_mib
-            theirs.send((changed, before.keys() - objects.keys(), self.store.counts, self.world.processes, most_mib))
+            most_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+            return self.store.counts, self.world.processes, most_mib - before_mib
 
-        child = fork.Process(target=process)
-        child.start()
-        theirs.close()
-        # A process that dies closes its end: no answer, and an error here.
-        changed, deleted, counts, self.world.processes, most_mib = ours.recv()
-        child.join()
-        objects.take(changed, deleted)
-        self.memory._keys = sorted(objects)
+        counts, self.world.processes, most_mib = apart(process)
         self.store.counts.update(counts)
         self.spell.job_mib[job] = max(most_mib, self.spell.job_mib.get(job, 0))
 
@@ -241,26 +216,29 @@ class Lifetime:
 
     def _end_of_spell(self) -> Spell:
         ended, self.spell = self.spell, Spell()
-        sizes = Counter({"metadata": 0, "data": 0})
-        for item in self.memory.list(""):
-            ended.objects += 1
-            documents = len(self.memory.get(item.key).partition(b"\n")[0]) if key_kind(item.key) == "commit" else 0
+        sizes, ended.objects = apart(self._sizes) if self.disk else self._sizes()
+        ended.bytes = dict(sizes)
+        gc.collect()
+        ended.resident_mib = memory_mib() - (0 if self.disk else sizes.total() / 2**20)
+        return ended
+
+    def _sizes(self) -> tuple[Counter[str], int]:
+        """Return bytes by kind, and the number of objects."""
+        sizes, objects = Counter({"metadata": 0, "data": 0}), 0
+        for item in self.inner.list(""):
+            objects += 1
+            documents = len(self.inner.get(item.key).partition(b"\n")[0]) if key_kind(item.key) == "commit" else 0
             is_data = "/append/" in item.key or "/sealed/" in item.key
             metadata = documents or (0 if is_data else item.size)
             sizes.update(metadata=metadata, data=item.size - metadata)
-        ended.bytes = dict(sizes)
-        objects = self.memory._objects
-        gc.collect()
-        held = objects.held_bytes() if isinstance(objects, Objects) else sizes.total()
-        ended.resident_mib = memory_mib() - held / 2**20
-        return ended
+        return sizes, objects
 
     def opening(self) -> tuple[Requests, int, float]:
         """Open the topic as a new process, and load its slices.
 
         Returns requests, round trips (commits come 16 at once), CPU milliseconds.
         """
-        root_store = CountingStore(self.memory)
+        root_store = CountingStore(self.inner)
         begun = time.thread_time()
         snapshot = self.world.root(root_store).topic("events").log.snapshot()
         len(snapshot.slices)

@@ -57,7 +57,9 @@ def test_the_bill_is_what_is_counted() -> None:
 @pytest.mark.slow
 def test_a_month_of_commits_and_its_bill() -> None:
     """Sixteen partitions and the limits of a root in use: flat, and what `doctor --cost` says."""
-    life = Lifetime(interval_ms=400_000, records=64, poll_every=8, retention_ms=2 * DAY_MS)
+    life = Lifetime(interval_ms=400_000, records=64, poll_every=8, job_ms=3 * HOUR_MS, retention_ms=2 * DAY_MS)
     days = lived(life, 24)
     check_flat(days, slack=1.1)
-    check_bill(life, days[-1], ("append", "poll", "maintain"), slack=1.1)
+    check_bill(life, days[-1], ("append", "maintain"), slack=1.1)
+    # Of the numbers that a look asks for at once, a store in memory has some answered before others are begun.
+    check_bill(life, days[-1], ("poll",), slack=1.2)
