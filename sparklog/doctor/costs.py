@@ -169,7 +169,7 @@ class Workload:
 
     @property
     def runs(self) -> float:
-        """Of each job."""
+        """Runs of each job in the month."""
         return MONTH_DAYS * DAY_S / HOUR_S / self.jobs
 
     @property
