@@ -14,11 +14,14 @@ to copy what stays (`Cleaner`):
 | any other                                           | stays; without a value, its batch gets a delete horizon now if |
 |                                                     | it has none                                                    |
 
+A key's highest offset in the dirty part is that of its record, so there the map's offsets tell what stays: keys are
+hashed and looked up again in the clean part alone. Batches that keep nothing are not opened a second time.
+
 What stays of messages of formats v0 and v1 becomes batches of format v2, with a delete horizon where a tombstone stays.
 Before that they have none: a tombstone of theirs goes if its segment's file was last changed `delete.retention.ms` or
 more before that of the last clean segment.
 
-Memory: the map, and windows of `span_bytes` of batches or, where they are compressed, as many as become about that
+Memory: the map, eight bytes more for each of its keys, and windows of `span_bytes` of batches or, where they are compressed, as many as become about that
 much. The output is streamed. Whatever is read is checked first: CRC-32C of each batch and of the whole segment, and
 that offsets rise within it, since a batch's CRC-32C does not cover its offset.
 """
@@ -26,7 +29,7 @@ that offsets rise within it, since a batch's CRC-32C does not cover its offset.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -209,13 +212,57 @@ class DirtyRange:
     end: int
 
 
+@dataclass(slots=True)
+class Learned:
+    """What a pass knows of its dirty part once the map is filled.
+
+    `start`: its first offset; `end`: that after the last offset in the map; `latest`: offsets of the latest records of
+    keys, ascending. `_plain`: ranges of offsets in which each record has a key and a value.
+    """
+
+    start: int
+    end: int = 0
+    latest: Int64s = field(default_factory=lambda: np.empty(0, np.int64))
+    _plain: list[tuple[int, int]] = field(default_factory=list)
+
+    def add(self, opened: Opened) -> None:
+        """Add batches whose keys were put into the map."""
+        if opened.fields.has_key.all() and opened.fields.has_value.all():
+            first, end = int(opened.headers.base_offset[0]), int(opened.headers.next_offset[-1])
+            if self._plain and self._plain[-1][1] == first:
+                first = self._plain.pop()[0]
+            self._plain.append((first, end))
+
+    def close(self, offset_map: OffsetMap) -> Learned:
+        self.end, self.latest = offset_map.latest_offset + 1, offset_map.offsets()
+        return self
+
+    def empty(self, headers: BatchHeaders) -> Bools:
+        """Return the batches (bool[m]) that keep no record and have nothing to be counted: no tombstones, only keys."""
+        first, end = headers.base_offset, headers.next_offset
+        empty: Bools = (first >= self.start) & (end <= self.end) & ~headers.is_control
+        empty &= np.searchsorted(self.latest, first) == np.searchsorted(self.latest, end)
+        if empty.any():
+            starts, ends = np.array(self._plain, np.int64).reshape(-1, 2).T
+            place = np.searchsorted(starts, first, "right") - 1
+            empty &= (place >= 0) & (end <= np.append(ends, -1)[place])
+        return empty
+
+    def mark_latest(self, offsets: Int64s, keep: Bools) -> None:
+        """Set `keep` for the latest records of their keys among these offsets, which ascend."""
+        if len(offsets):
+            low, high = np.searchsorted(self.latest, (offsets[0], offsets[-1] + 1))
+            keep[np.searchsorted(offsets, self.latest[low:high])] = True
+
+
 def fill_map(
     offset_map: OffsetMap, dirty: DirtyRange, reader: SegmentReader, hash_key: HashKey, state: PartitionProducers | None
-) -> None:
+) -> Learned:
     """Put the keys of the dirty segments into the map, until it is full.
 
     Afterwards `offset_map.latest_offset` is the last offset that the map covers. It may be in the middle of a batch.
     """
+    learned = Learned(dirty.start)
     ends = [segment.base for segment in dirty.segments[1:]] + [dirty.end]
     for segment, end in zip(dirty.segments, ends, strict=True):
         for window in reader.windows(segment):
@@ -223,15 +270,21 @@ def fill_map(
             skipped = headers.is_control | aborted_batches(state, headers)
             rows = np.flatnonzero(~skipped & (headers.last_offset >= dirty.start))
             selection = headers if len(rows) == len(headers) else headers[rows]
-            parts = ((part, _put(offset_map, part, hash_key, dirty.start)) for part in reader.opened(window, selection))
-            full = next((part.first + batch for part, batch in parts if batch is not None), None)
+            full = None
+            for part in reader.opened(window, selection):
+                batch = _put(offset_map, part, hash_key, dirty.start)
+                if batch is not None:
+                    full = part.first + batch
+                    break
+                learned.add(part)
             # All batches before the one that filled the map have been looked at, those without keys as well.
             seen = len(headers) if full is None else int(rows[full])
             if seen > 0 and headers.last_offset[seen - 1] >= dirty.start:
                 offset_map.advance(int(headers.last_offset[seen - 1]))
             if full is not None:
-                return
+                return learned.close(offset_map)
         offset_map.advance(end - 1)
+    return learned.close(offset_map)
 
 
 def _put(offset_map: OffsetMap, opened: Opened, hash_key: HashKey, start: int) -> int | None:
@@ -262,6 +315,7 @@ class Cleaner:
         self,
         offset_map: OffsetMap,
         hash_key: HashKey,
+        learned: Learned,
         judge: BatchJudge,
         reader: SegmentReader,
         writer: SegmentWriter,
@@ -270,6 +324,7 @@ class Cleaner:
         self.counts = PassCounts()
         self._map = offset_map
         self._hash_key = hash_key
+        self._learned = learned
         self._judge = judge
         self._reader = reader
         self._writer = writer
@@ -291,6 +346,11 @@ class Cleaner:
         self.counts.records_before += int(headers.count[~headers.is_control].sum())
         verdicts = self._judge.judge(window)
         aborted = verdicts.aborted
+        empty = self._learned.empty(headers) & ~(verdicts.gone | verdicts.retain_empty)
+        if empty.any():
+            self.counts.messages_read += int(headers.count[empty].sum())
+            rows = np.flatnonzero(~empty)
+            headers, verdicts = headers[rows], verdicts.select(rows)
         for opened in self._reader.opened(window, headers):
             filtered, keyless = self._filtered(window, opened, verdicts.select(opened.rows))
             aborted = self._write(filtered, keyless, segment, aborted)
@@ -330,12 +390,16 @@ class Cleaner:
         headers, fields = opened.headers, opened.fields
         control = headers.is_control
         keep = np.ones(len(fields), np.bool_)
-        mapped = int(np.searchsorted(fields.offset, self._map.latest_offset, "right"))
+        clean, mapped = np.searchsorted(fields.offset, (self._learned.start, self._learned.end)).tolist()
+        clean = min(clean, mapped)
         if mapped:
             batch, has_key, no_value = fields.batch[:mapped], fields.has_key[:mapped], ~fields.has_value[:mapped]
-            starts, lengths = fields.key_start[:mapped], fields.key_length[:mapped]
-            hashes = key_hashes(opened.body.data, starts, lengths, self._hash_key)
-            stays = fields.offset[:mapped] >= self._map.get(hashes)
+            stays = np.zeros(mapped, np.bool_)
+            if clean:
+                starts, lengths = fields.key_start[:clean], fields.key_length[:clean]
+                hashes = key_hashes(opened.body.data, starts, lengths, self._hash_key)
+                stays[:clean] = fields.offset[:clean] >= self._map.get(hashes)
+            self._learned.mark_latest(fields.offset[clean:mapped], stays[clean:])
             if not has_key.all():
                 stays &= has_key
                 self.counts.keyless_dropped += int(np.count_nonzero(~has_key & ~(control | gone)[batch]))
