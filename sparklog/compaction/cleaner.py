@@ -21,9 +21,9 @@ What stays of messages of formats v0 and v1 becomes batches of format v2, with a
 Before that they have none: a tombstone of theirs goes if its segment's file was last changed `delete.retention.ms` or
 more before that of the last clean segment.
 
-Memory: the map, eight bytes more for each of its keys, and windows of `span_bytes` of batches or, where they are compressed, as many as become about that
-much. The output is streamed. Whatever is read is checked first: CRC-32C of each batch and of the whole segment, and
-that offsets rise within it, since a batch's CRC-32C does not cover its offset.
+Memory: the map, eight bytes more for each of its keys, and windows of `span_bytes` of batches or, where they are
+compressed, as many as become about that much. The output is streamed. Whatever is read is checked first: CRC-32C of
+each batch and of the whole segment, and that offsets rise within it, since a batch's CRC-32C does not cover its offset.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ from sparklog.errors import BadRequest, Conflict, Corrupt
 from sparklog.format.batch_scan import check_crcs, check_headers
 from sparklog.format.crc32c import crc32c
 from sparklog.format.filter_batches import Filtered, filter_batches
+from sparklog.format.key_filter import HASH_KEY as FILTER_HASH_KEY
+from sparklog.format.key_filter import BatchKeys
 from sparklog.format.key_hash import HashKey, key_hashes
 from sparklog.format.offset_map import Int64s, OffsetMap
 from sparklog.format.payloads import RecordFields, payloads, record_fields
@@ -308,6 +310,16 @@ class TombstoneRules:
     last_clean: PlannedSlice | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What stays of some batches. `keyless`: those that keep records without a key (bool[k]); `keys`: of all k, if
+    they are wanted."""
+
+    filtered: Filtered
+    keyless: Bools
+    keys: BatchKeys | None
+
+
 class Cleaner:
     """Copy the records that stay into new segments, by the map and the judge of whole batches. Call in log order."""
 
@@ -334,7 +346,7 @@ class Cleaner:
     def group(self, segments: Sequence[PlannedSlice]) -> None:
         """Clean these segments into one, which has the base offset of the first of them."""
         large = sum(segment.size for segment in segments) >= self._reader.limits.filter_min_bytes
-        self._writer.begin(segments[0].base, sum(segment.records for segment in segments) if large else 0)
+        self._writer.begin(segments[0].base, large)
         for segment in segments:
             for window in self._reader.windows(segment):
                 self._window(window, segment)
@@ -352,12 +364,12 @@ class Cleaner:
             rows = np.flatnonzero(~empty)
             headers, verdicts = headers[rows], verdicts.select(rows)
         for opened in self._reader.opened(window, headers):
-            filtered, keyless = self._filtered(window, opened, verdicts.select(opened.rows))
-            aborted = self._write(filtered, keyless, segment, aborted)
+            kept = self._filtered(window, opened, verdicts.select(opened.rows))
+            aborted = self._write(kept, segment, aborted)
         self._writer.aborted(aborted)
 
-    def _filtered(self, window: Window, opened: Opened, verdicts: Verdicts) -> tuple[Filtered, Bools]:
-        """Return the part of some batches that stays, and which of them keep records without a key (bool[k])."""
+    def _filtered(self, window: Window, opened: Opened, verdicts: Verdicts) -> _Kept:
+        """Return the part of some batches that stays."""
         headers, fields = opened.headers, opened.fields
         keep = self._kept(window, opened, verdicts.gone)
         # A producer's last batch stays, if need be without records: its header has the sequence number that comes next.
@@ -374,9 +386,17 @@ class Cleaner:
         )
         self.counts.add_judged(headers, fields, keep, drop)
         keyless = np.zeros(len(headers), np.bool_)
+        if headers.is_control.any():
+            keep &= ~headers.is_control[fields.batch]
         if not fields.has_key.all():
-            keyless[fields.batch[keep & ~fields.has_key & ~headers.is_control[fields.batch]]] = True
-        return filtered, keyless[filtered.source]
+            keyless[fields.batch[keep & ~fields.has_key]] = True
+            keep &= fields.has_key
+        if not self._writer.keyed:
+            return _Kept(filtered, keyless[filtered.source], None)
+        rows = np.flatnonzero(keep)
+        hashes = key_hashes(opened.body.data, fields.key_start[rows], fields.key_length[rows], FILTER_HASH_KEY)
+        counts = np.bincount(fields.batch[rows], minlength=len(headers))
+        return _Kept(filtered, keyless[filtered.source], BatchKeys(hashes, counts[filtered.source]))
 
     def _horizons(self, opened: Opened, keep: Bools, markers: Bools) -> Int64s:
         """Return the delete horizon (ms) that batches get: those `markers`, and where a tombstone stays; -1: none."""
@@ -427,14 +447,12 @@ class Cleaner:
             self._file_expired = (file, self._reader.modified_ms(file) <= horizon)
         return self._file_expired[1]
 
-    def _write(
-        self, filtered: Filtered, keyless: Bools, segment: PlannedSlice, aborted: AbortedTransactions
-    ) -> AbortedTransactions:
+    def _write(self, kept: _Kept, segment: PlannedSlice, aborted: AbortedTransactions) -> AbortedTransactions:
         """Append the batches, in a new segment where this one is full.
 
         `aborted`: entries for the `.txnindex`; those whose markers come later are returned.
         """
-        headers, writer, first = filtered.headers, self._writer, 0
+        filtered, headers, writer, first = kept.filtered, kept.filtered.headers, self._writer, 0
         while first < len(headers):
             rest = headers[first:] if first else headers
             many = writer.fits(rest)
@@ -451,7 +469,7 @@ class Cleaner:
                 flags |= SliceFlag.KAFKA_PRODUCERS
             if some.is_log_append_time.any():
                 flags |= SliceFlag.LOG_APPEND_TIME
-            if keyless[first : first + many].any():
+            if kept.keyless[first : first + many].any():
                 flags |= SliceFlag.HAS_NULL_KEYS
             writer.append(
                 filtered.data,
@@ -461,6 +479,7 @@ class Cleaner:
                 flags=int(flags),
                 # Counts only where no batch has a timestamp: then the slice has its file's time as its greatest.
                 modified_ms=segment.max_ts,
+                keys=None if kept.keys is None else kept.keys.select(first, first + many),
             )
             written = aborted.last_offsets <= int(some.last_offset[-1])
             writer.aborted(aborted.select(written))

@@ -201,7 +201,7 @@ class OffsetMap:
     def offsets(self) -> Int64s:
         """Return the offsets of all keys, ascending."""
         stored = self._table[2::3]
-        offsets = stored[stored != 0] - 1
+        offsets: Int64s = stored[stored != 0] - 1
         offsets.sort()
         return offsets
 
