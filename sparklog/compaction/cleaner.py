@@ -215,8 +215,8 @@ class DirtyRange:
 
 
 @dataclass(slots=True)
-class Learned:
-    """What a pass knows of its dirty part once the map is filled.
+class DirtySurvey:
+    """Facts of the dirty part that a pass has once the map is filled.
 
     `start`: its first offset; `end`: that after the last offset in the map; `latest`: offsets of the latest records of
     keys, ascending. `_plain`: ranges of offsets in which each record has a key and a value.
@@ -235,7 +235,7 @@ class Learned:
                 first = self._plain.pop()[0]
             self._plain.append((first, end))
 
-    def close(self, offset_map: OffsetMap) -> Learned:
+    def close(self, offset_map: OffsetMap) -> DirtySurvey:
         self.end, self.latest = offset_map.latest_offset + 1, offset_map.offsets()
         return self
 
@@ -259,12 +259,12 @@ class Learned:
 
 def fill_map(
     offset_map: OffsetMap, dirty: DirtyRange, reader: SegmentReader, hash_key: HashKey, state: PartitionProducers | None
-) -> Learned:
+) -> DirtySurvey:
     """Put the keys of the dirty segments into the map, until it is full.
 
     Afterwards `offset_map.latest_offset` is the last offset that the map covers. It may be in the middle of a batch.
     """
-    learned = Learned(dirty.start)
+    survey = DirtySurvey(dirty.start)
     ends = [segment.base for segment in dirty.segments[1:]] + [dirty.end]
     for segment, end in zip(dirty.segments, ends, strict=True):
         for window in reader.windows(segment):
@@ -278,15 +278,15 @@ def fill_map(
                 if batch is not None:
                     full = part.first + batch
                     break
-                learned.add(part)
+                survey.add(part)
             # All batches before the one that filled the map have been looked at, those without keys as well.
             seen = len(headers) if full is None else int(rows[full])
             if seen > 0 and headers.last_offset[seen - 1] >= dirty.start:
                 offset_map.advance(int(headers.last_offset[seen - 1]))
             if full is not None:
-                return learned.close(offset_map)
+                return survey.close(offset_map)
         offset_map.advance(end - 1)
-    return learned.close(offset_map)
+    return survey.close(offset_map)
 
 
 def _put(offset_map: OffsetMap, opened: Opened, hash_key: HashKey, start: int) -> int | None:
@@ -311,9 +311,9 @@ class TombstoneRules:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
-    """What stays of some batches. `keyless`: those that keep records without a key (bool[k]); `keys`: of all k, if
-    they are wanted."""
+class _KeptBatches:
+    """The part of some batches that stays. `keyless`: those with records without a key (bool[k]); `keys`: of
+    all k, if they are wanted."""
 
     filtered: Filtered
     keyless: Bools
@@ -327,7 +327,7 @@ class Cleaner:
         self,
         offset_map: OffsetMap,
         hash_key: HashKey,
-        learned: Learned,
+        survey: DirtySurvey,
         judge: BatchJudge,
         reader: SegmentReader,
         writer: SegmentWriter,
@@ -336,7 +336,7 @@ class Cleaner:
         self.counts = PassCounts()
         self._map = offset_map
         self._hash_key = hash_key
-        self._learned = learned
+        self._survey = survey
         self._judge = judge
         self._reader = reader
         self._writer = writer
@@ -358,7 +358,7 @@ class Cleaner:
         self.counts.records_before += int(headers.count[~headers.is_control].sum())
         verdicts = self._judge.judge(window)
         aborted = verdicts.aborted
-        empty = self._learned.empty(headers) & ~(verdicts.gone | verdicts.retain_empty)
+        empty = self._survey.empty(headers) & ~(verdicts.gone | verdicts.retain_empty)
         if empty.any():
             self.counts.messages_read += int(headers.count[empty].sum())
             rows = np.flatnonzero(~empty)
@@ -368,7 +368,7 @@ class Cleaner:
             aborted = self._write(kept, segment, aborted)
         self._writer.aborted(aborted)
 
-    def _filtered(self, window: Window, opened: Opened, verdicts: Verdicts) -> _Kept:
+    def _filtered(self, window: Window, opened: Opened, verdicts: Verdicts) -> _KeptBatches:
         """Return the part of some batches that stays."""
         headers, fields = opened.headers, opened.fields
         keep = self._kept(window, opened, verdicts.gone)
@@ -392,11 +392,11 @@ class Cleaner:
             keyless[fields.batch[keep & ~fields.has_key]] = True
             keep &= fields.has_key
         if not self._writer.keyed:
-            return _Kept(filtered, keyless[filtered.source], None)
+            return _KeptBatches(filtered, keyless[filtered.source], None)
         rows = np.flatnonzero(keep)
         hashes = key_hashes(opened.body.data, fields.key_start[rows], fields.key_length[rows], FILTER_HASH_KEY)
         counts = np.bincount(fields.batch[rows], minlength=len(headers))
-        return _Kept(filtered, keyless[filtered.source], BatchKeys(hashes, counts[filtered.source]))
+        return _KeptBatches(filtered, keyless[filtered.source], BatchKeys(hashes, counts[filtered.source]))
 
     def _horizons(self, opened: Opened, keep: Bools, markers: Bools) -> Int64s:
         """Return the delete horizon (ms) that batches get: those `markers`, and where a tombstone stays; -1: none."""
@@ -410,7 +410,7 @@ class Cleaner:
         headers, fields = opened.headers, opened.fields
         control = headers.is_control
         keep = np.ones(len(fields), np.bool_)
-        clean, mapped = np.searchsorted(fields.offset, (self._learned.start, self._learned.end)).tolist()
+        clean, mapped = np.searchsorted(fields.offset, (self._survey.start, self._survey.end)).tolist()
         clean = min(clean, mapped)
         if mapped:
             batch, has_key, no_value = fields.batch[:mapped], fields.has_key[:mapped], ~fields.has_value[:mapped]
@@ -419,7 +419,7 @@ class Cleaner:
                 starts, lengths = fields.key_start[:clean], fields.key_length[:clean]
                 hashes = key_hashes(opened.body.data, starts, lengths, self._hash_key)
                 stays[:clean] = fields.offset[:clean] >= self._map.get(hashes)
-            self._learned.mark_latest(fields.offset[clean:mapped], stays[clean:])
+            self._survey.mark_latest(fields.offset[clean:mapped], stays[clean:])
             if not has_key.all():
                 stays &= has_key
                 self.counts.keyless_dropped += int(np.count_nonzero(~has_key & ~(control | gone)[batch]))
@@ -447,7 +447,7 @@ class Cleaner:
             self._file_expired = (file, self._reader.modified_ms(file) <= horizon)
         return self._file_expired[1]
 
-    def _write(self, kept: _Kept, segment: PlannedSlice, aborted: AbortedTransactions) -> AbortedTransactions:
+    def _write(self, kept: _KeptBatches, segment: PlannedSlice, aborted: AbortedTransactions) -> AbortedTransactions:
         """Append the batches, in a new segment where this one is full.
 
         `aborted`: entries for the `.txnindex`; those whose markers come later are returned.
