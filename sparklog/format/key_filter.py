@@ -298,6 +298,8 @@ def decode_filters(data: bytes, *, file: str | None = None) -> tuple[KeyFilter, 
         if not whole or crc32c(listed) != int(item["pieces_crc"]):
             raise Corrupt("the pieces of a slice in the filter file are damaged", file=file, position=end)
         rows.append(np.frombuffer(listed, PIECE_DTYPE))
+        if not len(rows[-1]) or int(rows[-1]["nbytes"].sum(dtype=np.int64)) != int(item["nbytes"]):
+            raise Corrupt("the pieces in the filter file do not make up their slice", file=file, position=end)
         end += len(listed)
     filters = []
     for item, pieces in zip(table, rows, strict=True):

@@ -196,7 +196,7 @@ def test_a_piece_without_keys_holds_none(monkeypatch: pytest.MonkeyPatch) -> Non
     builder = FilterBuilder()
     for part in parts:
         builder.add(part, scan_headers(part))
-    made = builder.finish(0, 1, 2)
+    made = builder.finish(0, sum(map(len, parts)), 2)
     assert made is not None
     (read,) = decode_filters(encode_filters([made]))
     assert read.may_hold(hashes_of([b"a"])).tolist() == [False, True, False]
@@ -305,6 +305,9 @@ def test_any_damage_is_named() -> None:
         damaged[at] ^= 1 << random.Random(at).randrange(8)
         with pytest.raises(Corrupt):
             decode_filters(bytes(damaged), file="f")
+    for pieces in ((), some_filters()[1].pieces[:1]):
+        with pytest.raises(Corrupt, match="do not make up their slice"):
+            decode_filters(encode_filters([KeyFilter(200, 300, 5, pieces)]))
     for wrong in (b"", data[:5], data[:90], data[:-1], data + b"x"):
         with pytest.raises(Corrupt):
             decode_filters(wrong)
