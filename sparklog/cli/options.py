@@ -130,7 +130,7 @@ class TopicOrPattern(OneTopic):
     pattern: Annotated[
         str | None, Option(metavar="REGEX", help="Instead of TOPIC: all whose whole names match; see --execute.")
     ] = None
-    execute: Annotated[bool, Option("--execute", help="With --pattern: do it. Without, it is shown alone.")] = False
+    execute: Annotated[bool, Option(help="With --pattern: do it. Without, it is shown alone.")] = False
     dry_run: DryRunOption = False
 
     @property

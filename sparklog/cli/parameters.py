@@ -27,7 +27,7 @@ SHORT_HELP = {"help_option_names": ["-h", "--help"]}
 
 
 class Option:
-    """An option that a parameter is; without names `--its-name`, or `--its-name/--no-its-name` of a flag.
+    """An option that a parameter is; without names `--its-name`, or `--its-name/--no-its-name` of a flag that is on.
 
     `show_default`: the text for a default that says nothing itself. `settings`: of `click.Option`, or of `click.Path`
     where the type is a path.
@@ -64,7 +64,7 @@ class Option:
         names = self.names
         if not names:
             word = name.replace("_", "-")
-            names = (f"--{word}/--no-{word}",) if kind is bool else (f"--{word}",)
+            names = (f"--{word}/--no-{word}",) if kind is bool and settings.get("default") else (f"--{word}",)
         settings |= {"is_flag": True} if kind is bool else {"multiple": get_origin(_one(kind)) is list}
         return click.Option([name, *names], show_default=self.show_default, show_envvar=True, **settings)
 

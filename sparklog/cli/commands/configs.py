@@ -139,7 +139,7 @@ def alter(
     add_config_file: Annotated[Path | None, Option(help="Set what this file holds, NAME=VALUE a line.")] = None,
     delete_config: Annotated[list[str] | None, Option(metavar="NAME,...", help="Back to default. Repeatable.")] = None,
     force: Annotated[
-        bool, Option("--force", help="Also what takes files from running jobs, or drops records without a key.")
+        bool, Option(help="Also what takes files from running jobs, or drops records without a key.")
     ] = False,
     root_defaults: RootDefaultsOption = False,
 ) -> Output:
@@ -220,7 +220,7 @@ def _altered(log: Root, name: str, changes: dict[str, str | None], force: bool) 
 @app.add("docs", "sparklog configs docs retention.ms")
 def docs(
     names: Annotated[list[str] | None, Argument(metavar="[NAME]...", help="Configs; none means all.")] = None,
-    markdown: Annotated[bool, Option("--markdown", help="docs/reference/configs.md.")] = False,
+    markdown: Annotated[bool, Option(help="docs/reference/configs.md.")] = False,
 ) -> Output:
     """Say what configs mean: those of topics, and the properties of the jobs."""
     from sparklog.maintenance.properties import config_docs, markdown_config_docs, one_config_doc

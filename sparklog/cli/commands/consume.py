@@ -57,7 +57,7 @@ class ChosenRecords(TopicChoice):
     ] = None
     partition: Annotated[int | None, whole_number("--partition", "-p", text="Only this partition.")] = None
     key: Annotated[list[str] | None, Option("--key", "-k", help="Only records with this key; may be repeated.")] = None
-    all_partitions: Annotated[bool, Option("--all-partitions", help="Look for --key in all of them.")] = False
+    all_partitions: Annotated[bool, Option(help="Look for --key in all of them.")] = False
 
     def check(self, group: str | None) -> None:
         if group is not None and self.key:
@@ -91,15 +91,13 @@ class ReadExtent:
         str | None,
         Option("--group", "-g", metavar="NAME", help="Share the topics with its members, commit what is printed."),
     ] = None
-    from_beginning: Annotated[bool, Option("--from-beginning", help="Start at the log start.")] = False
+    from_beginning: Annotated[bool, Option(help="Start at the log start.")] = False
     offset: Annotated[str | None, Option("--offset", "-o", metavar="N|-N|earliest|latest", help=OFFSET_HELP)] = None
     timestamp: Annotated[str | None, Option("--from-timestamp", "--timestamp", metavar="TIME", help=SINCE_HELP)] = None
-    to_offset: Annotated[int | None, whole_number("--to-offset", text="End before this offset; needs --partition.")] = (
-        None
-    )
+    to_offset: Annotated[int | None, whole_number(text="End before this offset; needs --partition.")] = None
     to_timestamp: Annotated[str | None, Option(metavar="TIME", help="End before the first record not older.")] = None
     follow: Annotated[bool, Option("--follow", "-f", help="Wait for more at the end.")] = False
-    timeout_ms: Annotated[int | None, whole_number("--timeout-ms", metavar="MS", text=TIMEOUT_HELP)] = None
+    timeout_ms: Annotated[int | None, whole_number(metavar="MS", text=TIMEOUT_HELP)] = None
 
     def __post_init__(self) -> None:
         self.since = None if self.timestamp is None else parse_time(self.timestamp)
@@ -278,7 +276,7 @@ def get(
     topic: TopicOfFolder,
     formats: KeyFormats,
     partition: Annotated[int | None, whole_number("--partition", "-p", text="Look in this partition.")] = None,
-    all_partitions: Annotated[bool, Option("--all-partitions", help="Look in all of them.")] = False,
+    all_partitions: Annotated[bool, Option(help="Look in all of them.")] = False,
     isolation: IsolationOption = "read_committed",
     corrupt_records: CorruptOption = "fail",
     columns: Columns,

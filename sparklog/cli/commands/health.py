@@ -89,7 +89,7 @@ def repair_log(
     execute: ExecuteOption = False,
     dry_run: DryRunOption = False,
     index_interval_bytes: Annotated[
-        int | None, whole_number("--index-interval-bytes", text="Of a Kafka directory: its config, if it was changed.")
+        int | None, whole_number(text="Of a Kafka directory: its config, if it was changed.")
     ] = None,
     quiet: QuietOption = False,
 ) -> Output:
@@ -139,7 +139,7 @@ def doctor(
     conf_file: Annotated[
         str | None, Option(metavar="FILE", help="Read this instead of Spark's own spark-defaults.conf.")
     ] = None,
-    spark: Annotated[bool, Option("--spark", help="Start a local Spark session and ask it.")] = False,
+    spark: Annotated[bool, Option(help="Start a local Spark session and ask it.")] = False,
     store: Annotated[
         str | None, Option(metavar="LOCATION", help="Only test whether this path or bucket can hold a root.")
     ] = None,
@@ -148,7 +148,7 @@ def doctor(
         Option(metavar="AGE", help="Fail if a job has not succeeded on a topic for longer, such as 3h."),
     ] = None,
     cost: Annotated[
-        bool, Option("--cost", help="Only print what a topic in a bucket costs a month. The options below say which.")
+        bool, Option(help="Only print what a topic in a bucket costs a month. The options below say which.")
     ] = False,
     workload: WorkloadOptions,
 ) -> Output:
@@ -192,7 +192,7 @@ def jobs(
     root: RootOption,
     topic: TopicsOption = None,
     properties: PropertiesOption = None,
-    runs: Annotated[bool, Option("--runs", help="The newest runs in place of the topics.")] = False,
+    runs: Annotated[bool, Option(help="The newest runs in place of the topics.")] = False,
 ) -> Output:
     """Show when each maintenance job last succeeded on each topic, how long it took, and what is overdue.
 

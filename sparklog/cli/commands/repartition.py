@@ -28,9 +28,7 @@ def repartition(
     partitions: Annotated[int, whole_number("--partitions", "-p", low=1, text="Of the new topic.", default=False)],
     root: RootOption,
     follow: Annotated[bool, Option("--follow", "-f", help="Go on with what comes later, until interrupted.")] = False,
-    move_groups: Annotated[
-        bool, Option("--move-groups", help="At the end, set the groups' offsets in the new topic.")
-    ] = False,
+    move_groups: Annotated[bool, Option(help="At the end, set the groups' offsets in the new topic.")] = False,
     quiet: QuietOption = False,
 ) -> Output:
     """Copy a topic into one with another number of partitions, each record to the partition of its key.

@@ -24,7 +24,7 @@ OFFSETS_HELP = 'As of offsets, by what is before them: JSON like {"0":23}; other
 class TablePrinting(Printing):
     """As of other records, but with the key."""
 
-    print_key: Annotated[bool, Option("--print-key/--no-print-key", help="The key.")] = True
+    print_key: Annotated[bool, Option(help="The key.")] = True
 
 
 @app.add("table", "sparklog table orders --root /data/log --as-of 2026-01-31T12:00:00")

@@ -77,7 +77,7 @@ def describe(transactional_id: IdArgument, root: SourceOption) -> Output:
 def history(
     transactional_id: IdArgument,
     root: RootOption,
-    limit: Annotated[int, whole_number("--limit", low=1, text="Entries at most.")] = 100,
+    limit: Annotated[int, whole_number(low=1, text="Entries at most.")] = 100,
 ) -> Output:
     """Show the decisions of an id, newest first: what began, committed, aborted, when, why, and what it wrote to.
 

@@ -64,8 +64,7 @@ class FromDelta(delta.DeltaQuery):
         Option(metavar="N|latest", help="Of a new checkpoint: the first version.", show_default="the rows there are"),
     ] = None
     num_partitions: Annotated[
-        int | None,
-        whole_number("--num-partitions", low=1, text="Of a topic that does not exist yet.", default="the root's"),
+        int | None, whole_number(low=1, text="Of a topic that does not exist yet.", default="the root's")
     ] = None
     follow: FollowOption = False
     interval: IntervalOption = None
