@@ -34,8 +34,7 @@ from sparklog.version import __version__
 
 HOMES = {
     "produce": "produce",
-    "consume": "consume get offsets",
-    "table": "table",
+    "consume": "consume get table offsets",
     "history": "history",
     "storage": "delete-records log-dirs",
     "health": "verify repair doctor jobs report metrics",

@@ -163,7 +163,6 @@ def _logging_options() -> Iterator[click.Parameter]:
 
 
 def _signature(function: Any) -> Signature:
-    """Return the parameters of a function or a data class, with their types."""
     return signature(function, eval_str=True)
 
 
@@ -185,12 +184,11 @@ def _parameter(name: str, annotation: Any, default: Any) -> click.Parameter:
 def _called(run: Any, declared: Signature, values: Mapping[str, Any]) -> Any:
     """Call a function with the values of its parameters; data classes are made of theirs."""
     kinds = {parameter.name: parameter.annotation for parameter in declared.parameters.values()}
-    return run(
-        **{
-            name: _called(kind, _signature(kind), values) if is_dataclass(kind) else values[name]
-            for name, kind in kinds.items()
-        }
-    )
+    made = {
+        name: _called(kind, _signature(kind), values) if is_dataclass(kind) else values[name]
+        for name, kind in kinds.items()
+    }
+    return run(**made)
 
 
 class Commands(click.Group):

@@ -55,8 +55,7 @@ class Printing(Columns):
 
     def formatter(self, values: RecordValues, as_json: bool) -> tuple[tuple[str, ...], Formatter]:
         """Return the columns to read, and the function that makes bytes of them."""
-        from sparklog.cli.record_format import parse_format
-        from sparklog.cli.record_text import format_json
+        from sparklog.cli.record_text import format_json, parse_format
         from sparklog.log.state.view import COLUMNS
 
         if as_json:

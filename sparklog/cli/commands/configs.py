@@ -69,14 +69,9 @@ def describe(
             raise BadParameter("expected topics or the root's defaults, found both", param_hint="'--root-defaults'")
         return _of_root(defaults, everything)
     configs_of = source.each(topics.names, lambda name: (name, describe_configs(name, _head(log, name), defaults)))
+    columns = ("name", "value", "source", "default")
     rows = [
-        {
-            "topic": name,
-            "name": config.name,
-            "value": config.value,
-            "source": config.source,
-            "default": config.default,
-        }
+        {"topic": name} | {column: getattr(config, column) for column in columns}
         for name, configs in configs_of
         for config in configs
         if everything or config.source != DEFAULT_CONFIG
@@ -153,7 +148,10 @@ def alter(
     if root_defaults:
         return _altered_defaults(log, topic, changes, force)
     executes = topic.executes
-    altered = [_altered(log, name, changes, force) for name in topic.matching(log.topics, log.location)]
+    altered = [
+        _Alteration(item, item.log.head(), item.log.read_configs(), item.plan_alter(configs=changes, force=force))
+        for item in map(log.topic, topic.matching(log.topics, log.location))
+    ]
     documents: list[dict[str, object]] = []
     lines: list[str] = []
     failures: list[SparklogError] = []
@@ -208,13 +206,6 @@ class _Alteration:
     def rows(self) -> list[dict[str, str]]:
         before, after = self.before, self.before.changed(self.planned)
         return [{"name": key, "before": before.text(key), "after": after.text(key)} for key in sorted(self.planned)]
-
-
-def _altered(log: Root, name: str, changes: dict[str, str | None], force: bool) -> _Alteration:
-    topic = log.topic(name)
-    return _Alteration(
-        topic, topic.log.head(), topic.log.read_configs(), topic.plan_alter(configs=changes, force=force)
-    )
 
 
 @app.add("docs", "sparklog configs docs retention.ms")

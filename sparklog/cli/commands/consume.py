@@ -1,7 +1,8 @@
-"""`sparklog consume`, `get` and `offsets`: records and offsets of topics, of a root or a Kafka directory."""
+"""`sparklog consume`, `get`, `table` and `offsets`: records and offsets of topics, of a root or a Kafka directory."""
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -45,6 +46,8 @@ EXIT_DELETED = 3
 OFFSET_HELP = "Start here; N needs --partition, -N is so many before the end."
 SINCE_HELP = "Start at the first record not older: milliseconds, or 2026-01-31T12:00:00 (UTC unless it says)."
 TIMEOUT_HELP = "With --follow: end when nothing came for so long."
+AS_OF_HELP = "As of a time, by what is before the first record not older: milliseconds, or 2026-01-31T12:00:00 (UTC)."
+OFFSETS_HELP = 'As of offsets, by what is before them: JSON like {"0":23}; other partitions as of now.'
 
 
 @dataclass
@@ -309,6 +312,57 @@ def get(
         offset, number = (record.column(name)[0].as_py() for name in ("offset", "partition"))
         warn(f"key {key!r} of topic {name} was deleted: offset {offset} of partition {number} is a tombstone")
         raise Exit(EXIT_DELETED)
+
+
+@dataclass
+class TablePrinting(Printing):
+    """As of other records, but with the key."""
+
+    print_key: Annotated[bool, Option(help="The key.")] = True
+
+
+@app.add("table", "sparklog table orders --root /data/log --as-of 2026-01-31T12:00:00")
+def table(
+    root: SourceOption,
+    *,
+    topic: TopicOfFolder,
+    as_of: Annotated[str | None, Option(metavar="TIME", help=AS_OF_HELP, show_default="now")] = None,
+    as_of_offsets: Annotated[str | None, Option(metavar="JSON", help=OFFSETS_HELP)] = None,
+    max_messages: LimitOption = None,
+    corrupt_records: CorruptOption = "fail",
+    printing: TablePrinting,
+    formats: Formats,
+    as_json: Annotated[bool, Option("--json", help="One JSON object per record, all columns.")] = False,
+) -> None:
+    """Print a topic as a table: the latest record of each key, without keys that were deleted.
+
+    Only committed records count, and those without a key are left out. Rows come partition by partition, the newest
+    first; their number is printed on stderr. A key that is in several partitions has a row for each.
+    """
+    from sparklog.log.read.topic_table import open_table
+
+    if as_of is not None and as_of_offsets is not None:
+        raise BadParameter("give one of --as-of and --as-of-offsets")
+    columns, formatter = printing.formatter(formats.values(), as_json)
+    moment = _offsets_of(as_of_offsets) if as_of is None else parse_time(as_of, "--as-of")
+    source = open_source(root, corrupt_records=corrupt_records, on_skipped=warn)
+    name = source.one_topic(topic.name_or_none)
+    rows = open_table(source.view, name, lambda: source.view, moment, columns)
+    with Printer(formatter, max_messages) as printer:
+        printer.print(iter(rows))
+
+
+def _offsets_of(text: str | None) -> dict[int, int] | None:
+    """Return the offsets of `--as-of-offsets` by partition."""
+    if text is None:
+        return None
+    try:
+        offsets = json.loads(text)
+        if not isinstance(offsets, dict) or any(type(offset) is not int for offset in offsets.values()):
+            raise ValueError
+        return {int(partition): offset for partition, offset in offsets.items()}
+    except ValueError:
+        raise BadParameter(f'expected JSON like {{"0":23}}, found {text!r}', param_hint="'--as-of-offsets'") from None
 
 
 LATEST, EARLIEST, MAX_TIMESTAMP = -1, -2, -3

@@ -18,8 +18,7 @@ from sparklog.cli.terminal import NO_BROKER, Output, print_table, warn
 
 if TYPE_CHECKING:
     from sparklog.log.topic.root import Root
-    from sparklog.tools.perf.consuming import ConsumeRun
-    from sparklog.tools.perf.producing import ProduceRun, Throughput
+    from sparklog.tools.perf import ConsumeRun, ProduceRun, Throughput
 
 app = Commands("perf", "Measure what a store and this machine do, as Kafka's performance tools.")
 
@@ -47,7 +46,7 @@ class PayloadOptions:
     def values(self) -> Callable[[], Iterator[bytes]]:
         from random import Random
 
-        from sparklog.tools.perf.producing import ascending_payloads, payloads_of_file, random_payloads
+        from sparklog.tools.perf import ascending_payloads, payloads_of_file, random_payloads
 
         if (self.record_size is not None) + (self.payload_file is not None) + self.payload_monotonic != 1:
             raise BadParameter("give one of --record-size, --payload-file and --payload-monotonic")
@@ -99,7 +98,7 @@ def produce(
 
     A topic that is missing is created, with one partition. The records stay: name a topic for it.
     """
-    from sparklog.tools.perf.producing import ProduceRun
+    from sparklog.tools.perf import ProduceRun
 
     options = settings.options(topic)
     values = payload.values()
@@ -153,7 +152,7 @@ def _say(line: str) -> None:
 def _sent(root: Root, run: ProduceRun, options: dict[str, Any], interval_ms: int) -> Throughput:
     import sparklog
     from sparklog.log.journal.clocks import SYSTEM
-    from sparklog.tools.perf.producing import produce
+    from sparklog.tools.perf import produce
 
     with sparklog.producer(root, **options) as producer:
         total = produce(producer, run, SYSTEM, lambda window: _say(_window(window)), interval_ms)
@@ -229,7 +228,7 @@ def consume(
     """Read records, and print how many a second. MB are 2^20 bytes of keys and values."""
     import sparklog
     from sparklog.log.journal.clocks import SYSTEM
-    from sparklog.tools.perf.consuming import consume
+    from sparklog.tools.perf import consume
 
     opened = open_root(root)
     opened.topic(topic)

@@ -449,18 +449,16 @@ def cut_between(store: Store, bounds: CutBounds, time_ms: int, damaged: DamagedL
                 break
             cutter.decisions[later.id] = later
             cutter.note_decisions(later)
-    return _still(cutter) if exact else cutter.settle()
-
-
-def _names_newer(cutter: _Cutter, state: Decisions) -> bool:
-    prepares = [item for commit in state.commits for item in commit.prepares]
-    return any(item.topic in cutter.heads and item.version > cutter.heads[item.topic].version for item in prepares)
-
-
-def _still(cutter: _Cutter) -> Cut:
-    """Cut without reading topics on: what was recorded is decided, and what a COMMIT names of groups is there."""
+    if not exact:
+        return cutter.settle()
+    # Topics are not read on: what was recorded is decided, and what a COMMIT names of groups is there.
     cutter._decide()
     for group, number in cutter.entries.items():
         while cutter._number(group) < number and cutter.next_offsets(group):
             pass
     return replace(cutter.cut(), exact=True)
+
+
+def _names_newer(cutter: _Cutter, state: Decisions) -> bool:
+    prepares = [item for commit in state.commits for item in commit.prepares]
+    return any(item.topic in cutter.heads and item.version > cutter.heads[item.topic].version for item in prepares)

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -376,15 +375,8 @@ class MovedOffset:
     now: int
 
 
-class AtTheEnd(NamedTuple):
-    """A group with no offset beyond the topics' ends, and those that were set to an end."""
-
-    state: GroupState
-    moved: list[MovedOffset]
-
-
-def at_the_end(state: GroupState, heads: Mapping[str, Head]) -> AtTheEnd:
-    """Set the offsets of a group that are beyond the topics' ends to the end.
+def at_the_end(state: GroupState, heads: Mapping[str, Head]) -> tuple[GroupState, list[MovedOffset]]:
+    """Set the offsets of a group that are beyond the topics' ends to the end; return those that were moved, too.
 
     What was between is not there, so nothing is skipped, and what is written next is read. A consumer of Kafka that
     finds its log cut off goes on likewise (KIP-320). The leader epoch was that of a record that is not there.
@@ -406,4 +398,4 @@ def at_the_end(state: GroupState, heads: Mapping[str, Head]) -> AtTheEnd:
     offsets = tuple(map(cut_off, state.offsets))
     of_group = list(moved)
     pending = tuple(replace(item, offsets=tuple(map(cut_off, item.offsets))) for item in state.pending)
-    return AtTheEnd(replace(state, offsets=offsets, pending=pending), of_group)
+    return replace(state, offsets=offsets, pending=pending), of_group

@@ -26,7 +26,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sparklog.errors import Conflict, Corrupt
-from sparklog.format.control import ABORT
 from sparklog.format.segment_indexes import OffsetIndex
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.kafka.in_place.directory import SegmentName, kafka_layout, settled_segments
@@ -36,9 +35,10 @@ from sparklog.kafka.in_place.segment_recovery import Damage, sound_windows
 from sparklog.kafka.in_place.transaction_state import TransactionEvents, TransactionState
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.tools.repair.file_cures import build_indexes
-from sparklog.tools.repair.report import Repaired, RepairReport, Say, left_after
+from sparklog.tools.repair.report import Repaired, RepairReport, left_after
 from sparklog.tools.verification.index_files import CollectedBatches, check_index
 from sparklog.tools.verification.kafka_directory import verify_log_dir
+from sparklog.tools.verification.run import Say
 
 KAFKA_INTERVAL = 4096
 """Kafka's default of `index.interval.bytes`."""
@@ -137,7 +137,10 @@ def _read(folder: FilePath, env: Env) -> list[_LogSegment]:
         _walk(segment, None if after is None else after.name.base)
         state = None if segment.damaged else state
         if state is not None:
-            segment.aborted = _aborted(segment.events, state)
+            # As Kafka writes them into its `.txnindex`.
+            markers = [marker for marker in state.abort_markers(segment.events) if marker.first >= 0]
+            rows = [(marker.producer_id, marker.first, marker.last, marker.last_stable) for marker in markers]
+            segment.aborted = AbortedTransactions(*np.array(rows, np.int64).reshape(-1, 4).T)
     return segments
 
 
@@ -152,20 +155,6 @@ def _walk(segment: _LogSegment, limit: int | None) -> None:
             if len(window.headers):
                 segment.batches.add(window.data, window.headers, window.start)
                 segment.events.add(window)
-
-
-def _aborted(events: TransactionEvents, state: TransactionState) -> AbortedTransactions:
-    """Return the transactions that ABORT markers of a segment end, as Kafka writes them into its `.txnindex`."""
-    rows: list[tuple[int, int, int, int]] = []
-    triples = events.triples
-    for event in range(0, len(triples), 3):
-        kind, producer, offset = triples[event : event + 3]
-        first = state.open.get(producer)
-        state.apply(triples[event : event + 3])
-        if kind == ABORT and first is not None:
-            stable = state.first_open()
-            rows.append((producer, first, offset, offset + 1 if stable is None else stable))
-    return AbortedTransactions(*np.array(rows, np.int64).reshape(-1, 4).T)
 
 
 def _interval(segments: Sequence[_LogSegment]) -> int:

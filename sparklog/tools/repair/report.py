@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sparklog.output import json_value
 from sparklog.tools.verification.findings import Finding, Report
 from sparklog.units import count
-
-Say = Callable[[str], None]
-"""Gets a line for each step."""
 
 
 @dataclass(frozen=True, slots=True)
