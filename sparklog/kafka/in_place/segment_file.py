@@ -9,7 +9,6 @@ there as `.deleted`, with the same records. In a bucket neither happens (`sparkl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from types import TracebackType
 
 from sparklog.errors import Corrupt
 from sparklog.format import transaction_index
@@ -66,9 +65,7 @@ class SegmentFile:
     def __enter__(self) -> SegmentFile:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
     def read(self, position: int, length: int) -> bytes:

@@ -120,7 +120,9 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class _SegmentRead:
+class SegmentRead:
+    """One segment; `damaged`: some of it is no sound batch; `torn`: that is the end of the log, not written whole."""
+
     name: SegmentName
     last: bool
     limit: int | None
@@ -129,6 +131,7 @@ class _SegmentRead:
     events: TransactionEvents = field(default_factory=TransactionEvents)
     gaps: Gaps = field(default_factory=Gaps)
     damaged: bool = False
+    torn: bool = False
     end: int = 0
 
 
@@ -148,6 +151,7 @@ class KafkaPartition:
     notes: list[Finding] = field(default_factory=list)
     counts: CheckCounts = field(default_factory=CheckCounts)
     names: set[str] = field(default_factory=set)
+    segments: list[SegmentRead] = field(default_factory=list)
     topic_id: str | None = None
     log_end: int = 0
     cleaned: int = 0
@@ -158,7 +162,8 @@ class KafkaPartition:
         self.cleaned = self.cleaner_offset or 0
         names = settled_segments(self.folder, env=self.env)
         limits = [*(name.base for name in names[1:]), None]
-        segments = [_SegmentRead(name, limit is None, limit) for name, limit in zip(names, limits, strict=False)]
+        segments = [SegmentRead(name, limit is None, limit) for name, limit in zip(names, limits, strict=False)]
+        self.segments = segments
         end = first = names[0].base if names else 0
         before = Gaps()
         for segment in segments:
@@ -188,7 +193,7 @@ class KafkaPartition:
 
     # -- segments
 
-    def _segment(self, segment: _SegmentRead, expected: int, before: Gaps) -> int:
+    def _segment(self, segment: SegmentRead, expected: int, before: Gaps) -> int:
         """Read one segment and its indexes; return the offset after it. `before`: gaps of the segment before."""
         path = segment.name.path
         self.names.add(path.name)
@@ -215,17 +220,17 @@ class KafkaPartition:
         self._indexes(segment)
         return max(segment.end, segment.name.base)
 
-    def _walk(self, segment: _SegmentRead, expected: int) -> tuple[int, int]:
+    def _walk(self, segment: SegmentRead, expected: int) -> tuple[int, int]:
         """Check the batches of a segment; return size and time of the file as it was read."""
         segment.batches, segment.epochs, segment.events = CollectedBatches(), [], TransactionEvents()
-        segment.damaged, segment.end = False, expected
+        segment.damaged, segment.torn, segment.end = False, False, expected
         with SegmentFile(segment.name.path) as file:
 
             def decide(damage: Damage) -> bool:
                 if segment.last and damage.stop == "zeros":
                     return False
-                segment.damaged = True
-                remedy = CUT_OFF if segment.last and damage.unwritten else REPLICA
+                segment.damaged, segment.torn = True, segment.last and damage.unwritten
+                remedy = CUT_OFF if segment.torn else REPLICA
                 kind, place = CHECKSUM if damage.wrong_crc else CONTENT, self._place(file.place)
                 finding = Finding(kind, place, damage.reason, remedy, damage.position, damage.offset)
                 self.findings.append(self._at_flipped_bit(file, damage, finding))
@@ -245,7 +250,7 @@ class KafkaPartition:
         body = file.read(start, header.size - CRC_START)
         return finding.at_flipped_bit(start, len(body), crc32c(body), header.crc) or finding
 
-    def _take(self, segment: _SegmentRead, window: Window, path: FilePath) -> None:
+    def _take(self, segment: SegmentRead, window: Window, path: FilePath) -> None:
         headers, place = window.headers, self._place(path)
         holds = ~headers.is_control & (headers.count > 0)
         records = None
@@ -261,7 +266,7 @@ class KafkaPartition:
         segment.end = int(headers.next_offset[-1])
         self.counts += CheckCounts(batches=len(headers), records=int(headers.count[~headers.is_control].sum()))
 
-    def _undecided(self, segments: Sequence[_SegmentRead]) -> None:
+    def _undecided(self, segments: Sequence[SegmentRead]) -> None:
         """Note gaps that a cleaner may have made, or not."""
         sound = [segment for segment in segments if not segment.damaged]
         firsts = [(segment.name.path, segment.gaps.first) for segment in sound if segment.gaps.first is not None]
@@ -276,7 +281,7 @@ class KafkaPartition:
         )
         self.notes.append(Finding(CONTENT, self._place(path), message, COMPARE, gap.position, gap.start))
 
-    def _indexes(self, segment: _SegmentRead) -> None:
+    def _indexes(self, segment: SegmentRead) -> None:
         for suffix in SUFFIXES:
             path = companion(segment.name.path, suffix)
             data = self._data(path)
@@ -289,7 +294,7 @@ class KafkaPartition:
 
     # -- files next to segments
 
-    def _epochs(self, segments: Sequence[_SegmentRead], log_start: int) -> None:
+    def _epochs(self, segments: Sequence[SegmentRead], log_start: int) -> None:
         path = self.folder.child(checkpoint_files.LEADER_EPOCHS_FILE)
         data, epochs = self._parsed(path, checkpoint_files.parse_leader_epochs)
         if epochs is None:
@@ -300,7 +305,7 @@ class KafkaPartition:
             for segment in segments:
                 self._epochs_of(segment, epochs, log_start, path)
 
-    def _epochs_of(self, segment: _SegmentRead, epochs: Sequence[LeaderEpoch], log_start: int, path: FilePath) -> None:
+    def _epochs_of(self, segment: SegmentRead, epochs: Sequence[LeaderEpoch], log_start: int, path: FilePath) -> None:
         starts = np.array([entry.start_offset for entry in epochs], np.int64)
         numbers = np.array([-1, *(entry.epoch for entry in epochs)], np.int64)
         for base, epoch, position in segment.epochs:
@@ -317,7 +322,7 @@ class KafkaPartition:
                 self._report(CHECKPOINT, path, f"it says epoch {in_file} for offset {offset}, the batch {in_batch}")
                 return
 
-    def _transactions(self, segments: Sequence[_SegmentRead]) -> None:
+    def _transactions(self, segments: Sequence[SegmentRead]) -> None:
         """Check where aborted transactions began, unless a cleaner may have removed their first batches."""
         has_gaps = any(segment.damaged or segment.gaps.offsets for segment in segments)
         if self.cleaned or self.cleaner_offset is None or has_gaps:
@@ -329,7 +334,7 @@ class KafkaPartition:
             markers = {marker.last: (marker.first, marker.last_stable) for marker in ended}
             self._aborted(path, markers, segment, segments[0].name.base)
 
-    def _aborted(self, path: FilePath, markers: dict[int, tuple[int, int]], segment: _SegmentRead, oldest: int) -> None:
+    def _aborted(self, path: FilePath, markers: dict[int, tuple[int, int]], segment: SegmentRead, oldest: int) -> None:
         entries = aborted_by_index(segment.name.path, segment.name.base)
         pairs = zip(entries.first_offsets.tolist(), entries.last_stable_offsets.tolist(), strict=True)
         stored = dict(zip(entries.last_offsets.tolist(), pairs, strict=True))
