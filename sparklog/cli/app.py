@@ -18,16 +18,7 @@ from click import Abort, Command, Context, HelpFormatter, UsageError, version_op
 from click.exceptions import Exit
 
 from sparklog.cli.parameters import Commands
-from sparklog.cli.terminal import (
-    EXIT_ERROR,
-    EXIT_INTERRUPTED,
-    EXIT_OK,
-    LIBRARY,
-    leave_for_usage,
-    log_from,
-    trace,
-    warn,
-)
+from sparklog.cli.terminal import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, LIBRARY, leave_for_usage, log_from, trace, warn
 from sparklog.errors import SparklogError, Unavailable
 from sparklog.output import interrupted
 from sparklog.version import __version__

@@ -309,11 +309,7 @@ def delete(root: RootOption, *, group: OneGroup, dry_run: DryRunOption = False) 
 
 @app.add("delete-offsets", "sparklog groups delete-offsets billing --topic old:0 --root /data/log")
 def delete_offsets(
-    root: RootOption,
-    *,
-    group: OneGroup,
-    topic: TopicOption = None,
-    dry_run: DryRunOption = False,
+    root: RootOption, *, group: OneGroup, topic: TopicOption = None, dry_run: DryRunOption = False
 ) -> Output:
     """Drop a group's offsets of topics, or of partitions. Refused while it is active."""
     topics = _topics(topic, False, False)

@@ -41,10 +41,7 @@ app = Commands()
 
 @app.add("verify", "sparklog verify --root /data/log --topic orders")
 def verify(
-    root: SourceOption,
-    topic: TopicsOption = None,
-    quick: QuickOption = False,
-    quiet: QuietOption = False,
+    root: SourceOption, topic: TopicsOption = None, quick: QuickOption = False, quiet: QuietOption = False
 ) -> Output:
     """Read everything of a root, or of a Kafka log directory, and name every byte that is not what was written.
 
@@ -52,15 +49,7 @@ def verify(
     written, and writers and maintenance may go on meanwhile. Unreferenced files are listed apart: they are no
     damage. Exit code 0: every byte accounted for; 1: something is damaged.
     """
-    from sparklog.opening import (
-        KAFKA_DIRECTORY,
-        KAFKA_PARTITION,
-        NOTHING,
-        exists,
-        missing,
-        resolve,
-        topics_at,
-    )
+    from sparklog.opening import KAFKA_DIRECTORY, KAFKA_PARTITION, NOTHING, exists, missing, resolve, topics_at
     from sparklog.storage import open_store
     from sparklog.tools.verification.findings import document, summary
 
@@ -116,11 +105,7 @@ def repair_log(
     place = required(root if location is None else location, None, "LOCATION --root")
     with StatusLine("repair", quiet=quiet) as status:
         report = repair(
-            place,
-            topics=comma_separated(topic),
-            execute=execute,
-            index_interval_bytes=index_interval_bytes,
-            say=status,
+            place, topics=comma_separated(topic), execute=execute, index_interval_bytes=index_interval_bytes, say=status
         )
     lines = map(printable, summary(report).split("\n"))
     return Output.of_lines(document(report), *lines, code=EXIT_OK if report.sound else EXIT_ERROR)
@@ -151,8 +136,7 @@ def doctor(
         str | None, Option(metavar="LOCATION", help="Only test whether this path or bucket can hold a root.")
     ] = None,
     max_age: Annotated[
-        str | None,
-        Option(metavar="AGE", help="Fail if a job has not succeeded on a topic for longer, such as 3h."),
+        str | None, Option(metavar="AGE", help="Fail if a job has not succeeded on a topic for longer, such as 3h.")
     ] = None,
     cost: Annotated[
         bool, Option(help="Only print what a topic in a bucket costs a month. The options below say which.")

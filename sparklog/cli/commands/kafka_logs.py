@@ -213,8 +213,7 @@ class ExportExtent:
     from_timestamp: Annotated[
         str | None,
         Option(
-            metavar="TIME",
-            help="From the first record not older, in each partition: milliseconds, or as for --as-of.",
+            metavar="TIME", help="From the first record not older, in each partition: milliseconds, or as for --as-of."
         ),
     ] = None
     to_timestamp: Annotated[str | None, Option(metavar="TIME", help="Up to the first record that is not older.")] = None

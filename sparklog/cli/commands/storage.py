@@ -122,11 +122,7 @@ class TopicList(Topics):
 
 
 @app.add("log-dirs", "sparklog log-dirs --topic-list orders,clicks --root /data/log")
-def log_dirs(
-    root: SourceOption,
-    *,
-    topics: TopicList,
-) -> Output:
+def log_dirs(root: SourceOption, *, topics: TopicList) -> Output:
     """Show how many bytes each partition takes, and how many are in files that only wait for the vacuum.
 
     APPEND are bytes in append files (in a Kafka directory: of the active segment), SEALED those in sealed (closed)

@@ -33,8 +33,7 @@ IdArgument = Annotated[str, Argument(metavar="ID", help="Transactional id.")]
 
 @app.add("list", "sparklog transactions list --root /data/log")
 def list_(
-    root: SourceOption,
-    open_only: Annotated[bool, Option("--open", help="Only those that hold back a topic.")] = False,
+    root: SourceOption, open_only: Annotated[bool, Option("--open", help="Only those that hold back a topic.")] = False
 ) -> Output:
     """List the transactional ids, and how the newest transaction of each stands.
 

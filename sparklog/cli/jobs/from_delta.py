@@ -128,9 +128,7 @@ def records(changes: DataFrame, job: FromDelta) -> DataFrame:
     )
     history = Window.partitionBy(*names).orderBy("version", "stays")
     ranked = keyed.select(
-        "*",
-        F.lead("version").over(history).alias("next_version"),
-        F.lead("stays").over(history).alias("next_stays"),
+        "*", F.lead("version").over(history).alias("next_version"), F.lead("stays").over(history).alias("next_stays")
     )
     last = ~F.coalesce(F.col("version") == F.col("next_version"), F.lit(False))
     keys = [F.col(name) for name in names]

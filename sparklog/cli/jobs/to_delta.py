@@ -54,8 +54,7 @@ class ToDelta(delta.DeltaQuery):
         Literal["append", "upsert"], Option(help="A row for each record, or for each key its latest one.")
     ] = "append"
     payload: Annotated[
-        Literal["raw", "json", "avro"],
-        Option(help="Values as bytes in the columns of a record, or parsed."),
+        Literal["raw", "json", "avro"], Option(help="Values as bytes in the columns of a record, or parsed.")
     ] = "raw"
     schema: Annotated[
         str | None,

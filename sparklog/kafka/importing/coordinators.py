@@ -51,12 +51,7 @@ from sparklog.groups.group import DEAD, GroupDescription
 from sparklog.groups.lag import Lag
 from sparklog.kafka.importing.partition import CoordinatorEntry
 from sparklog.kafka.in_place import directory
-from sparklog.kafka.in_place.directory import (
-    CONSUMER_OFFSETS,
-    TRANSACTION_STATE,
-    SegmentName,
-    settled_segments,
-)
+from sparklog.kafka.in_place.directory import CONSUMER_OFFSETS, TRANSACTION_STATE, SegmentName, settled_segments
 from sparklog.kafka.in_place.files import FilePath
 from sparklog.kafka.in_place.segment_file import SegmentFile
 from sparklog.kafka.in_place.segment_recovery import (

@@ -13,14 +13,7 @@ from collections.abc import Callable, Iterator
 from sparklog.errors import Corrupt
 from sparklog.format import transaction_index
 from sparklog.format.batch_scan import begins_with_header, least_size, scan_headers, single_header
-from sparklog.format.record_batch import (
-    CRC_START,
-    HEADER_BYTES,
-    MAGIC,
-    MAGIC_POSITION,
-    BatchHeader,
-    BatchHeaders,
-)
+from sparklog.format.record_batch import CRC_START, HEADER_BYTES, MAGIC, MAGIC_POSITION, BatchHeader, BatchHeaders
 from sparklog.format.segment_indexes import OffsetIndex
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.format.window import Window
