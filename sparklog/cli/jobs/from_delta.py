@@ -151,7 +151,8 @@ def key_of(keys: Sequence[Column], schema: StructType, job: FromDelta) -> Column
 
 def _or_fail(keys: Sequence[Column], job: FromDelta) -> Column:
     """Return true, or fail the task where the key columns do not name one row of a version."""
-    names, version = _escaped(", ".join(job.keys)), F.col("version")
+    # They are part of a format.
+    names, version = ", ".join(job.keys).replace("%", "%%"), F.col("version")
     null = F.format_string(f"{names} is null in a row of version %d: a record needs a key", version)
     shown = F.concat_ws(", ", *(key.cast("string") for key in keys))
     text = f"{names} %s is of two rows of version %d: choose --key-columns that name one row"
@@ -161,10 +162,6 @@ def _or_fail(keys: Sequence[Column], job: FromDelta) -> Column:
         .when(both, F.raise_error(F.format_string(text, shown, version)).cast("boolean"))
         .otherwise(F.lit(True))
     )
-
-
-def _escaped(text: str) -> str:
-    return text.replace("%", "%%")
 
 
 arguments = partial(parse, "from-delta", FromDelta, __doc__)

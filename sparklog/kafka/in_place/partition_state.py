@@ -10,6 +10,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 import numpy as np
 
@@ -419,10 +420,11 @@ class PartitionState:
         After the first `detailed` blocks a segment is one run, so that a stream with rate limits does not walk all
         blocks of a terabyte for each micro-batch.
         """
-        low = max(bisect_right(self.segments, start, key=_base) - 1, 0)
+        by_base = attrgetter("name.base")
+        low = max(bisect_right(self.segments, start, key=by_base) - 1, 0)
         columns = [array("q") for _ in range(5)]
         edges = array("q")
-        for state in self.segments[low : bisect_left(self.segments, end, key=_base)]:
+        for state in self.segments[low : bisect_left(self.segments, end, key=by_base)]:
             if len(edges) >= detailed:
                 row = (state.name.base, state.next_offset, state.records, 0, state.batches)
                 for column, number in zip(columns, row, strict=True):
@@ -437,7 +439,3 @@ class PartitionState:
         base, stop, records, position, batches = (np.array(column, np.int64) for column in columns)
         runs = BatchRuns(base, stop, records, np.array(edges, np.int64) - position, batches)
         return Stored(start, end, runs.ordered().clipped(start, end))
-
-
-def _base(state: SegmentState) -> int:
-    return state.name.base

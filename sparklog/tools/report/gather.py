@@ -78,14 +78,8 @@ def gather(
         report = _kafka(view, settings, tuple(dict.fromkeys(topics)))
     else:
         raise BadRequest(f"expected a sparklog root or a Kafka directory to report on, found {type(view).__name__}")
-    return health(replace(report, made_by=made_by, disk=_disk(view.location)))
-
-
-def _disk(location: str) -> Disk | None:
-    if not os.path.isdir(location):
-        return None
-    usage = shutil.disk_usage(location)
-    return Disk(usage.total, usage.free)
+    usage = shutil.disk_usage(view.location) if os.path.isdir(view.location) else None
+    return health(replace(report, made_by=made_by, disk=None if usage is None else Disk(usage.total, usage.free)))
 
 
 # -- a sparklog root
