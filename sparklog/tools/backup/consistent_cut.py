@@ -37,7 +37,7 @@ from sparklog.log.journal.clocks import reading_clock_ms
 from sparklog.log.journal.entry_log import E, EntryKind, list_entries
 from sparklog.log.journal.names import checkpoint_version, commit_key, is_topic_name
 from sparklog.log.state.commit import Commit, decode_commit
-from sparklog.log.state.slice_table import COMMITTED, SliceTable
+from sparklog.log.state.slice_table import COMMITTED, SliceTable, Snapshot
 from sparklog.log.state.topic_state import EMPTY, Head
 from sparklog.log.topic.backup_manifest import LeftOut
 from sparklog.log.topic.root import Root
@@ -72,14 +72,12 @@ class Cut:
 class CutBounds:
     """The logs that a cut of earlier states is made of.
 
-    `topics`: by name a state that is known, and the version wanted. `committed`: transactions that these states have
-    recorded as committed.
+    `topics`: by name a state that is known, and the version wanted.
     """
 
-    topics: Mapping[str, tuple[Head, int]]
+    topics: Mapping[str, tuple[Snapshot, int]]
     decisions: Collection[EntrySpan[Decisions]]
     groups: Collection[EntrySpan[GroupState]]
-    committed: Collection[Transaction]
 
 
 @dataclass
@@ -414,7 +412,7 @@ def _since(chain: EntryChain[Decisions], begin: Decisions | None) -> list[Decisi
     return [begin, *chain.walk(begin, newest.number)]
 
 
-def committed_in(table: SliceTable) -> set[Transaction]:
+def _committed_in(table: SliceTable) -> set[Transaction]:
     """Transactions that a topic has recorded as committed, as far as its slices still say so."""
     rows = table.all()
     return {(rows.txn_id(row), int(rows.txn_n[row])) for row in np.flatnonzero(rows.status == COMMITTED).tolist()}
@@ -432,10 +430,11 @@ def cut_between(store: Store, bounds: CutBounds, time_ms: int, damaged: DamagedL
     beyond.
     """
     cutter = _Cutter(store, frozenset(bounds.topics), damaged)
-    cutter.decided |= set(bounds.committed)
-    cutter.writers |= {transactional_id for transactional_id, _ in bounds.committed}
-    for name, (head, version) in bounds.topics.items():
-        cutter.heads[name] = head
+    for name, (base, version) in bounds.topics.items():
+        committed = _committed_in(base.slices)
+        cutter.decided |= committed
+        cutter.writers |= {transactional_id for transactional_id, _ in committed}
+        cutter.heads[name] = base.head
         while cutter.heads[name].version < version:
             if not cutter.next_commit(name):
                 raise NotFound(f"version {version} of topic '{name}' is no longer kept")
