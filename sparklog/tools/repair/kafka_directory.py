@@ -119,7 +119,7 @@ def _cures(
 
 
 def _read(folder: FilePath, env: Env) -> list[SegmentRead]:
-    partition = KafkaPartition(folder, folder, None, env)
+    partition = KafkaPartition(folder, folder, None, env, passes_torn=False)
     partition.read(0)
     return partition.segments
 

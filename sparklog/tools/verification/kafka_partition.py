@@ -139,14 +139,16 @@ class SegmentRead:
 class KafkaPartition:
     """One folder, read whole; files are named relative to `root`.
 
-    `cleaner_offset`: of the log dir's checkpoint, None: unknown. `cleaned`: a cleaner has been below it, as far as is
-    known. `old`: formats v0, v1 were read. `notes`: what may be damage or Kafka's doing; `names`: of its known files.
+    * `cleaner_offset`: of the log dir's checkpoint, None: unknown; `cleaned`: a cleaner has been below
+    * `passes_torn`: look for more after an end that is not written whole; `old`: formats v0, v1 were read
+    * `notes`: what may be damage or Kafka's doing; `names`: of its known files
     """
 
     folder: FilePath
     root: FilePath
     cleaner_offset: int | None
     env: Env
+    passes_torn: bool = True
     findings: list[Finding] = field(default_factory=list)
     notes: list[Finding] = field(default_factory=list)
     counts: CheckCounts = field(default_factory=CheckCounts)
@@ -234,7 +236,7 @@ class KafkaPartition:
                 kind, place = CHECKSUM if damage.wrong_crc else CONTENT, self._place(file.place)
                 finding = Finding(kind, place, damage.reason, remedy, damage.position, damage.offset)
                 self.findings.append(self._at_flipped_bit(file, damage, finding))
-                return True
+                return self.passes_torn or not segment.torn
 
             for window in sound_windows(file, 0, expected, decide=decide, limit=segment.limit):
                 if len(window.headers):
