@@ -27,7 +27,8 @@ SHORT_HELP = {"help_option_names": ["-h", "--help"]}
 
 
 class Option:
-    """An option that a parameter is; without names `--its-name`, or `--its-name/--no-its-name` of a flag that is on.
+    """An option that a parameter is; `names` may leave out `--its-name`, or `--its-name/--no-its-name` of a flag that
+    is on.
 
     `show_default`: the text for a default that says nothing itself. `settings`: of `click.Option`, or of `click.Path`
     where the type is a path.
@@ -62,9 +63,9 @@ class Option:
 
     def _made(self, name: str, kind: Any, settings: dict[str, Any]) -> click.Parameter:
         names = self.names
-        if not names:
+        if not any(name.startswith("--") for name in names):
             word = name.replace("_", "-")
-            names = (f"--{word}/--no-{word}",) if kind is bool and settings.get("default") else (f"--{word}",)
+            names = (f"--{word}/--no-{word}" if kind is bool and settings.get("default") else f"--{word}", *names)
         settings |= {"is_flag": True} if kind is bool else {"multiple": get_origin(_one(kind)) is list}
         return click.Option([name, *names], show_default=self.show_default, show_envvar=True, **settings)
 

@@ -58,8 +58,8 @@ class ChosenRecords(TopicChoice):
         list[str] | None,
         Argument(metavar="[TOPIC]...", help="Topics; may be left out where the folder holds only one."),
     ] = None
-    partition: Annotated[int | None, whole_number("--partition", "-p", text="Only this partition.")] = None
-    key: Annotated[list[str] | None, Option("--key", "-k", help="Only records with this key; may be repeated.")] = None
+    partition: Annotated[int | None, whole_number("-p", text="Only this partition.")] = None
+    key: Annotated[list[str] | None, Option("-k", help="Only records with this key; may be repeated.")] = None
     all_partitions: Annotated[bool, Option(help="Look for --key in all of them.")] = False
 
     def check(self, group: str | None) -> None:
@@ -91,15 +91,14 @@ class ReadExtent:
     """Start and end of what is read of each topic."""
 
     group: Annotated[
-        str | None,
-        Option("--group", "-g", metavar="NAME", help="Share the topics with its members, commit what is printed."),
+        str | None, Option("-g", metavar="NAME", help="Share the topics with its members, commit what is printed.")
     ] = None
     from_beginning: Annotated[bool, Option(help="Start at the log start.")] = False
-    offset: Annotated[str | None, Option("--offset", "-o", metavar="N|-N|earliest|latest", help=OFFSET_HELP)] = None
+    offset: Annotated[str | None, Option("-o", metavar="N|-N|earliest|latest", help=OFFSET_HELP)] = None
     timestamp: Annotated[str | None, Option("--from-timestamp", "--timestamp", metavar="TIME", help=SINCE_HELP)] = None
     to_offset: Annotated[int | None, whole_number(text="End before this offset; needs --partition.")] = None
     to_timestamp: Annotated[str | None, Option(metavar="TIME", help="End before the first record not older.")] = None
-    follow: Annotated[bool, Option("--follow", "-f", help="Wait for more at the end.")] = False
+    follow: Annotated[bool, Option("-f", help="Wait for more at the end.")] = False
     timeout_ms: Annotated[int | None, whole_number(metavar="MS", text=TIMEOUT_HELP)] = None
 
     def __post_init__(self) -> None:
@@ -274,11 +273,11 @@ class KeyFormats(Formats):
 @app.add("get", "sparklog get orders --key customer-17 --root /data/log --print-offset")
 def get(
     root: SourceOption,
-    key: Annotated[str, Option("--key", "-k", help="The key.")],
+    key: Annotated[str, Option("-k", help="The key.")],
     *,
     topic: TopicOfFolder,
     formats: KeyFormats,
-    partition: Annotated[int | None, whole_number("--partition", "-p", text="Look in this partition.")] = None,
+    partition: Annotated[int | None, whole_number("-p", text="Look in this partition.")] = None,
     all_partitions: Annotated[bool, Option(help="Look in all of them.")] = False,
     isolation: IsolationOption = "read_committed",
     corrupt_records: CorruptOption = "fail",
@@ -391,7 +390,7 @@ def offsets(
     root: SourceOption,
     *,
     topics: PartitionChoice,
-    time: Annotated[str, Option("--time", "-t", metavar="-1|-2|-3|MS", help="Which offset, see above.")] = "latest",
+    time: Annotated[str, Option("-t", metavar="-1|-2|-3|MS", help="Which offset, see above.")] = "latest",
     isolation: Annotated[
         Isolation, Option("--isolation-level", help="read_committed: below the first open transaction.")
     ] = "read_uncommitted",

@@ -30,9 +30,7 @@ class Files:
 
     paths: Annotated[list[str] | None, Argument(metavar="[PATH]...", help="Files or folders.")] = None
     files: Annotated[str | None, Option(metavar="A,B", help="The same, separated by commas.")] = None
-    root: Annotated[
-        str | None, Option("--root", "-r", metavar="PATH", help="Paths are topics or objects of this root.")
-    ] = None
+    root: Annotated[str | None, Option("-r", metavar="PATH", help="Paths are topics or objects of this root.")] = None
 
     def names(self) -> list[str]:
         names = [*(self.paths or []), *(part for part in (self.files or "").split(",") if part)]

@@ -300,9 +300,7 @@ def report(
 @app.add("metrics", "sparklog metrics --root /data/log --output /var/lib/node_exporter/sparklog.prom")
 def metrics(
     root: SourceOption,
-    output: Annotated[
-        str, Option("--output", "-o", metavar="FILE", help="Write here; - is standard output.")
-    ] = STANDARD_OUTPUT,
+    output: Annotated[str, Option("-o", metavar="FILE", help="Write here; - is standard output.")] = STANDARD_OUTPUT,
     topic: TopicsOption = None,
 ) -> None:
     """Print lag of consumer groups, offsets, sizes and open transactions in Prometheus' text format.

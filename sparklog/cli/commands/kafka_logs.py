@@ -201,9 +201,7 @@ class ExportExtent:
     """Partitions and offsets of the topics that go out, as of when."""
 
     as_of: AsOfOption = None
-    partitions: Annotated[
-        str | None, Option("--partitions", "-p", metavar="0,2-4", help="Only these.", show_default="all")
-    ] = None
+    partitions: Annotated[str | None, Option("-p", metavar="0,2-4", help="Only these.", show_default="all")] = None
     start: Annotated[
         str | None, Option(metavar="N|P:N,...", help="First offset, of all partitions or by partition.")
     ] = None

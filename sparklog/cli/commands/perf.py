@@ -214,9 +214,7 @@ def consume(
     *,
     topic: TopicOption,
     messages: Annotated[int, whole_number(low=1, text="How many to read.")],
-    group: Annotated[
-        str | None, Option("--group", "-g", help="Read as a member of this group.", show_default="no group")
-    ] = None,
+    group: Annotated[str | None, Option("-g", help="Read as a member of this group.", show_default="no group")] = None,
     from_latest: Annotated[
         bool, Option(help="Begin at the log end where the group has no offsets, not at the start.")
     ] = False,

@@ -86,7 +86,7 @@ def produce(
     lines: Lines,
     formats: Formats,
     partition: Annotated[
-        int | None, whole_number("--partition", "-p", high=INT32_MAX, text="All to this partition, whatever the key.")
+        int | None, whole_number("-p", high=INT32_MAX, text="All to this partition, whatever the key.")
     ] = None,
     linger_ms: Annotated[
         int, whole_number(high=INT32_MAX, text="How long lines of a pipe wait for others, at most.")

@@ -30,9 +30,9 @@ def delete_oldest(
     topic_argument: Annotated[str | None, Argument(metavar="[TOPIC]", help="One topic instead of a file.")] = None,
     offset_json_file: Annotated[Path | None, Option(metavar="FILE", help="Offsets of partitions, see above.")] = None,
     topic_option: TopicOption = None,
-    partition: Annotated[int | None, whole_number("--partition", "-p", text="Its partition.")] = None,
+    partition: Annotated[int | None, whole_number("-p", text="Its partition.")] = None,
     offset: Annotated[
-        int | None, whole_number("--offset", "-o", low=-1, text="The first offset that stays; -1: none does.")
+        int | None, whole_number("-o", low=-1, text="The first offset that stays; -1: none does.")
     ] = None,
     dry_run: DryRunOption = False,
 ) -> Output:

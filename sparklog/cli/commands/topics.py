@@ -62,8 +62,7 @@ def create(
     *,
     topic: OneTopic,
     partitions: Annotated[
-        int | None,
-        whole_number("--partitions", "-p", low=1, text="How many.", default="num.partitions of the root, or 1"),
+        int | None, whole_number("-p", low=1, text="How many.", default="num.partitions of the root, or 1")
     ] = None,
     replication_factor: ReplicationOption = None,
     config: ConfigOption = None,
@@ -181,7 +180,7 @@ def _show(rows: list[TopicRow]) -> None:
 @app.add("alter", "sparklog topics alter orders --root /data/log --partitions 32")
 def alter(
     root: RootOption,
-    partitions: Annotated[int, whole_number("--partitions", "-p", low=1, text="Raise to so many.")],
+    partitions: Annotated[int, whole_number("-p", low=1, text="Raise to so many.")],
     *,
     topic: OneTopic,
     replication_factor: ReplicationOption = None,
