@@ -18,41 +18,11 @@ from click import Abort, Command, Context, HelpFormatter, UsageError, version_op
 from click.exceptions import Exit
 
 from sparklog.cli.parameters import Commands
-from sparklog.cli.terminal import (
-    EXIT_ERROR,
-    EXIT_INTERRUPTED,
-    EXIT_OK,
-    LIBRARY,
-    leave_for_usage,
-    log_from,
-    trace,
-    warn,
-)
+from sparklog.cli.terminal import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, LIBRARY, leave_for_usage, log_from, trace, warn
 from sparklog.errors import SparklogError, Unavailable
 from sparklog.output import interrupted
 from sparklog.version import __version__
 
-HOMES = {
-    "produce": "produce",
-    "consume": "consume get offsets",
-    "table": "table",
-    "history": "history",
-    "storage": "delete-records log-dirs",
-    "health": "verify repair doctor jobs report metrics",
-    "kafka_logs": "import export",
-    "backup": "backup restore clone",
-    "repartition": "repartition",
-    "jobs": "compact retain stream mirror to-delta from-delta conf",
-    "dump_log": "dump-log",
-    "serve": "serve",
-    "topics": "topics",
-    "configs": "configs",
-    "transactions": "transactions",
-    "groups": "groups",
-    "perf": "perf",
-}
-"""Modules of `sparklog.cli.commands`, and the commands in them."""
-HOME = {name: module for module, names in HOMES.items() for name in names.split()}
 SECTIONS = {
     "Topics and records": "topics configs produce consume get table offsets delete-records",
     "Groups and transactions": "groups transactions",
@@ -63,6 +33,18 @@ SECTIONS = {
     "Jobs on Spark": "stream mirror to-delta from-delta",
 }
 """Commands by what they are for, as help lists them."""
+HOMES = {
+    "consume": "get table offsets",
+    "storage": "delete-records log-dirs",
+    "health": "verify repair doctor jobs report metrics",
+    "kafka_logs": "import export",
+    "backup": "restore clone",
+    "jobs": "compact retain stream mirror to-delta from-delta conf",
+    "dump_log": "dump-log",
+}
+"""Modules of `sparklog.cli.commands` that have commands of other names than theirs."""
+HOME = {name: name for names in SECTIONS.values() for name in names.split()}
+HOME |= {name: module for module, names in HOMES.items() for name in names.split()}
 READING = (
     *("configs docs", "conf", "consume", "doctor", "dump-log", "get", "groups list", "groups describe", "history"),
     "jobs",
@@ -102,7 +84,7 @@ class SparklogGroup(Commands):
 
     def get_command(self, ctx: Context, cmd_name: str) -> Command | None:
         """Import the module of a command; for an unknown name all, among which click looks for a near one."""
-        for module in (HOME[cmd_name],) if cmd_name in HOME else HOMES:
+        for module in (HOME[cmd_name],) if cmd_name in HOME else dict.fromkeys(HOME.values()):
             commands: Commands = import_module(f"sparklog.cli.commands.{module}").app
             self.commands.update({module: commands} if commands.name else commands.commands)
         return self.commands.get(cmd_name)

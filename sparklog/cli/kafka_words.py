@@ -82,10 +82,7 @@ KEY_CLASS, VALUE_CLASS = (_classes(part, "Deserializer", FORMATS.format(part)) f
 ONE_GROUP = _none("one group at a time; `sparklog groups list` has their names")
 INSTEAD = "give what it sets as options: "
 
-COMMON = {
-    "--version": _none("`sparklog --version` has it"),
-    "--command-config": CLIENT,
-}
+COMMON = {"--version": _none("`sparklog --version` has it"), "--command-config": CLIENT}
 ACTIONS: Mapping[str, Mapping[str, KafkaAnswer]] = {
     "topics": {f"--{name}": KafkaAnswer(name) for name in ("list", "create", "describe", "alter", "delete")},
     "configs": {f"--{name}": KafkaAnswer(name) for name in ("describe", "alter")},
@@ -138,10 +135,7 @@ WORDS: Mapping[str, Mapping[str, KafkaAnswer]] = {
         **_all("--message-send-max-retries --retry-backoff-ms", RETRIES),
         **_all("--metadata-expiry-ms --request-timeout-ms --socket-buffer-size", SOCKET),
         "--compression-codec": KafkaAnswer("--compression VALUE", value="gzip"),
-        "--line-reader": KafkaAnswer(
-            {"org.apache.kafka.tools.LineMessageReader": ""},
-            "lines are text, or --json",
-        ),
+        "--line-reader": KafkaAnswer({"org.apache.kafka.tools.LineMessageReader": ""}, "lines are text, or --json"),
         "--producer.config": _none(f"{INSTEAD}--compression, --linger-ms"),
         "--reader-config": _none(f"{INSTEAD}--property NAME=VALUE"),
         "--request-required-acks": ACKS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from click import Command, Context, Group, Parameter
+from click import Command, Context, Group
 
 from sparklog.version import __version__
 
@@ -44,14 +44,10 @@ def _command(context: Context) -> Iterator[str]:
     yield f".SS {_text(context.command_path)}"
     yield from (".B", _text(command.get_usage(context).removeprefix("Usage: ")), *_paragraphs(command.help))
     for parameter in command.get_params(context):
-        yield from _parameter(context, parameter)
+        record = parameter.get_help_record(context)
+        if record is not None and parameter.name != "help":
+            yield from (".TP", f".B {_text(record[0])}", _text(record[1]))
     yield from _paragraphs(command.epilog)
-
-
-def _parameter(context: Context, parameter: Parameter) -> Iterator[str]:
-    record = parameter.get_help_record(context)
-    if record is not None and parameter.name != "help":
-        yield from (".TP", f".B {_text(record[0])}", _text(record[1]))
 
 
 def _paragraphs(text: str | None) -> Iterator[str]:

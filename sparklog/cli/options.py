@@ -130,7 +130,7 @@ class TopicOrPattern(OneTopic):
     pattern: Annotated[
         str | None, Option(metavar="REGEX", help="Instead of TOPIC: all whose whole names match; see --execute.")
     ] = None
-    execute: Annotated[bool, Option("--execute", help="With --pattern: do it. Without, it is shown alone.")] = False
+    execute: Annotated[bool, Option(help="With --pattern: do it. Without, it is shown alone.")] = False
     dry_run: DryRunOption = False
 
     @property
@@ -270,10 +270,10 @@ def parse_time(text: str, option: str = "--from-timestamp") -> int:
     return millis
 
 
-def parse_as_of(text: str | None, option: str = "--as-of") -> tuple[int | None, int | None]:
+def parse_as_of(text: str | None) -> tuple[int | None, int | None]:
     """Return version and time (ms since the epoch), at most one of them."""
     if text is None:
         return None, None
     if is_digits(text) and int(text) < VERSIONS:
         return int(text), None
-    return None, parse_time(text, option)
+    return None, parse_time(text, "--as-of")

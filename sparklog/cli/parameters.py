@@ -27,7 +27,8 @@ SHORT_HELP = {"help_option_names": ["-h", "--help"]}
 
 
 class Option:
-    """An option that a parameter is; without names `--its-name`, or `--its-name/--no-its-name` of a flag.
+    """An option that a parameter is; `names` may leave out `--its-name`, or `--its-name/--no-its-name` of a flag that
+    is on.
 
     `show_default`: the text for a default that says nothing itself. `settings`: of `click.Option`, or of `click.Path`
     where the type is a path.
@@ -62,9 +63,9 @@ class Option:
 
     def _made(self, name: str, kind: Any, settings: dict[str, Any]) -> click.Parameter:
         names = self.names
-        if not names:
+        if not any(name.startswith("--") for name in names):
             word = name.replace("_", "-")
-            names = (f"--{word}/--no-{word}",) if kind is bool else (f"--{word}",)
+            names = (f"--{word}/--no-{word}" if kind is bool and settings.get("default") else f"--{word}", *names)
         settings |= {"is_flag": True} if kind is bool else {"multiple": get_origin(_one(kind)) is list}
         return click.Option([name, *names], show_default=self.show_default, show_envvar=True, **settings)
 
@@ -163,7 +164,6 @@ def _logging_options() -> Iterator[click.Parameter]:
 
 
 def _signature(function: Any) -> Signature:
-    """Return the parameters of a function or a data class, with their types."""
     return signature(function, eval_str=True)
 
 
@@ -185,12 +185,11 @@ def _parameter(name: str, annotation: Any, default: Any) -> click.Parameter:
 def _called(run: Any, declared: Signature, values: Mapping[str, Any]) -> Any:
     """Call a function with the values of its parameters; data classes are made of theirs."""
     kinds = {parameter.name: parameter.annotation for parameter in declared.parameters.values()}
-    return run(
-        **{
-            name: _called(kind, _signature(kind), values) if is_dataclass(kind) else values[name]
-            for name, kind in kinds.items()
-        }
-    )
+    made = {
+        name: _called(kind, _signature(kind), values) if is_dataclass(kind) else values[name]
+        for name, kind in kinds.items()
+    }
+    return run(**made)
 
 
 class Commands(click.Group):

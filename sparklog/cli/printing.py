@@ -27,11 +27,11 @@ LimitOption = Annotated[int | None, whole_number("--max-messages", "-n", text="E
 class Columns:
     """Columns of a record to print, under the names of Kafka's console consumer."""
 
-    print_timestamp: Annotated[bool, Option("--print-timestamp", help="CreateTime:<ms>")] = False
-    print_partition: Annotated[bool, Option("--print-partition", help="Partition:<n>")] = False
-    print_offset: Annotated[bool, Option("--print-offset", help="Offset:<n>")] = False
-    print_headers: Annotated[bool, Option("--print-headers", help="name:value,... or NO_HEADERS")] = False
-    print_key: Annotated[bool, Option("--print-key", help="The key.")] = False
+    print_timestamp: Annotated[bool, Option(help="CreateTime:<ms>")] = False
+    print_partition: Annotated[bool, Option(help="Partition:<n>")] = False
+    print_offset: Annotated[bool, Option(help="Offset:<n>")] = False
+    print_headers: Annotated[bool, Option(help="name:value,... or NO_HEADERS")] = False
+    print_key: Annotated[bool, Option(help="The key.")] = False
 
     def layout(self, value: bool) -> "Layout":
         from sparklog.cli.record_text import Layout
@@ -44,7 +44,7 @@ class Columns:
 class Printing(Columns):
     """Columns, and what is between them; or a format."""
 
-    print_value: Annotated[bool, Option("--print-value/--no-print-value", help="The value.")] = True
+    print_value: Annotated[bool, Option(help="The value.")] = True
     key_separator: Annotated[str, Option(help=r"Between columns; \0 and \x1f are escapes.", show_default="a tab")] = (
         "\t"
     )
@@ -55,8 +55,7 @@ class Printing(Columns):
 
     def formatter(self, values: RecordValues, as_json: bool) -> tuple[tuple[str, ...], Formatter]:
         """Return the columns to read, and the function that makes bytes of them."""
-        from sparklog.cli.record_format import parse_format
-        from sparklog.cli.record_text import format_json
+        from sparklog.cli.record_text import format_json, parse_format
         from sparklog.log.state.view import COLUMNS
 
         if as_json:

@@ -123,17 +123,12 @@ def one_format(name: str | None, schemas: list[str] | None, part: str) -> "Value
         return open_format(name)
     if not schemas:
         raise BadParameter(f"avro needs a schema: --{part}-schema FILE, or ID=FILE", param_hint=f"'--{part}-format'")
+    parts = [schema.partition("=") for schema in schemas]
     framed = {
-        int(number): Path(file)
-        for number, _, file in (schema.partition("=") for schema in schemas)
-        if _is_id(number, file)
+        int(number): Path(file) for number, _, file in parts if file and is_digits(number) and int(number) <= INT32_MAX
     }
     if len(framed) not in (0, len(schemas)) or (not framed and len(schemas) > 1):
         raise BadParameter(
             f"expected one FILE, or ID=FILE of different ids; found {' '.join(schemas)}", param_hint=option
         )
     return open_format(name, framed or Path(schemas[0]))
-
-
-def _is_id(number: str, file: str) -> bool:
-    return bool(file) and is_digits(number) and int(number) <= INT32_MAX

@@ -42,7 +42,7 @@ def sticky_assignment(
     # From here on a member is its place in the order of ids.
     ids = sorted(topics, key=java_key)
     places = {member: place for place, member in enumerate(ids)}
-    members = [places[member] for member in _table_order({member: _string_hash(member) for member in topics})]
+    members = [places[member] for member in _table_order({member: string_hash(member) for member in topics})]
     shares = {member: list(owned[ids[member]]) for member in members}
     subscriptions = [topics[member] for member in ids]
     if all(subscription == subscriptions[0] for subscription in subscriptions):
@@ -199,7 +199,7 @@ class _MovedPartitions:
     __slots__ = ("_peak", "_topic_hash", "numbers")
 
     def __init__(self, topic: str) -> None:
-        self._topic_hash = _string_hash(topic)
+        self._topic_hash = string_hash(topic)
         self.numbers: dict[int, None] = {}
         self._peak = 0
 
@@ -225,7 +225,7 @@ def _table_order(hashes: Mapping[_Key, int], peak: int = 0) -> list[_Key]:
     return sorted(hashes, key=lambda key: (hashes[key] ^ (hashes[key] & 0xFFFFFFFF) >> 16) & (buckets - 1))
 
 
-def _string_hash(text: str) -> int:
+def string_hash(text: str) -> int:
     """Return the `hashCode` of a Java string, as an unsigned number."""
     units = java_key(text)
     value = 0

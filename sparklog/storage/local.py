@@ -93,7 +93,7 @@ class LocalStore(FolderStore):
         return not os.path.isdir(self._path) or os.access(self._path, os.W_OK | os.X_OK)
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        return self._part(key, start, length, _read)
+        return self._part(key, start, length, read_at)
 
     def read(self, key: str, start: int, length: int) -> memoryview:
         return self._part(key, start, length, _read_pooled)
@@ -469,7 +469,7 @@ def _info(key: str, status: os.stat_result) -> ObjectInfo:
     return ObjectInfo(key, status.st_size, status.st_mtime_ns // 1_000_000)
 
 
-def _read(fd: int, start: int, length: int) -> bytes:
+def read_at(fd: int, start: int, length: int) -> bytes:
     """`length` bytes from `start`, or up to the end; one read() gives at most 2 GiB and may give less."""
     parts = []
     while length and (data := os.pread(fd, min(length, _READ_AT_ONCE), start)):
@@ -482,7 +482,7 @@ def _read(fd: int, start: int, length: int) -> bytes:
 def _read_pooled(fd: int, start: int, length: int) -> memoryview:
     """Read the same into memory of Arrow's pool, which keeps large blocks: new ones cost page faults each time."""
     if length < _POOLED_BYTES:
-        return memoryview(_read(fd, start, length))
+        return memoryview(read_at(fd, start, length))
     import pyarrow as pa
 
     view = memoryview(pa.allocate_buffer(length)).cast("B")

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from sparklog.cli.offset_file import delete_records
+from sparklog.cli.commands.storage import delete_records
 from sparklog.compaction.run import CompactOptions, compact_root
 from sparklog.errors import Conflict, Fenced, SparklogError
 from sparklog.groups.group_state import OffsetAndMetadata

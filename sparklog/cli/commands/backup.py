@@ -44,11 +44,10 @@ class Backups:
     """The backups that are there: which are shown or dropped."""
 
     list_: Annotated[bool, Option("--list", help="Show the backups there are; make none.")] = False
-    prune: Annotated[bool, Option("--prune", help="Drop old backups by --keep or --keep-days; make none.")] = False
-    keep: Annotated[int | None, whole_number("--keep", low=1, text="Afterwards drop all but the newest N.")] = None
+    prune: Annotated[bool, Option(help="Drop old backups by --keep or --keep-days; make none.")] = False
+    keep: Annotated[int | None, whole_number(low=1, text="Afterwards drop all but the newest N.")] = None
     keep_days: Annotated[
-        int | None,
-        whole_number("--keep-days", metavar="DAYS", text="Afterwards drop backups that are older than this."),
+        int | None, whole_number(metavar="DAYS", text="Afterwards drop backups that are older than this.")
     ] = None
 
     def __post_init__(self) -> None:

@@ -69,14 +69,9 @@ def describe(
             raise BadParameter("expected topics or the root's defaults, found both", param_hint="'--root-defaults'")
         return _of_root(defaults, everything)
     configs_of = source.each(topics.names, lambda name: (name, describe_configs(name, _head(log, name), defaults)))
+    columns = ("name", "value", "source", "default")
     rows = [
-        {
-            "topic": name,
-            "name": config.name,
-            "value": config.value,
-            "source": config.source,
-            "default": config.default,
-        }
+        {"topic": name} | {column: getattr(config, column) for column in columns}
         for name, configs in configs_of
         for config in configs
         if everything or config.source != DEFAULT_CONFIG
@@ -139,7 +134,7 @@ def alter(
     add_config_file: Annotated[Path | None, Option(help="Set what this file holds, NAME=VALUE a line.")] = None,
     delete_config: Annotated[list[str] | None, Option(metavar="NAME,...", help="Back to default. Repeatable.")] = None,
     force: Annotated[
-        bool, Option("--force", help="Also what takes files from running jobs, or drops records without a key.")
+        bool, Option(help="Also what takes files from running jobs, or drops records without a key.")
     ] = False,
     root_defaults: RootDefaultsOption = False,
 ) -> Output:
@@ -153,7 +148,10 @@ def alter(
     if root_defaults:
         return _altered_defaults(log, topic, changes, force)
     executes = topic.executes
-    altered = [_altered(log, name, changes, force) for name in topic.matching(log.topics, log.location)]
+    altered = [
+        _Alteration(item, item.log.head(), item.log.read_configs(), item.plan_alter(configs=changes, force=force))
+        for item in map(log.topic, topic.matching(log.topics, log.location))
+    ]
     documents: list[dict[str, object]] = []
     lines: list[str] = []
     failures: list[SparklogError] = []
@@ -210,17 +208,10 @@ class _Alteration:
         return [{"name": key, "before": before.text(key), "after": after.text(key)} for key in sorted(self.planned)]
 
 
-def _altered(log: Root, name: str, changes: dict[str, str | None], force: bool) -> _Alteration:
-    topic = log.topic(name)
-    return _Alteration(
-        topic, topic.log.head(), topic.log.read_configs(), topic.plan_alter(configs=changes, force=force)
-    )
-
-
 @app.add("docs", "sparklog configs docs retention.ms")
 def docs(
     names: Annotated[list[str] | None, Argument(metavar="[NAME]...", help="Configs; none means all.")] = None,
-    markdown: Annotated[bool, Option("--markdown", help="docs/reference/configs.md.")] = False,
+    markdown: Annotated[bool, Option(help="docs/reference/configs.md.")] = False,
 ) -> Output:
     """Say what configs mean: those of topics, and the properties of the jobs."""
     from sparklog.maintenance.properties import config_docs, markdown_config_docs, one_config_doc

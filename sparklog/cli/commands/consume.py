@@ -1,7 +1,8 @@
-"""`sparklog consume`, `get` and `offsets`: records and offsets of topics, of a root or a Kafka directory."""
+"""`sparklog consume`, `get`, `table` and `offsets`: records and offsets of topics, of a root or a Kafka directory."""
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -45,6 +46,8 @@ EXIT_DELETED = 3
 OFFSET_HELP = "Start here; N needs --partition, -N is so many before the end."
 SINCE_HELP = "Start at the first record not older: milliseconds, or 2026-01-31T12:00:00 (UTC unless it says)."
 TIMEOUT_HELP = "With --follow: end when nothing came for so long."
+AS_OF_HELP = "As of a time, by what is before the first record not older: milliseconds, or 2026-01-31T12:00:00 (UTC)."
+OFFSETS_HELP = 'As of offsets, by what is before them: JSON like {"0":23}; other partitions as of now.'
 
 
 @dataclass
@@ -55,9 +58,9 @@ class ChosenRecords(TopicChoice):
         list[str] | None,
         Argument(metavar="[TOPIC]...", help="Topics; may be left out where the folder holds only one."),
     ] = None
-    partition: Annotated[int | None, whole_number("--partition", "-p", text="Only this partition.")] = None
-    key: Annotated[list[str] | None, Option("--key", "-k", help="Only records with this key; may be repeated.")] = None
-    all_partitions: Annotated[bool, Option("--all-partitions", help="Look for --key in all of them.")] = False
+    partition: Annotated[int | None, whole_number("-p", text="Only this partition.")] = None
+    key: Annotated[list[str] | None, Option("-k", help="Only records with this key; may be repeated.")] = None
+    all_partitions: Annotated[bool, Option(help="Look for --key in all of them.")] = False
 
     def check(self, group: str | None) -> None:
         if group is not None and self.key:
@@ -88,18 +91,15 @@ class ReadExtent:
     """Start and end of what is read of each topic."""
 
     group: Annotated[
-        str | None,
-        Option("--group", "-g", metavar="NAME", help="Share the topics with its members, commit what is printed."),
+        str | None, Option("-g", metavar="NAME", help="Share the topics with its members, commit what is printed.")
     ] = None
-    from_beginning: Annotated[bool, Option("--from-beginning", help="Start at the log start.")] = False
-    offset: Annotated[str | None, Option("--offset", "-o", metavar="N|-N|earliest|latest", help=OFFSET_HELP)] = None
+    from_beginning: Annotated[bool, Option(help="Start at the log start.")] = False
+    offset: Annotated[str | None, Option("-o", metavar="N|-N|earliest|latest", help=OFFSET_HELP)] = None
     timestamp: Annotated[str | None, Option("--from-timestamp", "--timestamp", metavar="TIME", help=SINCE_HELP)] = None
-    to_offset: Annotated[int | None, whole_number("--to-offset", text="End before this offset; needs --partition.")] = (
-        None
-    )
+    to_offset: Annotated[int | None, whole_number(text="End before this offset; needs --partition.")] = None
     to_timestamp: Annotated[str | None, Option(metavar="TIME", help="End before the first record not older.")] = None
-    follow: Annotated[bool, Option("--follow", "-f", help="Wait for more at the end.")] = False
-    timeout_ms: Annotated[int | None, whole_number("--timeout-ms", metavar="MS", text=TIMEOUT_HELP)] = None
+    follow: Annotated[bool, Option("-f", help="Wait for more at the end.")] = False
+    timeout_ms: Annotated[int | None, whole_number(metavar="MS", text=TIMEOUT_HELP)] = None
 
     def __post_init__(self) -> None:
         self.since = None if self.timestamp is None else parse_time(self.timestamp)
@@ -273,12 +273,12 @@ class KeyFormats(Formats):
 @app.add("get", "sparklog get orders --key customer-17 --root /data/log --print-offset")
 def get(
     root: SourceOption,
-    key: Annotated[str, Option("--key", "-k", help="The key.")],
+    key: Annotated[str, Option("-k", help="The key.")],
     *,
     topic: TopicOfFolder,
     formats: KeyFormats,
-    partition: Annotated[int | None, whole_number("--partition", "-p", text="Look in this partition.")] = None,
-    all_partitions: Annotated[bool, Option("--all-partitions", help="Look in all of them.")] = False,
+    partition: Annotated[int | None, whole_number("-p", text="Look in this partition.")] = None,
+    all_partitions: Annotated[bool, Option(help="Look in all of them.")] = False,
     isolation: IsolationOption = "read_committed",
     corrupt_records: CorruptOption = "fail",
     columns: Columns,
@@ -313,6 +313,57 @@ def get(
         raise Exit(EXIT_DELETED)
 
 
+@dataclass
+class TablePrinting(Printing):
+    """As of other records, but with the key."""
+
+    print_key: Annotated[bool, Option(help="The key.")] = True
+
+
+@app.add("table", "sparklog table orders --root /data/log --as-of 2026-01-31T12:00:00")
+def table(
+    root: SourceOption,
+    *,
+    topic: TopicOfFolder,
+    as_of: Annotated[str | None, Option(metavar="TIME", help=AS_OF_HELP, show_default="now")] = None,
+    as_of_offsets: Annotated[str | None, Option(metavar="JSON", help=OFFSETS_HELP)] = None,
+    max_messages: LimitOption = None,
+    corrupt_records: CorruptOption = "fail",
+    printing: TablePrinting,
+    formats: Formats,
+    as_json: Annotated[bool, Option("--json", help="One JSON object per record, all columns.")] = False,
+) -> None:
+    """Print a topic as a table: the latest record of each key, without keys that were deleted.
+
+    Only committed records count, and those without a key are left out. Rows come partition by partition, the newest
+    first; their number is printed on stderr. A key that is in several partitions has a row for each.
+    """
+    from sparklog.log.read.topic_table import open_table
+
+    if as_of is not None and as_of_offsets is not None:
+        raise BadParameter("give one of --as-of and --as-of-offsets")
+    columns, formatter = printing.formatter(formats.values(), as_json)
+    moment = _offsets_of(as_of_offsets) if as_of is None else parse_time(as_of, "--as-of")
+    source = open_source(root, corrupt_records=corrupt_records, on_skipped=warn)
+    name = source.one_topic(topic.name_or_none)
+    rows = open_table(source.view, name, lambda: source.view, moment, columns)
+    with Printer(formatter, max_messages) as printer:
+        printer.print(iter(rows))
+
+
+def _offsets_of(text: str | None) -> dict[int, int] | None:
+    """Return the offsets of `--as-of-offsets` by partition."""
+    if text is None:
+        return None
+    try:
+        offsets = json.loads(text)
+        if not isinstance(offsets, dict) or any(type(offset) is not int for offset in offsets.values()):
+            raise ValueError
+        return {int(partition): offset for partition, offset in offsets.items()}
+    except ValueError:
+        raise BadParameter(f'expected JSON like {{"0":23}}, found {text!r}', param_hint="'--as-of-offsets'") from None
+
+
 LATEST, EARLIEST, MAX_TIMESTAMP = -1, -2, -3
 TIMES = {"latest": LATEST, "earliest": EARLIEST, "max-timestamp": MAX_TIMESTAMP, "earliest-local": EARLIEST}
 TIMES |= {"-1": LATEST, "-2": EARLIEST, "-3": MAX_TIMESTAMP, "-4": EARLIEST}
@@ -339,7 +390,7 @@ def offsets(
     root: SourceOption,
     *,
     topics: PartitionChoice,
-    time: Annotated[str, Option("--time", "-t", metavar="-1|-2|-3|MS", help="Which offset, see above.")] = "latest",
+    time: Annotated[str, Option("-t", metavar="-1|-2|-3|MS", help="Which offset, see above.")] = "latest",
     isolation: Annotated[
         Isolation, Option("--isolation-level", help="read_committed: below the first open transaction.")
     ] = "read_uncommitted",

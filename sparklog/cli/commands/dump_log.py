@@ -30,9 +30,7 @@ class Files:
 
     paths: Annotated[list[str] | None, Argument(metavar="[PATH]...", help="Files or folders.")] = None
     files: Annotated[str | None, Option(metavar="A,B", help="The same, separated by commas.")] = None
-    root: Annotated[
-        str | None, Option("--root", "-r", metavar="PATH", help="Paths are topics or objects of this root.")
-    ] = None
+    root: Annotated[str | None, Option("-r", metavar="PATH", help="Paths are topics or objects of this root.")] = None
 
     def names(self) -> list[str]:
         names = [*(self.paths or []), *(part for part in (self.files or "").split(",") if part)]
@@ -45,20 +43,12 @@ class Files:
 class DumpExtent:
     """Parts of each file to print."""
 
-    deep_iteration: Annotated[bool, Option("--deep-iteration", help="One line for each record, too.")] = False
-    print_data_log: Annotated[
-        bool, Option("--print-data-log", help="And the records' keys and values; so does every decoder.")
-    ] = False
-    verify_index_only: Annotated[bool, Option("--verify-index-only", help="Of indexes only what disagrees.")] = False
-    index_sanity_check: Annotated[
-        bool, Option("--index-sanity-check", help="Of indexes only the check of a broker that starts.")
-    ] = False
-    max_message_size: Annotated[
-        int, whole_number("--max-message-size", text="Bytes read where an index points to.")
-    ] = 5 * 1024 * 1024
-    max_bytes: Annotated[int, whole_number("--max-bytes", text="Bytes read of each segment.", default="all")] = (
-        INT32_MAX
-    )
+    deep_iteration: Annotated[bool, Option(help="One line for each record, too.")] = False
+    print_data_log: Annotated[bool, Option(help="And the records' keys and values; so does every decoder.")] = False
+    verify_index_only: Annotated[bool, Option(help="Of indexes only what disagrees.")] = False
+    index_sanity_check: Annotated[bool, Option(help="Of indexes only the check of a broker that starts.")] = False
+    max_message_size: Annotated[int, whole_number(text="Bytes read where an index points to.")] = 5 * 1024 * 1024
+    max_bytes: Annotated[int, whole_number(text="Bytes read of each segment.", default="all")] = INT32_MAX
 
 
 @dataclass
@@ -77,13 +67,9 @@ class DecoderOptions:
     value_decoder: Annotated[
         str | None, Option("--value-decoder-class", "--value-decoder", metavar="NAME", help="The same for values.")
     ] = None
-    offsets_decoder: Annotated[bool, Option("--offsets-decoder", help="Records of __consumer_offsets.")] = False
-    transaction_log_decoder: Annotated[
-        bool, Option("--transaction-log-decoder", help="Records of __transaction_state.")
-    ] = False
-    share_group_state_decoder: Annotated[
-        bool, Option("--share-group-state-decoder", help="Records of __share_group_state.")
-    ] = False
+    offsets_decoder: Annotated[bool, Option(help="Records of __consumer_offsets.")] = False
+    transaction_log_decoder: Annotated[bool, Option(help="Records of __transaction_state.")] = False
+    share_group_state_decoder: Annotated[bool, Option(help="Records of __share_group_state.")] = False
     metadata_decoder: Annotated[
         bool, Option("--cluster-metadata-decoder", "--remote-log-metadata-decoder", hidden=True)
     ] = False
@@ -119,7 +105,7 @@ def dump_log(
     named: Files,
     extent: DumpExtent,
     decoding: DecoderOptions,
-    skip_record_metadata: Annotated[bool, Option("--skip-record-metadata", help="Only keys and values.")] = False,
+    skip_record_metadata: Annotated[bool, Option(help="Only keys and values.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Print the contents of files, as kafka-dump-log does.

@@ -76,7 +76,7 @@ class GroupNames:
     group_option: Annotated[
         list[str] | None, Option("--group", "-g", metavar="NAME", help="The same; may be repeated.")
     ] = None
-    all_groups: Annotated[bool, Option("--all-groups", help="Every group there is.")] = False
+    all_groups: Annotated[bool, Option(help="Every group there is.")] = False
 
     def names(self) -> list[str] | None:
         """Return the names, None for all groups."""
@@ -90,8 +90,7 @@ class GroupNames:
 def list_(
     root: SourceOption,
     state: Annotated[
-        str | None,
-        Option("--state", metavar="[STATE,...]", is_flag=False, flag_value="", help="Also their states; or of some."),
+        str | None, Option(metavar="[STATE,...]", is_flag=False, flag_value="", help="Also their states; or of some.")
     ] = None,
 ) -> Output:
     """List the groups, one per line. Works on a Kafka log directory, too."""
@@ -109,11 +108,11 @@ def describe(
     root: SourceOption,
     *,
     groups: GroupNames,
-    state: Annotated[bool, Option("--state", help="The groups themselves in place of their offsets.")] = False,
-    members: Annotated[bool, Option("--members", help="Their members in place of their offsets.")] = False,
-    verbose: Annotated[bool, Option("--verbose", help="With --members: which partitions each has.")] = False,
+    state: Annotated[bool, Option(help="The groups themselves in place of their offsets.")] = False,
+    members: Annotated[bool, Option(help="Their members in place of their offsets.")] = False,
+    verbose: Annotated[bool, Option(help="With --members: which partitions each has.")] = False,
     max_lag: Annotated[
-        int | None, whole_number("--max-lag", text="Exit code 1 if a group lags more records in a partition.")
+        int | None, whole_number(text="Exit code 1 if a group lags more records in a partition.")
     ] = None,
 ) -> Output:
     """Show how far groups have read, and how far behind they are, in records and in seconds.
@@ -162,11 +161,11 @@ def _note_empty(described: Sequence[GroupDescription]) -> None:
 class ResetTo:
     """The place that a group's offsets are set to: exactly one of these."""
 
-    to_earliest: Annotated[bool, Option("--to-earliest", help="The log start.")] = False
-    to_latest: Annotated[bool, Option("--to-latest", help="The log end.")] = False
-    to_current: Annotated[bool, Option("--to-current", help="Where it is, else the log end.")] = False
-    to_offset: Annotated[int | None, whole_number("--to-offset", text="This offset.")] = None
-    shift_by: Annotated[int | None, whole_number("--shift-by", low=-INT64_MAX, text="N records on; -N: back.")] = None
+    to_earliest: Annotated[bool, Option(help="The log start.")] = False
+    to_latest: Annotated[bool, Option(help="The log end.")] = False
+    to_current: Annotated[bool, Option(help="Where it is, else the log end.")] = False
+    to_offset: Annotated[int | None, whole_number(text="This offset.")] = None
+    shift_by: Annotated[int | None, whole_number(low=-INT64_MAX, text="N records on; -N: back.")] = None
     to_datetime: Annotated[str | None, Option(metavar="TIME", help="First record not older (ISO 8601 or ms).")] = None
     by_duration: Annotated[str | None, Option(metavar="PnDTnHnMnS", help="So long ago, such as PT2H.")] = None
     from_file: Annotated[Path | None, Option(metavar="CSV", help="Lines of topic,partition,offset.")] = None
@@ -194,12 +193,12 @@ def reset(
     *,
     group: OneGroup,
     topic: TopicOption = None,
-    all_topics: Annotated[bool, Option("--all-topics", help="All partitions the group has offsets of.")] = False,
+    all_topics: Annotated[bool, Option(help="All partitions the group has offsets of.")] = False,
     to: ResetTo,
     execute: ExecuteOption = False,
-    dry_run: Annotated[bool, Option("--dry-run", help="Only show it (the default).")] = False,
-    force: Annotated[bool, Option("--force", help="Also an active group; its consumers are fenced.")] = False,
-    export: Annotated[bool, Option("--export", help="Print the new offsets as lines of a CSV file.")] = False,
+    dry_run: Annotated[bool, Option(help="Only show it (the default).")] = False,
+    force: Annotated[bool, Option(help="Also an active group; its consumers are fenced.")] = False,
+    export: Annotated[bool, Option(help="Print the new offsets as lines of a CSV file.")] = False,
 ) -> Output:
     """Set a group's offsets by hand, in a partition, a topic or all of its topics.
 
@@ -310,11 +309,7 @@ def delete(root: RootOption, *, group: OneGroup, dry_run: DryRunOption = False) 
 
 @app.add("delete-offsets", "sparklog groups delete-offsets billing --topic old:0 --root /data/log")
 def delete_offsets(
-    root: RootOption,
-    *,
-    group: OneGroup,
-    topic: TopicOption = None,
-    dry_run: DryRunOption = False,
+    root: RootOption, *, group: OneGroup, topic: TopicOption = None, dry_run: DryRunOption = False
 ) -> Output:
     """Drop a group's offsets of topics, or of partitions. Refused while it is active."""
     topics = _topics(topic, False, False)

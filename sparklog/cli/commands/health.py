@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from click import BadParameter
 
@@ -27,17 +27,21 @@ from sparklog.cli.parameters import Argument, Commands, Option
 from sparklog.cli.terminal import EXIT_ERROR, EXIT_OK, Output, print_json, print_lines, print_table, printable
 from sparklog.errors import BadRequest, NotFound
 from sparklog.output import STANDARD_OUTPUT, StatusLine, write_output
+from sparklog.times import iso_time
+from sparklog.units import ago, duration, number_text, size_text
 from sparklog.version import __version__
+
+if TYPE_CHECKING:
+    from sparklog.maintenance.outcomes import JobRun
+    from sparklog.maintenance.overdue import JobState
+    from sparklog.tools.report.job_states import Running
 
 app = Commands()
 
 
 @app.add("verify", "sparklog verify --root /data/log --topic orders")
 def verify(
-    root: SourceOption,
-    topic: TopicsOption = None,
-    quick: QuickOption = False,
-    quiet: QuietOption = False,
+    root: SourceOption, topic: TopicsOption = None, quick: QuickOption = False, quiet: QuietOption = False
 ) -> Output:
     """Read everything of a root, or of a Kafka log directory, and name every byte that is not what was written.
 
@@ -45,15 +49,7 @@ def verify(
     written, and writers and maintenance may go on meanwhile. Unreferenced files are listed apart: they are no
     damage. Exit code 0: every byte accounted for; 1: something is damaged.
     """
-    from sparklog.opening import (
-        KAFKA_DIRECTORY,
-        KAFKA_PARTITION,
-        NOTHING,
-        exists,
-        missing,
-        resolve,
-        topics_at,
-    )
+    from sparklog.opening import KAFKA_DIRECTORY, KAFKA_PARTITION, NOTHING, exists, missing, resolve, topics_at
     from sparklog.storage import open_store
     from sparklog.tools.verification.findings import document, summary
 
@@ -89,7 +85,7 @@ def repair_log(
     execute: ExecuteOption = False,
     dry_run: DryRunOption = False,
     index_interval_bytes: Annotated[
-        int | None, whole_number("--index-interval-bytes", text="Of a Kafka directory: its config, if it was changed.")
+        int | None, whole_number(text="Of a Kafka directory: its config, if it was changed.")
     ] = None,
     quiet: QuietOption = False,
 ) -> Output:
@@ -109,11 +105,7 @@ def repair_log(
     place = required(root if location is None else location, None, "LOCATION --root")
     with StatusLine("repair", quiet=quiet) as status:
         report = repair(
-            place,
-            topics=comma_separated(topic),
-            execute=execute,
-            index_interval_bytes=index_interval_bytes,
-            say=status,
+            place, topics=comma_separated(topic), execute=execute, index_interval_bytes=index_interval_bytes, say=status
         )
     lines = map(printable, summary(report).split("\n"))
     return Output.of_lines(document(report), *lines, code=EXIT_OK if report.sound else EXIT_ERROR)
@@ -140,16 +132,15 @@ def doctor(
     conf_file: Annotated[
         str | None, Option(metavar="FILE", help="Read this instead of Spark's own spark-defaults.conf.")
     ] = None,
-    spark: Annotated[bool, Option("--spark", help="Start a local Spark session and ask it.")] = False,
+    spark: Annotated[bool, Option(help="Start a local Spark session and ask it.")] = False,
     store: Annotated[
         str | None, Option(metavar="LOCATION", help="Only test whether this path or bucket can hold a root.")
     ] = None,
     max_age: Annotated[
-        str | None,
-        Option(metavar="AGE", help="Fail if a job has not succeeded on a topic for longer, such as 3h."),
+        str | None, Option(metavar="AGE", help="Fail if a job has not succeeded on a topic for longer, such as 3h.")
     ] = None,
     cost: Annotated[
-        bool, Option("--cost", help="Only print what a topic in a bucket costs a month. The options below say which.")
+        bool, Option(help="Only print what a topic in a bucket costs a month. The options below say which.")
     ] = False,
     workload: WorkloadOptions,
 ) -> Output:
@@ -188,12 +179,19 @@ def doctor(
     return Output.of_lines(findings, *rows, code=EXIT_ERROR if failed(findings) else EXIT_OK)
 
 
+JOB_STATES = ("TOPIC", "JOB", "STATE", "LAST-SUCCESS", "SECONDS", "EVERY", "OVERDUE", "WHY")
+JOB_RUNS = (
+    *("BEGAN", "JOB", "HOST", "TOPICS", "SECONDS", "RECORDS-IN", "RECORDS-OUT", "BYTES-IN", "BYTES-OUT", "DELETED"),
+    "FAILED",
+)
+
+
 @app.add("jobs", "sparklog jobs --root /data/log")
 def jobs(
     root: RootOption,
     topic: TopicsOption = None,
     properties: PropertiesOption = None,
-    runs: Annotated[bool, Option("--runs", help="The newest runs in place of the topics.")] = False,
+    runs: Annotated[bool, Option(help="The newest runs in place of the topics.")] = False,
 ) -> Output:
     """Show when each maintenance job last succeeded on each topic, how long it took, and what is overdue.
 
@@ -201,24 +199,62 @@ def jobs(
     the table are the runs that work now. `sparklog doctor --max-age` has an exit code for probes.
     """
     from sparklog.tools.report.job_states import has_jobs, look_at_root
-    from sparklog.tools.report.job_tables import RUNS, STATES, jobs_document, run_cells, running_line, state_cells
 
     source = open_source(root)
     settings = report_settings(source, properties)
     if source.root is None or not has_jobs(source.root):
         raise BadRequest(f"{source.view.location} is a Kafka directory or a backup: no job of sparklog works there")
     look = look_at_root(source.root, settings, source.narrowed(comma_separated(topic)))
-    states, running = look.states(), look.running()
+    states, running, newest_first = look.states(), look.running(), look.outcomes.runs[::-1]
 
     def show() -> None:
         if runs:
-            print_table(RUNS, [run_cells(run) for run in reversed(look.outcomes.runs)], right=RUNS[4:])
+            print_table(JOB_RUNS, [_run_cells(run) for run in newest_first], right=JOB_RUNS[4:])
         else:
-            print_table(STATES, [state_cells(state, settings.now_ms) for state in states], right=STATES[3:7])
-        print_lines(running_line(run, settings.now_ms) for run in running)
+            print_table(JOB_STATES, [_state_cells(state, settings.now_ms) for state in states], right=JOB_STATES[3:7])
+        print_lines(_running_line(run, settings.now_ms) for run in running)
 
-    document = jobs_document(look.outcomes, states, running)
+    document = {"topics": states, "running": running, "runs": newest_first}
     return Output(document, show, look.failures, rows=document["runs" if runs else "topics"])
+
+
+def _state_cells(state: JobState, now_ms: int) -> tuple[str | None, ...]:
+    return (
+        state.topic,
+        state.job,
+        state.state,
+        "never" if state.last_success_ms is None else ago(state.last_success_ms, now_ms),
+        None if state.seconds is None else f"{state.seconds:.1f}",
+        None if state.interval_ms is None else duration(state.interval_ms),
+        duration(state.overdue_ms) if state.overdue_ms else None,
+        state.failure or state.why or None,
+    )
+
+
+def _run_cells(run: JobRun) -> tuple[str | None, ...]:
+    amounts = run.amounts
+    return (
+        iso_time(run.start_ms),
+        run.job,
+        run.host,
+        ",".join(run.topics) or "all",
+        f"{run.took_ms / 1000:.1f}",
+        number_text(amounts.records_in),
+        number_text(amounts.records_out),
+        size_text(amounts.bytes_in),
+        size_text(amounts.bytes_out),
+        size_text(amounts.bytes_deleted),
+        run.failure or (f"{run.failed_topics:,} topics" if run.failed_topics else None),
+    )
+
+
+def _running_line(run: Running, now_ms: int) -> str:
+    """Return a line on a run that has not ended."""
+    topics = ", ".join(run.topics) or "all topics"
+    how = "works on" if run.alive else "ended without an outcome; it had"
+    return (
+        f"{run.job}: the run on {run.host} (process {run.process}), begun {ago(run.since_ms, now_ms)}, {how} {topics}"
+    )
 
 
 @app.add("report", "sparklog report --root /data/log --html report.html")
@@ -265,9 +301,7 @@ def report(
 @app.add("metrics", "sparklog metrics --root /data/log --output /var/lib/node_exporter/sparklog.prom")
 def metrics(
     root: SourceOption,
-    output: Annotated[
-        str, Option("--output", "-o", metavar="FILE", help="Write here; - is standard output.")
-    ] = STANDARD_OUTPUT,
+    output: Annotated[str, Option("-o", metavar="FILE", help="Write here; - is standard output.")] = STANDARD_OUTPUT,
     topic: TopicsOption = None,
 ) -> None:
     """Print lag of consumer groups, offsets, sizes and open transactions in Prometheus' text format.

@@ -57,7 +57,7 @@ def writer_of(commit: Commit) -> str | None:
 def history(
     topic: Annotated[str, Argument(metavar="TOPIC", help="The topic; also a deleted one.")],
     root: RootOption,
-    limit: Annotated[int, whole_number("--limit", low=1, text="Commits at most.")] = 100,
+    limit: Annotated[int, whole_number(low=1, text="Commits at most.")] = 100,
 ) -> Output:
     """Show the commits of a topic, newest first: version, time, operation, records and bytes that it brought, writer.
 

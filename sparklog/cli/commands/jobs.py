@@ -54,9 +54,7 @@ for job_name, text in HELP.items():
 
 
 @app.add("conf", "sparklog conf crontab")
-def conf(
-    name: Annotated[str | None, Argument(help="Which file: without it their names are listed.")] = None,
-) -> None:
+def conf(name: Annotated[str | None, Argument(help="Which file: without it their names are listed.")] = None) -> None:
     """Print a file to start from: schedules for cron, Kubernetes and Airflow, a job for spark-submit, settings.
 
     And the man page, sparklog.1, for a folder such as ~/.local/share/man/man1.

@@ -48,20 +48,13 @@ class ImportedParts:
     open_transactions: Annotated[
         Literal["keep", "abort", "refuse"],
         Option(
-            "--open-transactions",
             help="Those that Kafka has not ended: keep them until an import brings their end or the topic is written"
-            " to, abort them (no import can go on then), or refuse.",
+            " to, abort them (no import can go on then), or refuse."
         ),
     ] = "keep"
-    copy: Annotated[
-        bool, Option("--copy", help="Copy closed segments also where a hard link to Kafka's file would do.")
-    ] = False
-    groups: Annotated[
-        bool, Option("--groups/--no-groups", help="Offsets of consumer groups, from __consumer_offsets.")
-    ] = True
-    transactions: Annotated[
-        bool, Option("--transactions/--no-transactions", help="Whose open transactions are, from __transaction_state.")
-    ] = True
+    copy: Annotated[bool, Option(help="Copy closed segments also where a hard link to Kafka's file would do.")] = False
+    groups: Annotated[bool, Option(help="Offsets of consumer groups, from __consumer_offsets.")] = True
+    transactions: Annotated[bool, Option(help="Whose open transactions are, from __transaction_state.")] = True
 
     def options(self, force: bool) -> ImportOptions:
         from sparklog.kafka.importing.run import AUTO, NEVER, ImportOptions
@@ -96,9 +89,7 @@ def import_(
     parts: ImportedParts,
     dry_run: DryRunOption = False,
     quiet: QuietOption = False,
-    force: Annotated[
-        bool, Option("--force", help="Also a file.delete.delay.ms that takes files from running jobs.")
-    ] = False,
+    force: Annotated[bool, Option(help="Also a file.delete.delay.ms that takes files from running jobs.")] = False,
 ) -> Output:
     """Take topics of a Kafka log directory into a root: offsets, times, headers and segments as they are.
 
@@ -210,9 +201,7 @@ class ExportExtent:
     """Partitions and offsets of the topics that go out, as of when."""
 
     as_of: AsOfOption = None
-    partitions: Annotated[
-        str | None, Option("--partitions", "-p", metavar="0,2-4", help="Only these.", show_default="all")
-    ] = None
+    partitions: Annotated[str | None, Option("-p", metavar="0,2-4", help="Only these.", show_default="all")] = None
     start: Annotated[
         str | None, Option(metavar="N|P:N,...", help="First offset, of all partitions or by partition.")
     ] = None
@@ -222,8 +211,7 @@ class ExportExtent:
     from_timestamp: Annotated[
         str | None,
         Option(
-            metavar="TIME",
-            help="From the first record not older, in each partition: milliseconds, or as for --as-of.",
+            metavar="TIME", help="From the first record not older, in each partition: milliseconds, or as for --as-of."
         ),
     ] = None
     to_timestamp: Annotated[str | None, Option(metavar="TIME", help="Up to the first record that is not older.")] = None
@@ -269,11 +257,9 @@ class Cluster:
         int,
         Option("--offsets-topic-num-partitions", metavar="N", help="Partitions of __consumer_offsets, for --groups."),
     ] = 50
-    link: Annotated[
-        bool, Option("--link", help="Hard links to sealed segments instead of copies, on the same disk.")
-    ] = False
+    link: Annotated[bool, Option(help="Hard links to sealed segments instead of copies, on the same disk.")] = False
     keep_leader_epochs: Annotated[
-        bool, Option("--keep-leader-epochs", help="For the cluster that gave them, and for links. Else they become 0.")
+        bool, Option(help="For the cluster that gave them, and for links. Else they become 0.")
     ] = False
 
 

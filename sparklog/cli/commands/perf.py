@@ -18,8 +18,7 @@ from sparklog.cli.terminal import NO_BROKER, Output, print_table, warn
 
 if TYPE_CHECKING:
     from sparklog.log.topic.root import Root
-    from sparklog.tools.perf.consuming import ConsumeRun
-    from sparklog.tools.perf.producing import ProduceRun, Throughput
+    from sparklog.tools.perf import ConsumeRun, ProduceRun, Throughput
 
 app = Commands("perf", "Measure what a store and this machine do, as Kafka's performance tools.")
 
@@ -37,17 +36,17 @@ INTERVALS = ("INTERVAL-MS", "RECORDS/S", "MB/S", "P50-MS", "P99-MS", "COMMITS", 
 class PayloadOptions:
     """The values of the records: exactly one of the first three."""
 
-    record_size: Annotated[int | None, whole_number("--record-size", low=1, text="Random letters, so many.")] = None
-    payload_file: Annotated[
-        Path | None, Option("--payload-file", exists=True, dir_okay=False, help="Values out of this text file.")
-    ] = None
-    payload_monotonic: Annotated[bool, Option("--payload-monotonic", help="0, 1, 2 and so on.")] = False
+    record_size: Annotated[int | None, whole_number(low=1, text="Random letters, so many.")] = None
+    payload_file: Annotated[Path | None, Option(exists=True, dir_okay=False, help="Values out of this text file.")] = (
+        None
+    )
+    payload_monotonic: Annotated[bool, Option(help="0, 1, 2 and so on.")] = False
     payload_delimiter: Annotated[str, Option(help="Between two values of the file.", show_default="a new line")] = "\n"
 
     def values(self) -> Callable[[], Iterator[bytes]]:
         from random import Random
 
-        from sparklog.tools.perf.producing import ascending_payloads, payloads_of_file, random_payloads
+        from sparklog.tools.perf import ascending_payloads, payloads_of_file, random_payloads
 
         if (self.record_size is not None) + (self.payload_file is not None) + self.payload_monotonic != 1:
             raise BadParameter("give one of --record-size, --payload-file and --payload-monotonic")
@@ -69,9 +68,9 @@ class ProducerSettings:
         Option("--producer-props", "--producer-property", metavar="NAME=VALUE", help="An option of the producer."),
     ] = None
     more_props: Annotated[list[str] | None, Argument(metavar="[NAME=VALUE]...", help="More of them.")] = None
-    transactional_id: Annotated[str | None, Option("--transactional-id", help="Write transactions.")] = None
+    transactional_id: Annotated[str | None, Option(help="Write transactions.")] = None
     transaction_duration_ms: Annotated[
-        int | None, whole_number("--transaction-duration-ms", low=1, text="Commit after so long.", default="3000")
+        int | None, whole_number(low=1, text="Commit after so long.", default="3000")
     ] = None
 
     def options(self, topic: str) -> dict[str, Any]:
@@ -86,13 +85,12 @@ def produce(
     root: RootOption,
     *,
     topic: TopicOption,
-    num_records: Annotated[int, whole_number("--num-records", low=1, text="How many.")],
+    num_records: Annotated[int, whole_number(low=1, text="How many.")],
     payload: PayloadOptions,
     throughput: Annotated[float, Option(help="Records a second at most; -1: as many as go.")] = -1.0,
     settings: ProducerSettings,
     commit_intervals: Annotated[
-        str | None,
-        Option("--commit-intervals", metavar="MS,MS,...", help="Once with each of these as linger.ms; then a table."),
+        str | None, Option(metavar="MS,MS,...", help="Once with each of these as linger.ms; then a table.")
     ] = None,
     reporting_interval: IntervalOption = 1000,
 ) -> Output:
@@ -100,7 +98,7 @@ def produce(
 
     A topic that is missing is created, with one partition. The records stay: name a topic for it.
     """
-    from sparklog.tools.perf.producing import ProduceRun
+    from sparklog.tools.perf import ProduceRun
 
     options = settings.options(topic)
     values = payload.values()
@@ -154,7 +152,7 @@ def _say(line: str) -> None:
 def _sent(root: Root, run: ProduceRun, options: dict[str, Any], interval_ms: int) -> Throughput:
     import sparklog
     from sparklog.log.journal.clocks import SYSTEM
-    from sparklog.tools.perf.producing import produce
+    from sparklog.tools.perf import produce
 
     with sparklog.producer(root, **options) as producer:
         total = produce(producer, run, SYSTEM, lambda window: _say(_window(window)), interval_ms)
@@ -215,22 +213,20 @@ def consume(
     root: RootOption,
     *,
     topic: TopicOption,
-    messages: Annotated[int, whole_number("--messages", low=1, text="How many to read.")],
-    group: Annotated[
-        str | None, Option("--group", "-g", help="Read as a member of this group.", show_default="no group")
-    ] = None,
+    messages: Annotated[int, whole_number(low=1, text="How many to read.")],
+    group: Annotated[str | None, Option("-g", help="Read as a member of this group.", show_default="no group")] = None,
     from_latest: Annotated[
-        bool, Option("--from-latest", help="Begin at the log end where the group has no offsets, not at the start.")
+        bool, Option(help="Begin at the log end where the group has no offsets, not at the start.")
     ] = False,
-    show_detailed_stats: Annotated[bool, Option("--show-detailed-stats", help="A line for each interval.")] = False,
-    hide_header: Annotated[bool, Option("--hide-header", help="No line of names.")] = False,
-    timeout: Annotated[int, whole_number("--timeout", text="Give up after so long without a record (ms).")] = 10_000,
+    show_detailed_stats: Annotated[bool, Option(help="A line for each interval.")] = False,
+    hide_header: Annotated[bool, Option(help="No line of names.")] = False,
+    timeout: Annotated[int, whole_number(text="Give up after so long without a record (ms).")] = 10_000,
     reporting_interval: IntervalOption = 5000,
 ) -> None:
     """Read records, and print how many a second. MB are 2^20 bytes of keys and values."""
     import sparklog
     from sparklog.log.journal.clocks import SYSTEM
-    from sparklog.tools.perf.consuming import consume
+    from sparklog.tools.perf import consume
 
     opened = open_root(root)
     opened.topic(topic)

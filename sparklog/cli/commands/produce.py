@@ -44,14 +44,12 @@ class Lines:
     key_separator: Annotated[
         str | None, Option(help=r"A line is key, this (\t: a tab), value; else keys are null.")
     ] = None
-    headers: Annotated[bool, Option("--headers", help="A line begins with name:value,name:value and a tab.")] = False
+    headers: Annotated[bool, Option(help="A line begins with name:value,name:value and a tab.")] = False
     null_marker: Annotated[str | None, Option(help="A key or value that is just this is null (a tombstone).")] = None
     headers_delimiter: Annotated[str, Option(help="After the headers of a line.", show_default="a tab")] = "\t"
     headers_separator: Annotated[str, Option(help="Between two headers.")] = ","
     headers_key_separator: Annotated[str, Option(help="Between a header's name and its value.")] = ":"
-    ignore_error: Annotated[bool, Option("--ignore-error", help="Of a line without a separator all is the value.")] = (
-        False
-    )
+    ignore_error: Annotated[bool, Option(help="Of a line without a separator all is the value.")] = False
 
     def parser(self, formats: Formats) -> Callable[[bytes, int], pa.RecordBatch]:
         """Return what makes records of a run of lines, of which the second argument is the number of the first."""
@@ -88,17 +86,15 @@ def produce(
     lines: Lines,
     formats: Formats,
     partition: Annotated[
-        int | None, whole_number("--partition", "-p", high=INT32_MAX, text="All to this partition, whatever the key.")
+        int | None, whole_number("-p", high=INT32_MAX, text="All to this partition, whatever the key.")
     ] = None,
     linger_ms: Annotated[
-        int, whole_number("--linger-ms", high=INT32_MAX, text="How long lines of a pipe wait for others, at most.")
+        int, whole_number(high=INT32_MAX, text="How long lines of a pipe wait for others, at most.")
     ] = 1000,
     num_partitions: Annotated[
         int | None,
         whole_number(
-            "--num-partitions",
-            low=1,
-            text="Create the topic with so many, if there is none. Default: the root's num.partitions, or 1.",
+            low=1, text="Create the topic with so many, if there is none. Default: the root's num.partitions, or 1."
         ),
     ] = None,
     compression: Annotated[Codec | None, Option(help="Codec, where the topic leaves it to us. Default: zstd.")] = None,

@@ -25,12 +25,10 @@ PAUSE_SECONDS = 1.0
 def repartition(
     topic: Annotated[str, Argument(metavar="TOPIC", help="The topic to copy; it stays as it is.")],
     to: Annotated[str, Option(metavar="NEW-NAME", help="The topic to create, or to go on with.", show_default=False)],
-    partitions: Annotated[int, whole_number("--partitions", "-p", low=1, text="Of the new topic.", default=False)],
+    partitions: Annotated[int, whole_number("-p", low=1, text="Of the new topic.", default=False)],
     root: RootOption,
-    follow: Annotated[bool, Option("--follow", "-f", help="Go on with what comes later, until interrupted.")] = False,
-    move_groups: Annotated[
-        bool, Option("--move-groups", help="At the end, set the groups' offsets in the new topic.")
-    ] = False,
+    follow: Annotated[bool, Option("-f", help="Go on with what comes later, until interrupted.")] = False,
+    move_groups: Annotated[bool, Option(help="At the end, set the groups' offsets in the new topic.")] = False,
     quiet: QuietOption = False,
 ) -> Output:
     """Copy a topic into one with another number of partitions, each record to the partition of its key.

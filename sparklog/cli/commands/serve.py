@@ -22,32 +22,29 @@ app = Commands()
 class Listening:
     """Addresses, and who may connect to them."""
 
-    listen: Annotated[
-        str, Option("--listen", metavar="HOST:PORT", help="Where clients connect; port 0: a free one.")
-    ] = "127.0.0.1:9092"
+    listen: Annotated[str, Option(metavar="HOST:PORT", help="Where clients connect; port 0: a free one.")] = (
+        "127.0.0.1:9092"
+    )
     advertise: Annotated[
         list[str] | None,
         Option(
-            "--advertise",
             metavar="HOST:PORT",
             help="What clients are given: this server's address, then others of the same root.",
             show_default="--listen",
         ),
     ] = None
-    tls_cert: Annotated[
-        str | None, Option("--tls-cert", metavar="FILE", help="Certificate (PEM) to encrypt connections with.")
-    ] = None
-    tls_key: Annotated[str | None, Option("--tls-key", metavar="FILE", help="Its key (PEM).")] = None
+    tls_cert: Annotated[str | None, Option(metavar="FILE", help="Certificate (PEM) to encrypt connections with.")] = (
+        None
+    )
+    tls_key: Annotated[str | None, Option(metavar="FILE", help="Its key (PEM).")] = None
     users: Annotated[
-        str | None,
-        Option("--users", metavar="FILE", help="Who may connect (SASL), and do what; see docs/guides/serve.md."),
+        str | None, Option(metavar="FILE", help="Who may connect (SASL), and do what; see docs/guides/serve.md.")
     ] = None
-    insecure: Annotated[
-        bool, Option("--insecure", help="Listen on an address that other machines reach, without encryption.")
-    ] = False
+    insecure: Annotated[bool, Option(help="Listen on an address that other machines reach, without encryption.")] = (
+        False
+    )
     metrics_port: Annotated[
-        int | None,
-        whole_number("--metrics-port", high=65535, text="Serve counters to Prometheus.", default="off"),
+        int | None, whole_number(high=65535, text="Serve counters to Prometheus.", default="off")
     ] = None
 
     def options(self, *, writable: bool, auto_create: bool) -> ServeOptions:
@@ -83,12 +80,12 @@ def serve(
         ),
     ] = None,
     *,
-    writable: Annotated[bool, Option("--writable", help="Take what producers send, and changes of topics.")] = False,
+    writable: Annotated[bool, Option(help="Take what producers send, and changes of topics.")] = False,
     backup: Annotated[
-        int | None, whole_number("--backup", low=1, text="Serve this backup (backup --list).", default="newest")
+        int | None, whole_number(low=1, text="Serve this backup (backup --list).", default="newest")
     ] = None,
     memory: Annotated[
-        bool, Option("--memory", help="Serve an empty root in memory, for tests; topics are made when asked for.")
+        bool, Option(help="Serve an empty root in memory, for tests; topics are made when asked for.")
     ] = False,
     listening: Listening,
 ) -> None:

@@ -62,12 +62,11 @@ def create(
     *,
     topic: OneTopic,
     partitions: Annotated[
-        int | None,
-        whole_number("--partitions", "-p", low=1, text="How many.", default="num.partitions of the root, or 1"),
+        int | None, whole_number("-p", low=1, text="How many.", default="num.partitions of the root, or 1")
     ] = None,
     replication_factor: ReplicationOption = None,
     config: ConfigOption = None,
-    if_not_exists: Annotated[bool, Option("--if-not-exists", help="Succeed if it is there already.")] = False,
+    if_not_exists: Annotated[bool, Option(help="Succeed if it is there already.")] = False,
 ) -> Output:
     """Create a topic. A folder that holds nothing yet becomes a new root."""
     from sparklog.log.topic.expiring import default_expiry
@@ -108,10 +107,8 @@ def describe(
     root: SourceOption,
     *,
     topics: TopicChoice,
-    topics_with_overrides: Annotated[
-        bool, Option("--topics-with-overrides", help="Only topics with configs that were set, and these.")
-    ] = False,
-    if_exists: Annotated[bool, Option("--if-exists", help="Leave out a topic that there is not.")] = False,
+    topics_with_overrides: Annotated[bool, Option(help="Only topics with configs that were set, and these.")] = False,
+    if_exists: Annotated[bool, Option(help="Leave out a topic that there is not.")] = False,
 ) -> Output:
     """Show id, configs and, for each partition, offsets and size."""
     source = topics.of(open_source(root), may_be_none=if_exists)
@@ -183,11 +180,11 @@ def _show(rows: list[TopicRow]) -> None:
 @app.add("alter", "sparklog topics alter orders --root /data/log --partitions 32")
 def alter(
     root: RootOption,
-    partitions: Annotated[int, whole_number("--partitions", "-p", low=1, text="Raise to so many.")],
+    partitions: Annotated[int, whole_number("-p", low=1, text="Raise to so many.")],
     *,
     topic: OneTopic,
     replication_factor: ReplicationOption = None,
-    if_exists: Annotated[bool, Option("--if-exists", help="Succeed if there is no such topic.")] = False,
+    if_exists: Annotated[bool, Option(help="Succeed if there is no such topic.")] = False,
 ) -> Output:
     """Add partitions. Configs are altered by `sparklog configs alter`, as in Kafka by kafka-configs."""
     _say_where_copies_are(replication_factor, root)
@@ -205,7 +202,7 @@ def delete(
     root: RootOption,
     *,
     topic: TopicOrPattern,
-    if_exists: Annotated[bool, Option("--if-exists", help="Succeed if there is no such topic.")] = False,
+    if_exists: Annotated[bool, Option(help="Succeed if there is no such topic.")] = False,
 ) -> Output:
     """Delete a topic, without asking, as kafka-topics does. Its files go when a vacuum finds them.
 

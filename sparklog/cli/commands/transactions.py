@@ -33,8 +33,7 @@ IdArgument = Annotated[str, Argument(metavar="ID", help="Transactional id.")]
 
 @app.add("list", "sparklog transactions list --root /data/log")
 def list_(
-    root: SourceOption,
-    open_only: Annotated[bool, Option("--open", help="Only those that hold back a topic.")] = False,
+    root: SourceOption, open_only: Annotated[bool, Option("--open", help="Only those that hold back a topic.")] = False
 ) -> Output:
     """List the transactional ids, and how the newest transaction of each stands.
 
@@ -77,7 +76,7 @@ def describe(transactional_id: IdArgument, root: SourceOption) -> Output:
 def history(
     transactional_id: IdArgument,
     root: RootOption,
-    limit: Annotated[int, whole_number("--limit", low=1, text="Entries at most.")] = 100,
+    limit: Annotated[int, whole_number(low=1, text="Entries at most.")] = 100,
 ) -> Output:
     """Show the decisions of an id, newest first: what began, committed, aborted, when, why, and what it wrote to.
 

@@ -94,13 +94,9 @@ class Maintenance:
     root: RootOption
     topic: TopicsOption = None
     properties: PropertiesOption = None
-    now_ms: Annotated[
-        int | None, whole_number("--now-ms", metavar="MS", text="Milliseconds to use in place of the clock.")
-    ] = None
+    now_ms: Annotated[int | None, whole_number(metavar="MS", text="Milliseconds to use in place of the clock.")] = None
     dry_run: DryRunOption = False
-    lease: Annotated[
-        bool, Option("--lease/--no-lease", help="Leave topics alone that another run of this job works on.")
-    ] = True
+    lease: Annotated[bool, Option(help="Leave topics alone that another run of this job works on.")] = True
     as_json: JsonOption = False
     topics: tuple[str, ...] = field(init=False)
     settings: Settings = field(init=False)

@@ -33,10 +33,8 @@ from sparklog.units import count
 class Compact(Maintenance):
     """Options of the job: the shared ones, and which parts of the work to do."""
 
-    seal_only: Annotated[bool, Option("--seal-only", help="Only seal what is closed: neither merge nor compact.")] = (
-        False
-    )
-    roll: Annotated[bool, Option("--roll", help="Seal the active segments, too, young and small as they are.")] = False
+    seal_only: Annotated[bool, Option(help="Only seal what is closed: neither merge nor compact.")] = False
+    roll: Annotated[bool, Option(help="Seal the active segments, too, young and small as they are.")] = False
 
 
 arguments = partial(parse, "compact", Compact, __doc__)

@@ -64,8 +64,7 @@ class FromDelta(delta.DeltaQuery):
         Option(metavar="N|latest", help="Of a new checkpoint: the first version.", show_default="the rows there are"),
     ] = None
     num_partitions: Annotated[
-        int | None,
-        whole_number("--num-partitions", low=1, text="Of a topic that does not exist yet.", default="the root's"),
+        int | None, whole_number(low=1, text="Of a topic that does not exist yet.", default="the root's")
     ] = None
     follow: FollowOption = False
     interval: IntervalOption = None
@@ -129,9 +128,7 @@ def records(changes: DataFrame, job: FromDelta) -> DataFrame:
     )
     history = Window.partitionBy(*names).orderBy("version", "stays")
     ranked = keyed.select(
-        "*",
-        F.lead("version").over(history).alias("next_version"),
-        F.lead("stays").over(history).alias("next_stays"),
+        "*", F.lead("version").over(history).alias("next_version"), F.lead("stays").over(history).alias("next_stays")
     )
     last = ~F.coalesce(F.col("version") == F.col("next_version"), F.lit(False))
     keys = [F.col(name) for name in names]
@@ -154,7 +151,8 @@ def key_of(keys: Sequence[Column], schema: StructType, job: FromDelta) -> Column
 
 def _or_fail(keys: Sequence[Column], job: FromDelta) -> Column:
     """Return true, or fail the task where the key columns do not name one row of a version."""
-    names, version = _escaped(", ".join(job.keys)), F.col("version")
+    # They are part of a format.
+    names, version = ", ".join(job.keys).replace("%", "%%"), F.col("version")
     null = F.format_string(f"{names} is null in a row of version %d: a record needs a key", version)
     shown = F.concat_ws(", ", *(key.cast("string") for key in keys))
     text = f"{names} %s is of two rows of version %d: choose --key-columns that name one row"
@@ -164,10 +162,6 @@ def _or_fail(keys: Sequence[Column], job: FromDelta) -> Column:
         .when(both, F.raise_error(F.format_string(text, shown, version)).cast("boolean"))
         .otherwise(F.lit(True))
     )
-
-
-def _escaped(text: str) -> str:
-    return text.replace("%", "%%")
 
 
 arguments = partial(parse, "from-delta", FromDelta, __doc__)

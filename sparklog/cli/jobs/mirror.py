@@ -67,7 +67,7 @@ class Mirror:
     checkpoint: Annotated[str, Option(help="The query's checkpoint: with it the job goes on.")]
     topic_list: Annotated[str | None, Option("--topics", help="Topics, with commas between them.")] = None
     pattern: Annotated[str | None, Option(help="Regular expression of whole topic names.")] = None
-    follow: Annotated[bool, Option("--follow", help="Go on with what comes later.")] = False
+    follow: Annotated[bool, Option(help="Go on with what comes later.")] = False
     kafka_option: Annotated[
         list[str] | None, Option(metavar="NAME=VALUE", help="Of Kafka's clients; may be repeated.")
     ] = None
@@ -75,12 +75,10 @@ class Mirror:
         str | None, Option(metavar="FILE", help="Such options, as the client.properties of Kafka's tools.")
     ] = None
     isolation: IsolationOption = "read_committed"
-    max_offsets_per_trigger: Annotated[
-        int, whole_number("--max-offsets-per-trigger", low=1, text="About so many records in one micro-batch.")
-    ] = 1_000_000
-    no_fail_on_data_loss: Annotated[
-        bool, Option("--no-fail-on-data-loss", help="Go on where records are gone that were not moved yet.")
-    ] = False
+    max_offsets_per_trigger: Annotated[int, whole_number(low=1, text="About so many records in one micro-batch.")] = (
+        1_000_000
+    )
+    no_fail_on_data_loss: Annotated[bool, Option(help="Go on where records are gone that were not moved yet.")] = False
     topics: tuple[str, ...] = field(init=False)
     options: Mapping[str, str] = field(init=False)
 

@@ -130,14 +130,13 @@ class Copy:
     subscribe_pattern: Annotated[str | None, Option(help="Regular expression of topics.")] = None
     topic: Annotated[str | None, Option(help="One topic for all records; else each keeps its topic.")] = None
     num_partitions: Annotated[
-        int | None,
-        whole_number("--num-partitions", low=1, text="Of topics that do not exist yet.", default="the root's"),
+        int | None, whole_number(low=1, text="Of topics that do not exist yet.", default="the root's")
     ] = None
     max_offsets_per_trigger: Annotated[
-        int | None, whole_number("--max-offsets-per-trigger", low=1, text="About so many records in one micro-batch.")
+        int | None, whole_number(low=1, text="About so many records in one micro-batch.")
     ] = None
     group: Annotated[str | None, Option(help="Consumer group that commits the query's offsets; of a root.")] = None
-    follow: Annotated[bool, Option("--follow", help="Go on with what comes later.")] = False
+    follow: Annotated[bool, Option(help="Go on with what comes later.")] = False
 
     def __post_init__(self) -> None:
         if self.subscribe is not None and self.subscribe_pattern is not None:

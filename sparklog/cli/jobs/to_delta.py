@@ -54,8 +54,7 @@ class ToDelta(delta.DeltaQuery):
         Literal["append", "upsert"], Option(help="A row for each record, or for each key its latest one.")
     ] = "append"
     payload: Annotated[
-        Literal["raw", "json", "avro"],
-        Option(help="Values as bytes in the columns of a record, or parsed."),
+        Literal["raw", "json", "avro"], Option(help="Values as bytes in the columns of a record, or parsed.")
     ] = "raw"
     schema: Annotated[
         str | None,
@@ -65,21 +64,21 @@ class ToDelta(delta.DeltaQuery):
         str | None,
         Option("--key-columns", metavar="A[,B]", help="Columns that the key holds: its text, or a JSON object."),
     ] = None
-    metadata: Annotated[bool, Option("--metadata", help=f"Add {', '.join(METADATA)} to parsed columns.")] = False
-    headers: Annotated[bool, Option("--headers/--no-headers", help="Keep the headers of raw records.")] = True
+    metadata: Annotated[bool, Option(help=f"Add {', '.join(METADATA)} to parsed columns.")] = False
+    headers: Annotated[bool, Option(help="Keep the headers of raw records.")] = True
     bad_records: Annotated[
         Literal["fail", "quarantine"], Option(help="Records that do not fit: fail, or write them to PATH_quarantine.")
     ] = "fail"
-    grow_schema: Annotated[bool, Option("--grow-schema", help="Add columns that the table lacks.")] = False
+    grow_schema: Annotated[bool, Option(help="Add columns that the table lacks.")] = False
     starting_offsets: Annotated[
         str, Option(metavar="OFFSETS", help='Of a new checkpoint: earliest, latest or {"topic":{"0":23}}.')
     ] = "earliest"
-    max_offsets_per_trigger: Annotated[
-        int, whole_number("--max-offsets-per-trigger", low=1, text="About so many records in one micro-batch.")
-    ] = 1_000_000
-    no_fail_on_data_loss: Annotated[
-        bool, Option("--no-fail-on-data-loss", help="Go on where records are gone that were not written yet.")
-    ] = False
+    max_offsets_per_trigger: Annotated[int, whole_number(low=1, text="About so many records in one micro-batch.")] = (
+        1_000_000
+    )
+    no_fail_on_data_loss: Annotated[bool, Option(help="Go on where records are gone that were not written yet.")] = (
+        False
+    )
     follow: FollowOption = False
     interval: IntervalOption = None
     rows: Payload = field(init=False)

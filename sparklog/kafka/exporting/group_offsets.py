@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import csv
 import io
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -30,6 +29,7 @@ from sparklog.format.coordinators.coordinator_records import (
     encode_offset_key,
     encode_offset_value,
 )
+from sparklog.groups.sticky_assignor import string_hash
 from sparklog.kafka.in_place.directory import CONSUMER_OFFSETS
 from sparklog.log.topic.root import Root, open_root
 from sparklog.storage.memory import MemoryStore
@@ -59,10 +59,7 @@ class GroupOffsets:
 
 def group_partition(group: str, partitions: int) -> int:
     """The partition of the offsets topic that keeps a group: Java's `String.hashCode`, its sign dropped."""
-    data = group.encode("utf-16-be")
-    code = 0
-    for unit in struct.unpack(f">{len(data) // 2}H", data):
-        code = (31 * code + unit) & 0xFFFFFFFF
+    code = string_hash(group)
     signed = code - (1 << 32) if code >= 1 << 31 else code
     # Kafka's Utils.abs: the smallest int has no positive counterpart, and counts as 0.
     return 0 if signed == -(1 << 31) else abs(signed) % partitions

@@ -28,10 +28,11 @@ import numpy.typing as npt
 from sparklog.compaction.producer_state import PartitionProducers, replay
 from sparklog.compaction.seal_work import SegmentOutput
 from sparklog.compaction.segment_writer import SegmentWriter
-from sparklog.errors import Conflict, Corrupt, NotFound
+from sparklog.errors import Conflict, Corrupt
 from sparklog.format import transaction_index
 from sparklog.format.batch_scan import crc_failures
 from sparklog.format.checkpoint_files import LeaderEpoch
+from sparklog.format.checksums import SUFFIXES as INDEXES
 from sparklog.format.coordinators.producer_snapshot import snapshot_to_bytes
 from sparklog.format.crc32c import crc32c
 from sparklog.format.filter_batches import rewrite_headers
@@ -40,6 +41,7 @@ from sparklog.format.segment_indexes import MAX_RELATIVE_OFFSET
 from sparklog.kafka.exporting.plan import PartitionPlan
 from sparklog.kafka.importing.segment import IndexedBatches, offset_index_of, time_index_of
 from sparklog.kafka.in_place.view import KafkaView
+from sparklog.log.journal.create_object import read_if_there
 from sparklog.log.read.fetch import MissingFile, read_windows
 from sparklog.log.read.planned_slices import PlannedSlice
 from sparklog.log.state.configs import TopicConfigs
@@ -169,7 +171,7 @@ class PartitionFiles:
         if copied is None:
             return
         interval, (batches, nbytes) = self.configs.index_interval_bytes, copied
-        raw = {suffix: self._read_beside(row, suffix) for suffix in ("index", "timeindex", "txnindex")}
+        raw = {suffix: read_if_there(self.source, row.file.removesuffix("log") + suffix) for suffix in INDEXES}
         if not whole or base != named:
             # Of a part the time index would end with a time that may not be in it; offsets count from the base.
             raw["index"] = raw["timeindex"] = None
@@ -240,12 +242,6 @@ class PartitionFiles:
         epochs = headers.leader_epoch[changes].tolist()
         self._epochs += zip(headers.base_offset[changes].tolist(), epochs, strict=True)
         return data
-
-    def _read_beside(self, row: PlannedSlice, suffix: str) -> bytes | None:
-        try:
-            return self.source.get(f"{row.file.removesuffix('log')}{suffix}")
-        except NotFound:
-            return None
 
 
 class _EpochsToReset(Exception):  # noqa: N818

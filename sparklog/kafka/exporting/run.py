@@ -42,12 +42,7 @@ from sparklog.kafka.exporting.group_offsets import (
     groups_csv,
     offsets_topic,
 )
-from sparklog.kafka.exporting.plan import (
-    PartitionPlan,
-    plan_export,
-    properties_file,
-    stable_ends,
-)
+from sparklog.kafka.exporting.plan import PartitionPlan, plan_export, properties_file, stable_ends
 from sparklog.kafka.in_place.directory import CONSUMER_OFFSETS, GROUPS_FILE, properties_name
 from sparklog.log.decisions.decision_log import held_back, settle, whole_ends
 from sparklog.log.journal.clocks import Env

@@ -51,12 +51,7 @@ from sparklog.groups.group import DEAD, GroupDescription
 from sparklog.groups.lag import Lag
 from sparklog.kafka.importing.partition import CoordinatorEntry
 from sparklog.kafka.in_place import directory
-from sparklog.kafka.in_place.directory import (
-    CONSUMER_OFFSETS,
-    TRANSACTION_STATE,
-    SegmentName,
-    settled_segments,
-)
+from sparklog.kafka.in_place.directory import CONSUMER_OFFSETS, TRANSACTION_STATE, SegmentName, settled_segments
 from sparklog.kafka.in_place.files import FilePath
 from sparklog.kafka.in_place.segment_file import SegmentFile
 from sparklog.kafka.in_place.segment_recovery import (
@@ -73,7 +68,7 @@ from sparklog.kafka.in_place.view import KafkaView
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.state.commit import ABORT, COMMIT
 from sparklog.log.state.commit_intents import ImportedPartition, ImportIntent
-from sparklog.log.state.view import READ_UNCOMMITTED, Bounds, OffsetRange
+from sparklog.log.state.view import Bounds, OffsetRange
 
 if TYPE_CHECKING:
     from sparklog.log.topic.root import Root
@@ -184,7 +179,7 @@ CONSUMER_GROUP_METADATA = 3
 """The key type of a group of the new protocol (KIP-848)."""
 MAX_GENERATION = 2**31 - 1
 _DECIDED = {Status.PREPARE_COMMIT: COMMIT, Status.PREPARE_ABORT: ABORT}
-_BEGUN = (Status.ONGOING, Status.PREPARE_COMMIT, Status.PREPARE_ABORT, Status.PREPARE_EPOCH_FENCE)
+BEGUN = (Status.ONGOING, Status.PREPARE_COMMIT, Status.PREPARE_ABORT, Status.PREPARE_EPOCH_FENCE)
 
 
 @dataclass(slots=True)
@@ -282,7 +277,7 @@ def kafka_transactions(log_dir: LogDir) -> dict[int, CoordinatorEntry]:
         owner = decode_transaction_key(key)
         value = decode_transaction_value(kept.value)
         if owner is not None and value is not None:
-            begun = value.status in _BEGUN
+            begun = value.status in BEGUN
             entry = CoordinatorEntry(
                 transactional_id=owner,
                 timeout_ms=max(value.timeout_ms, 0),
@@ -440,12 +435,10 @@ class KafkaGroups:
         """
         unread = OffsetRange(topic, partition, max(offset, limits.log_start), limits.log_end)
         try:
-            for part in self._view.plan([unread], READ_UNCOMMITTED):
-                for batch in part.read(("timestamp",)):
-                    if batch.num_rows:
-                        written = int(batch.column(0)[0].value)
-                        return max(0, self.now_ms - written) / 1000 if written >= 0 else None
+            written = self._view.first_time(unread)
         except Corrupt as error:
             self.failures.append(error)
             return None
-        return 0.0
+        if written is None:
+            return 0.0
+        return max(0, self.now_ms - written) / 1000 if written >= 0 else None

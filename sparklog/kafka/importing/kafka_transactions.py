@@ -13,18 +13,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, did_you_mean
-from sparklog.format.coordinators.coordinator_records import (
-    Status,
-    decode_transaction_key,
-    decode_transaction_value,
-)
+from sparklog.format.coordinators.coordinator_records import decode_transaction_key, decode_transaction_value
 from sparklog.format.coordinators.producer_snapshot import parse_snapshot
-from sparklog.kafka.importing.coordinators import Kept, LogDir, read_newest
+from sparklog.kafka.importing.coordinators import BEGUN, Kept, LogDir, read_newest
 from sparklog.kafka.in_place.directory import TRANSACTION_STATE, partition_folders
 from sparklog.kafka.in_place.view import KafkaView
 from sparklog.log.journal.clocks import SYSTEM
 
-OPEN = (Status.ONGOING, Status.PREPARE_COMMIT, Status.PREPARE_ABORT, Status.PREPARE_EPOCH_FENCE)
 SNAPSHOT = ".snapshot"
 
 
@@ -89,7 +84,7 @@ def kafka_transactional_ids(view: KafkaView) -> list[KafkaTransactionalId]:
                     start_ms=value.start_ms,
                     last_update_ms=value.last_update_ms,
                     partitions=tuple(f"{topic}-{partition}" for topic, partition in sorted(value.partitions or ())),
-                    is_open=value.status in OPEN,
+                    is_open=value.status in BEGUN,
                 )
             )
 

@@ -22,8 +22,7 @@ from sparklog.errors import Corrupt, Unavailable
 from sparklog.format import transaction_index
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.format.checksums import index_crc
-from sparklog.format.control import ABORT, COMMIT
-from sparklog.format.transaction_index import AbortedTransactions, AbortMarker, agrees, unite
+from sparklog.format.transaction_index import AbortedTransactions, agrees, unite
 from sparklog.kafka.importing.segment import (
     CopiedSegment,
     Lost,
@@ -184,8 +183,6 @@ class _Copies:
         self._transactions = TransactionState(
             {transaction.producer: transaction.first for transaction in self._reported}
         )
-        self._markers: dict[int, int] = {}
-        """Producer id -> offset of its last marker."""
         self._epochs = {transaction.producer: transaction.epoch for transaction in self._reported}
 
     def piece(self, log_end: int, cleaned_through: int | None, leader_epoch: int = -1) -> ImportedPartition:
@@ -321,27 +318,12 @@ class _Copies:
 
         Kafka's index also has the beginning of those whose first data the cleaner removed.
         """
-        markers = self._abort_markers(events)
+        markers = list(self._transactions.abort_markers(events))
         if not markers:
             return transaction_index.none()
         index = aborted_by_index(name.path, name.base)
         index = index.select(index.last_offsets >= self._imported_end)
         return unite([index] if agrees(index, markers) else [], markers)
-
-    def _abort_markers(self, events: TransactionEvents) -> list[AbortMarker]:
-        """Return the ABORT markers of a segment with these events, and advance the state past it."""
-        state, markers = self._transactions, []
-        for start in range(0, len(events.triples), 3):
-            kind, producer, offset = event = events.triples[start : start + 3]
-            first = state.open.get(producer, -1)
-            state.apply(event)
-            if kind == ABORT:
-                stable = state.first_open()
-                after = self._markers.get(producer, -1)
-                markers.append(AbortMarker(producer, first, offset, offset + 1 if stable is None else stable, after))
-            if kind in (ABORT, COMMIT):
-                self._markers[producer] = offset
-        return markers
 
     def _add_indexes(self, name: SegmentName, copied: CopiedSegment, path: str) -> int:
         """Write the index files beside a sealed segment; return their `index_crc`."""

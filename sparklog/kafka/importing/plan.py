@@ -21,12 +21,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound, did_you_mean
-from sparklog.format.checkpoint_files import (
-    CLEANER_OFFSETS_FILE,
-    HIGH_WATERMARKS_FILE,
-    LOG_STARTS_FILE,
-    TopicPartition,
-)
+from sparklog.format.checkpoint_files import CLEANER_OFFSETS_FILE, HIGH_WATERMARKS_FILE, LOG_STARTS_FILE, TopicPartition
 from sparklog.kafka.importing.partition import FRESH, ImportedPart, PartitionSource
 from sparklog.kafka.in_place import directory
 from sparklog.kafka.in_place.directory import SegmentName, leader_epochs, next_offset_of, settled_segments

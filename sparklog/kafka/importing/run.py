@@ -129,10 +129,6 @@ class ImportOptions:
         return checked
 
 
-def unwatched(topic: str, partition: int, records: int, nbytes: int) -> None:
-    """Ignore progress."""
-
-
 def import_log_dir(
     root: Root | None,
     path: AnyPath,
@@ -140,7 +136,7 @@ def import_log_dir(
     *,
     dry_run: bool = False,
     on_skipped: OnSkipped = log_skipped,
-    on_progress: OnProgress = unwatched,
+    on_progress: OnProgress = lambda topic, partition, records, nbytes: None,
 ) -> ImportReport:
     """Import topics of the log dir at `path`, or the new part of topics that were imported before.
 

@@ -263,7 +263,7 @@ def _decodable(windows: Iterator[Window], copy: SegmentCopy) -> Iterator[Window]
     """Yield the windows without batches whose checksums are right and whose records cannot be decoded."""
     for window in windows:
         try:
-            _decode(window)
+            window.decode(RECORD_COLUMNS, ~window.headers.is_control & (window.headers.count > 0))
         except Corrupt as error:
             if len(window.headers) > 1:
                 yield from _decodable((_part(window, slice(row, row + 1)) for row in range(len(window.headers))), copy)
@@ -273,10 +273,6 @@ def _decodable(windows: Iterator[Window], copy: SegmentCopy) -> Iterator[Window]
             copy.left_out.append(Lost(position, header.size, header.base_offset, end, error.message))
         else:
             yield window
-
-
-def _decode(window: Window) -> None:
-    window.decode(RECORD_COLUMNS, ~window.headers.is_control & (window.headers.count > 0))
 
 
 def _part(window: Window, rows: slice) -> Window:

@@ -14,6 +14,7 @@ from typing import ClassVar, TypeAlias, TypeVar
 
 from sparklog.kafka.in_place.store_files import StoreFiles, StorePath
 from sparklog.storage import Store, local_path, open_store
+from sparklog.storage.local import read_at
 from sparklog.storage.locations import is_url, normal_location, split
 from sparklog.storage.store import is_part
 
@@ -104,13 +105,7 @@ class LocalFile:
         self.size, self.modified, self.inode = stat.st_size, stat.st_mtime_ns, stat.st_ino
 
     def read(self, position: int, length: int) -> bytes:
-        data = os.pread(self._descriptor, length, position)
-        while 0 < len(data) < length:
-            more = os.pread(self._descriptor, length - len(data), position + len(data))
-            if not more:
-                break
-            data += more
-        return data
+        return read_at(self._descriptor, position, length)
 
     def replaced(self) -> bool:
         """Return True if what was read may be of two files: on a disk an open file stays the one that was opened."""

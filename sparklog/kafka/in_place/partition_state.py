@@ -10,6 +10,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 import numpy as np
 
@@ -37,7 +38,7 @@ from sparklog.kafka.in_place.segment_recovery import (
     resume,
     sound_windows,
 )
-from sparklog.kafka.in_place.transaction_state import TransactionEvents, TransactionState, merged
+from sparklog.kafka.in_place.transaction_state import TransactionEvents, TransactionSpan, TransactionState, merged
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.state.view import BatchRuns, Stored
 
@@ -216,16 +217,6 @@ DETAILED_BLOCKS = 1 << 17
 """Some 8 GB."""
 
 
-@dataclass(frozen=True, slots=True)
-class Unknown:
-    """A transaction whose outcome damage hides; `first` to `last`: its offsets, `file`: where its marker was."""
-
-    producer: int
-    first: int
-    last: int
-    file: str
-
-
 class PartitionState:
     """Segments and transactions of one partition folder; `refresh` brings them up to date.
 
@@ -381,10 +372,10 @@ class PartitionState:
         unknown = self.unknown(start, end)
         if unknown and self.policy != SKIP:
             raise Corrupt(
-                f"the outcome of a transaction of producer {unknown[0].producer} cannot be known: its marker is"
+                f"the outcome of a transaction of producer {unknown[0][0].producer} cannot be known: its marker is"
                 " damaged; read other offsets, or leave the transaction out with corruptRecords=skip",
-                file=unknown[0].file,
-                offset=unknown[0].last,
+                file=unknown[0][1],
+                offset=unknown[0][0].last,
             )
         if self._aborted is None:
             indexed = [self._transaction_index(state.name) for state in self.segments]
@@ -393,20 +384,25 @@ class PartitionState:
         if not unknown:
             return aborted
         # As if they had been aborted where reading stopped.
-        columns = np.array([(entry.producer, entry.first, entry.last, entry.last + 1) for entry in unknown], np.int64).T
+        columns = np.array([(*span, span.last + 1) for span, _ in unknown], np.int64).T
         every = concatenate([aborted, AbortedTransactions(*columns)])
         return every.select(np.argsort(every.last_offsets, kind="stable"))
 
-    def unknown(self, start: int, end: int) -> list[Unknown]:
-        """Return transactions with offsets in `[start, end)` whose outcome is in no marker and no `.txnindex`."""
+    def unknown(self, start: int, end: int) -> list[tuple[TransactionSpan, str]]:
+        """Return transactions with offsets in `[start, end)` whose outcome is in no marker and no `.txnindex`.
+
+        Each comes with the file that its marker was in.
+        """
         entries = [span for span in self.transactions.unknown if span.first < end and span.last >= start]
         if not entries:
             return []
         indexed = [self._transaction_index(state.name) for state in self.segments]
         return [
-            Unknown(producer, first, last, [str(s.name.path) for s in self.segments if s.name.base <= last][-1])
-            for producer, first, last in entries
-            if not any(((index.producer_ids == producer) & (index.first_offsets <= first)).any() for index in indexed)
+            (span, [str(state.name.path) for state in self.segments if state.name.base <= span.last][-1])
+            for span in entries
+            if not any(
+                ((index.producer_ids == span.producer) & (index.first_offsets <= span.first)).any() for index in indexed
+            )
         ]
 
     def _transaction_index(self, name: SegmentName) -> AbortedTransactions:
@@ -424,10 +420,11 @@ class PartitionState:
         After the first `detailed` blocks a segment is one run, so that a stream with rate limits does not walk all
         blocks of a terabyte for each micro-batch.
         """
-        low = max(bisect_right(self.segments, start, key=_base) - 1, 0)
+        by_base = attrgetter("name.base")
+        low = max(bisect_right(self.segments, start, key=by_base) - 1, 0)
         columns = [array("q") for _ in range(5)]
         edges = array("q")
-        for state in self.segments[low : bisect_left(self.segments, end, key=_base)]:
+        for state in self.segments[low : bisect_left(self.segments, end, key=by_base)]:
             if len(edges) >= detailed:
                 row = (state.name.base, state.next_offset, state.records, 0, state.batches)
                 for column, number in zip(columns, row, strict=True):
@@ -442,7 +439,3 @@ class PartitionState:
         base, stop, records, position, batches = (np.array(column, np.int64) for column in columns)
         runs = BatchRuns(base, stop, records, np.array(edges, np.int64) - position, batches)
         return Stored(start, end, runs.ordered().clipped(start, end))
-
-
-def _base(state: SegmentState) -> int:
-    return state.name.base

@@ -9,19 +9,11 @@ there as `.deleted`, with the same records. In a bucket neither happens (`sparkl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from types import TracebackType
 
 from sparklog.errors import Corrupt
 from sparklog.format import transaction_index
 from sparklog.format.batch_scan import begins_with_header, least_size, scan_headers, single_header
-from sparklog.format.record_batch import (
-    CRC_START,
-    HEADER_BYTES,
-    MAGIC,
-    MAGIC_POSITION,
-    BatchHeader,
-    BatchHeaders,
-)
+from sparklog.format.record_batch import CRC_START, HEADER_BYTES, MAGIC, MAGIC_POSITION, BatchHeader, BatchHeaders
 from sparklog.format.segment_indexes import OffsetIndex
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.format.window import Window
@@ -66,9 +58,7 @@ class SegmentFile:
     def __enter__(self) -> SegmentFile:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
     def read(self, position: int, length: int) -> bytes:

@@ -19,6 +19,7 @@ from itertools import islice
 from typing import ClassVar, TypeVar
 
 from sparklog.errors import NotFound
+from sparklog.log.journal.create_object import read_if_there
 from sparklog.log.read.read_ahead import ReadAhead, Request
 from sparklog.storage.fork_safety import ForkLock
 from sparklog.storage.locations import without_settings
@@ -194,11 +195,8 @@ class StoreFiles:
         before = self._small.get(key)
         if before is not None and before[0] == info:
             return before[1]
-        try:
-            data = self.store.get(key)
-        except NotFound:
-            return None
-        if info is not None and len(data) == info.size <= _SMALL_BYTES:
+        data = read_if_there(self.store, key)
+        if data is not None and info is not None and len(data) == info.size <= _SMALL_BYTES:
             self._small[key] = info, data
         return data
 

@@ -15,7 +15,7 @@ producer (`ANYBODY`).
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -28,7 +28,7 @@ from sparklog.format.checksums import flipped_bit
 from sparklog.format.control import ABORT, COMMIT, control_types
 from sparklog.format.crc32c import crc32c
 from sparklog.format.record_batch import CRC_START, NO_PRODUCER_ID, NO_SEQUENCE, BatchHeaders
-from sparklog.format.transaction_index import AbortedTransactions, concatenate
+from sparklog.format.transaction_index import AbortedTransactions, AbortMarker, concatenate
 from sparklog.format.window import Window
 from sparklog.kafka.in_place.segment_file import SegmentFile
 
@@ -156,11 +156,13 @@ class TransactionState:
     """Transactions of a partition after the events applied so far.
 
     `open`: producer id -> first offset; `aborted`: by marker; `unknown`: open when damage hid what came next.
+    `markers`: producer id -> offset of its last marker that `abort_markers` has passed.
     """
 
     open: dict[int, int] = field(default_factory=dict)
     aborted: list[TransactionSpan] = field(default_factory=list)
     unknown: list[TransactionSpan] = field(default_factory=list)
+    markers: dict[int, int] = field(default_factory=dict)
 
     def apply(self, triples: array[int], start: int = 0) -> None:
         for first_of_three in range(start, len(triples), 3):
@@ -174,6 +176,18 @@ class TransactionState:
                 first = self.open.pop(producer, None)
                 if kind == ABORT and first is not None:
                     self.aborted.append(TransactionSpan(producer, first, offset))
+
+    def abort_markers(self, events: TransactionEvents) -> Iterator[AbortMarker]:
+        """Apply the events of the next segment; yield its ABORT markers."""
+        for start in range(0, len(events.triples), 3):
+            kind, producer, offset = event = events.triples[start : start + 3]
+            first = self.open.get(producer, -1)
+            self.apply(event)
+            if kind == ABORT:
+                stable, after = self.first_open(), self.markers.get(producer, -1)
+                yield AbortMarker(producer, first, offset, offset + 1 if stable is None else stable, after)
+            if kind in (ABORT, COMMIT):
+                self.markers[producer] = offset
 
     def first_open(self) -> int | None:
         """Return the first offset of the earliest open transaction, the last stable offset; None without one."""

@@ -246,12 +246,20 @@ class KafkaView:
                 )
             committed = isolation == READ_COMMITTED
             aborted = partition.state.aborted(part.start, part.end) if committed else None
-            for lost in partition.state.unknown(part.start, part.end) if committed else ():
+            for lost, file in partition.state.unknown(part.start, part.end) if committed else ():
                 reason = f"records of producer {lost.producer}, the marker that ended its transaction is damaged"
-                self._say(Skipped(part.topic, part.partition, lost.file, None, 0, lost.first, lost.last + 1, reason))
+                self._say(Skipped(part.topic, part.partition, file, None, 0, lost.first, lost.last + 1, reason))
             policy, folder = self._corrupt_records, partition.state.folder
             parts.append(KafkaReadPart(folder, part, stored.records, stored.nbytes, aborted, policy, self._on_skipped))
         return parts
+
+    def first_time(self, offsets: OffsetRange) -> int | None:
+        """Return the time (ms) of the first record of these offsets, -1: it has no time; None: there is no record."""
+        for part in self.plan([offsets], READ_UNCOMMITTED):
+            for batch in part.read(("timestamp",), batch_bytes=1):
+                if batch.num_rows:
+                    return max(int(batch.column(0)[0].value), -1)
+        return None
 
     def _renew(self) -> None:
         """List a bucket again, unless that was done a moment ago, to open it."""

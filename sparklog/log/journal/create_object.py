@@ -1,4 +1,4 @@
-"""Creating an object that is no entry of a journal, whatever the store answers."""
+"""Creating an object that is no entry of a journal, whatever the store answers, and reading what may not be there."""
 
 from __future__ import annotations
 
@@ -6,6 +6,14 @@ from sparklog.errors import NotFound, Unavailable
 from sparklog.log.journal.clocks import Env
 from sparklog.storage.retries import Backoff
 from sparklog.storage.store import Store
+
+
+def read_if_there(store: Store, key: str) -> bytes | None:
+    """Return an object; None if there is none."""
+    try:
+        return store.get(key)
+    except NotFound:
+        return None
 
 
 def create_or_read(store: Store, key: str, data: bytes, env: Env) -> bytes | None:

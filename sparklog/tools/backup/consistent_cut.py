@@ -37,7 +37,7 @@ from sparklog.log.journal.clocks import reading_clock_ms
 from sparklog.log.journal.entry_log import E, EntryKind, list_entries
 from sparklog.log.journal.names import checkpoint_version, commit_key, is_topic_name
 from sparklog.log.state.commit import Commit, decode_commit
-from sparklog.log.state.slice_table import COMMITTED, SliceTable
+from sparklog.log.state.slice_table import COMMITTED, SliceTable, Snapshot
 from sparklog.log.state.topic_state import EMPTY, Head
 from sparklog.log.topic.backup_manifest import LeftOut
 from sparklog.log.topic.root import Root
@@ -72,14 +72,12 @@ class Cut:
 class CutBounds:
     """The logs that a cut of earlier states is made of.
 
-    `topics`: by name a state that is known, and the version wanted. `committed`: transactions that these states have
-    recorded as committed.
+    `topics`: by name a state that is known, and the version wanted.
     """
 
-    topics: Mapping[str, tuple[Head, int]]
+    topics: Mapping[str, tuple[Snapshot, int]]
     decisions: Collection[EntrySpan[Decisions]]
     groups: Collection[EntrySpan[GroupState]]
-    committed: Collection[Transaction]
 
 
 @dataclass
@@ -414,7 +412,7 @@ def _since(chain: EntryChain[Decisions], begin: Decisions | None) -> list[Decisi
     return [begin, *chain.walk(begin, newest.number)]
 
 
-def committed_in(table: SliceTable) -> set[Transaction]:
+def _committed_in(table: SliceTable) -> set[Transaction]:
     """Transactions that a topic has recorded as committed, as far as its slices still say so."""
     rows = table.all()
     return {(rows.txn_id(row), int(rows.txn_n[row])) for row in np.flatnonzero(rows.status == COMMITTED).tolist()}
@@ -432,10 +430,11 @@ def cut_between(store: Store, bounds: CutBounds, time_ms: int, damaged: DamagedL
     beyond.
     """
     cutter = _Cutter(store, frozenset(bounds.topics), damaged)
-    cutter.decided |= set(bounds.committed)
-    cutter.writers |= {transactional_id for transactional_id, _ in bounds.committed}
-    for name, (head, version) in bounds.topics.items():
-        cutter.heads[name] = head
+    for name, (base, version) in bounds.topics.items():
+        committed = _committed_in(base.slices)
+        cutter.decided |= committed
+        cutter.writers |= {transactional_id for transactional_id, _ in committed}
+        cutter.heads[name] = base.head
         while cutter.heads[name].version < version:
             if not cutter.next_commit(name):
                 raise NotFound(f"version {version} of topic '{name}' is no longer kept")
@@ -449,18 +448,16 @@ def cut_between(store: Store, bounds: CutBounds, time_ms: int, damaged: DamagedL
                 break
             cutter.decisions[later.id] = later
             cutter.note_decisions(later)
-    return _still(cutter) if exact else cutter.settle()
-
-
-def _names_newer(cutter: _Cutter, state: Decisions) -> bool:
-    prepares = [item for commit in state.commits for item in commit.prepares]
-    return any(item.topic in cutter.heads and item.version > cutter.heads[item.topic].version for item in prepares)
-
-
-def _still(cutter: _Cutter) -> Cut:
-    """Cut without reading topics on: what was recorded is decided, and what a COMMIT names of groups is there."""
+    if not exact:
+        return cutter.settle()
+    # Topics are not read on: what was recorded is decided, and what a COMMIT names of groups is there.
     cutter._decide()
     for group, number in cutter.entries.items():
         while cutter._number(group) < number and cutter.next_offsets(group):
             pass
     return replace(cutter.cut(), exact=True)
+
+
+def _names_newer(cutter: _Cutter, state: Decisions) -> bool:
+    prepares = [item for commit in state.commits for item in commit.prepares]
+    return any(item.topic in cutter.heads and item.version > cutter.heads[item.topic].version for item in prepares)

@@ -19,7 +19,7 @@ from sparklog.format.append_file import decode_footer
 from sparklog.format.checksums import SUFFIXES, index_crc
 from sparklog.format.key_filter import decode_filters
 from sparklog.log.journal.clocks import SYSTEM, Env
-from sparklog.log.journal.create_object import create_or_read
+from sparklog.log.journal.create_object import create_or_read, read_if_there
 from sparklog.log.journal.names import LOG_FOLDER, file_key, filter_path, is_commit
 from sparklog.log.state.history import History
 from sparklog.log.state.slice_table import Slices, SliceTable, Snapshot
@@ -273,7 +273,7 @@ def _copy_indexes(source: Store, target: Store, file: FileCopy, present: Mapping
     if file.to in present and all(name in present for name in names[:2]):
         return Copied()
     for again in (True, False):
-        contents = [_read_if_there(source, f"{file.key.removesuffix('log')}{suffix}") for suffix in SUFFIXES]
+        contents = [read_if_there(source, f"{file.key.removesuffix('log')}{suffix}") for suffix in SUFFIXES]
         if not file.index_crc or index_crc(*(data or b"" for data in contents)) == file.index_crc:
             break
         if None in contents[:2]:
@@ -291,7 +291,7 @@ def _copy_indexes(source: Store, target: Store, file: FileCopy, present: Mapping
 def _copy_filters(source: Store, target: Store, file: FileCopy, present: Mapping[str, int], env: Env) -> Copied:
     """Copy the filters of keys beside a file. Without them, or where they are damaged, it is just read more often."""
     name = filter_path(file.to)
-    data = None if name in present else _read_if_there(source, filter_path(file.key))
+    data = None if name in present else read_if_there(source, filter_path(file.key))
     if data is None:
         return Copied()
     try:
@@ -303,13 +303,6 @@ def _copy_filters(source: Store, target: Store, file: FileCopy, present: Mapping
 
 def _create(target: Store, key: str, data: bytes, env: Env) -> Copied:
     return Copied(1, len(data)) if create_or_read(target, key, data, env) is None else Copied()
-
-
-def _read_if_there(source: Store, key: str) -> bytes | None:
-    try:
-        return source.get(key)
-    except NotFound:
-        return None
 
 
 def listed(store: Store, keys: Iterable[str]) -> dict[str, int]:

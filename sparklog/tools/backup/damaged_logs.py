@@ -22,10 +22,11 @@ from dataclasses import dataclass, field
 from typing import ParamSpec, TypeVar
 from urllib.parse import unquote
 
-from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError
+from sparklog.errors import BadRequest, Corrupt, SparklogError
 from sparklog.groups.group_state import GROUPS, GroupState
 from sparklog.log.decisions.decision import DECISIONS
 from sparklog.log.journal.chain import EntryChain, id_in
+from sparklog.log.journal.create_object import read_if_there
 from sparklog.log.journal.entry_log import E, EntryKind
 from sparklog.log.journal.names import GROUPS_FOLDER
 from sparklog.log.topic.backup_manifest import LeftOut
@@ -91,9 +92,8 @@ class DamagedLogs:
                     return f"has offsets pending in group '{group.id}'"
         newest = b""
         for info in self.store.list(f"{prefix}/_log/"):
-            try:
-                data = self.store.get(info.key)
-            except NotFound:
+            data = read_if_there(self.store, info.key)
+            if data is None:
                 continue
             for name, topic_id in topics.items():
                 if f'"topic":"{name}"'.encode() in data or (topic_id and f'"{topic_id}"'.encode() in data):

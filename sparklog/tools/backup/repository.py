@@ -40,7 +40,7 @@ from sparklog.groups.group_state import GROUPS
 from sparklog.log.decisions.decision import DECISIONS
 from sparklog.log.journal import documents as json_fields
 from sparklog.log.journal.clocks import SYSTEM, Env
-from sparklog.log.journal.create_object import create_or_read
+from sparklog.log.journal.create_object import create_or_read, read_if_there
 from sparklog.log.journal.documents import FORMAT
 from sparklog.log.journal.names import (
     GROUPS_FOLDER,
@@ -126,10 +126,9 @@ class Repository:
     @classmethod
     def open(cls, store: Store) -> Repository:
         """`NotFound` if no backups are here."""
-        try:
-            data = store.get(PLACE_KEY)
-        except NotFound:
-            raise NotFound(f"no backups are in {store.location}: it has no {PLACE_KEY}; check the path") from None
+        data = read_if_there(store, PLACE_KEY)
+        if data is None:
+            raise NotFound(f"no backups are in {store.location}: it has no {PLACE_KEY}; check the path")
         return cls(store, REPOSITORY_JSON.decode(data, PLACE_KEY).root_id)
 
     @classmethod
@@ -301,13 +300,13 @@ class PrunePlan(NamedTuple):
 def _plan(repository: Repository, keep: int | None, keep_ms: int | None, env: Env) -> PrunePlan:
     manifests = repository.manifests()
     since = None if keep_ms is None else env.wall_ms() - keep_ms
-    kept = []
-    for i, item in enumerate(manifests):
+    kept = [
+        item
+        for i, item in enumerate(manifests)
+        if (since is not None and item.completed_ms >= since)
         # A backup of some topics does not count for one of all topics.
-        newer = sum(_asked_for_all_of(later, item) for later in manifests[i + 1 :])
-        by_time = since is not None and item.completed_ms >= since
-        if by_time or newer < (keep or 1):
-            kept.append(item)
+        or sum(_asked_for_all_of(later, item) for later in manifests[i + 1 :]) < (keep or 1)
+    ]
     dropped = [item for item in manifests if item not in kept]
     named: set[str] = set()
     for item in kept:

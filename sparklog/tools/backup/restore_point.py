@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -46,7 +45,7 @@ from sparklog.log.topic.cloning import file_slices
 from sparklog.log.topic.root import Root
 from sparklog.storage.store import Store
 from sparklog.times import iso_time
-from sparklog.tools.backup.consistent_cut import Cut, CutBounds, all_offsets, committed_in, cut_between, cut_now
+from sparklog.tools.backup.consistent_cut import Cut, CutBounds, all_offsets, cut_between, cut_now
 from sparklog.tools.backup.copying import FileCopy, data_file, files_named, listed, oldest_base, start_at
 from sparklog.tools.backup.damaged_logs import DamagedLogs
 from sparklog.tools.backup.repository import Repository
@@ -167,16 +166,14 @@ def _version_at(store: Store, item: TopicBackup, time_ms: int) -> int | None:
 
 
 def _cut(store: Store, manifest: Manifest, versions: Mapping[str, int], time_ms: int | None) -> Cut:
-    topics, committed = {}, set()
-    for item in manifest.topics:
-        if item.topic in versions:
-            base = start_at(History(store, item.topic), item.base)
-            topics[item.topic] = (base.head, versions[item.topic])
-            committed |= committed_in(base.slices)
+    topics = {
+        item.topic: (start_at(History(store, item.topic), item.base), versions[item.topic])
+        for item in manifest.topics
+        if item.topic in versions
+    }
     damaged = DamagedLogs(store, damage={item.folder: Corrupt(item.damage) for item in manifest.left_out})
     decisions, groups = _spans(store, DECISIONS, manifest.decisions), _spans(store, GROUPS, manifest.groups)
-    bounds = CutBounds(topics, decisions, groups, committed)
-    return _cut_at(store, bounds, time_ms, damaged)
+    return _cut_at(store, CutBounds(topics, decisions, groups), time_ms, damaged)
 
 
 def _cut_at(store: Store, bounds: CutBounds, time_ms: int | None, damaged: DamagedLogs) -> Cut:
@@ -223,17 +220,12 @@ def from_root(root: Root, wanted: Wanted) -> Cut:
                 raise _unknown(name, names, root.location)
     if wanted.version is None and wanted.time_ms is None:
         return cut_now(root, wanted.topics)
-    topics, committed = {}, set()
+    states = {name: _as_of(root, name, wanted) for name in wanted.topics or _topic_names(store)}
+    topics = {name: state for name, state in states.items() if state is not None}
     damaged = DamagedLogs(store, strict=wanted.topics is None)
-    for name in wanted.topics or _topic_names(store):
-        base_and_version = _as_of(root, name, wanted)
-        if base_and_version is not None:
-            base, version = base_and_version
-            topics[name] = (base.head, version)
-            committed |= committed_in(base.slices)
     groups = [chain.span() for chain in damaged.chains(GROUPS)]
     decisions = [chain.span() for chain in damaged.chains(DECISIONS)]
-    return _cut_at(store, CutBounds(topics, decisions, groups, committed), wanted.time_ms, damaged)
+    return _cut_at(store, CutBounds(topics, decisions, groups), wanted.time_ms, damaged)
 
 
 def _as_of(root: Root, name: str, wanted: Wanted) -> tuple[Snapshot, int] | None:
@@ -376,15 +368,8 @@ class MovedOffset:
     now: int
 
 
-class AtTheEnd(NamedTuple):
-    """A group with no offset beyond the topics' ends, and those that were set to an end."""
-
-    state: GroupState
-    moved: list[MovedOffset]
-
-
-def at_the_end(state: GroupState, heads: Mapping[str, Head]) -> AtTheEnd:
-    """Set the offsets of a group that are beyond the topics' ends to the end.
+def at_the_end(state: GroupState, heads: Mapping[str, Head]) -> tuple[GroupState, list[MovedOffset]]:
+    """Set the offsets of a group that are beyond the topics' ends to the end; return those that were moved, too.
 
     What was between is not there, so nothing is skipped, and what is written next is read. A consumer of Kafka that
     finds its log cut off goes on likewise (KIP-320). The leader epoch was that of a record that is not there.
@@ -406,4 +391,4 @@ def at_the_end(state: GroupState, heads: Mapping[str, Head]) -> AtTheEnd:
     offsets = tuple(map(cut_off, state.offsets))
     of_group = list(moved)
     pending = tuple(replace(item, offsets=tuple(map(cut_off, item.offsets))) for item in state.pending)
-    return AtTheEnd(replace(state, offsets=offsets, pending=pending), of_group)
+    return replace(state, offsets=offsets, pending=pending), of_group

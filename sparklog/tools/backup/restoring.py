@@ -24,7 +24,7 @@ from sparklog.groups.group_state import GROUPS, GroupState
 from sparklog.log.decisions.decision import DECISIONS, EXPIRE, Decisions
 from sparklog.log.journal.chain import EntryChain
 from sparklog.log.journal.clocks import SYSTEM, Env
-from sparklog.log.journal.create_object import create_or_read
+from sparklog.log.journal.create_object import create_or_read, read_if_there
 from sparklog.log.journal.documents import (
     BOOLEAN,
     TEXT,
@@ -261,13 +261,12 @@ def _request(source: Store, wanted: Wanted, rename: Mapping[str, str]) -> str:
 
 
 def _read_plan(target: Store, request: str) -> _Plan | None:
-    try:
-        plan = RESTORE_JSON.decode(target.get(RESTORE_KEY), RESTORE_KEY)
-    except NotFound:
-        first = foreign_name(target)
-        if first is not None:
-            raise BadRequest(f"{target.location} is not empty, found {first}: restore into an empty folder") from None
+    data = read_if_there(target, RESTORE_KEY)
+    if data is None:
+        if (first := foreign_name(target)) is not None:
+            raise BadRequest(f"{target.location} is not empty, found {first}: restore into an empty folder")
         return None
+    plan = RESTORE_JSON.decode(data, RESTORE_KEY)
     if plan.request != request:
         location = target.location
         raise BadRequest(f"another restore is unfinished in {location}: ask for the same again, or empty the folder")
@@ -331,7 +330,7 @@ def _heads(snapshots: Mapping[str, Snapshot], exact: bool) -> dict[str, Head]:
 
 
 def _moved(groups: Iterable[GroupState], heads: Mapping[str, Head]) -> list[MovedOffset]:
-    return [item for state in groups for item in at_the_end(state, heads).moved]
+    return [item for state in groups for item in at_the_end(state, heads)[1]]
 
 
 def _restored(
@@ -421,7 +420,7 @@ class _RestoreRun:
         """Write the offsets of each group; return those that were set to the end of a topic (`heads`)."""
         ids, groups = self.plan.decisions, [self._entry(GROUPS, *group) for group in self.plan.groups.items()]
         for group in groups:
-            self._put_entries(GROUPS, group, lambda entry: group_of(at_the_end(entry, heads).state, self.names, ids))
+            self._put_entries(GROUPS, group, lambda entry: group_of(at_the_end(entry, heads)[0], self.names, ids))
         return _moved(groups, heads)
 
     def _write_topics(self, snapshots: Mapping[str, Snapshot], decisions: Mapping[str, Decisions]) -> None:
@@ -445,11 +444,8 @@ class _RestoreRun:
         """Return the state of a topic in its new root, and the commit that made it, if that is still there."""
         alone = stand_alone(snapshot, self.target, self.names)
         key = commit_key(name, snapshot.version)
-        try:
-            data = self.source.get(key)
-        except NotFound:
-            return alone, None
-        if snapshot.version > 0:
+        data = read_if_there(self.source, key)
+        if data is None or snapshot.version > 0:
             return alone, data
         # Nothing comes before it, so the state is what it says, and that of a clone names files of others.
         data = encode_commit(created_alone(decode_commit(data, key, 0)))

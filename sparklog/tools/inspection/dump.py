@@ -195,7 +195,8 @@ def _rows(source: DumpFile, options: DumpOptions, findings: Findings) -> Iterato
         case "snapshot":
             return dump_index.snapshot_rows(source)
         case "json":
-            return chain(json_rows(source), _inline_rows(source, options.log))
+            # After it the records in a commit, if there are any.
+            return chain(json_rows(source), _slice_rows(source, options.log) if tail_of(source.read()) else ())
         case "arrow":
             return table_rows(source)
         case "slices":
@@ -219,12 +220,6 @@ def _log_rows(source: DumpFile, options: LogOptions, findings: Findings) -> Iter
         yield from log_rows(source, options, gaps)
     finally:
         findings.add(GAP, source.absolute, *gaps.gaps)
-
-
-def _inline_rows(source: DumpFile, options: LogOptions) -> Iterator[Row]:
-    """Give the lines of the records in a commit, if there are any."""
-    if tail_of(source.read()):
-        yield from _slice_rows(source, options)
 
 
 def _slice_rows(source: DumpFile, options: LogOptions) -> Iterator[Row]:

@@ -328,7 +328,10 @@ def _record_objects(window: DumpWindow, records: _Records, options: LogOptions) 
             "keySize": None if key is None else len(key),
             "valueSize": None if value is None else len(value),
             "sequence": sequence,
-            "headers": [[entry["key"], _base64(entry["value"])] for entry in names or ()],
+            "headers": [
+                [entry["key"], None if entry["value"] is None else base64.b64encode(entry["value"]).decode()]
+                for entry in names or ()
+            ],
         }
         if crc is not None:
             fields.update(valid=bool(window.valid[row]), crc=crc)
@@ -338,7 +341,3 @@ def _record_objects(window: DumpWindow, records: _Records, options: LogOptions) 
             shown_key, payload = options.decoders(offset, key, value)
             fields.update(key=shown_key and shown_key[1], value=payload and payload[1])
         yield Row("", fields)
-
-
-def _base64(value: bytes | None) -> str | None:
-    return None if value is None else base64.b64encode(value).decode("ascii")

@@ -21,10 +21,12 @@ from sparklog.format.record_batch import BoolArray, Int64Array
 from sparklog.format.segment_indexes import OffsetIndex, TimeIndex
 from sparklog.kafka.in_place.files import AnyPath
 from sparklog.kafka.in_place.view import KafkaView
+from sparklog.log.journal.create_object import read_if_there
 from sparklog.log.state.view import LogView
 from sparklog.log.topic.root import RootView
 from sparklog.tools.inspection.batches import (
     APPEND,
+    KEYS,
     SCHEMA,
     TIME,
     PartitionLog,
@@ -34,7 +36,6 @@ from sparklog.tools.inspection.batches import (
     of_kafka,
     of_root,
 )
-from sparklog.tools.inspection.hot_keys import KEYS
 
 _Fields: TypeAlias = list[tuple[str, pa.DataType]]
 
@@ -219,23 +220,16 @@ def _with_batches(files: pa.Table, batches: pa.Table) -> pa.Table:
 
 
 def _segment_indexes(log: PartitionLog, run: Run, row: dict[str, Any]) -> list[pa.Table]:
-    tables = []
-    if (data := _beside(run, "index")) is not None:
+    tables, stem = [], run.key.removesuffix(".log")
+    if (data := read_if_there(run.store, f"{stem}.index")) is not None:
         offsets = OffsetIndex.parse(data, run.base, file=run.name)
         row["index_entries"] = len(offsets)
         tables.append(_entries(log, run, ".index", offsets.offsets, positions=offsets.positions))
-    if (data := _beside(run, "timeindex")) is not None:
+    if (data := read_if_there(run.store, f"{stem}.timeindex")) is not None:
         times = TimeIndex.parse(data, run.base, file=run.name)
         row["time_index_entries"] = len(times)
         tables.append(_entries(log, run, ".timeindex", times.offsets, times=times.timestamps))
     return tables
-
-
-def _beside(run: Run, suffix: str) -> bytes | None:
-    try:
-        return run.store.get(f"{run.key.removesuffix('.log')}.{suffix}")
-    except NotFound:
-        return None
 
 
 def _append_index(log: PartitionLog, runs: Sequence[Run], row: dict[str, Any]) -> list[pa.Table]:

@@ -68,15 +68,11 @@ class Healer:
             self.keep(cure.key)
             self.store.overwrite(cure.key, self._parts(cure, cure.size))
         for key in cure.drops:
-            self.set_aside(key)
-
-    def set_aside(self, key: str) -> None:
-        """Move an object where nothing reads it."""
-        self.keep(key)
-        self.store.delete(key)
+            self.keep(key)
+            self.store.delete(key)
 
     def keep(self, key: str) -> None:
-        """Copy an object there as it is, unless a copy of this run has it already."""
+        """Copy an object where nothing reads it, unless a copy of this run has it already."""
         info = self.store.stat(key)
         if info is None or key in self.aside:
             return

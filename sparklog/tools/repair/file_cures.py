@@ -28,6 +28,7 @@ from sparklog.format.key_filter import FilterBuilder, encode_filters
 from sparklog.format.segment_indexes import OffsetIndex, TimeIndex
 from sparklog.format.slice_columns import WRITTEN
 from sparklog.format.transaction_index import AbortedTransactions, none
+from sparklog.log.journal.create_object import read_if_there
 from sparklog.log.journal.names import filter_path, is_commit
 from sparklog.log.read.planned_slices import planned_slices
 from sparklog.log.state.slice_table import Snapshot
@@ -183,37 +184,28 @@ class _Segment:
         self.batches = batches
         columns = batches.columns()
         self.position, self.last, self.stamp = columns.position, columns.last, columns.stamp
-        self.stored = {suffix: _stored(cures.store, self.file.index_key(suffix)) for suffix in SUFFIXES}
+        self.stored = {suffix: read_if_there(cures.store, self.file.index_key(suffix)) for suffix in SUFFIXES}
         aborted = cures._aborted(claim) if batches.aborts else none()
         self.txnindex = None if aborted is None else aborted.to_bytes()
         topic = cures.topic
         self.interval = 4096 if topic is None else topic.head.configs.index_interval_bytes
-
-    def built(self, interval: int) -> tuple[bytes, bytes]:
-        return build_indexes(self.base, self.batches, interval)
 
     def with_checksum(self) -> dict[str, bytes]:
         """Return the three files that have the checksum in the commit, stored or built; empty if none are found."""
         index, timeindex = self.stored["index"], self.stored["timeindex"]
         transactions = [data for data in (self.txnindex, self.stored["txnindex"], b"") if data is not None]
         for interval in self._intervals():
-            offsets, times = self.built(interval)
+            offsets, times = build_indexes(self.base, self.batches, interval)
             options = ([offsets, index], [times, timeindex], transactions)
             for chosen in product(*(dict.fromkeys(data for data in some if data is not None) for some in options)):
                 if index_crc(*chosen) == self.file.index_crc:
-                    return {
-                        suffix: data
-                        for suffix, data in zip(SUFFIXES, chosen, strict=True)
-                        if self._exists(suffix, data)
-                    }
+                    files = zip(SUFFIXES, chosen, strict=True)
+                    return {suffix: data for suffix, data in files if suffix != "txnindex" or data}
         return {}
-
-    def _exists(self, suffix: str, data: bytes) -> bool:
-        return suffix != "txnindex" or bool(data)
 
     def that_lead_right(self, suffixes: Sequence[str]) -> dict[str, bytes]:
         """Return files that readers find all batches and aborted transactions by, for those that mislead or lack."""
-        offsets, times = self.built(self.interval)
+        offsets, times = build_indexes(self.base, self.batches, self.interval)
         new = {"index": offsets, "timeindex": times}
         if self.txnindex is not None and self.batches.aborts:
             new["txnindex"] = self.txnindex
@@ -252,10 +244,3 @@ def build_indexes(base: int, batches: CollectedBatches, interval: int) -> tuple[
     position, _, last, stamp, _ = batches.columns()
     offsets = OffsetIndex.build(base, position, last, interval)
     return offsets.to_bytes(), TimeIndex.build(base, position, last, stamp, interval).to_bytes()
-
-
-def _stored(store: Store, key: str) -> bytes | None:
-    try:
-        return store.get(key)
-    except NotFound:
-        return None

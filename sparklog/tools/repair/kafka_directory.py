@@ -21,24 +21,23 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from sparklog.errors import Conflict, Corrupt
-from sparklog.format.control import ABORT
 from sparklog.format.segment_indexes import OffsetIndex
 from sparklog.format.transaction_index import AbortedTransactions
-from sparklog.kafka.in_place.directory import SegmentName, kafka_layout, settled_segments
+from sparklog.kafka.in_place.directory import kafka_layout
 from sparklog.kafka.in_place.files import DELETED, AnyPath, FilePath, LocalPath, file_path, held_lock, relative
-from sparklog.kafka.in_place.segment_file import SegmentFile, companion
-from sparklog.kafka.in_place.segment_recovery import Damage, sound_windows
-from sparklog.kafka.in_place.transaction_state import TransactionEvents, TransactionState
+from sparklog.kafka.in_place.segment_file import companion
+from sparklog.kafka.in_place.transaction_state import TransactionState
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.tools.repair.file_cures import build_indexes
-from sparklog.tools.repair.report import Repaired, RepairReport, Say, left_after
-from sparklog.tools.verification.index_files import CollectedBatches, check_index
+from sparklog.tools.repair.report import Repaired, RepairReport, left_after
+from sparklog.tools.verification.index_files import check_index
 from sparklog.tools.verification.kafka_directory import verify_log_dir
+from sparklog.tools.verification.kafka_partition import KafkaPartition, SegmentRead
+from sparklog.tools.verification.run import Say
 
 KAFKA_INTERVAL = 4096
 """Kafka's default of `index.interval.bytes`."""
@@ -94,17 +93,6 @@ def _without_broker(folder: FilePath, execute: bool) -> Iterator[None]:
         yield
 
 
-@dataclass(slots=True)
-class _LogSegment:
-    """A segment's batches, and its aborted transactions: None if damage may hide some of them."""
-
-    name: SegmentName
-    batches: CollectedBatches = field(default_factory=CollectedBatches)
-    events: TransactionEvents = field(default_factory=TransactionEvents)
-    aborted: AbortedTransactions | None = None
-    damaged: bool = False
-
-
 def _cures(
     folder: FilePath, names: Sequence[str], interval: int | None, env: Env
 ) -> Iterator[tuple[FilePath, str, bytes | None]]:
@@ -115,64 +103,49 @@ def _cures(
     wanted = [match.group(1, 2) for name in names if (match := _INDEX.fullmatch(name))]
     if not wanted:
         return
-    segments = {segment.name.base: segment for segment in _read(folder, env)}
-    interval = _interval(list(segments.values())) if interval is None else interval
+    read = _read(folder, env)
+    segments, aborted = {segment.name.base: segment for segment in read}, _aborted(read)
+    interval = _interval(read) if interval is None else interval
     for base, suffix in wanted:
         segment = segments.get(int(base))
-        if segment is None or segment.damaged:
+        if segment is None or _is_damaged(segment):
             continue
         place = companion(segment.name.path, suffix)
         if suffix != "txnindex":
             indexes = build_indexes(segment.name.base, segment.batches, interval)
             yield place, "built again from the segment", indexes[suffix == "timeindex"]
-        elif segment.aborted is not None:
-            yield place, "built again from the log", segment.aborted.to_bytes()
+        elif segment.name.base in aborted:
+            yield place, "built again from the log", aborted[segment.name.base].to_bytes()
 
 
-def _read(folder: FilePath, env: Env) -> list[_LogSegment]:
-    """Read all segments, and follow Kafka's transactions through them."""
-    segments = [_LogSegment(name) for name in settled_segments(folder, env=env)]
-    state: TransactionState | None = TransactionState()
-    for segment, after in zip(segments, [*segments[1:], None], strict=True):
-        _walk(segment, None if after is None else after.name.base)
-        state = None if segment.damaged else state
-        if state is not None:
-            segment.aborted = _aborted(segment.events, state)
-    return segments
+def _read(folder: FilePath, env: Env) -> list[SegmentRead]:
+    partition = KafkaPartition(folder, folder, None, env, passes_torn=False)
+    partition.read(0)
+    return partition.segments
 
 
-def _walk(segment: _LogSegment, limit: int | None) -> None:
-    def decide(damage: Damage) -> bool:
-        # What a broker had not written to the end is no damage to what is before it.
-        segment.damaged = not (limit is None and (damage.unwritten or damage.stop == "zeros"))
-        return False
-
-    with SegmentFile(segment.name.path) as file:
-        for window in sound_windows(file, 0, segment.name.base, decide=decide, limit=limit):
-            if len(window.headers):
-                segment.batches.add(window.data, window.headers, window.start)
-                segment.events.add(window)
-
-
-def _aborted(events: TransactionEvents, state: TransactionState) -> AbortedTransactions:
-    """Return the transactions that ABORT markers of a segment end, as Kafka writes them into its `.txnindex`."""
-    rows: list[tuple[int, int, int, int]] = []
-    triples = events.triples
-    for event in range(0, len(triples), 3):
-        kind, producer, offset = triples[event : event + 3]
-        first = state.open.get(producer)
-        state.apply(triples[event : event + 3])
-        if kind == ABORT and first is not None:
-            stable = state.first_open()
-            rows.append((producer, first, offset, offset + 1 if stable is None else stable))
-    return AbortedTransactions(*np.array(rows, np.int64).reshape(-1, 4).T)
+def _aborted(segments: Sequence[SegmentRead]) -> dict[int, AbortedTransactions]:
+    """Return by base offset the aborted transactions of segments, as Kafka indexes them, up to the first damage."""
+    aborted, state = dict[int, AbortedTransactions](), TransactionState()
+    for segment in segments:
+        if _is_damaged(segment):
+            break
+        markers = [marker for marker in state.abort_markers(segment.events) if marker.first >= 0]
+        rows = [(marker.producer_id, marker.first, marker.last, marker.last_stable) for marker in markers]
+        aborted[segment.name.base] = AbortedTransactions(*np.array(rows, np.int64).reshape(-1, 4).T)
+    return aborted
 
 
-def _interval(segments: Sequence[_LogSegment]) -> int:
+def _is_damaged(segment: SegmentRead) -> bool:
+    # What a broker had not written to the end is no damage to what is before it.
+    return segment.damaged and not segment.torn
+
+
+def _interval(segments: Sequence[SegmentRead]) -> int:
     """Return the `index.interval.bytes` by which the sound indexes of a partition were made."""
     low, high = 0, 2**31
     for segment in segments:
-        index = None if segment.damaged else _sound_index(segment)
+        index = None if _is_damaged(segment) else _sound_index(segment)
         positions = segment.batches.columns().position
         if index is None or not len(positions):
             continue
@@ -189,7 +162,7 @@ def _interval(segments: Sequence[_LogSegment]) -> int:
     return next((least for step in ROUND if (least := -(-low // step) * step) <= high), low)
 
 
-def _sound_index(segment: _LogSegment) -> OffsetIndex | None:
+def _sound_index(segment: SegmentRead) -> OffsetIndex | None:
     path = companion(segment.name.path, "index")
     data = path.data()
     if data is None or check_index("index", data, segment.name.base, segment.batches, file=path.name, active=True):

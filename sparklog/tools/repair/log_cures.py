@@ -177,7 +177,7 @@ def cure_checkpoint(store: Store, key: str, env: Env) -> Cure | None:
     history = History(store, topic)
     tables = [info.key for info in history.tables if info.key.startswith(f"{checkpoint_prefix(topic)}{version:020d}-")]
     history.distrust(version)
-    snapshot = _state_at(history, version)
+    snapshot = state_at(history, version)
     if snapshot is not None:
         table_key, data, ref = slice_table(snapshot, env.new_id())
         how = "written again from the commits"
@@ -191,7 +191,8 @@ def cure_checkpoint(store: Store, key: str, env: Env) -> Cure | None:
     return Cure(head_key, "set aside: a newer one has all that readers need", drops=(*heads, *tables))
 
 
-def _state_at(history: History, version: int) -> Snapshot | None:
+def state_at(history: History, version: int) -> Snapshot | None:
+    """Return the state at a version; None: it cannot be had."""
     try:
         return history.at(version)
     except (NotFound, Corrupt, Conflict, BadRequest):

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sparklog.output import json_value
 from sparklog.tools.verification.findings import Finding, Report
 from sparklog.units import count
-
-Say = Callable[[str], None]
-"""Gets a line for each step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +47,15 @@ def summary(report: RepairReport) -> str:
     """Return what was done, file by file, what is left, and the verdict in one line."""
     lines = [f"{item.file}: {'' if report.executed else 'would be '}{item.how}" for item in report.repaired]
     lines += [f"left: {finding}" for finding in report.left]
-    return "\n".join([*lines, _verdict(report)])
-
-
-def _verdict(report: RepairReport) -> str:
-    done = count(len(report.repaired), "file")
-    if not report.repaired and not report.left:
-        return f"nothing to repair in {report.location}"
+    done = f"{count(len(report.repaired), 'file')} of {report.location}"
     left = f"{count(len(report.left), 'problem')} left that no rebuild cures" if report.left else "no damage is left"
-    if not report.executed:
-        return f"would repair {done} of {report.location}: nothing was changed, --execute does it; {left}"
-    return f"repaired {done} of {report.location}; {left}"
+    if not lines:
+        lines.append(f"nothing to repair in {report.location}")
+    elif report.executed:
+        lines.append(f"repaired {done}; {left}")
+    else:
+        lines.append(f"would repair {done}: nothing was changed, --execute does it; {left}")
+    return "\n".join(lines)
 
 
 def document(report: RepairReport) -> dict[str, object]:

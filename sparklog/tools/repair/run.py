@@ -3,6 +3,16 @@
 One cure may show the next damage, so this goes round a few times: a commit that can be read again shows what its
 checkpoint should be. Nothing else has to stop meanwhile: a cured object has the bytes that it had, or is one that
 readers do without, and what is set aside may be deleted by the rules of the vacuum.
+
+Unreferenced files of a root whose logs are whole are set aside where the vacuum would be right to delete them:
+
+| object                  | is set aside if                                                                           |
+|-------------------------|-------------------------------------------------------------------------------------------|
+| data file, its indexes and filters | its writer had read a version below the retention floor                        |
+| slice table             | no checkpoint names it, a newer checkpoint is there, and it is older than an hour          |
+| commit                  | the commits after it are not there, and no version needs it                               |
+
+Uploads in flight, temporary files, rests of probes and files that sparklog gives no such name stay where they are.
 """
 
 from __future__ import annotations
@@ -13,26 +23,33 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound
+from sparklog.errors import BadRequest, NotFound
 from sparklog.format.checksums import SUFFIXES
 from sparklog.log.journal.arguments import NAMES, checked, whole
 from sparklog.log.journal.clocks import SYSTEM, Env, reading_clock_ms
-from sparklog.log.journal.names import CHECKPOINT_FOLDER, filter_path, is_topic_name
+from sparklog.log.journal.names import (
+    CHECKPOINT_FOLDER,
+    LOG_FOLDER,
+    checkpoint_version,
+    filter_path,
+    is_checkpoint_table_name,
+    is_topic_name,
+)
 from sparklog.log.state.history import History
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.topic.root import ROOT, Root
 from sparklog.maintenance.work_items import Runner
 from sparklog.opening import KAFKA_DIRECTORY, KAFKA_PARTITION, NOTHING, exists, missing, resolve, topics_at
+from sparklog.retention.vacuum_plan import HOUR_MS, data_file
 from sparklog.storage import open_store
-from sparklog.storage.store import Store
+from sparklog.storage.store import ObjectInfo, Store
 from sparklog.tools.repair.cures import Cure, Healer
 from sparklog.tools.repair.file_cures import FileCures, cure_flipped
 from sparklog.tools.repair.kafka_directory import repair_log_dir
-from sparklog.tools.repair.log_cures import KINDS, cure_checkpoint, cure_document, cure_entry, of_log
-from sparklog.tools.repair.report import Repaired, RepairReport, Say, left_after
-from sparklog.tools.repair.unreferenced import set_asides
-from sparklog.tools.verification.findings import Finding, Report
-from sparklog.tools.verification.run import verify_root
+from sparklog.tools.repair.log_cures import KINDS, cure_checkpoint, cure_document, cure_entry, of_log, state_at
+from sparklog.tools.repair.report import Repaired, RepairReport, left_after
+from sparklog.tools.verification.findings import Finding, Orphan, Report
+from sparklog.tools.verification.run import Say, verify_root
 from sparklog.tools.verification.topic_log import CheckedTopic, read_topic
 
 ROUNDS = 6
@@ -165,7 +182,8 @@ class _Treatment:
     def _of_files(self, keys: Sequence[str]) -> Iterator[Cure]:
         """Yield the cures of data files and what is beside them, by the topics that name them."""
         damaged = {key: key.partition("/")[0] for key in keys if is_topic_name(key.partition("/")[0])}
-        names = dict.fromkeys([*damaged.values(), *(self._all_topics() if damaged else ())])
+        folders = self.store.list_folders("") if damaged else ()
+        names = dict.fromkeys([*damaged.values(), *filter(is_topic_name, folders)])
         for name in names:
             for file in self._log(name).files if damaged else ():
                 mine = [
@@ -175,15 +193,9 @@ class _Treatment:
                     yield from FileCures(self.store, file, self._newest(name)).cures(mine)
                     damaged = {key: owner for key, owner in damaged.items() if key not in mine}
 
-    def _all_topics(self) -> list[str]:
-        return [name for name in self.store.list_folders("") if is_topic_name(name)]
-
     def _newest(self, name: str) -> Snapshot | None:
         history = History(self.store, name)
-        try:
-            return history.at(int(history.commits.version[-1])) if len(history.commits) else None
-        except (NotFound, Corrupt, Conflict, BadRequest):
-            return None
+        return state_at(history, int(history.commits.version[-1])) if len(history.commits) else None
 
     def _log(self, name: str) -> CheckedTopic:
         if name not in self.logs:
@@ -193,3 +205,30 @@ class _Treatment:
     def _topics(self) -> Mapping[str, CheckedTopic]:
         names = {orphan.file.partition("/")[0] for orphan in self.report.orphans}
         return {name: self._log(name) for name in sorted(names) if is_topic_name(name)}
+
+
+HOW = "set aside: no version names it"
+
+
+def set_asides(report: Report, topics: Mapping[str, CheckedTopic]) -> Iterator[Cure]:
+    """Yield what to set aside; nothing where a log is damaged, for that may name files."""
+    if any(f"/{LOG_FOLDER}/" in finding.file for finding in report.findings):
+        return
+    for orphan in report.orphans:
+        if _is_free(orphan, topics.get(orphan.file.partition("/")[0])):
+            yield Cure(orphan.file, HOW, drops=(orphan.file,))
+
+
+def _is_free(orphan: Orphan, log: CheckedTopic | None) -> bool:
+    name, _, below = orphan.file.partition("/")
+    if log is None or log.head is None or not is_topic_name(name):
+        return False
+    if below.startswith(f"{LOG_FOLDER}/checkpoints/"):
+        table = below.rsplit("/", 1)[-1]
+        is_old = orphan.age_ms > HOUR_MS and int(table[:20]) < log.newest_checkpoint
+        return is_checkpoint_table_name(table) and is_old
+    if below.startswith(f"{LOG_FOLDER}/"):
+        version = checkpoint_version(below)
+        return version is not None and version < log.first
+    file = data_file(name, ObjectInfo(orphan.file, orphan.nbytes, 0))
+    return file is not None and file.read_version < log.head.floor

@@ -9,22 +9,26 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+import numpy as np
+import numpy.typing as npt
+
 from sparklog.compaction.run import CompactOptions, compact_root
 from sparklog.errors import BadRequest, SparklogError
-from sparklog.groups.group import DEAD, GroupDescription
+from sparklog.groups.group import DEAD
 from sparklog.groups.lag import Groups, Lag, lag
 from sparklog.kafka.importing.coordinators import UNKNOWN, KafkaGroups, has_groups
 from sparklog.kafka.in_place.directory import CONSUMER_OFFSETS, is_internal
+from sparklog.kafka.in_place.partition_state import PartitionState
 from sparklog.kafka.in_place.view import KafkaView
 from sparklog.log.decisions.decision_log import timeout_of
 from sparklog.log.journal.names import is_topic_name
 from sparklog.log.state.history import History
-from sparklog.log.state.slice_table import Snapshot
-from sparklog.log.state.view import READ_UNCOMMITTED, LogView, OffsetRange
+from sparklog.log.state.slice_table import Slices, Snapshot
+from sparklog.log.state.view import LogView, OffsetRange
 from sparklog.log.topic.root import Root, RootView
 from sparklog.maintenance.report import TopicReport
 from sparklog.maintenance.work_items import InProcess, Settings
@@ -32,10 +36,10 @@ from sparklog.retention.expiry_plan import REASONS
 from sparklog.retention.retain import RetainReport, plan_topic, retain_root
 from sparklog.retention.vacuum import unreferenced
 from sparklog.tools.report.health import health
-from sparklog.tools.report.hours import blocks_by_hour, events_by_hour, slices_by_hour
 from sparklog.tools.report.job_states import JobLook, has_jobs
 from sparklog.tools.report.report_data import (
     ATTENTION,
+    HOURS,
     Activity,
     Disk,
     Doing,
@@ -49,6 +53,9 @@ from sparklog.tools.report.report_data import (
     Waste,
 )
 from sparklog.units import HOUR_MS
+
+BLOCK = 4096
+Times = npt.NDArray[np.int64]
 
 
 def gather(
@@ -71,14 +78,8 @@ def gather(
         report = _kafka(view, settings, tuple(dict.fromkeys(topics)))
     else:
         raise BadRequest(f"expected a sparklog root or a Kafka directory to report on, found {type(view).__name__}")
-    return health(replace(report, made_by=made_by, disk=_disk(view.location)))
-
-
-def _disk(location: str) -> Disk | None:
-    if not os.path.isdir(location):
-        return None
-    usage = shutil.disk_usage(location)
-    return Disk(usage.total, usage.free)
+    usage = shutil.disk_usage(view.location) if os.path.isdir(view.location) else None
+    return health(replace(report, made_by=made_by, disk=None if usage is None else Disk(usage.total, usage.free)))
 
 
 # -- a sparklog root
@@ -131,7 +132,7 @@ def _topic(root: Root, snapshot: Snapshot, settings: Settings) -> TopicFacts:
     policy = ",".join(settings.configs_of(name, head.configs).cleanup_policy)
     configs = dict(sorted(head.configs.explicit.items()))
     activity = _activity(root, name, snapshot, settings.now_ms)
-    partitions, bytes_by_hour = _partitions(snapshot, settings), slices_by_hour(snapshot.slices.all(), settings.now_ms)
+    partitions, bytes_by_hour = _partitions(snapshot, settings), _slices_by_hour(snapshot.slices.all(), settings.now_ms)
     internal = is_internal(name)
     return TopicFacts(name, head.topic_id, internal, policy, configs, partitions, activity, bytes_by_hour)
 
@@ -182,7 +183,7 @@ def _activity(root: Root, name: str, snapshot: Snapshot, now_ms: int) -> Activit
         last_hour=int((age < HOUR_MS).sum()),
         last_day=int((age < 24 * HOUR_MS).sum()),
         since_checkpoint=None if newest is None else max(0, snapshot.version - newest),
-        commits_by_hour=events_by_hour(modified, now_ms),
+        commits_by_hour=_events_by_hour(modified, now_ms),
     )
 
 
@@ -218,14 +219,10 @@ def _groups(root: Root, now_ms: int, topics: tuple[str, ...], notes: list[Note])
     for name, group in alive.items():
         if behind[name] or not topics:
             members = len(group.members) or int(group.instance is not None)
-            yield GroupFacts(name, group.state, _members(group), tuple(behind[name]), members)
+            owners = group.instance or ", ".join(member.instance_id or member.id for member in group.members) or None
+            yield GroupFacts(name, group.state, owners, tuple(behind[name]), members)
     notes += [Note(ATTENTION, "", f"a consumer group cannot be read: {error} [{error.code}]") for error in damaged]
     notes += _hidden(hidden)
-
-
-def _members(group: GroupDescription) -> str | None:
-    """Return the name of the member that owns all, or those of members that share; None: the group has none."""
-    return group.instance or ", ".join(member.instance_id or member.id for member in group.members) or None
 
 
 def _hidden(failures: Sequence[SparklogError]) -> list[Note]:
@@ -291,7 +288,7 @@ def _kafka_topic(view: KafkaView, name: str, now_ms: int) -> TopicFacts:
                 unsealed=None,
             )
         )
-    bytes_by_hour = blocks_by_hour(states.values(), now_ms)
+    bytes_by_hour = _blocks_by_hour(states.values(), now_ms)
     return TopicFacts(name, view.topic_id(name), is_internal(name), None, None, tuple(partitions), None, bytes_by_hour)
 
 
@@ -302,21 +299,12 @@ def _kafka_open(view: KafkaView, name: str, now_ms: int) -> list[HeldBack]:
         if bound.last_stable == bound.log_end:
             continue
         for producer, first in sorted(state.transactions.open.items(), key=lambda item: item[1]):
-            begun = _record_time(view, OffsetRange(name, partition, max(first, bound.log_start), bound.log_end))
-            age = None if begun is None else max(0, now_ms - begun)
+            begun = None
+            with suppress(SparklogError):
+                begun = view.first_time(OffsetRange(name, partition, max(first, bound.log_start), bound.log_end))
+            age = None if begun is None or begun < 0 else max(0, now_ms - begun)
             opened.append(HeldBack(name, partition, f"Kafka's producer {producer}", first, bound.log_end, age, None))
     return opened
-
-
-def _record_time(view: KafkaView, offsets: OffsetRange) -> int | None:
-    """Return the time of the first record of these offsets; None if it has none or cannot be read."""
-    with suppress(SparklogError):
-        for part in view.plan([offsets], READ_UNCOMMITTED):
-            for batch in part.read(("timestamp",), batch_bytes=1):
-                if batch.num_rows:
-                    time = int(batch.column(0)[0].value)
-                    return time if time >= 0 else None
-    return None
 
 
 def _kafka_damage(view: KafkaView, name: str) -> Iterator[Note]:
@@ -352,3 +340,44 @@ def _group_partition(row: Lag) -> GroupPartition:
     return GroupPartition(
         row.topic, row.partition, row.current_offset, row.log_start, row.log_end, row.lag, row.seconds
     )
+
+
+# -- counts by the hour: commits, and stored bytes by the times of their records; no record is read for it
+
+
+def _edges(now_ms: int) -> Times:
+    """Return where the last `HOURS` hours by the clock begin, and where the last of them, the current one, ends."""
+    end = (now_ms // HOUR_MS + 1) * HOUR_MS
+    return end - HOUR_MS * np.arange(HOURS, -1, -1, dtype=np.int64)
+
+
+def _events_by_hour(times: Times, now_ms: int) -> tuple[int, ...]:
+    return _counted(times[times <= now_ms], None, now_ms)
+
+
+def _slices_by_hour(slices: Slices, now_ms: int) -> tuple[int, ...]:
+    """Return bytes, those of a slice spread evenly over the times of its records."""
+    limits = _edges(now_ms)
+    near = (slices.max_ts >= limits[0]) & (slices.min_ts >= 0)
+    first, size = slices.min_ts[near], slices.size[near]
+    span = slices.max_ts[near] - first + 1
+    before = np.zeros(len(limits))
+    for row in range(0, len(first), BLOCK):
+        part = slice(row, row + BLOCK)
+        before += np.clip((limits[:, None] - first[part]) / span[part], 0, 1) @ size[part]
+    return tuple(np.diff(before).round().astype(np.int64).tolist())
+
+
+def _blocks_by_hour(states: Iterable[PartitionState], now_ms: int) -> tuple[int, ...]:
+    """Return bytes of a Kafka directory, those of a block by the time of its newest record."""
+    times, sizes = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for segment in (segment for state in states for segment in state.segments):
+        times.append(np.array(segment.block_timestamp, np.int64))
+        starts = np.array([*segment.block_position, segment.end], np.int64)
+        sizes.append(starts[1:] - starts[:-1])
+    return _counted(np.concatenate(times), np.concatenate(sizes), now_ms)
+
+
+def _counted(times: Times, weights: Times | None, now_ms: int) -> tuple[int, ...]:
+    counts, _ = np.histogram(times, _edges(now_ms), weights=weights)
+    return tuple(int(number) for number in counts)

@@ -7,6 +7,7 @@ escaping. The script sorts and filters tables; the page says the same without it
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from heapq import nlargest
 from typing import TYPE_CHECKING, NamedTuple
 
 from sparklog.tools.report.report_data import (
@@ -34,7 +35,7 @@ LARGEST_TOPICS = 12
 def as_html(report: RootReport) -> str:
     """Return the page. The same report gives the same text."""
     template = _environment(report).get_template("report.html")
-    largest = sorted(report.topics, key=lambda topic: -topic.bytes)[:LARGEST_TOPICS]
+    largest = nlargest(LARGEST_TOPICS, report.topics, key=lambda topic: topic.bytes)
     text: str = template.render(
         report=report,
         largest=[topic for topic in largest if topic.bytes],
@@ -174,9 +175,7 @@ def seconds_text(seconds: float | None) -> str:
 
 def shown_partitions(topic: TopicFacts) -> list[PartitionFacts]:
     """Return partitions in order; of very many the largest."""
-    if len(topic.partitions) <= MOST_PARTITIONS:
-        return list(topic.partitions)
-    largest = sorted(topic.partitions, key=lambda part: -part.bytes)[:MOST_PARTITIONS]
+    largest = nlargest(MOST_PARTITIONS, topic.partitions, key=lambda part: part.bytes)
     return sorted(largest, key=lambda part: part.partition)
 
 

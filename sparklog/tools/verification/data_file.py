@@ -5,7 +5,9 @@
 | a slice                             | its CRC-32C, which commits and footer agree on, holds                         |
 | footer                              | its CRC-32C holds; its slices fill the file; its index is that of the batches |
 | `.index`, `.timeindex`, `.txnindex` | the CRC-32C in the commit holds; their entries name batches                   |
-| `.bloom`                            | its CRC-32Cs hold; it has all keys of its slices                              |
+| `.bloom`                            | its CRC-32Cs hold; it has all keys of its slices, as they are decoded anyway  |
+
+A filter that is missing or damaged hides no record: a look-up reads the slice then. One that denies a key does.
 
 A footer also describes slices that no version names any more: they are checked as well. Slices are decoded, too:
 batches' checksums, offsets, counts, times. Files are checked in pieces of work, so that a Spark job can spread them
@@ -25,33 +27,28 @@ from sparklog.format.append_file import TAIL_BYTES, Footer, WrittenSlice, build_
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.checksums import SUFFIXES, flipped_bit, index_crc
 from sparklog.format.crc32c import crc32c
+from sparklog.format.key_filter import decode_filters
 from sparklog.format.slice_columns import WRITTEN
 from sparklog.limits import Limits
-from sparklog.log.journal.names import is_commit
+from sparklog.log.journal.names import filter_path, is_commit
 from sparklog.log.state.commit import MAINTAIN
 from sparklog.log.state.slices import SliceFlag
 from sparklog.maintenance.work_items import Done, Progress, silent
 from sparklog.storage.store import Store
-from sparklog.tools.verification.filter_files import against_filter, batches_of, take_filters
 from sparklog.tools.verification.findings import FOOTER, INDEX, MISSING, SIZE, CheckCounts, Finding
 from sparklog.tools.verification.index_files import WITHOUT_INDEX, CollectedBatches, check_index
-from sparklog.tools.verification.slice_checks import (
-    CheckedFile,
-    CutOff,
-    NamedFile,
-    SliceClaim,
-    SliceWindow,
-    walk,
-)
+from sparklog.tools.verification.slice_checks import CheckedFile, CutOff, NamedFile, SliceClaim, SliceWindow, walk
 
 MOST_FINDINGS = 100  # of one file: beyond, single places do not matter
+WITHOUT_FILTER = "restore it from a backup, or delete it; no record is lost, look-ups by key read more without it"
+DENIES = "the filter denies keys that the slice has, so that look-ups do not find them"
 
 
 def check_file(store: Store, file: NamedFile, progress: Progress) -> CheckedFile:
     """Read a file whole and compare it with its footer and all versions that name it."""
     checked = CheckedFile(store, file, progress)
     try:
-        filters = take_filters(checked)
+        filters = _take_filters(checked)
         (_check_segment if file.sealed else _check_append_file)(checked)
         checked.counts += filters
     except NotFound:
@@ -73,20 +70,22 @@ def _check_segment(checked: CheckedFile) -> None:
         checked.findings.append(_goes_on(checked.file))
     counted = CheckCounts(files=1)
     for claim in checked.file.claims:
-        batches = batches_of(checked, claim)
+        batches = CollectedBatches(filter=checked.filters.get(claim.position))
         walked = walk(checked, claim, batches)
         counted += walked or CheckCounts(slices=1)
-        checked.findings += against_filter(checked, claim, batches) if walked is not None else []
+        checked.findings += _against_filter(checked, claim, batches) if walked is not None else []
         counted += _check_indexes(checked, claim, batches if walked is not None else None)
     checked.counts = counted
 
 
-def missing_indexes(store: Store, file: NamedFile, listed: Container[str]) -> list[Finding]:
-    """Find the index files that are missing beside a sealed segment, in a listing (`listed`) and by now."""
-    keys = [file.index_key(suffix) for suffix in SUFFIXES if any(_needed(suffix, claim) for claim in file.claims)]
-    gone = [key for key in keys if key not in listed and store.stat(key) is None]
-    # The vacuum may have deleted it with its segment.
-    return [_no_index(key) for key in gone] if gone and store.stat(file.key) is not None else []
+def missing_beside(store: Store, file: NamedFile, listed: Container[str]) -> list[Finding]:
+    """Find the indexes and filters that are missing beside a file, in a listing (`listed`) and by now."""
+    suffixes = [suffix for suffix in SUFFIXES if file.sealed and any(_needed(suffix, claim) for claim in file.claims)]
+    expected = [_no_index(file.index_key(suffix)) for suffix in suffixes]
+    expected += [_no_filter(filter_path(file.key))] if file.filtered else []
+    gone = [finding for finding in expected if finding.file not in listed and store.stat(finding.file) is None]
+    # The vacuum may have deleted them with their file.
+    return gone if gone and store.stat(file.key) is not None else []
 
 
 def _needed(suffix: str, claim: SliceClaim) -> bool:
@@ -95,6 +94,45 @@ def _needed(suffix: str, claim: SliceClaim) -> bool:
 
 def _no_index(key: str) -> Finding:
     return Finding(MISSING, key, "expected an index beside the segment, found none", WITHOUT_INDEX)
+
+
+def _no_filter(key: str) -> Finding:
+    return Finding(MISSING, key, "expected filters of keys beside the file, found none", WITHOUT_FILTER)
+
+
+def _take_filters(checked: CheckedFile) -> CheckCounts:
+    """Read the filters beside a file into `checked.filters`, those of slices that versions name."""
+    file, key = checked.file, filter_path(checked.file.key)
+    if not file.filtered:
+        return CheckCounts()
+    try:
+        data = checked.store.get(key)
+    except NotFound:
+        if checked.store.stat(file.key) is None:
+            raise
+        checked.findings.append(_no_filter(key))
+        return CheckCounts()
+    counts = CheckCounts(files=1, nbytes=len(data))
+    try:
+        filters = {stored.position: stored for stored in decode_filters(data, file=key)}
+    except (Corrupt, BadRequest) as error:
+        checked.findings.append(Finding.of(INDEX, error, key, WITHOUT_FILTER))
+        return counts
+    for claim in file.claims:
+        if claim.flags & SliceFlag.KEY_FILTER:
+            stored = filters.get(claim.position)
+            if stored is not None and (stored.nbytes, stored.crc) == (claim.size, claim.crc):
+                checked.filters[claim.position] = stored
+            else:
+                message = f"expected a filter of the slice at byte {claim.position}, found none"
+                checked.findings.append(Finding(INDEX, key, message, WITHOUT_FILTER, offset=claim.base))
+    return counts
+
+
+def _against_filter(checked: CheckedFile, claim: SliceClaim, batches: CollectedBatches) -> list[Finding]:
+    if not batches.keys_beyond_filter():
+        return []
+    return [Finding(INDEX, filter_path(checked.file.key), DENIES, WITHOUT_FILTER, offset=claim.base)]
 
 
 def _check_indexes(checked: CheckedFile, claim: SliceClaim, batches: CollectedBatches | None) -> CheckCounts:
@@ -312,9 +350,9 @@ def _check_run(checked: CheckedFile, run: Sequence[SliceClaim], entries: dict[in
     if headers is None or headers.stop != "end" or not np.isin(starts, headers.position).all():
         counted = CheckCounts()
         for claim in run:
-            batches, entry = batches_of(checked, claim), entries.get(claim.position)
+            batches, entry = CollectedBatches(filter=checked.filters.get(claim.position)), entries.get(claim.position)
             walked = walk(checked, claim, batches)
-            checked.findings += against_filter(checked, claim, batches) if walked is not None else []
+            checked.findings += _against_filter(checked, claim, batches) if walked is not None else []
             if entry is not None and walked is not None:
                 checked.findings += _against_index(checked.file.key, claim, entry, batches)
             counted += walked or CheckCounts(slices=1)
@@ -326,9 +364,9 @@ def _check_run(checked: CheckedFile, run: Sequence[SliceClaim], entries: dict[in
     for row, claim in enumerate(run):
         entry = entries.get(claim.position)
         if entry is not None and (entry.index is not None or len(entry.aborted)):
-            batches = batches_of(checked, claim)
+            batches = CollectedBatches(filter=checked.filters.get(claim.position))
             batches.add(data, headers[row_of == row], -int(starts[row]))
-            checked.findings += against_filter(checked, claim, batches)
+            checked.findings += _against_filter(checked, claim, batches)
             checked.findings += _against_index(checked.file.key, claim, entry, batches)
     checked.progress(counted.records, nbytes)
     return counted

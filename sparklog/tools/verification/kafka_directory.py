@@ -28,7 +28,7 @@ from sparklog.kafka.in_place.files import DELETED, AnyPath, FilePath, file_path,
 from sparklog.kafka.in_place.segment_file import CLEANED, SWAP
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.tools.verification.findings import CHECKPOINT, CheckCounts, Finding, Orphan, Report
-from sparklog.tools.verification.kafka_partition import COMPARE, REPLICA, KafkaPartition, read_partition
+from sparklog.tools.verification.kafka_partition import COMPARE, REPLICA, KafkaPartition
 from sparklog.tools.verification.run import Say
 
 CHECKPOINTS = (
@@ -53,8 +53,7 @@ def verify_log_dir(
         raise NotFound(message)
     begun = env.boot_ms()
     folders = {split_folder_name(folder): folder} if layout == "partition" else partition_folders(folder)
-    checkpoints = _checkpoints(folder, CHECKPOINTS if layout == "log-dir" else ())
-    findings, counts, offsets = checkpoints.findings, checkpoints.counts, checkpoints.offsets
+    findings, counts, offsets = _checkpoints(folder, CHECKPOINTS if layout == "log-dir" else ())
     names = sorted({topic for topic, _ in folders})
     for topic in topics:
         if topic not in names:
@@ -67,7 +66,8 @@ def verify_log_dir(
         say(f"reading {folders[key].name}")
         log_start = offsets.get(LOG_STARTS_FILE, {}).get(key)
         cleaned = offsets.get(CLEANER_OFFSETS_FILE, {}).get(key, 0) if layout == "log-dir" else None
-        read[key] = part = read_partition(folders[key], folder, log_start=log_start, cleaned=cleaned, env=env)
+        read[key] = part = KafkaPartition(folders[key], folder, cleaned, env)
+        part.read(log_start or 0)
         _check_bounds(key, part, offsets)
         findings += part.findings
         notes += part.notes

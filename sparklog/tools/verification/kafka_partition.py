@@ -25,7 +25,6 @@ from sparklog.errors import Corrupt, SparklogError
 from sparklog.format import checkpoint_files, transaction_index
 from sparklog.format.checkpoint_files import LeaderEpoch
 from sparklog.format.checksums import SUFFIXES
-from sparklog.format.control import ABORT
 from sparklog.format.coordinators.producer_snapshot import parse_snapshot
 from sparklog.format.crc32c import crc32c
 from sparklog.format.decode import RecordColumns
@@ -121,20 +120,9 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class KafkaPartition:
-    """Result of reading one folder; `notes`: what may be damage or Kafka's doing; `names`: of its known files."""
+class SegmentRead:
+    """One segment; `damaged`: some of it is no sound batch; `torn`: that is the end of the log, not written whole."""
 
-    folder: FilePath
-    findings: list[Finding] = field(default_factory=list)
-    notes: list[Finding] = field(default_factory=list)
-    counts: CheckCounts = field(default_factory=CheckCounts)
-    names: set[str] = field(default_factory=set)
-    topic_id: str | None = None
-    log_end: int = 0
-
-
-@dataclass(slots=True)
-class _SegmentRead:
     name: SegmentName
     last: bool
     limit: int | None
@@ -143,112 +131,112 @@ class _SegmentRead:
     events: TransactionEvents = field(default_factory=TransactionEvents)
     gaps: Gaps = field(default_factory=Gaps)
     damaged: bool = False
+    torn: bool = False
     end: int = 0
 
-    def index_path(self, suffix: str) -> FilePath:
-        return companion(self.name.path, suffix)
 
+@dataclass(slots=True)
+class KafkaPartition:
+    """One folder, read whole; files are named relative to `root`.
 
-def read_partition(
-    folder: FilePath, root: FilePath, *, log_start: int | None, cleaned: int | None, env: Env
-) -> KafkaPartition:
-    """Read a partition folder whole; files are named relative to `root`.
-
-    `log_start`, `cleaned`: offsets in the log dir's checkpoints. None: no log start; unknown what was cleaned.
+    * `cleaner_offset`: of the log dir's checkpoint, None: unknown; `cleaned`: a cleaner has been below
+    * `passes_torn`: look for more after an end that is not written whole; `old`: formats v0, v1 were read
+    * `notes`: what may be damage or Kafka's doing; `names`: of its known files
     """
-    return _PartitionReader(folder, root, cleaned or 0, cleaned is not None, env, KafkaPartition(folder)).run(
-        log_start or 0
-    )
-
-
-@dataclass
-class _PartitionReader:
-    """Reads one folder. `cleaned`: a cleaner has been below it, as far as is known; `old`: formats v0, v1 were read."""
 
     folder: FilePath
     root: FilePath
-    cleaned: int
-    cleaner_known: bool
+    cleaner_offset: int | None
     env: Env
-    result: KafkaPartition
+    passes_torn: bool = True
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[Finding] = field(default_factory=list)
+    counts: CheckCounts = field(default_factory=CheckCounts)
+    names: set[str] = field(default_factory=set)
+    segments: list[SegmentRead] = field(default_factory=list)
+    topic_id: str | None = None
+    log_end: int = 0
+    cleaned: int = 0
     old: bool = False
 
-    def run(self, log_start: int) -> KafkaPartition:
+    def read(self, log_start: int) -> None:
+        """Read all of it; `log_start`: in the log dir's checkpoint, 0 without."""
+        self.cleaned = self.cleaner_offset or 0
         names = settled_segments(self.folder, env=self.env)
         limits = [*(name.base for name in names[1:]), None]
-        segments = [_SegmentRead(name, limit is None, limit) for name, limit in zip(names, limits, strict=False)]
+        segments = [SegmentRead(name, limit is None, limit) for name, limit in zip(names, limits, strict=False)]
+        self.segments = segments
         end = first = names[0].base if names else 0
         before = Gaps()
         for segment in segments:
             end = self._segment(segment, end, before)
             before = segment.gaps
-        self.result.log_end = end
+        self.log_end = end
         self._undecided(segments)
         self._epochs(segments, max(first, log_start))
         self._transactions(segments)
         self._metadata()
         self._snapshots()
-        self.result.counts += CheckCounts(slices=len(segments))
-        return self.result
+        self.counts += CheckCounts(slices=len(segments))
 
     def _place(self, path: FilePath) -> str:
         return relative(path, self.root)
 
     def _report(self, kind: str, path: FilePath, message: str, remedy: str = REPLICA, **place: int | None) -> None:
-        self.result.findings.append(Finding(kind, self._place(path), message, remedy, **place))
+        self.findings.append(Finding(kind, self._place(path), message, remedy, **place))
 
     def _data(self, path: FilePath) -> bytes | None:
         data = path.data()
         if data is None:
             return None
-        self.result.names.add(path.name)
-        self.result.counts += CheckCounts(files=1, nbytes=len(data))
+        self.names.add(path.name)
+        self.counts += CheckCounts(files=1, nbytes=len(data))
         return data
 
     # -- segments
 
-    def _segment(self, segment: _SegmentRead, expected: int, before: Gaps) -> int:
+    def _segment(self, segment: SegmentRead, expected: int, before: Gaps) -> int:
         """Read one segment and its indexes; return the offset after it. `before`: gaps of the segment before."""
         path = segment.name.path
-        self.result.names.add(path.name)
+        self.names.add(path.name)
         if path.name.endswith(SWAP):
             # A cleaner wrote it and died before it gave it its name. A pass goes from the log's start on: it has been
             # everywhere up to the next segment.
             self.cleaned = max(self.cleaned, segment.name.base if segment.limit is None else segment.limit)
         for look in range(LOOKS):
-            findings = len(self.result.findings)
+            findings = len(self.findings)
             segment.gaps = Gaps(before.uncleaned, before.leader_epoch)
             size, changed = self._walk(segment, expected)
-            if len(self.result.findings) == findings or not segment.last:
+            if len(self.findings) == findings or not segment.last:
                 break
             # A broker may be writing: what is half there now is whole a moment later.
             self.env.sleep(PAUSE_SECONDS)
             now = path.stat()
             if (now.st_size, now.st_mtime_ns) == (size, changed) or look == LOOKS - 1:
                 break
-            del self.result.findings[findings:]
-        self.result.counts += CheckCounts(files=1, nbytes=size, gaps=segment.gaps.offsets)
+            del self.findings[findings:]
+        self.counts += CheckCounts(files=1, nbytes=size, gaps=segment.gaps.offsets)
         for gap in () if segment.damaged else segment.gaps.lost:
             message = f"expected a batch at offset {gap.start}, found one at {gap.end}: the cleaner has not been here"
             self._report(CONTENT, path, message, position=gap.position, offset=gap.start)
         self._indexes(segment)
         return max(segment.end, segment.name.base)
 
-    def _walk(self, segment: _SegmentRead, expected: int) -> tuple[int, int]:
+    def _walk(self, segment: SegmentRead, expected: int) -> tuple[int, int]:
         """Check the batches of a segment; return size and time of the file as it was read."""
         segment.batches, segment.epochs, segment.events = CollectedBatches(), [], TransactionEvents()
-        segment.damaged, segment.end = False, expected
+        segment.damaged, segment.torn, segment.end = False, False, expected
         with SegmentFile(segment.name.path) as file:
 
             def decide(damage: Damage) -> bool:
                 if segment.last and damage.stop == "zeros":
                     return False
-                segment.damaged = True
-                remedy = CUT_OFF if segment.last and damage.unwritten else REPLICA
+                segment.damaged, segment.torn = True, segment.last and damage.unwritten
+                remedy = CUT_OFF if segment.torn else REPLICA
                 kind, place = CHECKSUM if damage.wrong_crc else CONTENT, self._place(file.place)
                 finding = Finding(kind, place, damage.reason, remedy, damage.position, damage.offset)
-                self.result.findings.append(self._at_flipped_bit(file, damage, finding))
-                return True
+                self.findings.append(self._at_flipped_bit(file, damage, finding))
+                return self.passes_torn or not segment.torn
 
             for window in sound_windows(file, 0, expected, decide=decide, limit=segment.limit):
                 if len(window.headers):
@@ -264,27 +252,27 @@ class _PartitionReader:
         body = file.read(start, header.size - CRC_START)
         return finding.at_flipped_bit(start, len(body), crc32c(body), header.crc) or finding
 
-    def _take(self, segment: _SegmentRead, window: Window, path: FilePath) -> None:
+    def _take(self, segment: SegmentRead, window: Window, path: FilePath) -> None:
         headers, place = window.headers, self._place(path)
         holds = ~headers.is_control & (headers.count > 0)
         records = None
         try:
             records = replace(window, file=place).decode(("offset", "key"), holds)
         except SparklogError as error:
-            self.result.findings.append(Finding.of(CONTENT, error, place, REPLICA))
+            self.findings.append(Finding.of(CONTENT, error, place, REPLICA))
         self.old |= bool(headers.is_legacy.any())
         segment.batches.add(window.data, headers, window.start)
         segment.events.add(window)
         segment.epochs.append((headers.base_offset, headers.leader_epoch, headers.position + window.start))
         segment.gaps.add(window, records, segment.end, self.cleaned)
         segment.end = int(headers.next_offset[-1])
-        self.result.counts += CheckCounts(batches=len(headers), records=int(headers.count[~headers.is_control].sum()))
+        self.counts += CheckCounts(batches=len(headers), records=int(headers.count[~headers.is_control].sum()))
 
-    def _undecided(self, segments: Sequence[_SegmentRead]) -> None:
+    def _undecided(self, segments: Sequence[SegmentRead]) -> None:
         """Note gaps that a cleaner may have made, or not."""
         sound = [segment for segment in segments if not segment.damaged]
         firsts = [(segment.name.path, segment.gaps.first) for segment in sound if segment.gaps.first is not None]
-        if not firsts or not self.cleaner_known:
+        if not firsts or self.cleaner_offset is None:
             return
         path, gap = firsts[0]
         many, offsets = sum(segment.gaps.open for segment in sound), sum(segment.gaps.open_offsets for segment in sound)
@@ -293,22 +281,22 @@ class _PartitionReader:
             f"gaps are above the cleaner's checkpoint ({self.cleaned}): a cleaner has removed them, where the log was "
             "fetched from or before this broker died, the log was cut there for another leader, or they are lost"
         )
-        self.result.notes.append(Finding(CONTENT, self._place(path), message, COMPARE, gap.position, gap.start))
+        self.notes.append(Finding(CONTENT, self._place(path), message, COMPARE, gap.position, gap.start))
 
-    def _indexes(self, segment: _SegmentRead) -> None:
+    def _indexes(self, segment: SegmentRead) -> None:
         for suffix in SUFFIXES:
-            path = segment.index_path(suffix)
+            path = companion(segment.name.path, suffix)
             data = self._data(path)
             if data is not None and not segment.damaged:
                 base, file = segment.name.base, self._place(path)
                 findings = check_index(suffix, data, base, segment.batches, file=file, active=segment.last)
-                self.result.findings += findings
+                self.findings += findings
             elif data is None and suffix != "txnindex" and len(segment.epochs):
                 self._report(INDEX, path, "expected an index beside the segment, found none", DELETE_INDEX)
 
     # -- files next to segments
 
-    def _epochs(self, segments: Sequence[_SegmentRead], log_start: int) -> None:
+    def _epochs(self, segments: Sequence[SegmentRead], log_start: int) -> None:
         path = self.folder.child(checkpoint_files.LEADER_EPOCHS_FILE)
         data, epochs = self._parsed(path, checkpoint_files.parse_leader_epochs)
         if epochs is None:
@@ -319,7 +307,7 @@ class _PartitionReader:
             for segment in segments:
                 self._epochs_of(segment, epochs, log_start, path)
 
-    def _epochs_of(self, segment: _SegmentRead, epochs: Sequence[LeaderEpoch], log_start: int, path: FilePath) -> None:
+    def _epochs_of(self, segment: SegmentRead, epochs: Sequence[LeaderEpoch], log_start: int, path: FilePath) -> None:
         starts = np.array([entry.start_offset for entry in epochs], np.int64)
         numbers = np.array([-1, *(entry.epoch for entry in epochs)], np.int64)
         for base, epoch, position in segment.epochs:
@@ -336,26 +324,19 @@ class _PartitionReader:
                 self._report(CHECKPOINT, path, f"it says epoch {in_file} for offset {offset}, the batch {in_batch}")
                 return
 
-    def _transactions(self, segments: Sequence[_SegmentRead]) -> None:
+    def _transactions(self, segments: Sequence[SegmentRead]) -> None:
         """Check where aborted transactions began, unless a cleaner may have removed their first batches."""
         has_gaps = any(segment.damaged or segment.gaps.offsets for segment in segments)
-        if self.cleaned or not self.cleaner_known or has_gaps:
+        if self.cleaned or self.cleaner_offset is None or has_gaps:
             return
         state = TransactionState()
         for segment in segments:
-            path = segment.index_path("txnindex")
-            markers: dict[int, tuple[int, int]] = {}
-            triples = segment.events.triples
-            for event in range(0, len(triples), 3):
-                kind, producer, offset = triples[event : event + 3]
-                first = state.open.get(producer)
-                state.apply(triples[event : event + 3])
-                if kind == ABORT and first is not None:
-                    stable = state.first_open()
-                    markers[offset] = (first, offset + 1 if stable is None else stable)
+            path = companion(segment.name.path, "txnindex")
+            ended = (marker for marker in state.abort_markers(segment.events) if marker.first >= 0)
+            markers = {marker.last: (marker.first, marker.last_stable) for marker in ended}
             self._aborted(path, markers, segment, segments[0].name.base)
 
-    def _aborted(self, path: FilePath, markers: dict[int, tuple[int, int]], segment: _SegmentRead, oldest: int) -> None:
+    def _aborted(self, path: FilePath, markers: dict[int, tuple[int, int]], segment: SegmentRead, oldest: int) -> None:
         entries = aborted_by_index(segment.name.path, segment.name.base)
         pairs = zip(entries.first_offsets.tolist(), entries.last_stable_offsets.tolist(), strict=True)
         stored = dict(zip(entries.last_offsets.tolist(), pairs, strict=True))
@@ -380,7 +361,7 @@ class _PartitionReader:
         data, topic_id = self._parsed(path, checkpoint_files.parse_partition_metadata)
         if topic_id is None:
             return
-        self.result.topic_id = topic_id
+        self.topic_id = topic_id
         if data.rstrip(b"\n") != checkpoint_files.partition_metadata_to_bytes(topic_id):
             self._report(CHECKPOINT, path, "it is not written as Kafka writes it", position=_odd_byte(data))
 
@@ -398,7 +379,7 @@ class _PartitionReader:
         try:
             return data, parse(data, file=self._place(path))
         except Corrupt as error:
-            self.result.findings.append(Finding.of(CHECKPOINT, error, self._place(path), remedy))
+            self.findings.append(Finding.of(CHECKPOINT, error, self._place(path), remedy))
             return data, None
 
 

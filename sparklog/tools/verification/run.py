@@ -51,8 +51,7 @@ from sparklog.maintenance.work_items import InProcess, Runner
 from sparklog.retention.vacuum_plan import data_file
 from sparklog.storage.store import PROBE_FOLDER, ObjectInfo, Store, key_kind
 from sparklog.tools.verification.checked_logs import CheckedLog, read_entries, read_object
-from sparklog.tools.verification.data_file import Verified, VerifyWork, missing_indexes, pieces
-from sparklog.tools.verification.filter_files import missing_filters
+from sparklog.tools.verification.data_file import Verified, VerifyWork, missing_beside, pieces
 from sparklog.tools.verification.findings import (
     DECISION,
     DEFAULT,
@@ -242,6 +241,7 @@ def _why(info: ObjectInfo, topics: Mapping[str, CheckedTopic]) -> str | None:
 
 
 Say = Callable[[str], None]
+"""Gets a line for each step."""
 
 
 def verify_root(
@@ -288,7 +288,11 @@ class _Verification:
         folders = [f"{name}/" for name in names] if self.chosen else [""]
         listing = [info for folder in folders for info in self.store.list(folder)]
         if not self.chosen:
-            self._entries()
+            self._entries_of(DECISIONS, DECISION, self.states)
+            self._entries_of(GROUPS, GROUP, self.groups)
+            self._entries_of(LEASES, LEASE, {})
+            self._entries_of(OUTCOMES, OUTCOME, {})
+            self._entries_of(DEFAULTS, DEFAULT, {})
         for name in names:
             self.say(f"reading the log of {name}")
             log = self.logs[name] = read_topic(self.store, name, now_ms)
@@ -355,13 +359,6 @@ class _Verification:
                 raise NotFound(f"topic '{name}' does not exist in {self.store.location}{hint}; check --topic")
         return list(dict.fromkeys(self.chosen)) or existing
 
-    def _entries(self) -> None:
-        self._entries_of(DECISIONS, DECISION, self.states)
-        self._entries_of(GROUPS, GROUP, self.groups)
-        self._entries_of(LEASES, LEASE, {})
-        self._entries_of(OUTCOMES, OUTCOME, {})
-        self._entries_of(DEFAULTS, DEFAULT, {})
-
     def _entries_of(self, kind: EntryKind[E], label: str, states: dict[str, E]) -> None:
         for folder in self.store.list_folders(f"{kind.folder}/"):
             log = read_entries(self.store, kind, folder, label)
@@ -417,9 +414,7 @@ class _Verification:
             return False
         if self.quick:
             self.counts += CheckCounts(files=1, slices=len(file.claims))
-            if file.sealed:
-                self.findings += missing_indexes(self.store, file, sizes)
-            self.findings += missing_filters(self.store, file, sizes)
+            self.findings += missing_beside(self.store, file, sizes)
         return True
 
     def _gone(self, keys: Sequence[str], topics: set[str]) -> None:

@@ -29,15 +29,7 @@ from sparklog.log.state.slice_table import Slices, SliceTable, added
 from sparklog.log.state.topic_state import EMPTY, HEAD_JSON, Head
 from sparklog.storage.store import Store
 from sparklog.tools.verification.checked_logs import CheckedLog, log_end, read_again, read_object
-from sparklog.tools.verification.findings import (
-    CHECKPOINT,
-    LOG,
-    MISSING,
-    STATE,
-    TWO_WINNERS,
-    CheckCounts,
-    Finding,
-)
+from sparklog.tools.verification.findings import CHECKPOINT, LOG, MISSING, STATE, TWO_WINNERS, CheckCounts, Finding
 from sparklog.tools.verification.slice_checks import CLAIMED, NamedFile, SliceClaim
 
 

@@ -17,7 +17,7 @@ from sparklog.log.topic.root import Root, RootView
 from sparklog.log.write.append_target import WriteOptions
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.testing.world import START_MS
-from sparklog.tools.inspection.hot_keys import HotKeys
+from sparklog.tools.inspection.batches import HotKeys
 from sparklog.tools.inspection.inspect import inspect_file, inspect_topic
 
 DAY_MS = 86_400_000

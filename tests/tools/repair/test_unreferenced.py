@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from sparklog.testing.world import HOUR_MS
-from sparklog.tools.repair.unreferenced import set_asides
+from sparklog.tools.repair.run import set_asides
 from sparklog.tools.verification.findings import CheckCounts, Finding, Orphan, Report
 from sparklog.tools.verification.topic_log import CheckedTopic, read_topic
 from tests.tools.repair.small_root import small_root
