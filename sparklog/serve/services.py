@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from sparklog.format.coordinators.message_schema import Fields
 from sparklog.serve.addresses import Address
 from sparklog.serve.metrics import RequestMemory, ServerMetrics
-from sparklog.serve.served_log import ServedLog
+from sparklog.serve.served_log import ServedLog, StoredPlace
 
 if TYPE_CHECKING:
     from sparklog.serve.appends import Appends
@@ -55,6 +55,10 @@ class Services:
     """None: all who can connect may do what the server does."""
 
     _batches: StoredBatches | None = None
+
+    def holds(self, place: StoredPlace, nbytes: int) -> bool:
+        """Return True if a fetch of so many bytes finds them in memory."""
+        return self._batches is not None and self._batches.holds(place, nbytes)
 
     @property
     def batches(self) -> StoredBatches:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparklog.errors import SparklogError
 from sparklog.format.coordinators.message_schema import Fields
 from sparklog.log.journal.names import is_topic_name
-from sparklog.serve.codes import Code, code_of
-from sparklog.serve.served_log import Ends, ServedLog
+from sparklog.serve.codes import Code
+from sparklog.serve.served_log import SeenTopic, ServedLog
 from sparklog.serve.services import ServedRequest, Services
 from sparklog.serve.users import READ, WRITE
 
@@ -72,25 +71,16 @@ def _create_missing(services: Services, names: list[str]) -> None:
 
 
 def _topics(log: ServedLog, names: list[str] | None, node: int) -> list[Fields]:
-    if names is None:
-        names = log.topics()
-    try:
-        looked = log.look(names)
-    except SparklogError:
-        # One by one, so that what cannot be read fails alone.
-        return [_topic_alone(log, name, node) for name in names]
-    return [_topic(name, looked.get(name), node) for name in names]
+    names = log.topics() if names is None else names
+    looked, failures = log.look_at_each(names)
+    return [
+        {"errorCode": failures[name], "name": name} if name in failures else _topic(name, looked.get(name), node)
+        for name in names
+    ]
 
 
-def _topic_alone(log: ServedLog, name: str, node: int) -> Fields:
-    try:
-        return _topic(name, log.look([name]).get(name), node)
-    except SparklogError as error:
-        return {"errorCode": code_of(error), "name": name}
-
-
-def _topic(name: str, bounds: Ends | None, node: int) -> Fields:
-    if bounds is None:
+def _topic(name: str, seen: SeenTopic | None, node: int) -> Fields:
+    if seen is None:
         code = Code.UNKNOWN_TOPIC_OR_PARTITION if is_topic_name(name) else Code.INVALID_TOPIC
         return {"errorCode": code, "name": name}
     partitions: list[dict[str, Any]] = [
@@ -101,6 +91,6 @@ def _topic(name: str, bounds: Ends | None, node: int) -> Fields:
             "replicaNodes": [node],
             "isrNodes": [node],
         }
-        for number in sorted(bounds)
+        for number in sorted(seen.ends)
     ]
     return {"name": name, "isInternal": name in INTERNAL, "partitions": partitions}
