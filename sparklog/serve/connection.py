@@ -17,11 +17,10 @@ from functools import partial
 
 from sparklog.errors import Corrupt, SparklogError
 from sparklog.format.coordinators.message_schema import Fields, message
-from sparklog.serve.apis.api_versions import versions
+from sparklog.serve.apis.api_versions import version_list
 from sparklog.serve.apis.table import API_VERSIONS, APIS, PRODUCE, SASL_AUTHENTICATE, SASL_HANDSHAKE, Api
 from sparklog.serve.codec import FOLDER, MessageBytes, is_flexible, read_message, skip_tagged_fields, write_message
 from sparklog.serve.codes import Code
-from sparklog.serve.handlers import HANDLERS
 from sparklog.serve.services import Client, ServedRequest, Services
 
 _LOG = logging.getLogger("sparklog.serve")
@@ -67,8 +66,8 @@ class Connection:
         try:
             while True:
                 size = _SIZE.unpack(await self._reader.readexactly(_SIZE.size))[0]
-                if not LEAST_REQUEST <= size <= self._services.limits.request_bytes:
-                    limit = self._services.limits.request_bytes
+                if not LEAST_REQUEST <= size <= self._services.options.limits.request_bytes:
+                    limit = self._services.options.limits.request_bytes
                     raise Refused(f"expected a request of {LEAST_REQUEST} to {limit} bytes, found {size}")
                 await self._services.memory.take(size)
                 task = None
@@ -101,16 +100,16 @@ class Connection:
         self.last = asyncio.get_running_loop().time()
         key, version, correlation = _HEADER.unpack_from(data)
         api = APIS.get(key)
-        if api is None or key not in HANDLERS:
+        if api is None:
             raise Refused(f"expected an API that is served, found number {key}")
         call = _Call(api, version, correlation)
         if not api.lowest <= version <= api.highest:
             if key != API_VERSIONS:
                 raise Refused(f"{api.name} is served in versions {api.lowest} to {api.highest}, found {version}")
             # The client learns what is served, and asks again.
-            await self._answer(_Call(api, 0, correlation), versions(Code.UNSUPPORTED_VERSION))
+            await self._answer(_Call(api, 0, correlation), version_list(Code.UNSUPPORTED_VERSION))
             return None
-        if self._services.users is not None and self.client.user is None and key not in BEFORE_LOGIN:
+        if self._services.options.users is not None and self.client.user is None and key not in BEFORE_LOGIN:
             raise Refused(f"expected an authentication, found {api.name}")
         request = self._read(call, data)
         self._services.metrics.count(api.name, version)
@@ -136,7 +135,7 @@ class Connection:
 
     async def _handled(self, call: _Call, request: ServedRequest) -> Fields | None:
         try:
-            return await HANDLERS[call.api.key](request)
+            return await call.api.handler(request)
         except SparklogError as error:
             raise Refused(f"{call.api.name} cannot be answered: {error}") from error
 

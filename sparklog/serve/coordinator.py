@@ -39,6 +39,7 @@ class Coordinator:
         self.run = run
         self._groups: dict[str, GroupMembers] = {}
         self._commits: dict[str, _Commits] = {}
+        self._signs = asyncio.create_task(self._keep_alive())
 
     def group(self, name: str) -> Group:
         """Return the group's journal. `BadRequest` for a name that no group can have."""
@@ -102,7 +103,7 @@ class Coordinator:
             _LOG.warning("group %s was taken over by another member: its members here join again", name)
             members.close(Code.UNKNOWN_MEMBER_ID)
 
-    async def keep_alive(self) -> None:
+    async def _keep_alive(self) -> None:
         """Give signs of life of all groups with members, for ever; forget empty ones."""
         while True:
             await asyncio.sleep(ALIVE_SECONDS)
@@ -121,6 +122,7 @@ class Coordinator:
                         _LOG.warning("group %s: no sign of life could be written: %s", name, error)
 
     def close(self) -> None:
+        self._signs.cancel()
         for members in self._groups.values():
             members.close(Code.NOT_COORDINATOR)
 

@@ -16,29 +16,27 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias
 
 from sparklog.errors import BadRequest, Unavailable
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.opening import NOTHING, ROOT, TOPIC, Location, open_log, open_view, resolve
 from sparklog.serve.addresses import Address
 from sparklog.serve.connection import Connection
-from sparklog.serve.coordinator import Coordinator
 from sparklog.serve.metrics import RequestMemory, ServerMetrics
 from sparklog.serve.served_log import ServedLog
 from sparklog.serve.services import ServeLimits, Services
 from sparklog.storage import open_store
 
 if TYPE_CHECKING:
-    from sparklog.serve.appends import Appends
     from sparklog.serve.users import User
 
-T = TypeVar("T")
 _LOG = logging.getLogger("sparklog.serve")
 BACKLOG = 512
 SWEEP_SECONDS = 5.0
 SCRAPE_SECONDS = 10.0
 BUFFER_BYTES = 1 << 20
+ClientConnected: TypeAlias = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,78 +128,45 @@ class Server:
     def __init__(self, log: ServedLog, options: ServeOptions) -> None:
         options.check()
         self._options = options
-        limits = options.limits
         if options.writable and (log.root is None or not log.root.store.writable):
             raise BadRequest(
                 f"{log.location} is only read, as backups and Kafka's directories are: leave --writable out"
             )
         self._log = log
-        self._pool = ThreadPoolExecutor(limits.threads, "sparklog-serve")
         self.metrics = ServerMetrics()
         self._connections: set[Connection] = set()
-        self._server: asyncio.Server | None = None
-        self._metrics: asyncio.Server | None = None
-        self._tasks: list[asyncio.Task[None]] = []
-        self._coordinator: Coordinator | None = None
+        self._listening: list[asyncio.Server] = []
 
     async def start(self) -> Address:
         """Listen; return the address."""
         options, limits = self._options, self._options.limits
-        try:
-            self._server = await asyncio.start_server(
-                self._connected,
-                options.listen.host,
-                options.listen.port,
-                backlog=BACKLOG,
-                limit=BUFFER_BYTES,
-                ssl=options.tls,
-            )
-            if options.metrics_port is not None:
-                self._metrics = await asyncio.start_server(self._scraped, options.listen.host, options.metrics_port)
-        except OSError as error:
-            raise Unavailable(f"cannot listen on {options.listen}: {error.strerror or error}") from None
-        address = Address(options.listen.host, self._server.sockets[0].getsockname()[1])
+        server = await self._listen(self._connected, options.listen, options.tls)
+        address = Address(options.listen.host, server.sockets[0].getsockname()[1])
         memory = RequestMemory(max(limits.waiting_request_bytes, limits.request_bytes))
-        nodes = options.advertise or (address,)
-        root = self._log.root
-        self._coordinator = None if root is None else Coordinator(root, nodes, self._run)
-        self._services = Services(
-            self._log,
-            nodes,
-            limits,
-            self._pool,
-            memory,
-            self.metrics,
-            self._coordinator,
-            self._appends() if options.writable else None,
-            options.auto_create,
-            options.users,
-        )
-        self._tasks = [asyncio.create_task(self._sweeping())]
-        if self._coordinator is not None:
-            self._tasks.append(asyncio.create_task(self._coordinator.keep_alive()))
+        pool = ThreadPoolExecutor(limits.threads, "sparklog-serve")
+        self._services = Services(self._log, options.advertise or (address,), options, pool, memory, self.metrics)
+        self._sweeper = asyncio.create_task(self._sweeping())
+        if options.metrics_port is not None:
+            await self._listen(self._scraped, Address(options.listen.host, options.metrics_port), None)
         return address
 
-    def _appends(self) -> Appends:
-        from sparklog.serve.appends import Appends
-
-        return Appends(self._log, self._run, self._options.linger_seconds)
+    async def _listen(self, client: ClientConnected, address: Address, tls: ssl.SSLContext | None) -> asyncio.Server:
+        try:
+            server = await asyncio.start_server(
+                client, address.host, address.port, backlog=BACKLOG, limit=BUFFER_BYTES, ssl=tls
+            )
+        except OSError as error:
+            raise Unavailable(f"cannot listen on {address}: {error.strerror or error}") from None
+        self._listening.append(server)
+        return server
 
     async def stop(self) -> None:
-        for listening in (self._server, self._metrics):
-            if listening is not None:
-                listening.close()
-        for task in self._tasks:
-            task.cancel()
-        self._log.close()
-        if self._coordinator is not None:
-            self._coordinator.close()
+        for server in self._listening:
+            server.close()
+        self._sweeper.cancel()
         for connection in list(self._connections):
             connection.close()
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-    async def _run(self, function: Callable[..., T], *arguments: object) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
+        self._services.close()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._connections) >= self._options.limits.connections:

@@ -177,7 +177,7 @@ def _patched(part: NativeReadPart) -> tuple[memoryview, BatchHeaders]:
         if end > len(memory):
             memory = np.concatenate((memory, new_array(end, np.uint8)))
         memory[starts[-1] : end] = np.frombuffer(piece.data, np.uint8)
-    data = memoryview(memory)[:end]
+    data = memory.data[:end]
     try:
         headers = scan_headers(data, contents=False)
     except Corrupt:

@@ -53,10 +53,14 @@ class Listening:
     def options(self, *, writable: bool, auto_create: bool) -> ServeOptions:
         from sparklog.serve.addresses import Address
         from sparklog.serve.server import ServeOptions, tls_context
-        from sparklog.serve.users import read_users
 
         if (self.tls_cert is None) != (self.tls_key is None):
             raise BadParameter("--tls-cert and --tls-key belong together")
+        users = None
+        if self.users is not None:
+            from sparklog.serve.users import read_users
+
+            users = read_users(self.users)
         options = ServeOptions(
             Address.of(self.listen),
             tuple(map(Address.of, comma_separated(self.advertise))),
@@ -65,7 +69,7 @@ class Listening:
             auto_create=auto_create,
             tls=None if self.tls_cert is None or self.tls_key is None else tls_context(self.tls_cert, self.tls_key),
             metrics_port=self.metrics_port,
-            users=None if self.users is None else read_users(self.users),
+            users=users,
         )
         options.check()
         return options

@@ -68,7 +68,7 @@ def _is_at_hand(request: ServedRequest, isolation: str) -> bool:
 def _read(request: ServedRequest, isolation: str, fresh: bool) -> _Answer:
     """Read what there is. `fresh`: the bounds were looked at a moment ago."""
     services, fields, answer = request.services, request.fields, _Answer()
-    most = min(fields["maxBytes"] if fields["maxBytes"] > 0 else 2**31, services.limits.answer_bytes)
+    most = min(fields["maxBytes"] if fields["maxBytes"] > 0 else 2**31, services.options.limits.answer_bytes)
     answer.seen, failures = _seen(request, fresh)
     for topic in fields["topics"]:
         name, rows = topic["topic"], list[Fields]()

@@ -27,7 +27,7 @@ async def metadata(request: ServedRequest) -> Fields:
     names = None if every else list(dict.fromkeys(topic["name"] for topic in asked))
     denied = [] if names is None else [name for name in names if not _may_see(request, name)]
     names = None if names is None else [name for name in names if name not in denied]
-    if services.appends is not None and names and request.fields["allowAutoTopicCreation"]:
+    if services.options.writable and names and request.fields["allowAutoTopicCreation"]:
         await services.run(_create_missing, services, [name for name in names if request.may(WRITE, name)])
     topics = await services.run(_topics, services.log, names, services.me.node_id)
     topics = [topic for topic in topics if _may_see(request, topic["name"])]
@@ -61,7 +61,7 @@ def _create_missing(services: Services, names: list[str]) -> None:
         return
     defaults = log.root.engine.defaults.read()
     answers = {name: defaults.auto_create(name) for name in names if log.serves(name)}
-    wanted = [name for name, answer in answers.items() if (services.auto_create if answer is None else answer)]
+    wanted = [name for name, answer in answers.items() if (services.options.auto_create if answer is None else answer)]
     if wanted:
         looked = log.look(wanted)
         for name in wanted:

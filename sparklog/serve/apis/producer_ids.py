@@ -15,7 +15,7 @@ LEAST = 1 << 32
 
 async def init_producer_id(request: ServedRequest) -> Fields:
     services = request.services
-    if services.appends is None:
+    if not services.options.writable:
         return {"errorCode": Code.CLUSTER_AUTHORIZATION_FAILED, "producerId": -1, "producerEpoch": -1}
     if request.fields["transactionalId"] is not None:
         return {"errorCode": Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "producerId": -1, "producerEpoch": -1}

@@ -38,7 +38,7 @@ async def _change(
     """Make a change of a topic in a thread; return its fields, with a code and a message where it fails."""
     root = request.services.log.root
     try:
-        if root is None or request.services.appends is None:
+        if root is None or not request.services.options.writable:
             raise _NotAllowed(refused, "the server is for reading: start it with --writable")
         if not request.may(WRITE, name):
             raise _NotAllowed(refused, f"the user may not write to '{name}'")
