@@ -19,8 +19,8 @@ from sparklog.groups.group import STABLE, Group, Membership
 from sparklog.groups.group_state import OffsetAndMetadata
 from sparklog.log.topic.root import Root
 from sparklog.serve.addresses import Address, Runner
-from sparklog.serve.codes import Code
-from sparklog.serve.group_members import GroupError, GroupMembers
+from sparklog.serve.codes import Code, CodeError
+from sparklog.serve.group_members import GroupMembers
 
 _LOG = logging.getLogger("sparklog.serve")
 INSTANCE = "serve@"
@@ -77,24 +77,24 @@ class Coordinator:
         return self._nodes[0]
 
     async def check_owner(self, name: str) -> None:
-        """Raise `GroupError` if another server coordinates the group."""
+        """Raise `CodeError` if another server coordinates the group."""
         if await self.owner(name) != self._nodes[0]:
-            raise GroupError(Code.NOT_COORDINATOR)
+            raise CodeError(Code.NOT_COORDINATOR)
 
     async def commit(self, name: str, offsets: Positions) -> None:
-        """Commit offsets of members of this server's. `GroupError` if these are not the newest generation's."""
+        """Commit offsets of members of this server's. `CodeError` if these are not the newest generation's."""
         members = self.members(name)
         membership = members.membership
         if membership is None:
-            raise GroupError(Code.UNKNOWN_MEMBER_ID)
+            raise CodeError(Code.UNKNOWN_MEMBER_ID)
         try:
             await self._commits.setdefault(name, _Commits(self.run)).add(membership, offsets)
         except Fenced:
             if members.membership is not membership:
                 # By the next generation of this server's own, which was entered meanwhile.
-                raise GroupError(Code.ILLEGAL_GENERATION) from None
+                raise CodeError(Code.ILLEGAL_GENERATION) from None
             self._give_up(name)
-            raise GroupError(Code.UNKNOWN_MEMBER_ID) from None
+            raise CodeError(Code.UNKNOWN_MEMBER_ID) from None
 
     def _give_up(self, name: str) -> None:
         """Forget the members of a group that was taken over: they join again, here or elsewhere."""

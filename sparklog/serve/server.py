@@ -12,8 +12,8 @@ import logging
 import signal
 import ssl
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
@@ -205,72 +205,41 @@ class Server:
                     connection.close()
 
 
-def stopped_by_signal() -> asyncio.Future[None]:
-    """Return what is done once the process is asked to end: by SIGTERM, or by Ctrl-C."""
-    loop = asyncio.get_running_loop()
-    stopped = loop.create_future()
-
-    def stop() -> None:
-        if not stopped.done():
-            stopped.set_result(None)
-
+async def serve_until_signal(log: ServedLog, options: ServeOptions, ready: Callable[[Address], object]) -> None:
+    """Serve until SIGTERM or Ctrl-C; `ready` is called with the address once the server listens."""
+    stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop)
-    return stopped
-
-
-async def serve_until(
-    log: ServedLog,
-    options: ServeOptions,
-    stopped: Callable[[], Awaitable[object]],
-    ready: Callable[[Server, Address], object],
-) -> None:
-    """Serve until the future is done; `ready` is called with the address once the server listens."""
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     server = Server(log, options)
-    address = await server.start()
-    ready(server, address)
-    try:
-        await stopped()
-    finally:
-        await server.stop()
+    ready(await server.start())
+    await stopped.wait()
+    await server.stop()
 
 
 @contextmanager
 def serving(location: str | ServedLog, options: ServeOptions) -> Iterator[Address]:
     """Serve in a thread while the block runs; yields the address."""
     log = location if isinstance(location, ServedLog) else open_served(resolve(location))
-    listening, leaving = threading.Event(), threading.Event()
-    result: list[Address | BaseException] = []
+    result: Future[Address] = Future()
+    leaving = threading.Event()
 
     async def run() -> None:
-        loop = asyncio.get_running_loop()
+        server = Server(log, options)
+        result.set_result(await server.start())
+        await asyncio.get_running_loop().run_in_executor(None, leaving.wait)
+        await server.stop()
 
-        def stopped() -> Awaitable[object]:
-            return loop.run_in_executor(None, leaving.wait)
-
-        def ready(server: Server, address: Address) -> None:
-            result.append(address)
-            listening.set()
-
+    def serve() -> None:
         try:
-            await serve_until(log, options, stopped, ready)
-        except BaseException as error:
-            result.append(error)
-            listening.set()
-            raise
+            asyncio.run(run())
+        except BaseException as error:  # noqa: BLE001 - the caller's, where it waits for the start
+            if not result.done():
+                result.set_exception(error)
 
-    thread = threading.Thread(target=lambda: _quietly(run), name="sparklog-serve", daemon=True)
+    thread = threading.Thread(target=serve, name="sparklog-serve", daemon=True)
     thread.start()
-    listening.wait()
-    if isinstance(result[0], BaseException):
-        raise result[0]
     try:
-        yield result[0]
+        yield result.result()
     finally:
         leaving.set()
         thread.join(10)
-
-
-def _quietly(run: Callable[[], Coroutine[object, object, None]]) -> None:
-    with suppress(BaseException):
-        asyncio.run(run())

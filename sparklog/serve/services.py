@@ -15,6 +15,7 @@ from sparklog.serve.metrics import RequestMemory, ServerMetrics
 from sparklog.serve.served_log import ServedLog, StoredPlace
 
 if TYPE_CHECKING:
+    from sparklog.serve.apis.table import Api
     from sparklog.serve.appends import Appends
     from sparklog.serve.coordinator import Coordinator
     from sparklog.serve.server import ServeOptions
@@ -113,11 +114,13 @@ class Client:
 
 @dataclass(slots=True)
 class ServedRequest:
-    """A request that was read: its version and fields."""
+    """A request that was read: its API, version, number (by which a client knows the answer) and fields."""
 
     services: Services
     client: Client
+    api: Api
     version: int
+    correlation: int
     fields: Fields = field(default_factory=dict)
 
     def may(self, operation: str, name: str) -> bool:

@@ -13,7 +13,7 @@ from sparklog.cli.user_settings import root_of_name
 
 if TYPE_CHECKING:
     from sparklog.serve.addresses import Address
-    from sparklog.serve.server import ServeOptions, Server
+    from sparklog.serve.server import ServeOptions
 
 app = Commands()
 
@@ -104,14 +104,14 @@ def serve(
     import asyncio
 
     from sparklog.opening import resolve
-    from sparklog.serve.server import in_memory, open_served, serve_until, stopped_by_signal
+    from sparklog.serve.server import in_memory, open_served, serve_until_signal
 
     if location is None and not memory:
         raise BadParameter("expected the LOCATION of a root or a Kafka directory, or SPARKLOG_ROOT")
     options = listening.options(writable=writable or memory, auto_create=memory)
     log = in_memory() if memory else open_served(resolve(location), create=writable, backup=backup)
 
-    def ready(server: Server, address: Address) -> None:
+    def ready(address: Address) -> None:
         print(f"serving {log.location} on {address}", flush=True)
 
-    asyncio.run(serve_until(log, options, stopped_by_signal, ready))
+    asyncio.run(serve_until_signal(log, options, ready))
