@@ -115,7 +115,7 @@ def _header_problems(
     count, offsets, most = headers.count, headers.last_offset_delta + 1, configs.max_message_bytes
     wrong_crc = np.zeros(len(headers), np.bool_)
     wrong_crc[crc_failures(data, headers)] = True
-    rules: tuple[tuple[BoolArray, Code, Callable[[int], str]], ...] = (
+    return _first_problems(
         (wrong_crc, Code.CORRUPT_MESSAGE, lambda _: "the batch's CRC-32C does not match its bytes"),
         (
             headers.size > most,
@@ -139,6 +139,10 @@ def _header_problems(
         ),
         (headers.is_log_append_time, Code.INVALID_TIMESTAMP, lambda _: "a producer gives no LogAppendTime"),
     )
+
+
+def _first_problems(*rules: tuple[BoolArray, Code, Callable[[int], str]]) -> dict[int, CodeError]:
+    """Return the first rule that a batch breaks, by row. `rules`: the rows that break it, its code, and the message."""
     problems: dict[int, CodeError] = {}
     for broken, code, message in rules:
         for row in np.flatnonzero(broken).tolist():
@@ -163,13 +167,27 @@ def _checked(
             reason = error.message if isinstance(error, Corrupt) else str(error)
             return [CodeError(Code.INVALID_RECORD, reason)]
         return [_checked(data, headers[row : row + 1], configs, now_ms)[0] for row in range(len(headers))]
-    results: list[ProducedBatch | CodeError] = []
-    for row in range(len(headers)):
-        try:
-            results.append(_described(data, headers, records, row, configs, now_ms))
-        except CodeError as error:
-            results.append(error)
-    return results
+    before, after = now_ms - configs.timestamp_before_max_ms, now_ms + configs.timestamp_after_max_ms
+    low, high, timed = records.min_ts, records.max_ts, not configs.log_append_time
+    problems = _first_problems(
+        (records.has_gaps, Code.INVALID_RECORD, lambda _: "offsets in a batch count from 0"),
+        (
+            records.has_null_keys & configs.is_compacted,
+            Code.INVALID_RECORD,
+            lambda _: "the topic is compacted: every record needs a key",
+        ),
+        (
+            timed & ((low < max(before, 0)) | (high > after)),
+            Code.INVALID_TIMESTAMP,
+            lambda row: f"times are {low[row]} to {high[row]}, the topic takes {before} to {after}",
+        ),
+        (
+            timed & (high != headers.max_timestamp),
+            Code.INVALID_TIMESTAMP,
+            lambda row: f"the greatest time is {high[row]}, the batch says {headers.max_timestamp[row]}",
+        ),
+    )
+    return [problems.get(row) or _produced(data, headers, records, row, timed) for row in range(len(headers))]
 
 
 def _read(data: bytearray, headers: BatchHeaders) -> _Records:
@@ -185,27 +203,15 @@ def _read(data: bytearray, headers: BatchHeaders) -> _Records:
     )
 
 
-def _described(
-    data: bytearray, headers: BatchHeaders, records: _Records, row: int, configs: TopicConfigs, now_ms: int
-) -> ProducedBatch:
-    """Return a batch by what was read of its records. Raises `CodeError`."""
+def _produced(data: bytearray, headers: BatchHeaders, records: _Records, row: int, timed: bool) -> ProducedBatch:
+    """Return a sound batch. `timed`: its records have times of their own, not that of the commit."""
     header, start = headers.row(row), int(headers.position[row])
     batch = memoryview(data)[start : start + int(headers.size[row])]
-    if records.has_gaps[row]:
-        raise CodeError(Code.INVALID_RECORD, "offsets in a batch count from 0")
     flags = SliceFlag.NONE if header.producer_id == NO_PRODUCER_ID else SliceFlag.KAFKA_PRODUCERS
     if records.has_null_keys[row]:
-        if configs.is_compacted:
-            raise CodeError(Code.INVALID_RECORD, "the topic is compacted: every record needs a key")
         flags |= SliceFlag.HAS_NULL_KEYS
-    if configs.log_append_time:
-        batch[_ATTRIBUTES] |= LOG_APPEND_TIME_BIT
-        batch[_CRC] = crc32c(batch[CRC_START:]).to_bytes(4, "big")
-        return ProducedBatch(-1, batch, header, -1, -1, flags | SliceFlag.LOG_APPEND_TIME)
-    low, high = int(records.min_ts[row]), int(records.max_ts[row])
-    before, after = now_ms - configs.timestamp_before_max_ms, now_ms + configs.timestamp_after_max_ms
-    if low < max(before, 0) or high > after:
-        raise CodeError(Code.INVALID_TIMESTAMP, f"times are {low} to {high}, the topic takes {before} to {after}")
-    if high != header.max_timestamp:
-        raise CodeError(Code.INVALID_TIMESTAMP, f"the greatest time is {high}, the batch says {header.max_timestamp}")
-    return ProducedBatch(-1, batch, header, low, high, flags)
+    if timed:
+        return ProducedBatch(-1, batch, header, int(records.min_ts[row]), int(records.max_ts[row]), flags)
+    batch[_ATTRIBUTES] |= LOG_APPEND_TIME_BIT
+    batch[_CRC] = crc32c(batch[CRC_START:]).to_bytes(4, "big")
+    return ProducedBatch(-1, batch, header, -1, -1, flags | SliceFlag.LOG_APPEND_TIME)
