@@ -107,7 +107,7 @@ class Connection:
         if self._services.options.users is not None and self.client.user is None and key not in BEFORE_LOGIN:
             raise Refused(f"expected an authentication, found {api.name}")
         self._read(request, data)
-        self._services.metrics.count(api.name, version)
+        self._services.metrics.requests[api.name, version] += 1
         if key == PRODUCE:
             task = asyncio.create_task(self._handled(request))
             await self._produces.put((request, task))

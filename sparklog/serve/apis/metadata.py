@@ -1,14 +1,17 @@
-"""Metadata 0 to 9 and DescribeCluster 0 to 1: topics, partitions, servers.
+"""Metadata 0 to 9, DescribeCluster 0 to 1, DescribeLogDirs 1 to 4: topics, partitions, servers, stored bytes.
 
 Every server leads every partition: the one that is asked says so of itself. Left out: topic ids (version 10), leader
 epochs (-1: a client need not check them) and operations that a client is allowed. A question creates a topic where the
 root's default `auto.create.topics.enable` is true, or the server is in memory, for tests.
+
+There is one log directory: the location that is served. Left out: the size of the disk, and lags of replicas.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from sparklog.errors import SparklogError
 from sparklog.format.coordinators.message_schema import Fields
 from sparklog.log.journal.names import is_topic_name
 from sparklog.serve.codes import Code
@@ -94,3 +97,29 @@ def _topic(name: str, seen: SeenTopic | None, node: int) -> Fields:
         for number in sorted(seen.ends)
     ]
     return {"name": name, "isInternal": name in INTERNAL, "partitions": partitions}
+
+
+async def describe_log_dirs(request: ServedRequest) -> Fields:
+    asked = request.fields["topics"]
+    partitions = None if asked is None else {topic["topic"]: set(topic["partitions"]) for topic in asked}
+    log = request.services.log
+    topics = await request.services.run(_sizes, log, partitions)
+    topics = [topic for topic in topics if request.may(READ, topic["name"])]
+    return {"results": [{"errorCode": Code.NONE, "logDir": log.location, "topics": topics}]}
+
+
+def _sizes(log: ServedLog, asked: dict[str, set[int]] | None) -> list[Fields]:
+    topics = []
+    for name in log.topics() if asked is None else asked:
+        try:
+            sizes = log.sizes(name) if name in log.look([name]) else []
+        except SparklogError:
+            continue
+        rows = [
+            {"partitionIndex": size.partition, "partitionSize": size.total_bytes, "offsetLag": 0}
+            for size in sizes
+            if asked is None or size.partition in asked[name]
+        ]
+        if rows:
+            topics.append({"name": name, "partitions": rows})
+    return topics

@@ -1,7 +1,10 @@
-"""Produce 3 to 9: batches are checked, and appended as they come.
+"""Produce 3 to 9: batches are checked, and appended as they come. InitProducerId 0 to 4: ids of idempotent producers.
 
 An answer to `acks` 1 or all means that the commit is durable; 0 is not answered. Without `--writable` it is refused, as
 are transactions. Left out: what a leader's change would bring (version 10 on), and errors of single records.
+
+An id is random and has 62 bits, so that no two producers share one, and no server keeps a counter. A producer that
+comes with an id and an epoch is given a new id. Left out: transactional ids, which are refused.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ from sparklog.serve.services import ServedRequest
 from sparklog.serve.users import WRITE
 
 _LOG = logging.getLogger("sparklog.serve")
+LEAST_PRODUCER_ID = 1 << 32
+"""Ids of brokers count from 0: none of theirs, in imported topics, is so high."""
 ACKS = (0, 1, -1)
 TRANSACTIONAL_BIT = 0x10
 Waiting: TypeAlias = "ProduceAnswer | asyncio.Future[ProduceAnswer]"
@@ -68,3 +73,12 @@ async def _row(number: int, waiting: Waiting) -> Fields:
         "logStartOffset": answer.log_start,
         "errorMessage": answer.message,
     }
+
+
+async def init_producer_id(request: ServedRequest) -> Fields:
+    services = request.services
+    if not services.options.writable:
+        return {"errorCode": Code.CLUSTER_AUTHORIZATION_FAILED, "producerId": -1, "producerEpoch": -1}
+    if request.fields["transactionalId"] is not None:
+        return {"errorCode": Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "producerId": -1, "producerEpoch": -1}
+    return {"producerId": services.log.env.random.getrandbits(61) + LEAST_PRODUCER_ID, "producerEpoch": 0}
