@@ -1,4 +1,4 @@
-"""A server: where it listens, whom it lets in, and its life from the first connection to the last.
+"""A server, from the first connection to the last.
 
 It keeps nothing that another one could not read from the location. `serving` runs one in a thread, for tests and
 programs; `sparklog serve` runs one until it is interrupted.
@@ -7,82 +7,32 @@ programs; `sparklog serve` runs one until it is interrupted.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
-import logging
 import signal
-import ssl
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from ssl import SSLContext
+from typing import TypeAlias
 
 from sparklog.errors import BadRequest, Unavailable
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.opening import NOTHING, ROOT, TOPIC, Location, open_log, open_view, resolve
 from sparklog.serve.addresses import Address
+from sparklog.serve.apis.table import import_handlers
 from sparklog.serve.connection import Connection
 from sparklog.serve.metrics import RequestMemory, ServerMetrics
+from sparklog.serve.options import ServeOptions
 from sparklog.serve.served_log import ServedLog
-from sparklog.serve.services import ServeLimits, Services
+from sparklog.serve.services import Services
 from sparklog.storage import open_store
 
-if TYPE_CHECKING:
-    from sparklog.serve.users import User
-
-_LOG = logging.getLogger("sparklog.serve")
 BACKLOG = 512
 SWEEP_SECONDS = 5.0
+IMPORT_SECONDS = 0.2
 SCRAPE_SECONDS = 10.0
 BUFFER_BYTES = 1 << 20
 ClientConnected: TypeAlias = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-
-
-@dataclass(frozen=True, slots=True)
-class ServeOptions:
-    """Options of a server.
-
-    * `listen`: the address to listen on; port 0 takes a free one
-    * `advertise`: what clients are told of: this server's own address first, then others of the same root; empty: the
-      address that it listens on
-    * `writable`: take what producers send, and changes of topics
-    * `linger_seconds`: the time between two commits of a topic; None: 5 ms on a disk, 50 ms in a bucket
-    * `auto_create`: create topics that clients ask for
-    * `tls`: the certificate and key that connections are encrypted with
-    * `users`: who may connect, by name; None: all
-    * `metrics_port`: where Prometheus reads counters, on the same host
-    * `insecure`: allow an address that other machines reach, without TLS
-    """
-
-    listen: Address = field(default_factory=lambda: Address("127.0.0.1", 9092))
-    advertise: tuple[Address, ...] = ()
-    insecure: bool = False
-    writable: bool = False
-    linger_seconds: float | None = None
-    auto_create: bool = False
-    tls: ssl.SSLContext | None = None
-    metrics_port: int | None = None
-    users: Mapping[str, User] | None = None
-    limits: ServeLimits = field(default_factory=ServeLimits)
-
-    def check(self) -> None:
-        """Raise `BadRequest` for an address that is open to others without a word that it may be."""
-        if self.insecure or self.tls is not None or is_loopback(self.listen.host):
-            return
-        raise BadRequest(
-            f"the address {self.listen} is open to other machines, and what is sent there is not encrypted: listen on"
-            " 127.0.0.1, give --tls-cert and --tls-key, or say --insecure"
-        )
-
-
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def open_served(location: Location, *, create: bool = False, backup: int | None = None) -> ServedLog:
@@ -101,16 +51,6 @@ def open_served(location: Location, *, create: bool = False, backup: int | None 
             root = open_root(one_backup(open_store(location.root), backup))
         return ServedLog(RootView(root), root, location.topic)
     return ServedLog(open_view(location, tailing=True), None, location.topic)
-
-
-def tls_context(cert: str, key: str) -> ssl.SSLContext:
-    """Return what encrypts connections, from PEM files. `BadRequest` if they cannot be read or do not fit."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(cert, key)
-    except (OSError, ssl.SSLError) as error:
-        raise BadRequest(f"the certificate {cert} and its key {key} cannot be used: {error}") from None
-    return context
 
 
 def in_memory(env: Env = SYSTEM) -> ServedLog:
@@ -150,7 +90,7 @@ class Server:
             await self._listen(self._scraped, Address(options.listen.host, options.metrics_port), None)
         return address
 
-    async def _listen(self, client: ClientConnected, address: Address, tls: ssl.SSLContext | None) -> asyncio.Server:
+    async def _listen(self, client: ClientConnected, address: Address, tls: SSLContext | None) -> asyncio.Server:
         try:
             server = await asyncio.start_server(
                 client, address.host, address.port, backlog=BACKLOG, limit=BUFFER_BYTES, ssl=tls
@@ -196,8 +136,13 @@ class Server:
         writer.close()
 
     async def _sweeping(self) -> None:
-        """Drop connections that were silent for too long, those that never sent a request among them."""
+        """Drop connections that were silent for too long, those that never sent a request among them.
+
+        Before that, import what the first requests would wait for, once the server has begun to answer.
+        """
         loop = asyncio.get_running_loop()
+        await asyncio.sleep(IMPORT_SECONDS)
+        await self._services.run(import_handlers)
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             for connection in list(self._connections):

@@ -12,30 +12,17 @@ from typing import TYPE_CHECKING, TypeVar
 from sparklog.format.coordinators.message_schema import Fields
 from sparklog.serve.addresses import Address
 from sparklog.serve.metrics import RequestMemory, ServerMetrics
+from sparklog.serve.options import ServeOptions
 from sparklog.serve.served_log import ServedLog, StoredPlace
 
 if TYPE_CHECKING:
     from sparklog.serve.apis.table import Api
     from sparklog.serve.appends import Appends
     from sparklog.serve.coordinator import Coordinator
-    from sparklog.serve.server import ServeOptions
     from sparklog.serve.stored_batches import StoredBatches
     from sparklog.serve.users import SaslExchange, User
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class ServeLimits:
-    """Limits of a server: connections, bytes of a request, bytes of a fetch's answer, threads."""
-
-    connections: int = 1_000
-    request_bytes: int = 100 << 20
-    waiting_request_bytes: int = 256 << 20
-    """Of all requests that are read and not answered."""
-    answer_bytes: int = 8 << 20
-    threads: int = 16
-    idle_seconds: float = 600.0
 
 
 @dataclass

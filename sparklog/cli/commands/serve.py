@@ -13,7 +13,7 @@ from sparklog.cli.user_settings import root_of_name
 
 if TYPE_CHECKING:
     from sparklog.serve.addresses import Address
-    from sparklog.serve.server import ServeOptions
+    from sparklog.serve.options import ServeOptions
 
 app = Commands()
 
@@ -52,7 +52,7 @@ class Listening:
 
     def options(self, *, writable: bool, auto_create: bool) -> ServeOptions:
         from sparklog.serve.addresses import Address
-        from sparklog.serve.server import ServeOptions, tls_context
+        from sparklog.serve.options import ServeOptions, tls_context
 
         if (self.tls_cert is None) != (self.tls_key is None):
             raise BadParameter("--tls-cert and --tls-key belong together")

@@ -11,11 +11,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sparklog.format.coordinators.message_schema import Fields
-    from sparklog.serve.services import ServedRequest
 
 
 @dataclass(frozen=True)
@@ -29,13 +28,13 @@ class Api:
     module: str
 
     @cached_property
-    def handler(self) -> Callable[[ServedRequest], Awaitable[Fields | None]]:
-        """The function that answers: it returns the fields of the response, None where the client waits for none.
+    def handler(self) -> Callable[[Any], Awaitable[Fields | None]]:
+        """Takes a `ServedRequest`, returns the fields of the response: None where the client waits for none.
 
-        Its module is imported with the first such request: a server of groups alone needs nothing that writes.
+        Its module is imported with the first such request, so that a server listens before it has read all of them.
         """
         function = re.sub(r"(?<!^)(?=[A-Z])", "_", self.name).lower()
-        handler: Callable[[ServedRequest], Awaitable[Fields | None]]
+        handler: Callable[[Any], Awaitable[Fields | None]]
         handler = getattr(import_module(f"sparklog.serve.apis.{self.module}"), function)
         return handler
 
@@ -73,3 +72,8 @@ APIS = {
         Api(60, "DescribeCluster", 0, 1, "metadata"),
     )
 }
+
+
+def import_handlers() -> None:
+    for api in APIS.values():
+        getattr(api, "handler")  # noqa: B009 - a property that imports
