@@ -1,6 +1,6 @@
 """`sparklog serve` beside a Kafka broker: what clients of Kafka read and write a second, and when they see a record.
 
-Run: `python -m benchmarks serve [bulk] [seen] [start] [--records N] [--rounds N] [--inline BYTES] [--folder PATH]`.
+Run: `python -m benchmarks serve [bulk] [seen] [start] [--records N] [--rounds N] [--folder PATH]`.
 
 Both are processes of this machine that serve on loopback, and every client is Kafka's own or librdkafka (where
 confluent-kafka is installed; not a dependency of the project). They take turns; medians of `--rounds` are printed.
@@ -8,7 +8,6 @@ confluent-kafka is installed; not a dependency of the project). They take turns;
 `bulk`: Java's producer performance tool (acks=all, linger 5 ms, lz4, records of 116 bytes) into a new topic, then
 Java's consumer performance tool and librdkafka read it. `cpu` is processor time of the server alone: sparklog syncs
 each commit, a broker leaves its files to the page cache.
-`--inline BYTES`: `inline.records.bytes` of sparklog's topics, for commits that hold more of what a producer sends.
 `seen`: a record each 10 ms with its time as the value, until a consumer that waits has it.
 `start`: `sparklog serve` from its start to the first answer, and memory with 100 connections that wait.
 Needs Linux, Java, and the network once, for Kafka's jars.
@@ -121,14 +120,14 @@ def consume_librdkafka(_: Broker, server: Served, topic: str, records: int) -> f
     return count * RECORD_BYTES / seconds / 2**20
 
 
-def bulk(servers: list[Served], broker: Broker, records: int, rounds: int, inline: int | None) -> None:
+def bulk(servers: list[Served], broker: Broker, records: int, rounds: int) -> None:
     works: dict[str, Callable[[Broker, Served, str, int], float]] = {"produce": produce, "consume java": consume_java}
     if has_librdkafka():
         works["consume librdkafka"] = consume_librdkafka
     figures: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for number in range(rounds):
         for server in servers if number % 2 == 0 else servers[::-1]:
-            create(server, f"bulk-{number}", inline)
+            create(server, f"bulk-{number}")
             for work, run in works.items():
                 begun = server.cpu_s()
                 rate = run(broker, server, f"bulk-{number}", records)
@@ -204,12 +203,11 @@ def answered(port: int, request: bytes) -> socket.socket:
     return connection
 
 
-def create(server: Served, topic: str, inline: int | None = None) -> None:
+def create(server: Served, topic: str) -> None:
     from kafka.admin import KafkaAdminClient, NewTopic
 
-    configs = {} if inline is None or server.name == "broker" else {"inline.records.bytes": str(inline)}
     admin = KafkaAdminClient(bootstrap_servers=server.address)
-    admin.create_topics([NewTopic(topic, 1, 1, topic_configs=configs)])
+    admin.create_topics([NewTopic(topic, 1, 1)])
     admin.close()
 
 
@@ -227,7 +225,6 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", help="bulk, seen, start; all without one")
     parser.add_argument("--records", type=int, default=2_000_000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--inline", type=int, default=None)
     parser.add_argument("--folder", type=Path, default=None)
     chosen = parser.parse_args()
     parts = chosen.parts or ["bulk", "seen", "start"]
@@ -239,7 +236,7 @@ def main() -> None:
                 if "seen" in parts and has_librdkafka():
                     seen(servers)
                 if "bulk" in parts:
-                    bulk(servers, broker, chosen.records, chosen.rounds, chosen.inline)
+                    bulk(servers, broker, chosen.records, chosen.rounds)
         if "start" in parts:
             start(folder / "root", chosen.rounds)
     finally:
