@@ -168,7 +168,7 @@ def _patched(part: NativeReadPart) -> tuple[memoryview, BatchHeaders]:
     """
     opened: dict[tuple[str, str], Newer] = {}
     cursor = Cursor(part.store, part.range, part.slices, partial(part.replan, opened), part.range.start)
-    memory = new_array(min(part.slices.nbytes, 2 * WINDOW_BYTES), np.uint8)
+    memory = new_array(min(part.slices.nbytes, WINDOW_BYTES + WINDOW_BYTES // 4), np.uint8)
     pieces, starts, end = list[tuple[PlannedSlice, int]](), list[int](), 0
     for piece in Fetcher([cursor]):
         pieces.append((piece.slice, piece.position))
@@ -177,7 +177,8 @@ def _patched(part: NativeReadPart) -> tuple[memoryview, BatchHeaders]:
         if end > len(memory):
             memory = np.concatenate((memory, new_array(end, np.uint8)))
         memory[starts[-1] : end] = np.frombuffer(piece.data, np.uint8)
-    data = memory.data[:end]
+    # A range that is small beside its slices must not keep memory for all of them.
+    data = (memory[:end].copy() if 2 * end < len(memory) else memory).data[:end]
     try:
         headers = scan_headers(data, contents=False)
     except Corrupt:

@@ -29,7 +29,7 @@ class Api:
 
     @cached_property
     def handler(self) -> Callable[[Any], Awaitable[Fields | None]]:
-        """Takes a `ServedRequest`, returns the fields of the response: None where the client waits for none.
+        """The function that takes a `ServedRequest` and returns the response's fields, None where none are waited for.
 
         Its module is imported with the first such request, so that a server listens before it has read all of them.
         """
