@@ -32,6 +32,7 @@ WRITE_BYTES = 256 << 10
 
 
 Answer: TypeAlias = "asyncio.Task[Fields | None]"
+"""The fields of a response, or None, once they are there."""
 
 
 class Refused(Exception):  # noqa: N818
@@ -48,9 +49,7 @@ class Connection:
         peer = writer.get_extra_info("peername")
         self.client = Client("?" if not peer else f"{peer[0]}:{peer[1]}")
         self.last = asyncio.get_running_loop().time()
-        self._produces: asyncio.Queue[tuple[ServedRequest, asyncio.Task[Fields | None]]] = asyncio.Queue(
-            PRODUCES_UNDER_WAY
-        )
+        self._produces: asyncio.Queue[tuple[ServedRequest, Answer]] = asyncio.Queue(PRODUCES_UNDER_WAY)
 
     def close(self) -> None:
         self._writer.transport.abort()
