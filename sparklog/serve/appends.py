@@ -29,8 +29,8 @@ from sparklog.log.write.append_output import AppendOutput
 from sparklog.log.write.append_target import AppendTarget
 from sparklog.log.write.inline_records import tail_bytes, unwritten
 from sparklog.serve.addresses import Runner
-from sparklog.serve.batch_checks import ProducedBatch, Rejected, SentBatch, check_batches
-from sparklog.serve.codes import Code, ProduceAnswer, code_of
+from sparklog.serve.batch_checks import ProducedBatch, SentBatch, check_batches
+from sparklog.serve.codes import Code, CodeError, ProduceAnswer, code_of
 from sparklog.serve.producer_sequences import LANDED, NEXT, OLD_EPOCH, judge, last_number, writer_id
 from sparklog.serve.served_log import ServedLog
 
@@ -168,7 +168,7 @@ class Appends:
         rest = [item for item in items if item.result is None]
         checked = check_batches([item.sent for item in rest], target.configs, self._root.env.wall_ms())
         for item, batch in zip(rest, checked, strict=True):
-            if isinstance(batch, Rejected):
+            if isinstance(batch, CodeError):
                 item.result = ProduceAnswer(batch.code, message=str(batch))
             else:
                 item.batch = batch

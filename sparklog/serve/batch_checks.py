@@ -33,21 +33,13 @@ from sparklog.format.record_batch import (
 )
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.slices import SliceFlag
-from sparklog.serve.codes import Code
+from sparklog.serve.codes import Code, CodeError
 
 ZSTD, ZSTD_SINCE = CODECS.index("zstd"), 7
 """Older versions of Produce are of clients that cannot read what they send."""
 GROUP_BYTES = 1 << 20
 """Stored bytes of batches that are decompressed at once."""
 _ATTRIBUTES, _CRC = 22, slice(17, 21)
-
-
-class Rejected(Exception):  # noqa: N818
-    """A batch that is not taken, with the code that says so."""
-
-    def __init__(self, code: Code, message: str) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +77,9 @@ class _Records:
     has_null_keys: BoolArray
 
 
-def check_batches(sent: Sequence[SentBatch], configs: TopicConfigs, now_ms: int) -> list[ProducedBatch | Rejected]:
+def check_batches(sent: Sequence[SentBatch], configs: TopicConfigs, now_ms: int) -> list[ProducedBatch | CodeError]:
     """Return each batch as it is written, or why it is not taken."""
-    results: list[ProducedBatch | Rejected | None] = [_frame_problem(batch.records) for batch in sent]
+    results: list[ProducedBatch | CodeError | None] = [_frame_problem(batch.records) for batch in sent]
     rows = [row for row, result in enumerate(results) if result is None]
     data = bytearray().join(sent[row].records or b"" for row in rows)
     headers = scan_headers(data)
@@ -104,26 +96,26 @@ def check_batches(sent: Sequence[SentBatch], configs: TopicConfigs, now_ms: int)
     return [result for result in results if result is not None]
 
 
-def _frame_problem(records: memoryview | None) -> Rejected | None:
+def _frame_problem(records: memoryview | None) -> CodeError | None:
     """Return what is wrong if these bytes are not one whole batch of magic 2."""
     data = memoryview(records or b"")
     if len(data) > MAGIC_POSITION and data[MAGIC_POSITION] < MAGIC:
-        return Rejected(Code.UNSUPPORTED_FOR_MESSAGE_FORMAT, "messages of formats v0 and v1 are not taken")
+        return CodeError(Code.UNSUPPORTED_FOR_MESSAGE_FORMAT, "messages of formats v0 and v1 are not taken")
     whole = len(data) >= HEADER_BYTES and data[MAGIC_POSITION] == MAGIC
     if whole and int.from_bytes(data[8:12], "big", signed=True) == len(data) - LOG_OVERHEAD:
         return None
     headers = scan_headers(data, whole=False)
-    return Rejected(Code.INVALID_RECORD, f"expected one record batch, found {len(headers)}: {headers.reason}")
+    return CodeError(Code.INVALID_RECORD, f"expected one record batch, found {len(headers)}: {headers.reason}")
 
 
 def _header_problems(
     data: bytearray, headers: BatchHeaders, versions: Int64Array, configs: TopicConfigs
-) -> dict[int, Rejected]:
+) -> dict[int, CodeError]:
     """Return the first rule that a batch breaks, by row."""
     count, offsets, most = headers.count, headers.last_offset_delta + 1, configs.max_message_bytes
     wrong_crc = np.zeros(len(headers), np.bool_)
     wrong_crc[crc_failures(data, headers)] = True
-    rules: tuple[tuple[BoolArray, Code, Callable[[int], str]], ...] = (
+    return _first_problems(
         (wrong_crc, Code.CORRUPT_MESSAGE, lambda _: "the batch's CRC-32C does not match its bytes"),
         (
             headers.size > most,
@@ -147,10 +139,14 @@ def _header_problems(
         ),
         (headers.is_log_append_time, Code.INVALID_TIMESTAMP, lambda _: "a producer gives no LogAppendTime"),
     )
-    problems: dict[int, Rejected] = {}
+
+
+def _first_problems(*rules: tuple[BoolArray, Code, Callable[[int], str]]) -> dict[int, CodeError]:
+    """Return the first rule that a batch breaks, by row. `rules`: the rows that break it, its code, and the message."""
+    problems: dict[int, CodeError] = {}
     for broken, code, message in rules:
         for row in np.flatnonzero(broken).tolist():
-            problems.setdefault(row, Rejected(code, message(row)))
+            problems.setdefault(row, CodeError(code, message(row)))
     return problems
 
 
@@ -162,22 +158,36 @@ def _groups(headers: BatchHeaders, rows: Int64Array) -> Iterator[Int64Array]:
 
 def _checked(
     data: bytearray, headers: BatchHeaders, configs: TopicConfigs, now_ms: int
-) -> list[ProducedBatch | Rejected]:
+) -> list[ProducedBatch | CodeError]:
     """Check the records of batches. Where one of several cannot be read, each is read by itself."""
     try:
         records = _read(data, headers)
     except (Corrupt, BadRequest) as error:
         if len(headers) == 1:
             reason = error.message if isinstance(error, Corrupt) else str(error)
-            return [Rejected(Code.INVALID_RECORD, reason)]
+            return [CodeError(Code.INVALID_RECORD, reason)]
         return [_checked(data, headers[row : row + 1], configs, now_ms)[0] for row in range(len(headers))]
-    results: list[ProducedBatch | Rejected] = []
-    for row in range(len(headers)):
-        try:
-            results.append(_described(data, headers, records, row, configs, now_ms))
-        except Rejected as error:
-            results.append(error)
-    return results
+    before, after = now_ms - configs.timestamp_before_max_ms, now_ms + configs.timestamp_after_max_ms
+    low, high, timed = records.min_ts, records.max_ts, not configs.log_append_time
+    problems = _first_problems(
+        (records.has_gaps, Code.INVALID_RECORD, lambda _: "offsets in a batch count from 0"),
+        (
+            records.has_null_keys & configs.is_compacted,
+            Code.INVALID_RECORD,
+            lambda _: "the topic is compacted: every record needs a key",
+        ),
+        (
+            timed & ((low < max(before, 0)) | (high > after)),
+            Code.INVALID_TIMESTAMP,
+            lambda row: f"times are {low[row]} to {high[row]}, the topic takes {before} to {after}",
+        ),
+        (
+            timed & (high != headers.max_timestamp),
+            Code.INVALID_TIMESTAMP,
+            lambda row: f"the greatest time is {high[row]}, the batch says {headers.max_timestamp[row]}",
+        ),
+    )
+    return [problems.get(row) or _produced(data, headers, records, row, timed) for row in range(len(headers))]
 
 
 def _read(data: bytearray, headers: BatchHeaders) -> _Records:
@@ -193,27 +203,15 @@ def _read(data: bytearray, headers: BatchHeaders) -> _Records:
     )
 
 
-def _described(
-    data: bytearray, headers: BatchHeaders, records: _Records, row: int, configs: TopicConfigs, now_ms: int
-) -> ProducedBatch:
-    """Return a batch by what was read of its records. Raises `Rejected`."""
+def _produced(data: bytearray, headers: BatchHeaders, records: _Records, row: int, timed: bool) -> ProducedBatch:
+    """Return a sound batch. `timed`: its records have times of their own, not that of the commit."""
     header, start = headers.row(row), int(headers.position[row])
     batch = memoryview(data)[start : start + int(headers.size[row])]
-    if records.has_gaps[row]:
-        raise Rejected(Code.INVALID_RECORD, "offsets in a batch count from 0")
     flags = SliceFlag.NONE if header.producer_id == NO_PRODUCER_ID else SliceFlag.KAFKA_PRODUCERS
     if records.has_null_keys[row]:
-        if configs.is_compacted:
-            raise Rejected(Code.INVALID_RECORD, "the topic is compacted: every record needs a key")
         flags |= SliceFlag.HAS_NULL_KEYS
-    if configs.log_append_time:
-        batch[_ATTRIBUTES] |= LOG_APPEND_TIME_BIT
-        batch[_CRC] = crc32c(batch[CRC_START:]).to_bytes(4, "big")
-        return ProducedBatch(-1, batch, header, -1, -1, flags | SliceFlag.LOG_APPEND_TIME)
-    low, high = int(records.min_ts[row]), int(records.max_ts[row])
-    before, after = now_ms - configs.timestamp_before_max_ms, now_ms + configs.timestamp_after_max_ms
-    if low < max(before, 0) or high > after:
-        raise Rejected(Code.INVALID_TIMESTAMP, f"times are {low} to {high}, the topic takes {before} to {after}")
-    if high != header.max_timestamp:
-        raise Rejected(Code.INVALID_TIMESTAMP, f"the greatest time is {high}, the batch says {header.max_timestamp}")
-    return ProducedBatch(-1, batch, header, low, high, flags)
+    if timed:
+        return ProducedBatch(-1, batch, header, int(records.min_ts[row]), int(records.max_ts[row]), flags)
+    batch[_ATTRIBUTES] |= LOG_APPEND_TIME_BIT
+    batch[_CRC] = crc32c(batch[CRC_START:]).to_bytes(4, "big")
+    return ProducedBatch(-1, batch, header, -1, -1, flags | SliceFlag.LOG_APPEND_TIME)

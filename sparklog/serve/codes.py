@@ -37,7 +37,6 @@ class Code(IntEnum):
     UNSUPPORTED_VERSION = 35
     TOPIC_ALREADY_EXISTS = 36
     INVALID_PARTITIONS = 37
-    INVALID_REPLICATION_FACTOR = 38
     INVALID_REPLICA_ASSIGNMENT = 39
     INVALID_CONFIG = 40
     INVALID_REQUEST = 42
@@ -49,7 +48,6 @@ class Code(IntEnum):
     TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
     KAFKA_STORAGE_ERROR = 56
     SASL_AUTHENTICATION_FAILED = 58
-    UNKNOWN_PRODUCER_ID = 59
     NON_EMPTY_GROUP = 68
     GROUP_ID_NOT_FOUND = 69
     FETCH_SESSION_ID_NOT_FOUND = 70
@@ -73,9 +71,20 @@ _BY_KIND: tuple[tuple[type[SparklogError], Code], ...] = (
 )
 
 
-def code_of(error: SparklogError) -> Code:
+def code_of(error: SparklogError | CodeError) -> Code:
     """Return the code that tells a client what the error means to it: whether to try again, above all."""
+    if isinstance(error, CodeError):
+        return error.code
     return next((code for kind, code in _BY_KIND if isinstance(error, kind)), Code.UNKNOWN_SERVER_ERROR)
+
+
+class CodeError(Exception):
+    """A request, or part of one, that is answered with a code. `member`: the id that a member is to come back with."""
+
+    def __init__(self, code: Code, message: str = "", *, member: str = "") -> None:
+        super().__init__(message or code.name)
+        self.code = code
+        self.member = member
 
 
 @dataclass(frozen=True, slots=True)

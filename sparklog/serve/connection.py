@@ -10,18 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
-from collections.abc import Awaitable
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
+from typing import TypeAlias
 
 from sparklog.errors import Corrupt, SparklogError
 from sparklog.format.coordinators.message_schema import Fields, message
-from sparklog.serve.apis.api_versions import versions
-from sparklog.serve.apis.table import API_VERSIONS, APIS, PRODUCE, SASL_AUTHENTICATE, SASL_HANDSHAKE, Api
+from sparklog.serve.apis.api_versions import version_list
+from sparklog.serve.apis.table import API_VERSIONS, APIS, PRODUCE, SASL_AUTHENTICATE, SASL_HANDSHAKE
 from sparklog.serve.codec import FOLDER, MessageBytes, is_flexible, read_message, skip_tagged_fields, write_message
 from sparklog.serve.codes import Code
-from sparklog.serve.handlers import HANDLERS
 from sparklog.serve.services import Client, ServedRequest, Services
 
 _LOG = logging.getLogger("sparklog.serve")
@@ -34,17 +31,12 @@ WRITE_BYTES = 256 << 10
 """Handed to a connection at once: what it cannot send is copied, and waits in memory."""
 
 
+Answer: TypeAlias = "asyncio.Task[Fields | None]"
+"""The fields of a response, or None, once they are there."""
+
+
 class Refused(Exception):  # noqa: N818
     """A reason to drop a connection."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """A request's header."""
-
-    api: Api
-    version: int
-    correlation: int
 
 
 class Connection:
@@ -57,7 +49,7 @@ class Connection:
         peer = writer.get_extra_info("peername")
         self.client = Client("?" if not peer else f"{peer[0]}:{peer[1]}")
         self.last = asyncio.get_running_loop().time()
-        self._produces: asyncio.Queue[tuple[_Call, asyncio.Task[Fields | None]]] = asyncio.Queue(PRODUCES_UNDER_WAY)
+        self._produces: asyncio.Queue[tuple[ServedRequest, Answer]] = asyncio.Queue(PRODUCES_UNDER_WAY)
 
     def close(self) -> None:
         self._writer.transport.abort()
@@ -66,19 +58,7 @@ class Connection:
         answers = asyncio.create_task(self._answer_produces())
         try:
             while True:
-                size = _SIZE.unpack(await self._reader.readexactly(_SIZE.size))[0]
-                if not LEAST_REQUEST <= size <= self._services.limits.request_bytes:
-                    limit = self._services.limits.request_bytes
-                    raise Refused(f"expected a request of {LEAST_REQUEST} to {limit} bytes, found {size}")
-                await self._services.memory.take(size)
-                task = None
-                try:
-                    task = await self._serve(await self._reader.readexactly(size))
-                finally:
-                    if task is None:
-                        self._services.memory.give_back(size)
-                    else:
-                        task.add_done_callback(partial(self._give_back, size))
+                await self._next(_SIZE.unpack(await self._reader.readexactly(_SIZE.size))[0])
         except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
             pass
         except (Refused, Corrupt) as error:
@@ -93,84 +73,90 @@ class Connection:
             with suppress(ConnectionError, TimeoutError, OSError):
                 await self._writer.wait_closed()
 
-    def _give_back(self, size: int, _: object) -> None:
-        self._services.memory.give_back(size)
+    async def _next(self, size: int) -> None:
+        """Read and answer a request of so many bytes."""
+        memory, limit = self._services.memory, self._services.options.limits.request_bytes
+        if not LEAST_REQUEST <= size <= limit:
+            raise Refused(f"expected a request of {LEAST_REQUEST} to {limit} bytes, found {size}")
+        await memory.take(size)
+        task = None
+        try:
+            task = await self._serve(await self._reader.readexactly(size))
+        finally:
+            if task is None:
+                memory.give_back(size)
+            else:
+                task.add_done_callback(lambda _: memory.give_back(size))
 
-    async def _serve(self, data: bytes) -> asyncio.Task[Fields | None] | None:
+    async def _serve(self, data: bytes) -> Answer | None:
         """Answer a request; return what is under way if it is not answered yet."""
         self.last = asyncio.get_running_loop().time()
         key, version, correlation = _HEADER.unpack_from(data)
         api = APIS.get(key)
-        if api is None or key not in HANDLERS:
+        if api is None:
             raise Refused(f"expected an API that is served, found number {key}")
-        call = _Call(api, version, correlation)
+        request = ServedRequest(self._services, self.client, api, version, correlation)
         if not api.lowest <= version <= api.highest:
             if key != API_VERSIONS:
                 raise Refused(f"{api.name} is served in versions {api.lowest} to {api.highest}, found {version}")
             # The client learns what is served, and asks again.
-            await self._answer(_Call(api, 0, correlation), versions(Code.UNSUPPORTED_VERSION))
+            request.version = 0
+            await self._answer(request, version_list(Code.UNSUPPORTED_VERSION))
             return None
-        if self._services.users is not None and self.client.user is None and key not in BEFORE_LOGIN:
+        if self._services.options.users is not None and self.client.user is None and key not in BEFORE_LOGIN:
             raise Refused(f"expected an authentication, found {api.name}")
-        request = self._read(call, data)
-        self._services.metrics.count(api.name, version)
+        self._read(request, data)
+        self._services.metrics.requests[api.name, version] += 1
         if key == PRODUCE:
-            task = asyncio.create_task(self._handled(call, request))
-            await self._produces.put((call, task))
+            task = asyncio.create_task(self._handled(request))
+            await self._produces.put((request, task))
             return task
         await self._produces.join()
-        await self._answer(call, await self._handled(call, request))
+        await self._answer(request, await self._handled(request))
         return None
 
-    def _read(self, call: _Call, data: bytes) -> ServedRequest:
-        name = f"{call.api.name}Request"
-        flexible = is_flexible(message(FOLDER, name), call.version)
+    def _read(self, request: ServedRequest, data: bytes) -> None:
+        name = f"{request.api.name}Request"
+        flexible = is_flexible(message(FOLDER, name), request.version)
         # The client's id has an old string's length in every version: a field with rules of its own.
         header, position = read_message("RequestHeader", 1, data)
         position = skip_tagged_fields(data, position) if flexible else position
         self.client.name = (header["clientId"] or "")[:100]
-        fields, end = read_message(name, call.version, data, position)
+        request.fields, end = read_message(name, request.version, data, position)
         if end != len(data):
-            raise Refused(f"{name} of version {call.version} ends after {end} bytes, found {len(data)}")
-        return ServedRequest(self._services, self.client, call.version, fields)
+            raise Refused(f"{name} of version {request.version} ends after {end} bytes, found {len(data)}")
 
-    async def _handled(self, call: _Call, request: ServedRequest) -> Fields | None:
+    async def _handled(self, request: ServedRequest) -> Fields | None:
         try:
-            return await HANDLERS[call.api.key](request)
+            return await request.api.handler(request)
         except SparklogError as error:
-            raise Refused(f"{call.api.name} cannot be answered: {error}") from error
+            raise Refused(f"{request.api.name} cannot be answered: {error}") from error
 
     async def _answer_produces(self) -> None:
         while True:
-            call, task = await self._produces.get()
+            request, task = await self._produces.get()
             try:
-                await self._answer(call, await task)
+                await self._answer(request, await task)
             except (Refused, ConnectionError) as error:
                 _LOG.warning("dropped %s: %s", self.client, error)
                 self.close()
             finally:
                 self._produces.task_done()
 
-    async def _answer(self, call: _Call, fields: Fields | None) -> None:
+    async def _answer(self, request: ServedRequest, fields: Fields | None) -> None:
         if fields is None:
             return
-        output, name = MessageBytes(), f"{call.api.name}Response"
+        output, name = MessageBytes(), f"{request.api.name}Response"
         # The header of ApiVersions is never flexible: its reader does not know yet what it talks to.
-        flexible = call.api.key != API_VERSIONS and is_flexible(message(FOLDER, name), call.version)
-        write_message("ResponseHeader", int(flexible), {"correlationId": call.correlation}, output)
-        write_message(name, call.version, fields, output)
+        flexible = request.api.key != API_VERSIONS and is_flexible(message(FOLDER, name), request.version)
+        write_message("ResponseHeader", int(flexible), {"correlationId": request.correlation}, output)
+        write_message(name, request.version, fields, output)
         first, *rest = output.finish()
         size = len(first) + sum(map(len, rest))
         self._services.metrics.sent_bytes += size
         # With the size in front: a small answer is one call of the system, and one packet.
         for part in (_SIZE.pack(size) + first, *rest):
-            await self._send(memoryview(part))
-        await self._drained()
-
-    async def _send(self, part: memoryview) -> None:
-        for start in range(0, len(part), WRITE_BYTES):
-            self._writer.write(part[start : start + WRITE_BYTES])
-            await self._drained()
-
-    def _drained(self) -> Awaitable[None]:
-        return self._writer.drain()
+            view = memoryview(part)
+            for start in range(0, len(view), WRITE_BYTES):
+                self._writer.write(view[start : start + WRITE_BYTES])
+                await self._writer.drain()

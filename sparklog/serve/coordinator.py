@@ -19,8 +19,8 @@ from sparklog.groups.group import STABLE, Group, Membership
 from sparklog.groups.group_state import OffsetAndMetadata
 from sparklog.log.topic.root import Root
 from sparklog.serve.addresses import Address, Runner
-from sparklog.serve.codes import Code
-from sparklog.serve.group_members import GroupError, GroupMembers
+from sparklog.serve.codes import Code, CodeError
+from sparklog.serve.group_members import GroupMembers
 
 _LOG = logging.getLogger("sparklog.serve")
 INSTANCE = "serve@"
@@ -39,6 +39,7 @@ class Coordinator:
         self.run = run
         self._groups: dict[str, GroupMembers] = {}
         self._commits: dict[str, _Commits] = {}
+        self._signs = asyncio.create_task(self._keep_alive())
 
     def group(self, name: str) -> Group:
         """Return the group's journal. `BadRequest` for a name that no group can have."""
@@ -76,24 +77,24 @@ class Coordinator:
         return self._nodes[0]
 
     async def check_owner(self, name: str) -> None:
-        """Raise `GroupError` if another server coordinates the group."""
+        """Raise `CodeError` if another server coordinates the group."""
         if await self.owner(name) != self._nodes[0]:
-            raise GroupError(Code.NOT_COORDINATOR)
+            raise CodeError(Code.NOT_COORDINATOR)
 
     async def commit(self, name: str, offsets: Positions) -> None:
-        """Commit offsets of members of this server's. `GroupError` if these are not the newest generation's."""
+        """Commit offsets of members of this server's. `CodeError` if these are not the newest generation's."""
         members = self.members(name)
         membership = members.membership
         if membership is None:
-            raise GroupError(Code.UNKNOWN_MEMBER_ID)
+            raise CodeError(Code.UNKNOWN_MEMBER_ID)
         try:
             await self._commits.setdefault(name, _Commits(self.run)).add(membership, offsets)
         except Fenced:
             if members.membership is not membership:
                 # By the next generation of this server's own, which was entered meanwhile.
-                raise GroupError(Code.ILLEGAL_GENERATION) from None
+                raise CodeError(Code.ILLEGAL_GENERATION) from None
             self._give_up(name)
-            raise GroupError(Code.UNKNOWN_MEMBER_ID) from None
+            raise CodeError(Code.UNKNOWN_MEMBER_ID) from None
 
     def _give_up(self, name: str) -> None:
         """Forget the members of a group that was taken over: they join again, here or elsewhere."""
@@ -102,7 +103,7 @@ class Coordinator:
             _LOG.warning("group %s was taken over by another member: its members here join again", name)
             members.close(Code.UNKNOWN_MEMBER_ID)
 
-    async def keep_alive(self) -> None:
+    async def _keep_alive(self) -> None:
         """Give signs of life of all groups with members, for ever; forget empty ones."""
         while True:
             await asyncio.sleep(ALIVE_SECONDS)
@@ -121,6 +122,7 @@ class Coordinator:
                         _LOG.warning("group %s: no sign of life could be written: %s", name, error)
 
     def close(self) -> None:
+        self._signs.cancel()
         for members in self._groups.values():
             members.close(Code.NOT_COORDINATOR)
 

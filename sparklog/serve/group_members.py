@@ -30,22 +30,13 @@ from dataclasses import dataclass, field, replace
 from sparklog.errors import Conflict, Corrupt, SparklogError
 from sparklog.format.coordinators.message_schema import decode_prefix, message, split_version
 from sparklog.groups.group import Membership
-from sparklog.serve.codes import Code
+from sparklog.serve.codes import Code, CodeError
 
 EMPTY, PREPARING, COMPLETING, STABLE = "Empty", "PreparingRebalance", "CompletingRebalance", "Stable"
 FIRST_DELAY = 0.1
 """Seconds that the first member of a group waits for others."""
 MAX_MEMBERS = 10_000
 _LOG = logging.getLogger("sparklog.serve")
-
-
-class GroupError(Exception):
-    """A request of a member that is answered with a code; `member`: the id that it is to come back with."""
-
-    def __init__(self, code: Code, member: str = "") -> None:
-        super().__init__(code.name)
-        self.code = code
-        self.member = member
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +82,7 @@ class MemberState:
         """Answer what waits with an error."""
         for waiting in (self.joining, self.syncing):
             if waiting is not None and not waiting.done():
-                waiting.set_exception(GroupError(code))
+                waiting.set_exception(CodeError(code))
                 # A client that has left does not ask for it.
                 waiting.exception()
         self.joining = self.syncing = None
@@ -131,7 +122,7 @@ class GroupMembers:
     async def join(self, details: JoinDetails, *, id_first: bool) -> Joined:
         """Join, and wait for the rebalance. `id_first`: a member without an id is given one, to come back with.
 
-        Raises `GroupError`.
+        Raises `CodeError`.
         """
         async with self.lock:
             before, leader = self._holder(details.instance), self.leader
@@ -155,7 +146,7 @@ class GroupMembers:
         """Take the leader's assignments, or wait for them; return the member's own."""
         member = self.checked(member_id, generation, instance)
         if self.state == PREPARING:
-            raise GroupError(Code.REBALANCE_IN_PROGRESS)
+            raise CodeError(Code.REBALANCE_IN_PROGRESS)
         self.touch(member)
         if self.state == STABLE:
             return member.assignment
@@ -173,7 +164,7 @@ class GroupMembers:
         return member.assignment
 
     def heartbeat(self, member_id: str, generation: int, instance: str | None) -> Code:
-        """Take a sign of life; return whether a rebalance waits for the member. Raises `GroupError`."""
+        """Take a sign of life; return whether a rebalance waits for the member. Raises `CodeError`."""
         self.touch(self.checked(member_id, generation, instance))
         return Code.REBALANCE_IN_PROGRESS if self.state == PREPARING else Code.NONE
 
@@ -186,23 +177,23 @@ class GroupMembers:
             holder = self._holder(instance)
             try:
                 self._remove(self._member(holder.id if holder is not None and not member_id else member_id, instance))
-            except GroupError as error:
+            except CodeError as error:
                 return error.code
             return Code.NONE
 
     def checked(self, member_id: str, generation: int, instance: str | None) -> MemberState:
-        """Return the member. `GroupError` if it is not one, or speaks of another generation."""
+        """Return the member. `CodeError` if it is not one, or speaks of another generation."""
         member = self._member(member_id, instance)
         if generation != self.generation:
-            raise GroupError(Code.ILLEGAL_GENERATION)
+            raise CodeError(Code.ILLEGAL_GENERATION)
         return member
 
     def _member(self, member_id: str, instance: str | None) -> MemberState:
         member, holder = self.members.get(member_id), self._holder(instance)
         if holder is not None and holder is not member:
-            raise GroupError(Code.FENCED_INSTANCE_ID)
+            raise CodeError(Code.FENCED_INSTANCE_ID)
         if member is None:
-            raise GroupError(Code.UNKNOWN_MEMBER_ID)
+            raise CodeError(Code.UNKNOWN_MEMBER_ID)
         return member
 
     def touch(self, member: MemberState) -> None:
@@ -233,12 +224,12 @@ class GroupMembers:
                 return self._new(details)
             return self._member(details.member, details.instance)
         if holder is None and len(self.members) + len(self._pending) >= MAX_MEMBERS:
-            raise GroupError(Code.GROUP_MAX_SIZE_REACHED)
+            raise CodeError(Code.GROUP_MAX_SIZE_REACHED)
         new_id = f"{details.instance or details.client or 'member'}-{self.new_id()}"
         if details.instance is None and id_first:
             loop = asyncio.get_running_loop()
             self._pending[new_id] = loop.call_later(details.session_ms / 1000, self._pending.pop, new_id, None)
-            raise GroupError(Code.MEMBER_ID_REQUIRED, new_id)
+            raise CodeError(Code.MEMBER_ID_REQUIRED, member=new_id)
         member = self._new(replace(details, member=new_id))
         if holder is not None:
             # The instance came back as another process: the one before it is told so.
@@ -271,11 +262,11 @@ class GroupMembers:
         others = [member for member in self.members.values() if member.id != details.member]
         names = {name for name, _ in details.protocols}
         if not names or not details.kind:
-            raise GroupError(Code.INCONSISTENT_GROUP_PROTOCOL)
+            raise CodeError(Code.INCONSISTENT_GROUP_PROTOCOL)
         for member in others:
             names &= {name for name, _ in member.details.protocols}
             if not names or member.details.kind != details.kind:
-                raise GroupError(Code.INCONSISTENT_GROUP_PROTOCOL)
+                raise CodeError(Code.INCONSISTENT_GROUP_PROTOCOL)
 
     def _goes_on(self, member: MemberState, details: JoinDetails) -> bool:
         """Return True if a member asks again for what it has: its answer may have been lost."""
@@ -298,7 +289,7 @@ class GroupMembers:
         self.state = PREPARING
         for member in self.members.values():
             if member.syncing is not None and not member.syncing.done():
-                member.syncing.set_exception(GroupError(Code.REBALANCE_IN_PROGRESS))
+                member.syncing.set_exception(CodeError(Code.REBALANCE_IN_PROGRESS))
             member.syncing = None
         self._forget_deadline()
         loop = asyncio.get_running_loop()

@@ -17,9 +17,6 @@ class ServerMetrics:
     accepted: int = 0
     refused: int = 0
 
-    def count(self, api: str, version: int) -> None:
-        self.requests[api, version] += 1
-
     def text(self) -> str:
         """Return the counters as Prometheus reads them."""
         from sparklog.tools.report.metrics import Metric, text_of

@@ -7,9 +7,9 @@ here. One task looks at all topics that are waited for, as often as the view say
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sparklog.errors import NotFound, SparklogError
@@ -17,6 +17,7 @@ from sparklog.log.journal.clocks import Moment
 from sparklog.log.journal.names import is_topic_name
 from sparklog.log.state.view import Bounds, LogView, OffsetRange, PartitionSize, ReadPart, TimestampOffset
 from sparklog.log.topic.root import Root
+from sparklog.serve.codes import Code, code_of
 from sparklog.storage.fork_safety import ForkLock
 
 LISTING_MS = 1_000
@@ -24,9 +25,30 @@ LISTING_MS = 1_000
 Ends = Mapping[int, Bounds]
 
 
+@dataclass(frozen=True, slots=True)
+class SeenTopic:
+    """A topic as it was seen between two moments; without `ends` it cannot be read."""
+
+    ends: Ends = field(default_factory=dict)
+    topic_id: str = ""
+    begun: Moment | None = None
+    done: Moment | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPlace:
+    """The place that a fetch reads on at: the next offset of a partition, for readers of one isolation level."""
+
+    topic: str
+    topic_id: str
+    partition: int
+    isolation: str
+    offset: int
+
+
 @dataclass(slots=True, eq=False)
 class _Waiter:
-    seen: Mapping[str, Ends]
+    seen: Mapping[str, SeenTopic]
     changed: asyncio.Future[None]
 
 
@@ -40,8 +62,7 @@ class ServedLog:
         self._topic = topic
         self._is_far = root is None or root.store.parallel_reads > 1
         self._lock = ForkLock()
-        self._bounds: dict[str, Ends] = {}
-        self._looked: dict[str, tuple[Moment, Moment]] = {}
+        self._seen: dict[str, SeenTopic] = {}
         self._poked: Moment | None = None
         self._listed: tuple[Moment, list[str]] | None = None
         self._waiters: set[_Waiter] = set()
@@ -73,8 +94,8 @@ class ServedLog:
         with self._lock:
             self._listed = None
 
-    def look(self, topics: Collection[str]) -> dict[str, Ends]:
-        """Take a new look, and return the bounds of the topics that exist."""
+    def look(self, topics: Collection[str]) -> dict[str, SeenTopic]:
+        """Take a new look; return the topics that exist."""
         names = [name for name in topics if self.serves(name)]
         with self._lock:
             begun = self.env.now()
@@ -82,12 +103,27 @@ class ServedLog:
                 self._view.refresh(names)
             except NotFound:
                 names = [name for name in names if self._exists(name)]
-            looked = {name: self._view.bounds(name) for name in names}
+            rows = [(name, self._view.bounds(name), self._view.topic_id(name)) for name in names]
+            looked = {name: SeenTopic(ends, topic_id, begun, self.env.now()) for name, ends, topic_id in rows}
+            # Others look up one topic without the lock.
+            self._seen.update(looked)
             for name in topics:
-                self._bounds.pop(name, None)
-            self._bounds.update(looked)
-            self._looked.update(dict.fromkeys(looked, (begun, self.env.now())))
+                if name not in looked:
+                    self._seen.pop(name, None)
             return looked
+
+    def look_at_each(self, topics: Collection[str]) -> tuple[dict[str, SeenTopic], dict[str, Code]]:
+        """Take a new look, so that a topic that cannot be read fails alone; return also the codes of those."""
+        looked, failures = dict[str, SeenTopic](), dict[str, Code]()
+        try:
+            looked = self.look(topics) if topics else {}
+        except SparklogError:
+            for name in topics:
+                try:
+                    looked |= self.look([name])
+                except SparklogError as error:
+                    failures[name] = code_of(error)
+        return looked, failures
 
     def _exists(self, name: str) -> bool:
         with suppress(NotFound):
@@ -97,21 +133,19 @@ class ServedLog:
 
     def bounds(self, topic: str) -> Ends:
         """Return the bounds as they were seen last; empty if there was no such topic."""
-        with self._lock:
-            seen = self._bounds.get(topic)
-        return seen or self.look([topic]).get(topic, {})
+        return self.seen(topic).ends or self.look([topic]).get(topic, SeenTopic()).ends
 
-    def seen(self, topic: str) -> tuple[Ends, bool]:
-        """Return the bounds as they were seen last; True: a moment ago, and this process has not committed since."""
-        with self._lock:
-            ends, looked = self._bounds.get(topic, {}), self._looked.get(topic)
-            if looked is None or (self._poked is not None and looked[0].elapsed_ms(self._poked) <= 0):
-                return ends, False
-            return ends, self.env.now().elapsed_ms(looked[1]) < self._view.poll_interval_ms
+    def seen(self, topic: str) -> SeenTopic:
+        """Return a topic as it was seen last. Asks nothing, and waits for nothing."""
+        return self._seen.get(topic) or SeenTopic()
 
-    def topic_id(self, topic: str) -> str:
-        with self._lock:
-            return self._view.topic_id(topic)
+    def is_recent(self, seen: SeenTopic) -> bool:
+        """Return True for a look a moment ago, since which this process has not committed."""
+        if seen.begun is None or seen.done is None:
+            return False
+        if self._poked is not None and seen.begun.elapsed_ms(self._poked) <= 0:
+            return False
+        return bool(self.env.now().elapsed_ms(seen.done) < self._view.poll_interval_ms)
 
     def plan(self, offsets: OffsetRange, isolation: str, nbytes: int) -> tuple[ReadPart | None, int]:
         """Plan the first part of a range, of about so many stored bytes; and where the part ends.
@@ -143,7 +177,7 @@ class ServedLog:
 
     # -- waiting, in the event loop
 
-    async def changed(self, seen: Mapping[str, Ends], seconds: float, run: Callable[..., Any]) -> None:
+    async def changed(self, seen: Mapping[str, SeenTopic], seconds: float, run: Callable[..., Any]) -> None:
         """Wait until one of these topics differs from what was seen of it, at most so many seconds.
 
         `run` calls a function in a thread.
@@ -178,8 +212,7 @@ class ServedLog:
                 # Fetches ask again when their time is over, and get the error then.
                 looked = None
             for waiter in list(self._waiters) if looked is not None else ():
-                changed = any(looked.get(topic, {}) != ends for topic, ends in waiter.seen.items())
-                if changed:
+                if any(looked.get(topic, SeenTopic()).ends != seen.ends for topic, seen in waiter.seen.items()):
                     _end(waiter.changed)
             await _at_most(self._pause, self._view.poll_interval_ms / 1000)
 
@@ -196,7 +229,3 @@ async def _at_most(future: asyncio.Future[None], seconds: float) -> None:
         await future
     finally:
         timer.cancel()
-
-
-def partition_numbers(bounds: Ends) -> Sequence[int]:
-    return sorted(bounds)

@@ -1,4 +1,4 @@
-"""A server: where it listens, whom it lets in, and its life from the first connection to the last.
+"""A server, from the first connection to the last.
 
 It keeps nothing that another one could not read from the location. `serving` runs one in a thread, for tests and
 programs; `sparklog serve` runs one until it is interrupted.
@@ -7,84 +7,32 @@ programs; `sparklog serve` runs one until it is interrupted.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
-import logging
 import signal
-import ssl
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from ssl import SSLContext
+from typing import TypeAlias
 
 from sparklog.errors import BadRequest, Unavailable
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.opening import NOTHING, ROOT, TOPIC, Location, open_log, open_view, resolve
 from sparklog.serve.addresses import Address
+from sparklog.serve.apis.table import import_handlers
 from sparklog.serve.connection import Connection
-from sparklog.serve.coordinator import Coordinator
 from sparklog.serve.metrics import RequestMemory, ServerMetrics
+from sparklog.serve.options import ServeOptions
 from sparklog.serve.served_log import ServedLog
-from sparklog.serve.services import ServeLimits, Services
+from sparklog.serve.services import Services
 from sparklog.storage import open_store
 
-if TYPE_CHECKING:
-    from sparklog.serve.appends import Appends
-    from sparklog.serve.users import User
-
-T = TypeVar("T")
-_LOG = logging.getLogger("sparklog.serve")
 BACKLOG = 512
 SWEEP_SECONDS = 5.0
+IMPORT_SECONDS = 0.2
 SCRAPE_SECONDS = 10.0
 BUFFER_BYTES = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class ServeOptions:
-    """Options of a server.
-
-    * `listen`: the address to listen on; port 0 takes a free one
-    * `advertise`: what clients are told of: this server's own address first, then others of the same root; empty: the
-      address that it listens on
-    * `writable`: take what producers send, and changes of topics
-    * `linger_seconds`: the time between two commits of a topic; None: 5 ms on a disk, 50 ms in a bucket
-    * `auto_create`: create topics that clients ask for
-    * `tls`: the certificate and key that connections are encrypted with
-    * `users`: who may connect, by name; None: all
-    * `metrics_port`: where Prometheus reads counters, on the same host
-    * `insecure`: allow an address that other machines reach, without TLS
-    """
-
-    listen: Address = field(default_factory=lambda: Address("127.0.0.1", 9092))
-    advertise: tuple[Address, ...] = ()
-    insecure: bool = False
-    writable: bool = False
-    linger_seconds: float | None = None
-    auto_create: bool = False
-    tls: ssl.SSLContext | None = None
-    metrics_port: int | None = None
-    users: Mapping[str, User] | None = None
-    limits: ServeLimits = field(default_factory=ServeLimits)
-
-    def check(self) -> None:
-        """Raise `BadRequest` for an address that is open to others without a word that it may be."""
-        if self.insecure or self.tls is not None or is_loopback(self.listen.host):
-            return
-        raise BadRequest(
-            f"the address {self.listen} is open to other machines, and what is sent there is not encrypted: listen on"
-            " 127.0.0.1, give --tls-cert and --tls-key, or say --insecure"
-        )
-
-
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+ClientConnected: TypeAlias = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 def open_served(location: Location, *, create: bool = False, backup: int | None = None) -> ServedLog:
@@ -105,16 +53,6 @@ def open_served(location: Location, *, create: bool = False, backup: int | None 
     return ServedLog(open_view(location, tailing=True), None, location.topic)
 
 
-def tls_context(cert: str, key: str) -> ssl.SSLContext:
-    """Return what encrypts connections, from PEM files. `BadRequest` if they cannot be read or do not fit."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(cert, key)
-    except (OSError, ssl.SSLError) as error:
-        raise BadRequest(f"the certificate {cert} and its key {key} cannot be used: {error}") from None
-    return context
-
-
 def in_memory(env: Env = SYSTEM) -> ServedLog:
     """Return an empty root in this process's memory, to be served."""
     from sparklog.log.topic.root import RootView, open_root
@@ -130,78 +68,45 @@ class Server:
     def __init__(self, log: ServedLog, options: ServeOptions) -> None:
         options.check()
         self._options = options
-        limits = options.limits
         if options.writable and (log.root is None or not log.root.store.writable):
             raise BadRequest(
                 f"{log.location} is only read, as backups and Kafka's directories are: leave --writable out"
             )
         self._log = log
-        self._pool = ThreadPoolExecutor(limits.threads, "sparklog-serve")
         self.metrics = ServerMetrics()
         self._connections: set[Connection] = set()
-        self._server: asyncio.Server | None = None
-        self._metrics: asyncio.Server | None = None
-        self._tasks: list[asyncio.Task[None]] = []
-        self._coordinator: Coordinator | None = None
+        self._listening: list[asyncio.Server] = []
 
     async def start(self) -> Address:
         """Listen; return the address."""
         options, limits = self._options, self._options.limits
-        try:
-            self._server = await asyncio.start_server(
-                self._connected,
-                options.listen.host,
-                options.listen.port,
-                backlog=BACKLOG,
-                limit=BUFFER_BYTES,
-                ssl=options.tls,
-            )
-            if options.metrics_port is not None:
-                self._metrics = await asyncio.start_server(self._scraped, options.listen.host, options.metrics_port)
-        except OSError as error:
-            raise Unavailable(f"cannot listen on {options.listen}: {error.strerror or error}") from None
-        address = Address(options.listen.host, self._server.sockets[0].getsockname()[1])
+        server = await self._listen(self._connected, options.listen, options.tls)
+        address = Address(options.listen.host, server.sockets[0].getsockname()[1])
         memory = RequestMemory(max(limits.waiting_request_bytes, limits.request_bytes))
-        nodes = options.advertise or (address,)
-        root = self._log.root
-        self._coordinator = None if root is None else Coordinator(root, nodes, self._run)
-        self._services = Services(
-            self._log,
-            nodes,
-            limits,
-            self._pool,
-            memory,
-            self.metrics,
-            self._coordinator,
-            self._appends() if options.writable else None,
-            options.auto_create,
-            options.users,
-        )
-        self._tasks = [asyncio.create_task(self._sweeping())]
-        if self._coordinator is not None:
-            self._tasks.append(asyncio.create_task(self._coordinator.keep_alive()))
+        pool = ThreadPoolExecutor(limits.threads, "sparklog-serve")
+        self._services = Services(self._log, options.advertise or (address,), options, pool, memory, self.metrics)
+        self._sweeper = asyncio.create_task(self._sweeping())
+        if options.metrics_port is not None:
+            await self._listen(self._scraped, Address(options.listen.host, options.metrics_port), None)
         return address
 
-    def _appends(self) -> Appends:
-        from sparklog.serve.appends import Appends
-
-        return Appends(self._log, self._run, self._options.linger_seconds)
+    async def _listen(self, client: ClientConnected, address: Address, tls: SSLContext | None) -> asyncio.Server:
+        try:
+            server = await asyncio.start_server(
+                client, address.host, address.port, backlog=BACKLOG, limit=BUFFER_BYTES, ssl=tls
+            )
+        except OSError as error:
+            raise Unavailable(f"cannot listen on {address}: {error.strerror or error}") from None
+        self._listening.append(server)
+        return server
 
     async def stop(self) -> None:
-        for listening in (self._server, self._metrics):
-            if listening is not None:
-                listening.close()
-        for task in self._tasks:
-            task.cancel()
-        self._log.close()
-        if self._coordinator is not None:
-            self._coordinator.close()
+        for server in self._listening:
+            server.close()
+        self._sweeper.cancel()
         for connection in list(self._connections):
             connection.close()
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-    async def _run(self, function: Callable[..., T], *arguments: object) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
+        self._services.close()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._connections) >= self._options.limits.connections:
@@ -231,8 +136,13 @@ class Server:
         writer.close()
 
     async def _sweeping(self) -> None:
-        """Drop connections that were silent for too long, those that never sent a request among them."""
+        """Drop connections that were silent for too long, those that never sent a request among them.
+
+        Before that, import what the first requests would wait for, once the server has begun to answer.
+        """
         loop = asyncio.get_running_loop()
+        await asyncio.sleep(IMPORT_SECONDS)
+        await self._services.run(import_handlers)
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             for connection in list(self._connections):
@@ -240,72 +150,41 @@ class Server:
                     connection.close()
 
 
-def stopped_by_signal() -> asyncio.Future[None]:
-    """Return what is done once the process is asked to end: by SIGTERM, or by Ctrl-C."""
-    loop = asyncio.get_running_loop()
-    stopped = loop.create_future()
-
-    def stop() -> None:
-        if not stopped.done():
-            stopped.set_result(None)
-
+async def serve_until_signal(log: ServedLog, options: ServeOptions, ready: Callable[[Address], object]) -> None:
+    """Serve until SIGTERM or Ctrl-C; `ready` is called with the address once the server listens."""
+    stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop)
-    return stopped
-
-
-async def serve_until(
-    log: ServedLog,
-    options: ServeOptions,
-    stopped: Callable[[], Awaitable[object]],
-    ready: Callable[[Server, Address], object],
-) -> None:
-    """Serve until the future is done; `ready` is called with the address once the server listens."""
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     server = Server(log, options)
-    address = await server.start()
-    ready(server, address)
-    try:
-        await stopped()
-    finally:
-        await server.stop()
+    ready(await server.start())
+    await stopped.wait()
+    await server.stop()
 
 
 @contextmanager
 def serving(location: str | ServedLog, options: ServeOptions) -> Iterator[Address]:
     """Serve in a thread while the block runs; yields the address."""
     log = location if isinstance(location, ServedLog) else open_served(resolve(location))
-    listening, leaving = threading.Event(), threading.Event()
-    result: list[Address | BaseException] = []
+    result: Future[Address] = Future()
+    leaving = threading.Event()
 
     async def run() -> None:
-        loop = asyncio.get_running_loop()
+        server = Server(log, options)
+        result.set_result(await server.start())
+        await asyncio.get_running_loop().run_in_executor(None, leaving.wait)
+        await server.stop()
 
-        def stopped() -> Awaitable[object]:
-            return loop.run_in_executor(None, leaving.wait)
-
-        def ready(server: Server, address: Address) -> None:
-            result.append(address)
-            listening.set()
-
+    def serve() -> None:
         try:
-            await serve_until(log, options, stopped, ready)
-        except BaseException as error:
-            result.append(error)
-            listening.set()
-            raise
+            asyncio.run(run())
+        except BaseException as error:  # noqa: BLE001 - the caller's, where it waits for the start
+            if not result.done():
+                result.set_exception(error)
 
-    thread = threading.Thread(target=lambda: _quietly(run), name="sparklog-serve", daemon=True)
+    thread = threading.Thread(target=serve, name="sparklog-serve", daemon=True)
     thread.start()
-    listening.wait()
-    if isinstance(result[0], BaseException):
-        raise result[0]
     try:
-        yield result[0]
+        yield result.result()
     finally:
         leaving.set()
         thread.join(10)
-
-
-def _quietly(run: Callable[[], Coroutine[object, object, None]]) -> None:
-    with suppress(BaseException):
-        asyncio.run(run())

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
 from sparklog.format.coordinators.message_schema import Fields
 from sparklog.serve.addresses import Address
 from sparklog.serve.metrics import RequestMemory, ServerMetrics
-from sparklog.serve.served_log import ServedLog
+from sparklog.serve.options import ServeOptions
+from sparklog.serve.served_log import ServedLog, StoredPlace
 
 if TYPE_CHECKING:
+    from sparklog.serve.apis.table import Api
     from sparklog.serve.appends import Appends
     from sparklog.serve.coordinator import Coordinator
     from sparklog.serve.stored_batches import StoredBatches
@@ -22,48 +25,53 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class ServeLimits:
-    """Limits of a server: connections, bytes of a request, bytes of a fetch's answer, threads."""
-
-    connections: int = 1_000
-    request_bytes: int = 100 << 20
-    waiting_request_bytes: int = 256 << 20
-    """Of all requests that are read and not answered."""
-    answer_bytes: int = 8 << 20
-    threads: int = 16
-    idle_seconds: float = 600.0
-
-
-@dataclass(slots=True)
+@dataclass
 class Services:
-    """The log, what reads it, and who the server is. `nodes`: the servers of this root, this one first."""
+    """The log, what reads and writes it, and who the server is. `nodes`: the servers of this root, this one first.
+
+    What only some requests need is made, and imported, with the first of them.
+    """
 
     log: ServedLog
     nodes: tuple[Address, ...]
-    limits: ServeLimits
+    options: ServeOptions
     pool: ThreadPoolExecutor
     memory: RequestMemory
     metrics: ServerMetrics
-    coordinator: Coordinator | None
-    """None for a Kafka directory, where groups have no journal."""
-    appends: Appends | None
-    """None where nothing is written."""
-    auto_create: bool = False
-    """Create topics that clients ask for."""
-    users: Mapping[str, User] | None = None
-    """None: all who can connect may do what the server does."""
 
-    _batches: StoredBatches | None = None
-
-    @property
+    @cached_property
     def batches(self) -> StoredBatches:
-        """The batches that fetches answer with; what reads them is imported with the first one."""
-        if self._batches is None:
-            from sparklog.serve.stored_batches import StoredBatches
+        from sparklog.serve.stored_batches import StoredBatches
 
-            self._batches = StoredBatches(self.log)
-        return self._batches
+        return StoredBatches(self.log)
+
+    def holds(self, place: StoredPlace, nbytes: int) -> bool:
+        """Return True if a fetch of so many bytes finds them in memory."""
+        return "batches" in vars(self) and self.batches.holds(place, nbytes)
+
+    @cached_property
+    def coordinator(self) -> Coordinator | None:
+        """None for a Kafka directory, where groups have no journal."""
+        if self.log.root is None:
+            return None
+        from sparklog.serve.coordinator import Coordinator
+
+        return Coordinator(self.log.root, self.nodes, self.run)
+
+    @cached_property
+    def appends(self) -> Appends | None:
+        """None where nothing is written."""
+        if not self.options.writable:
+            return None
+        from sparklog.serve.appends import Appends
+
+        return Appends(self.log, self.run, self.options.linger_seconds)
+
+    def close(self) -> None:
+        self.log.close()
+        if "coordinator" in vars(self) and self.coordinator is not None:
+            self.coordinator.close()
+        self.pool.shutdown(wait=False, cancel_futures=True)
 
     @property
     def me(self) -> Address:
@@ -93,15 +101,17 @@ class Client:
 
 @dataclass(slots=True)
 class ServedRequest:
-    """A request that was read: its version and fields."""
+    """A request that was read: its API, version, number (by which a client knows the answer) and fields."""
 
     services: Services
     client: Client
+    api: Api
     version: int
+    correlation: int
     fields: Fields = field(default_factory=dict)
 
     def may(self, operation: str, name: str) -> bool:
         """Return True if the client may read or write this topic, or use this group."""
-        if self.services.users is None:
+        if self.services.options.users is None:
             return True
         return self.client.user is not None and self.client.user.may(operation, name)

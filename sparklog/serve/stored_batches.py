@@ -13,7 +13,7 @@ A window is read at once and served in the sizes that a client asks for. What is
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -23,13 +23,15 @@ import numpy as np
 from sparklog.errors import Corrupt
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.filter_batches import rewrite_headers
+from sparklog.format.new_arrays import new_array
 from sparklog.format.record_batch import NO_TIMESTAMP, BatchHeader, BatchHeaders
 from sparklog.format.transaction_index import AbortedTransactions
-from sparklog.log.read.fetch import Cursor, FetchedBatches, Fetcher
+from sparklog.log.read.fetch import Cursor, Fetcher
+from sparklog.log.read.planned_slices import PlannedSlice
 from sparklog.log.read.read_plan import NativeReadPart
 from sparklog.log.state.slice_table import Newer
 from sparklog.log.state.view import READ_COMMITTED, OffsetRange, ReadPart
-from sparklog.serve.served_log import ServedLog
+from sparklog.serve.served_log import ServedLog, StoredPlace
 from sparklog.storage.fork_safety import ForkLock
 
 WINDOW_BYTES = 4 << 20
@@ -37,17 +39,6 @@ WINDOW_BYTES = 4 << 20
 WAITING_BYTES = 64 << 20
 """Batches that were read and wait for the next fetch, of all clients."""
 MAX_DELTA = 2**31 - 2
-
-
-@dataclass(frozen=True, slots=True)
-class StoredPlace:
-    """The place that a fetch reads on at: the next offset of a partition, for readers of one isolation level."""
-
-    topic: str
-    topic_id: str
-    partition: int
-    isolation: str
-    offset: int
 
 
 @dataclass(slots=True)
@@ -97,6 +88,11 @@ class StoredBatches:
         self._waiting: OrderedDict[StoredPlace, _Chunk] = OrderedDict()
         self._room = waiting_bytes
 
+    def holds(self, place: StoredPlace, nbytes: int) -> bool:
+        """Return True if so many bytes from a place on were read and wait. Neither waits itself nor takes them."""
+        chunk = self._waiting.get(place)
+        return chunk is not None and chunk.left >= nbytes
+
     def read(self, place: StoredPlace, end: int, nbytes: int, *, at_least_one: bool) -> FetchedRecords:
         """Return batches from a place on, below offset `end`, of at most so many bytes.
 
@@ -116,6 +112,7 @@ class StoredBatches:
                 gone += [chunk.aborted] if chunk.aborted is not None else []
             if chunk.left:
                 self._keep(here, chunk, records.next)
+            if chunk.left or records.nbytes >= nbytes:
                 break
         if place.isolation == READ_COMMITTED:
             records.aborted = _aborted_in(gone, place.offset, records.next)
@@ -160,28 +157,37 @@ def _aborted_in(parts: list[AbortedTransactions], start: int, end: int) -> list[
 def _chunk_of(part: ReadPart, start: int, end: int) -> _Chunk:
     """Read the batches of a part that end above `start` and begin below `end`, patched."""
     if isinstance(part, NativeReadPart):
-        return _joined([_patched(list(Fetcher([_cursor(part)])))], start, end, part.slices.hidden)
+        return _joined([_patched(part)], start, end, part.slices.hidden)
     return _joined(_kafka_windows(part), start, end, getattr(part, "aborted", None))
 
 
-def _cursor(part: NativeReadPart) -> Cursor:
+def _patched(part: NativeReadPart) -> tuple[memoryview, BatchHeaders]:
+    """Lay the pieces of a part side by side and set what their slices say: one call for all, as they may be small.
+
+    A piece is copied while the processor's cache has it, and its memory is free for the next one.
+    """
     opened: dict[tuple[str, str], Newer] = {}
-    return Cursor(part.store, part.range, part.slices, partial(part.replan, opened), part.range.start)
-
-
-def _patched(pieces: Sequence[FetchedBatches]) -> tuple[memoryview, BatchHeaders]:
-    """Lay pieces side by side and set what their slices say. One call for all: pieces may be small and many."""
-    data = bytearray().join(piece.data for piece in pieces)
+    cursor = Cursor(part.store, part.range, part.slices, partial(part.replan, opened), part.range.start)
+    memory = new_array(min(part.slices.nbytes, WINDOW_BYTES + WINDOW_BYTES // 4), np.uint8)
+    pieces, starts, end = list[tuple[PlannedSlice, int]](), list[int](), 0
+    for piece in Fetcher([cursor]):
+        pieces.append((piece.slice, piece.position))
+        starts.append(end)
+        end += len(piece.data)
+        if end > len(memory):
+            memory = np.concatenate((memory, new_array(end, np.uint8)))
+        memory[starts[-1] : end] = np.frombuffer(piece.data, np.uint8)
+    # A range that is small beside its slices must not keep memory for all of them.
+    data = (memory[:end].copy() if 2 * end < len(memory) else memory).data[:end]
     try:
         headers = scan_headers(data, contents=False)
     except Corrupt:
-        for piece in pieces:
+        for (planned, position), start, stop in zip(pieces, starts, [*starts[1:], end], strict=True):
             # This one names the place.
-            scan_headers(piece.data, contents=False, file=piece.slice.file, file_position=piece.position)
+            scan_headers(data[start:stop], contents=False, file=planned.file, file_position=position)
         raise
-    ends = np.cumsum([len(piece.data) for piece in pieces])
-    of_piece = np.searchsorted(ends, headers.position, side="right")
-    rows = [(piece.slice.shift, piece.slice.leader_epoch, piece.slice.append_time) for piece in pieces]
+    of_piece = np.searchsorted(starts, headers.position, side="right") - 1
+    rows = [(planned.shift, planned.leader_epoch, planned.append_time) for planned, _ in pieces]
     shift, epoch, append_time = np.array(rows, np.int64).reshape(-1, 3)[of_piece].T.copy()
     after = rewrite_headers(
         data,
@@ -190,7 +196,7 @@ def _patched(pieces: Sequence[FetchedBatches]) -> tuple[memoryview, BatchHeaders
         leader_epoch=epoch,
         append_time=append_time if (append_time >= 0).any() else None,
     )
-    return memoryview(data), after
+    return data, after
 
 
 def _kafka_windows(part: Any) -> Iterator[tuple[memoryview, BatchHeaders]]:

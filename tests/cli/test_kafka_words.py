@@ -18,7 +18,8 @@ from sparklog.cli.kafka_lines import command_words, option_words
 from sparklog.cli.kafka_words import ACTIONS, KCAT, PROPERTIES, TOOLS, WORDS, KafkaAnswer
 from sparklog.groups.lag import Groups
 from sparklog.serve.addresses import Address
-from sparklog.serve.server import ServeOptions, serving
+from sparklog.serve.options import ServeOptions
+from sparklog.serve.server import serving
 from tests.cli.conftest import Sparklog
 from tests.cli.kafka_options import of_the_jars, stored
 from tests.cli.kafka_words_page import PAGE, answer_to, options_of, page

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from sparklog.serve.addresses import Address
-from sparklog.serve.server import ServeOptions, serving
+from sparklog.serve.options import ServeOptions
+from sparklog.serve.server import serving
 
 FREE = Address("127.0.0.1", 0)
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import sparklog
-from sparklog.errors import BadRequest
+from sparklog.errors import BadRequest, Unavailable
 from sparklog.serve.addresses import Address
-from sparklog.serve.server import tls_context
+from sparklog.serve.options import tls_context
 from tests.serve.clients import read_with_kafka_python
 from tests.support.command_line import invoke
 
@@ -79,6 +79,25 @@ def test_connections_are_encrypted_and_counted(tmp_path: Path, serve: Callable[.
     assert 'sparklog_serve_requests_total{api="Fetch",version="' in text
     with pytest.raises(BadRequest, match="cannot be used"):
         tls_context(str(key), str(cert))
+
+
+def test_a_port_that_is_taken_is_named(tmp_path: Path, serve: Callable[..., Address]) -> None:
+    sparklog.open(tmp_path, create=True)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(Unavailable, match=f"cannot listen on 127.0.0.1:{port}"):
+            serve(tmp_path, metrics_port=port)
+
+
+def test_a_server_listens_before_it_imports_what_only_some_requests_need() -> None:
+    code = "import sparklog.serve.server, sys; print(*(name[9:] for name in sys.modules if name[:9] == 'sparklog.'))"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    imported = answer.stdout.split()
+    assert "serve.connection" in imported
+    late = ("groups", "log.write", "log.read.fetch", "serve.appends", "serve.users")
+    assert not [name for name in imported if name.startswith(late)]
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:

@@ -13,9 +13,9 @@ from sparklog.groups.group_state import OffsetAndMetadata
 from sparklog.log.journal.clocks import SYSTEM
 from sparklog.log.topic.root import open_root
 from sparklog.serve.addresses import Address
-from sparklog.serve.codes import Code
+from sparklog.serve.codes import Code, CodeError
 from sparklog.serve.coordinator import Coordinator
-from sparklog.serve.group_members import GroupError, JoinDetails, MemberState
+from sparklog.serve.group_members import JoinDetails, MemberState
 from sparklog.storage.memory import MemoryStore
 
 GROUP = "g"
@@ -94,7 +94,7 @@ def test_a_commit_that_comes_late_is_refused(taken: bool) -> None:
         else:
             join(asked)
         runs.calls[0].set_result(None)
-        with pytest.raises(GroupError) as refused:
+        with pytest.raises(CodeError) as refused:
             await late
         assert refused.value.code == (Code.UNKNOWN_MEMBER_ID if taken else Code.ILLEGAL_GENERATION)
         assert (asked.held(GROUP) is None) == taken, "members of a group that goes on here stay"

@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 
 from sparklog.groups.group import Membership
-from sparklog.serve.codes import Code
-from sparklog.serve.group_members import EMPTY, STABLE, GroupError, GroupMembers, JoinDetails, Joined
+from sparklog.serve.codes import Code, CodeError
+from sparklog.serve.group_members import EMPTY, STABLE, GroupMembers, JoinDetails, Joined
 
 
 class Entered:
@@ -74,7 +74,7 @@ def test_a_group_that_is_given_up_in_a_rebalance_ends_in_the_journal() -> None:
         await beginning.wait()
         group.close(Code.NOT_COORDINATOR)
         go.set()
-        with pytest.raises(GroupError, match="NOT_COORDINATOR"):
+        with pytest.raises(CodeError, match="NOT_COORDINATOR"):
             await joining
         async with group.lock:
             assert entered.left

@@ -139,7 +139,8 @@ def test_members_of_two_clients_share_partitions_and_offsets(serve: Callable[...
 
 
 def test_another_server_takes_a_group_over(tmp_path: Path) -> None:
-    from sparklog.serve.server import ServeOptions, serving
+    from sparklog.serve.options import ServeOptions
+    from sparklog.serve.server import serving
 
     topic = topic_of(tmp_path)
     first, second = Address("127.0.0.1", free_port()), Address("127.0.0.1", free_port())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -12,9 +13,12 @@ import pytest
 
 import sparklog
 from sparklog.format import compression, decode, payloads
+from sparklog.format.batch_scan import scan_headers
 from sparklog.log.topic.root import RootView
+from sparklog.serve import stored_batches
 from sparklog.serve.codes import Code
-from sparklog.serve.served_log import ServedLog
+from sparklog.serve.served_log import ServedLog, StoredPlace
+from sparklog.serve.stored_batches import FetchedRecords, StoredBatches
 from tests.fixture_data import expected_offsets, expected_records, split_partition
 from tests.serve.clients import (
     ISOLATIONS,
@@ -143,6 +147,50 @@ def test_a_fetch_at_the_end_is_answered_when_a_commit_is_seen(serve: Callable[..
     assert [record.value for record in batch] == [b"late"]
     assert time.monotonic() - begun < 10
     consumer.close()
+
+
+def test_a_fetch_of_what_was_read_before_waits_for_no_thread(
+    serve: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = sparklog.open(tmp_path, create=True).create_topic("t")
+    for number in range(3):
+        topic.append({"value": [b"%d" % number * 50]})
+    threads: list[str] = []
+    read = StoredBatches.read
+
+    def watched(*arguments: Any, **options: Any) -> FetchedRecords:
+        threads.append(threading.current_thread().name)
+        return read(*arguments, **options)
+
+    monkeypatch.setattr(StoredBatches, "read", watched)
+    wire, sizes = Wire(serve(tmp_path)), []
+    for offset in (0, 1, 2, 1):
+        fields = fetch_of({"t": offset}, 0)
+        fields["topics"][0]["partitions"][0]["partitionMaxBytes"] = 150
+        records = wire.ask("Fetch", 4, fields)["responses"][0]["partitions"][0]["records"]
+        headers = scan_headers(bytes(records))
+        assert headers.base_offset.tolist() == [offset]
+        sizes.append(len(records))
+    # One alone is less than was asked for, so that there may be more. The last place is another one.
+    assert all(75 < size < 150 for size in sizes), sizes
+    assert [name == "sparklog-serve" for name in threads] == [False, True, False, False]
+    wire.close()
+
+
+def test_windows_of_all_sizes_have_the_same_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = sparklog.open(tmp_path, create=True)
+    topic = root.create_topic("t", configs={"inline.records.bytes": "0"})
+    for number in range(20):
+        topic.append({"value": [b"%d" % number * 100]})
+    log = ServedLog(RootView(root), root, None)
+    place = StoredPlace("t", log.look(["t"])["t"].topic_id, 0, "read_uncommitted", 0)
+    read = {}
+    for size in (100, 700, 4 << 20):
+        monkeypatch.setattr(stored_batches, "WINDOW_BYTES", size)
+        records = StoredBatches(log).read(place, 20, 1 << 20, at_least_one=True)
+        read[size] = b"".join(records.buffers)
+    assert scan_headers(read[100]).base_offset.tolist() == list(range(20))
+    assert read[100] == read[700] == read[4 << 20]
 
 
 def fetch_of(offsets: dict[str, int], wait_ms: int) -> dict[str, Any]:

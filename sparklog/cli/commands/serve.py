@@ -13,7 +13,7 @@ from sparklog.cli.user_settings import root_of_name
 
 if TYPE_CHECKING:
     from sparklog.serve.addresses import Address
-    from sparklog.serve.server import ServeOptions, Server
+    from sparklog.serve.options import ServeOptions
 
 app = Commands()
 
@@ -49,11 +49,15 @@ class Listening:
 
     def options(self, *, writable: bool, auto_create: bool) -> ServeOptions:
         from sparklog.serve.addresses import Address
-        from sparklog.serve.server import ServeOptions, tls_context
-        from sparklog.serve.users import read_users
+        from sparklog.serve.options import ServeOptions, tls_context
 
         if (self.tls_cert is None) != (self.tls_key is None):
             raise BadParameter("--tls-cert and --tls-key belong together")
+        users = None
+        if self.users is not None:
+            from sparklog.serve.users import read_users
+
+            users = read_users(self.users)
         options = ServeOptions(
             Address.of(self.listen),
             tuple(map(Address.of, comma_separated(self.advertise))),
@@ -62,7 +66,7 @@ class Listening:
             auto_create=auto_create,
             tls=None if self.tls_cert is None or self.tls_key is None else tls_context(self.tls_cert, self.tls_key),
             metrics_port=self.metrics_port,
-            users=None if self.users is None else read_users(self.users),
+            users=users,
         )
         options.check()
         return options
@@ -97,14 +101,14 @@ def serve(
     import asyncio
 
     from sparklog.opening import resolve
-    from sparklog.serve.server import in_memory, open_served, serve_until, stopped_by_signal
+    from sparklog.serve.server import in_memory, open_served, serve_until_signal
 
     if location is None and not memory:
         raise BadParameter("expected the LOCATION of a root or a Kafka directory, or SPARKLOG_ROOT")
     options = listening.options(writable=writable or memory, auto_create=memory)
     log = in_memory() if memory else open_served(resolve(location), create=writable, backup=backup)
 
-    def ready(server: Server, address: Address) -> None:
+    def ready(address: Address) -> None:
         print(f"serving {log.location} on {address}", flush=True)
 
-    asyncio.run(serve_until(log, options, stopped_by_signal, ready))
+    asyncio.run(serve_until_signal(log, options, ready))

@@ -12,10 +12,10 @@ from sparklog.serve.services import ServedRequest
 
 
 async def api_versions(request: ServedRequest) -> Fields:
-    return versions(Code.NONE)
+    return version_list(Code.NONE)
 
 
-def versions(code: Code) -> Fields:
+def version_list(code: Code) -> Fields:
     rows = [
         {"apiKey": api.key, "minVersion": api.lowest, "maxVersion": api.highest}
         for api in sorted(APIS.values(), key=lambda api: api.key)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sparklog.errors import SparklogError
+from sparklog.errors import NotFound, SparklogError
 from sparklog.format.coordinators.message_schema import Fields
 from sparklog.log.state.broker_names import BY_NAME
 from sparklog.log.state.configs import CONFIGS, DEFAULT_CONFIG, ROOT_DEFAULT, TOPIC_CONFIG
@@ -69,7 +69,8 @@ def _is_asked(name: str, resource: Fields) -> bool:
 
 def _topic_configs(log: ServedLog, name: str, defaults: RootDefaults | None) -> Sequence[ConfigDescription]:
     if log.root is None or defaults is None:
-        log.topic_id(name)
+        if name not in log.look([name]):
+            raise NotFound(f"no topic '{name}'")
         return ()
     return described(name, log.root.topic(name).log.head(refresh=False), defaults)
 

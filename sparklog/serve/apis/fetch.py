@@ -14,7 +14,7 @@ from sparklog.errors import SparklogError
 from sparklog.format.coordinators.message_schema import Fields
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED
 from sparklog.serve.codes import Code, code_of
-from sparklog.serve.served_log import Ends
+from sparklog.serve.served_log import Ends, SeenTopic, StoredPlace
 from sparklog.serve.services import ServedRequest, Services
 from sparklog.serve.users import READ
 
@@ -25,12 +25,12 @@ FULL_EPOCHS = (0, -1)
 
 @dataclass(slots=True)
 class _Answer:
-    """Partitions so far, their bytes, and the bounds of the topics as they were seen."""
+    """Partitions so far, their bytes, and the topics as they were seen."""
 
     topics: list[Fields] = field(default_factory=list)
     nbytes: int = 0
     failed: bool = False
-    seen: dict[str, Ends] = field(default_factory=dict)
+    seen: dict[str, SeenTopic] = field(default_factory=dict)
 
 
 async def fetch(request: ServedRequest) -> Fields:
@@ -40,26 +40,41 @@ async def fetch(request: ServedRequest) -> Fields:
     isolation = READ_COMMITTED if fields["isolationLevel"] == 1 else READ_UNCOMMITTED
     loop = asyncio.get_running_loop()
     until = loop.time() + max(0, fields["maxWaitMs"]) / 1000
-    fresh = False
+    fresh, at_hand = False, _is_at_hand(request, isolation)
     while True:
-        answer = await services.run(_read, request, isolation, fresh)
+        # A thread costs more than bytes that are in memory.
+        answer = _read(request, isolation, fresh) if at_hand else await services.run(_read, request, isolation, fresh)
         left = until - loop.time()
         if answer.failed or answer.nbytes >= fields["minBytes"] or left <= 0 or not answer.seen:
             return {"sessionId": NO_SESSION, "responses": answer.topics}
         await services.log.changed(answer.seen, left, services.run)
-        fresh = True
+        fresh, at_hand = True, False
+
+
+def _is_at_hand(request: ServedRequest, isolation: str) -> bool:
+    """Return True if all that is asked for was read with what was asked for before."""
+    fields, services = request.fields, request.services
+    for topic in fields["topics"]:
+        name = topic["topic"]
+        seen = services.log.seen(name)
+        for row in topic["partitions"]:
+            place = StoredPlace(name, seen.topic_id, row["partition"], isolation, row["fetchOffset"])
+            nbytes = max(row["partitionMaxBytes"], fields["minBytes"])
+            if not (_suffices(row, seen.ends, recent=False) and services.holds(place, nbytes)):
+                return False
+    return bool(fields["topics"])
 
 
 def _read(request: ServedRequest, isolation: str, fresh: bool) -> _Answer:
     """Read what there is. `fresh`: the bounds were looked at a moment ago."""
     services, fields, answer = request.services, request.fields, _Answer()
-    most = min(fields["maxBytes"] if fields["maxBytes"] > 0 else 2**31, services.limits.answer_bytes)
-    answer.seen, failures = _bounds(request, fresh)
+    most = min(fields["maxBytes"] if fields["maxBytes"] > 0 else 2**31, services.options.limits.answer_bytes)
+    answer.seen, failures = _seen(request, fresh)
     for topic in fields["topics"]:
         name, rows = topic["topic"], list[Fields]()
         for partition in topic["partitions"]:
-            ends, room = answer.seen[name], most - answer.nbytes
-            row = _partition(services, name, partition, ends, isolation, room, not answer.nbytes)
+            room = most - answer.nbytes
+            row = _partition(services, name, partition, answer.seen[name], isolation, room, not answer.nbytes)
             if "errorCode" in row:
                 answer.failed = True
                 row["errorCode"] = failures.get(name, row["errorCode"])
@@ -69,32 +84,24 @@ def _read(request: ServedRequest, isolation: str, fresh: bool) -> _Answer:
     return answer
 
 
-def _bounds(request: ServedRequest, fresh: bool) -> tuple[dict[str, Ends], dict[str, Code]]:
-    """Return the bounds of all topics, and why some have none.
+def _seen(request: ServedRequest, fresh: bool) -> tuple[dict[str, SeenTopic], dict[str, Code]]:
+    """Return all topics as they were seen, and why some were not.
 
     One look is taken for all that may have more: a client that has read most of its topics to their ends names them
     beside the one that it reads on. One that waits will look again, and takes what was seen a moment ago.
     """
-    log, bounds, failures, stale = request.services.log, dict[str, Ends](), dict[str, Code](), list[str]()
+    log, topics, failures, stale = request.services.log, dict[str, SeenTopic](), dict[str, Code](), list[str]()
     waits = request.fields["maxWaitMs"] > 0 and request.fields["minBytes"] > 0
     for topic in request.fields["topics"]:
         name = topic["topic"]
-        bounds[name], recent = log.seen(name)
+        seen = topics[name] = log.seen(name)
+        recent = waits and log.is_recent(seen)
         if not request.may(READ, name):
-            bounds[name], failures[name] = {}, Code.TOPIC_AUTHORIZATION_FAILED
-        elif not (fresh or all(_suffices(row, bounds[name], recent and waits) for row in topic["partitions"])):
+            topics[name], failures[name] = SeenTopic(), Code.TOPIC_AUTHORIZATION_FAILED
+        elif not (fresh or all(_suffices(row, seen.ends, recent) for row in topic["partitions"])):
             stale.append(name)
-    try:
-        looked = log.look(stale) if stale else {}
-    except SparklogError:
-        # One by one, so that what cannot be read fails alone.
-        looked = {}
-        for name in stale:
-            try:
-                looked |= log.look([name])
-            except SparklogError as error:
-                failures[name] = code_of(error)
-    return bounds | {name: looked.get(name, {}) for name in stale}, failures
+    looked, unreadable = log.look_at_each(stale)
+    return topics | {name: looked.get(name, SeenTopic()) for name in stale}, failures | unreadable
 
 
 def _suffices(partition: Fields, bounds: Ends, recent: bool) -> bool:
@@ -106,14 +113,16 @@ def _suffices(partition: Fields, bounds: Ends, recent: bool) -> bool:
 
 
 def _partition(
-    services: Services, topic: str, partition: Fields, bounds: Ends, isolation: str, room: int, first: bool
+    services: Services, topic: str, partition: Fields, seen: SeenTopic, isolation: str, room: int, first: bool
 ) -> Fields:
     number, offset = partition["partition"], partition["fetchOffset"]
-    row: Fields = {"partitionIndex": number, "records": [], "highWatermark": -1}
-    bound = bounds.get(number)
+    bound = seen.ends.get(number)
     if bound is None:
-        return {**row, "errorCode": Code.UNKNOWN_TOPIC_OR_PARTITION}
-    row |= {
+        code = Code.UNKNOWN_TOPIC_OR_PARTITION
+        return {"partitionIndex": number, "records": [], "highWatermark": -1, "errorCode": code}
+    row: Fields = {
+        "partitionIndex": number,
+        "records": [],
         "highWatermark": bound.high_watermark,
         "lastStableOffset": bound.last_stable,
         "logStartOffset": bound.log_start,
@@ -124,10 +133,8 @@ def _partition(
     end, nbytes = bound.end(isolation), min(partition["partitionMaxBytes"], room)
     if offset >= end or (nbytes <= 0 and not first):
         return row
-    from sparklog.serve.stored_batches import StoredPlace
-
     try:
-        place = StoredPlace(topic, services.log.topic_id(topic), number, isolation, offset)
+        place = StoredPlace(topic, seen.topic_id, number, isolation, offset)
         records = services.batches.read(place, end, nbytes, at_least_one=first)
     except SparklogError as error:
         return {**row, "errorCode": code_of(error)}

@@ -7,32 +7,32 @@ from functools import wraps
 
 from sparklog.errors import BadRequest, SparklogError
 from sparklog.format.coordinators.message_schema import Fields
-from sparklog.serve.codes import Code
+from sparklog.serve.codes import Code, CodeError
 from sparklog.serve.coordinator import Coordinator
-from sparklog.serve.group_members import GroupError, GroupMembers
+from sparklog.serve.group_members import GroupMembers
 from sparklog.serve.services import ServedRequest
 from sparklog.serve.users import GROUP
 
-FAILURES = (GroupError, SparklogError)
+FAILURES = (CodeError, SparklogError)
 
 
 def check_group(request: ServedRequest, group: str) -> None:
-    """Raise `GroupError` for a group without a name, and for one that the client may not use."""
+    """Raise `CodeError` for a group without a name, and for one that the client may not use."""
     if not group:
-        raise GroupError(Code.INVALID_GROUP_ID)
+        raise CodeError(Code.INVALID_GROUP_ID)
     if not request.may(GROUP, group):
-        raise GroupError(Code.GROUP_AUTHORIZATION_FAILED)
+        raise CodeError(Code.GROUP_AUTHORIZATION_FAILED)
 
 
 def coordinator_of(request: ServedRequest, group: str, *, reading: bool = False) -> Coordinator:
-    """Return the coordinator. `GroupError` as `check_group`, and where groups have no journal.
+    """Return the coordinator. `CodeError` as `check_group`, and where groups have no journal.
 
     The same where they have one that cannot be written, except for `reading`.
     """
     check_group(request, group)
     coordinator = request.services.coordinator
     if coordinator is None or not (reading or coordinator.root.store.writable):
-        raise GroupError(Code.GROUP_AUTHORIZATION_FAILED)
+        raise CodeError(Code.GROUP_AUTHORIZATION_FAILED)
     return coordinator
 
 
@@ -44,7 +44,7 @@ def members_of(request: ServedRequest) -> GroupMembers:
 
 def group_code(error: Exception) -> Code:
     """Return the code for one of `FAILURES`: what the store could not do is tried again."""
-    if isinstance(error, GroupError):
+    if isinstance(error, CodeError):
         return error.code
     return Code.INVALID_GROUP_ID if isinstance(error, BadRequest) else Code.COORDINATOR_NOT_AVAILABLE
 

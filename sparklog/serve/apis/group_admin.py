@@ -15,9 +15,9 @@ from sparklog.format.coordinators.message_schema import Fields, encode_versioned
 from sparklog.groups.group import DEAD
 from sparklog.groups.lag import Groups
 from sparklog.serve.apis.group_access import FAILURES, check_group, coordinator_of, group_code, with_code
-from sparklog.serve.codes import Code
+from sparklog.serve.codes import Code, CodeError
 from sparklog.serve.coordinator import Coordinator
-from sparklog.serve.group_members import GroupError, GroupMembers
+from sparklog.serve.group_members import GroupMembers
 from sparklog.serve.services import ServedRequest
 from sparklog.serve.users import GROUP
 
@@ -36,7 +36,7 @@ async def find_coordinator(request: ServedRequest) -> Fields:
         # A Kafka directory has no groups. librdkafka asks also for reads without one, which a refusal would fail.
         node = request.services.me if coordinator is None else await coordinator.owner(fields["key"])
     except FAILURES as error:
-        text = "the group has no name, or is not yours" if isinstance(error, GroupError) else str(error)
+        text = "the group has no name, or is not yours" if isinstance(error, CodeError) else str(error)
         return {"errorCode": group_code(error), "errorMessage": text, "nodeId": -1}
     return {"nodeId": node.node_id, "host": node.host, "port": node.port}
 
@@ -134,7 +134,7 @@ async def _deleted(request: ServedRequest, name: str) -> Fields:
     try:
         coordinator = coordinator_of(request, name)
         if coordinator.held(name) is not None:
-            raise GroupError(Code.NON_EMPTY_GROUP)
+            raise CodeError(Code.NON_EMPTY_GROUP)
         await coordinator.run(coordinator.group(name).delete)
     except Conflict:
         code = Code.NON_EMPTY_GROUP

@@ -8,8 +8,8 @@ from __future__ import annotations
 from sparklog.format.coordinators.message_schema import Fields
 from sparklog.log.journal.clocks import MAX_SESSION_TIMEOUT_MS
 from sparklog.serve.apis.group_access import FAILURES, coordinator_of, group_code, members_of, with_code
-from sparklog.serve.codes import Code
-from sparklog.serve.group_members import GroupError, JoinDetails
+from sparklog.serve.codes import Code, CodeError
+from sparklog.serve.group_members import JoinDetails
 from sparklog.serve.services import ServedRequest
 
 
@@ -28,11 +28,11 @@ async def join_group(request: ServedRequest) -> Fields:
     )
     try:
         if not 1 <= details.session_ms <= MAX_SESSION_TIMEOUT_MS:
-            raise GroupError(Code.INVALID_SESSION_TIMEOUT)
+            raise CodeError(Code.INVALID_SESSION_TIMEOUT)
         await coordinator_of(request, fields["groupId"]).check_owner(fields["groupId"])
         joined = await members_of(request).join(details, id_first=request.version >= 4)
     except FAILURES as error:
-        member = error.member if isinstance(error, GroupError) else ""
+        member = error.member if isinstance(error, CodeError) else ""
         return {"errorCode": group_code(error), "generationId": -1, "memberId": member or details.member}
     rows = [
         {"memberId": member, "groupInstanceId": instance, "metadata": metadata}

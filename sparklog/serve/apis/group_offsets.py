@@ -14,9 +14,9 @@ from sparklog.format.coordinators.message_schema import Fields
 from sparklog.groups.group import MAX_METADATA
 from sparklog.groups.group_state import OffsetAndMetadata
 from sparklog.serve.apis.group_access import FAILURES, coordinator_of, group_code, with_code
-from sparklog.serve.codes import Code
+from sparklog.serve.codes import Code, CodeError
 from sparklog.serve.coordinator import Coordinator, Positions
-from sparklog.serve.group_members import COMPLETING, GroupError
+from sparklog.serve.group_members import COMPLETING
 from sparklog.serve.services import ServedRequest
 from sparklog.serve.users import READ
 
@@ -63,16 +63,16 @@ async def _commit(coordinator: Coordinator, fields: Fields, positions: Positions
     group, member, generation = fields["groupId"], fields["memberId"], fields["generationIdOrMemberEpoch"]
     if generation < 0 and not member:
         if coordinator.held(group) is not None:
-            raise GroupError(Code.UNKNOWN_MEMBER_ID)
+            raise CodeError(Code.UNKNOWN_MEMBER_ID)
         try:
             await coordinator.run(coordinator.group(group).alter, positions)
         except Conflict:
-            raise GroupError(Code.UNKNOWN_MEMBER_ID) from None
+            raise CodeError(Code.UNKNOWN_MEMBER_ID) from None
         return
     members = coordinator.members(group)
     members.touch(members.checked(member, generation, fields["groupInstanceId"]))
     if members.state == COMPLETING:
-        raise GroupError(Code.REBALANCE_IN_PROGRESS)
+        raise CodeError(Code.REBALANCE_IN_PROGRESS)
     await coordinator.commit(group, positions)
 
 

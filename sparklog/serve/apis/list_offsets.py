@@ -9,7 +9,7 @@ from sparklog.errors import SparklogError
 from sparklog.format.coordinators.message_schema import Fields
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED, Bounds
 from sparklog.serve.codes import Code, code_of
-from sparklog.serve.served_log import Ends, ServedLog
+from sparklog.serve.served_log import ServedLog
 from sparklog.serve.services import ServedRequest
 from sparklog.serve.users import READ
 
@@ -24,23 +24,18 @@ async def list_offsets(request: ServedRequest) -> Fields:
 
 def _answers(request: ServedRequest, isolation: str) -> list[Fields]:
     log, answers = request.services.log, []
+    names = [topic["name"] for topic in request.fields["topics"]]
+    failures = {name: Code.TOPIC_AUTHORIZATION_FAILED for name in names if not request.may(READ, name)}
+    looked, unreadable = log.look_at_each([name for name in names if name not in failures])
+    failures |= unreadable
     for topic in request.fields["topics"]:
-        name, failure = topic["name"], Code.UNKNOWN_TOPIC_OR_PARTITION
-        bounds: Ends = {}
-        try:
-            if request.may(READ, name):
-                bounds = log.look([name]).get(name, {})
-            else:
-                failure = Code.TOPIC_AUTHORIZATION_FAILED
-        except SparklogError as error:
-            failure = code_of(error)
-        partitions = []
+        name, partitions = topic["name"], []
+        ends = looked[name].ends if name in looked else {}
         for partition in topic["partitions"]:
             number = partition["partitionIndex"]
-            if number not in bounds:
-                answer: Fields = {"errorCode": failure}
-            else:
-                answer = _answer(log, name, number, partition["timestamp"], bounds[number], isolation)
+            answer: Fields = {"errorCode": failures.get(name, Code.UNKNOWN_TOPIC_OR_PARTITION)}
+            if number in ends:
+                answer = _answer(log, name, number, partition["timestamp"], ends[number], isolation)
             partitions.append({"partitionIndex": number, "timestamp": -1, "offset": -1, "leaderEpoch": -1, **answer})
         answers.append({"name": name, "partitions": partitions})
     return answers

@@ -1,8 +1,10 @@
-"""Metadata 0 to 9 and DescribeCluster 0 to 1: topics, partitions, servers.
+"""Metadata 0 to 9, DescribeCluster 0 to 1, DescribeLogDirs 1 to 4: topics, partitions, servers, stored bytes.
 
 Every server leads every partition: the one that is asked says so of itself. Left out: topic ids (version 10), leader
 epochs (-1: a client need not check them) and operations that a client is allowed. A question creates a topic where the
 root's default `auto.create.topics.enable` is true, or the server is in memory, for tests.
+
+There is one log directory: the location that is served. Left out: the size of the disk, and lags of replicas.
 """
 
 from __future__ import annotations
@@ -12,8 +14,8 @@ from typing import Any
 from sparklog.errors import SparklogError
 from sparklog.format.coordinators.message_schema import Fields
 from sparklog.log.journal.names import is_topic_name
-from sparklog.serve.codes import Code, code_of
-from sparklog.serve.served_log import Ends, ServedLog
+from sparklog.serve.codes import Code
+from sparklog.serve.served_log import SeenTopic, ServedLog
 from sparklog.serve.services import ServedRequest, Services
 from sparklog.serve.users import READ, WRITE
 
@@ -28,7 +30,7 @@ async def metadata(request: ServedRequest) -> Fields:
     names = None if every else list(dict.fromkeys(topic["name"] for topic in asked))
     denied = [] if names is None else [name for name in names if not _may_see(request, name)]
     names = None if names is None else [name for name in names if name not in denied]
-    if services.appends is not None and names and request.fields["allowAutoTopicCreation"]:
+    if services.options.writable and names and request.fields["allowAutoTopicCreation"]:
         await services.run(_create_missing, services, [name for name in names if request.may(WRITE, name)])
     topics = await services.run(_topics, services.log, names, services.me.node_id)
     topics = [topic for topic in topics if _may_see(request, topic["name"])]
@@ -62,7 +64,7 @@ def _create_missing(services: Services, names: list[str]) -> None:
         return
     defaults = log.root.engine.defaults.read()
     answers = {name: defaults.auto_create(name) for name in names if log.serves(name)}
-    wanted = [name for name, answer in answers.items() if (services.auto_create if answer is None else answer)]
+    wanted = [name for name, answer in answers.items() if (services.options.auto_create if answer is None else answer)]
     if wanted:
         looked = log.look(wanted)
         for name in wanted:
@@ -72,25 +74,16 @@ def _create_missing(services: Services, names: list[str]) -> None:
 
 
 def _topics(log: ServedLog, names: list[str] | None, node: int) -> list[Fields]:
-    if names is None:
-        names = log.topics()
-    try:
-        looked = log.look(names)
-    except SparklogError:
-        # One by one, so that what cannot be read fails alone.
-        return [_topic_alone(log, name, node) for name in names]
-    return [_topic(name, looked.get(name), node) for name in names]
+    names = log.topics() if names is None else names
+    looked, failures = log.look_at_each(names)
+    return [
+        {"errorCode": failures[name], "name": name} if name in failures else _topic(name, looked.get(name), node)
+        for name in names
+    ]
 
 
-def _topic_alone(log: ServedLog, name: str, node: int) -> Fields:
-    try:
-        return _topic(name, log.look([name]).get(name), node)
-    except SparklogError as error:
-        return {"errorCode": code_of(error), "name": name}
-
-
-def _topic(name: str, bounds: Ends | None, node: int) -> Fields:
-    if bounds is None:
+def _topic(name: str, seen: SeenTopic | None, node: int) -> Fields:
+    if seen is None:
         code = Code.UNKNOWN_TOPIC_OR_PARTITION if is_topic_name(name) else Code.INVALID_TOPIC
         return {"errorCode": code, "name": name}
     partitions: list[dict[str, Any]] = [
@@ -101,6 +94,32 @@ def _topic(name: str, bounds: Ends | None, node: int) -> Fields:
             "replicaNodes": [node],
             "isrNodes": [node],
         }
-        for number in sorted(bounds)
+        for number in sorted(seen.ends)
     ]
     return {"name": name, "isInternal": name in INTERNAL, "partitions": partitions}
+
+
+async def describe_log_dirs(request: ServedRequest) -> Fields:
+    asked = request.fields["topics"]
+    partitions = None if asked is None else {topic["topic"]: set(topic["partitions"]) for topic in asked}
+    log = request.services.log
+    topics = await request.services.run(_sizes, log, partitions)
+    topics = [topic for topic in topics if request.may(READ, topic["name"])]
+    return {"results": [{"errorCode": Code.NONE, "logDir": log.location, "topics": topics}]}
+
+
+def _sizes(log: ServedLog, asked: dict[str, set[int]] | None) -> list[Fields]:
+    topics = []
+    for name in log.topics() if asked is None else asked:
+        try:
+            sizes = log.sizes(name) if name in log.look([name]) else []
+        except SparklogError:
+            continue
+        rows = [
+            {"partitionIndex": size.partition, "partitionSize": size.total_bytes, "offsetLag": 0}
+            for size in sizes
+            if asked is None or size.partition in asked[name]
+        ]
+        if rows:
+            topics.append({"name": name, "partitions": rows})
+    return topics

@@ -1,13 +1,17 @@
-"""Produce 3 to 9: batches are checked, and appended as they come.
+"""Produce 3 to 9: batches are checked, and appended as they come. InitProducerId 0 to 4: ids of idempotent producers.
 
 An answer to `acks` 1 or all means that the commit is durable; 0 is not answered. Without `--writable` it is refused, as
 are transactions. Left out: what a leader's change would bring (version 10 on), and errors of single records.
+
+An id is random and has 62 bits, so that no two producers share one, and no server keeps a counter. A producer that
+comes with an id and an epoch is given a new id. Left out: transactional ids, which are refused.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from typing import TypeAlias
 
 from sparklog.format.coordinators.message_schema import Fields
 from sparklog.serve.codes import Code, ProduceAnswer
@@ -15,36 +19,43 @@ from sparklog.serve.services import ServedRequest
 from sparklog.serve.users import WRITE
 
 _LOG = logging.getLogger("sparklog.serve")
+LEAST_PRODUCER_ID = 1 << 32
+"""Ids of brokers count from 0: none of theirs, in imported topics, is so high."""
 ACKS = (0, 1, -1)
 TRANSACTIONAL_BIT = 0x10
+Waiting: TypeAlias = "ProduceAnswer | asyncio.Future[ProduceAnswer]"
 
 
 async def produce(request: ServedRequest) -> Fields | None:
-    fields, appends = request.fields, request.services.appends
-    code = Code.NONE
-    if appends is None:
+    fields, code = request.fields, Code.NONE
+    if not request.services.options.writable:
         code = Code.TOPIC_AUTHORIZATION_FAILED
     elif fields["acks"] not in ACKS:
         code = Code.INVALID_REQUIRED_ACKS
     elif fields["transactionalId"] is not None or _is_transactional(fields):
         _LOG.warning("refused a transaction of %s: only sparklog.transactional has them", request.client)
         code = Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-    topics: list[tuple[str, list[tuple[int, ProduceAnswer | asyncio.Future[ProduceAnswer]]]]] = []
-    for topic in fields["topicData"]:
-        rows: list[tuple[int, ProduceAnswer | asyncio.Future[ProduceAnswer]]] = []
-        for partition in topic["partitionData"]:
-            number = partition["index"]
-            if code is not Code.NONE or appends is None:
-                rows.append((number, ProduceAnswer(code)))
-            elif not request.may(WRITE, topic["name"]):
-                rows.append((number, ProduceAnswer(Code.TOPIC_AUTHORIZATION_FAILED)))
-            elif not request.services.log.serves(topic["name"]):
-                rows.append((number, ProduceAnswer(Code.UNKNOWN_TOPIC_OR_PARTITION)))
-            else:
-                rows.append((number, appends.add(topic["name"], number, partition["records"], request.version)))
-        topics.append((topic["name"], rows))
+    # All batches are taken before the first answer is waited for.
+    topics = [
+        (topic["name"], [(row["index"], _taken(request, topic["name"], row, code)) for row in topic["partitionData"]])
+        for topic in fields["topicData"]
+    ]
     responses = [{"name": name, "partitionResponses": [await _row(*row) for row in rows]} for name, rows in topics]
     return {"responses": responses} if fields["acks"] else None
+
+
+def _taken(
+    request: ServedRequest, topic: str, row: Fields, code: Code
+) -> ProduceAnswer | asyncio.Future[ProduceAnswer]:
+    """Take a batch, where the request as a whole has no `code` that refuses it."""
+    appends = request.services.appends
+    if code is not Code.NONE or appends is None:
+        return ProduceAnswer(code)
+    if not request.may(WRITE, topic):
+        return ProduceAnswer(Code.TOPIC_AUTHORIZATION_FAILED)
+    if not request.services.log.serves(topic):
+        return ProduceAnswer(Code.UNKNOWN_TOPIC_OR_PARTITION)
+    return appends.add(topic, row["index"], row["records"], request.version)
 
 
 def _is_transactional(fields: Fields) -> bool:
@@ -52,7 +63,7 @@ def _is_transactional(fields: Fields) -> bool:
     return any(batch is not None and len(batch) > 22 and batch[22] & TRANSACTIONAL_BIT for batch in batches)
 
 
-async def _row(number: int, waiting: ProduceAnswer | asyncio.Future[ProduceAnswer]) -> Fields:
+async def _row(number: int, waiting: Waiting) -> Fields:
     answer = waiting if isinstance(waiting, ProduceAnswer) else await waiting
     return {
         "index": number,
@@ -62,3 +73,12 @@ async def _row(number: int, waiting: ProduceAnswer | asyncio.Future[ProduceAnswe
         "logStartOffset": answer.log_start,
         "errorMessage": answer.message,
     }
+
+
+async def init_producer_id(request: ServedRequest) -> Fields:
+    services = request.services
+    if not services.options.writable:
+        return {"errorCode": Code.CLUSTER_AUTHORIZATION_FAILED, "producerId": -1, "producerEpoch": -1}
+    if request.fields["transactionalId"] is not None:
+        return {"errorCode": Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "producerId": -1, "producerEpoch": -1}
+    return {"producerId": services.log.env.random.getrandbits(61) + LEAST_PRODUCER_ID, "producerEpoch": 0}

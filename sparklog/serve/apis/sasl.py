@@ -13,7 +13,7 @@ from sparklog.serve.users import MECHANISMS, Denied, SaslExchange
 
 
 async def sasl_handshake(request: ServedRequest) -> Fields:
-    mechanism, users = request.fields["mechanism"], request.services.users
+    mechanism, users = request.fields["mechanism"], request.services.options.users
     if users is None or mechanism not in MECHANISMS:
         code = Code.ILLEGAL_SASL_STATE if users is None else Code.UNSUPPORTED_SASL_MECHANISM
         return {"errorCode": code, "mechanisms": [] if users is None else list(MECHANISMS)}

@@ -1,4 +1,4 @@
-"""The requests that are served: number, name and versions, as ApiVersions lists them.
+"""The requests that are served: number, name, versions as ApiVersions lists them, and the module that answers.
 
 Versions end where clients of Kafka 4.1, librdkafka, kafka-python and aiokafka ask for no more, and where a newer one
 would bring topic ids (Fetch 13, Metadata 10) or what needs a broker's state. Produce 9 is the first flexible one.
@@ -6,10 +6,18 @@ would bring topic ids (Fetch 13, Metadata 10) or what needs a broker's state. Pr
 
 from __future__ import annotations
 
+import re
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sparklog.format.coordinators.message_schema import Fields
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Api:
     """A request of Kafka's protocol, with the lowest and the highest version that is served."""
 
@@ -17,38 +25,55 @@ class Api:
     name: str
     lowest: int
     highest: int
+    module: str
+
+    @cached_property
+    def handler(self) -> Callable[[Any], Awaitable[Fields | None]]:
+        """The function that takes a `ServedRequest` and returns the response's fields, None where none are waited for.
+
+        Its module is imported with the first such request, so that a server listens before it has read all of them.
+        """
+        function = re.sub(r"(?<!^)(?=[A-Z])", "_", self.name).lower()
+        handler: Callable[[Any], Awaitable[Fields | None]]
+        handler = getattr(import_module(f"sparklog.serve.apis.{self.module}"), function)
+        return handler
 
 
 API_VERSIONS, PRODUCE, FETCH, SASL_HANDSHAKE, SASL_AUTHENTICATE = 18, 0, 1, 17, 36
 APIS = {
     api.key: api
     for api in (
-        Api(PRODUCE, "Produce", 3, 9),
-        Api(FETCH, "Fetch", 4, 11),
-        Api(2, "ListOffsets", 1, 7),
-        Api(3, "Metadata", 0, 9),
-        Api(8, "OffsetCommit", 2, 8),
-        Api(9, "OffsetFetch", 1, 7),
-        Api(10, "FindCoordinator", 0, 3),
-        Api(11, "JoinGroup", 0, 6),
-        Api(12, "Heartbeat", 0, 4),
-        Api(13, "LeaveGroup", 0, 4),
-        Api(14, "SyncGroup", 0, 4),
-        Api(15, "DescribeGroups", 0, 5),
-        Api(16, "ListGroups", 0, 5),
-        Api(SASL_HANDSHAKE, "SaslHandshake", 0, 1),
-        Api(API_VERSIONS, "ApiVersions", 0, 3),
-        Api(19, "CreateTopics", 2, 6),
-        Api(20, "DeleteTopics", 1, 5),
-        Api(21, "DeleteRecords", 0, 2),
-        Api(22, "InitProducerId", 0, 4),
-        Api(32, "DescribeConfigs", 1, 4),
-        Api(35, "DescribeLogDirs", 1, 4),
-        Api(SASL_AUTHENTICATE, "SaslAuthenticate", 0, 2),
-        Api(37, "CreatePartitions", 0, 3),
-        Api(42, "DeleteGroups", 0, 2),
-        Api(44, "IncrementalAlterConfigs", 0, 1),
-        Api(47, "OffsetDelete", 0, 0),
-        Api(60, "DescribeCluster", 0, 1),
+        Api(PRODUCE, "Produce", 3, 9, "produce"),
+        Api(FETCH, "Fetch", 4, 11, "fetch"),
+        Api(2, "ListOffsets", 1, 7, "list_offsets"),
+        Api(3, "Metadata", 0, 9, "metadata"),
+        Api(8, "OffsetCommit", 2, 8, "group_offsets"),
+        Api(9, "OffsetFetch", 1, 7, "group_offsets"),
+        Api(10, "FindCoordinator", 0, 3, "group_admin"),
+        Api(11, "JoinGroup", 0, 6, "group_members"),
+        Api(12, "Heartbeat", 0, 4, "group_members"),
+        Api(13, "LeaveGroup", 0, 4, "group_members"),
+        Api(14, "SyncGroup", 0, 4, "group_members"),
+        Api(15, "DescribeGroups", 0, 5, "group_admin"),
+        Api(16, "ListGroups", 0, 5, "group_admin"),
+        Api(SASL_HANDSHAKE, "SaslHandshake", 0, 1, "sasl"),
+        Api(API_VERSIONS, "ApiVersions", 0, 3, "api_versions"),
+        Api(19, "CreateTopics", 2, 6, "topics"),
+        Api(20, "DeleteTopics", 1, 5, "topics"),
+        Api(21, "DeleteRecords", 0, 2, "topics"),
+        Api(22, "InitProducerId", 0, 4, "produce"),
+        Api(32, "DescribeConfigs", 1, 4, "configs"),
+        Api(35, "DescribeLogDirs", 1, 4, "metadata"),
+        Api(SASL_AUTHENTICATE, "SaslAuthenticate", 0, 2, "sasl"),
+        Api(37, "CreatePartitions", 0, 3, "topics"),
+        Api(42, "DeleteGroups", 0, 2, "group_admin"),
+        Api(44, "IncrementalAlterConfigs", 0, 1, "topics"),
+        Api(47, "OffsetDelete", 0, 0, "group_offsets"),
+        Api(60, "DescribeCluster", 0, 1, "metadata"),
     )
 }
+
+
+def import_handlers() -> None:
+    for api in APIS.values():
+        getattr(api, "handler")  # noqa: B009 - a property that imports

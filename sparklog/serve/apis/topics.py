@@ -16,20 +16,12 @@ from sparklog.log.state.broker_names import BY_NAME
 from sparklog.log.state.configs import CONFIGS, ConfigDef, TopicConfigs
 from sparklog.log.topic.root import Root
 from sparklog.serve.apis.configs import BROKER, TOPIC
-from sparklog.serve.codes import Code, code_of
+from sparklog.serve.codes import Code, CodeError, code_of
 from sparklog.serve.services import ServedRequest
 from sparklog.serve.users import WRITE
 
 SET, DELETE, APPEND, SUBTRACT = range(4)
 Change = Callable[[Root], Fields | None]
-
-
-class _NotAllowed(Exception):  # noqa: N818
-    """A change that is refused, with its code."""
-
-    def __init__(self, code: Code, message: str) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 async def _change(
@@ -38,23 +30,21 @@ async def _change(
     """Make a change of a topic in a thread; return its fields, with a code and a message where it fails."""
     root = request.services.log.root
     try:
-        if root is None or request.services.appends is None:
-            raise _NotAllowed(refused, "the server is for reading: start it with --writable")
+        if root is None or not request.services.options.writable:
+            raise CodeError(refused, "the server is for reading: start it with --writable")
         if not request.may(WRITE, name):
-            raise _NotAllowed(refused, f"the user may not write to '{name}'")
+            raise CodeError(refused, f"the user may not write to '{name}'")
         return await request.services.run(change, root) or {}
-    except _NotAllowed as error:
-        return {"errorCode": error.code, "errorMessage": str(error)}
-    except SparklogError as error:
+    except (CodeError, SparklogError) as error:
         return {"errorCode": code_of(error), "errorMessage": str(error)}
 
 
 async def create_topics(request: ServedRequest) -> Fields:
     only_check = request.fields["validateOnly"]
-    rows = []
-    for topic in request.fields["topics"]:
-        row = await _change(request, topic["name"], partial(_create, topic, only_check))
-        rows.append({"name": topic["name"], "topicConfigErrorCode": Code.NONE, **row})
+    rows = [
+        {"name": topic["name"], **await _change(request, topic["name"], partial(_create, topic, only_check))}
+        for topic in request.fields["topics"]
+    ]
     request.services.log.forget_listing()
     return {"topics": rows}
 
@@ -62,32 +52,32 @@ async def create_topics(request: ServedRequest) -> Fields:
 def _create(topic: Fields, only_check: bool, root: Root) -> Fields:
     name, partitions = topic["name"], topic["numPartitions"]
     if topic["assignments"]:
-        raise _NotAllowed(Code.INVALID_REPLICA_ASSIGNMENT, "there are no replicas to assign")
+        raise CodeError(Code.INVALID_REPLICA_ASSIGNMENT, "there are no replicas to assign")
     configs = {item["name"]: item["value"] for item in topic["configs"] if item["value"] is not None}
     try:
         TopicConfigs.of(configs)
     except BadRequest as error:
-        raise _NotAllowed(Code.INVALID_CONFIG, str(error)) from None
+        raise CodeError(Code.INVALID_CONFIG, str(error)) from None
     partitions = root.defaults().partitions(name) if partitions == -1 else partitions
     try:
         if partitions < 1:
-            raise _NotAllowed(Code.INVALID_PARTITIONS, f"expected partitions of 1 and more, found {partitions}")
+            raise CodeError(Code.INVALID_PARTITIONS, f"expected partitions of 1 and more, found {partitions}")
         if root.engine.exists(name):
-            raise _NotAllowed(Code.TOPIC_ALREADY_EXISTS, f"topic '{name}' exists")
+            raise CodeError(Code.TOPIC_ALREADY_EXISTS, f"topic '{name}' exists")
         if not only_check:
             root.create_topic(name, partitions=partitions, configs=configs)
     except Conflict as error:
-        raise _NotAllowed(Code.TOPIC_ALREADY_EXISTS, str(error)) from None
+        raise CodeError(Code.TOPIC_ALREADY_EXISTS, str(error)) from None
     except BadRequest as error:
-        raise _NotAllowed(Code.INVALID_TOPIC, str(error)) from None
+        raise CodeError(Code.INVALID_TOPIC, str(error)) from None
     return {"numPartitions": partitions, "replicationFactor": 1, "configs": []}
 
 
 async def delete_topics(request: ServedRequest) -> Fields:
-    rows = []
-    for name in request.fields["topicNames"]:
-        row = await _change(request, name, partial(_delete_topic, name))
-        rows.append({"name": name, **row})
+    rows = [
+        {"name": name, **await _change(request, name, partial(_delete_topic, name))}
+        for name in request.fields["topicNames"]
+    ]
     request.services.log.forget_listing()
     return {"responses": rows}
 
@@ -98,21 +88,21 @@ def _delete_topic(name: str, root: Root) -> None:
 
 async def create_partitions(request: ServedRequest) -> Fields:
     only_check = request.fields["validateOnly"]
-    rows = []
-    for topic in request.fields["topics"]:
-        row = await _change(request, topic["name"], partial(_add_partitions, topic, only_check))
-        rows.append({"name": topic["name"], **row})
+    rows = [
+        {"name": topic["name"], **await _change(request, topic["name"], partial(_add_partitions, topic, only_check))}
+        for topic in request.fields["topics"]
+    ]
     return {"results": rows}
 
 
 def _add_partitions(topic: Fields, only_check: bool, root: Root) -> None:
     if topic["assignments"]:
-        raise _NotAllowed(Code.INVALID_REPLICA_ASSIGNMENT, "there are no replicas to assign")
+        raise CodeError(Code.INVALID_REPLICA_ASSIGNMENT, "there are no replicas to assign")
     opened = root.topic(topic["name"])
     try:
         (opened.plan_alter if only_check else opened.alter)(partitions=topic["count"])
     except BadRequest as error:
-        raise _NotAllowed(Code.INVALID_PARTITIONS, str(error)) from None
+        raise CodeError(Code.INVALID_PARTITIONS, str(error)) from None
 
 
 async def delete_records(request: ServedRequest) -> Fields:
@@ -133,11 +123,11 @@ def _delete_records(name: str, before: dict[int, int], root: Root) -> Fields:
     try:
         return {"starts": dict(topic.delete_records(before))}
     except BadRequest as error:
-        raise _NotAllowed(Code.POLICY_VIOLATION, str(error)) from None
+        raise CodeError(Code.POLICY_VIOLATION, str(error)) from None
     except NotFound as error:
         exists = all(number in topic.bounds() for number in before)
         code = Code.OFFSET_OUT_OF_RANGE if exists else Code.UNKNOWN_TOPIC_OR_PARTITION
-        raise _NotAllowed(code, str(error)) from None
+        raise CodeError(code, str(error)) from None
 
 
 async def incremental_alter_configs(request: ServedRequest) -> Fields:
@@ -156,7 +146,7 @@ async def incremental_alter_configs(request: ServedRequest) -> Fields:
 def _alter(resource: Fields, only_check: bool, root: Root) -> None:
     kind, name = resource["resourceType"], resource["resourceName"]
     if kind != TOPIC and (kind != BROKER or name):
-        raise _NotAllowed(Code.INVALID_REQUEST, "configs are of topics, or of all brokers: a root's defaults")
+        raise CodeError(Code.INVALID_REQUEST, "configs are of topics, or of all brokers: a root's defaults")
     try:
         if kind == BROKER:
             before = root.defaults()
@@ -169,7 +159,7 @@ def _alter(resource: Fields, only_check: bool, root: Root) -> None:
         changes = _changes(resource["configs"], {name: configs.text(name) for name in CONFIGS}, CONFIGS)
         (topic.plan_alter if only_check else topic.alter)(configs=changes)
     except BadRequest as error:
-        raise _NotAllowed(Code.INVALID_CONFIG, str(error)) from None
+        raise CodeError(Code.INVALID_CONFIG, str(error)) from None
 
 
 def _changes(
@@ -181,7 +171,7 @@ def _changes(
         name, value, operation = item["name"], item["value"], item["configOperation"]
         if operation in (APPEND, SUBTRACT):
             if name not in definitions or definitions[name].kind != "list":
-                raise _NotAllowed(Code.INVALID_CONFIG, f"{name} is not a list")
+                raise CodeError(Code.INVALID_CONFIG, f"{name} is not a list")
             before = [word for word in values[name].split(",") if word]
             words = value.split(",")
             after = [word for word in before if word not in words] + (words if operation == APPEND else [])

@@ -14,7 +14,8 @@ from urllib.request import urlopen
 
 import sparklog
 from sparklog.serve.addresses import Address
-from sparklog.serve.server import ServeOptions, serving
+from sparklog.serve.options import ServeOptions
+from sparklog.serve.server import serving
 from tests.fixture_data import expected_records, partitions, split_partition
 from tests.kafka_broker import free_ports
 from tests.serve.clients import ISOLATIONS, ReadRecord, filled_root, rows_of
