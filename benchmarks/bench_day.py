@@ -2,18 +2,21 @@
 
 Run: `python -m benchmarks day [--commits 86400] [--interval-ms 1000] [--records 64] [--poll-every 10]`.
 
-By a clock where nothing but time passes: the log, the reader and the jobs are the real ones, the store is memory with a
-bucket's ways. Each hour: CPU time of a commit and of a poll (p95), objects, bytes of metadata and data, requests,
-memory of the process without the store's objects, and what it costs to open the topic.
+By a clock where nothing but time passes: the log, the reader and the jobs are the real ones, the store has a bucket's
+ways, and its objects are files. Each hour: CPU time of a commit and of a poll (p95), objects, bytes of
+metadata and data, requests, memory of the process that writes and reads, memory that each job, a process of its own,
+took besides, and what it costs to open the topic.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 
 from sparklog.doctor.costs import Requests
 from sparklog.format.kernels.warm import warm_up
+from sparklog.maintenance.outcomes import COMPACT, RETAIN
 from tests.support.lifetime import Lifetime, Spell
 
 
@@ -26,17 +29,26 @@ def main() -> None:
     parser.add_argument("--poll-every", type=int, default=10)
     chosen = parser.parse_args()
     warm_up()
-    life = Lifetime(interval_ms=chosen.interval_ms, records=chosen.records, poll_every=chosen.poll_every)
-    spells: list[Spell] = []
-    print("hour  commit p95  poll p95  objects  metadata MB  data MB  MiB  PUT/s  GET/s  open: GET LIST trips ms")
-    for spell in life.live(chosen.commits, 3_600_000 // chosen.interval_ms):
-        spells.append(spell)
-        print(line(len(spells), spell, life), flush=True)
-    if life.read != life.written - life.written % (chosen.records * chosen.poll_every):
-        sys.exit(f"the reader got {life.read} of {life.written} records: nothing was measured")
+    with tempfile.TemporaryDirectory() as disk:
+        life = Lifetime(interval_ms=chosen.interval_ms, records=chosen.records, poll_every=chosen.poll_every, disk=disk)
+        spells = hours(life, chosen.commits)
     for what in ("appends", "polls"):
         first, last = spells[0].p95(what), spells[-1].p95(what)
         print(f"p95 of {what}: last hour {last:.2f} ms, first {first:.2f} ms: {last / first:.2f}x")
+
+
+def hours(life: Lifetime, commits: int) -> list[Spell]:
+    spells: list[Spell] = []
+    print(
+        "hour  commit p95  poll p95  objects  metadata MB  data MB  MiB  compact  retain  PUT/s  GET/s  "
+        "open: GET LIST trips ms"
+    )
+    for spell in life.live(commits, 3_600_000 // life.interval_ms):
+        spells.append(spell)
+        print(line(len(spells), spell, life), flush=True)
+    if life.read != life.written - life.written % (life.records * life.poll_every):
+        sys.exit(f"the reader got {life.read} of {life.written} records: nothing was measured")
+    return spells
 
 
 def line(hour: int, spell: Spell, life: Lifetime) -> str:
@@ -45,6 +57,7 @@ def line(hour: int, spell: Spell, life: Lifetime) -> str:
     return (
         f"{hour:4}  {spell.p95('appends'):7.2f} ms  {spell.p95('polls'):5.1f} ms  {spell.objects:7,}  "
         f"{spell.bytes['metadata'] / 1e6:11.1f}  {spell.bytes['data'] / 1e6:7.1f}  {spell.resident_mib:3.0f}  "
+        f"{spell.job_mib.get(COMPACT, 0):7.0f}  {spell.job_mib.get(RETAIN, 0):6.0f}  "
         f"{made.puts:5.2f}  {made.gets:5.2f}  {requests.gets:9.0f} {requests.lists:4.0f} {trips:5} {milliseconds:.0f}"
     )
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 
-from sparklog.doctor.costs import MONTH_DAYS, PRICES, Item, Requests, Workload, bill
+from sparklog.doctor.costs import PRICES, Item, Requests, bill
 from sparklog.format.kernels.warm import warm_up
 from sparklog.testing.world import DAY_MS
 from tests.support.lifetime import Lifetime, Spell
@@ -63,17 +63,8 @@ def print_flatness(days: list[Spell]) -> None:
 
 def print_bill(life: Lifetime, day: Spell) -> None:
     """A month at the last day's rate, counted and as `sparklog doctor --cost` says."""
-    seconds = life.interval_ms / 1000
-    rate = day.bytes["data"] / (life.retention_ms / 1000) / 1e6
-    work = Workload(
-        rate=rate, interval=seconds, partitions=life.partitions, tasks=1, readers=1,
-        poll=life.interval_ms * life.poll_every,
-        retention=life.retention_ms / DAY_MS,
-    )  # fmt: skip
-    computed = {item.name: item.requests for item in bill(work)}
-    groups = {"append": ("append",), "poll": ("poll",), "maintain": ("compact", "retain")}
-    for name, works in groups.items():
-        counted = sum((day.by_work.get(part, Requests()) for part in works), Requests()) * MONTH_DAYS
+    computed = {item.name: item.requests for item in bill(life.workload())}
+    for name, counted in life.counted_month(day).items():
         dollars = [Item(name, requests).dollars(PRICES[0]) for requests in (counted, computed[name])]
         print(
             f"{name:8}  a month, counted: {_shown(counted)} ${dollars[0]:.2f}; "

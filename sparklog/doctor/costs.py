@@ -1,7 +1,8 @@
 """Costs of a topic in a bucket: requests by operation, times a price list.
 
-The counts of requests are budgets: tests hold every operation to them. Prices are a provider's and change; those in
-`prices.csv` were noted in November 2026, for regions in the United States, without transfer out of the region.
+The counts of requests are budgets: tests hold every operation to them, and a simulated month to the bill. Prices are a
+provider's and change; those in `prices.csv` were noted in November 2026, for regions in the United States, without
+transfer out of the region.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ MERGE_BYTES = 1 << 20
 SEGMENT_BYTES = 1 << 30
 ROUND_TRIP_MS = 20
 """Time that a look itself takes."""
+HOUR_S = 3_600
 DAY_S = 86_400
 MONTH_DAYS = 30
 GB = 1e9
@@ -57,15 +59,47 @@ OPENING = Requests(gets=4, lists=1)
 """The root's id, the checkpoints, the newest one's head and table, nothing new; without `TAIL`."""
 TAIL = Requests(gets=DEFAULTS.checkpoint_commits + READ_AHEAD)
 """Commits after the newest checkpoint, at most."""
+OPENED = Requests(gets=1, lists=1)
+"""A journal is opened: its checkpoints, and the newest one; without `tail`."""
+
+
+def tail(entries: int) -> Requests:
+    """Entries after the newest checkpoint of a journal that has one after so many, on average: 16 at a time."""
+    return Requests(gets=sum(READ_AHEAD * ceil((after + 1) / READ_AHEAD) for after in range(entries)) / entries)
+
+
 CHECKPOINT = Requests(puts=2, gets=2, lists=1)
 """Written every `checkpoint_commits` of `Limits`."""
 OUTCOME = Requests(puts=2, gets=21, lists=1)
 """A run of a job records its outcome: it opens the journal, creates an entry, and every eight runs a copy of one."""
+OUTCOME_ENTRIES = 8
+"""Between two of its checkpoints."""
 OUTCOMES_LOOK = Requests(gets=3, lists=2)
 """What the jobs have recorded: the newest entry, and two looks for the next."""
 CLOCK = Requests(puts=1, gets=1)
 """A writer compares its clock with the store's every ten minutes."""
 CLOCK_S = 600
+DEFAULTS_LOOK = Requests(gets=1)
+"""A writer looks at the defaults of the root every five minutes."""
+DEFAULTS_S = 300
+COMMIT = Requests(puts=1, gets=3)
+"""By a writer that knows the newest commit: the next number and the root, then the commit before."""
+
+
+COPY = Requests(puts=1, gets=2)
+"""A checkpoint of a journal whose entries hold all: a copy, and a look whether its original is there."""
+LEASE = OPENED + tail(DEFAULTS.checkpoint_entries) + COMMIT * 2 + COPY * (2 / DEFAULTS.checkpoint_entries)
+"""A run opens the journal of leases, takes one and gives it back."""
+RECORD = OPENED + tail(OUTCOME_ENTRIES) + Requests(puts=1, gets=2) + COPY * (1 / OUTCOME_ENTRIES)
+"""`OUTCOME` on average."""
+RUN = CLOCK * 2 + LEASE + OPENED + Requests(lists=1) + OPENING + tail(DEFAULTS.checkpoint_commits) + RECORD
+"""A run of either job, whatever it finds: clocks, lease, the root's defaults, its topics, the topic, the outcome."""
+MERGE = Requests(puts=2, gets=5)
+"""A run of `compact` writes a file and a commit."""
+VACUUM = CLOCK * 2 + Requests(gets=21, lists=22)
+"""A run of `retain`, besides the commits that it walks over: the newest checkpoints, data files, other journals."""
+UPKEEP = 1 / 8
+"""Commits of a run of `retain`, besides one for each checkpoint."""
 
 
 def micro_batch(tasks: int) -> Requests:
@@ -106,7 +140,10 @@ PRICES = read_prices()
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One topic: stored MB/s, seconds between commits, readers that poll, each `poll_ms` (None: as they do), days."""
+    """One topic: stored MB/s, seconds between commits, readers that poll, each `poll_ms` (None: as they do), days.
+
+    `jobs`: hours between two runs of each job.
+    """
 
     rate: float = 10.0
     interval: float = 10.0
@@ -115,9 +152,10 @@ class Workload:
     readers: int = 3
     poll: float | None = None
     retention: float = 7.0
+    jobs: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("rate", "interval", "partitions", "tasks", "retention"):
+        for name in ("rate", "interval", "partitions", "tasks", "retention", "jobs"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise BadRequest(f"--{name} must be above 0, found {getattr(self, name):g}")
         if not 0 <= self.readers < float("inf"):
@@ -128,6 +166,11 @@ class Workload:
     @property
     def batches(self) -> float:
         return MONTH_DAYS * DAY_S / self.interval
+
+    @property
+    def runs(self) -> float:
+        """Runs of each job in the month."""
+        return MONTH_DAYS * DAY_S / HOUR_S / self.jobs
 
     @property
     def file_bytes(self) -> float:
@@ -170,8 +213,15 @@ def bill(work: Workload) -> list[Item]:
 def _append(work: Workload) -> Item:
     files = (upload(work.file_bytes) + Requests(puts=-1)) * work.tasks
     batch = INLINE_BATCH if work.is_inline else micro_batch(work.tasks) + files
-    checkpoints = CHECKPOINT * (work.batches / DEFAULTS.checkpoint_commits)
-    return Item("append", batch * work.batches + checkpoints + CLOCK * (MONTH_DAYS * DAY_S / CLOCK_S), gb_in=work.gb)
+    # Each run of a job makes a commit, too.
+    checkpoints = CHECKPOINT * ((work.batches + 2 * work.runs) / DEFAULTS.checkpoint_commits)
+    looked = CLOCK * _times(CLOCK_S, work) + DEFAULTS_LOOK * _times(DEFAULTS_S, work)
+    return Item("append", batch * work.batches + checkpoints + looked, gb_in=work.gb)
+
+
+def _times(seconds: float, work: Workload) -> float:
+    """Return how often in a month a writer does what is due so often, and is done with a commit."""
+    return MONTH_DAYS * DAY_S / (ceil(seconds / work.interval) * work.interval)
 
 
 def looks(seconds: float, poll_ms: float | None = None) -> float:
@@ -188,6 +238,13 @@ def looks(seconds: float, poll_ms: float | None = None) -> float:
 
 
 def _poll(work: Workload) -> Item:
+    met = 0.0 if work.poll is None else work.poll / 1000 / work.interval
+    if met >= 1:
+        # Each look meets commits. Numbers are asked for in growing steps: 1, 2, 4 and so on.
+        of_look, asked, step = 0, 0.0, 1
+        while asked <= met:
+            of_look, asked, step = of_look + step, asked + step, min(2 * step, READ_AHEAD)
+        return Item("poll", Requests(gets=of_look) * (work.batches / met * work.readers))
     of_commit = IDLE_POLL * looks(work.interval, work.poll) + NEW_COMMIT
     return Item("poll", of_commit * (work.batches * work.readers))
 
@@ -207,8 +264,8 @@ def _read(work: Workload) -> Item:
 
 
 def _maintain(work: Workload) -> Item:
-    """Each byte is merged once and sealed once, by a `compact` and a `retain` every hour."""
-    hours, nbytes = 24 * MONTH_DAYS, work.gb * GB
+    """Each byte is merged once and sealed once, by a `compact` and a `retain` every hour or so."""
+    nbytes = work.gb * GB
     files = 1 if work.is_inline else work.tasks
     merged = files * min(work.partitions, ceil(work.file_bytes / MERGE_BYTES)) * work.batches
     segments = nbytes / SEGMENT_BYTES
@@ -217,9 +274,13 @@ def _maintain(work: Workload) -> Item:
     commits = KEEP_MS / 1000 / work.interval
     appended = 0 if work.is_inline else DAY_S / work.interval * work.tasks
     stored = appended + 4 * segments * work.retention / MONTH_DAYS
-    # The vacuum lists commits and data files; compaction finds all it needs in the newest state.
-    vacuum = Requests(lists=4 + (commits + stored) / LISTED)
-    runs = (OPENING + TAIL + Requests(puts=1)) * (2 * hours) + vacuum * hours
+    # The vacuum lists commits and data files, and reads each commit of the last day, and the jobs' own: a version may
+    # name a file that the newest does not. Compaction finds all it needs in the newest state.
+    since = DAY_S + work.jobs * HOUR_S
+    walked = since / work.interval + since / HOUR_S / work.jobs * 2 + DEFAULTS.checkpoint_commits / 2
+    upkeep = COMMIT * min(1, (work.jobs * HOUR_S / work.interval + 2) / DEFAULTS.checkpoint_commits + UPKEEP)
+    vacuum = VACUUM + upkeep + Requests(gets=walked, lists=(commits + stored) / LISTED)
+    runs = (RUN + MERGE + RUN + vacuum) * work.runs
     return Item("maintain", read + written + runs, gb_in=2 * work.gb, gb_out=2 * work.gb)
 
 

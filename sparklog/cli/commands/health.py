@@ -130,6 +130,7 @@ class WorkloadOptions:
     readers: Annotated[int, Option(help="Cost: readers that follow the topic.")] = 3
     poll: Annotated[float | None, Option(metavar="MS", help="Cost: time between two looks of a reader.")] = None
     retention: Annotated[float, Option(metavar="DAYS", help="Cost: how long records stay.")] = 7.0
+    jobs: Annotated[float, Option(metavar="HOURS", help="Cost: time between two runs of compact, and of retain.")] = 1.0
 
 
 @app.add("doctor", "sparklog doctor --root /data/log")

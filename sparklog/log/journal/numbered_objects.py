@@ -99,8 +99,8 @@ class NumberedObjects:
     env: Env
     root_id: str | None = None
     packed: Callable[[], Place | None] = field(default=lambda: None, compare=False, repr=False)
-    _unsettled: set[str] = field(default_factory=set, compare=False, repr=False)
-    """Objects of others that were read here, and whose names a power loss might still take."""
+    _unsettled: set[int] = field(default_factory=set, compare=False, repr=False)
+    """The newest number that was read here, and whose name a power loss might still take."""
     _created: dict[int, tuple[int, str]] = field(default_factory=dict, compare=False, repr=False)
     """The newest number that was created here: its CRC-32C and commit id."""
 
@@ -122,8 +122,10 @@ class NumberedObjects:
         """
         objects = list(self._reading(number, ahead))
         if objects:
-            # Names in one directory: the newest counts for all.
-            self._unsettled.add(self.key(number + len(objects) - 1))
+            # Names in one directory: the newest counts for all. A reader may follow for years and never settle one.
+            self._unsettled.add(newest := number + len(objects) - 1)
+            for older in [other for other in tuple(self._unsettled) if other < newest]:
+                self._unsettled.discard(older)
         return objects
 
     def _reading(self, number: int, ahead: bool) -> Iterator[bytes]:
@@ -182,9 +184,9 @@ class NumberedObjects:
         A name can be read before its writer has made it durable, and file systems need not keep the order of two
         fsyncs: what was written later, in another folder, may outlive it.
         """
-        for key in tuple(self._unsettled):
-            self.store.settle(key)
-            self._unsettled.discard(key)
+        for number in tuple(self._unsettled):
+            self.store.settle(self.key(number))
+            self._unsettled.discard(number)
 
     def create(self, number: int, data: bytes, commit_id: str, basis: Basis) -> tuple[Answer, Sight]:
         """Create a number; also return what was read of the object there now and of those around it.

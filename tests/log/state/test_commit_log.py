@@ -369,6 +369,21 @@ def test_a_reader_that_slept_opens_afresh() -> None:
     assert reader.log.snapshot().slices.all().base.tolist() == [0, 3, 6]
 
 
+def test_a_reader_that_follows_for_long_keeps_one_name_to_make_durable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream of a year must not keep, nor settle one by one, each commit that it has read."""
+    world, store, _, topic = setup()
+    follower = other(world, store)
+    names: list[str] = []
+    monkeypatch.setattr(store, "settle", names.append)
+    for _ in range(20):
+        publish(topic)
+        follower.log.refresh()
+    follower.log.make_durable()
+    assert names == [commit_key("t", 20)]
+    follower.log.make_durable()
+    assert len(names) == 1
+
+
 def test_a_reader_is_not_led_astray_by_a_zombie() -> None:
     world, store, _, topic = setup()
     reader = other(world, store)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +13,7 @@ from sparklog.log.state.commit_intents import LogStartIntent
 from sparklog.log.state.history import History
 from sparklog.log.topic.topic import Topic
 from sparklog.storage.memory import MemoryStore
+from sparklog.storage.store import ObjectInfo
 from sparklog.testing.faulty_store import Call, Fault, FaultKind, FaultyStore
 from sparklog.testing.world import World
 from tests.log.protocol import setup
@@ -192,3 +194,23 @@ def test_a_table_that_was_not_written_is_never_named() -> None:
     history = History(store, "t")
     assert max(history.checkpoints) == 18
     assert history.sound(18) is not None
+
+
+def test_a_listing_of_many_commits_takes_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of `retain` has a week of commits in its hands, 600,000 at one a second."""
+    _, store, _, _ = setup()
+    count = 10_000
+
+    def listed(prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+        commits = (ObjectInfo(commit_key("t", number), 4000 + number, 10**12 + number) for number in range(count))
+        return commits if prefix == "t/_log/0" else iter(())
+
+    monkeypatch.setattr(store, "list", listed)
+    tracemalloc.start()
+    try:
+        history = History(store, "t")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (len(history.commits), history.commits.size[-1]) == (count, 3999 + count)
+    assert peak < 100 * count

@@ -88,7 +88,7 @@ def test_a_micro_batch_with_records_in_the_commit(place: CountedRoot, tasks: int
     place.store.expect(create=1, get_commit=2, get_root=1)
     assert place.store.by_kind["create", "commit"] == 1
     assert place.append_files() == []
-    within(place, costs.INLINE_BATCH)
+    within(place, costs.COMMIT)
     place.store.reset()
     assert sum(part.num_rows for part in reader.poll(0)) == 400 * tasks
     # Looks for what comes next: the records are here.
