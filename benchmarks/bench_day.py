@@ -6,6 +6,9 @@ By a clock where nothing but time passes: the log, the reader and the jobs are t
 ways, and its objects are files. Each hour: CPU time of a commit and of a poll (p95), objects, bytes of
 metadata and data, requests, memory of the process that writes and reads, memory that each job, a process of its own,
 took besides, and what it costs to open the topic.
+
+`--real`: for `--seconds` of real time Spark makes a micro-batch each second, beside Delta (pyspark 4.2) or Iceberg
+(pyspark 4.1) with their own maintenance: `benchmarks/real_day.py`.
 """
 
 from __future__ import annotations
@@ -27,7 +30,14 @@ def main() -> None:
     parser.add_argument("--interval-ms", type=int, default=1_000)
     parser.add_argument("--records", type=int, default=64)
     parser.add_argument("--poll-every", type=int, default=10)
+    parser.add_argument("--real", action="store_true")
+    parser.add_argument("--seconds", type=int, default=600)
     chosen = parser.parse_args()
+    if chosen.real:
+        import real_day
+
+        real_day.run(chosen.seconds)
+        return
     warm_up()
     with tempfile.TemporaryDirectory() as disk:
         life = Lifetime(interval_ms=chosen.interval_ms, records=chosen.records, poll_every=chosen.poll_every, disk=disk)

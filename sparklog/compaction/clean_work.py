@@ -155,7 +155,8 @@ class CleanWork:
         slots = slots_of(settings.dedupe_buffer_bytes) if self.slots is None else self.slots
         expected = sum(source.records for source in dirty)
         offset_map = OffsetMap(slots, settings.dedupe_load_factor, expected=expected)
-        fill_map(offset_map, DirtyRange(dirty, plan.first_dirty, plan.first_uncleanable), reader, hash_key, state)
+        dirty_range = DirtyRange(dirty, plan.first_dirty, plan.first_uncleanable)
+        survey = fill_map(offset_map, dirty_range, reader, hash_key, state)
         cleaned = Cleaned(plan, offset_map.latest_offset + 1, offset_map.utilization)
         writer = SegmentWriter(
             self.store, self.topic, self.partition, self.read_version, self.env.new_id(), self.configs
@@ -168,7 +169,7 @@ class CleanWork:
         )
         retention_ms = self.configs.integer("delete.retention.ms")
         rules = TombstoneRules(settings.now_ms, retention_ms, clean[-1] if clean else None)
-        cleaner = Cleaner(offset_map, hash_key, judge, reader, writer, rules)
+        cleaner = Cleaner(offset_map, hash_key, survey, judge, reader, writer, rules)
         sizes = self._index_sizes(cleaned.segments)
         try:
             for group in group_segments(cleaned.segments, sizes, self.configs, plan.first_uncleanable):

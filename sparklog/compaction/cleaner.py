@@ -14,19 +14,22 @@ to copy what stays (`Cleaner`):
 | any other                                           | stays; without a value, its batch gets a delete horizon now if |
 |                                                     | it has none                                                    |
 
+A key's highest offset in the dirty part is that of its record, so there the map's offsets tell what stays: keys are
+hashed and looked up again in the clean part alone. Batches that keep nothing are not opened a second time.
+
 What stays of messages of formats v0 and v1 becomes batches of format v2, with a delete horizon where a tombstone stays.
 Before that they have none: a tombstone of theirs goes if its segment's file was last changed `delete.retention.ms` or
 more before that of the last clean segment.
 
-Memory: the map, and windows of `span_bytes` of batches or, where they are compressed, as many as become about that
-much. The output is streamed. Whatever is read is checked first: CRC-32C of each batch and of the whole segment, and
-that offsets rise within it, since a batch's CRC-32C does not cover its offset.
+Memory: the map, eight bytes more for each of its keys, and windows of `span_bytes` of batches or, where they are
+compressed, as many as become about that much. The output is streamed. Whatever is read is checked first: CRC-32C of
+each batch and of the whole segment, and that offsets rise within it, since a batch's CRC-32C does not cover its offset.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +40,8 @@ from sparklog.errors import BadRequest, Conflict, Corrupt
 from sparklog.format.batch_scan import check_crcs, check_headers
 from sparklog.format.crc32c import crc32c
 from sparklog.format.filter_batches import Filtered, filter_batches
+from sparklog.format.key_filter import HASH_KEY as FILTER_HASH_KEY
+from sparklog.format.key_filter import BatchKeys
 from sparklog.format.key_hash import HashKey, key_hashes
 from sparklog.format.offset_map import Int64s, OffsetMap
 from sparklog.format.payloads import RecordFields, payloads, record_fields
@@ -209,13 +214,57 @@ class DirtyRange:
     end: int
 
 
+@dataclass(slots=True)
+class DirtySurvey:
+    """Facts of the dirty part that a pass has once the map is filled.
+
+    `start`: its first offset; `end`: that after the last offset in the map; `latest`: offsets of the latest records of
+    keys, ascending. `_plain`: ranges of offsets in which each record has a key and a value.
+    """
+
+    start: int
+    end: int = 0
+    latest: Int64s = field(default_factory=lambda: np.empty(0, np.int64))
+    _plain: list[tuple[int, int]] = field(default_factory=list)
+
+    def add(self, opened: Opened) -> None:
+        """Add batches whose keys were put into the map."""
+        if opened.fields.has_key.all() and opened.fields.has_value.all():
+            first, end = int(opened.headers.base_offset[0]), int(opened.headers.next_offset[-1])
+            if self._plain and self._plain[-1][1] == first:
+                first = self._plain.pop()[0]
+            self._plain.append((first, end))
+
+    def close(self, offset_map: OffsetMap) -> DirtySurvey:
+        self.end, self.latest = offset_map.latest_offset + 1, offset_map.offsets()
+        return self
+
+    def empty(self, headers: BatchHeaders) -> Bools:
+        """Return the batches (bool[m]) that keep no record and have nothing to be counted: no tombstones, only keys."""
+        first, end = headers.base_offset, headers.next_offset
+        empty: Bools = (first >= self.start) & (end <= self.end) & ~headers.is_control
+        empty &= np.searchsorted(self.latest, first) == np.searchsorted(self.latest, end)
+        if empty.any():
+            starts, ends = np.array(self._plain, np.int64).reshape(-1, 2).T
+            place = np.searchsorted(starts, first, "right") - 1
+            empty &= (place >= 0) & (end <= np.append(ends, -1)[place])
+        return empty
+
+    def mark_latest(self, offsets: Int64s, keep: Bools) -> None:
+        """Set `keep` for the latest records of their keys among these offsets, which ascend."""
+        if len(offsets):
+            low, high = np.searchsorted(self.latest, (offsets[0], offsets[-1] + 1))
+            keep[np.searchsorted(offsets, self.latest[low:high])] = True
+
+
 def fill_map(
     offset_map: OffsetMap, dirty: DirtyRange, reader: SegmentReader, hash_key: HashKey, state: PartitionProducers | None
-) -> None:
+) -> DirtySurvey:
     """Put the keys of the dirty segments into the map, until it is full.
 
     Afterwards `offset_map.latest_offset` is the last offset that the map covers. It may be in the middle of a batch.
     """
+    survey = DirtySurvey(dirty.start)
     ends = [segment.base for segment in dirty.segments[1:]] + [dirty.end]
     for segment, end in zip(dirty.segments, ends, strict=True):
         for window in reader.windows(segment):
@@ -223,15 +272,21 @@ def fill_map(
             skipped = headers.is_control | aborted_batches(state, headers)
             rows = np.flatnonzero(~skipped & (headers.last_offset >= dirty.start))
             selection = headers if len(rows) == len(headers) else headers[rows]
-            parts = ((part, _put(offset_map, part, hash_key, dirty.start)) for part in reader.opened(window, selection))
-            full = next((part.first + batch for part, batch in parts if batch is not None), None)
+            full = None
+            for part in reader.opened(window, selection):
+                batch = _put(offset_map, part, hash_key, dirty.start)
+                if batch is not None:
+                    full = part.first + batch
+                    break
+                survey.add(part)
             # All batches before the one that filled the map have been looked at, those without keys as well.
             seen = len(headers) if full is None else int(rows[full])
             if seen > 0 and headers.last_offset[seen - 1] >= dirty.start:
                 offset_map.advance(int(headers.last_offset[seen - 1]))
             if full is not None:
-                return
+                return survey.close(offset_map)
         offset_map.advance(end - 1)
+    return survey.close(offset_map)
 
 
 def _put(offset_map: OffsetMap, opened: Opened, hash_key: HashKey, start: int) -> int | None:
@@ -255,6 +310,16 @@ class TombstoneRules:
     last_clean: PlannedSlice | None
 
 
+@dataclass(frozen=True, slots=True)
+class _KeptBatches:
+    """The part of some batches that stays. `keyless`: those with records without a key (bool[k]); `keys`: of
+    all k, if they are wanted."""
+
+    filtered: Filtered
+    keyless: Bools
+    keys: BatchKeys | None
+
+
 class Cleaner:
     """Copy the records that stay into new segments, by the map and the judge of whole batches. Call in log order."""
 
@@ -262,6 +327,7 @@ class Cleaner:
         self,
         offset_map: OffsetMap,
         hash_key: HashKey,
+        survey: DirtySurvey,
         judge: BatchJudge,
         reader: SegmentReader,
         writer: SegmentWriter,
@@ -270,6 +336,7 @@ class Cleaner:
         self.counts = PassCounts()
         self._map = offset_map
         self._hash_key = hash_key
+        self._survey = survey
         self._judge = judge
         self._reader = reader
         self._writer = writer
@@ -279,7 +346,7 @@ class Cleaner:
     def group(self, segments: Sequence[PlannedSlice]) -> None:
         """Clean these segments into one, which has the base offset of the first of them."""
         large = sum(segment.size for segment in segments) >= self._reader.limits.filter_min_bytes
-        self._writer.begin(segments[0].base, sum(segment.records for segment in segments) if large else 0)
+        self._writer.begin(segments[0].base, large)
         for segment in segments:
             for window in self._reader.windows(segment):
                 self._window(window, segment)
@@ -291,13 +358,18 @@ class Cleaner:
         self.counts.records_before += int(headers.count[~headers.is_control].sum())
         verdicts = self._judge.judge(window)
         aborted = verdicts.aborted
+        empty = self._survey.empty(headers) & ~(verdicts.gone | verdicts.retain_empty)
+        if empty.any():
+            self.counts.messages_read += int(headers.count[empty].sum())
+            rows = np.flatnonzero(~empty)
+            headers, verdicts = headers[rows], verdicts.select(rows)
         for opened in self._reader.opened(window, headers):
-            filtered, keyless = self._filtered(window, opened, verdicts.select(opened.rows))
-            aborted = self._write(filtered, keyless, segment, aborted)
+            kept = self._filtered(window, opened, verdicts.select(opened.rows))
+            aborted = self._write(kept, segment, aborted)
         self._writer.aborted(aborted)
 
-    def _filtered(self, window: Window, opened: Opened, verdicts: Verdicts) -> tuple[Filtered, Bools]:
-        """Return the part of some batches that stays, and which of them keep records without a key (bool[k])."""
+    def _filtered(self, window: Window, opened: Opened, verdicts: Verdicts) -> _KeptBatches:
+        """Return the part of some batches that stays."""
         headers, fields = opened.headers, opened.fields
         keep = self._kept(window, opened, verdicts.gone)
         # A producer's last batch stays, if need be without records: its header has the sequence number that comes next.
@@ -314,9 +386,17 @@ class Cleaner:
         )
         self.counts.add_judged(headers, fields, keep, drop)
         keyless = np.zeros(len(headers), np.bool_)
+        if headers.is_control.any():
+            keep &= ~headers.is_control[fields.batch]
         if not fields.has_key.all():
-            keyless[fields.batch[keep & ~fields.has_key & ~headers.is_control[fields.batch]]] = True
-        return filtered, keyless[filtered.source]
+            keyless[fields.batch[keep & ~fields.has_key]] = True
+            keep &= fields.has_key
+        if not self._writer.keyed:
+            return _KeptBatches(filtered, keyless[filtered.source], None)
+        rows = np.flatnonzero(keep)
+        hashes = key_hashes(opened.body.data, fields.key_start[rows], fields.key_length[rows], FILTER_HASH_KEY)
+        counts = np.bincount(fields.batch[rows], minlength=len(headers))
+        return _KeptBatches(filtered, keyless[filtered.source], BatchKeys(hashes, counts[filtered.source]))
 
     def _horizons(self, opened: Opened, keep: Bools, markers: Bools) -> Int64s:
         """Return the delete horizon (ms) that batches get: those `markers`, and where a tombstone stays; -1: none."""
@@ -330,12 +410,16 @@ class Cleaner:
         headers, fields = opened.headers, opened.fields
         control = headers.is_control
         keep = np.ones(len(fields), np.bool_)
-        mapped = int(np.searchsorted(fields.offset, self._map.latest_offset, "right"))
+        clean, mapped = np.searchsorted(fields.offset, (self._survey.start, self._survey.end)).tolist()
+        clean = min(clean, mapped)
         if mapped:
             batch, has_key, no_value = fields.batch[:mapped], fields.has_key[:mapped], ~fields.has_value[:mapped]
-            starts, lengths = fields.key_start[:mapped], fields.key_length[:mapped]
-            hashes = key_hashes(opened.body.data, starts, lengths, self._hash_key)
-            stays = fields.offset[:mapped] >= self._map.get(hashes)
+            stays = np.zeros(mapped, np.bool_)
+            if clean:
+                starts, lengths = fields.key_start[:clean], fields.key_length[:clean]
+                hashes = key_hashes(opened.body.data, starts, lengths, self._hash_key)
+                stays[:clean] = fields.offset[:clean] >= self._map.get(hashes)
+            self._survey.mark_latest(fields.offset[clean:mapped], stays[clean:])
             if not has_key.all():
                 stays &= has_key
                 self.counts.keyless_dropped += int(np.count_nonzero(~has_key & ~(control | gone)[batch]))
@@ -363,14 +447,12 @@ class Cleaner:
             self._file_expired = (file, self._reader.modified_ms(file) <= horizon)
         return self._file_expired[1]
 
-    def _write(
-        self, filtered: Filtered, keyless: Bools, segment: PlannedSlice, aborted: AbortedTransactions
-    ) -> AbortedTransactions:
+    def _write(self, kept: _KeptBatches, segment: PlannedSlice, aborted: AbortedTransactions) -> AbortedTransactions:
         """Append the batches, in a new segment where this one is full.
 
         `aborted`: entries for the `.txnindex`; those whose markers come later are returned.
         """
-        headers, writer, first = filtered.headers, self._writer, 0
+        filtered, headers, writer, first = kept.filtered, kept.filtered.headers, self._writer, 0
         while first < len(headers):
             rest = headers[first:] if first else headers
             many = writer.fits(rest)
@@ -387,7 +469,7 @@ class Cleaner:
                 flags |= SliceFlag.KAFKA_PRODUCERS
             if some.is_log_append_time.any():
                 flags |= SliceFlag.LOG_APPEND_TIME
-            if keyless[first : first + many].any():
+            if kept.keyless[first : first + many].any():
                 flags |= SliceFlag.HAS_NULL_KEYS
             writer.append(
                 filtered.data,
@@ -397,6 +479,7 @@ class Cleaner:
                 flags=int(flags),
                 # Counts only where no batch has a timestamp: then the slice has its file's time as its greatest.
                 modified_ms=segment.max_ts,
+                keys=None if kept.keys is None else kept.keys.select(first, first + many),
             )
             written = aborted.last_offsets <= int(some.last_offset[-1])
             writer.aborted(aborted.select(written))

@@ -362,7 +362,7 @@ class _OutputSlice:
         self._crc = 0
         self._nbytes = 0
         self._index: list[tuple[Int64s, Int64s, Int64s]] = []
-        self._keys = FilterBuilder(run.records) if run.nbytes >= filter_min_bytes else None
+        self._keys = FilterBuilder() if run.nbytes >= filter_min_bytes else None
 
     def add(self, data: memoryview, headers: BatchHeaders) -> bool:
         self.output.write(data)

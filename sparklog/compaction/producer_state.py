@@ -275,7 +275,7 @@ class Verdicts:
         """Batches of which no record survives."""
         return self.discard_data | self.drop_control
 
-    def select(self, rows: slice) -> Verdicts:
+    def select(self, rows: slice | npt.NDArray[np.int64]) -> Verdicts:
         """Return the verdicts on some of the batches; `aborted` stays."""
         masks = self.discard_data, self.drop_control, self.stamp_control, self.retain_empty
         discard, drop, stamp, retain = (mask[rows] for mask in masks)

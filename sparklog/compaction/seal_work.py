@@ -152,10 +152,6 @@ def write_segments(outputs: Sequence[SegmentOutput], progress: Progress = silent
         raise
 
 
-def _keyed(sources: PlannedSlices, min_bytes: int) -> int:
-    return int(sources.records.sum()) if sources.nbytes >= min_bytes else 0
-
-
 class SegmentOutput:
     """One partition of the work: its slices as they come, and the segments being written."""
 
@@ -182,10 +178,9 @@ class SegmentOutput:
         limits = store.limits
         self._held_bytes = limits.held_bytes
         self._begins = [
-            (int(sources.base[0]), _keyed(sources, limits.filter_min_bytes) if keyed else 0)
-            for sources in part.segments
+            (int(sources.base[0]), keyed and sources.nbytes >= limits.filter_min_bytes) for sources in part.segments
         ]
-        """Base offsets of segments not begun yet, and the records that get a filter of their keys."""
+        """Base offsets of segments not begun yet, and whether they may get filters of their keys."""
         self._current = -1
         self._reached = 0
         self._held = bytearray()

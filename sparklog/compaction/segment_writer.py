@@ -28,7 +28,7 @@ from sparklog.format import crc32c, transaction_index
 from sparklog.format.append_file import WrittenSlice
 from sparklog.format.batch_scan import MAX_OFFSET
 from sparklog.format.checksums import SUFFIXES, index_crc
-from sparklog.format.key_filter import FilterBuilder, KeyFilter, encode_filters
+from sparklog.format.key_filter import BatchKeys, FilterBuilder, KeyFilter, encode_filters
 from sparklog.format.record_batch import NO_TIMESTAMP, BatchHeaders, BytesLike
 from sparklog.format.segment_indexes import MAX_RELATIVE_OFFSET, OffsetIndex, TimeIndex
 from sparklog.format.transaction_index import AbortedTransactions
@@ -92,21 +92,22 @@ class SegmentWriter:
         self._offset_entries = OffsetIndex.max_entries(index_bytes)
         self._time_entries = TimeIndex.max_entries(index_bytes)
         self._current: _SegmentInProgress | None = None
-        self._keyed = 0
+        self.keyed = False
+        """The current segment may get filters of its keys."""
         self._done: list[FileSlices] = []
         self._written = WrittenObjects(store)
 
     def path(self, base: int) -> str:
         return sealed_path(self._partition, *self._folder, base)
 
-    def begin(self, base: int, keyed: int | None = None) -> None:
+    def begin(self, base: int, keyed: bool | None = None) -> None:
         """Go on with a segment of this base offset. The one before, if it holds anything, is finished.
 
-        `keyed`: it gets a filter of the keys of at most so many records, 0: none; None: as the segment before.
+        `keyed`: it gets filters of its keys if it becomes large enough; None: as the segment before.
         """
         self.finish()
-        self._keyed = self._keyed if keyed is None else keyed
-        builder = FilterBuilder(self._keyed) if self._keyed else None
+        self.keyed = self.keyed if keyed is None else keyed
+        builder = FilterBuilder() if self.keyed else None
         self._current = _SegmentInProgress(base, base, _Indexes(base, self._interval), keys=builder)
 
     def fits(self, headers: BatchHeaders, segment_bytes: int = MAX_SEGMENT_BYTES) -> int:
@@ -137,12 +138,14 @@ class SegmentWriter:
         min_ts: int,
         flags: int = 0,
         modified_ms: int = NO_TIMESTAMP,
+        keys: BatchKeys | None = None,
     ) -> None:
         """Add the batches of `headers` (final offsets), which are back to back in `data` where their positions say.
 
         `records`: how many the slice is said to hold; `min_ts`: their smallest timestamp, -1 without any; `flags`: of
         `SliceFlag`, of which those that hold for a sealed segment are kept. `modified_ms`: the time of a segment none
-        of whose batches has a timestamp (Kafka: the file's modification time). `BadRequest` where offsets do not rise.
+        of whose batches has a timestamp (Kafka: the file's modification time). `keys`: those of the batches, if they
+        are at hand. `BadRequest` where offsets do not rise.
         """
         if not len(headers):
             return
@@ -155,7 +158,7 @@ class SegmentWriter:
             current.writer = self._store.writer(f"{self._topic}/{current.path}")
         current.writer.write(body)
         if current.keys is not None:
-            current.keys.add(data, headers)
+            current.keys.add(data, headers, keys)
         current.indexes.add(_places(headers, current.size))
         current.crc = crc32c.crc32c(body, current.crc)
         current.size += len(body)

@@ -198,6 +198,13 @@ class OffsetMap:
         get_keys(self._table, _words(hashes), offsets)
         return offsets
 
+    def offsets(self) -> Int64s:
+        """Return the offsets of all keys, ascending."""
+        stored = self._table[2::3]
+        offsets: Int64s = stored[stored != 0] - 1
+        offsets.sort()
+        return offsets
+
 
 def _words(hashes: Hashes) -> Int64s:
     return np.ascontiguousarray(hashes, np.uint64).view(np.int64).reshape(-1)

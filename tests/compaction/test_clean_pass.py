@@ -8,6 +8,7 @@ import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +22,7 @@ from sparklog.compaction.seal_plan import plan_sealing
 from sparklog.errors import Conflict, Corrupt
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.key_hash import HashKey
+from sparklog.format.record_batch import BatchHeaders, BytesLike, Payloads
 from sparklog.kafka.importing.run import ImportOptions, import_log_dir
 from sparklog.limits import DEFAULTS
 from sparklog.log.journal.names import file_key
@@ -411,6 +413,33 @@ def test_each_pass_hashes_with_another_key(place: CountedRoot, monkeypatch: pyte
         work.run()
     assert [len(each) for each in used] == [1, 1, 1]
     assert len(set.union(*used)) == 3
+
+
+@pytest.mark.parametrize("tombstone", [False, True])
+def test_batches_that_keep_nothing_are_opened_once(
+    place: CountedRoot, monkeypatch: pytest.MonkeyPatch, tombstone: bool
+) -> None:
+    topic = place.topic(1, COMPACTED)
+    for value in (b"1", b"2", None if tombstone else b"3", b"4"):
+        append(topic, [Row(b"a", value), Row(b"b", b"x")])
+    seal(topic)
+    opened, real = list[int](), cleaner.payloads
+
+    def noted(data: BytesLike, headers: BatchHeaders, **how: Any) -> Payloads:
+        opened.extend(headers.base_offset.tolist())
+        return real(data, headers, **how)
+
+    monkeypatch.setattr(cleaner, "payloads", noted)
+    done = committed(topic, plan(topic)[0])
+    assert opened == [0, 2, 4, 6, *((0, 2, 4, 6) if tombstone else (6,))], "a tombstone that goes is counted"
+    (report,) = done.reports
+    assert (report.records_before, report.records_after, report.tombstones_dropped) == (8, 2, int(tombstone))
+    assert done.cleaned is not None
+    assert (done.cleaned.counts.messages_read, done.cleaned.counts.messages_written) == (8, 2)
+    append(topic, [Row(b"a", b"5")])
+    seal(topic)
+    committed(topic, plan(topic)[0])
+    assert contents(topic) == [(7, b"b", b"x"), (8, b"a", b"5")]
 
 
 def test_records_without_a_key_go_and_are_counted(place: CountedRoot) -> None:

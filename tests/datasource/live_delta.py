@@ -21,6 +21,7 @@ from tests.kafka_tools import Missing, fetched_jars
 
 DELTA_VERSION, AVRO_VERSION = "4.4.0", "4.0.0"
 """The oldest of Avro's functions that Spark 4.2 runs with, and that every mirror has."""
+ICEBERG_VERSION = "1.11.0"
 LINE = "4.2"
 """The releases of Spark that this Delta is for."""
 
@@ -57,6 +58,18 @@ def fetched() -> list[Path]:
         f"delta-{DELTA_VERSION}", _ivy("io.delta", name, DELTA_VERSION), f"{name}-{DELTA_VERSION}.jar"
     )
     return sorted(folder.glob("*.jar"))
+
+
+def iceberg_jars() -> list[Path]:
+    """Iceberg's runtime, for benchmarks. `Missing` where it cannot be had or does not fit pyspark."""
+    import pyspark
+
+    if not pyspark.__version__.startswith("4.1."):
+        raise Missing(f"Iceberg {ICEBERG_VERSION} is for pyspark 4.1, found {pyspark.__version__}")
+    name = "iceberg-spark-runtime-4.1_2.13"
+    jar = f"{name}-{ICEBERG_VERSION}.jar"
+    ivy = _ivy("org.apache.iceberg", name, ICEBERG_VERSION)
+    return [fetched_jars(f"iceberg-4.1-{ICEBERG_VERSION}", ivy, jar) / jar]
 
 
 def avro_jars() -> list[Path]:

@@ -88,6 +88,13 @@ def test_offsets_go_on_where_there_are_no_keys() -> None:
     assert found.latest_offset == 41
 
 
+def test_the_offsets_of_all_keys_ascend() -> None:
+    found = OffsetMap(100)
+    assert found.offsets().tolist() == []
+    found.put(hashes_of([3, 1, 2, 1]), np.array([0, 5, 6, 9]))
+    assert found.offsets().tolist() == [0, 6, 9]
+
+
 def test_a_small_log_takes_a_small_map() -> None:
     small = OffsetMap(slots_of(128 << 20), expected=10_000)
     assert small.nbytes <= 20_000 * SLOT_BYTES

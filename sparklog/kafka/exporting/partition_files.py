@@ -20,6 +20,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -257,11 +258,11 @@ class _OutgoingWriter(SegmentWriter):
     def path(self, base: int) -> str:
         return f"{base:020d}.log"
 
-    def begin(self, base: int, keyed: int | None = None) -> None:
+    def begin(self, base: int, keyed: bool | None = None) -> None:
         ends = (int(rows.end[-1]) for rows in self.files.plan.written.segments if rows.base[0] == base)
         super().begin(self.files.base_for(base, next(ends, base) - 1), keyed)
 
-    def append(self, data: BytesLike, headers: BatchHeaders, **facts: int) -> None:
+    def append(self, data: BytesLike, headers: BatchHeaders, **facts: Any) -> None:
         super().append(self.files.prepare(data, headers), headers, **facts)
 
 

@@ -1,24 +1,26 @@
-"""Leave out of a plan the slices that cannot hold a key, by the filters of keys beside their files.
+"""Leave out of a plan the pieces of slices that cannot hold a key, by the filters of keys beside their files.
 
-Filters are a help, never the truth: a slice is read without one, or where it cannot be read, is damaged or of other
+Filters are a help, never the truth: a slice is read without them, or where they cannot be read, are damaged or of other
 bytes. They are kept in the process, those used last: files never change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.format.key_filter import Hashes, KeyFilter, decode_filters, hashes_of
-from sparklog.log.journal.names import file_key, filter_path
+from sparklog.format.record_batch import Int64Array
+from sparklog.log.journal.names import filter_path
 from sparklog.log.read.helper_files import Unreadable, read_helper_file
-from sparklog.log.read.planned_slices import PlannedSlices
+from sparklog.log.read.planned_slices import PlannedSlice, PlannedSlices
 from sparklog.log.read.read_plan import NativeReadPart
 from sparklog.log.state.slices import SliceFlag
-from sparklog.log.state.view import ReadPart
+from sparklog.log.state.view import OffsetRange, ReadPart
 from sparklog.storage.fork_safety import RecentlyUsed
 from sparklog.storage.store import Store
 
@@ -26,7 +28,7 @@ Filters = tuple[KeyFilter, ...]
 
 
 def _nbytes(filters: Filters) -> int:
-    return sum(key_filter.words.nbytes for key_filter in filters)
+    return sum(piece.words.nbytes for key_filter in filters for piece in key_filter.pieces)
 
 
 cache = RecentlyUsed[tuple[str, str], Filters](_nbytes)
@@ -50,7 +52,7 @@ def filters_beside(store: Store, file: str) -> Filters:
 
 
 def without_absent(parts: Sequence[ReadPart], keys: Sequence[bytes]) -> list[ReadPart]:
-    """Return what is left of parts where slices that hold none of the keys are left out; empty parts go.
+    """Return what is left of parts where pieces of slices that hold none of the keys are left out; empty parts go.
 
     Parts of Kafka's directories stay as they are: filters are sparklog's.
     """
@@ -61,20 +63,67 @@ def without_absent(parts: Sequence[ReadPart], keys: Sequence[bytes]) -> list[Rea
             marked = np.flatnonzero(part.slices.flags & int(SliceFlag.KEY_FILTER))
             if len(marked):
                 hashes = hashes_of(keys) if hashes is None else hashes
-                part = replace(part, slices=_that_may_hold(part.store, part.slices, marked.tolist(), hashes))
+                part = replace(part, slices=_that_may_hold(part, marked.tolist(), hashes))
             if not len(part.slices):
                 continue
         left.append(part)
     return left
 
 
-def _that_may_hold(store: Store, slices: PlannedSlices, marked: Sequence[int], hashes: Hashes) -> PlannedSlices:
-    keep = np.ones(len(slices), np.bool_)
-    columns = (slices.columns[name].tolist() for name in ("file", "position", "size", "crc"))
-    rows = list(zip(*columns, strict=True))
+def _that_may_hold(part: NativeReadPart, marked: Sequence[int], hashes: Hashes) -> PlannedSlices:
+    slices = part.slices
+    pieces: dict[int, _HeldPieces] = {}
     for row in marked:
-        code, *slice_bytes = rows[row]
-        for key_filter in filters_beside(store, file_key(slices.topic, slices.paths[code])):
-            if [key_filter.position, key_filter.nbytes, key_filter.crc] == slice_bytes:
-                keep[row] = key_filter.may_hold(hashes)
-    return slices[keep]
+        planned = slices.row(row)
+        for key_filter in filters_beside(part.store, planned.file):
+            if [key_filter.position, key_filter.nbytes, key_filter.crc] == [
+                planned.position,
+                planned.size,
+                planned.crc,
+            ]:
+                held = _HeldPieces.of(key_filter, planned, hashes)
+                if held is not None:
+                    pieces[row] = held.within(part.range)
+    return _replaced(slices, pieces) if pieces else slices
+
+
+@dataclass(frozen=True, slots=True)
+class _HeldPieces:
+    """The pieces of a slice that may hold a key, as columns of slices: int64[n] each."""
+
+    columns: dict[str, Int64Array]
+
+    @classmethod
+    def of(cls, key_filter: KeyFilter, planned: PlannedSlice, hashes: Hashes) -> _HeldPieces | None:
+        """Return None where the whole slice is to be read: its offsets are not those of the pieces."""
+        pieces = key_filter.pieces
+        offset, size, crc = np.array([(piece.offset, piece.nbytes, piece.crc) for piece in pieces], np.int64).T
+        base = np.concatenate(([planned.base], offset[1:] + planned.shift))
+        end = np.append(base[1:], planned.end)
+        if not (base < end).all():
+            return None
+        records = -(-planned.records * size // planned.size)
+        position = planned.position + np.cumsum(size) - size
+        columns = {"position": position, "size": size, "base": base, "end": end, "records": records, "crc": crc}
+        return cls(columns)._select(key_filter.may_hold(hashes))
+
+    def within(self, offsets: OffsetRange) -> _HeldPieces:
+        return self._select((self.columns["base"] < offsets.end) & (self.columns["end"] > offsets.start))
+
+    def _select(self, rows: npt.NDArray[np.bool_]) -> _HeldPieces:
+        return _HeldPieces({name: column[rows] for name, column in self.columns.items()})
+
+    def __len__(self) -> int:
+        return len(self.columns["base"])
+
+
+def _replaced(slices: PlannedSlices, pieces: Mapping[int, _HeldPieces]) -> PlannedSlices:
+    """Return slices with pieces in place of some: to a reader a piece is a small slice."""
+    counts = np.ones(len(slices), np.int64)
+    counts[list(pieces)] = [len(held) for held in pieces.values()]
+    columns = slices[np.repeat(np.arange(len(slices)), counts)].columns
+    ends = np.cumsum(counts)
+    for row, held in pieces.items():
+        for name, column in held.columns.items():
+            columns[name][ends[row] - counts[row] : ends[row]] = column
+    return replace(slices, columns=columns)

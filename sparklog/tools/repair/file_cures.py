@@ -81,7 +81,7 @@ class FileCures:
     def _batches(self, claim: SliceClaim, *, keyed: bool = False) -> CollectedBatches | None:
         """Return the batches of a slice; None if it is damaged itself. `keyed`: with their keys."""
         checked, batches = CheckedFile(self.store, self.file, silent), CollectedBatches()
-        batches.keys = FilterBuilder(claim.records) if keyed else None
+        batches.keys = FilterBuilder() if keyed else None
         try:
             return None if walk(checked, claim, batches) is None else batches
         except (CutOff, NotFound):

@@ -76,7 +76,7 @@ def _check_segment(checked: CheckedFile) -> None:
         batches = batches_of(checked, claim)
         walked = walk(checked, claim, batches)
         counted += walked or CheckCounts(slices=1)
-        checked.findings += against_filter(checked, claim, batches)
+        checked.findings += against_filter(checked, claim, batches) if walked is not None else []
         counted += _check_indexes(checked, claim, batches if walked is not None else None)
     checked.counts = counted
 
@@ -314,7 +314,7 @@ def _check_run(checked: CheckedFile, run: Sequence[SliceClaim], entries: dict[in
         for claim in run:
             batches, entry = batches_of(checked, claim), entries.get(claim.position)
             walked = walk(checked, claim, batches)
-            checked.findings += against_filter(checked, claim, batches)
+            checked.findings += against_filter(checked, claim, batches) if walked is not None else []
             if entry is not None and walked is not None:
                 checked.findings += _against_index(checked.file.key, claim, entry, batches)
             counted += walked or CheckCounts(slices=1)

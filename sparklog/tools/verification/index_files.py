@@ -54,7 +54,7 @@ class CollectedBatches:
 
     def __post_init__(self) -> None:
         if self.filter is not None:
-            self.keys = FilterBuilder(0, blocks=len(self.filter.words))
+            self.keys = FilterBuilder(self.filter)
 
     def add(self, data: BytesLike, headers: BatchHeaders, position: int) -> None:
         """Take in the batches of a window that begins at byte `position`."""

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pyarrow as pa
 import pytest
 
 import sparklog
-from sparklog.errors import BadRequest, SparklogError, Unavailable
+from sparklog.errors import BadRequest, Corrupt, SparklogError, Unavailable
+from sparklog.format.key_filter import encode_filters
 from sparklog.log.journal.names import filter_path
 from sparklog.log.read import helper_files, key_filters
 from sparklog.log.read.key_filters import filters_beside
 from sparklog.log.state.slices import SliceFlag
 from sparklog.log.topic.cloning import clone_topic
 from sparklog.log.topic.topic import Topic
+from sparklog.log.write.append_target import WriteOptions
 from sparklog.storage.fork_safety import CACHE_BYTES, RecentlyUsed
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import Store
@@ -21,6 +25,7 @@ from sparklog.testing.world import World
 from sparklog.testing.wrapper_stores import WrapperStore
 from sparklog.tools.verification.findings import INDEX, MISSING, Finding
 from sparklog.tools.verification.run import verify_root
+from tests.format.test_key_filter import plain_words, version_1
 from tests.support.records import random_rows
 
 KEYS = 3000
@@ -74,8 +79,103 @@ def test_an_absent_key_costs_the_filter_once(world: FilteredWorld) -> None:
     record, nbytes = world.get(b"key-17")
     assert record is not None
     assert record["offset"].to_pylist() == [17]
-    assert nbytes > 1 << 20
+    assert 900_000 < nbytes < 1_600_000, "one of two pieces, and the record's batch again"
     assert world.findings() == () == world.findings(quick=True)
+
+
+class LargeWorld(FilteredWorld):
+    """A topic of 6 MB in one slice, in batches of 100 KB; key i is at offset i."""
+
+    def __init__(self, *, roll: bool, configs: dict[str, str] | None = None) -> None:
+        World.__init__(self)
+        self.counted = CountingStore(self.store)
+        topic = self.root().create_topic("t", partitions=1, configs=configs or {})
+        for i in range(2):
+            rows = random_rows(6000, value_bytes=500, seed=i)
+            keys = pa.array([b"key-%d" % n for n in range(6000 * i, 6000 * i + 6000)], pa.binary())
+            topic.append(rows.set_column(0, "key", keys), options=WriteOptions(codec="none", batch_bytes=100_000))
+        sparklog.compact(self.root(), roll=roll)
+        (path,) = self.root().topic("t").log.read_snapshot().slices.paths()
+        self.filters = filter_path(f"t/{path}")
+
+    def scanned(self, keys: list[bytes], **how: object) -> tuple[list[int], int, int]:
+        """Offsets of the records with these keys, requests, and bytes read besides the filters."""
+        topic = self.root(self.counted).topic("t")
+        scan = topic.scan(keys=keys, **how)
+        gets, nbytes = self.counted.counts["get"], self.counted.bytes_read
+        offsets = scan.to_table()["offset"].to_pylist()
+        return offsets, self.counted.counts["get"] - gets, self.counted.bytes_read - nbytes
+
+
+@pytest.mark.parametrize("roll", [False, True])
+def test_of_a_large_slice_the_pieces_with_the_keys_are_read(roll: bool) -> None:
+    world = LargeWorld(roll=roll)
+    (made,) = key_filters.decode_filters(world.store.get(world.filters))
+    sizes = [piece.nbytes for piece in made.pieces]
+    assert len(sizes) == 7
+    assert world.scanned([b"key-17"]) == ([17], 1, sizes[0])
+    assert world.scanned([b"key-6000"]) == ([6000], 1, sizes[3])
+    assert world.scanned([b"nobody"]) == ([], 0, 0)
+    assert world.scanned([b"key-17", b"key-2500"]) == ([17, 2500], 1, sizes[0] + sizes[1]), "neighbours in one request"
+    assert world.scanned([b"key-17", b"key-11900"]) == ([17, 11900], 2, sizes[0] + sizes[-1])
+    every = [b"key-%d" % i for i in range(0, 12000, 100)]
+    assert world.scanned(every) == (list(range(0, 12000, 100)), 1, made.nbytes)
+    # Pieces outside of the range are not read.
+    assert world.scanned([b"key-17", b"key-5000"], start={0: 5000}, end={0: 5001}) == ([5000], 1, sizes[2])
+    assert world.scanned([b"key-17"], start={0: 18}) == ([], 1, sizes[0])
+    for key, number in ((b"key-17", 17), (b"key-11999", 11999)):
+        record, nbytes = world.get(key)
+        assert record is not None
+        assert record["offset"].to_pylist() == [number]
+        assert nbytes < 1_400_000
+    assert world.findings() == ()
+
+
+def test_pieces_of_a_slice_that_was_replaced_meanwhile() -> None:
+    world = LargeWorld(roll=False)
+    topic = world.root(world.counted).topic("t")
+    scan = topic.scan(keys=[b"key-17", b"key-11900"])
+    sparklog.compact(world.root(), roll=True)
+    world.store.delete(world.filters.replace(".bloom", ".slices"))
+    assert scan.to_table()["offset"].to_pylist() == [17, 11900]
+
+
+def test_damage_within_a_piece_is_named_where_it_is_read() -> None:
+    world = LargeWorld(roll=True)
+    file = world.filters.replace(".bloom", ".log")
+    _with(world.store, file, 3_500_000, b"damaged")
+    topic = world.root(world.counted).topic("t")
+    assert topic.scan(keys=[b"key-17"]).to_table().num_rows == 1
+    with pytest.raises(Corrupt, match=r"CRC-32C does not match its bytes: restore the file"):
+        topic.scan(keys=[b"key-6800"]).to_table()
+
+
+def test_a_filter_of_a_whole_slice_as_earlier_releases_wrote_it(world: FilteredWorld) -> None:
+    (made,) = key_filters.decode_filters(world.store.get(world.filters))
+    words = plain_words([b"key-%d" % i for i in range(KEYS)], 120)
+    world.store.replace(world.filters, version_1([(made.position, made.nbytes, made.crc, words)]))
+    record, nbytes = world.get(b"nobody")
+    assert (record, nbytes < 10_000) == (None, True)
+    record, nbytes = world.get(b"key-17")
+    assert record is not None
+    assert nbytes > 1 << 20
+    assert world.findings() == ()
+    words[words.any(axis=1).argmax()] = 0
+    world.store.replace(world.filters, version_1([(made.position, made.nbytes, made.crc, words)]))
+    assert len(world.findings()) == 1
+
+
+@pytest.mark.parametrize("offset", [0, 1 << 40])
+def test_pieces_whose_offsets_do_not_rise_count_for_nothing(world: FilteredWorld, offset: int) -> None:
+    (made,) = key_filters.decode_filters(world.store.get(world.filters))
+    first, second = made.pieces
+    wrong = replace(made, pieces=(first, replace(second, offset=offset)))
+    world.store.replace(world.filters, encode_filters([wrong]))
+    record, nbytes = world.get(b"key-17")
+    assert record is not None
+    assert nbytes > made.nbytes
+    (finding,) = world.findings()
+    assert finding.message == "the filter denies keys that the slice has, so that look-ups do not find them"
 
 
 def test_what_is_not_merged_yet_is_searched(world: FilteredWorld) -> None:
@@ -155,11 +255,10 @@ def test_a_missing_filter_is_found_and_not_missed(world: FilteredWorld) -> None:
 
 def test_a_filter_that_denies_a_key_is_found(world: FilteredWorld) -> None:
     (made,) = key_filters.decode_filters(world.store.get(world.filters))
-    words = made.words.copy()
+    first, second = made.pieces
+    words = second.words.copy()
     words[words.any(axis=1).argmax()] = 0
-    wrong = key_filters.KeyFilter(made.position, made.nbytes, made.crc, words)
-    from sparklog.format.key_filter import encode_filters
-
+    wrong = replace(made, pieces=(first, replace(second, words=words)))
     world.store.replace(world.filters, encode_filters([wrong]))
     (finding,) = world.findings()
     assert finding.message == "the filter denies keys that the slice has, so that look-ups do not find them"
@@ -196,7 +295,7 @@ def test_filters_that_were_merged_again_are_made_again() -> None:
         topic.append(pa.table({"key": _keys(i % 4), "value": _keys(i)}))
         sparklog.compact(world.root())
     sparklog.compact(world.root(), roll=True)
-    assert world.get(b"nobody")[1] < 10_000
+    assert world.get(b"nobody")[1] < 12_000
     assert world.get(b"key-1")[0] is not None
     assert world.findings() == ()
 
