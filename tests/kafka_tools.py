@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,13 +87,45 @@ class Dumped:
         ]
 
 
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What the tool has against segments and the indexes beside them, and what it printed of their records."""
+
+    complaints: list[str]
+    dumped: Dumped
+
+
+def class_archive(java: str, program: Sequence[str]) -> list[str]:
+    """Return options with which a JVM takes the tool's classes as they were once loaded: half the work of a start.
+
+    The archive is made at first use, for this program of this JVM. One that does not fit is passed over by the JVM.
+    """
+    real = Path(java).resolve()
+    named = "\0".join([str(real), str(real.stat().st_mtime_ns), *program])
+    archive = cache_folder() / f"classes-{zlib.crc32(named.encode()):08x}.jsa"
+    if not archive.exists():
+        with tempfile.TemporaryDirectory() as folder:
+            made, log = Path(folder) / "made.jsa", Path(folder) / f"{0:020d}.log"
+            log.touch()
+            made_by = [java, f"-XX:ArchiveClassesAtExit={made}", "-Xlog:disable", *program, "--files", str(log)]
+            subprocess.run([*made_by, "--deep-iteration"], capture_output=True, timeout=300, check=False)
+            if not made.exists():
+                return []
+            cache_folder().mkdir(parents=True, exist_ok=True)
+            # Several runs may make it at once: each finds a whole one.
+            shutil.copy(made, part := archive.with_suffix(f".{os.getpid()}"))
+            part.rename(archive)
+    return [f"-XX:SharedArchiveFile={archive}", "-Xlog:disable"]
+
+
 class KafkaTools:
     """DumpLogSegments; each call starts a JVM (half a second), so hand it many files at once."""
 
     def __init__(self, java: str, jars: Path) -> None:
         options = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
         quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"
-        self._command = [java, *options, quiet, "-cp", f"{jars}{os.sep}*", "kafka.tools.DumpLogSegments"]
+        program = [*options, quiet, "-cp", f"{jars}{os.sep}*", "kafka.tools.DumpLogSegments"]
+        self._command = [java, *class_archive(java, program), *program]
 
     def dump(self, files: Sequence[Path], *options: str) -> Dumped:
         """Run it over these files with these options (beside --files)."""
@@ -119,6 +152,9 @@ class KafkaTools:
         return Dumped(output, errors)
 
     def complaints(self, logs: Sequence[Path], *, emptied: bool = False) -> list[str]:
+        return self.checked(logs, emptied=emptied).complaints
+
+    def checked(self, logs: Sequence[Path], *, emptied: bool = False) -> Checked:
         """What it has against these segments and the indexes beside them; empty if it accepts them all.
 
         Gaps between offsets are none: the cleaner leaves them, as do aborted transactions of ours. `emptied`: nor are
@@ -127,7 +163,7 @@ class KafkaTools:
         indexes = [log.with_suffix(suffix) for log in logs for suffix in (".index", ".timeindex")]
         found = [f"{file} is missing" for file in indexes if not file.exists()]
         if found:
-            return found
+            return Checked(found, Dumped({}, []))
         markers = [file for log in logs if (file := log.with_suffix(".txnindex")).exists()]
         deep = self.dump([*logs, *markers], "--deep-iteration")
         found += without_gaps(deep.errors)
@@ -147,7 +183,7 @@ class KafkaTools:
             if (printed := sane.files.get(str(file))) != [f"{file} passed sanity check."]
             and (file.stat().st_size or printed != [f"{file} is empty."])
         ]
-        return found
+        return Checked(found, deep)
 
 
 def find_tools() -> KafkaTools:

@@ -37,12 +37,16 @@ class Place:
         self.topic = self.root.create_topic("t")
         self.topic.append(DATA)
         self._numbers = count()
+        self._consumers: dict[str, sparklog.Consumer] = {}
 
     def new(self) -> str:
         return str(self.folder / f"new{next(self._numbers)}")
 
-    def consumer(self) -> sparklog.Consumer:
-        return sparklog.consumer(self.root, "g", topics="t", auto_offset_reset="earliest")
+    def consumer(self, user: str) -> sparklog.Consumer:
+        """Return the one consumer of this user. One that was closed is of no use: the next call makes another."""
+        if user not in self._consumers or user == "close":
+            self._consumers[user] = sparklog.consumer(self.root, "g", topics="t", auto_offset_reset="earliest")
+        return self._consumers[user]
 
     def transaction(self) -> sparklog.Transaction:
         return sparklog.transactional(self.root, "etl").begin()
@@ -113,7 +117,7 @@ def calls() -> Calls:
         "beginning_offsets": {"partitions": {"t": [0]}}, "end_offsets": {"partitions": [("t", 0)]},
         "offsets_for_times": {"times": {("t", 0): 1}}, "seek_to_timestamp": {"timestamp_ms": 1},
     }.items():  # fmt: skip
-        add(f"Consumer.{name}", lambda p, name=name: getattr(p.consumer(), name), **given)  # type: ignore[misc]
+        add(f"Consumer.{name}", lambda p, name=name: getattr(p.consumer(name), name), **given)  # type: ignore[misc]
     add("Consumer.assign", lambda p: sparklog.consumer(p.root, "h").assign, partitions={"t": [0]})
     add("TopicTable.follow", lambda p: p.topic.table().follow)
     for name, given in {"get": {"key": "a"}, "__contains__": {"key": "a"}, "wait": {"timeout_s": 0}}.items():
@@ -185,7 +189,7 @@ def test_right_ones_are_taken(place: Place) -> None:
         (lambda p: p.topic.scan(columns="value"), "columns is a list of names, found 'value'; give ['value']"),
         (lambda p: sparklog.compact(p.root, topics="t"), "topics is a list of names, found 't'; give ['t']"),
         (lambda p: p.topic.get(5), "key is bytes or a text, found 5"),
-        (lambda p: p.consumer().poll("1"), "timeout is a number of seconds from 0, found '1'"),
+        (lambda p: p.consumer("poll").poll("1"), "timeout is a number of seconds from 0, found '1'"),
         (lambda p: p.topic.scan(isolation="read_uncommitted"),
          "scan: got an unexpected keyword argument 'isolation'; did you mean 'isolation_level'?"),
         (lambda p: sparklog.datasets(p.root, isolation="x"), "did you mean 'isolation_level'?"),

@@ -22,6 +22,7 @@ from sparklog.log.write.append_target import WriteOptions
 from sparklog.tools.inspection.inspect import Inspected, inspect_file, inspect_topic
 from sparklog.tools.inspection.notebook import EXAMPLE, overview, parts, plots
 from tests.fixture_data import copied
+from tests.support.seeds import first_of
 
 pytestmark = pytest.mark.sweep
 
@@ -98,14 +99,17 @@ def drawn(found: Inspected) -> dict[str, Figure | str]:
 
 @pytest.mark.parametrize(
     ("place", "topic"),
-    [
-        ("codecs/data", "codec-zstd"),
-        ("timestamps/data", None),
-        ("segments/data", "seg-small"),
-        ("transactions/data", "txn-a"),
-        ("compaction/tombstones-day/after", None),
-        ("legacy/builder-mixed/data", None),
-    ],
+    first_of(
+        [
+            ("codecs/data", "codec-zstd"),
+            ("transactions/data", "txn-a"),
+            ("compaction/tombstones-day/after", None),
+            ("timestamps/data", None),
+            ("segments/data", "seg-small"),
+            ("legacy/builder-mixed/data", None),
+        ],
+        3,
+    ),
 )
 def test_plots_of_whatever_kafka_wrote(fixtures: Path, place: str, topic: str | None) -> None:
     if not (fixtures / place).is_dir():
@@ -226,21 +230,21 @@ def test_records_per_hour(hours: tuple[int, ...], period: str | None, title: str
     assert figure.axes[1].get_title(loc="left") == title
 
 
-@pytest.mark.parametrize(
-    ("key", "text"),
-    [
-        (b"anna", "anna"),
-        ("käse $x$".encode(), "käse $x$"),
-        (b"\x00\xff", "0x00ff"),
-        (b"two\nlines", "0x74776f0a6c696e6573"),
-        (b"a" * 30, "a" * 23 + "…"),
-        (b"", ""),
-    ],
-)
-def test_keys_are_shown_as_text_or_digits(key: bytes, text: str, tmp_path: Path) -> None:
+KEYS = {
+    b"anna": "anna",
+    "käse $x$".encode(): "käse $x$",
+    b"\x00\xff": "0x00ff",
+    b"two\nlines": "0x74776f0a6c696e6573",
+    b"a" * 30: "a" * 23 + "…",
+    b"": "",
+}
+
+
+def test_keys_are_shown_as_text_or_digits(tmp_path: Path) -> None:
+    keys = [*KEYS] * 2
     root = sparklog.open(tmp_path / "root", create=True)
-    root.create_topic("orders").append(pa.table({"key": [key] * 2, "value": [b"x"] * 2}))
+    root.create_topic("orders").append(pa.table({"key": keys, "value": [b"x"] * len(keys)}))
     inspected = inspect_topic(RootView(root), "orders")
     figure = drawn(inspected)["hottest_keys"]
-    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == [text]
-    assert parts.show(inspected.keys, ["key"]).cells() == [[text]]
+    assert {label.get_text() for label in figure.axes[0].get_yticklabels()} == {*KEYS.values()}
+    assert sorted(parts.show(inspected.keys, ["key"]).cells()) == sorted([text] for text in KEYS.values())

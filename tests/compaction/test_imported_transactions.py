@@ -37,6 +37,7 @@ from tests.fixture_data import (
 )
 from tests.kafka.logs import batch, marker, read_topic, without_epochs, write_partition
 from tests.support.counted_root import CountedRoot
+from tests.support.seeds import first_of
 
 LEVELS = (READ_COMMITTED, READ_UNCOMMITTED)
 NAMES = ("transactions", "transactions-tv0", "compaction-by-broker")
@@ -185,7 +186,7 @@ def check(topic: Topic, expected: Visible, rng: random.Random) -> None:
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("seed", [*range(12), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(12, 25))])
+@pytest.mark.parametrize("seed", first_of(range(25), 4))
 def test_random_logs_at_every_step(place: CountedRoot, tmp_path: Path, seed: int) -> None:
     if seed % 2:
         # Read in windows, and entered by indexes.
@@ -225,7 +226,7 @@ def test_random_logs_at_every_step(place: CountedRoot, tmp_path: Path, seed: int
     check(topic, expected, rng)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", first_of(range(10), 4))
 def test_cleaning_shows_nothing_that_was_aborted_and_keeps_the_latest(
     place: CountedRoot, tmp_path: Path, seed: int
 ) -> None:

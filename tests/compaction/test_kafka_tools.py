@@ -237,9 +237,9 @@ def test_imported_segments_are_accepted(fixtures: Path, kafka_tools: KafkaTools,
         topics += imported(tmp_path / name, fixtures / "damaged" / name, "data", {"index.interval.bytes": 512})
     logs = all_logs(tmp_path)
     assert len(logs) > 100
-    assert kafka_tools.complaints(logs, emptied=True) == []
-    dumped = kafka_tools.dump(logs, "--deep-iteration")
-    assert sum(check_records(topic, dumped, AioBatch) for topic in topics) > 5_000
+    checked = kafka_tools.checked(logs, emptied=True)
+    assert checked.complaints == []
+    assert sum(check_records(topic, checked.dumped, AioBatch) for topic in topics) > 5_000
 
 
 def test_what_brokers_wrote_is_accepted_after_sealing(fixtures: Path, kafka_tools: KafkaTools, tmp_path: Path) -> None:
@@ -265,9 +265,9 @@ def test_what_brokers_wrote_is_accepted_after_sealing(fixtures: Path, kafka_tool
         log for topic in topics for number in range(topic.log.head().partitions) for log in sealed_logs(topic, number)
     ]
     assert any(log.with_suffix(".txnindex").exists() for log in logs)
-    assert kafka_tools.complaints(logs) == []
-    dumped = kafka_tools.dump(logs, "--deep-iteration")
-    assert sum(check_records(topic, dumped, AioBatch) for topic in topics) > 3_000
+    checked = kafka_tools.checked(logs)
+    assert checked.complaints == []
+    assert sum(check_records(topic, checked.dumped, AioBatch) for topic in topics) > 3_000
 
 
 @pytest.mark.parametrize(
@@ -286,9 +286,9 @@ def test_compacted_fixtures_are_accepted(
             topics.append(topic)
     logs = [log for topic in topics for log in sealed_logs(topic, 0)]
     assert len({log.parent for log in logs}) > len(topics), "nothing was compacted"
-    assert kafka_tools.complaints(logs, emptied=True) == []
-    dumped = kafka_tools.dump(logs, "--deep-iteration")
-    assert sum(check_records(topic, dumped, PEERS[peer]) for topic in topics) > 1_000
+    checked = kafka_tools.checked(logs, emptied=True)
+    assert checked.complaints == []
+    assert sum(check_records(topic, checked.dumped, PEERS[peer]) for topic in topics) > 1_000
 
 
 # ---------------------------------------------------------------- native topics
@@ -347,11 +347,11 @@ def test_sealed_segments_of_native_topics_are_accepted(kafka_tools: KafkaTools, 
     assert [topic.scan(isolation_level=READ_UNCOMMITTED).to_table().num_rows for topic in sealed[:-1]] == before
     logs = all_logs(tmp_path)
     assert len(logs) > 30
-    assert kafka_tools.complaints(logs) == []
-    dumped = kafka_tools.dump(logs, "--deep-iteration")
+    checked = kafka_tools.checked(logs)
+    assert checked.complaints == []
     for topic in sealed:
         assert all(path.startswith("sealed/") for path in topic.log.snapshot().slices.paths())
-        assert check_records(topic, dumped, AioBatch) == check_records(topic, dumped, PyBatch) > 500
+        assert check_records(topic, checked.dumped, AioBatch) == check_records(topic, checked.dumped, PyBatch) > 500
 
 
 def test_compacted_segments_of_native_topics_are_accepted(kafka_tools: KafkaTools, tmp_path: Path) -> None:
@@ -375,7 +375,7 @@ def test_compacted_segments_of_native_topics_are_accepted(kafka_tools: KafkaTool
         assert topic.scan().to_table().num_rows < 3 * 8 * 120
     logs = all_logs(tmp_path)
     assert len({log.parent for log in logs}) > 8
-    assert kafka_tools.complaints(logs) == []
-    dumped = kafka_tools.dump(logs, "--deep-iteration")
+    checked = kafka_tools.checked(logs)
+    assert checked.complaints == []
     for topic in topics:
-        assert check_records(topic, dumped, AioBatch) == check_records(topic, dumped, PyBatch) > 50
+        assert check_records(topic, checked.dumped, AioBatch) == check_records(topic, checked.dumped, PyBatch) > 50

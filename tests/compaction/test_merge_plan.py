@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sparklog.compaction import merge_work
@@ -44,6 +44,7 @@ from tests.log.read.test_scan_imported import batch_of
 from tests.log.rewriting import appended_by_hand, prepared, resolve, sealed
 from tests.support.counted_root import KINDS, CountedRoot
 from tests.support.records import random_rows, small
+from tests.support.seeds import examples
 
 
 @pytest.fixture(params=KINDS)
@@ -744,7 +745,7 @@ def test_a_file_that_is_gone_means_plan_again(memory: CountedRoot, at_once: int)
 
 
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@examples(13, 40)
 def test_any_history_reads_the_same_after_merging(data: st.DataObject) -> None:
     place = CountedRoot("memory", Path("unused"))
     append_time = data.draw(st.booleans())

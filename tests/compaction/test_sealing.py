@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from aiokafka.record.default_records import DefaultRecordBatch as AioBatch
 from crc32c import crc32c
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from kafka.record.default_records import DefaultRecordBatch as PyBatch
 
@@ -41,6 +41,7 @@ from tests.log.read.test_scan_imported import batch_of
 from tests.log.rewriting import appended_by_hand, prepared, resolve
 from tests.support.counted_root import KINDS, CountedRoot
 from tests.support.records import random_rows, small
+from tests.support.seeds import examples
 from tests.test_architecture import HEAVY, loaded_by
 
 PEERS = {"aiokafka": AioBatch, "kafka-python": PyBatch}
@@ -740,7 +741,7 @@ def play(place: CountedRoot, topic: Topic, steps: list[Step], rng: random.Random
 
 
 @given(STEPS, CONFIGS, st.integers(0, 2**32), st.booleans())
-@settings(max_examples=60, deadline=None)
+@examples(20, 60)
 def test_whatever_was_appended_reads_the_same_once_sealed(
     steps: list[Step], configs: dict[str, object], seed: int, roll: bool
 ) -> None:

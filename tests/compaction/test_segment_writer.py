@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from crc32c import crc32c
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sparklog.compaction import segment_writer
@@ -23,6 +23,7 @@ from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.slices import FileSlices, SliceFlag
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import ObjectWriter
+from tests.support.seeds import examples
 
 FOLDER = "t/sealed/3/00000000000000000007-run"
 Written = dict[str, bytes]
@@ -350,7 +351,7 @@ RUNS = st.lists(
 
 
 @given(RUNS, st.sampled_from([0, 61, 100, 200, 500]), st.integers(0, 15), st.integers(0, 10), st.booleans())
-@settings(max_examples=150, deadline=None)
+@examples(50, 150)
 def test_steps_give_what_one_build_gives_and_no_index_overflows(
     runs: list[list[tuple[int, int, int]]], interval: int, entries: int, base: int, limited: bool
 ) -> None:

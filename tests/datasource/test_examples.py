@@ -38,6 +38,7 @@ SLOW = {
     "stream_stream_join",
     "stream_table",
     "two_sinks",
+    "windowed_counts",
 }
 """Those that take longer than a default run has time for."""
 NEEDS: dict[str, tuple[str, ...]] = {

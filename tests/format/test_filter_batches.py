@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sparklog.errors import BadRequest
@@ -40,6 +40,7 @@ from tests.format.batch_samples import (
     rows,
 )
 from tests.format.plain_encoder import encode_batch, with_create_time
+from tests.support.seeds import examples
 
 
 @dataclass(frozen=True)
@@ -290,7 +291,7 @@ def logs(draw: st.DrawFn) -> tuple[bytes, list[Fate]]:
 
 
 @pytest.mark.sweep
-@settings(max_examples=300, deadline=None)
+@examples(60, 300)
 @given(logs())
 def test_any_batches_as_the_rules_say(log: tuple[bytes, list[Fate]]) -> None:
     found = assert_as_modelled(*log)

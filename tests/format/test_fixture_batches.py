@@ -14,6 +14,7 @@ from sparklog.format.record_batch import BatchHeaders
 from tests.fixture_data import expected_records
 from tests.format.batch_samples import ALL, rows
 from tests.format.plain_encoder import encode_batch, with_create_time
+from tests.support.seeds import thinned
 
 NAMES = ("codecs", "timestamps", "segments", "transactions", "transactions-tv0", "preallocated-running")
 
@@ -55,14 +56,15 @@ def test_records_are_those_of_kafkas_consumer(fixtures: Path, name: str) -> None
     assert compared >= 90
 
 
-def test_plain_batches_are_encoded_to_the_same_bytes(fixtures: Path) -> None:
+@pytest.mark.parametrize("step", thinned(4))
+def test_plain_batches_are_encoded_to_the_same_bytes(fixtures: Path, step: int) -> None:
     batches = records = 0
     for path, data, headers in sound_batches(fixtures):
         if not len(headers):
             continue
         columns = decode(data, with_create_time(headers), columns=ALL)
         ends = np.cumsum(columns.batch_rows).tolist()
-        for index in np.flatnonzero((headers.codec == 0) & ~headers.is_legacy).tolist():
+        for index in np.flatnonzero((headers.codec == 0) & ~headers.is_legacy)[::step].tolist():
             end, count = ends[index], int(columns.batch_rows[index])
             one = decode(data, with_create_time(headers[index : index + 1]), columns=ALL)
             position, size = int(headers.position[index]), int(headers.size[index])
@@ -70,7 +72,7 @@ def test_plain_batches_are_encoded_to_the_same_bytes(fixtures: Path) -> None:
             assert columns.offset[end - count : end].tolist() == one.offset.tolist()
             batches += 1
             records += count
-    assert batches > 1000
+    assert batches > 1000 // step
     assert records > batches
 
 

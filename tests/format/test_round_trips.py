@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sparklog.format.batch_scan import crc_failures, scan_headers
@@ -16,6 +16,7 @@ from sparklog.format.encode import EncodeOptions, encode, encode_partitions
 from sparklog.format.record_batch import BatchHeader
 from tests.format.batch_samples import ALL, CODEC_NAMES, decode_all, rows
 from tests.format.plain_encoder import encode_batch, with_create_time
+from tests.support.seeds import examples
 
 CELL = st.none() | st.binary(max_size=40) | st.integers(60, 70).map(lambda n: b"x" * n) | st.just(b"y" * 9000)
 HEADERS = st.none() | st.lists(st.tuples(st.text(max_size=5), st.none() | st.binary(max_size=5)), max_size=4)
@@ -44,7 +45,7 @@ def as_read(records: list[Any]) -> list[Any]:
     return [(i, r[0], r[1], r[2], r[3] or None) for i, r in enumerate(records)]
 
 
-@settings(max_examples=150, deadline=None)
+@examples(50, 150)
 @given(records=RECORDS, options=OPTIONS)
 def test_encode_then_decode(records: list[Any], options: EncodeOptions) -> None:
     encoded = encode(*columns_of(records), options=options)
@@ -55,7 +56,7 @@ def test_encode_then_decode(records: list[Any], options: EncodeOptions) -> None:
     assert encoded.records == len(records)
 
 
-@settings(max_examples=75, deadline=None)
+@examples(25, 75)
 @given(data=st.data(), records=RECORDS, options=OPTIONS)
 def test_partitions_and_orders(data: Any, records: list[Any], options: EncodeOptions) -> None:
     partition = np.array(data.draw(st.lists(st.integers(0, 5), min_size=len(records), max_size=len(records))), np.int32)
@@ -68,7 +69,7 @@ def test_partitions_and_orders(data: Any, records: list[Any], options: EncodeOpt
         assert encode(*columns, order=np.flatnonzero(partition == number), options=options).data == found.data
 
 
-@settings(max_examples=75, deadline=None)
+@examples(25, 75)
 @given(
     records=RECORDS,
     base=st.integers(0, 2**62),

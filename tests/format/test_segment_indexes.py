@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sparklog.errors import BadRequest, Corrupt
@@ -16,6 +16,7 @@ from sparklog.format import transaction_index
 from sparklog.format.segment_indexes import OffsetIndex, TimeIndex
 from sparklog.format.transaction_index import AbortedTransactions, AbortMarker, agrees, unite
 from tests.fixture_data import expected_dump
+from tests.support.seeds import examples
 
 Batch = tuple[int, int, int]
 Entry = tuple[int, int, int, int]
@@ -247,7 +248,7 @@ def test_aborted_transactions_are_those_that_kafkas_dump_shows(fixtures: Path) -
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@examples(50, 150)
 def test_covers_is_what_each_entry_says(data: st.DataObject) -> None:
     """Producers' transactions do not overlap; batches come in any order, as of many slices at once."""
     rows: list[tuple[int, int, int]] = []

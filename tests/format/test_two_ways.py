@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sparklog.errors import BadRequest, Corrupt
@@ -35,6 +35,7 @@ from tests.format.plain_encoder import with_create_time
 from tests.format.test_damage import damaged, samples
 from tests.format.test_round_trips import OPTIONS, RECORDS, columns_of
 from tests.support.kernel_ways import both_ways, compiled, interpreted
+from tests.support.seeds import examples
 
 REPOSITORY = Path(__file__).parents[2]
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -114,7 +115,7 @@ def written_again(data: bytes, header: BatchHeaders) -> list[object]:
     return [new, partition_for_key(columns.key, 7)]
 
 
-@settings(max_examples=120, deadline=None)
+@examples(40, 120)
 @given(data=st.data(), records=RECORDS, options=OPTIONS, partitions=st.integers(1, 5))
 def test_random_records_are_written_and_read_alike(
     data: Any, records: list[Any], options: EncodeOptions, partitions: int
@@ -132,7 +133,7 @@ def test_random_records_are_written_and_read_alike(
     check(lambda: read_all(whole, scan_headers(whole)))
 
 
-@settings(max_examples=200, deadline=None)
+@examples(66, 200)
 @given(value=INT64, tail=st.binary(max_size=12))
 def test_varints_are_alike_over_all_of_int64(value: int, tail: bytes) -> None:
     bits = zigzag(value)

@@ -33,6 +33,7 @@ from sparklog.testing.world import World
 from tests.fixture_data import partitions, split_partition
 from tests.kafka.logs import FIRST, SECOND, batch, marker, read_topic, segment, write_partition
 from tests.kafka.logs import read as read_in_place
+from tests.support.seeds import thinned
 from tests.support.small_limits import small_limits
 
 STARTS = "log-start-offset-checkpoint"
@@ -374,6 +375,7 @@ def seen(root: Root) -> Iterator[tuple[str, int, list[int]]]:
 
 @pytest.mark.sweep
 @pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("step", thinned(4))
 @pytest.mark.parametrize(
     "kind",
     [
@@ -381,14 +383,16 @@ def seen(root: Root) -> Iterator[tuple[str, int, list[int]]]:
         *(pytest.param(kind, marks=pytest.mark.slow) for kind in (FaultKind.ERROR_BEFORE, FaultKind.ERROR_AFTER)),
     ],
 )
-def test_an_import_that_is_killed_at_any_request_is_completed_by_the_next(tmp_path: Path, kind: FaultKind) -> None:
+def test_an_import_that_is_killed_at_any_request_is_completed_by_the_next(
+    tmp_path: Path, kind: FaultKind, step: int
+) -> None:
     three_topics(tmp_path)
     whole = fresh()
     import_log_dir(whole, tmp_path)
     expected = {place: state(whole.topic(place[0]), place[1]) for place in PLACES}
     offsets = {(name, number): found for name, number, found in seen(whole)}
     again = 0
-    for at in range(1000):
+    for at in range(0, 1000, step):
         world = World(seed=at)
         store = world.store
         world.root()
@@ -413,8 +417,8 @@ def test_an_import_that_is_killed_at_any_request_is_completed_by_the_next(tmp_pa
         again += 0 < len(named) < 7
         if steps.calls <= at:
             break
-    assert at < 999
-    assert again > 10
+    assert at < 1000 - step
+    assert again > 10 // step
 
 
 @pytest.mark.usefixtures("small_pieces")

@@ -38,6 +38,7 @@ from sparklog.log.topic.root import Root
 from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, FaultyStore
 from sparklog.testing.world import World
 from tests.kafka.logs import FIRST, HOUR_MS, batch, keyed_batch, marker, write_partition
+from tests.support.seeds import thinned
 
 TRANSACTIONS = ("transactions", "transactions-tv0")
 
@@ -338,12 +339,13 @@ def test_what_was_decided_ends_so_whoever_ends_it(
     assert topic.log.head().kafka_open == ()
 
 
-def test_an_import_that_ends_transactions_is_completed_as_well(root: Root, decided: Path) -> None:
+@pytest.mark.parametrize("step", thinned(4))
+def test_an_import_that_ends_transactions_is_completed_as_well(root: Root, decided: Path, step: int) -> None:
     """Killed at any request: a topic whose transactions it had ended is not in its way."""
     write_partition(decided, "v-0", {0: batch(0, [b"x"], producer=9)})
     write_groups(decided, messages(0, {key(): value(1)}))
     whole = {}
-    for at in range(1000):
+    for at in range(0, 1000, step):
         world = World(seed=at)
         store = world.store
         world.root()
@@ -365,7 +367,7 @@ def test_an_import_that_ends_transactions_is_completed_as_well(root: Root, decid
         assert committed(after, "g") == {"t-0": 1}
         if len(calls) <= at:
             break
-    assert 50 < at < 999
+    assert 50 < at < 1000 - step
 
 
 def test_what_another_transaction_of_the_id_decided_does_not_count(root: Root, tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ from tests.kafka.logs import (
     without_epochs,
     write_partition,
 )
+from tests.support.seeds import thinned
 
 STARTS = "log-start-offset-checkpoint"
 
@@ -588,36 +589,39 @@ def test_a_segment_that_goes_while_it_is_imported_is_said(
 
 
 @pytest.mark.sweep
+@pytest.mark.parametrize("step", thinned(3))
 @pytest.mark.parametrize("kind", [FaultKind.ERROR_BEFORE, FaultKind.ERROR_AFTER, FaultKind.CRASH_AFTER])
-def test_an_import_that_dies_at_any_step_names_nothing_by_halves(root: Root, tmp_path: Path, kind: FaultKind) -> None:
+def test_an_import_that_dies_at_any_step_names_nothing_by_halves(
+    root: Root, tmp_path: Path, kind: FaultKind, step: int
+) -> None:
     write_partition(tmp_path, "t-0", {0: FIRST, 3: SECOND})
     write_partition(tmp_path, "t-1", {0: FIRST, 3: b""})
     whole = {0: [0, 1, 2, 3, 4, 5], 1: [0, 1, 2]}
     failed = 0
-    for step in range(200):
+    for number in range(0, 200, step):
         calls = []
 
-        def decide(call: Call, step: int = step, calls: list[Call] = calls) -> Fault | None:
+        def decide(call: Call, number: int = number, calls: list[Call] = calls) -> Fault | None:
             calls.append(call)
-            return Fault(kind) if call.number == step else None
+            return Fault(kind) if call.number == number else None
 
         with contextlib.suppress(SparklogError, Crash):
-            import_log_dir(World(FaultyStore(root.store, decide), seed=step).root(), tmp_path)
-        after = World(root.store, seed=step + 1000).root()
+            import_log_dir(World(FaultyStore(root.store, decide), seed=number).root(), tmp_path)
+        after = World(root.store, seed=number + 1000).root()
         found = {}
         if after.topics():
             topic = after.topic("t")
             found = {n: [record.offset for record in read_topic(topic, n)] for n in (0, 1)}
-            assert found in (whole, {0: [], 1: []}), (step, calls[-1])
+            assert found in (whole, {0: [], 1: []}), (number, calls[-1])
             topic.delete()
         failed += found != whole
-        if len(calls) <= step:
+        if len(calls) <= number:
             break
         import_log_dir(after, tmp_path)
         assert {n: [record.offset for record in read_topic(after.topic("t"), n)] for n in (0, 1)} == whole
         after.topic("t").delete()
-    assert step < 199
-    assert failed > 20
+    assert number < 200 - step
+    assert failed > 20 // step
 
 
 @pytest.mark.parametrize("kind", [FaultKind.TWICE, FaultKind.FALSE_EXISTS])

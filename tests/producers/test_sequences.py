@@ -18,6 +18,7 @@ from sparklog.log.topic.root import Root
 from sparklog.producers.sequences import TopicSequences
 from sparklog.testing import Call, Crash, Fault, FaultKind, FaultyStore, Script, Seeded, World
 from tests.producers.test_producer import LATER, records, root_with
+from tests.support.seeds import first_of
 
 MESSAGES = 40
 KINDS = (
@@ -199,7 +200,7 @@ def seeded(source: random.Random) -> Callable[[Call], Fault | None]:
     return Seeded(random.Random(source.random()), 0.05, KINDS)
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", first_of(range(25), 8))
 def test_under_faults_each_record_is_there_once(seed: int) -> None:
     assert simulate(seeded, seed) == []
 
@@ -207,7 +208,7 @@ def test_under_faults_each_record_is_there_once(seed: int) -> None:
 def test_a_rule_that_keeps_repeats_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TopicSequences, "new_rows", lambda _, sequences: list(range(len(sequences))))
     monkeypatch.setattr(TopicSequences, "ask", lambda self: (TopicSequences_ask(self), 0)[1])
-    assert [wrong for seed in range(10) for wrong in simulate(seeded, seed) if "twice" in wrong]
+    assert any("twice" in wrong for seed in range(10) for wrong in simulate(seeded, seed))
 
 
 TopicSequences_ask = TopicSequences.ask

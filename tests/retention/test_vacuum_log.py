@@ -14,6 +14,7 @@ from sparklog.retention.vacuum import vacuum
 from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind
 from sparklog.testing.world import DAY_MS, HOUR_MS, MINUTE_MS
 from tests.retention.vacuum_world import VacuumWorld, meanwhile, requests
+from tests.support.seeds import thinned
 
 WEEK = 7 * DAY_MS
 
@@ -261,15 +262,16 @@ def lived() -> VacuumWorld:
 
 
 @pytest.mark.sweep
+@pytest.mark.parametrize("step", thinned(3))
 @pytest.mark.parametrize("kind", [FaultKind.CRASH_BEFORE, pytest.param(FaultKind.CRASH_AFTER, marks=pytest.mark.slow)])
-def test_a_crash_at_every_request_and_a_run_after_it(kind: FaultKind) -> None:
+def test_a_crash_at_every_request_and_a_run_after_it(kind: FaultKind, step: int) -> None:
     whole = lived()
     count = requests(cleaner := whole.process(), lambda: whole.vacuum(cleaner))
     report = whole.vacuum()
     assert report.objects == 0
     expected = whole.files(), whole.commits(), whole.checkpoints()
     crashed = 0
-    for number in range(count):
+    for number in range(0, count, step):
         world = lived()
         crashed += crash_at(world, number, kind)
         world.assert_promises()
@@ -280,7 +282,7 @@ def test_a_crash_at_every_request_and_a_run_after_it(kind: FaultKind) -> None:
         # The run after the crash may find one commit more: the floor that the dead one committed.
         assert set(world.commits()) - set(commits) <= {world.log.state.version}
         assert set(world.checkpoints()) >= set(checkpoints)
-    assert crashed > 40
+    assert crashed > 40 // step
 
 
 def crash_at(world: VacuumWorld, number: int, kind: FaultKind) -> bool:
@@ -300,11 +302,12 @@ def crash_at(world: VacuumWorld, number: int, kind: FaultKind) -> bool:
     return False
 
 
-def test_a_store_that_fails_at_every_request() -> None:
+@pytest.mark.parametrize("step", thinned(8))
+def test_a_store_that_fails_at_every_request(step: int) -> None:
     """A failure ends the run, or is reported; nothing that is needed goes, and the next run does the rest."""
     whole = lived()
     count = requests(cleaner := whole.process(), lambda: whole.vacuum(cleaner))
-    for number in range(0, count, 3):
+    for number in range(0, count, step):
         world = lived()
         cleaner = world.process()
         first: list[int] = []
@@ -327,11 +330,12 @@ def test_a_store_that_fails_at_every_request() -> None:
 
 
 @pytest.mark.sweep
-def test_two_vacuums_at_once() -> None:
+@pytest.mark.parametrize("step", thinned(3))
+def test_two_vacuums_at_once(step: int) -> None:
     whole = lived()
     whole.vacuum()
     struck = [0]
-    for number in range(200):
+    for number in range(0, 200, step):
         world = lived()
         first, second = world.process(), world.process()
         struck = meanwhile(first, number, lambda world=world, second=second: world.vacuum(second))  # type: ignore[misc]
@@ -344,14 +348,15 @@ def test_two_vacuums_at_once() -> None:
 
 
 @pytest.mark.sweep
-def test_who_finds_a_head_finds_its_table_at_every_moment() -> None:
+@pytest.mark.parametrize("step", thinned(3))
+def test_who_finds_a_head_finds_its_table_at_every_moment(step: int) -> None:
     torn: list[int] = []
 
     def look(world: VacuumWorld) -> None:
         history = History(world.store, "t")
         torn.extend(version for version in world.checkpoints() if history.sound(version) is None)
 
-    for number in range(200):
+    for number in range(0, 200, step):
         world = lived()
         assert world.checkpoints()[0] == 3
         cleaner = world.process()
@@ -420,9 +425,10 @@ def test_a_log_that_is_not_what_this_process_saw_is_not_touched() -> None:
     assert world.files() == before
 
 
-def test_a_reader_of_an_old_snapshot_at_every_moment() -> None:
+@pytest.mark.parametrize("step", thinned(3))
+def test_a_reader_of_an_old_snapshot_at_every_moment(step: int) -> None:
     """Planned within the delay: no file is missed, whatever the vacuum is at."""
-    for number in range(200):
+    for number in range(0, 200, step):
         world = VacuumWorld()
         world.append(4)
         world.rewrite()

@@ -348,7 +348,7 @@ def nights(night: Night, step: int = 1, first: int = 0) -> int:
 @pytest.mark.sweep
 @pytest.mark.parametrize("night", NIGHTS, ids=lambda night: night.name)
 def test_a_process_that_sleeps(night: Night) -> None:
-    assert nights(night, 23) > 8
+    assert nights(night, 46) > 4
 
 
 @pytest.mark.slow

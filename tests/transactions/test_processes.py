@@ -64,13 +64,14 @@ class Writer:
         return {f"{self._name} {int(line)}" for line in rest.splitlines(keepends=True) if line.endswith("\n")}
 
 
-def test_writers_killed_at_random(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lives", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_writers_killed_at_random(tmp_path: Path, lives: int) -> None:
     opened = sparklog.open(tmp_path, create=True)
     for name in ("a", "b"):
         opened.create_topic(name)
     source = random.Random(5)
     committed: set[str] = set()
-    for life in range(3):
+    for life in range(lives):
         writers = [Writer(tmp_path, name, 1000 * life) for name in IDS]
         for writer in writers:
             writer.allow(AHEAD)

@@ -7,6 +7,7 @@ escaping. The script sorts and filters tables; the page says the same without it
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 from heapq import nlargest
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,6 +26,7 @@ from sparklog.units import HOUR_MS, UNKNOWN, ago, day_text, duration, number_tex
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+    from jinja2.runtime import Context
 
 
 MOST_PARTITIONS = 200  # of a topic on the page, the largest
@@ -34,7 +36,7 @@ LARGEST_TOPICS = 12
 
 def as_html(report: RootReport) -> str:
     """Return the page. The same report gives the same text."""
-    template = _environment(report).get_template("report.html")
+    template = _environment().get_template("report.html")
     largest = nlargest(LARGEST_TOPICS, report.topics, key=lambda topic: topic.bytes)
     text: str = template.render(
         report=report,
@@ -151,8 +153,14 @@ def numbers(partitions: Sequence[int]) -> str:
     return ", ".join("-".join(map(str, run)) for run in runs)
 
 
-def _environment(report: RootReport) -> Environment:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+@cache
+def _environment() -> Environment:
+    """Return the environment of all reports: compiling the templates takes longer than a small page."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined, pass_context
+
+    @pass_context
+    def since(context: Context, ms: int | None) -> str:
+        return ago(ms, context["report"].now_ms)
 
     environment = Environment(
         loader=PackageLoader("sparklog.tools.report"),
@@ -162,9 +170,7 @@ def _environment(report: RootReport) -> Environment:
         lstrip_blocks=True,
     )
     filters = {"count": number_text, "size": size_text, "numbers": numbers, "time": time_text}
-    environment.filters.update(
-        filters, seconds=seconds_text, duration=duration, day=day_text, ago=lambda ms: ago(ms, report.now_ms)
-    )
+    environment.filters.update(filters, seconds=seconds_text, duration=duration, day=day_text, ago=since)
     return environment
 
 

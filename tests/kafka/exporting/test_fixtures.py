@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -53,21 +56,40 @@ def exported(root: Root, folder: Path) -> list[ExportedTopic]:
     return export_topics(root, folder, root.topics(), ExportOptions(durable=False))
 
 
+@dataclass(frozen=True)
+class Trip:
+    """A fixture's log dir `source`, the root it was imported into, and what was exported from there to `target`."""
+
+    fixture: str
+    stage: str
+    source: Path
+    root: Root
+    target: Path
+    topics: list[ExportedTopic]
+
+
+@pytest.fixture(scope="module", params=STAGES, ids=lambda place: "-".join(place))
+def trip(request: pytest.FixtureRequest, fixtures: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trip]:
+    """One for all tests of a log dir, which run one after the other: never write into it."""
+    fixture, stage = request.param
+    folder = tmp_path_factory.mktemp("trip")
+    root, target = imported_from(fixtures / fixture / stage), folder / "out"
+    yield Trip(fixture, stage, fixtures / fixture / stage, root, target, exported(root, target))
+    shutil.rmtree(folder)
+
+
 def names_in(folder: Path) -> list[str]:
     return [name for name in partitions(folder) if not is_internal(split_partition(name)[0])]
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize(("fixture", "stage"), STAGES)
-def test_a_round_trip_reads_as_kafkas_consumer_reads_it(
-    fixtures: Path, tmp_path: Path, fixture: str, stage: str
-) -> None:
-    found = exported(imported_from(fixtures / fixture / stage), tmp_path / "out")
-    view = KafkaView(tmp_path / "out")
+def test_a_round_trip_reads_as_kafkas_consumer_reads_it(fixtures: Path, trip: Trip) -> None:
+    fixture, stage = trip.fixture, trip.stage
+    view = KafkaView(trip.target)
     told = stage if stage != "data-after-clean-shutdown" else "data"
     expected = expected_offsets(fixtures / fixture, told)
-    said = {(topic.topic, part.partition): part for topic in found for part in topic.partitions}
-    assert partitions(tmp_path / "out") == names_in(fixtures / fixture / stage)
+    said = {(topic.topic, part.partition): part for topic in trip.topics for part in topic.partitions}
+    assert partitions(trip.target) == names_in(fixtures / fixture / stage)
     for name in names_in(fixtures / fixture / stage):
         topic, number = split_partition(name)
         for isolation in (READ_UNCOMMITTED, READ_COMMITTED):
@@ -77,20 +99,17 @@ def test_a_round_trip_reads_as_kafkas_consumer_reads_it(
         assert bounds.log_start == part.log_start == kafka["logStartOffset"]
         assert bounds.log_end == part.log_end == kafka["logEndOffset"]
         assert bounds.last_stable == part.last_stable == kafka["lastStableOffset"]
-        written = next(each.topic_id for each in found if each.topic == topic)
+        written = next(each.topic_id for each in trip.topics if each.topic == topic)
         metadata = (fixtures / fixture / stage / name / PARTITION_METADATA_FILE).exists()
         assert view.topic_id(topic) == written
         assert (KafkaView(fixtures / fixture / stage).topic_id(topic) == written) == metadata
 
 
-@pytest.mark.parametrize(("fixture", "stage"), STAGES)
-def test_the_files_are_kafkas(fixtures: Path, tmp_path: Path, fixture: str, stage: str) -> None:
-    source, target = fixtures / fixture / stage, tmp_path / "out"
-    root = imported_from(source)
-    exported(root, target)
+def test_the_files_are_kafkas(trip: Trip) -> None:
+    fixture, source, target = trip.fixture, trip.source, trip.target
     for name in names_in(source):
         topic, number = split_partition(name)
-        log_start = int(root.topic(topic).log.head().log_start[number])
+        log_start = int(trip.root.topic(topic).log.head().log_start[number])
         logs = sorted((source / name).glob("*.log"))
         kept = [
             (log, after) for log, after in zip(logs, [*logs[1:], None], strict=True) if keeps(log, after, log_start)
@@ -154,10 +173,8 @@ def transactions(log: Path) -> transaction_index.AbortedTransactions:
     return transaction_index.parse(file.read_bytes() if file.exists() else b"", int(log.stem))
 
 
-@pytest.mark.parametrize(("fixture", "stage"), STAGES)
-def test_checkpoints_and_snapshots_are_kafkas(fixtures: Path, tmp_path: Path, fixture: str, stage: str) -> None:
-    source, target = fixtures / fixture / stage, tmp_path / "out"
-    exported(imported_from(source), target)
+def test_checkpoints_and_snapshots_are_kafkas(fixtures: Path, trip: Trip) -> None:
+    fixture, stage, source, target = trip.fixture, trip.stage, trip.source, trip.target
     told = stage if stage != "data-after-clean-shutdown" else "data"
     expected = expected_offsets(fixtures / fixture, told)
     ends = {split_partition(name): expected[name]["logEndOffset"] for name in names_in(source)}

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sparklog.errors import BadRequest, Corrupt, NotFound
@@ -29,6 +29,7 @@ from sparklog.testing.faulty_store import Fault, FaultKind, FaultyStore, Script
 from sparklog.transactions.producer import transactional
 from tests.support.counted_root import KINDS_AND_BUCKET, CountedRoot
 from tests.support.records import by_partition, check_schema, random_rows, small
+from tests.support.seeds import examples
 
 
 @pytest.fixture(params=KINDS_AND_BUCKET)
@@ -488,7 +489,7 @@ def test_open_and_aborted_slices(memory: CountedRoot) -> None:
     partitions=st.integers(1, 5),
     data=st.data(),
 )
-@settings(max_examples=60, deadline=None)
+@examples(20, 60)
 def test_any_writing_reads_back(
     sizes: list[list[int]],
     codec: str,

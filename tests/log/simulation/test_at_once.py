@@ -25,7 +25,7 @@ from tests.log.simulation.simulated_world import SimulationError
 T = TypeVar("T")
 R = TypeVar("R")
 pytestmark = pytest.mark.sweep
-EVERY_RUN = 40
+EVERY_RUN = 15
 SLOW_RUN = range(20_000, 22_000)
 Patch = pytest.MonkeyPatch
 
@@ -53,7 +53,7 @@ def test_seeds() -> None:
 
 
 def test_replaced_roots() -> None:
-    met = test_replaced_root.sweep(range(50))
+    met = test_replaced_root.sweep(range(25))
     assert min(met[what] for what in ("acked", "refused", "taken back", "files", "another id", "anew")) > 0, dict(met)
 
 

@@ -7,7 +7,7 @@ from dataclasses import fields
 
 import crc32c
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sparklog.errors import BadRequest, Corrupt
@@ -32,6 +32,7 @@ from sparklog.log.state.commit import (
 )
 from sparklog.log.state.slices import FileSlices
 from tests.log.topics import file_of, output_of
+from tests.support.seeds import examples
 
 KEY = "orders/_log/00000000000000000042.json"
 
@@ -244,7 +245,7 @@ def files(draw: st.DrawFn) -> FileSlices:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(20, 60)
 @given(
     files=st.lists(files(), max_size=3).map(tuple),
     writer=st.none() | st.builds(Writer, names, names, numbers, st.none() | names, numbers),

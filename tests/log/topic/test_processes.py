@@ -116,7 +116,7 @@ def kill_and_restart(folder: Path, seed: int, kills: int) -> None:
 
 
 def test_a_killed_stream_writes_every_batch_once(tmp_path: Path) -> None:
-    kill_and_restart(tmp_path, 1, kills=3)
+    kill_and_restart(tmp_path, 1, kills=2)
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from sparklog.tools.repair import kafka_directory
 from sparklog.tools.repair.kafka_directory import repair_log_dir
 from sparklog.tools.verification.kafka_directory import verify_log_dir
 from tests.fixture_data import copied
+from tests.support.seeds import thinned
 from tests.tools.verification.damage import flip
 
 ENV = Env(SYSTEM.wall_ms, SYSTEM.boot_ms, lambda seconds: None, random.Random(1))
@@ -60,11 +61,12 @@ def test_an_index_is_what_the_broker_wrote(fixtures: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.sweep
+@pytest.mark.parametrize("step", thinned(4))
 @pytest.mark.parametrize(
     "fixture", [*FIXTURES, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_FIXTURES)]
 )
-def test_indexes_of_all_kinds_of_logs(fixtures: Path, tmp_path: Path, fixture: str) -> None:
-    sweep(copied(fixtures / fixture, tmp_path / "log"), 2, 100)
+def test_indexes_of_all_kinds_of_logs(fixtures: Path, tmp_path: Path, fixture: str, step: int) -> None:
+    sweep(copied(fixtures / fixture, tmp_path / "log"), 2, 100 // step)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from sparklog.log.topic import root as root_view
 from sparklog.storage.retries import SETTLE_MS, Backoff
 from sparklog.transactions import completion, producer, publishing
 from tests.log.simulation.simulated_world import SimulationError
+from tests.support.seeds import starting_with
 from tests.transactions.simulation.seeds import run_seed
 
 pytestmark = pytest.mark.sweep
@@ -179,21 +180,21 @@ def groups_keep_nothing_pending(patch: Patch) -> None:
 @pytest.mark.parametrize(
     ("mutate", "profile", "seeds"),
     [
-        (late_slices_join, "everything", 60),
+        (late_slices_join, "everything", starting_with(range(60), 9)),
         (last_decision_wins, "calm", 200),
         (commits_are_forgotten_at_once, "calm", 40),
-        (forgotten_is_aborted, "calm", range(60, 66)),
+        (forgotten_is_aborted, "calm", starting_with(range(60, 66), 64)),
         (forgotten_is_aborted, "names", range(16, 60)),
         pytest.param(forgotten_is_aborted, "folders", range(16, 100), marks=pytest.mark.slow),
         (nobody_waits_for_what_is_hidden, "names", range(6, 50)),
         (nobody_waits_for_what_is_hidden, "folders", range(4, 50)),
         (streams_do_not_wait, "names", range(17, 60)),
         (streams_do_not_wait, "folders", range(17, 60)),
-        (streams_wait_for_the_log_end_alone, "folders", range(194, 200)),
+        (streams_wait_for_the_log_end_alone, "folders", starting_with(range(194, 200), 198)),
         (what_is_hidden_is_lost, "hidden", 50),
-        (hidden_entries_are_gone, "hidden", range(60, 100)),
+        (hidden_entries_are_gone, "hidden", starting_with(range(60, 100), 64)),
         (snapshots_do_not_agree, "calm", 100),
-        (every_partition_to_its_own_end, "zombies", range(18, 200)),
+        (every_partition_to_its_own_end, "zombies", starting_with(range(18, 200), 56)),
         (nothing_times_out, "crashes", 40),
         (silence_is_abort, "calm", 40),
         (recorded_prepares_are_left_out, "calm", 60),
@@ -201,14 +202,14 @@ def groups_keep_nothing_pending(patch: Patch) -> None:
         (prepares_after_the_decision, "calm", 40),
         (groups_do_not_fence, "calm", range(13, 100)),
         pytest.param(members_do_not_wait_for_what_is_pending, "zombies", range(96, 300), marks=pytest.mark.slow),
-        (commits_do_not_wait_for_groups, "everything", range(112, 118)),
+        (commits_do_not_wait_for_groups, "everything", starting_with(range(112, 118), 116)),
         (groups_keep_nothing_pending, "calm", 60),
     ],
 )
 def test_a_broken_rule_is_found(
-    mutate: Callable[[Patch], None], profile: str, seeds: int | range, monkeypatch: Patch
+    mutate: Callable[[Patch], None], profile: str, seeds: int | Sequence[int], monkeypatch: Patch
 ) -> None:
-    """`seeds`: how many from 0 on or, of a rule that few seeds need, from shortly before one that found it once."""
+    """`seeds`: how many from 0 on or, of a rule that few seeds need, first the one that found it last time."""
     mutate(monkeypatch)
     found = None
     for seed in range(seeds) if isinstance(seeds, int) else seeds:
@@ -222,5 +223,5 @@ def test_a_broken_rule_is_found(
 
 @pytest.mark.parametrize("profile", ["answers", "calm", "crashes", "folders", "names", "zombies"])
 def test_with_all_rules_the_same_seeds_pass(profile: str) -> None:
-    for seed in range(8):
+    for seed in range(3):
         assert run_seed(seed, profile=profile).world.failure is None
