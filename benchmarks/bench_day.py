@@ -32,11 +32,12 @@ def main() -> None:
     parser.add_argument("--poll-every", type=int, default=10)
     parser.add_argument("--real", action="store_true")
     parser.add_argument("--seconds", type=int, default=600)
+    parser.add_argument("--only", default="", help="of --real: sparklog, delta or iceberg")
     chosen = parser.parse_args()
     if chosen.real:
         import real_day
 
-        real_day.run(chosen.seconds)
+        real_day.run(chosen.seconds, chosen.only)
         return
     warm_up()
     with tempfile.TemporaryDirectory() as disk:

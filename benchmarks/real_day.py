@@ -56,8 +56,8 @@ class Format:
     is_metadata: Callable[[str], bool]
 
 
-def run(seconds: int) -> None:
-    """Print a line for each format."""
+def run(seconds: int, only: str) -> None:
+    """Print a line for each format, or for one."""
     jars, missing = [], []
     for name, fetch in (("delta", delta_jars), ("iceberg", iceberg_jars)):
         try:
@@ -69,14 +69,19 @@ def run(seconds: int) -> None:
             "spark.sql.catalog.ice": "org.apache.iceberg.spark.SparkCatalog",
             "spark.sql.catalog.ice.type": "hadoop",
             "spark.sql.catalog.ice.warehouse": f"{folder}/iceberg",
-            "spark.databricks.delta.snapshotPartitions": "2",
         }
-        more = {"spark.jars": ",".join(jar for _, jar in jars), **delta.SETTINGS, **catalog} if jars else {}
+        peers = {name for name, _ in jars}
+        settings = {"delta": {**delta.SETTINGS, "spark.databricks.delta.snapshotPartitions": "2"}, "iceberg": catalog}
+        more = {"spark.jars": ",".join(jar for _, jar in jars)} if jars else {}
+        for name in peers:
+            more |= settings[name]
         spark = benchmark_session(**more)
         sparklog.register(spark)
         print(f"{seconds} s each, a trigger of 1 s, 2,000 records a second; maintenance {RUNS} times")
         print("format     batches  p95 first, last part     files  metadata KB  of data  MiB: driver, JVM, workers")
-        for name, made in formats(spark, Path(folder), {name for name, _ in jars}).items():
+        for name, made in formats(spark, Path(folder), peers).items():
+            if only not in ("", name):
+                continue
             try:
                 print(
                     f"{name:<10} {measured(spark, made, seconds / RUNS, Path(folder) / f'checkpoint-{name}')}",
