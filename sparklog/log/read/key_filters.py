@@ -73,14 +73,10 @@ def without_absent(parts: Sequence[ReadPart], keys: Sequence[bytes]) -> list[Rea
 def _that_may_hold(part: NativeReadPart, marked: Sequence[int], hashes: Hashes) -> PlannedSlices:
     slices = part.slices
     pieces: dict[int, _HeldPieces] = {}
-    for row in marked:
-        planned = slices.row(row)
+    for row, planned in zip(marked, slices[np.array(marked)].rows(), strict=True):
+        place = (planned.position, planned.size, planned.crc)
         for key_filter in filters_beside(part.store, planned.file):
-            if [key_filter.position, key_filter.nbytes, key_filter.crc] == [
-                planned.position,
-                planned.size,
-                planned.crc,
-            ]:
+            if (key_filter.position, key_filter.nbytes, key_filter.crc) == place:
                 held = _HeldPieces.of(key_filter, planned, hashes)
                 if held is not None:
                     pieces[row] = held.within(part.range)

@@ -44,9 +44,7 @@ async def produce(request: ServedRequest) -> Fields | None:
     return {"responses": responses} if fields["acks"] else None
 
 
-def _taken(
-    request: ServedRequest, topic: str, row: Fields, code: Code
-) -> ProduceAnswer | asyncio.Future[ProduceAnswer]:
+def _taken(request: ServedRequest, topic: str, row: Fields, code: Code) -> Waiting:
     """Take a batch, where the request as a whole has no `code` that refuses it."""
     appends = request.services.appends
     if code is not Code.NONE or appends is None:

@@ -91,11 +91,11 @@ def many_states(place: CountedRoot) -> dict[str, Topic]:
         "empty": place.topic(2, {}, "empty"),
     }
     for name in ("appended", "one", "stamped", "sealed", "index-full", "moved", "gone"):
-        fill(topics[name], range(10 if name == "moved" else 5))
+        fill(topics[name], range(10))
     compacted(topics["stamped"], place.world.now_ms)
     compacted(topics["sealed"], place.world.now_ms, seal_only=True, roll=True)
     for run in range(3):
-        fill(topics["compacted"], range(10 * run, 10 * run + 4), keys=300, nulls=False)
+        fill(topics["compacted"], range(10 * run, 10 * run + 8), keys=300, nulls=False)
         compacted(topics["compacted"], place.world.now_ms + run * 2 * DAY_MS, roll=run < 2)
     for number in range(6):
         prepared(place, topics["aborts"], some_rows(50, 100 + number), "tx", number)
@@ -141,7 +141,7 @@ def test_topics_in_all_states_read_the_same(place: CountedRoot, tmp_path: Path, 
                 stable > part.log_start
             )
             total += len(expected)
-    assert total > 3000
+    assert total > 5000
     assert topics["aborts"].log.head().log_end[0] > topics["aborts"].log.head().last_stable()[0]
     assert kafka_tools.complaints(logs_in(tmp_path / "out"), emptied=True) == []
 

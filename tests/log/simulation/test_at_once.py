@@ -53,7 +53,7 @@ def test_seeds() -> None:
 
 
 def test_replaced_roots() -> None:
-    met = test_replaced_root.sweep(range(25))
+    met = test_replaced_root.sweep(range(50))
     assert min(met[what] for what in ("acked", "refused", "taken back", "files", "another id", "anew")) > 0, dict(met)
 
 

@@ -188,7 +188,7 @@ def sweep(act: str, step: int = 1, start: int = 0) -> int:
 @pytest.mark.parametrize("act", ACTS)
 def test_others_act_between_any_two_requests(act: str) -> None:
     with small_limits(backup_tries=1):
-        assert sweep(act, 40, 4) >= 2
+        assert sweep(act, 26, 4) >= 3
 
 
 @pytest.mark.slow
@@ -242,7 +242,7 @@ def killed(step: int, start: int = 0) -> int:
 
 
 def test_a_backup_killed_at_any_request_is_run_again() -> None:
-    assert killed(30, 10) > 2
+    assert killed(15) > 5
 
 
 @pytest.mark.slow

@@ -295,8 +295,7 @@ def test_a_thousand_topics_make_a_page_that_can_be_searched() -> None:
     assert {"data-table": "topic-table"}.items() <= dict(
         next(attributes for tag, attributes in page.tags if tag == "input")
     ).items()
-    few = topics[:20]
-    assert as_html(report(*few)) == as_html(report(*few))
+    assert as_html(report(*topics)) == text
 
 
 def test_of_very_many_partitions_the_largest_are_shown() -> None:

@@ -106,7 +106,7 @@ def sweep(folder: Path, seed: int, many: int) -> list[str]:
 
 @pytest.mark.parametrize("fixture", ["damaged/good/data", "transactions/data"])
 def test_flipped_bits_are_found(fixtures: Path, tmp_path: Path, fixture: str) -> None:
-    assert sweep(copied(fixtures / fixture, tmp_path / "log"), 1, 25) == []
+    assert sweep(copied(fixtures / fixture, tmp_path / "log"), 1, 60) == []
 
 
 @pytest.mark.slow

@@ -43,7 +43,7 @@ def test_whatever_the_seed_readers_see_all_of_a_transaction_or_none(seeds: range
     for seed in seeds:
         found.update(check(seed).counters)
     for what in ("committed", "aborted", "batches", "joined", "polls", "resolved True"):
-        assert found[what] > 3, f"the runs did too little to show anything: {found}"
+        assert found[what] > 10, f"the runs did too little to show anything: {found}"
 
 
 def test_one_seed() -> None:
@@ -61,7 +61,7 @@ def test_with_records_in_commits_as_well(seeds: range) -> None:
         found.update(run.counters)
         found["in memory"] += sum(file.path.startswith("in") for files in run.ledger.files.values() for file in files)
     for what in ("in memory", "committed", "aborted", "batches", "joined", "polls", "resolved True"):
-        assert found[what] > 0, f"the runs did too little to show anything: {found}"
+        assert found[what] > 2, f"the runs did too little to show anything: {found}"
 
 
 @pytest.mark.slow
@@ -78,7 +78,7 @@ def test_in_a_bucket_as_well(seeds: range) -> None:
     for seed in seeds:
         found.update(check(seed, bucket=True).counters)
     for what in ("committed", "aborted", "batches", "joined", "polls", "resolved True", "loop committed"):
-        assert found[what] > 0, f"the runs did too little to show anything: {found}"
+        assert found[what] > 2, f"the runs did too little to show anything: {found}"
 
 
 @pytest.mark.sweep
@@ -89,7 +89,7 @@ def test_whatever_a_machine_remembers_of_names_nothing_is_passed_over(profile: s
     for seed in seeds:
         found.update(check(seed, profile).counters)
     for what in ("committed", "follower polls", "query batches", "batches planned again", "group looks"):
-        assert found[what] > 4, f"the runs did too little to show anything: {found}"
+        assert found[what] > 10, f"the runs did too little to show anything: {found}"
 
 
 @pytest.mark.sweep
@@ -99,7 +99,7 @@ def test_whatever_a_mount_hides_for_minutes_a_stream_passes_over_nothing(seeds: 
     for seed in seeds:
         found.update(check(seed, HIDDEN).counters)
     for what in ("follower polls", "query batches", "batches planned again", "query Unavailable"):
-        assert found[what] > 4, f"the runs did too little to show anything: {found}"
+        assert found[what] > 5, f"the runs did too little to show anything: {found}"
 
 
 @pytest.mark.slow
