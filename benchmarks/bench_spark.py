@@ -160,24 +160,28 @@ def scan_variants(spark: SparkSession, folder: Path, chosen: argparse.Namespace)
 
 
 def drain_variants(spark: SparkSession, folder: Path, chosen: argparse.Namespace) -> dict[str, Callable[[], object]]:
-    """A new query each time, which reads all that is there and ends; `noop` takes the rows."""
-    checkpoint = folder / "drained"
+    """The bare source, and the log with each codec."""
 
-    def drain(source: str, options: dict[str, str], path: str) -> None:
-        shutil.rmtree(checkpoint, ignore_errors=True)
+    def drain(source: str, options: dict[str, str], path: str) -> Callable[[], object]:
         frame = spark.readStream.format(source).schema(SIX).options(**options).load(path)
-        writer = frame.writeStream.format("noop").option("checkpointLocation", str(checkpoint))
-        query = writer.trigger(availableNow=True).start()
-        query.awaitTermination()
-        rows = sum(progress["numInputRows"] for progress in query.recentProgress)
-        assert rows == chosen.records, f"{rows} rows"
+        return partial(drain_stream, frame, folder / "drained", chosen.records)
 
     bare = {"rows": str(chosen.records), "valueBytes": str(chosen.value_bytes), "batchRows": "10000", "tasks": "2"}
     read = {"subscribe": "events", "startingOffsets": "earliest"}
-    variants: dict[str, Callable[[], object]] = {"bare": partial(drain, "bare", bare, str(folder))}
+    variants = {"bare": drain("bare", bare, str(folder))}
     for codec in CODECS:
-        variants[f"sparklog-{codec}"] = partial(drain, "sparklog", read, str(folder / f"root-{codec}"))
+        variants[f"sparklog-{codec}"] = drain("sparklog", read, str(folder / f"root-{codec}"))
     return variants
+
+
+def drain_stream(frame: DataFrame, checkpoint: Path, records: int) -> None:
+    """Run a new query, which reads all that is there and ends; `noop` takes the rows."""
+    shutil.rmtree(checkpoint, ignore_errors=True)
+    writer = frame.writeStream.format("noop").option("checkpointLocation", str(checkpoint))
+    query = writer.trigger(availableNow=True).start()
+    query.awaitTermination()
+    rows = sum(progress["numInputRows"] for progress in query.recentProgress)
+    assert rows == records, f"{rows} rows"
 
 
 def compare(variants: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[Timing]]:

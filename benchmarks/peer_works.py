@@ -126,6 +126,9 @@ class _SparkWorks:
         yield Work("scan", "six columns into nothing", records, {n: v for n, v in scans.items() if n not in values})
         whole = {name.removesuffix(" value"): scan for name, scan in values.items()}
         yield Work("scan of the value", "the value alone into nothing", records, whole)
+        about = "a new streaming query with the trigger availableNow: six columns into nothing"
+        drains = bench_spark.drain_variants(self.spark, self.folder, shared) | self._kafka_drains()
+        yield Work("drain", about, records, drains)
         about = "2,000 records a second of Spark's rate source; wall is the median of a micro-batch, in seconds"
         yield Work("micro-batch", about, STREAM_BATCHES, self._streams())
 
@@ -186,6 +189,17 @@ class _SparkWorks:
                 read = spark.read.format("kafka").options(**options).load
                 scans[name], scans[f"{name} value"] = drain(read, *columns), drain(read, "value")
         return scans
+
+    def _kafka_drains(self) -> Variants:
+        """Of the topic that the scans read."""
+        drains, checkpoint = Variants(), self.folder / "kafka-drained"
+        for name, tuned in self._kafka_ways().items():
+            assert self.broker is not None
+            place = {"kafka.bootstrap.servers": self.broker.address, "subscribe": "scan", "startingOffsets": "earliest"}
+            frame = self.spark.readStream.format("kafka").options(**place, **(SOURCE_TUNED if tuned else {})).load()
+            drain = frame.select(*bench_spark.COLUMNS)
+            drains[name] = _call(bench_spark.drain_stream, drain, checkpoint, self.setting.records)
+        return drains
 
     def _streams(self) -> Variants:
         rows = bench_spark.ticks(self.spark)
