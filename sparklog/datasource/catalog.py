@@ -14,9 +14,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from sparklog.datasource.option_table import TOPIC_CONFIG, find_option
-from sparklog.datasource.schema import SPARK_TYPES
+from sparklog.datasource.schema import COLUMNS, SPARK_TYPES
 from sparklog.errors import BadRequest
-from sparklog.log.state.view import COLUMNS
 from sparklog.opening import ROOT, Location
 from sparklog.storage.cloud_settings import is_setting
 from sparklog.storage.locations import is_url

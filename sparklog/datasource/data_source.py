@@ -146,10 +146,10 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
 
     def _check_topics(self, location: Location) -> None:
         """Raises BadRequest at `load` for a root without names of topics, and a topic's folder with those of others."""
-        from sparklog.datasource.subscription import Subscriber
-
         subscription = self._options.read.subscription
         if location.kind == (ROOT if subscription is None else TOPIC):
+            from sparklog.datasource.subscription import Subscriber
+
             view = open_view(location, tailing=False, corrupt_records=self._options.read.corrupt_records)
             Subscriber(view, location, subscription).topics()
 

@@ -1,5 +1,7 @@
 """All options of the data source in one table, and the settings of Kafka's clients that mean nothing here.
 
+What defines choices may need numpy, which the process that makes the source does not import: they are named here too.
+
 Spark hands options over with lower-cased keys: names are looked up in lower case and shown in their own spelling.
 """
 
@@ -9,10 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sparklog.errors import BadRequest, nearest
-from sparklog.format.record_batch import CODECS
 from sparklog.log.journal.clocks import DEFAULT_TIMEOUT_MS, MAX_SESSION_TIMEOUT_MS, MAX_TIMEOUT_MS
 from sparklog.log.state.configs import CONFIGS, kafka_name
-from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED
 from sparklog.storage.cloud_settings import SETTINGS, Setting
 
 Kind = Literal["text", "boolean", "number", "choice", "time", "timestamp"]
@@ -30,10 +30,14 @@ LOWEST_LEVEL = -(1 << 17)
 TOPIC_CONFIG = "topic."
 """In front of a topic's config."""
 OFFSETS_JSON = 'JSON like {"topic":{"0":23}}'
+ISOLATION_LEVELS = ("read_committed", "read_uncommitted")
+"""As in `sparklog.log.state.view`."""
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+"""As in `sparklog.format.record_batch`."""
 CORRUPT_RECORDS = ("fail", "skip", "truncate")
-"""As in `sparklog.kafka.in_place.segment_recovery`, which option parsing does not import."""
+"""As in `sparklog.kafka.in_place.segment_recovery`."""
 KEY_FORMATS = ("string", "short", "integer", "long", "float", "double", "json", "hex", "base64")
-"""As in `sparklog.format.values`, which option parsing does not import; `avro` would need a schema."""
+"""As in `sparklog.format.values`; `avro` would need a schema."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +150,7 @@ OPTIONS = (
               "metadata_max_age_ms", 300_000, aliases=("kafka.metadata.max.age.ms",), harmless=True,
               unit="ms", kafka="there the client's, with `kafka.`"),
     OptionDef("kafka.isolation.level", "choice", READ, "`read_committed` leaves out what is aborted or open.",
-              "isolation", READ_COMMITTED, (READ_COMMITTED, READ_UNCOMMITTED), harmless=True,
+              "isolation", ISOLATION_LEVELS[0], ISOLATION_LEVELS, harmless=True,
               kafka="`read_uncommitted` there"),
     OptionDef("kafka.group.id", "text", READ, "The group of `startingOffsets=group`; a stream publishes to it.",
               "group_id", harmless=True, kafka="there it commits nothing"),

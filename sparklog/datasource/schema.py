@@ -7,17 +7,15 @@ precisely the schema that Spark derives from the columns.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
 from sparklog.errors import BadRequest, nearest
-from sparklog.log.state.record_schema import RECORD_SCHEMA
-from sparklog.log.state.view import COLUMNS
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql.types import DataType, StructType
 
 SPARK_TYPES = {
@@ -31,7 +29,8 @@ SPARK_TYPES = {
     "headers": "array<struct<key:string,value:binary>>",
 }
 
-_ARROW_TYPES = {**{field.name: field.type for field in RECORD_SCHEMA}, "timestamp": pa.timestamp("us", tz="UTC")}
+COLUMNS = tuple(SPARK_TYPES)
+"""As in `sparklog.log.state.view`, which needs numpy: the process that makes the source imports none."""
 _MAY_BE_NULL = frozenset(("key", "value", "headers"))
 
 # Milliseconds at which Spark's microseconds end, both ways.
@@ -81,6 +80,15 @@ def check_chosen(schema: StructType, chosen: Sequence[str] | None, include_heade
         )
 
 
+@functools.cache
+def _arrow_types() -> dict[str, pa.DataType]:
+    import pyarrow as pa
+
+    from sparklog.log.state.record_schema import RECORD_SCHEMA
+
+    return {**{field.name: field.type for field in RECORD_SCHEMA}, "timestamp": pa.timestamp("us", tz="UTC")}
+
+
 @dataclass(frozen=True)
 class Projection:
     """The columns to read, in order, with the Arrow schema that Spark expects of them. Picklable."""
@@ -90,18 +98,23 @@ class Projection:
 
     def to_spark(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Convert a batch of `COLUMNS` types (timestamps in ms) to microseconds, saturated where those end."""
+        import pyarrow as pa
+
         columns = {name: batch.column(name) for name in self.columns}
-        if "timestamp" in columns and columns["timestamp"].type != _ARROW_TYPES["timestamp"]:
+        microseconds = _arrow_types()["timestamp"]
+        if "timestamp" in columns and columns["timestamp"].type != microseconds:
             # Through numpy: `pyarrow.compute` takes long to import in each worker.
             from sparklog.format.arrow_numpy import fixed_array, fixed_values
 
             milliseconds = fixed_values(columns["timestamp"], "int64").clip(SMALLEST_MS, LARGEST_MS)
-            columns["timestamp"] = fixed_array(milliseconds * 1000, _ARROW_TYPES["timestamp"])
+            columns["timestamp"] = fixed_array(milliseconds * 1000, microseconds)
         return pa.RecordBatch.from_arrays(list(columns.values()), schema=self.arrow)
 
 
 def projection(schema: StructType) -> Projection:
     """Check a read's schema, the user's or our own. Raises BadRequest for unknown columns and wrong types."""
+    import pyarrow as pa
+
     columns, fields = [], []
     for column in schema.fields:
         name = column.name
@@ -117,7 +130,7 @@ def projection(schema: StructType) -> Projection:
         if not column.nullable and name in _MAY_BE_NULL:
             raise BadRequest(f"Column {name!r} may hold nulls: declare it nullable in the schema")
         columns.append(name)
-        fields.append(pa.field(name, _ARROW_TYPES[name], nullable=column.nullable))
+        fields.append(pa.field(name, _arrow_types()[name], nullable=column.nullable))
     if not columns:
         raise BadRequest(f"The schema names no column; columns are {', '.join(COLUMNS)}")
     return Projection(tuple(columns), pa.schema(fields))

@@ -13,6 +13,10 @@ probes for the next commit.
 Spark's worker daemon runs `gc.collect()` after every task: 28 ms over the objects of pyspark, numpy and pyarrow, and
 several times that once numba is loaded. Frozen objects are not visited. Freezing after the first use in a worker takes
 the Python CPU time of a small micro-batch from 250 to 48 ms.
+
+Up to Spark 4.1 each call into a worker begins with `importlib.invalidate_caches()`. Up to Python 3.12 a zip on the path
+is then read again for each of its packages that was imported from: 85 ms for Spark's pyspark.zip, in each process that
+a micro-batch meets. Finders that are forgotten after each call cost nothing: an import makes them again.
 """
 
 from __future__ import annotations
@@ -23,14 +27,15 @@ import logging
 import os
 import shlex
 import signal
+import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NoReturn
+from zipimport import zipimporter
 
 from sparklog.datasource.options import SinkOptions
 from sparklog.errors import NotFound, SparklogError
-from sparklog.format.kernels.kernel_choice import choice
 from sparklog.opening import NOTHING, Location, open_log
 
 if TYPE_CHECKING:
@@ -58,7 +63,10 @@ def warn_once(messages: Iterable[str]) -> None:
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """Decorator of what Spark calls, or a block of it: errors raised on purpose leave as one line."""
+    """Decorator of what Spark calls, or a block of it: errors raised on purpose leave as one line.
+
+    At its end what makes the next call slow is forgotten.
+    """
     try:
         yield
     except SparklogError as error:
@@ -66,6 +74,16 @@ def user_errors() -> Iterator[None]:
         name = f"[{error.code}]"
         kind = type(name, (Exception,), {"__module__": "builtins", "__qualname__": name})
         raise kind(" ".join(str(error).split())) from None
+    finally:
+        forget_zips()
+
+
+def forget_zips() -> None:
+    """Forget Python's finders of modules in the zips of PYTHONPATH, which do not change while a process runs."""
+    zips = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    for path, finder in list(sys.path_importer_cache.items()):
+        if isinstance(finder, zipimporter) and finder.archive in zips:
+            sys.path_importer_cache.pop(path, None)
 
 
 def unwind_on_termination() -> None:
@@ -100,6 +118,8 @@ def freeze_gc(after: str) -> None:
     Once per process for each kind of work, and again after kernels were loaded: a first task may be small enough to be
     interpreted, and numba has more objects than all the rest.
     """
+    from sparklog.format.kernels.kernel_choice import choice
+
     _freeze_gc(after, choice.loaded)
 
 

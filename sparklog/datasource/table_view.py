@@ -9,15 +9,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sparklog.datasource.offsets import LATEST
+from sparklog.datasource.option_table import ISOLATION_LEVELS
 from sparklog.datasource.options import Bound, Options, ReadOptions
-from sparklog.datasource.subscription import Subscriber
 from sparklog.errors import BadRequest
-from sparklog.log.state.view import READ_COMMITTED, LogView
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import InputPartition
 
+    from sparklog.datasource.subscription import Subscriber
     from sparklog.log.read.table_plan import AsOf, PartitionTable
+    from sparklog.log.state.view import LogView
 
 AS_OF = ("asOfTimestamp", "asOfOffsets")
 
@@ -40,8 +41,8 @@ def check_table(options: Options) -> None:
         )
     if options.read.max_records_per_partition is not None:
         raise BadRequest("Option 'maxRecordsPerPartition' is for view=log: a table reads a partition in one task")
-    if options.read.isolation != READ_COMMITTED:
-        raise BadRequest(f"view=table is made of committed records, as compaction is: expected {READ_COMMITTED}")
+    if options.read.isolation != ISOLATION_LEVELS[0]:
+        raise BadRequest(f"view=table is made of committed records, as compaction is: expected {ISOLATION_LEVELS[0]}")
 
 
 def refuse_table(options: Options) -> None:

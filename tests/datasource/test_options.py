@@ -7,11 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from sparklog.datasource.option_table import CORRUPT_RECORDS, KAFKA_IGNORED, KEY_FORMATS, OPTIONS, find_option
+from sparklog.datasource import option_table, schema
+from sparklog.datasource.option_table import (
+    CORRUPT_RECORDS,
+    ISOLATION_LEVELS,
+    KAFKA_IGNORED,
+    KEY_FORMATS,
+    OPTIONS,
+    find_option,
+)
 from sparklog.datasource.options import Bound, ReadOptions, SinkOptions, Subscription, parse_options
 from sparklog.errors import BadRequest
+from sparklog.format.record_batch import CODECS
 from sparklog.format.values import NAMES_OF_ALL
 from sparklog.kafka.in_place.segment_recovery import FAIL, POLICIES, SKIP
+from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED
 from sparklog.log.write.append_target import MAX_BUFFER_BYTES
 
 
@@ -37,8 +47,11 @@ def test_defaults_are_those_of_the_connector_but_for_the_isolation_level() -> No
     assert (write.partitions, write.auto_create, write.replay_mismatch, write.codec) == (1, True, "error", None)
 
 
-def test_what_damage_does_is_named_as_the_kafka_views_name_it() -> None:
+def test_choices_are_those_of_what_defines_them() -> None:
     assert CORRUPT_RECORDS == POLICIES
+    assert option_table.CODECS == CODECS
+    assert ISOLATION_LEVELS == (READ_COMMITTED, READ_UNCOMMITTED)
+    assert schema.COLUMNS == COLUMNS
     assert {*KEY_FORMATS, "avro"} == {*NAMES_OF_ALL}
     assert parse_options({}).read.corrupt_records == FAIL
     assert parse_options({"corruptrecords": "Skip"}).read.corrupt_records == SKIP

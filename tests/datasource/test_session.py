@@ -86,11 +86,15 @@ def test_workers_start_by_the_script_where_it_was_installed(tmp_path: Path, monk
 def test_the_script_leaves_out_the_zip_of_the_same_release_alone(
     tmp_path: Path, installed: Sequence[str | None], of_spark: str, is_dropped: bool
 ) -> None:
-    """`installed`: the pyspark of each Python beside the script; with two it is not clear which is `python3`."""
+    """`installed`: the pyspark of each Python beside the script; with two it is not clear which is `python3`.
+
+    They have py4j 0.10. Spark's jar has no Python.
+    """
     home, scripts = tmp_path / "spark home", tmp_path / "bin"
     for number, release in enumerate(installed):
         package = tmp_path / "lib" / f"python3.{number}" / "site-packages" / "pyspark"
         package.mkdir(parents=True)
+        (package.parent / "py4j-0.10.dist-info").mkdir()
         if release is not None:
             (package / "version.py").write_text(f"# License\n\n__version__: str = '{release}'\n")
     (home / "jars").mkdir(parents=True)
@@ -105,9 +109,11 @@ def test_the_script_leaves_out_the_zip_of_the_same_release_alone(
         return subprocess.run(command, env=environ, capture_output=True, text=True, check=True).stdout.splitlines()
 
     spark_zip = f"{home}/python/lib/pyspark.zip"
-    rest = f"{home}/python/lib/py4j.zip:/elsewhere/python/lib/pyspark.zip:/a *"
+    rest = f"{home}/python/lib/py4j-0.9-src.zip:/elsewhere/python/lib/pyspark.zip:/a *"
     kept = rest if is_dropped else f"{spark_zip}:{rest}"
     assert start(PYTHONPATH=f"{spark_zip}:{rest}") == [kept, "-m", "a b"]
+    py4j, jar = f"{home}/python/lib/py4j-0.10-src.zip", f"{home}/jars/spark-core_2.13-{of_spark}.jar"
+    assert start(PYTHONPATH=f"{py4j}:{jar}:/a") == ["/a" if len(installed) == 1 else f"{py4j}:/a", "-m", "a b"]
     assert start() == ["none", "-m", "a b"]
     # A distribution of Spark has the folder that its zip was made of.
     (home / "python" / "pyspark").mkdir(parents=True)

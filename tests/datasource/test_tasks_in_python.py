@@ -85,19 +85,21 @@ def test_an_error_nobody_meant_keeps_its_kind() -> None:
         next(found)
 
 
-def test_importing_the_source_pulls_no_heavy_module() -> None:
+def test_importing_the_source_pulls_no_heavy_module(tmp_path: Path) -> None:
     """Spark starts a Python to look for formats, one to make the source, one to plan: each imports what it needs."""
+    sparklog.open(tmp_path, create=True).create_topic("t")
     program = (
         "import sys, pyspark.sql.datasource\n"
         "def show(*names): print([name for name in names if name in sys.modules])\n"
         "import pyspark_sparklog; show('sparklog.opening', 'sparklog.datasource.data_source', 'pyarrow')\n"
-        "pyspark_sparklog.DefaultSource({'path': '/'})\n"
+        f"source = pyspark_sparklog.DefaultSource({{'path': '{tmp_path}', 'subscribe': 't'}})\n"
+        "assert source.schema().startswith('key'); show('numpy', 'pyarrow')\n"
         "show(*(f'sparklog.{room}' for room in ('groups', 'log.decisions', 'log.read', 'log.topic', 'kafka')))\n"
         "import sparklog.datasource.reader, sparklog.datasource.writer, sparklog.kafka.in_place.view\n"
         "show('numba', 'pandas', 'zstandard', 'lz4', 'snappy')"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["[]"] * 3
+    assert done.stdout.splitlines() == ["[]"] * 4
 
 
 def test_spark_gets_the_source_itself_from_what_it_finds() -> None:
@@ -649,6 +651,7 @@ def test_garbage_collection_is_frozen_once_per_kind_of_work(monkeypatch: pytest.
     import gc
 
     from sparklog.datasource import spark_workers
+    from sparklog.format.kernels.kernel_choice import choice
 
     calls: list[str] = []
     spark_workers._freeze_gc.cache_clear()
@@ -657,9 +660,42 @@ def test_garbage_collection_is_frozen_once_per_kind_of_work(monkeypatch: pytest.
     for after in ("read", "read", "write"):
         spark_workers.freeze_gc(after)
     assert calls == ["collect", "freeze"] * 2
-    monkeypatch.setattr(spark_workers.choice, "loaded", spark_workers.choice.loaded + 1)
+    monkeypatch.setattr(choice, "loaded", choice.loaded + 1)
     spark_workers.freeze_gc("read")
     assert calls == ["collect", "freeze"] * 3, "numba came after the first task"
+
+
+def test_a_zip_of_the_path_is_not_read_again_at_each_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to Spark 4.1 each call begins with `importlib.invalidate_caches()`, which reads a zip once for each finder."""
+    import importlib
+    import zipimport
+    from zipfile import ZipFile
+
+    for name in ("spark", "files"):
+        with ZipFile(tmp_path / f"{name}.zip", "w") as archive:
+            for module in ("__init__", "first", "second"):
+                archive.writestr(f"{name}_package/{module}.py", "")
+        monkeypatch.syspath_prepend(tmp_path / f"{name}.zip")
+    monkeypatch.setenv("PYTHONPATH", f"/elsewhere{os.pathsep}{tmp_path / 'spark.zip'}")
+
+    def finders(name: str) -> set[str]:
+        return {path for path in sys.path_importer_cache if path.startswith(str(tmp_path / f"{name}.zip"))}
+
+    @user_errors()
+    def call(module: str) -> None:
+        for name in ("spark", "files"):
+            importlib.import_module(f"{name}_package.{module}")
+        assert finders("spark")
+
+    read: list[str] = []
+    directory = zipimport._read_directory  # type: ignore[attr-defined]
+    monkeypatch.setattr(zipimport, "_read_directory", lambda archive: read.append(archive) or directory(archive))
+    for module in ("first", "second"):
+        call(module)
+        assert not finders("spark")
+        assert finders("files"), "a file that is added to a session may be another one later"
+        importlib.invalidate_caches()
+    assert read.count(str(tmp_path / "spark.zip")) == 1
 
 
 TASKS = """
