@@ -15,7 +15,7 @@ several times that once numba is loaded. Frozen objects are not visited. Freezin
 the Python CPU time of a small micro-batch from 250 to 48 ms.
 
 Up to Spark 4.1 each call into a worker begins with `importlib.invalidate_caches()`. Up to Python 3.12 a zip on the path
-is then read again for each of its packages that was imported from: 85 ms for Spark's pyspark.zip, in each process that
+is then read again for each of its packages that was imported from: 140 ms for those of Spark, in each process that
 a micro-batch meets. Finders that are forgotten after each call cost nothing: an import makes them again.
 """
 
