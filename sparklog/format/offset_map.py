@@ -16,7 +16,8 @@ Kafka's slots have the same 24 bytes, so a buffer holds as many keys here as the
 ends, and with that the new cleaner checkpoint, follows from it.
 
 A table of some hundred megabytes misses every cache, so what a look-up costs is the way to memory: asking for the slot
-of the key some places on while working on this one hides most of it.
+of the key some places on while working on this one hides most of it. A map for a number of keys that is only bounded
+begins with a small table, because most logs have far fewer keys than records.
 """
 
 from __future__ import annotations
@@ -43,6 +44,9 @@ from sparklog.format.kernels.kernel_memory import (
 SLOT_BYTES = 24
 MAX_SLOTS = 2**31 - 1
 _LEAST_SLOTS = 1024
+_FIRST_SHARE = 16
+"""The first table of a map has this share of the slots that may be needed."""
+_GROWTH = 4
 _CALL_KEYS = 1 << 30
 AHEAD = 16
 """Keys between asking for a slot and using it: enough for memory to answer, few enough for the cache to keep them."""
@@ -122,7 +126,8 @@ class OffsetMap:
     """Keyed hash -> offset. `slots` times `load_factor` keys fit.
 
     `expected`: no more keys than this are to come, so that a small log does not take the memory of a large map; if
-    more come after all, the map is full earlier. `BadRequest` if not even one key fits.
+    more come after all, the map is full earlier. Its table grows with the keys, and for that moment takes a quarter
+    more. `BadRequest` if not even one key fits.
     """
 
     def __init__(self, slots: int, load_factor: float = 0.9, expected: int | None = None) -> None:
@@ -140,7 +145,9 @@ class OffsetMap:
         self._load_factor = load_factor
         self.limit = limit if room == slots else min(limit, room - 1)
         # One slot always stays empty: it ends the probe for a key that is absent.
-        self._table: Int64s = np.zeros(3 * max(room, self.limit + 1), np.int64)
+        self._most = max(room, self.limit + 1)
+        first = self._most if expected is None else min(self._most, max(self._most // _FIRST_SHARE, _LEAST_SLOTS))
+        self._table: Int64s = np.zeros(3 * first, np.int64)
         self._entries = 0
         self.latest_offset = -1
         """Highest offset up to which the log is in the map; `advance` moves it over what holds no keys."""
@@ -169,23 +176,42 @@ class OffsetMap:
             )
         taken = 0
         while taken < len(offsets):
+            if self._comfortable <= self._entries < self.limit:
+                self._grow()
             some = offsets[taken : taken + _CALL_KEYS]
-            answer = put_keys(self._table, words[2 * taken : 2 * (taken + len(some))], some, self._entries, self.limit)
+            some_words = words[2 * taken : 2 * (taken + len(some))]
+            answer = put_keys(self._table, some_words, some, self._entries, self._comfortable)
             self._entries += answer >> 32
             taken += answer & 0xFFFFFFFF
-            if answer & 0xFFFFFFFF < len(some):
+            if self._entries >= self.limit:
                 break
         if taken:
             self.advance(int(offsets[taken - 1]))
         return taken
 
+    @property
+    def _comfortable(self) -> int:
+        """Keys up to which the table stays as it is."""
+        slots = len(self._table) // 3
+        return self.limit if slots == self._most else min(self.limit, slots // 2)
+
+    def _grow(self) -> None:
+        words, offsets = self._keys()
+        self._table = np.zeros(min(_GROWTH * len(self._table), 3 * self._most), np.int64)
+        put_keys(self._table, words, offsets, 0, len(offsets) + 1)
+
+    def _keys(self) -> tuple[Int64s, Int64s]:
+        """Return all keys, two words each (int64[2 * n]), and their offsets."""
+        slots = self._table.reshape(-1, 3)
+        used = slots[slots[:, 2] != 0]
+        return used[:, :2].reshape(-1), used[:, 2] - 1
+
     def grown(self, more: int) -> OffsetMap:
         """Return a map of twice the slots or more, with the same keys and room for `more` of them."""
         least = int((self._entries + more) / self._load_factor) + 1
         larger = OffsetMap(max(2 * self.slots, least), self._load_factor)
-        slots = self._table.reshape(-1, 3)
-        used = slots[slots[:, 2] != 0]
-        larger.put(np.ascontiguousarray(used[:, :2]).view(np.uint64), used[:, 2] - 1)
+        words, offsets = self._keys()
+        larger.put(words.view(np.uint64).reshape(-1, 2), offsets)
         return larger
 
     def advance(self, offset: int) -> None:

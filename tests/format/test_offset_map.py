@@ -111,6 +111,24 @@ def test_more_keys_than_expected_only_fill_it_earlier() -> None:
     assert small.get(keys).tolist() == [*range(taken), *[-1] * (5000 - taken)]
 
 
+@pytest.mark.parametrize("load_factor", [0.02, 0.9])
+def test_a_map_grows_to_what_was_expected_and_keeps_its_keys(load_factor: float) -> None:
+    whole, growing = OffsetMap(1 << 17, load_factor), OffsetMap(1 << 17, load_factor, expected=60_000)
+    words = np.random.default_rng(3).integers(0, 2**64, (60_000, 2), dtype=np.uint64)
+    sizes = set()
+    for first in range(0, len(words), 999):
+        # Each key twice: the later offset counts, in whichever table it was put.
+        some = np.concatenate((words[first // 2 : first // 2 + 500], words[first : first + 999]))
+        offsets = 3 * first + np.arange(len(some))
+        assert growing.put(some, offsets) == whole.put(some, offsets)
+        sizes.add(growing.nbytes)
+    assert len(sizes) == (1 if load_factor < 0.1 else 3)
+    assert len(growing) == len(whole) == min(60_000, whole.limit)
+    assert growing.get(words).tolist() == whole.get(words).tolist()
+    assert growing.offsets().tolist() == whole.offsets().tolist()
+    assert growing.latest_offset == whole.latest_offset
+
+
 def test_slots_are_those_of_kafka() -> None:
     assert slots_of(128 << 20) == 5_592_405
     assert OffsetMap(slots_of(128 << 20)).limit == 5_033_164
