@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparklog.errors import BadRequest
+from sparklog.format.kernels.hash_kernels import siphash_runs
 from sparklog.format.key_hash import HashKey, key_hashes
 
 SECRET = bytes(range(16))
@@ -75,6 +76,25 @@ def test_vectors_of_the_reference_implementation(length: int, expected: str) -> 
     data = bytes(range(64))
     assert hashes(data, [(0, length)]) == [bytes.fromhex(expected)]
     assert plain_siphash(SECRET, data[:length]).hex() == expected
+
+
+@pytest.mark.parametrize(
+    "lengths", [[5] * 9, [16] * 8, [8, 9, 15, 12, 8, 16, 8, 8, 8, 8], [24, -1, 24, 24, 24, 24, 25]]
+)
+def test_neighbours_that_are_hashed_at_once_have_their_own_hashes(lengths: list[int]) -> None:
+    data = bytes(number * 37 % 251 for number in range(400))
+    runs = [(13 * place, length) for place, length in enumerate(lengths)]
+    expected = [bytes(16) if n < 0 else plain_siphash(SECRET, data[start : start + n]) for start, n in runs]
+    assert hashes(data, runs) == expected
+    words, key = np.zeros(2 * len(runs), np.int64), HashKey.of(SECRET)
+    arrays = np.array([start for start, _ in runs], np.int64), np.array(lengths, np.int32)
+    assert siphash_runs.interpreted(np.frombuffer(data, np.uint8), *arrays, key.low, key.high, words) == -1
+    assert words.tobytes() == b"".join(expected)
+    for outside in range(len(runs)):
+        if lengths[outside] >= 0:
+            wrong = [*runs[:outside], (398, lengths[outside]), *runs[outside + 1 :]]
+            with pytest.raises(BadRequest, match=f"key {outside} is not within"):
+                hashes(data, wrong)
 
 
 def test_every_length_up_to_the_end_of_the_data() -> None:

@@ -7,9 +7,9 @@ inversion cancel out.
 
 **murmur2** is Kafka's, over the cells of a binary column: int64 arithmetic, masked to 32 bits.
 
-**SipHash-2-4** gives 128 bits for each run of bytes. Words are int64: additions wrap as unsigned ones do, and a
-rotation masks off the sign that the shift drags in. Bounds: each run is checked against the data before it is read; its
-last word is loaded byte by byte only where eight bytes would reach beyond the data.
+**SipHash-2-4** gives 128 bits for each run of bytes. Neighbours of as many words, as keys of one kind are, go through
+it four at once. Bounds: each run is checked against the data before it is read; its last word is loaded byte by byte
+only where eight bytes would reach beyond the data.
 
 **Filters** of keys take such hashes: `sparklog.format.key_filter`.
 """
@@ -37,6 +37,7 @@ from sparklog.format.kernels.kernel_memory import (
     load_i64,
     load_u8,
     load_u32,
+    siphash,
     store_i32,
     store_i64,
 )
@@ -140,30 +141,6 @@ def murmur2_cells(column: Any, partitions: int, out: Any) -> None:
         store_i32(out_at + 4 * row, value)
 
 
-V0, V1, V2, V3 = 0x736F6D6570736575, 0x646F72616E646F6D, 0x6C7967656E657261, 0x7465646279746573
-"""The initial state: "somepseudorandomlygeneratedbytes"."""
-
-
-@helper
-def rotate(word: int, by: int) -> int:
-    return (word << by) | ((word >> (64 - by)) & ((1 << by) - 1))
-
-
-@helper
-def sip_round(v0: int, v1: int, v2: int, v3: int) -> tuple[int, int, int, int]:
-    v0 += v1
-    v1 = rotate(v1, 13) ^ v0
-    v0 = rotate(v0, 32)
-    v2 += v3
-    v3 = rotate(v3, 16) ^ v2
-    v0 += v3
-    v3 = rotate(v3, 21) ^ v0
-    v2 += v1
-    v1 = rotate(v1, 17) ^ v2
-    v2 = rotate(v2, 32)
-    return v0, v1, v2, v3
-
-
 @helper
 def last_word(cursor: int, length: int, data_end: int) -> int:
     rest = length & 7
@@ -176,39 +153,59 @@ def last_word(cursor: int, length: int, data_end: int) -> int:
     return word
 
 
+@helper
+def end_of(starts_at: int, lengths_at: int, run: int, data_at: int, data_end: int) -> int:
+    """The last word of a run."""
+    length = load_i32(lengths_at + 4 * run)
+    return last_word(data_at + load_i64(starts_at + 8 * run) + (length & ~7), length, data_end)
+
+
+@helper
+def are_alike(starts_at: int, lengths_at: int, nbytes: int) -> bool:
+    """True if four runs are within the data and have as many words."""
+    words = load_i32(lengths_at) >> 3
+    alike = words >= 0
+    for run in range(4):
+        start, length = load_i64(starts_at + 8 * run), load_i32(lengths_at + 4 * run)
+        alike = alike and length >> 3 == words and 0 <= start <= nbytes - length
+    return alike
+
+
 @kernel(INT(BYTES_IN, INT64_IN, INT32_IN, INT, INT, INT64))
 def siphash_runs(data: Any, starts: Any, lengths: Any, key_low: int, key_high: int, out: Any) -> int:
     """Both words of the hash of each run; zeros for a negative length. Returns the first run that is not within
     the data, -1 if all are. `out` has two words per run."""
     data_at, starts_at, lengths_at, out_at = address(data), address(starts), address(lengths), address(out)
-    data_end = data_at + len(data)
-    for run in range(len(starts)):
-        start, length = load_i64(starts_at + 8 * run), load_i32(lengths_at + 4 * run)
+    data_end, runs = data_at + len(data), len(starts)
+    run = 0
+    while run < runs:
+        start_at, length_at, to = starts_at + 8 * run, lengths_at + 4 * run, out_at + 16 * run
+        start, length = load_i64(start_at), load_i32(length_at)
         if length < 0:
-            store_i64(out_at + 16 * run, 0)
-            store_i64(out_at + 16 * run + 8, 0)
-            continue
-        if start < 0 or length > len(data) - start:
+            store_i64(to, 0)
+            store_i64(to + 8, 0)
+            run += 1
+        elif start < 0 or length > len(data) - start:
             return run
-        cursor = data_at + start
-        v0, v1, v2, v3 = key_low ^ V0, key_high ^ V1 ^ 0xEE, key_low ^ V2, key_high ^ V3
-        for _ in range(length >> 3):
-            word = load_i64(cursor)
-            v0, v1, v2, v3 = sip_round(v0, v1, v2, v3 ^ word)
-            v0, v1, v2, v3 = sip_round(v0, v1, v2, v3)
-            v0 ^= word
-            cursor += 8
-        word = last_word(cursor, length, data_end)
-        v0, v1, v2, v3 = sip_round(v0, v1, v2, v3 ^ word)
-        v0, v1, v2, v3 = sip_round(v0, v1, v2, v3)
-        v0, v2 = v0 ^ word, v2 ^ 0xEE
-        for _ in range(4):
-            v0, v1, v2, v3 = sip_round(v0, v1, v2, v3)
-        store_i64(out_at + 16 * run, v0 ^ v1 ^ v2 ^ v3)
-        v1 ^= 0xDD
-        for _ in range(4):
-            v0, v1, v2, v3 = sip_round(v0, v1, v2, v3)
-        store_i64(out_at + 16 * run + 8, v0 ^ v1 ^ v2 ^ v3)
+        elif run + 4 <= runs and are_alike(start_at, length_at, len(data)):
+            cursors = (
+                data_at + start,
+                data_at + load_i64(start_at + 8),
+                data_at + load_i64(start_at + 16),
+                data_at + load_i64(start_at + 24),
+            )
+            lasts = (
+                end_of(start_at, length_at, 0, data_at, data_end),
+                end_of(start_at, length_at, 1, data_at, data_end),
+                end_of(start_at, length_at, 2, data_at, data_end),
+                end_of(start_at, length_at, 3, data_at, data_end),
+            )
+            siphash(cursors, length >> 3, lasts, key_low, key_high, to)
+            run += 4
+        else:
+            last = end_of(start_at, length_at, 0, data_at, data_end)
+            siphash((data_at + start,), length >> 3, (last,), key_low, key_high, to)
+            run += 1
     return -1
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -127,3 +127,44 @@ def copy(to: int, source: int, count: int, source_end: int) -> None:
 def crc32(cursor: int, length: int, table: int) -> int:
     """CRC-32 (zlib's) of `length` bytes; `table` is for the compiled one."""
     return zlib.crc32(_memory[cursor : cursor + length])
+
+
+SIP_START = (0x736F6D6570736575, 0x646F72616E646F6D ^ 0xEE, 0x6C7967656E657261, 0x7465646279746573)
+"""SipHash's initial state, "somepseudorandomlygeneratedbytes", for 128 bits of output."""
+
+
+def siphash(cursors: Sequence[int], words: int, lasts: Sequence[int], key_low: int, key_high: int, out: int) -> None:
+    """Write SipHash-2-4, two words each, of one run of bytes or of four, which the compiled form hashes at once.
+
+    A run is `words` whole words from its cursor on, and a last word, which has its length.
+    """
+    for lane, (cursor, last) in enumerate(zip(cursors, lasts, strict=True)):
+        keys = (key_low, key_high, key_low, key_high)
+        state = [(start ^ key) & _INT64 - 1 for start, key in zip(SIP_START, keys, strict=True)]
+        for word in (*(load_i64(cursor + 8 * index) for index in range(words)), last):
+            state[3] ^= word & _INT64 - 1
+            _sip_rounds(state, 2)
+            state[0] ^= word & _INT64 - 1
+        for half, mark in enumerate((0xEE, 0xDD)):
+            state[2 - half] ^= mark
+            _sip_rounds(state, 4)
+            store_i64(out + 16 * lane + 8 * half, state[0] ^ state[1] ^ state[2] ^ state[3])
+
+
+def _sip_rounds(state: list[int], count: int) -> None:
+    v0, v1, v2, v3 = state
+    for _ in range(count):
+        v0 = v0 + v1 & _INT64 - 1
+        v1 = _rotate(v1, 13) ^ v0
+        v2 = v2 + v3 & _INT64 - 1
+        v3 = _rotate(v3, 16) ^ v2
+        v0 = _rotate(v0, 32) + v3 & _INT64 - 1
+        v3 = _rotate(v3, 21) ^ v0
+        v2 = v2 + v1 & _INT64 - 1
+        v1 = _rotate(v1, 17) ^ v2
+        v2 = _rotate(v2, 32)
+    state[:] = v0, v1, v2, v3
+
+
+def _rotate(word: int, by: int) -> int:
+    return word << by & _INT64 - 1 | word >> 64 - by

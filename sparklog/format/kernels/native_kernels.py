@@ -179,6 +179,76 @@ def crc32(cursor: int, length: int, table: int) -> int:
     return crc ^ 0xFFFFFFFF
 
 
+@intrinsic  # type: ignore[untyped-decorator]
+def siphash(typing_context: Any, cursors: Any, words: Any, lasts: Any, key_low: Any, key_high: Any, out: Any) -> Any:
+    """Write SipHash-2-4 of as many runs as there are cursors, a lane of a vector each."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        rows, whole, ends, low, high, to = args
+        lanes = range(cursors.count)
+        kind = ir.VectorType(_int64, cursors.count)
+
+        def vector(values: Any) -> Any:
+            joined = ir.Constant(kind, ir.Undefined)
+            for lane, value in zip(lanes, values, strict=True):
+                joined = builder.insert_element(joined, value, ir.Constant(ir.IntType(32), lane))
+            return joined
+
+        def xor(left: Any, right: int) -> Any:
+            return builder.xor(left, _same(kind, right))
+
+        def start() -> list[Any]:
+            keys = [vector([key for _ in lanes]) for key in (low, high)]
+            return [xor(keys[place & 1], word) for place, word in enumerate(kernel_memory.SIP_START)]
+
+        def absorbed(state: list[Any], word: Any) -> list[Any]:
+            v0, *others = _sip_rounds(builder, [*state[:3], builder.xor(state[3], word)], 2)
+            return [builder.xor(v0, word), *others]
+
+        places = [cgutils.alloca_once_value(builder, word) for word in start()]
+        with cgutils.for_range(builder, whole) as loop:
+            step = builder.mul(loop.index, _int64(8))
+            ints = [builder.add(builder.extract_value(rows, lane), step) for lane in lanes]
+            pointers = [builder.inttoptr(cursor, _int64.as_pointer()) for cursor in ints]
+            word = vector([builder.load(pointer, align=1) for pointer in pointers])
+            for place, value in zip(places, absorbed(list(map(builder.load, places)), word), strict=True):
+                builder.store(value, place)
+        last = vector([builder.extract_value(ends, lane) for lane in lanes])
+        v0, v1, v2, v3 = absorbed(list(map(builder.load, places)), last)
+        for half in range(2):
+            v1, v2 = (xor(v1, 0xDD), v2) if half else (v1, xor(v2, 0xEE))
+            v0, v1, v2, v3 = _sip_rounds(builder, [v0, v1, v2, v3], 4)
+            total = builder.xor(builder.xor(v0, v1), builder.xor(v2, v3))
+            for lane in lanes:
+                place = builder.inttoptr(builder.add(to, _int64(16 * lane + 8 * half)), _int64.as_pointer())
+                builder.store(builder.extract_element(total, ir.Constant(ir.IntType(32), lane)), place, align=1)
+        return context.get_dummy_value()
+
+    return types.void(cursors, types.int64, lasts, types.int64, types.int64, types.int64), codegen
+
+
+def _same(kind: Any, word: int) -> Any:
+    return ir.Constant(kind, [word] * kind.count)
+
+
+def _sip_rounds(builder: Any, state: Any, count: int) -> Any:
+    def rotate(value: Any, by: int) -> Any:
+        return builder.or_(builder.shl(value, _same(value.type, by)), builder.lshr(value, _same(value.type, 64 - by)))
+
+    v0, v1, v2, v3 = state
+    for _ in range(count):
+        v0 = builder.add(v0, v1)
+        v1 = builder.xor(rotate(v1, 13), v0)
+        v2 = builder.add(v2, v3)
+        v3 = builder.xor(rotate(v3, 16), v2)
+        v0 = builder.add(rotate(v0, 32), v3)
+        v3 = builder.xor(rotate(v3, 21), v0)
+        v2 = builder.add(v2, v1)
+        v1 = builder.xor(rotate(v1, 17), v2)
+        v2 = rotate(v2, 32)
+    return v0, v1, v2, v3
+
+
 def _digest() -> str:
     """Return a hash of all kernel sources, those of packages above included.
 
