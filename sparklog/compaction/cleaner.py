@@ -37,8 +37,7 @@ import numpy.typing as npt
 from sparklog.compaction.producer_state import BatchJudge, PartitionProducers, Verdicts, aborted_batches
 from sparklog.compaction.segment_writer import SegmentWriter
 from sparklog.errors import BadRequest, Conflict, Corrupt
-from sparklog.format.batch_scan import check_crcs, check_headers
-from sparklog.format.crc32c import crc32c
+from sparklog.format.batch_scan import check_crcs, check_headers, crc_after
 from sparklog.format.filter_batches import Filtered, filter_batches
 from sparklog.format.key_filter import HASH_KEY as FILTER_HASH_KEY
 from sparklog.format.key_filter import BatchKeys
@@ -135,7 +134,7 @@ class SegmentReader:
             check_crcs(data, headers, window.place)
             following = int(headers.next_offset[-1])
             low += len(data)
-            crc = crc32c(data, crc)
+            crc = crc_after(data, headers, crc)
             if low == source.size and crc != source.crc:
                 raise Corrupt(
                     "the segment's CRC-32C does not match its bytes, though those of its batches do: restore the file",

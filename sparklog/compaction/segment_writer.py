@@ -16,6 +16,7 @@ be empty, and nothing needs one here.
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -39,6 +40,8 @@ from sparklog.storage.store import ObjectWriter, Store
 
 MAX_SEGMENT_BYTES = 2**31 - 1
 """Kafka opens no larger file: positions in an index are int32."""
+ASIDE_BYTES = 4 << 20
+"""A segment of this size or more waits for the disk while the next one is written."""
 _CARRIED = int(SliceFlag.HAS_NULL_KEYS | SliceFlag.LOG_APPEND_TIME | SliceFlag.KAFKA_PRODUCERS)
 
 Int64Array = npt.NDArray[np.int64]
@@ -96,6 +99,9 @@ class SegmentWriter:
         """The current segment may get filters of its keys."""
         self._done: list[FileSlices] = []
         self._written = WrittenObjects(store)
+        self._aside: ThreadPoolExecutor | None = None
+        self._ending: Future[None] | None = None
+        """The segment before the current one, if it may not be durable yet."""
 
     def path(self, base: int) -> str:
         return sealed_path(self._partition, *self._folder, base)
@@ -175,10 +181,29 @@ class SegmentWriter:
             self._segment().aborted.append(entries)
 
     def finish(self) -> None:
-        """End the current segment, if any: its files are durable then. One without batches leaves nothing."""
+        """End the current segment, if any; `close` waits until its files are durable. Without batches it leaves none.
+
+        Raises what went wrong with the segment before.
+        """
+        self._wait()
         current, self._current = self._current, None
         if current is None or current.writer is None:
             return
+        if current.size < ASIDE_BYTES:
+            self._end(current)
+            return
+        if self._aside is None:
+            self._aside = ThreadPoolExecutor(1, thread_name_prefix="sparklog-segment")
+        self._ending = self._aside.submit(self._end, current)
+
+    def _wait(self) -> None:
+        ending, self._ending = self._ending, None
+        if ending is not None:
+            ending.result()
+
+    def _end(self, current: _SegmentInProgress) -> None:
+        """Make the files of a segment durable."""
+        assert current.writer is not None
         self._written.keys.append(f"{self._topic}/{current.path}")
         current.writer.close()
         stem = f"{self._topic}/{current.path.removesuffix('.log')}"
@@ -193,8 +218,10 @@ class SegmentWriter:
         self._done.append(replace(current.file(self._partition), index_crc=(index_crc(*data),)))
 
     def close(self) -> tuple[FileSlices, ...]:
-        """End the current segment; return all in the order written, with their bases, for a commit."""
+        """End the current segment; return all in the order written, durable and with their bases, for a commit."""
         self.finish()
+        self._wait()
+        self._shut()
         return tuple(self._done)
 
     def discard(self) -> None:
@@ -202,8 +229,16 @@ class SegmentWriter:
         current, self._current = self._current, None
         if current is not None and current.writer is not None:
             current.writer.discard()
+        with suppress(Exception):
+            self._wait()
+        self._shut()
         self._done.clear()
         self._written.discard()
+
+    def _shut(self) -> None:
+        if self._aside is not None:
+            self._aside.shutdown()
+            self._aside = None
 
     def _segment(self) -> _SegmentInProgress:
         if self._current is None:

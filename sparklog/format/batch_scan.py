@@ -41,6 +41,8 @@ MIN_SCAN_BYTES = 18
 MAX_OFFSET = 2**63 - 2
 """The greatest offset a record can have. A log that held 2^63-1 would have no end: the next offset is no int64."""
 MIN_LEGACY_BYTES = MIN_SIZE_FIELD + LOG_OVERHEAD
+JOINED_BATCH_BYTES = 64 << 10
+"""CRCs of batches from this size on are joined: that takes 2 µs a batch, and a pass over the bytes 60 µs a MiB."""
 RECORD_MESSAGES = (
     "",
     "a record's length does not fit into its batch",
@@ -191,6 +193,24 @@ def check_crcs(data: BytesLike, headers: BatchHeaders, place: Place) -> None:
     wrong = crc_failures(data, headers)
     if len(wrong):
         raise place.corrupt(headers, int(wrong[0]), crc_message(headers, int(wrong[0])))
+
+
+def crc_after(data: BytesLike, headers: BatchHeaders, crc: int) -> int:
+    """Return the CRC-32C of bytes that have `crc`, with `data` after them: all of it batches, whose own CRCs hold.
+
+    These join to that of large batches, without another pass over the bytes.
+    """
+    if headers.magic is not None or len(data) < JOINED_BATCH_BYTES * len(headers):
+        return crc32c.crc32c(data, crc)
+    # Planners scan as well, and need no kernels.
+    from sparklog.format.kernels.hash_kernels import join_crcs
+
+    view = memoryview(data)
+    crcs, lengths = (np.zeros((len(headers) + 1, 2), np.int64) for _ in range(2))
+    crcs[0, 1] = crc
+    crcs[1:, 0] = [crc32c.crc32c(view[start : start + CRC_START]) for start in headers.position.tolist()]
+    crcs[1:, 1], lengths[1:, 0], lengths[1:, 1] = headers.crc, CRC_START, headers.size - CRC_START
+    return int(join_crcs(crcs.reshape(-1), lengths.reshape(-1)))
 
 
 def crc_message(headers: BatchHeaders, batch: int) -> str:

@@ -328,6 +328,53 @@ def test_giving_up_takes_a_log_whose_indexes_could_not_be_written(suffix: str, m
     assert files(place) == {}
 
 
+@pytest.mark.parametrize("suffix", [".log", ".index", ".timeindex"])
+def test_a_segment_that_fails_while_the_next_one_is_written_is_named_and_leaves_nothing(
+    suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segment_writer, "ASIDE_BYTES", 0)
+    place = store()
+    writer = writer_of(place)
+    writer.begin(0)
+    add(writer, batch(0))
+    opened = place.writer
+
+    class Full:
+        def write(self, data: bytes) -> None:
+            raise Unavailable("the file system is full")
+
+        close = discard = lambda self: None
+
+    if suffix == ".log":
+        current = writer._current
+        assert current is not None
+        assert current.writer is not None
+        close = current.writer.close
+        monkeypatch.setattr(current.writer, "close", lambda: (close(), Full().write(b"")))
+    else:
+        monkeypatch.setattr(place, "writer", lambda key: Full() if key.endswith(f"{0:020}{suffix}") else opened(key))
+    writer.begin(1)
+    add(writer, batch(1))
+    with pytest.raises(Unavailable, match="is full"):
+        writer.close()
+    writer.discard()
+    assert files(place) == {}
+
+
+def test_segments_that_become_durable_aside_are_given_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    for least in (0, 1 << 30):
+        monkeypatch.setattr(segment_writer, "ASIDE_BYTES", least)
+        place = store()
+        writer = writer_of(place)
+        for base in range(5):
+            writer.begin(base)
+            add(writer, batch(base))
+        made.append((writer.close(), files(place)))
+    assert made[0] == made[1]
+    assert [file.base for file in made[0][0]] == [(base,) for base in range(5)]
+
+
 def test_a_store_that_deletes_nothing_hides_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     place = store()
     writer = writer_of(place)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from crc32c import crc32c
 
 from sparklog.errors import Corrupt
 from sparklog.format import record_batch
-from sparklog.format.batch_scan import crc_failures, scan_headers
+from sparklog.format.batch_scan import JOINED_BATCH_BYTES, crc_after, crc_failures, scan_headers
 from sparklog.format.record_batch import BatchHeader
 from tests.format.batch_samples import GOLDEN_BATCH, GOLDEN_HEADER, GOLDEN_RECORDS, encode_sample
 
@@ -36,6 +37,24 @@ def test_golden_checksums(changes: dict[str, int], crc: int) -> None:
     packed = BatchHeader(**{**fields, **changes}).pack(GOLDEN_RECORDS)
     assert scan_headers(packed).crc.tolist() == [crc]
     assert crc_failures(packed, scan_headers(packed)).tolist() == []
+
+
+@pytest.mark.parametrize("size", [100, JOINED_BATCH_BYTES - 61, JOINED_BATCH_BYTES])
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_the_checksum_of_many_batches_joins_from_theirs(size: int, count: int) -> None:
+    batches = [BatchHeader(base, 0, 1, base, base).pack(bytes([base]) * (size + base)) for base in range(count)]
+    data = b"".join(batches)
+    assert crc_after(data, scan_headers(data), crc32c(b"before")) == crc32c(b"before" + data)
+    assert crc_after(data, scan_headers(data), 0) == crc32c(data)
+
+
+def test_a_damaged_position_shows_in_a_joined_checksum() -> None:
+    """A batch's own checksum does not cover its offset."""
+    data = bytearray(BatchHeader(7, 0, 1, 0, 0).pack(bytes(JOINED_BATCH_BYTES)))
+    whole = crc32c(data)
+    data[7] ^= 1
+    assert not len(crc_failures(data, scan_headers(data)))
+    assert crc_after(data, scan_headers(data), 0) == crc32c(data) != whole
 
 
 def test_golden_empty_batch() -> None:
