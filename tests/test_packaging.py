@@ -93,7 +93,8 @@ def test_the_conda_recipe_is_that_of_the_project() -> None:
     needed = recipe["requirements"]
     assert requirements(needed["run"]) == requirements([*described["dependencies"], *python])
     assert requirements(needed["host"]) == requirements([*built, "pip", *python])
-    assert requirements(needed["run_constrained"]) == requirements(described["optional-dependencies"]["spark"])
+    extras = described["optional-dependencies"]
+    assert requirements(needed["run_constrained"]) == requirements([*extras["spark"], *extras["gzip"]])
     scripts = [f"{name} = {function}" for name, function in described["scripts"].items()]
     assert recipe["build"]["entry_points"] == scripts
     assert recipe["about"]["license"] == described["license"]

@@ -23,7 +23,8 @@ import struct
 import threading
 import zlib
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
+from importlib import import_module
 from typing import Any
 
 from sparklog.errors import BadRequest, Corrupt
@@ -44,6 +45,9 @@ ZSTD_BLOCK = 128 * 1024
 LIMIT_FLOOR, LIMIT_RATIO, LIMIT_CEILING = 64 << 20, 256, 256 << 20
 """A batch may become 64 MiB + 256 x its compressed bytes, at most 256 MiB. Kafka's own default is 1 MiB compressed."""
 
+ISAL_LEVELS = {-1: 2, 1: 1, 2: 2, 3: 3}
+"""Levels of gzip that isal takes over, with its own for each. A higher one is asked for because zlib's is smaller."""
+
 _LEVELS = {"gzip": (-1, 9), "lz4": (1, 17), "zstd": (-131072, 22)}
 _local = threading.local()
 
@@ -54,7 +58,8 @@ def decompressed_limit(nbytes: int) -> int:
 
 def compress(codec: str, data: BytesLike, level: int | None = None) -> bytes:
     """`data` in Kafka's framing of `codec` ("none" returns it unchanged). `level` None is the codec's default here:
-    gzip 6, lz4 fast, zstd 1; snappy has no levels. Raises `BadRequest` for an unknown codec or level."""
+    gzip 6 (with isal its 2: up to 15 % larger), lz4 fast, zstd 1; snappy has no levels. Raises `BadRequest` for an
+    unknown codec or level."""
     if codec == "none":
         return bytes(data)
     if codec not in _FUNCTIONS:
@@ -110,19 +115,34 @@ def _too_large(codec: str, limit: int, size: int | None = None) -> Corrupt:
     return Corrupt(f"{codec} data may decompress to at most {limit} bytes, found {'more' if size is None else size}")
 
 
+@cache
+def _isal() -> Any:
+    """Return isal's form of zlib, which is several times as fast; zlib's own where it is not installed."""
+    try:
+        return import_module("isal.isal_zlib")
+    except ImportError:
+        return zlib
+
+
 def _gzip_compress(data: BytesLike, level: int | None) -> bytes:
-    compressor = zlib.compressobj(-1 if level is None else level, zlib.DEFLATED, 31)
-    return compressor.compress(data) + compressor.flush()
+    library, level = _isal(), -1 if level is None else level
+    if library is not zlib and level in ISAL_LEVELS:
+        level = ISAL_LEVELS[level]
+    else:
+        library = zlib
+    compressor = library.compressobj(level, zlib.DEFLATED, 31)
+    return compressor.compress(data) + compressor.flush()  # type: ignore[no-any-return]
 
 
 def _gzip_decompress(data: memoryview, limit: int) -> bytes:
     parts: list[bytes] = []
     rest: BytesLike = data
+    library = _isal()
     while True:
-        member = zlib.decompressobj(31)
+        member = library.decompressobj(31)
         try:
             part = member.decompress(rest, limit + 1)
-        except zlib.error as error:
+        except library.error as error:
             raise Corrupt(f"expected a gzip stream: {error}") from None
         limit -= len(part)
         if limit < 0:

@@ -14,6 +14,7 @@ import snappy
 import zstandard
 
 from sparklog.errors import BadRequest, Corrupt
+from sparklog.format import compression
 from sparklog.format.compression import (
     LZ4_WRITTEN,
     XERIAL_HEADER,
@@ -184,6 +185,43 @@ def test_gzip_members_and_what_follows() -> None:
     two = gzip.compress(b"one ") + gzip.compress(b"two")
     assert decompress("gzip", two) == b"one two"
     assert decompress("gzip", two + b"junk") == b"one two"
+
+
+@pytest.mark.parametrize("writer", ["zlib", "isal.isal_zlib"])
+@pytest.mark.parametrize("reader", ["zlib", "isal.isal_zlib"])
+def test_gzip_with_and_without_isal(writer: str, reader: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    why = "isal is not installed: pip install 'sparklog[gzip]'"
+    libraries = [pytest.importorskip(name, reason=why) for name in (writer, reader)]
+    for level in (None, -1, 1, 2, 3, 6, 9):
+        monkeypatch.setattr(compression, "_isal", lambda: libraries[0])
+        written = {name: compress("gzip", data, level) for name, data in INPUTS.items()}
+        monkeypatch.setattr(compression, "_isal", lambda: libraries[1])
+        for name, data in written.items():
+            assert decompress("gzip", data) == gzip.decompress(data) == INPUTS[name]
+    two, size = written["text"] + written["mixed"], len(INPUTS["text"]) + len(INPUTS["mixed"])
+    assert decompress("gzip", memoryview(two + b"junk"), size) == INPUTS["text"] + INPUTS["mixed"]
+    with pytest.raises(Corrupt, match="gzip data may decompress to at most"):
+        decompress("gzip", two, size - 1)
+    for cut in (0, 1, 5, 17, len(two) // 2, len(two) - 5):
+        if cut != len(written["text"]):
+            with pytest.raises(Corrupt, match="cut off"):
+                decompress("gzip", two[:cut])
+    for place in (0, 2, 40, len(written["text"]) - 5, len(written["text"]) - 1):
+        damaged = bytearray(written["text"])
+        damaged[place] ^= 0xFF
+        with pytest.raises(Corrupt, match="gzip stream"):
+            decompress("gzip", damaged)
+
+
+def test_levels_of_gzip_that_are_asked_for_are_zlibs(monkeypatch: pytest.MonkeyPatch) -> None:
+    isal = pytest.importorskip("isal.isal_zlib", reason="isal is not installed: pip install 'sparklog[gzip]'")
+    monkeypatch.setattr(compression, "_isal", lambda: isal)
+    quick = compress("gzip", INPUTS["text"])
+    monkeypatch.setattr(compression, "_isal", lambda: zlib)
+    assert quick != compress("gzip", INPUTS["text"])
+    high = compress("gzip", INPUTS["text"], 6)
+    monkeypatch.setattr(compression, "_isal", lambda: isal)
+    assert compress("gzip", INPUTS["text"], 6) == high
 
 
 @pytest.mark.parametrize("codec", CODECS)
