@@ -51,7 +51,7 @@ def is_part(name: str) -> bool:
 
 def check_key(key: str) -> str:
     """Return the key. `BadRequest` if it is absolute, climbs out, is too long or has odd characters."""
-    has_dots = "." in key and any(part in (".", "..") for part in key.split("/"))
+    has_dots = (key[:1] == "." or "/." in key) and any(part in (".", "..") for part in key.split("/"))
     if _KEY.match(key) is not None and len(key) <= MAX_KEY and not has_dots:
         return key
     raise BadRequest(f"not a key: {_show(key)}; {_reason(key)}")

@@ -127,6 +127,9 @@ class Fields:
         values = self.document.get(name)
         if not isinstance(values, list) or (length is not None and len(values) != length):
             raise self.bad(name, "a list of whole numbers" if length is None else f"a list of {length} whole numbers")
+        if len(values) == 1 and type(values[0]) is int and low <= values[0] <= high:
+            # One partition, one slice: so are most lists.
+            return (values[0],)
         if values and (set(map(type, values)) != {int} or min(values) < low or max(values) > high):
             raise self.bad(name, f"a list of whole numbers from {low} to {high}")
         return tuple(values)

@@ -216,7 +216,8 @@ def _planned(snapshot: Snapshot, ranges: Sequence[OffsetRange], isolation: str) 
     rows, cuts = _selected(snapshot, ranges)
     if isolation == READ_COMMITTED:
         is_visible = _visible(rows)
-        rows, cuts = rows[is_visible], np.cumsum([0, *is_visible])[cuts]
+        if not is_visible.all():
+            rows, cuts = rows[is_visible], np.cumsum([0, *is_visible])[cuts]
     plans = []
     for offsets, (low, high) in zip(ranges, pairwise(cuts.tolist()), strict=True):
         aborted = hidden.get(offsets.partition)

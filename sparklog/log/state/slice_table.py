@@ -36,6 +36,7 @@ PLAIN, OPEN, COMMITTED, ABORTED = 0, 1, 2, 3
 STATUS_NAMES = ("plain", "open", "committed", "aborted")
 PENDING_COMMITS = 256
 SPARE_TEXTS = 4096
+KEPT_ROWS = 64
 Columns = dict[str, npt.NDArray[Any]]
 
 
@@ -45,10 +46,11 @@ class Texts:
     Versions of a table share one, for codes never change their meaning.
     """
 
-    __slots__ = ("_added", "_codes", "_loaded", "_lock")
+    __slots__ = ("_added", "_codes", "_loaded")
+    _lock = ForkLock()
+    """One for all: it is held for a moment, and a root may have thousands of topics."""
 
     def __init__(self, loaded: pa.Array | None = None) -> None:
-        self._lock = ForkLock()
         self._loaded = loaded
         self._added: list[str] = []
         self._codes: dict[str, int] = {}
@@ -119,13 +121,13 @@ class Slices(ColumnsByName):
 
     def partition_rows(self, partition: int) -> slice:
         column = self.columns["partition"]
-        return slice(int(np.searchsorted(column, partition)), int(np.searchsorted(column, partition, "right")))
+        return slice(int(column.searchsorted(partition)), int(column.searchsorted(partition, "right")))
 
     def overlapping(self, partition: int, start: int, end: int) -> slice:
         """Return the rows of one partition that overlap offsets `[start, end)`."""
         rows = self.partition_rows(partition)
-        first = int(np.searchsorted(self.columns["end"][rows], start, "right"))
-        last = int(np.searchsorted(self.columns["base"][rows], end, "left"))
+        first = int(self.columns["end"][rows].searchsorted(start, "right"))
+        last = int(self.columns["base"][rows].searchsorted(end, "left"))
         return slice(rows.start + first, rows.start + max(first, last))
 
     def overlapping_each(self, partition: Offsets, start: Offsets, end: Offsets) -> tuple[Offsets, Offsets]:
@@ -143,7 +145,7 @@ class Slices(ColumnsByName):
 class SliceTable:
     """All slices at a version. Immutable: `apply` gives the table after the next commit."""
 
-    __slots__ = ("_rows", "texts", "version")
+    __slots__ = ("_last", "_rows", "texts", "version")
 
     def __init__(
         self,
@@ -158,6 +160,8 @@ class SliceTable:
         self._rows = (parts, pending)
         self.texts = (Texts() if paths is None else paths, Texts() if txn_ids is None else txn_ids)
         """Paths and transactional ids by code."""
+        self._last: tuple[tuple[int, int, int], Slices] | None = None
+        """A few slices that were selected last, and of what: a plan asks for their sizes, then for them."""
 
     def __len__(self) -> int:
         return sum(len(part) for part in self.parts())
@@ -180,8 +184,14 @@ class SliceTable:
 
     def select(self, partition: int, start: int = 0, end: int = 2**63 - 1) -> Slices:
         """Return the slices of one partition that overlap offsets `[start, end)`, in offset order."""
+        place, last = (partition, start, end), self._last
+        if last is not None and last[0] == place:
+            return last[1]
         spans = ((part, part.overlapping(partition, start, end)) for part in self.parts())
-        return _joined([part[rows] for part, rows in spans if rows.stop > rows.start], *self.texts)
+        selected = _joined([part[rows] for part, rows in spans if rows.stop > rows.start], *self.texts)
+        if len(selected) <= KEPT_ROWS:
+            self._last = place, selected
+        return selected
 
     def select_each(self, partition: Offsets, start: Offsets, end: Offsets) -> tuple[Slices, Offsets]:
         """Select for many ranges at once: their slices one range after another, and where those of each begin.
@@ -314,6 +324,8 @@ def _joined(parts: Sequence[Slices], paths: Texts, txn_ids: Texts) -> Slices:
 
 
 def _sorted(columns: Columns, paths: Texts, txn_ids: Texts) -> Slices:
+    if len(columns["base"]) < 2:
+        return Slices(columns, paths, txn_ids)
     order = np.lexsort((columns["base"], columns["partition"]))
     if not np.array_equal(order, np.arange(len(order))):
         columns = {name: column[order] for name, column in columns.items()}
@@ -349,7 +361,10 @@ def _part(commits: Sequence[Commit], paths: Texts, txn_ids: Texts) -> Slices:
         count = len(values["base"]) - len(values["txn"])
         for name, value in marks.items():
             values[name] += [value] * count
-    return _sorted({name: np.array(values[name], dtype) for name, dtype in COLUMN_TYPES.items()}, paths, txn_ids)
+    # One array for all columns: most commits are of few slices.
+    rows = zip(COLUMN_TYPES.items(), np.array([values[name] for name in COLUMN_TYPES], np.int64), strict=True)
+    columns = {name: row.astype(dtype, copy=False) for (name, dtype), row in rows}
+    return _sorted(columns, paths, txn_ids)
 
 
 def _add_file(values: dict[str, list[int]], commit: Commit, file: FileSlices, code: int) -> None:

@@ -255,7 +255,9 @@ EMPTY = Head()
 def _changes(head: Head, commit: Commit) -> dict[str, Any]:
     """Return what a commit changes of an existing topic, or one just created; without what all commits change."""
     partitions = head.partitions if commit.partitions is None else commit.partitions
-    start, end = _grown(head.log_start, partitions), _grown(head.log_end, partitions)
+    end = _grown(head.log_end, partitions)
+    is_same_start = not commit.log_starts and partitions == head.partitions
+    start = head.log_start if is_same_start else _grown(head.log_start, partitions)
     named = [*commit.log_starts, *(edit.partition for edit in commit.edits)]
     if named and max(named) >= len(end):
         raise Corrupt(f"commit {commit.version} names partition {max(named)} of a topic with {len(end)}")
@@ -309,6 +311,8 @@ def _configs(head: Head, commit: Commit) -> TopicConfigs:
 
 
 def _cleaned_through(head: Head, commit: Commit, partitions: int) -> Offsets:
+    if not commit.edits and partitions == head.partitions:
+        return head.cleaned_through
     cleaned = _grown(head.cleaned_through, partitions)
     for edit in commit.edits:
         if edit.cleaned_through is not None:
