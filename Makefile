@@ -5,6 +5,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 COMPILED := $(VENV)/.compiled
+COLLECTED := $(VENV)/.collected
 
 # Spark tests go first, in one process with one session (about 2 GB); the others run what is left.
 TEST_PROCESSES ?= 2
@@ -30,7 +31,7 @@ export PYSPARK_DRIVER_PYTHON := $(abspath $(PY))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-fast test-slow test-spark test-oldest mutants demo notebook docs lint bench bench-peers clean
+.PHONY: help venv ready test test-fast test-slow test-spark test-oldest mutants demo notebook docs lint bench bench-peers clean
 
 help:
 	@echo "make demo       scan a directory that Kafka wrote, stream it into a topic, tail it (needs nothing but Python and Java)"
@@ -57,6 +58,13 @@ $(INSTALLED): pyproject.toml scripts/set_up.sh scripts/check_machine.py
 # The kernels go into their disk cache here, so that no query waits for a compiler.
 $(COMPILED): $(INSTALLED) $(wildcard sparklog/format/*.py sparklog/format/*/*.py)
 	@$(PY) -m sparklog.format.kernels.warm
+	@touch $@
+
+# Modules of tests are compiled here by one process, while mypy runs beside it (.ci/run); else each that runs tests does.
+ready: $(COLLECTED)
+
+$(COLLECTED): $(COMPILED)
+	@$(PY) -m pytest --collect-only -q >/dev/null 2>&1 || true
 	@touch $@
 
 test: venv
@@ -92,7 +100,7 @@ docs: venv
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
 	@echo "look at it: $(PY) -m http.server --directory build/site 8000"
 
-lint: venv
+lint: $(INSTALLED)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy

@@ -150,7 +150,7 @@ def test_set_up_takes_the_newest_of_everything(tmp_path: Path) -> None:
         script(python.parent, name, f'PATH=/bin:/usr/bin exec {name} "$@"')
     done = set_up(tmp_path, python.parent)
     assert done.returncode == 0, done.stderr
-    arguments = "--upgrade --upgrade-strategy eager -e .[spark,connect,state,dev,docs]"
+    arguments = "--no-compile --upgrade --upgrade-strategy eager -e .[spark,connect,state,dev,docs]"
     assert done.stdout.splitlines()[-1] == f"scripts/install.py {arguments}"
 
 
@@ -196,7 +196,7 @@ def test_make_has_the_targets_it_names(target: str) -> None:
 def test_ci_runs_lint_and_the_same_tests() -> None:
     text = (REPOSITORY / ".ci" / "run").read_text()
     assert re.search(r"^set -euo pipefail$", text, re.MULTILINE)
-    assert "make --no-print-directory lint" in text
+    assert "make --no-print-directory -j 2 lint ready" in text
     assert "make --no-print-directory test " in text
     assert os.access(REPOSITORY / ".ci" / "run", os.X_OK)
 
