@@ -112,9 +112,11 @@ def fixtures() -> Path:
 
 
 @pytest.fixture(scope="session")
-def kafka_tools() -> KafkaTools:
+def kafka_tools() -> Iterator[KafkaTools]:
     """Kafka's own DumpLogSegments; skips where there is no Java or the jars cannot be fetched."""
     try:
-        return find_tools()
+        tools = find_tools()
     except Missing as missing:
         pytest.skip(str(missing))
+    yield tools
+    tools.stop()

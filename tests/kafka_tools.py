@@ -11,7 +11,6 @@ import re
 import shutil
 import subprocess
 import tempfile
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +21,6 @@ COMPLETE = ".complete"
 RESOLVE_SECONDS = 400
 _missing: dict[Path, str] = {}
 """What could not be fetched: a network that answers nothing costs a run this long once."""
-ARGUMENT_BYTES = 100_000
-"""Of the list of files: Linux takes 128 KiB for one argument."""
 MARKER_BYTES = 34
 """Of an entry of a `.txnindex`."""
 
@@ -95,61 +92,62 @@ class Checked:
     dumped: Dumped
 
 
-def class_archive(java: str, program: Sequence[str]) -> list[str]:
-    """Return options with which a JVM takes the tool's classes as they were once loaded: half the work of a start.
-
-    The archive is made at first use, for this program of this JVM. One that does not fit is passed over by the JVM.
-    """
-    real = Path(java).resolve()
-    named = "\0".join([str(real), str(real.stat().st_mtime_ns), *program])
-    archive = cache_folder() / f"classes-{zlib.crc32(named.encode()):08x}.jsa"
-    if not archive.exists():
-        with tempfile.TemporaryDirectory() as folder:
-            made, log = Path(folder) / "made.jsa", Path(folder) / f"{0:020d}.log"
-            log.touch()
-            made_by = [java, f"-XX:ArchiveClassesAtExit={made}", "-Xlog:disable", *program, "--files", str(log)]
-            subprocess.run([*made_by, "--deep-iteration"], capture_output=True, timeout=300, check=False)
-            if not made.exists():
-                return []
-            cache_folder().mkdir(parents=True, exist_ok=True)
-            # Several runs may make it at once: each finds a whole one.
-            shutil.copy(made, part := archive.with_suffix(f".{os.getpid()}"))
-            part.rename(archive)
-    return [f"-XX:SharedArchiveFile={archive}", "-Xlog:disable"]
-
-
 class KafkaTools:
-    """DumpLogSegments; each call starts a JVM (half a second), so hand it many files at once."""
+    """DumpLogSegments, in one JVM for all calls: to start it takes a second of CPU, a call hundredths. `stop` ends it.
+
+    It is reached by py4j, which comes with Spark.
+    """
 
     def __init__(self, java: str, jars: Path) -> None:
-        options = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+        from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
+
+        options = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
         quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"
-        program = [*options, quiet, "-cp", f"{jars}{os.sep}*", "kafka.tools.DumpLogSegments"]
-        self._command = [java, *class_archive(java, program), *program]
+        # It ends with its standard input, and so with this process.
+        port, token, self._process = launch_gateway(
+            classpath=f"{jars}{os.sep}*",
+            javaopts=[*options, quiet],
+            java_path=java,
+            die_on_exit=True,
+            enable_auth=True,
+            return_proc=True,
+        )
+        self._gateway = JavaGateway(gateway_parameters=GatewayParameters(port=port, auth_token=token))
+        java_io = self._gateway.jvm.java.io
+        self._output, self._errors = java_io.ByteArrayOutputStream(), java_io.ByteArrayOutputStream()
+        # Scala keeps the streams that it finds when it prints first.
+        system = self._gateway.jvm.java.lang.System
+        system.setOut(java_io.PrintStream(self._output, True, "UTF-8"))
+        system.setErr(java_io.PrintStream(self._errors, True, "UTF-8"))
+
+    def stop(self) -> None:
+        self._gateway.close()
+        self._process.stdin.close()
+        self._process.wait()
 
     def dump(self, files: Sequence[Path], *options: str) -> Dumped:
         """Run it over these files with these options (beside --files)."""
+        from py4j.protocol import Py4JJavaError
+
+        arguments = ["--files", ",".join(map(str, files)), *options]
+        array = self._gateway.new_array(self._gateway.jvm.java.lang.String, len(arguments))
+        for number, argument in enumerate(arguments):
+            array[number] = argument
+        self._output.reset()
+        self._errors.reset()
+        try:
+            self._gateway.jvm.kafka.tools.DumpLogSegments.main(array)
+            failure = ""
+        except Py4JJavaError as error:
+            failure = str(error)
         output: dict[str, list[str]] = {}
-        errors: list[str] = []
-        for chunk in _chunks([str(file) for file in files]):
-            answer = subprocess.run(
-                [*self._command, "--files", ",".join(chunk), *options],
-                capture_output=True,
-                text=True,
-                encoding="utf-8",
-                timeout=300,
-                check=False,
-            )
-            errors += answer.stderr.splitlines()
-            if answer.returncode:
-                errors.append(f"DumpLogSegments ended with status {answer.returncode} after {chunk[0]}")
-            lines: list[str] = []
-            for line in answer.stdout.splitlines():
-                if line.startswith("Dumping "):
-                    lines = output.setdefault(line.removeprefix("Dumping "), [])
-                else:
-                    lines.append(line)
-        return Dumped(output, errors)
+        lines: list[str] = []
+        for line in self._output.toString("UTF-8").splitlines():
+            if line.startswith("Dumping "):
+                lines = output.setdefault(line.removeprefix("Dumping "), [])
+            else:
+                lines.append(line)
+        return Dumped(output, [*self._errors.toString("UTF-8").splitlines(), *failure.splitlines()])
 
     def complaints(self, logs: Sequence[Path], *, emptied: bool = False) -> list[str]:
         return self.checked(logs, emptied=emptied).complaints
@@ -313,16 +311,3 @@ def _resolve(java: str, folder: Path, ivy_file: str, proof: str) -> None:
         raise Missing(f"Kafka's jars were not fetched within {RESOLVE_SECONDS} s") from None
     finally:
         shutil.rmtree(work, ignore_errors=True)
-
-
-def _chunks(paths: list[str]) -> Iterator[list[str]]:
-    chunk: list[str] = []
-    size = 0
-    for path in paths:
-        if chunk and size + len(path.encode()) + 1 > ARGUMENT_BYTES:
-            yield chunk
-            chunk, size = [], 0
-        chunk.append(path)
-        size += len(path.encode()) + 1
-    if chunk:
-        yield chunk
