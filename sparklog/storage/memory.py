@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator
 from itertools import takewhile
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from sparklog.storage.fork_safety import ForkLock
 from sparklog.storage.store import (
@@ -26,6 +27,7 @@ class MemoryStore(Store):
     """A dict of objects; `clock` (ms since the epoch) stamps new ones. Not picklable: a copy would be another store.
 
     `snapshot` and `restore` go back in time, as a restored backup or a crash before the last writes does.
+    `copy.deepcopy` of what has stores begins a story a second time: its clocks are copied with it.
     """
 
     needs_probe = False
@@ -42,6 +44,14 @@ class MemoryStore(Store):
         raise TypeError(
             "a MemoryStore lives in one process and cannot be pickled; use a root on a disk (sparklog_disk_root)"
         )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> MemoryStore:
+        memo[id(self)] = twin = type(self).__new__(type(self))
+        # Keys and bytes never change.
+        memo[id(self._objects)], memo[id(self._keys)] = dict(self._objects), list(self._keys)
+        memo[id(self._lock)] = ForkLock()
+        vars(twin).update(copy.deepcopy(vars(self), memo))
+        return twin
 
     @property
     def location(self) -> str:

@@ -14,6 +14,7 @@ from sparklog.retention.vacuum import vacuum
 from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind
 from sparklog.testing.world import DAY_MS, HOUR_MS, MINUTE_MS
 from tests.retention.vacuum_world import VacuumWorld, meanwhile, requests
+from tests.support.built_once import built_once
 from tests.support.seeds import thinned
 
 WEEK = 7 * DAY_MS
@@ -245,6 +246,7 @@ def damage(world: VacuumWorld, version: int, part: str) -> None:
     world.store.replace(keys[0], data[:-9] + b"!" + data[-8:])
 
 
+@built_once
 def lived() -> VacuumWorld:
     """A topic with something of every kind to delete."""
     world = VacuumWorld()

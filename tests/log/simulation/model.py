@@ -53,6 +53,9 @@ class State:
     batches: tuple[tuple[str, int, int], ...]
     """(writer id, newest batch, its record count)."""
 
+    def __deepcopy__(self, memo: object) -> State:
+        return self
+
 
 @dataclass
 class TopicModel:

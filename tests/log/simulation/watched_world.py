@@ -42,7 +42,7 @@ class HookedProcess:
             wall_ms=lambda: world.now_ms + self.skew_ms,
             boot_ms=lambda: world.now_ms - START_MS - self.asleep_ms,
             sleep=self._sleep,
-            random=random.Random(f"process {len(world.started)}"),
+            random=random.Random(f"process {world.started}"),
         )
         self.root: Root = open_root(self.store, create=True, env=self.env)
 
@@ -133,14 +133,14 @@ class WatchedWorld(World):
         super().__init__()
         self.model = Model()
         self.store = WatchedStore(self.clock, self.model, "watched")
-        self.started: list[HookedProcess] = []
+        self.started = 0
         self.process().root.create_topic("t", partitions=partitions, configs=configs)
 
     def process(self, skew_ms: int = 0) -> HookedProcess:
         """A new process, which knows nothing yet."""
-        found = HookedProcess(self, skew_ms)
-        self.started.append(found)
-        return found
+        process = HookedProcess(self, skew_ms)
+        self.started += 1
+        return process
 
     @property
     def log(self) -> TopicModel:

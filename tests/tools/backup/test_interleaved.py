@@ -22,6 +22,7 @@ from sparklog.tools.backup.restore_point import Wanted
 from sparklog.tools.backup.restoring import restore
 from sparklog.transactions.completion import collect
 from sparklog.transactions.producer import transactional
+from tests.support.built_once import built_once
 from tests.support.maintaining import maintain
 from tests.support.name_caching_store import NameCachingStore
 from tests.support.seeds import thinned
@@ -146,6 +147,12 @@ class Story:
         assert not root.topic("a").log.head().open
 
 
+@built_once
+def begun() -> Story:
+    """Return a story that has begun."""
+    return Story()
+
+
 @pytest.fixture(autouse=True)
 def long_marks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hours pass between two requests, and no run is to take itself for dead."""
@@ -176,10 +183,10 @@ ACTS: dict[str, tuple[Callable[[Story], None], Callable[[Story], list[Callable[[
 def sweep(act: str, step: int = 1, start: int = 0) -> int:
     """How many backups were taken and found right."""
     before, acts = ACTS[act]
-    total = requests(Story().back_up)
+    total = requests(begun().back_up)
     assert total > 40
     for moment in range(start, total, step):
-        story = Story()
+        story = begun()
         before(story)
         story.check(story.back_up(story.at(lambda n, moment=moment: n == moment, *acts(story))), 2)
     return len(range(start, total, step))
@@ -200,7 +207,7 @@ def test_others_act_between_any_two_requests_all_of_them(act: str) -> None:
 
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(5, marks=pytest.mark.slow)])
 def test_others_never_rest(every: int) -> None:
-    story = Story()
+    story = begun()
     decide = story.at(lambda n: n < 40 and n % every == 0, story.move)
     story.check(story.back_up(decide), 2)
     assert story.moved > 8
@@ -220,9 +227,9 @@ def dying(number: int) -> Callable[[Call], Fault | None]:
 
 def killed(step: int, start: int = 0) -> int:
     """How many times a backup was killed, and run again."""
-    total = requests(Story().back_up)
+    total = requests(begun().back_up)
     for number in range(start, total, step):
-        story = Story()
+        story = begun()
         with contextlib.suppress(Crash):
             story.back_up(dying(number))
         finished = [info.key for info in story.place.list("_backups/0")]
@@ -252,7 +259,7 @@ def test_a_backup_killed_at_any_request_is_run_again_all_of_them() -> None:
 
 @pytest.mark.parametrize("step", thinned(6))
 def test_a_restore_killed_at_any_request_is_run_again(step: int) -> None:
-    story = Story()
+    story = begun()
     story.back_up()
     right = contents(story.world.root())
 
@@ -271,7 +278,7 @@ def test_a_restore_killed_at_any_request_is_run_again(step: int) -> None:
 
 
 def test_a_backup_of_an_hour_ago_is_still_there_while_times_between_are_asked_for() -> None:
-    story = Story()
+    story = begun()
     story.back_up()
     story.world.now_ms += 1
     times = []
@@ -355,7 +362,7 @@ class TestMutations:
 
 @pytest.mark.usefixtures("records_in_files")
 def test_a_hold_below_the_floor_is_refused_and_the_cut_taken_anew() -> None:
-    story = Story()
+    story = begun()
     story.back_up()
     taken: list[int] = []
     take = backing_up.Holds.take

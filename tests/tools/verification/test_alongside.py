@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from sparklog.compaction.run import CompactOptions, compact_topic
+from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.vacuum import vacuum
 from sparklog.storage.memory import MemoryStore
@@ -28,6 +29,7 @@ from tests.log.simulation.model import expect
 from tests.log.simulation.simulated_world import Actor
 from tests.maintenance.simulation.seeds import CHECKPOINT_COMMITS, draw
 from tests.maintenance.simulation.workload import TOPIC, Run
+from tests.support.built_once import built_once
 from tests.support.seeds import VERIFICATION
 from tests.support.small_limits import small_limits
 from tests.tools.verification.whole_root import rows
@@ -113,8 +115,7 @@ class Busy:
     def __init__(self) -> None:
         self.world = World(sleep_takes_time=False)
         self.store = self.world.store
-        root = self.world.root()
-        self.topic = root.create_topic("t", configs={"file.delete.delay.ms": HOUR_MS, "retention.ms": -1})
+        self.world.root().create_topic("t", configs={"file.delete.delay.ms": HOUR_MS, "retention.ms": -1})
         self.first = 0
         self.append(7)
         self.seal()
@@ -122,9 +123,15 @@ class Busy:
         self.vacuum()
         self.append(3)
 
+    @property
+    def topic(self) -> Topic:
+        """As one more process sees it."""
+        return self.world.root().topic("t")
+
     def append(self, times: int) -> None:
+        topic = self.topic
         for _ in range(times):
-            self.topic.append(rows(self.first, 5, 1))
+            topic.append(rows(self.first, 5, 1))
             self.first += 5
             self.world.now_ms += HOUR_MS
 
@@ -151,13 +158,18 @@ class Busy:
         return verify_root(store, env=self.world.env()), store.requests  # type: ignore[arg-type]
 
 
+@built_once
+def busy() -> Busy:
+    return Busy()
+
+
 def looks(every: int) -> Iterator[Report]:
     """What verify finds with the commotion before each of its requests (every so many-th), one after the other."""
     with small_limits(checkpoint_commits=4):
-        requests = Busy().verify(0)[1]
+        requests = busy().verify(0)[1]
         assert requests > 50
         for at in range(1, requests + 1, every):
-            yield Busy().verify(at)[0]
+            yield busy().verify(at)[0]
 
 
 @pytest.mark.sweep
