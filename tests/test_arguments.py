@@ -142,9 +142,10 @@ WAITS = {("Consumer.poll", 5), ("Consumer.poll", 1.5), ("FollowedTable.wait", No
 """They are right, and take time."""
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    return Place(tmp_path_factory.mktemp("arguments"))
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    """One for each test: calls that are right write, and verify, backup and others read all that was written."""
+    return Place(tmp_path)
 
 
 def outcome(call: Callable[..., object], given: Mapping[str, Any]) -> Exception | None:
