@@ -18,8 +18,11 @@ if TYPE_CHECKING:
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
-CHEAP_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-"""For processes that live for seconds: no threads that optimise code or collect garbage beside the work."""
+CHEAP_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+"""For processes that live for seconds: no threads that optimise code or collect garbage beside the work.
+
+Nor are Spark's own classes verified, some 15,000 at the first query.
+"""
 SCRATCH = tempfile.mkdtemp(prefix="sparklog-jvm-", dir="/tmp" if Path("/tmp").is_dir() else None)
 """What JVMs leave behind, until this process ends. A short path: Spark's sockets have at most 104 characters."""
 atexit.register(shutil.rmtree, SCRATCH, ignore_errors=True)
