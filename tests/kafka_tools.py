@@ -129,6 +129,7 @@ class KafkaTools:
         """Run it over these files with these options (beside --files)."""
         from py4j.protocol import Py4JJavaError
 
+        assert files, "there is nothing to dump"
         arguments = ["--files", ",".join(map(str, files)), *options]
         array = self._gateway.new_array(self._gateway.jvm.java.lang.String, len(arguments))
         for number, argument in enumerate(arguments):

@@ -47,7 +47,7 @@ class MotoServer:
         self._server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
         self._server.start()
         serving: Any = self._server._server
-        # Of the services that moto has, S3 alone: to choose one it lists its folders twice at each request, a third of all.
+        # S3 alone: to choose one of its services moto lists its folders, twice at each request, a third of the time.
         serving.app = writing_in_turns(create_backend_app("s3"))
         _, self._port = self._server.get_host_and_port()
         self.endpoint = f"http://127.0.0.1:{self._port}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -108,16 +109,34 @@ def many_states(place: CountedRoot) -> dict[str, Topic]:
     return topics
 
 
-def test_topics_in_all_states_read_the_same(place: CountedRoot, tmp_path: Path, kafka_tools: KafkaTools) -> None:
+@dataclass(frozen=True)
+class Exported:
+    """Topics by name, and what an export of them made in a folder."""
+
+    topics: dict[str, Topic]
+    folder: Path
+    found: list[ExportedTopic]
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """Topics in all states, which no test changes."""
+    folder = tmp_path_factory.mktemp("exported")
+    place = CountedRoot("local", folder / "root")
     topics = many_states(place)
-    found = export_topics(place.root, tmp_path / "out", list(topics), ExportOptions(durable=False))
-    view = KafkaView(tmp_path / "out")
+    found = export_topics(place.root, folder / "out", list(topics), ExportOptions(durable=False))
+    return Exported(topics, folder / "out", list(found))
+
+
+def test_topics_in_all_states_read_the_same(exported: Exported, kafka_tools: KafkaTools) -> None:
+    topics, out = exported.topics, exported.folder
+    view = KafkaView(out)
     total = 0
-    for exported, topic in zip(found, topics.values(), strict=True):
+    for found, topic in zip(exported.found, topics.values(), strict=True):
         head = topic.log.head()
-        assert (exported.topic, exported.topic_id) == (topic.name, view.topic_id(topic.name))
-        assert exported.topic_id == head.topic_id
-        for part in exported.partitions:
+        assert (found.topic, found.topic_id) == (topic.name, view.topic_id(topic.name))
+        assert found.topic_id == head.topic_id
+        for part in found.partitions:
             number = part.partition
             stable = int(head.last_stable()[number])
             bounds = view.bounds(topic.name)[number]
@@ -128,7 +147,7 @@ def test_topics_in_all_states_read_the_same(place: CountedRoot, tmp_path: Path, 
             expected = scanned(topic, number)
             for isolation in (READ_UNCOMMITTED, READ_COMMITTED):
                 assert read(view, topic.name, number, isolation) == expected, (topic.name, number)
-            folder = tmp_path / "out" / f"{topic.name}-{number}"
+            folder = out / f"{topic.name}-{number}"
             own = sorted(folder.glob("*.log"))
             assert part.segments == len(own)
             assert part.nbytes == sum(log.stat().st_size for log in own)
@@ -143,13 +162,11 @@ def test_topics_in_all_states_read_the_same(place: CountedRoot, tmp_path: Path, 
             total += len(expected)
     assert total > 5000
     assert topics["aborts"].log.head().log_end[0] > topics["aborts"].log.head().last_stable()[0]
-    assert kafka_tools.complaints(logs_in(tmp_path / "out"), emptied=True) == []
+    assert kafka_tools.complaints(logs_in(out), emptied=True) == []
 
 
-def test_checkpoints_of_topics_in_all_states(place: CountedRoot, tmp_path: Path) -> None:
-    topics = many_states(place)
-    out = tmp_path / "out"
-    export_topics(place.root, out, list(topics), ExportOptions(durable=False))
+def test_checkpoints_of_topics_in_all_states(exported: Exported) -> None:
+    topics, out = exported.topics, exported.folder
     heads = {name: topic.log.head() for name, topic in topics.items()}
     ends = {(n, p): int(head.last_stable()[p]) for n, head in heads.items() for p in range(head.partitions)}
     assert parse_offsets((out / HIGH_WATERMARKS_FILE).read_bytes()) == ends
@@ -197,7 +214,7 @@ def test_offset_ranges(place: CountedRoot, tmp_path: Path, kind: str, kafka_tool
         assert bounds.log_start == start
         assert end <= bounds.log_end <= max(end + 150, end)
         assert read(view, topic.name) == [r for r in everything if start <= r.offset < part.log_end]
-    assert kafka_tools.complaints(logs_in(tmp_path)) == []
+    assert kafka_tools.complaints(sorted(tmp_path.glob("out*/*/*.log"))) == []
 
 
 def test_an_end_within_a_batch_keeps_the_batch_and_within_a_large_one_reads_little(
