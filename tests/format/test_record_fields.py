@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
 import sys
 import textwrap
 from dataclasses import replace
@@ -32,6 +31,7 @@ from tests.format.batch_samples import (
 )
 from tests.format.plain_encoder import with_create_time
 from tests.format.test_damage import damaged, samples
+from tests.support.forked import outcome
 
 
 def fields_of(data: bytes, headers: BatchHeaders | None = None, **place: object) -> tuple[Payloads, RecordFields]:
@@ -292,9 +292,7 @@ GUARDED = """
 def test_kernels_read_nothing_behind_their_input(left: int) -> None:
     """The input ends where readable memory ends: one byte too far would end the process."""
     chosen = f"from sparklog.format.kernels.kernel_choice import choice\nchoice.left = {left}\n"
-    command = [sys.executable, "-c", chosen + textwrap.dedent(GUARDED)]
-    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=300)
-    assert (done.returncode, done.stdout.strip()) == (0, "survived True"), done.stderr[-2000:]
+    assert outcome(chosen + textwrap.dedent(GUARDED)) == (0, "survived True\n")
 
 
 def test_golden_payloads_of_every_codec() -> None:
