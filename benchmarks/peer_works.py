@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -198,7 +199,7 @@ class _SparkWorks:
             place = {"kafka.bootstrap.servers": self.broker.address, "subscribe": "scan", "startingOffsets": "earliest"}
             frame = self.spark.readStream.format("kafka").options(**place, **(SOURCE_TUNED if tuned else {})).load()
             drain = frame.select(*bench_spark.COLUMNS)
-            drains[name] = _call(bench_spark.drain_stream, drain, checkpoint, self.setting.records)
+            drains[name] = partial(bench_spark.drain_stream, drain, checkpoint, self.setting.records)
         return drains
 
     def _streams(self) -> Variants:
