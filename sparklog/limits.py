@@ -18,7 +18,7 @@ class Limits:
 
     # Journals and decisions.
     checkpoint_commits: int = 128
-    """Commits of a topic between two checkpoints."""
+    """Commits of a topic between two checkpoints, which are at the ends of blocks of so many numbers."""
     checkpoint_entries: int = 64
     """Entries of any other journal between two checkpoints."""
     checkpoint_bytes: int = 1 << 20

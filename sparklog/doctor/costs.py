@@ -17,6 +17,7 @@ from sparklog.errors import BadRequest
 from sparklog.limits import DEFAULTS
 from sparklog.log.journal.entry_log import KEEP_MS
 from sparklog.log.journal.numbered_objects import READ_AHEAD
+from sparklog.log.state.carried import BLOCK, carriers
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.topic.root import REMOTE_POLL_MS, poll_pause_ms
 from sparklog.log.write.inline_records import tail_bytes
@@ -55,10 +56,19 @@ IDLE_POLL = Requests(gets=1)
 """A look for new records that meets none, of one topic."""
 NEW_COMMIT = Requests(gets=3)
 """A look that meets one commit: it, and the next two numbers at once, which are missing."""
-OPENING = Requests(gets=4, lists=1)
-"""The root's id, the checkpoints, the newest one's head and table, nothing new; without `TAIL`."""
-TAIL = Requests(gets=DEFAULTS.checkpoint_commits + READ_AHEAD)
+OPENING = Requests(gets=4, lists=2)
+"""The root's id, the checkpoints, the newest one's head and table, the commits, nothing new; without `TAIL`."""
+
+
+def carried_tail(commits: int) -> int:
+    """Return the objects that are read for so many commits after a checkpoint, and to see that there is no other."""
+    last = BLOCK + commits - 1
+    return len({*carriers(BLOCK, last), *range(max(BLOCK, last - 1), last + 2)})
+
+
+TAIL = Requests(gets=max(map(carried_tail, range(BLOCK))))
 """Commits after the newest checkpoint, at most."""
+TAIL_ON_AVERAGE = Requests(gets=sum(map(carried_tail, range(BLOCK))) / BLOCK)
 OPENED = Requests(gets=1, lists=1)
 """A journal is opened: its checkpoints, and the newest one; without `tail`."""
 
@@ -92,7 +102,7 @@ LEASE = OPENED + tail(DEFAULTS.checkpoint_entries) + COMMIT * 2 + COPY * (2 / DE
 """A run opens the journal of leases, takes one and gives it back."""
 RECORD = OPENED + tail(OUTCOME_ENTRIES) + Requests(puts=1, gets=2) + COPY * (1 / OUTCOME_ENTRIES)
 """`OUTCOME` on average."""
-RUN = CLOCK * 2 + LEASE + OPENED + Requests(lists=1) + OPENING + tail(DEFAULTS.checkpoint_commits) + RECORD
+RUN = CLOCK * 2 + LEASE + OPENED + Requests(lists=1) + OPENING + TAIL_ON_AVERAGE + RECORD
 """A run of either job, whatever it finds: clocks, lease, the root's defaults, its topics, the topic, the outcome."""
 MERGE = Requests(puts=2, gets=5)
 """A run of `compact` writes a file and a commit."""
@@ -274,10 +284,10 @@ def _maintain(work: Workload) -> Item:
     commits = KEEP_MS / 1000 / work.interval
     appended = 0 if work.is_inline else DAY_S / work.interval * work.tasks
     stored = appended + 4 * segments * work.retention / MONTH_DAYS
-    # The vacuum lists commits and data files, and reads each commit of the last day, and the jobs' own: a version may
+    # The vacuum lists commits and data files, and goes through those of the last day, and the jobs' own: a version may
     # name a file that the newest does not. Compaction finds all it needs in the newest state.
     since = DAY_S + work.jobs * HOUR_S
-    walked = since / work.interval + since / HOUR_S / work.jobs * 2 + DEFAULTS.checkpoint_commits / 2
+    walked = (since / work.interval + since / HOUR_S / work.jobs * 2) / BLOCK + TAIL_ON_AVERAGE.gets
     upkeep = COMMIT * min(1, (work.jobs * HOUR_S / work.interval + 2) / DEFAULTS.checkpoint_commits + UPKEEP)
     vacuum = VACUUM + upkeep + Requests(gets=walked, lists=(commits + stored) / LISTED)
     runs = (RUN + MERGE + RUN + vacuum) * work.runs

@@ -37,8 +37,13 @@ def index_crc(index: bytes, timeindex: bytes, txnindex: bytes) -> int:
 
 def joined_crc(data: bytes, following: int, crc: int) -> int:
     """Return the CRC-32C of `data` and of `following` bytes after it, whose own is `crc`: CRCs are linear."""
+    return appended_crc(crc32c(data), following, crc)
+
+
+def appended_crc(before: int, following: int, crc: int) -> int:
+    """Return the CRC-32C of bytes whose own is `before` and of `following` bytes after them, whose own is `crc`."""
     zeros = bytes(following)
-    return int(crc32c(zeros, crc32c(data)) ^ crc32c(zeros) ^ crc)
+    return int(crc32c(zeros, before) ^ crc32c(zeros) ^ crc)
 
 
 POLYNOMIAL = 0x82F63B78

@@ -77,6 +77,10 @@ class HdfsStore(FolderStore):
         return PARALLEL_REQUESTS
 
     @property
+    def lists_after(self) -> bool:
+        return False
+
+    @property
     def writable(self) -> bool:
         return ".snapshot" not in self._url.path.split("/")
 

@@ -112,6 +112,10 @@ class ObjectStore(Store):
         return PARALLEL_REQUESTS
 
     @property
+    def lists_after(self) -> bool:
+        return self._url.scheme != AZURE and not self._is_express
+
+    @property
     def clock_step_ms(self) -> int:
         return 1000
 

@@ -264,6 +264,11 @@ class Store(ABC):
         """Requests worth making at once. More than 1 where each request costs a round trip."""
         return 1
 
+    @property
+    def lists_after(self) -> bool:
+        """True if a list that begins after a key costs what it names. Else it costs what is listed before, too."""
+        return True
+
     def self_check(self) -> None:
         """Check what a probe cannot see through keys. `BadRequest` if the store cannot hold a root."""
         return

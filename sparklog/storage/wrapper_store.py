@@ -61,6 +61,10 @@ class WrapperStore(Store):
         return self.inner.parallel_reads
 
     @property
+    def lists_after(self) -> bool:
+        return self.inner.lists_after
+
+    @property
     def clock_step_ms(self) -> int:
         return self.inner.clock_step_ms
 

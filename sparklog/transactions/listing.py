@@ -19,7 +19,7 @@ from sparklog.log.decisions.decision_log import open_transactions, timeout_of
 from sparklog.log.decisions.expired_ids import REGISTER
 from sparklog.log.journal.clocks import reading_clock_ms
 from sparklog.log.journal.names import check_id
-from sparklog.log.state.commit import KafkaOpen
+from sparklog.log.state.kafka_source import KafkaOpen
 from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.root import Root
 from sparklog.storage.parallel_reads import ask_each

@@ -20,6 +20,7 @@ from sparklog.kafka.importing import run as importing
 from sparklog.kafka.importing.run import ImportOptions, import_log_dir
 from sparklog.kafka.in_place.segment_file import SegmentFile
 from sparklog.kafka.in_place.view import KafkaView
+from sparklog.log.journal.documents import document_of
 from sparklog.log.state.commit import IMPORT
 from sparklog.log.state.invariants import check_state
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED
@@ -543,7 +544,7 @@ def test_the_commit_names_kafkas_topic(root: Root, fixtures: Path) -> None:
     source = root.topic("compacted").log.head().kafka_source
     assert source is not None
     assert source.topic_id == "DYgfIwO1zvCu-XXovTnyZg"
-    commit = json.loads(root.store.get("compacted/_log/00000000000000000001.json"))
+    commit = json.loads(document_of(root.store.get("compacted/_log/00000000000000000001.json")))
     assert commit["op"] == IMPORT
     assert commit["kafkaSource"]["end"] == [root.topic("compacted").log.head().log_end[0]]
 

@@ -384,10 +384,10 @@ def test_a_commit_that_a_cache_hides_is_waited_for(deleted: bool, hidden_ms: int
     cleaner.root.engine.log("t").refresh()
     world.advance(4 * DAY_MS)
     until = world.now_ms + hidden_ms
-    cleaner.hidden = lambda key: key == commit_key("t", 2) and world.now_ms < until
+    cleaner.hidden = lambda key: key == commit_key("t", 3) and world.now_ms < until
     if hidden_ms > 90_000:
         before = world.files()
-        with pytest.raises(Unavailable, match=r"t/_log/.*2.json .* is listed and cannot be read: .*; try again"):
+        with pytest.raises(Unavailable, match=r"t/_log/.*3.json .* is listed and cannot be read: .*; try again"):
             world.vacuum(cleaner)
         assert world.files() == before
         (report,) = retain_root(cleaner.root, world.settings(), topics=["t"])

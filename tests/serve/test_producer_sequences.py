@@ -35,11 +35,11 @@ def test_a_commit_lands_only_after_the_entry_that_was_looked_at() -> None:
 
 
 def test_a_topic_says_that_software_must_know_its_writers() -> None:
-    topic = World().root().create_topic("t", configs={"inline.records.bytes": 0})
+    topic = World().root().create_topic("t", configs={"inline.records.bytes": 0, "carried.commits": 0})
     append(topic, KafkaWriterKey(writer_id(7, 0), 4, None, 5))
     head = topic.log.head()
     assert (head.read_features, head.write_features) == (("kafkaWriters",),) * 2
-    plain = topic.root.create_topic("plain", configs={"inline.records.bytes": 0})
+    plain = topic.root.create_topic("plain", configs={"inline.records.bytes": 0, "carried.commits": 0})
     plain.append({"value": ["a"]})
     assert (plain.log.head().read_features, plain.log.head().write_features) == ((), ())
     data = plain.store.get("plain/_log/00000000000000000001.json")

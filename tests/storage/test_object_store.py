@@ -220,6 +220,14 @@ def test_root_lives_in_a_bucket(bucket: str) -> None:
         sparklog.open(bucket)
 
 
+@pytest.mark.parametrize(
+    ("url", "begins"),
+    [("s3://b/log", True), ("gs://b/log", True), ("az://b/log", False), ("s3://b--use1-az4--x-s3/l", False)],
+)
+def test_where_a_list_begins_after_a_key(url: str, begins: bool) -> None:
+    assert open_store(url).lists_after is begins
+
+
 def test_buckets_of_s3_express_are_asked_in_their_zone() -> None:
     express = ObjectStore("s3://logs--use1-az4--x-s3/a?region=us-east-1")._client("data")
     assert express.config["s3_express"] == "true"

@@ -26,6 +26,7 @@ from sparklog.compaction.run import compact_root
 from sparklog.doctor.costs import CLOCK, COMMIT, INLINE_BATCH, MONTH_DAYS, Requests, Workload
 from sparklog.groups.consumer import consumer
 from sparklog.limits import Limits
+from sparklog.log.state.commit import tail_of
 from sparklog.log.topic.root import Root
 from sparklog.maintenance.leases import leased
 from sparklog.maintenance.outcomes import COMPACT, RETAIN, Recording
@@ -86,7 +87,7 @@ def apart(action: Callable[[], T]) -> T:
 class Spell:
     """Figures of a spell. Times are CPU milliseconds of the thread; `bytes` by `metadata` and `data`.
 
-    Of a commit with records in it the document is metadata. `resident_mib` is without the objects of the store,
+    Of a commit all but its records is metadata. `resident_mib` is without the objects of the store,
     `job_mib` what a job took besides, at most, where it is a process.
     """
 
@@ -155,7 +156,7 @@ class Lifetime:
     def workload(self) -> Workload:
         """Return what `doctor --cost` is asked for such a life; the newest commit is as large as all."""
         newest = max(item.key for item in self.inner.list("events/_log/0"))
-        stored = len(self.inner.get(newest).partition(b"\n")[2])
+        stored = len(tail_of(self.inner.get(newest)))
         seconds = self.interval_ms / 1000
         return Workload(
             rate=max(stored, 1) / seconds / 1e6, interval=seconds, partitions=self.partitions, tasks=1, readers=1,
@@ -227,9 +228,10 @@ class Lifetime:
         sizes, objects = Counter({"metadata": 0, "data": 0}), 0
         for item in self.inner.list(""):
             objects += 1
-            documents = len(self.inner.get(item.key).partition(b"\n")[0]) if key_kind(item.key) == "commit" else 0
             is_data = "/append/" in item.key or "/sealed/" in item.key
-            metadata = documents or (0 if is_data else item.size)
+            metadata = 0 if is_data else item.size
+            if key_kind(item.key) == "commit":
+                metadata -= len(tail_of(self.inner.get(item.key)))
             sizes.update(metadata=metadata, data=item.size - metadata)
         return sizes, objects
 

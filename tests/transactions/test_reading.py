@@ -329,10 +329,10 @@ class Distant(FaultyStore):
         super().__init__(inner, lambda call: None)
         self.meeting = threading.Barrier(3)
 
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         if prefix.startswith("_transactions/"):
             self.meeting.wait(300)
-        return super().list(prefix)
+        return super().list(prefix, after)
 
 
 @pytest.mark.parametrize("reads", [True, False])

@@ -236,7 +236,7 @@ def _document(standing: TransactionDescription) -> dict[str, object]:
 
 
 def _kafka(parts: Sequence[KafkaTransaction]) -> list[dict[str, object]]:
-    from sparklog.log.state.commit import KAFKA_OPEN_JSON
+    from sparklog.log.state.kafka_source import KAFKA_OPEN_JSON
 
     return [{"topic": part.topic, **KAFKA_OPEN_JSON.to_json(part.open)} for part in parts]
 

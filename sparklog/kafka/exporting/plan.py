@@ -28,7 +28,7 @@ from sparklog.log.state.slices import SliceFlag
 
 GONE = frozenset({"message.format.version", "message.downconversion.enable", "message.timestamp.difference.max.ms"})
 """Removed in Kafka 4.0."""
-OURS = frozenset({"inline.records.bytes"})
+OURS = frozenset({"inline.records.bytes", "carried.commits"})
 LEAST_SEGMENT_BYTES = 1 << 20
 
 

@@ -66,8 +66,8 @@ from sparklog.kafka.in_place.segment_recovery import (
 )
 from sparklog.kafka.in_place.view import KafkaView
 from sparklog.log.journal.clocks import SYSTEM, Env
-from sparklog.log.state.commit import ABORT, COMMIT
 from sparklog.log.state.commit_intents import ImportedPartition, ImportIntent
+from sparklog.log.state.kafka_source import ABORT, COMMIT
 from sparklog.log.state.view import Bounds, OffsetRange
 
 if TYPE_CHECKING:

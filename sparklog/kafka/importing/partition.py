@@ -41,8 +41,8 @@ from sparklog.kafka.in_place.transaction_state import TransactionEvents, Transac
 from sparklog.log.journal.clocks import Env
 from sparklog.log.journal.create_object import create_or_read
 from sparklog.log.journal.names import append_path, file_key, is_sealed, sealed_path
-from sparklog.log.state.commit import ImportedEnd, KafkaEnded, KafkaOpen
 from sparklog.log.state.commit_intents import ImportedPartition
+from sparklog.log.state.kafka_source import ImportedEnd, KafkaEnded, KafkaOpen
 from sparklog.log.state.slices import FileSlices
 from sparklog.storage.store import Store
 

@@ -30,7 +30,7 @@ from sparklog.kafka.in_place.segment_file import BatchWalk, SegmentFile, seek
 from sparklog.kafka.in_place.segment_recovery import SKIP
 from sparklog.log.journal.clocks import Env
 from sparklog.log.journal.names import MAX_PARTITIONS, check_topic_name
-from sparklog.log.state.commit import ImportedEnd
+from sparklog.log.state.kafka_source import ImportedEnd
 from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.root import Root
 

@@ -34,9 +34,9 @@ from sparklog.kafka.importing.topic_configs import NAMES, TakenConfigs, configs_
 from sparklog.kafka.in_place.files import AnyPath, file_path
 from sparklog.kafka.in_place.segment_recovery import FAIL, OnSkipped, Skipped, check_policy, log_skipped
 from sparklog.log.journal.clocks import SYSTEM, Env
-from sparklog.log.state.commit import KafkaSource
 from sparklog.log.state.commit_intents import CreateIntent, ImportedPartition, ImportIntent
 from sparklog.log.state.configs import TopicConfigs, check_delete_delay
+from sparklog.log.state.kafka_source import KafkaSource
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.topic.root import Root, topic_of
 from sparklog.log.topic.topic import Topic

@@ -45,7 +45,7 @@ from sparklog.kafka.in_place.segment_file import SegmentFile, seek
 from sparklog.kafka.in_place.segment_recovery import SKIP, TRUNCATE, Damage, sound_windows
 from sparklog.kafka.in_place.transaction_state import ANYBODY, TransactionEvents, TransactionState, lost_markers
 from sparklog.log.journal.names import is_sealed
-from sparklog.log.state.commit import ImportedEnd
+from sparklog.log.state.kafka_source import ImportedEnd
 from sparklog.log.state.slices import FileSlices, SliceFlag
 from sparklog.log.write.kafka_markers import MAX_EPOCH
 from sparklog.storage.store import ObjectWriter

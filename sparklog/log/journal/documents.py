@@ -24,17 +24,23 @@ FORMAT = 1
 # Features a log may ask of its readers, or of its writers, that this release understands.
 INLINE_RECORDS = "inlineRecords"
 """Commits may have a tail, an append file's bytes; paths of data files may be those of commits."""
+CARRIED_COMMITS = "carriedCommits"
+"""Commits may carry the documents of those before them, between their own and their records."""
 KAFKA_WRITERS = "kafkaWriters"
 """Commits may have several writers, producers of Kafka's: software that does not know them would write twice."""
 GROUP_MEMBERS = "groupMembers"
 """Entries of a group may have members that share its partitions."""
 EXPIRED_IDS = "expiredIds"
 """Of a transactional id that has expired the newest entry alone is kept, in a register."""
-KNOWN_READ_FEATURES: frozenset[str] = frozenset({INLINE_RECORDS, KAFKA_WRITERS, GROUP_MEMBERS, EXPIRED_IDS})
+KNOWN_READ_FEATURES: frozenset[str] = frozenset(
+    {INLINE_RECORDS, CARRIED_COMMITS, KAFKA_WRITERS, GROUP_MEMBERS, EXPIRED_IDS}
+)
 KNOWN_WRITE_FEATURES: frozenset[str] = KNOWN_READ_FEATURES
 INT64_MAX = 2**63 - 1
 INT64_MIN = -(2**63)
 MAX_TEXT = 4096
+FOLLOWING = ("carried", "inline")
+"""Members of a commit's document that say what follows it, in this order: `bytes` and `crc` of each part."""
 INT32_MAX = 2**31 - 1
 UINT32_MAX = 2**32 - 1
 T = TypeVar("T")
@@ -377,24 +383,36 @@ def _snake_case(name: str) -> str:
 
 
 def document_of(data: bytes) -> bytes:
-    """Return the document of a commit: its first line. A commit's records may follow it."""
+    """Return the document of a commit: its first line. Documents that it carries and its records may follow."""
     end = data.find(b"\n") + 1
     return data[:end] if 0 < end < len(data) else data
 
 
+def following(document: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """Return length and CRC-32C of each part that follows a document, as far as it says so."""
+    parts = [part for name in FOLLOWING if isinstance(part := document.get(name), dict)]
+    numbers = ((part.get("bytes"), part.get("crc")) for part in parts)
+    return [(nbytes, crc) for nbytes, crc in numbers if type(nbytes) is int and nbytes > 0 and type(crc) is int]
+
+
 def check_stored(data: bytes, key: str) -> None:
-    """Raise `Corrupt` unless an object of a log is as it was written: a document, and the records that it names."""
+    """Raise `Corrupt` unless an object of a log is as it was written: a document, and the parts that it names."""
     text = document_of(data)
-    inline = decode(text, key, "entry").document.get("inline")
-    expected = (inline.get("bytes"), inline.get("crc")) if isinstance(inline, dict) else (0, 0)
-    if (len(data) - len(text), crc32c.crc32c(data[len(text) :])) != expected:
-        raise Corrupt("the records in a commit do not match their CRC-32C; restore it", file=key)
+    start = len(text)
+    for nbytes, crc in following(decode(text, key, "entry").document):
+        if crc32c.crc32c(data[start : start + nbytes]) != crc:
+            break
+        start += nbytes
+    else:
+        if start == len(data):
+            return
+    raise Corrupt("what follows the document of a commit does not match its CRC-32C; restore it", file=key)
 
 
 def peek_commit_id(data: bytes) -> str | None:
     """Read the commit id of bytes that may be a commit or an entry, without judging the rest. None if there is none.
 
-    None also of a commit that was cut off in its records.
+    None also of a commit that was cut off after its document.
     """
     text = document_of(data)
     try:
@@ -403,6 +421,6 @@ def peek_commit_id(data: bytes) -> str | None:
         return None
     if not isinstance(document, dict):
         return None
-    commit_id, inline = document.get("commitId"), document.get("inline")
-    is_whole = len(data) - len(text) == (inline.get("bytes") if isinstance(inline, dict) else 0)
+    commit_id = document.get("commitId")
+    is_whole = len(data) - len(text) == sum(nbytes for nbytes, _ in following(document))
     return commit_id if isinstance(commit_id, str) and is_whole else None

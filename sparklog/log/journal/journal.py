@@ -299,11 +299,11 @@ class Journal(ABC, Generic[S, E, D]):
         raise refusal
 
     def _opened(self, checkpoints: Sequence[int], seen: Moment) -> Advance[S, E]:
-        """Read the newest checkpoint that can be read, and the entries after it."""
         return self._read_from(self._first_readable(reversed(checkpoints)) or self._empty(), seen)
 
-    def _read_from(self, state: S, seen: Moment) -> Advance[S, E]:
-        entries = self._decode_all(self._numbered.read_forward(state.number + 1, ahead=True), state.number + 1)
+    def _read_from(self, state: S, seen: Moment, entries: Sequence[E] | None = None) -> Advance[S, E]:
+        if entries is None:
+            entries = self._decode_all(self._numbered.read_forward(state.number + 1, ahead=True), state.number + 1)
         self._numbered.check_created(state.number, [state.crc, *(entry.crc for entry in entries)])
         return Advance(self._extend(SeenState(state, seen, state.number), entries, seen), entries)
 
@@ -489,8 +489,8 @@ class Journal(ABC, Generic[S, E, D]):
         self._write_checkpoint(self._open_if_stale())
 
     def _is_checkpoint_due(self, base: SeenState[S]) -> bool:
-        entries = base.state.number - base.checkpoint
-        return entries >= self._entries_per_checkpoint or base.tail_bytes >= self.store.limits.checkpoint_bytes
+        done, now = ((number + 1) // self._entries_per_checkpoint for number in (base.checkpoint, base.state.number))
+        return done < now or base.tail_bytes >= self.store.limits.checkpoint_bytes
 
     def _write_checkpoint_if_due(self, base: SeenState[S]) -> SeenState[S]:
         try:

@@ -24,7 +24,7 @@ from sparklog.errors import Corrupt, Fenced, NotFound, Unavailable
 from sparklog.format import crc32c
 from sparklog.log.journal.clocks import Env, Moment
 from sparklog.log.journal.documents import check_stored, peek_commit_id
-from sparklog.log.journal.names import ROOT_KEY, commit_key, read_root_id
+from sparklog.log.journal.names import LOG_FOLDER, ROOT_KEY, checkpoint_version, commit_key, read_root_id
 from sparklog.storage.parallel_reads import ask_each
 from sparklog.storage.retries import Backoff
 from sparklog.storage.store import Store
@@ -137,6 +137,16 @@ class NumberedObjects:
                     return
                 yield data
             number, at_once = number + at_once, min(2 * at_once, most)
+
+    def read_some(self, numbers: Sequence[int]) -> dict[int, bytes]:
+        """Return the objects of these numbers, without missing ones: read at once where requests have round trips."""
+        objects = zip(numbers, ask_each(self.store, self.read, numbers), strict=True)
+        return {number: data for number, data in objects if data is not None}
+
+    def listed(self, after: int) -> list[int]:
+        """List the numbers of objects after one: what a listing shows, which may be late."""
+        infos = self.store.list(f"{self.prefix}/{LOG_FOLDER}/0", self.key(after) if after >= 0 else "")
+        return [number for info in infos if (number := checkpoint_version(info.key)) is not None]
 
     @property
     def is_far(self) -> bool:

@@ -1,7 +1,8 @@
 """A broker's names of the defaults of topic configs, as in Kafka's `ServerTopicConfigSynonyms`.
 
 Of several names of one config the first that is set counts; most have a unit of their own then (ms, minutes, hours).
-Names that only Kafka 3 has are there, too. `inline.records.bytes`, which Kafka does not have, keeps its name.
+Names that only Kafka 3 has are there, too. `inline.records.bytes`, which Kafka does not have, keeps its name, and
+`carried.commits` has none: a root has no default of it.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def _named(config: str) -> tuple[BrokerName, ...]:
         return tuple(BrokerName(name, config) for name in names[config].split())
     if config.startswith(("compression.", "inline.", "min.insync.", "unclean.")):
         return (BrokerName(config, config),)
-    if config.startswith(("remote.", "leader.", "follower.")):
+    if config.startswith(("carried.", "remote.", "leader.", "follower.")):
         return ()
     cleaner = "cleaner." if config.startswith(("delete.", "min.", "max.")) else ""
     return (BrokerName(f"log.{cleaner}{config}", config),)

@@ -9,18 +9,12 @@ A commit's records may be in it (`Inline`): its object is the document, then the
 One of `files` then has the path "" in the document, and the size of the tail. Decoded it is a file like any other: it
 has the commit's own path, the size of the whole object, and positions from the start of the object.
 
-Of an imported topic, commits and the topic's state have Kafka's part as well:
-
-* `KafkaSource`: by Kafka's topic id, the last batch taken and the log end, the next import knows that the log it meets
-  is the one it had begun, and that nothing was written here since.
-* `KafkaOpen`: transactions that no marker ends in the log of Kafka. The last stable offset is where Kafka's was,
-  without a look into any file, until a commit appends the marker that Kafka would have written (see
-  `sparklog.log.write.kafka_markers`). Retention that passes all that Kafka wrote of a transaction forgets it, as it
-  forgets open slices. A producer has at most one open transaction in a partition.
+Between the two a commit may carry the documents of those before it (`Carried`): see `sparklog.log.state.carried`.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import repeat
@@ -29,9 +23,10 @@ from typing import Any
 
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.format import crc32c
-from sparklog.format.checksums import joined_crc
+from sparklog.format.checksums import appended_crc
 from sparklog.format.slice_columns import COMMIT_LISTS
 from sparklog.log.journal.documents import (
+    CARRIED_COMMITS,
     INLINE_RECORDS,
     INT32_MAX,
     INT64_MAX,
@@ -64,6 +59,16 @@ from sparklog.log.journal.names import (
     path_read_version,
 )
 from sparklog.log.state.configs import definition
+from sparklog.log.state.kafka_source import (
+    KAFKA_ENDED_JSON,
+    KAFKA_OPEN_JSON,
+    KAFKA_SOURCE_JSON,
+    PARTITION,
+    PARTITIONS,
+    KafkaEnded,
+    KafkaOpen,
+    KafkaSource,
+)
 from sparklog.log.state.slices import INLINE_PATH, Content, FileSlices
 from sparklog.storage.store import MAX_DOCUMENT
 
@@ -74,8 +79,9 @@ OPS = CREATE, DELETE, APPEND, IMPORT, ALTER, DELETE_RECORDS, RETAIN, MERGE, SEAL
 FILLING = (CREATE, IMPORT)
 """Ops that bring whole partitions at the offsets they have elsewhere: a clone is created with what it holds."""
 INLINE_CONFIG = "inline.records.bytes"
-COMMIT, ABORT = DECISIONS = ("commit", "abort")
-"""How a transaction that Kafka left open may have been decided."""
+CARRIED_CONFIG = "carried.commits"
+MOST_CARRIED = 127
+"""Commits whose documents one may carry, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,64 +146,6 @@ class Hold:
 
 
 @dataclass(frozen=True, slots=True)
-class ImportedEnd:
-    """End of an imported partition: the log end here; last offset, checksum and leader epoch of its last batch."""
-
-    end: int
-    last: int = -1
-    crc: int = 0
-    epoch: int = -1
-
-
-@dataclass(frozen=True, slots=True)
-class KafkaSource:
-    """A topic of Kafka's: its id there, and how far each partition was taken (those of which anything was)."""
-
-    topic_id: str
-    ends: Mapping[int, ImportedEnd] = field(default_factory=dict)
-
-    def after(self, newer: KafkaSource) -> KafkaSource:
-        """Both, the newer one's ends over these; an id that was not known at first may come later."""
-        return KafkaSource(newer.topic_id or self.topic_id, {**self.ends, **newer.ends})
-
-
-@dataclass(frozen=True, slots=True)
-class KafkaOpen:
-    """One open transaction of one producer in one partition; the last four as far as Kafka's coordinator knew them.
-
-    `decided`: the marker is missing in this partition, and the transaction can only end so.
-    """
-
-    partition: int
-    producer: int
-    epoch: int
-    first: int
-    end: int
-    transactional_id: str | None = None
-    timeout_ms: int | None = None
-    start_ms: int | None = None
-    decided: str | None = None
-
-    def __str__(self) -> str:
-        owner = "" if self.transactional_id is None else f" ('{self.transactional_id}')"
-        decided = "" if self.decided is None else f", decided: {self.decided}"
-        where = f"in partition {self.partition}, from {self.first}"
-        return f"Kafka's open transaction of producer {self.producer}{owner} {where}{decided}"
-
-    @property
-    def ended(self) -> KafkaEnded:
-        return KafkaEnded(self.partition, self.producer)
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class KafkaEnded:
-    """A transaction that a commit ends: it appends the producer's marker to the partition."""
-
-    partition: int
-    producer: int
-
-
-@dataclass(frozen=True, slots=True)
 class Inline:
     """The tail of a commit: its bytes and their CRC-32C. `data` goes to the encoder only; readers keep few tails."""
 
@@ -208,6 +156,19 @@ class Inline:
     @classmethod
     def of(cls, data: bytes) -> Inline:
         return cls(len(data), crc32c.crc32c(data), data)
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """The documents of so many `commits` before this one: as they are stored, compressed, and their CRC-32C.
+
+    `data` goes to the encoder only, as that of `Inline`.
+    """
+
+    commits: int
+    nbytes: int
+    crc: int
+    data: bytes = field(default=b"", compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,8 +213,14 @@ class Commit(Changes):
     write_features: tuple[str, ...] = ()
     clock_ms: int | None = None
     clock_since: int | None = None
+    carried: Carried | None = None
     crc: int = field(default=0, compare=False)
     nbytes: int = field(default=0, compare=False)
+
+    @property
+    def tail_start(self) -> int:
+        """The place of the tail in the object."""
+        return self.nbytes + (0 if self.carried is None else self.carried.nbytes)
 
     @property
     def made_ms(self) -> int:
@@ -261,8 +228,6 @@ class Commit(Changes):
         return self.time_ms if self.clock_ms is None else self.clock_ms
 
 
-PARTITION = whole(0, MAX_PARTITIONS - 1)
-PARTITIONS = wholes(0, MAX_PARTITIONS - 1)
 CONTENT_JSON = Document(Content, Member("bytes", whole(0), "nbytes"), Member("layout", TEXT))
 WRITER_JSON = Document(
     Writer,
@@ -284,6 +249,12 @@ REMOVAL_JSON = Document(
 )
 INLINE_JSON = Document(
     Inline,
+    Member("bytes", whole(1, MAX_DOCUMENT), "nbytes"),
+    Member("crc", whole(0, UINT32_MAX)),
+)
+CARRIED_JSON = Document(
+    Carried,
+    Member("commits", whole(1, MOST_CARRIED)),
     Member("bytes", whole(1, MAX_DOCUMENT), "nbytes"),
     Member("crc", whole(0, UINT32_MAX)),
 )
@@ -310,43 +281,6 @@ RESOLVED_JSON = Document(
     Member("siblings", numbers_by_text()),
 )
 HOLD_JSON = Document(Hold, Member("version", whole(0)), Member("expiresMs", whole(0), nullable=True))
-KAFKA_OPEN_JSON = Document(
-    KafkaOpen,
-    Member("partition", PARTITION),
-    Member("producer", whole(0)),
-    Member("epoch", whole(0, 2**15 - 1)),
-    Member("first", whole(0)),
-    Member("end", whole(1)),
-    Member("transactionalId", TEXT, optional=True),
-    Member("timeoutMs", whole(0), optional=True),
-    Member("startMs", whole(0), optional=True),
-    Member("decided", one_of(*DECISIONS), optional=True),
-    check=lambda item, transaction: item.integer("end", transaction.first + 1),
-)
-KAFKA_ENDED_JSON = Document(KafkaEnded, Member("partition", PARTITION), Member("producer", whole(0)))
-
-
-def _columns_of(source: KafkaSource) -> tuple[object, ...]:
-    """The topic's id, the partitions, and a column for each field of `ImportedEnd`."""
-    rows = [(partition, end.end, end.last, end.crc, end.epoch) for partition, end in sorted(source.ends.items())]
-    return source.topic_id, *(zip(*rows, strict=True) if rows else [()] * 5)
-
-
-def _of_columns(topic_id: str, partition: Sequence[int], **columns: Sequence[int]) -> KafkaSource:
-    rows = zip(*columns.values(), strict=True)
-    return KafkaSource(topic_id, {number: ImportedEnd(*row) for number, row in zip(partition, rows, strict=True)})
-
-
-KAFKA_SOURCE_JSON = Document(
-    _of_columns,
-    Member("topicId", TEXT),
-    Member("partition", PARTITIONS),
-    Member("end", wholes(0, like="partition")),
-    Member("last", wholes(-1, like="partition")),
-    Member("crc", wholes(0, UINT32_MAX, like="partition")),
-    Member("epoch", wholes(-1, INT32_MAX, like="partition")),
-    parts=_columns_of,
-)
 
 
 def _path(item: Fields, name: str) -> str:
@@ -397,6 +331,7 @@ COMMIT_JSON = StoredDocument(
     Member("writers", objects_of(WRITER_JSON), optional=True),
     Member("op", one_of(*OPS)),
     Member("files", objects_of(FILE_JSON), optional=True),
+    Member("carried", object_of(CARRIED_JSON), optional=True),
     Member("inline", object_of(INLINE_JSON), optional=True),
     Member("remove", objects_of(REMOVAL_JSON), optional=True),
     Member("edits", objects_of(EDIT_JSON), optional=True),
@@ -418,27 +353,39 @@ COMMIT_JSON = StoredDocument(
 
 
 def features_of(changes: Changes, op: str) -> dict[str, Any]:
-    """Return the features that a commit needs: records in it, files that are commits (of a clone), the config, writers.
+    """Return the features that a commit needs: records in it, files that are commits (of a clone), configs, writers.
 
-    With the config, and from birth where its default counts, so that software before 0.4, which takes the first commit
-    with records for damage, meets the feature in a commit that it can read.
+    With the configs, and from birth where their defaults count, so that software that takes the first commit with
+    records or with carried documents for damage meets the feature in a commit that it can read.
     """
-    default = definition(INLINE_CONFIG).default if op == CREATE else "0"
-    is_needed = (
-        changes.inline is not None
-        or (changes.configs.get(INLINE_CONFIG) or default) != "0"
-        or any(is_commit(file.path) for file in changes.files)
-    )
-    features = (*((INLINE_RECORDS,) if is_needed else ()), *((KAFKA_WRITERS,) if changes.writers else ()))
+
+    def is_set(config: str) -> bool:
+        default = definition(config).default if op == CREATE else "0"
+        return (changes.configs.get(config) or default) != "0"
+
+    needs = {
+        CARRIED_COMMITS: is_set(CARRIED_CONFIG),
+        INLINE_RECORDS: changes.inline is not None
+        or is_set(INLINE_CONFIG)
+        or any(is_commit(file.path) for file in changes.files),
+        KAFKA_WRITERS: bool(changes.writers),
+    }
+    features = tuple(feature for feature, is_needed in needs.items() if is_needed)
     return {"read_features": features, "write_features": features}
 
 
+def carrying(commit: Commit, carried: Carried) -> Commit:
+    """Return a commit that carries documents, with the feature for it."""
+    reading, writing = (
+        tuple(sorted({*features, CARRIED_COMMITS})) for features in (commit.read_features, commit.write_features)
+    )
+    return replace(commit, carried=carried, read_features=reading, write_features=writing)
+
+
 def encode_commit(commit: Commit) -> bytes:
-    """Return the bytes of a commit that was not decoded: its document, and its records if it has some."""
-    document = COMMIT_JSON.encode(commit)
-    if commit.inline is None:
-        return document
-    data = document + commit.inline.data
+    """Return the bytes of a commit that was not decoded: its document, what it carries, and its records."""
+    parts = [part.data for part in (commit.carried, commit.inline) if part is not None]
+    data = b"".join([COMMIT_JSON.encode(commit), *parts])
     if len(data) > MAX_DOCUMENT:
         raise BadRequest(
             f"a commit of {len(data)} bytes is not written, at most {MAX_DOCUMENT} are; write less at once"
@@ -447,33 +394,45 @@ def encode_commit(commit: Commit) -> bytes:
 
 
 def decode_commit(data: bytes, key: str, version: int, *, whole: bool = True) -> Commit:
-    """Return the commit in `data`; `whole`: its records are checked. `BadRequest`: too new; `Corrupt`: damaged."""
+    """Return the commit in `data`. `BadRequest`: too new; `Corrupt`: damaged.
+
+    `whole`: what follows the document is checked, too; else it may be missing.
+    """
     document = document_of(data)
     item = COMMIT_JSON.fields(document, key)
     if (stored := item.integer("version", 0)) != version:
         raise Corrupt(f"commit {version} should be here, found version {stored}; restore it", file=key)
-    commit = COMMIT_JSON.from_json(item, crc=crc32c.crc32c(data), nbytes=len(document))
+    commit = COMMIT_JSON.from_json(item, crc=crc32c.crc32c(document), nbytes=len(document))
     _check_inline(item, commit)
-    if whole or commit.inline is None:
-        _check_tail(commit, memoryview(data)[len(document) :], key)
-    if (inline := commit.inline) is None:
+    parts = [part for part in (commit.carried, commit.inline) if part is not None]
+    if whole or not parts:
+        _check_parts(parts, memoryview(data)[len(document) :], key)
+    if not parts:
         return commit
-    return replace(commit, crc=joined_crc(document, inline.nbytes, inline.crc), files=_placed(commit, len(document)))
+    crc = commit.crc
+    for part in parts:
+        crc = appended_crc(crc, part.nbytes, part.crc)
+    files = commit.files if commit.inline is None else _placed(commit, commit.tail_start)
+    return replace(commit, crc=crc, files=files)
 
 
 def tail_of(data: bytes) -> bytes:
     """Return the tail of a commit's bytes; empty if there is none."""
-    return data[len(document_of(data)) :]
+    document = document_of(data)
+    carried = json.loads(document).get("carried") if len(document) < len(data) else None
+    return data[len(document) + (carried["bytes"] if carried else 0) :]
 
 
-def _check_tail(commit: Commit, tail: memoryview, key: str) -> None:
+def _check_parts(parts: Sequence[Carried | Inline], rest: memoryview, key: str) -> None:
     """Raise `Corrupt` unless the bytes after the document are those that it names."""
-    nbytes, crc = (0, 0) if commit.inline is None else (commit.inline.nbytes, commit.inline.crc)
-    if len(tail) != nbytes:
-        where = f"expected {nbytes} bytes of records after the document"
-        raise Corrupt(f"commit: {where}, found {len(tail)}; restore it", file=key)
-    if crc32c.crc32c(tail) != crc:
-        raise Corrupt("commit: the records in it do not match their CRC-32C; restore it", file=key)
+    if len(rest) != (expected := sum(part.nbytes for part in parts)):
+        where = f"expected {expected} bytes after the document"
+        raise Corrupt(f"commit: {where}, found {len(rest)}; restore it", file=key)
+    for part in parts:
+        if crc32c.crc32c(rest[: part.nbytes]) != part.crc:
+            what = "records" if isinstance(part, Inline) else "documents of earlier commits"
+            raise Corrupt(f"commit: the {what} in it do not match their CRC-32C; restore it", file=key)
+        rest = rest[part.nbytes :]
 
 
 def _check_inline(item: Fields, commit: Commit) -> None:

@@ -52,15 +52,12 @@ from sparklog.log.state.commit import (
     Commit,
     Edit,
     Hold,
-    ImportedEnd,
-    KafkaEnded,
-    KafkaOpen,
-    KafkaSource,
     Resolved,
     Writer,
     features_of,
 )
 from sparklog.log.state.configs import TopicConfigs
+from sparklog.log.state.kafka_source import ImportedEnd, KafkaEnded, KafkaOpen, KafkaSource
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import FileSlices, SliceFlag
 from sparklog.log.state.topic_state import Head

@@ -6,12 +6,15 @@ import logging
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import count, takewhile
 from typing import TYPE_CHECKING
 
 from sparklog.errors import Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.log.journal.clocks import Moment
-from sparklog.log.journal.journal import Journal, RootAccess, SeenState
+from sparklog.log.journal.documents import CARRIED_COMMITS
+from sparklog.log.journal.journal import Advance, Journal, RootAccess, SeenState
 from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix
+from sparklog.log.state.carried import RecentDocuments, carriers, linked, with_carried
 from sparklog.log.state.checkpoint import (
     Checkpoint,
     decode_checkpoint,
@@ -19,16 +22,19 @@ from sparklog.log.state.checkpoint import (
     encode_checkpoint,
     write_slice_table,
 )
-from sparklog.log.state.commit import Commit, Edit, Resolved, decode_commit, encode_commit
+from sparklog.log.state.commit import Commit, Edit, Resolved, carrying, decode_commit, encode_commit
 from sparklog.log.state.invariants import check_commit
 from sparklog.log.state.recent_tails import RECENT
 from sparklog.log.state.slice_table import SliceTable, Snapshot
 from sparklog.log.state.topic_state import EMPTY, Head
+from sparklog.storage.parallel_reads import ask_each
 
 if TYPE_CHECKING:
     from sparklog.log.state.commit_intents import Draft, Intent, Nothing
 
 LOAD_TRIES = 8
+OWN_OBJECTS = 2
+"""So many of the newest commits count only as their own objects when a log is opened."""
 _LOG = logging.getLogger("sparklog.log")
 
 Resolver = Callable[[str, Head], Sequence[Resolved]]
@@ -81,6 +87,7 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         super().__init__(root, topic, f"topic '{topic}'")
         self.topic = topic
         self._resolver = resolver
+        self._documents = RecentDocuments()
         self._checked: tuple[Head, Commit | None, Head] = EMPTY, None, EMPTY
 
     def existing(self, refresh: bool = True) -> LogState:
@@ -159,13 +166,62 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         # Damaged records are for those who read them; what the document says of the topic holds.
         commit = decode_commit(data, key, number, whole=False)
         if commit.inline is not None:
-            RECENT.keep(self.store, key, commit.nbytes, data[commit.nbytes :])
+            RECENT.keep(self.store, key, commit.tail_start, data[commit.tail_start :])
+        self._documents.keep(commit, data, self.store.limits.checkpoint_bytes)
         return commit
+
+    def _opened(self, checkpoints: Sequence[int], seen: Moment) -> Advance[LogState, Commit]:
+        """Read the newest checkpoint that can be read, and the commits after it: from few of them on a far store.
+
+        A listing, asked for with the checkpoint, tells which.
+        """
+        if not (self._numbered.is_far and self.store.lists_after):
+            return super()._opened(checkpoints, seen)
+        newest = checkpoints[-1] if checkpoints else -1
+        looks: tuple[Callable[[], LogState | list[int] | None], ...] = (
+            lambda: self._first_readable(reversed(checkpoints)),
+            lambda: self._numbered.listed(newest),
+        )
+        state, listed = ask_each(self.store, lambda look: look(), looks)
+        state = state if isinstance(state, LogState) else self._empty()
+        return self._read_from(state, seen, self._read_carriers(state, listed if isinstance(listed, list) else []))
+
+    def _read_carriers(self, state: LogState, listed: Sequence[int]) -> list[Commit] | None:
+        """Read the commits after a state from few objects. None if that cannot be done: read one by one, all is told.
+
+        A listing may be late: reading goes on after the last commit that it shows without a gap. That one and the one
+        before it must be there: of a log that is gone the documents may still be carried by one that is taken back.
+        """
+        if state.number >= 0 and CARRIED_COMMITS not in state.head.read_features:
+            return None
+        first = state.number + 1
+        last = first + sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(listed, count(first)))) - 1
+        newest = range(max(first, last + 1 - OWN_OBJECTS), last + 1)
+        objects = self._numbered.read_some(sorted({*carriers(first, last), *newest, last + 1}))
+        if any(number not in objects for number in newest):
+            return None
+        newer = [objects.pop(last + 1)] if last + 1 in objects else []
+        try:
+            read = {number: (self._decode(data, self.key(number), number), data) for number, data in objects.items()}
+            commits = with_carried(self.topic, read, first)
+            missing = [number for number in range(first, last + 1) if number not in commits]
+            for number, data in self._numbered.read_some(missing).items():
+                commits[number] = self._decode(data, self.key(number), number)
+        except Corrupt:
+            return None
+        entries = linked(commits, first, last, state.crc)
+        if entries is None:
+            return None
+        newer += self._numbered.read_forward(last + 2) if newer else []
+        return [*entries, *self._decode_all(newer, last + 1)]
 
     def _encode(self, draft: Draft, state: LogState, commit_id: str) -> bytes:
         if self._resolver is not None and state.head.open and not draft.resolved:
             draft = replace(draft, resolved=tuple(self._resolver(self.topic, state.head)))
-        return encode_commit(draft.commit(state.head, commit_id, self.env.wall_ms(), self._guard.store_ms()))
+        commit = draft.commit(state.head, commit_id, self.env.wall_ms(), self._guard.store_ms())
+        most, most_bytes = state.head.carried_commits, self.store.limits.checkpoint_bytes
+        carried = self._documents.before(commit.version, state.crc, most, most_bytes) if most else None
+        return encode_commit(commit if carried is None else carrying(commit, carried))
 
     def _check(self, state: LogState, entry: Commit) -> None:
         after = state.head.apply(entry)
@@ -183,6 +239,8 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
             head = self._head_after(head, commit)
             if table is not None:
                 table = table.apply(commit, head)
+        if CARRIED_COMMITS not in head.write_features:
+            self._documents.clear()
         tail = state.tail if table is not None else (*state.tail, *entries)
         return LogState(head, state.checkpoint, tail, table)
 

@@ -165,6 +165,11 @@ _ALL = (
          "never. Software before 0.4 refuses a topic that was created with more than 0, or once more than 0 is set. "
          "Topics of older releases have no records in commits until it is set.",
          "Not in Kafka, whose log has no commits.", high=1 << 20),
+    _int("carried.commits", 127, 0, "commits", (WRITERS,),
+         "So many commits before it a commit carries at most, in short, so that few reads open a topic of a bucket; 0: "
+         "none. Software before 0.9 refuses a topic that was created with more than 0, or once more than 0 is set. "
+         "Topics of older releases carry none until it is set.",
+         "Not in Kafka, whose log has no commits.", high=127),
     ConfigDef("compression.gzip.level", "int", "-1", "1 to 9, or -1",
               "Level where the codec is gzip; -1 is zlib's default (6), or isal's where that is installed.",
               _gzip_level, used_by=(WRITERS,)),
@@ -287,6 +292,7 @@ class TopicConfigs:
 
     max_message_bytes = _Integer("max.message.bytes")
     inline_records_bytes = _Integer("inline.records.bytes")
+    carried_commits = _Integer("carried.commits")
     index_interval_bytes = _Integer("index.interval.bytes")
     segment_bytes = _Integer("segment.bytes")
     retention_ms = _Integer("retention.ms")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from sparklog.log.state.commit import INLINE_CONFIG, KafkaOpen
+from sparklog.log.state.commit import CARRIED_CONFIG, INLINE_CONFIG
 from sparklog.log.state.configs import CONFIGS, TopicConfigs
+from sparklog.log.state.kafka_source import KafkaOpen
 from sparklog.log.state.root_defaults import ConfigSynonym, RootDefaults
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.topic_state import Head
@@ -60,11 +61,11 @@ class TopicDescription:
 def describe_configs(topic: str, head: Head, defaults: RootDefaults) -> tuple[ConfigDescription, ...]:
     """Every config of a topic, set or default, with the value that counts."""
     configs = TopicConfigs(head.configs.explicit, defaults.of_topic(topic))
-    inline_bytes = replace(head, configs=configs).inline_bytes
+    ours = {INLINE_CONFIG: replace(head, configs=configs).inline_bytes, CARRIED_CONFIG: head.carried_commits}
     return tuple(
         ConfigDescription(
             name,
-            str(inline_bytes) if name == INLINE_CONFIG else configs.text(name),
+            str(ours[name]) if name in ours else configs.text(name),
             configs.source(name),
             definition.doc,
             configs.default(name),

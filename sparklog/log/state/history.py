@@ -11,8 +11,9 @@ be what its successor says.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,8 +29,9 @@ from sparklog.log.journal.names import (
     is_checkpoint_table_name,
 )
 from sparklog.log.journal.numbered_objects import READ_AHEAD
+from sparklog.log.state.carried import BLOCK, carriers, linked, with_carried
 from sparklog.log.state.checkpoint import decode_checkpoint, decode_table
-from sparklog.log.state.commit import Commit, decode_commit
+from sparklog.log.state.commit import MOST_CARRIED, Commit, decode_commit
 from sparklog.log.state.invariants import check_state
 from sparklog.log.state.slice_table import SliceTable, Snapshot
 from sparklog.log.state.topic_state import EMPTY, Head
@@ -37,7 +39,9 @@ from sparklog.storage.retries import Backoff
 from sparklog.storage.store import ObjectInfo, Store
 
 _LOG = logging.getLogger("sparklog.log")
-_BLOCK = 256
+_BLOCKS = 16
+"""Blocks whose objects are in memory at once."""
+_Read = Callable[[Callable[[int], bytes], Iterable[int]], Iterable[bytes]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -155,13 +159,43 @@ class History:
 
     def walk(self, head: Head, last: int) -> Iterator[tuple[Head, Commit]]:
         """Yield the commits after `head` up to version `last`, each with the head after it. Raises as `at` does."""
-        for version, data in self._read(head.version + 1, last):
-            commit = self._decode(version, data)
+        for commit in self._commits(head, last):
             try:
                 head = head.apply(commit)
             except Corrupt as error:
-                raise error if error.file else Corrupt(error.message, file=commit_key(self.topic, version)) from None
+                key = commit_key(self.topic, commit.version)
+                raise error if error.file else Corrupt(error.message, file=key) from None
             yield head, commit
+
+    def _commits(self, head: Head, last: int) -> Iterator[Commit]:
+        """Yield the commits after `head`: of each block what few commits carry, where that fits, else one by one."""
+        first, crc = head.version + 1, head.crc
+        starts = [first, *range((first // BLOCK + 1) * BLOCK, last + 1, BLOCK)] if first <= last else []
+        bounds = [(start, min(last, start | MOST_CARRIED)) for start in starts]
+        with self._reader() as read:
+            for start in range(0, len(bounds), _BLOCKS):
+                some = bounds[start : start + _BLOCKS]
+                numbers = [number for block in some for number in carriers(*block)]
+                objects = dict(zip(numbers, read(self._data, numbers), strict=True))
+                for block in some:
+                    commits = self._block(block, objects, crc, read)
+                    yield from commits
+                    crc = commits[-1].crc
+
+    def _block(
+        self, block: tuple[int, int], objects: Mapping[int, bytes], crc: int | None, read: _Read
+    ) -> list[Commit]:
+        versions = range(block[0], block[1] + 1)
+        objects_read = {number: (self._decode(number, objects[number]), objects[number]) for number in carriers(*block)}
+        chain = linked(with_carried(self.topic, objects_read, block[0]), *block, crc)
+        if chain is not None:
+            return chain
+        missing = [number for number in versions if number not in objects_read]
+        singles = dict(zip(missing, read(self._data, missing), strict=True))
+        return [
+            objects_read[number][0] if number in objects_read else self._decode(number, singles[number])
+            for number in versions
+        ]
 
     def commit(self, version: int) -> Commit:
         """Return one commit, whatever its place in the chain. `NotFound` if it is gone."""
@@ -175,14 +209,14 @@ class History:
             # A bit that flipped on the way: read again before calling it damaged.
             return decode_commit(self.store.get(key), key, version, whole=False)
 
-    def _read(self, first: int, last: int) -> Iterator[tuple[int, bytes]]:
-        versions = range(first, last + 1)
+    @contextmanager
+    def _reader(self) -> Iterator[_Read]:
+        """Give what reads several objects in order: at once on a store with round trips."""
         if self.store.parallel_reads <= 1:
-            yield from enumerate(map(self._data, versions), first)
+            yield map
             return
         with ThreadPoolExecutor(READ_AHEAD, thread_name_prefix="sparklog-read") as pool:
-            for start in range(0, len(versions), _BLOCK):
-                yield from enumerate(pool.map(self._data, versions[start : start + _BLOCK]), first + start)
+            yield pool.map
 
     def _data(self, version: int) -> bytes:
         key = commit_key(self.topic, version)

@@ -19,6 +19,7 @@ from sparklog.log.journal.documents import TEXT, Document, Member, StoredDocumen
 from sparklog.log.journal.entry_log import ENTRY_MEMBERS, EntryKind, StateEntry
 from sparklog.log.journal.names import MAX_PARTITIONS, ROOT_FOLDER
 from sparklog.log.state.broker_names import BROKER_NAMES, BY_NAME
+from sparklog.log.state.commit import CARRIED_CONFIG
 from sparklog.log.state.configs import (
     CONFIGS,
     DEFAULT_CONFIG,
@@ -180,6 +181,8 @@ def _kept(name: str, value: object | None, of_pattern: bool, force: bool) -> str
     if name in CREATION or (name == EXPIRATION and not of_pattern):
         return None if value is None else _of_no_topic(name, text)
     broker = BY_NAME.get(name)
+    if name == CARRIED_CONFIG:
+        raise BadRequest(f"'{name}' is no default of a root: give it to each topic")
     if of_pattern and name not in CONFIGS:
         raise _unknown(name, {*CONFIGS, *CREATION}, None if broker is None else broker.config)
     if not of_pattern and broker is None:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from sparklog.errors import Corrupt
 from sparklog.log.journal.documents import (
     BOOLEAN,
+    CARRIED_COMMITS,
     INLINE_RECORDS,
     TEXT,
     UINT32_MAX,
@@ -40,18 +41,15 @@ from sparklog.log.state.commit import (
     DELETE,
     FILLING,
     HOLD_JSON,
-    KAFKA_OPEN_JSON,
-    KAFKA_SOURCE_JSON,
     MAINTAIN,
     TXN_JSON,
     Commit,
     Hold,
-    KafkaOpen,
-    KafkaSource,
     Resolved,
     Txn,
 )
 from sparklog.log.state.configs import TopicConfigs
+from sparklog.log.state.kafka_source import KAFKA_OPEN_JSON, KAFKA_SOURCE_JSON, KafkaOpen, KafkaSource
 from sparklog.log.state.writer_runs import ENTRY_JSON, WriterEntry, advance
 
 Offsets = npt.NDArray[np.int64]
@@ -131,6 +129,11 @@ class Head:
     def inline_bytes(self) -> int:
         """The largest tail of a commit; 0 in a topic of an older release on which `inline.records.bytes` is not set."""
         return self.configs.inline_records_bytes if INLINE_RECORDS in self.write_features else 0
+
+    @property
+    def carried_commits(self) -> int:
+        """Commits that one may carry; 0 in a topic of an older release on which `carried.commits` is not set."""
+        return self.configs.carried_commits if CARRIED_COMMITS in self.write_features else 0
 
     def last_stable(self) -> Offsets:
         """Per partition, the offset below which every transaction is decided and recorded here."""

@@ -90,6 +90,10 @@ class BackupStore(Store):
     def parallel_reads(self) -> int:
         return self.inner.parallel_reads
 
+    @property
+    def lists_after(self) -> bool:
+        return self.inner.lists_after
+
     def now_ms(self) -> int:
         return self.inner.now_ms()
 

@@ -17,9 +17,10 @@ from sparklog.log.journal.combined_writes import CombinedWrites
 from sparklog.log.journal.entry_log import EntryKind, EntryLog, StateEntry
 from sparklog.log.journal.journal import RootAccess
 from sparklog.log.journal.names import append_path, is_topic_name
-from sparklog.log.state.commit import COMMIT, Commit, Txn
+from sparklog.log.state.commit import Commit, Txn
 from sparklog.log.state.commit_log import CommitLog, CommitOutcome
 from sparklog.log.state.configs import TopicConfigs
+from sparklog.log.state.kafka_source import COMMIT
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.slices import FileSlices, content_of
 from sparklog.log.state.topic_state import Head

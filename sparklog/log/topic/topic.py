@@ -12,10 +12,10 @@ from sparklog.log.journal.clocks import Env
 from sparklog.log.read.counting import RecordCount, count_of
 from sparklog.log.read.read_plan import bounds_of
 from sparklog.log.read.topic_reader import TopicReader
-from sparklog.log.state.commit import KafkaOpen
 from sparklog.log.state.commit_intents import AlterIntent, DeleteIntent, LogStartIntent, Nothing
 from sparklog.log.state.configs import check_delete_delay
 from sparklog.log.state.description import TopicDescription, describe
+from sparklog.log.state.kafka_source import KafkaOpen
 from sparklog.log.state.topic_state import Head
 from sparklog.log.state.view import READ_COMMITTED, IsolationLevel, LogView
 from sparklog.log.state.writer_runs import WriterKey

@@ -23,9 +23,10 @@ from sparklog.format.crc32c import crc32c
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.log.journal.names import append_path
 from sparklog.log.state.append_offsets import assign_offsets
-from sparklog.log.state.commit import APPEND, COMMIT, KafkaOpen
+from sparklog.log.state.commit import APPEND
 from sparklog.log.state.commit_intents import Draft, Nothing, check_floor, check_topic
 from sparklog.log.state.commit_log import CommitLog
+from sparklog.log.state.kafka_source import COMMIT, KafkaOpen
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import FileSlices, SliceFlag
 from sparklog.log.state.topic_state import Head

@@ -26,7 +26,7 @@ from sparklog.groups.group_state import GROUPS
 from sparklog.log.decisions.decision import DECISIONS
 from sparklog.log.journal.chain import list_numbers
 from sparklog.log.journal.clocks import Env
-from sparklog.log.journal.documents import document_of
+from sparklog.log.journal.documents import document_of, following
 from sparklog.log.journal.entry_log import EntryKind, StateEntry
 from sparklog.log.journal.names import (
     CHECKPOINT_FOLDER,
@@ -118,11 +118,10 @@ def _candidates(data: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def _tail_bytes(document: bytes) -> int:
-    """Return how many bytes of records follow a document, as far as it says so."""
+    """Return how many bytes follow a document, as far as it says so."""
     try:
-        inline = json.loads(document)["inline"]
-        return max(0, int(inline["bytes"]))
-    except (ValueError, KeyError, TypeError, RecursionError):
+        return sum(nbytes for nbytes, _ in following(json.loads(document)))
+    except (ValueError, AttributeError, RecursionError):
         return 0
 
 

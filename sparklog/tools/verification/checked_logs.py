@@ -22,7 +22,7 @@ from typing import Generic, TypeVar
 from sparklog.errors import BadRequest, Corrupt, NotFound
 from sparklog.format.crc32c import crc32c
 from sparklog.log.journal.chain import list_numbers
-from sparklog.log.journal.documents import EXPIRED_IDS, checksum_holds, document_of
+from sparklog.log.journal.documents import EXPIRED_IDS, checksum_holds, document_of, following
 from sparklog.log.journal.entry_log import E, EntryKind
 from sparklog.log.journal.names import (
     LOG_FOLDER,
@@ -101,7 +101,7 @@ def _placed(finding: Finding, data: bytes) -> Finding:
     """Add the place of the damage, as well as it can be told."""
     document = document_of(data)
     if len(document) < len(data) and checksum_holds(document):
-        return _placed_in_records(finding, document, data[len(document) :])
+        return _placed_after(finding, document, data)
     data = document
     end = _TRAILER.search(data)
     cut = data.rfind(_MARK)
@@ -119,14 +119,16 @@ def _placed(finding: Finding, data: bytes) -> Finding:
     return replace(finding, position=odd if odd is not None else max(data.rfind(b","), 0))
 
 
-def _placed_in_records(finding: Finding, document: bytes, tail: bytes) -> Finding:
-    inline = json.loads(document).get("inline")
-    expected = inline.get("crc") if isinstance(inline, dict) and inline.get("bytes") == len(tail) else None
-    crc = crc32c(tail)
-    if not isinstance(expected, int) or not 0 <= expected < 2**32 or crc == expected:
-        return finding
-    start = len(document)
-    return finding.at_flipped_bit(start, len(tail), crc, expected) or replace(finding, position=start)
+def _placed_after(finding: Finding, document: bytes, data: bytes) -> Finding:
+    """Add the place of damage to the part after a document that does not match its CRC-32C."""
+    start, parts = len(document), following(json.loads(document))
+    if len(data) == start + sum(nbytes for nbytes, _ in parts):
+        for nbytes, expected in parts:
+            crc = crc32c(data[start : start + nbytes])
+            if crc != expected:
+                return finding.at_flipped_bit(start, nbytes, crc, expected) or replace(finding, position=start)
+            start += nbytes
+    return finding
 
 
 @dataclass(slots=True)

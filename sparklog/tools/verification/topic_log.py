@@ -20,6 +20,7 @@ from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound
 from sparklog.format.crc32c import crc32c
 from sparklog.format.slice_columns import COLUMN_TYPES
 from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, commit_key, file_key
+from sparklog.log.state.carried import BLOCK, carried_in, unpacked
 from sparklog.log.state.checkpoint import Checkpoint, decode_checkpoint, decode_table
 from sparklog.log.state.clone_holds import clone_of_hold
 from sparklog.log.state.commit import Commit, Hold, Resolved, decode_commit
@@ -141,6 +142,7 @@ class _Replay:
         self.state: State | None = None
         self.added: dict[int, Commit] = {}  # commits with files since the upload floor, as far as it is known
         self.ids: set[str] = set()
+        self.documents: dict[int, bytes] = {}  # of the newest commits
 
     def run(self) -> CheckedTopic:
         self.log.find_obstacles()
@@ -195,6 +197,7 @@ class _Replay:
         if commit.commit_id in self.ids:
             self.log.report(LOG, key, f"commit id {commit.commit_id} is that of an earlier commit")
         self.ids.add(commit.commit_id)
+        self._check_carried(commit, data, key)
         if not self.log.follows(version, commit.prev_crc, crc):
             self.state = None
         if commit.files:
@@ -207,6 +210,19 @@ class _Replay:
         if self.state is not None:
             self._apply(commit, key, *self.state)
         return commit.crc
+
+    def _check_carried(self, commit: Commit, data: bytes, key: str) -> None:
+        """Hold the documents that a commit carries against those of the commits themselves, as far as they are here."""
+        self.documents.pop(commit.version - BLOCK, None)
+        self.documents[commit.version] = data[: commit.nbytes]
+        try:
+            documents = unpacked(carried_in(commit, data))
+        except Corrupt:
+            return  # Its CRC-32C has said so.
+        for version, document in enumerate(documents, commit.version - len(documents)):
+            if self.documents.get(version, document) != document:
+                self.log.report(LOG, key, f"carries another document than that of commit {version}: it is not used")
+                return
 
     def _apply(self, commit: Commit, key: str, head: Head, table: SliceTable) -> None:
         try:

@@ -11,6 +11,7 @@ import pytest
 from sparklog.errors import NotFound
 from sparklog.log.decisions.decision import BY_OWNER
 from sparklog.log.journal.clocks import MAX_AHEAD_MS, newest_at, next_times
+from sparklog.log.journal.documents import document_of
 from sparklog.log.journal.names import commit_key
 from sparklog.log.state.history import History
 from sparklog.log.state.slices import SliceFlag
@@ -109,7 +110,7 @@ def test_log_append_time_versions_and_retention_after_a_jump() -> None:
     with pytest.raises(NotFound, match="there is no version"):
         history.version_at(START_MS - 1)
     assert clone_topic(root, "t", "c", time_ms=START_MS + 12_000).version == 3
-    stored = json.loads(root.store.get(commit_key("t", 3)))
+    stored = json.loads(document_of(root.store.get(commit_key("t", 3))))
     assert (stored["timeMs"], stored["clockMs"], stored["clockSince"]) == (START_MS + YEAR + 1000, START_MS + 11_000, 3)
     world.now_ms += DAY
     retain_root(root, Settings(now_ms=world.now_ms), topics=["t"])

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import crc32c
+import zstandard
 
 from sparklog.storage.memory import MemoryStore
 from tests.log.simulation.simulated_world import SimulationError
@@ -64,6 +65,8 @@ class TopicModel:
     name: str
     states: list[State] = field(default_factory=list)
     crcs: list[int] = field(default_factory=list)
+    documents: list[bytes] = field(default_factory=list)
+    """Of all commits, as the next ones may carry them."""
     versions_of: dict[str, int] = field(default_factory=dict)
     """Commit id -> version."""
     file_versions: dict[str, int] = field(default_factory=dict)
@@ -89,6 +92,8 @@ class Model:
         self.store: MemoryStore | None = None
         self.checkpoints = 0
         self.commits = 0
+        self.carried = 0
+        """Documents that commits carry."""
 
     def topic(self, name: str) -> TopicModel:
         return self.topics.setdefault(name, TopicModel(name))
@@ -118,8 +123,12 @@ class Model:
         previous = topic.crcs[-1] if topic.crcs else None
         expect(doc["prevCrc"] == previous, f"commit {version} is not chained to its predecessor")
         expect(commit_id not in topic.versions_of, f"commit id {commit_id} is in the log twice")
+        carried = topic.documents[version - len(doc["carried"]) :] if doc["carried"] else []
+        expect(doc["carried"] == carried, f"commit {version} carries other documents than the log has")
+        self.carried += len(carried)
         state = self._apply(topic, version, doc)
         topic.states.append(state)
+        topic.documents.append(data[: data.index(b"\n") + 1])
         topic.crcs.append(crc32c.crc32c(data))
         topic.versions_of[commit_id] = version
 
@@ -291,9 +300,22 @@ class Model:
 
 
 def parsed(data: bytes, version: int) -> dict[str, Any]:
-    """The document of a commit; a file whose slices are in the commit gets its path, and where they `start`."""
-    line, newline, tail = data.partition(b"\n")
+    """The document of a commit; a file whose slices are in the commit gets its path, and where they `start`.
+
+    `carried` becomes the list of the documents.
+    """
+    line, newline, rest = data.partition(b"\n")
     doc: dict[str, Any] = json.loads(line)
+    carried = doc.get("carried", {"bytes": 0, "crc": 0, "commits": 0})
+    start = len(line) + 1 + carried["bytes"]
+    packed, tail = rest[: carried["bytes"]], rest[carried["bytes"] :]
+    expect(crc32c.crc32c(packed) == carried["crc"], f"commit {version}: what it carries has another CRC-32C")
+    doc["carried"] = zstandard.decompress(packed).splitlines(keepends=True) if packed else []
+    expect(len(doc["carried"]) == carried["commits"], f"commit {version}: it carries {len(doc['carried'])} documents")
+    needed = {"carriedCommits": bool(packed), "inlineRecords": bool(tail)}
+    for name in ("readFeatures", "writeFeatures"):
+        missing = [feature for feature, is_needed in needed.items() if is_needed and feature not in doc[name]]
+        expect(not missing, f"commit {version} does not say in {name} that it needs {missing}")
     inline, here = doc.get("inline"), [file for file in doc.get("files", []) if not file["path"]]
     expect(len(here) == (inline is not None), f"commit {version}: {len(here)} files are in it")
     expect(bool(newline), f"commit {version} does not end its line")
@@ -301,9 +323,7 @@ def parsed(data: bytes, version: int) -> dict[str, Any]:
     for file in here:
         expect(crc32c.crc32c(tail) == inline["crc"], f"commit {version}: its records have another CRC-32C")
         expect(sum(file["bytes"]) + file["footerLength"] == len(tail), f"commit {version}: slices do not fill the tail")
-        file["path"], file["start"] = f"_log/{version:020d}.json", len(line) + 1
-        for name in ("readFeatures", "writeFeatures"):
-            expect(doc[name] == ["inlineRecords"], f"commit {version} has records in it and no feature")
+        file["path"], file["start"] = f"_log/{version:020d}.json", start
     return doc
 
 

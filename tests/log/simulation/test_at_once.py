@@ -16,6 +16,7 @@ import pytest
 
 from sparklog.log.journal import journal, numbered_objects
 from sparklog.log.journal.numbered_objects import Basis, NumberedObjects
+from sparklog.log.state import commit_log
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import Store
 from tests.log.simulation import test_replaced_root
@@ -33,7 +34,8 @@ Patch = pytest.MonkeyPatch
 @pytest.fixture(autouse=True)
 def _round_trips(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MemoryStore, "parallel_reads", 16)
-    monkeypatch.setattr(numbered_objects, "ask_each", in_any_order)
+    for module in (numbered_objects, commit_log):
+        monkeypatch.setattr(module, "ask_each", in_any_order)
 
 
 def in_any_order(store: Store, look: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:

@@ -284,7 +284,7 @@ class TestFeatures:
         world = WatchedWorld()
         newer = world.process()
         with monkeypatch.context() as patch:
-            patch.setattr(commit_intents, "KNOWN_WRITE_FEATURES", frozenset({documents.INLINE_RECORDS, "novel"}))
+            patch.setattr(commit_intents, "KNOWN_WRITE_FEATURES", documents.KNOWN_READ_FEATURES | {"novel"})
             real = commit_intents.Draft.commit
 
             def novel(self: commit_intents.Draft, *args: object) -> object:
@@ -317,7 +317,7 @@ class TestFeatures:
 
         with monkeypatch.context() as patch:
             patch.setattr(commit_intents.Draft, "commit", novel)
-            patch.setattr(documents, "KNOWN_READ_FEATURES", frozenset({documents.INLINE_RECORDS, "novel"}))
+            patch.setattr(documents, "KNOWN_READ_FEATURES", documents.KNOWN_READ_FEATURES | {"novel"})
             newer.append({0: 1})
         with pytest.raises(BadRequest, match=r"novel.*upgrade sparklog"):
             world.process().topic()

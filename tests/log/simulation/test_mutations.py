@@ -10,7 +10,7 @@ import pytest
 
 from sparklog.log.journal import journal, numbered_objects
 from sparklog.log.journal.numbered_objects import NumberedObjects
-from sparklog.log.state import append_offsets, checkpoint, commit, commit_intents, commit_log, rewrites
+from sparklog.log.state import append_offsets, carried, checkpoint, commit, commit_intents, commit_log, rewrites
 from sparklog.log.state.commit import CREATE, Commit, RemovedSlices
 from sparklog.log.state.topic_state import Head
 from sparklog.log.state.writer_runs import BatchVerdict, WriterEntry, WriterKey
@@ -216,6 +216,54 @@ def what_a_listing_shows(patch: Patch) -> None:
         return found
 
     patch.setattr(NumberedObjects, "read_forward", listed)
+
+
+def no_feature_for_copies(patch: Patch) -> None:
+    """A commit that carries documents does not say so: older software would take it for damage."""
+    patch.setattr(commit_log, "carrying", lambda made, carried: replace(made, carried=carried))
+    real = commit_intents.features_of
+    patch.setattr(commit_intents, "features_of", lambda changes, op: real(changes, op) if op == CREATE else {})
+
+
+def copies_in_another_order(patch: Patch) -> None:
+    """The newest of the documents that a commit carries comes first."""
+    real = carried.packed
+    patch.setattr(carried, "packed", lambda documents: real(documents[::-1]))
+
+
+def copies_of_lost_races(patch: Patch) -> None:
+    """A loser carries what it drafted for the number that it has lost."""
+    real = carried.RecentDocuments.keep
+
+    def first(self: carried.RecentDocuments, made: Commit, data: bytes, most_bytes: int) -> None:
+        if made.version not in self._commits:
+            real(self, made, data, most_bytes)
+
+    def unchained(self: carried.RecentDocuments, number: int, crc: Any, most: int, most_bytes: int) -> Any:
+        lines = [
+            self._commits[at].document for at in range(number - carried.span(number), number) if at in self._commits
+        ]
+        return carried.packed(lines) if lines else None
+
+    patch.setattr(carried.RecentDocuments, "keep", first)
+    patch.setattr(carried.RecentDocuments, "before", unchained)
+
+
+@pytest.mark.parametrize("mutate", [no_feature_for_copies, copies_in_another_order, copies_of_lost_races])
+def test_a_broken_rule_of_carried_documents_is_found(
+    mutate: Callable[[Patch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run_seed(0, profile="calm").model.carried > 0
+    mutate(monkeypatch)
+    found = None
+    for seed in range(20):
+        try:
+            run_seed(seed, profile="calm")
+        except SimulationError as error:
+            found = str(error)
+            break
+    assert found is not None
+    assert "carries other documents" in found or "does not say in" in found
 
 
 def failing(seeds: int, profile: str, *, bucket: bool) -> int | None:

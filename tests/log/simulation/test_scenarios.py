@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, Unavailable
+from sparklog.log.journal.documents import document_of
 from sparklog.log.state.writer_runs import WriterKey
 from sparklog.testing.faulty_store import Crash, FaultKind
 from sparklog.testing.world import DAY_MS, HOUR_MS
@@ -280,7 +281,9 @@ class TestOpening:
         world.commits(2)
         key = "t/_log/00000000000000000001.json"
         whole = world.store.get(key)
-        for damaged in (whole[:-1], whole[:-2], whole.replace(b'"append"', b'"appenb"'), b"", whole + b" "):
+        # What follows the document is for those who read it.
+        document = document_of(whole)
+        for damaged in (document[:-1], document[:-2], whole.replace(b'"append"', b'"appenb"'), b"", b" " + whole):
             world.store.replace(key, damaged)
             with pytest.raises(Corrupt, match=r"00000000000000000001\.json"):
                 world.process().topic()

@@ -19,10 +19,6 @@ from sparklog.log.state.commit import (
     Commit,
     Edit,
     Hold,
-    ImportedEnd,
-    KafkaEnded,
-    KafkaOpen,
-    KafkaSource,
     RemovedSlices,
     Resolved,
     Txn,
@@ -30,6 +26,7 @@ from sparklog.log.state.commit import (
     decode_commit,
     encode_commit,
 )
+from sparklog.log.state.kafka_source import ImportedEnd, KafkaEnded, KafkaOpen, KafkaSource
 from sparklog.log.state.slices import FileSlices
 from tests.log.topics import file_of, output_of
 from tests.support.seeds import examples
@@ -118,7 +115,7 @@ def test_a_small_commit_says_only_what_it_has() -> None:
 
 
 def test_every_field_of_a_commit_is_written() -> None:
-    assert {*json.loads(encode_commit(FULL)), "inline"} == set(COMMIT_JSON.names)
+    assert {*json.loads(encode_commit(FULL)), "inline", "carried"} == set(COMMIT_JSON.names)
     assert len(COMMIT_JSON.names) == 2 + len([f for f in fields(Commit) if f.name not in ("crc", "nbytes")])
 
 

@@ -30,15 +30,13 @@ from sparklog.log.state.commit import (
     EDIT_JSON,
     FILE_JSON,
     HOLD_JSON,
-    KAFKA_ENDED_JSON,
-    KAFKA_OPEN_JSON,
-    KAFKA_SOURCE_JSON,
     OPS,
     REMOVAL_JSON,
     RESOLVED_JSON,
     TXN_JSON,
     WRITER_JSON,
 )
+from sparklog.log.state.kafka_source import KAFKA_ENDED_JSON, KAFKA_OPEN_JSON, KAFKA_SOURCE_JSON
 from sparklog.log.state.root_defaults import DEFAULTS_JSON, PATTERN_JSON
 from sparklog.log.state.slice_table import STATUS_NAMES
 from sparklog.log.state.slices import SliceFlag

@@ -11,6 +11,7 @@ from sparklog.errors import Corrupt, NotFound
 from sparklog.log.journal.names import checkpoint_key, commit_key
 from sparklog.log.state.commit_intents import LogStartIntent
 from sparklog.log.state.history import History
+from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.topic import Topic
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import ObjectInfo
@@ -104,16 +105,22 @@ def test_a_version_above_the_newest_cannot_be_rebuilt() -> None:
         at(store, 14)
 
 
-def test_a_commit_that_does_not_follow_is_found() -> None:
+@pytest.mark.parametrize("carried", [0, 127])
+def test_a_commit_that_does_not_follow_is_found(carried: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a sleeper creates under a collected number has the right predecessor, but no successor."""
-    world, store, _, _ = story()
+    monkeypatch.setattr(Head, "carried_commits", carried)
+    world, store, _, seen = story()
     _, other, _, again = setup()
     world.now_ms += 7
     for _ in range(9):
         append(again, (0, 1))
-    store.replace(commit_key("t", 5), other.get(commit_key("t", 5)))
-    with pytest.raises(Corrupt, match="chain of commits is broken"):
-        at(store, 6)
+    store.replace(commit_key("t", 4), other.get(commit_key("t", 4)))
+    if carried:
+        # The copy in commit 5 is what commit 5 was made after.
+        assert at(store, 5) == seen[5]
+    for version in (4, 5)[: 1 if carried else 2]:
+        with pytest.raises(Corrupt, match="chain of commits is broken"):
+            at(store, version)
 
 
 def test_a_bit_that_flips_on_the_way_is_read_again() -> None:

@@ -19,13 +19,12 @@ from sparklog.log.state.commit import (
     MAINTAIN,
     Edit,
     Hold,
-    KafkaEnded,
-    KafkaOpen,
     Resolved,
     Txn,
     Writer,
 )
 from sparklog.log.state.invariants import check_commit
+from sparklog.log.state.kafka_source import KafkaEnded, KafkaOpen
 from sparklog.log.state.topic_state import EMPTY, HEAD_JSON
 from sparklog.log.state.writer_runs import WriterEntry
 from sparklog.testing.world import START_MS

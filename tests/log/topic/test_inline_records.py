@@ -15,7 +15,7 @@ from sparklog.compaction.run import compact_topic
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.limits import Limits
 from sparklog.log.journal import documents
-from sparklog.log.journal.documents import INLINE_RECORDS, document_of, peek_commit_id
+from sparklog.log.journal.documents import CARRIED_COMMITS, INLINE_RECORDS, document_of, peek_commit_id
 from sparklog.log.journal.names import (
     append_path,
     commit_key,
@@ -41,7 +41,8 @@ BOUND = 4096
 
 
 def inline_topic(world: World, name: str = "t", *, partitions: int = 2, bound: int = BOUND) -> Topic:
-    return world.root().create_topic(name, partitions=partitions, configs={"inline.records.bytes": bound})
+    configs = {"inline.records.bytes": bound, "carried.commits": 0}
+    return world.root().create_topic(name, partitions=partitions, configs=configs)
 
 
 def rows(count: int, first: int = 0) -> pa.Table:
@@ -81,7 +82,7 @@ def test_small_records_are_in_the_commit_and_large_ones_in_a_file(world: World) 
 
 
 def test_a_topic_without_the_config_has_the_bytes_it_had(world: World) -> None:
-    topic = world.root().create_topic("t", partitions=2, configs={"inline.records.bytes": 0})
+    topic = world.root().create_topic("t", partitions=2, configs={"inline.records.bytes": 0, "carried.commits": 0})
     topic.append(rows(4))
     decoded = decode_commit(world.store.get(commit_key("t", 1)), commit_key("t", 1), 1)
     assert (decoded.inline, decoded.read_features) == (None, ())
@@ -111,7 +112,7 @@ def test_a_tail_that_is_not_checked_lets_damage_through(world: World, monkeypatc
     inline_topic(world).append(rows(4))
     key = commit_key("t", 1)
     data = world.store.get(key)
-    monkeypatch.setattr(commit, "_check_tail", lambda *given: None)
+    monkeypatch.setattr(commit, "_check_parts", lambda *given: None)
     assert decode_commit(data[:-1] + bytes([data[-1] ^ 1]), key, 1).version == 1
 
 
@@ -150,8 +151,8 @@ def test_software_before_the_feature_meets_it_in_a_commit_that_it_can_read(world
 
     topic = world.root().create_topic("new", partitions=2)
     topic.append(rows(2))
-    assert features("new") == [[INLINE_RECORDS], None]
-    old = world.root().create_topic("old", partitions=2, configs={"inline.records.bytes": 0})
+    assert features("new") == [[CARRIED_COMMITS, INLINE_RECORDS], None]
+    old = world.root().create_topic("old", partitions=2, configs={"inline.records.bytes": 0, "carried.commits": 0})
     old.alter(configs={"inline.records.bytes": None})
     old.append(rows(2))
     assert features("old") == [[], [], []]

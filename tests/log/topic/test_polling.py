@@ -119,7 +119,7 @@ def test_a_slow_follower_trusts_no_number_for_longer_than_an_hour(world: TopicsW
         world.advance(50 * MINUTE_MS)
         store.reset()
         view.follow(["a"])
-        assert store.counts["list"] == 1, "opened afresh"
+        assert store.counts["list"] == 2, "opened afresh"
 
 
 def waits(world: TopicsWorld, reader: Consumer, seconds: float) -> list[float]:

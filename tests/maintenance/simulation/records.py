@@ -397,6 +397,7 @@ class RecordModel(Model):
                 topic,
                 states=list(topic.states),
                 crcs=list(topic.crcs),
+                documents=list(topic.documents),
                 versions_of=dict(topic.versions_of),
                 file_versions=dict(topic.file_versions),
                 topic_ids=set(topic.topic_ids),

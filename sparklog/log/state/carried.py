@@ -1,0 +1,142 @@
+"""Documents that a commit carries of those before it: a log is opened, or a day of it read, by few objects.
+
+Commit n carries the documents of the 2^j - 1 commits before it, where 2^j, at most 128, is the largest power of two
+that divides n + 1. So commits are read as the ones in the binary digits of their number. Of each eight the sixth
+carries all five before it: with the commit before the newest, which a reader looks at anyway, no way is longer than
+six. In the object they are between its own document, which has their count, length and CRC-32C, and its records: a
+zstd frame, in the order of their numbers.
+
+A carried document is a copy. It counts only as a link of the chain: the commit after it names the CRC-32C of its whole
+object, which follows from the document alone. Where one is missing or does not fit, commits are read one by one, as if
+none were carried. A writer carries what it knows: fewer, or none, where it does not know them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from sparklog.errors import BadRequest, Corrupt
+from sparklog.format.compression import compress, decompress
+from sparklog.format.crc32c import crc32c
+from sparklog.log.journal.names import commit_key
+from sparklog.log.state.commit import MOST_CARRIED, Carried, Commit, decode_commit
+
+BLOCK = MOST_CARRIED + 1
+"""The last commit of a block of so many numbers carries all others of it."""
+
+
+def span(number: int) -> int:
+    """Return how many commits before it a commit carries."""
+    return 5 if number % 8 == 5 else min((number + 1) & -(number + 1), BLOCK) - 1
+
+
+def carriers(first: int, last: int) -> list[int]:
+    """Return the numbers of the commits that have the documents `first` to `last`, the newest first."""
+    numbers = []
+    while last >= first:
+        numbers.append(last)
+        last -= span(last) + 1
+    return numbers
+
+
+def packed(documents: Sequence[bytes]) -> Carried:
+    data = compress("zstd", b"".join(documents))
+    return Carried(len(documents), len(data), crc32c(data), data)
+
+
+def unpacked(carried: Carried | None) -> list[bytes]:
+    """Return the documents in the order of their numbers; `Corrupt` if `data` is not what was written."""
+    if carried is None:
+        return []
+    if len(carried.data) == carried.nbytes and crc32c(carried.data) == carried.crc:
+        documents = decompress("zstd", carried.data).splitlines(keepends=True)
+        if len(documents) == carried.commits:
+            return documents
+    raise Corrupt("commit: the documents of earlier commits in it are not what was written; restore it")
+
+
+def carried_in(commit: Commit, data: bytes) -> Carried | None:
+    """Return what a commit carries, from the bytes of its object."""
+    carried = commit.carried
+    return None if carried is None else replace(carried, data=data[commit.nbytes : commit.tail_start])
+
+
+def with_carried(topic: str, objects: Mapping[int, tuple[Commit, bytes]], first: int) -> dict[int, Commit]:
+    """Return commits by number: those of the objects, and from `first` on those that they carry."""
+    commits = {number: commit for number, (commit, _) in objects.items()}
+    for number, (commit, data) in objects.items():
+        try:
+            documents = unpacked(carried_in(commit, data))
+            for earlier, document in enumerate(documents, number - len(documents)):
+                if earlier >= first and earlier not in commits:
+                    commits[earlier] = decode_commit(document, commit_key(topic, earlier), earlier, whole=False)
+        except (Corrupt, BadRequest):
+            continue
+    return commits
+
+
+def linked(commits: Mapping[int, Commit], first: int, last: int, crc: int | None) -> list[Commit] | None:
+    """Return commits `first` to `last`; None unless each was made after the one before, the first after `crc`."""
+    chain = []
+    for number in range(first, last + 1):
+        commit = commits.get(number)
+        if commit is None or commit.prev_crc != crc:
+            return None
+        chain.append(commit)
+        crc = commit.crc
+    return chain
+
+
+@dataclass(frozen=True, slots=True)
+class _RecentCommit:
+    crc: int
+    prev_crc: int | None
+    document: bytes
+    carried: Carried | None
+
+
+class RecentDocuments:
+    """Documents of the newest commits that a process has read or made, in the form of an opening: few are not carried.
+
+    Commits that no log has, of lost races, may be among them: the chain tells. Threads may share it.
+    """
+
+    def __init__(self) -> None:
+        self._commits: dict[int, _RecentCommit] = {}
+
+    def keep(self, commit: Commit, data: bytes, most_bytes: int) -> None:
+        """Keep what a commit's object has; in all up to `most_bytes`, besides the newest."""
+        number, kept = commit.version, self._commits
+        kept[number] = _RecentCommit(commit.crc, commit.prev_crc, data[: commit.nbytes], carried_in(commit, data))
+        before = kept.get(number - 1)
+        is_known = before is not None and before.crc == commit.prev_crc
+        low = number - 1 - (before.carried.commits if is_known and before is not None and before.carried else 0)
+        nbytes = 0
+        for other in sorted(kept, reverse=True):
+            item = kept.get(other)
+            nbytes += 0 if item is None else len(item.document)
+            if other < number - BLOCK or low <= other < number - 1 or (nbytes > most_bytes and other < number):
+                kept.pop(other, None)
+
+    def clear(self) -> None:
+        self._commits.clear()
+
+    def before(self, number: int, crc: int | None, most: int, most_bytes: int) -> Carried | None:
+        """Return what a commit carries that is made after one with this CRC: up to `most`, as many as are known."""
+        wanted, documents, nbytes = min(span(number), most), list[bytes](), 0
+        while len(documents) < wanted:
+            item = self._commits.get(number - 1 - len(documents))
+            if item is None or item.crc != crc:
+                break
+            try:
+                earlier = unpacked(item.carried)
+                crc = json.loads(earlier[0])["prevCrc"] if earlier else item.prev_crc
+            except (Corrupt, ValueError, LookupError):
+                earlier, crc = [], item.prev_crc
+            documents += (item.document, *reversed(earlier))
+        del documents[wanted:]
+        while documents and (nbytes := sum(map(len, documents))) > most_bytes:
+            documents.pop()
+        return packed(documents[::-1]) if nbytes else None

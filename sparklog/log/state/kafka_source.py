@@ -1,0 +1,128 @@
+"""Kafka's part of an imported topic, in its commits and in its state.
+
+* `KafkaSource`: by Kafka's topic id, the last batch taken and the log end, the next import knows that the log it meets
+  is the one it had begun, and that nothing was written here since.
+* `KafkaOpen`: transactions that no marker ends in the log of Kafka. The last stable offset is where Kafka's was,
+  without a look into any file, until a commit appends the marker that Kafka would have written (see
+  `sparklog.log.write.kafka_markers`). Retention that passes all that Kafka wrote of a transaction forgets it, as it
+  forgets open slices. A producer has at most one open transaction in a partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sparklog.log.journal.documents import (
+    INT32_MAX,
+    TEXT,
+    UINT32_MAX,
+    Document,
+    Member,
+    one_of,
+    whole,
+    wholes,
+)
+from sparklog.log.journal.names import MAX_PARTITIONS
+
+COMMIT, ABORT = DECISIONS = ("commit", "abort")
+"""How a transaction that Kafka left open may have been decided."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedEnd:
+    """End of an imported partition: the log end here; last offset, checksum and leader epoch of its last batch."""
+
+    end: int
+    last: int = -1
+    crc: int = 0
+    epoch: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaSource:
+    """A topic of Kafka's: its id there, and how far each partition was taken (those of which anything was)."""
+
+    topic_id: str
+    ends: Mapping[int, ImportedEnd] = field(default_factory=dict)
+
+    def after(self, newer: KafkaSource) -> KafkaSource:
+        """Both, the newer one's ends over these; an id that was not known at first may come later."""
+        return KafkaSource(newer.topic_id or self.topic_id, {**self.ends, **newer.ends})
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaOpen:
+    """One open transaction of one producer in one partition; the last four as far as Kafka's coordinator knew them.
+
+    `decided`: the marker is missing in this partition, and the transaction can only end so.
+    """
+
+    partition: int
+    producer: int
+    epoch: int
+    first: int
+    end: int
+    transactional_id: str | None = None
+    timeout_ms: int | None = None
+    start_ms: int | None = None
+    decided: str | None = None
+
+    def __str__(self) -> str:
+        owner = "" if self.transactional_id is None else f" ('{self.transactional_id}')"
+        decided = "" if self.decided is None else f", decided: {self.decided}"
+        where = f"in partition {self.partition}, from {self.first}"
+        return f"Kafka's open transaction of producer {self.producer}{owner} {where}{decided}"
+
+    @property
+    def ended(self) -> KafkaEnded:
+        return KafkaEnded(self.partition, self.producer)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class KafkaEnded:
+    """A transaction that a commit ends: it appends the producer's marker to the partition."""
+
+    partition: int
+    producer: int
+
+
+PARTITION = whole(0, MAX_PARTITIONS - 1)
+PARTITIONS = wholes(0, MAX_PARTITIONS - 1)
+KAFKA_OPEN_JSON = Document(
+    KafkaOpen,
+    Member("partition", PARTITION),
+    Member("producer", whole(0)),
+    Member("epoch", whole(0, 2**15 - 1)),
+    Member("first", whole(0)),
+    Member("end", whole(1)),
+    Member("transactionalId", TEXT, optional=True),
+    Member("timeoutMs", whole(0), optional=True),
+    Member("startMs", whole(0), optional=True),
+    Member("decided", one_of(*DECISIONS), optional=True),
+    check=lambda item, transaction: item.integer("end", transaction.first + 1),
+)
+KAFKA_ENDED_JSON = Document(KafkaEnded, Member("partition", PARTITION), Member("producer", whole(0)))
+
+
+def _columns_of(source: KafkaSource) -> tuple[object, ...]:
+    """The topic's id, the partitions, and a column for each field of `ImportedEnd`."""
+    rows = [(partition, end.end, end.last, end.crc, end.epoch) for partition, end in sorted(source.ends.items())]
+    return source.topic_id, *(zip(*rows, strict=True) if rows else [()] * 5)
+
+
+def _of_columns(topic_id: str, partition: Sequence[int], **columns: Sequence[int]) -> KafkaSource:
+    rows = zip(*columns.values(), strict=True)
+    return KafkaSource(topic_id, {number: ImportedEnd(*row) for number, row in zip(partition, rows, strict=True)})
+
+
+KAFKA_SOURCE_JSON = Document(
+    _of_columns,
+    Member("topicId", TEXT),
+    Member("partition", PARTITIONS),
+    Member("end", wholes(0, like="partition")),
+    Member("last", wholes(-1, like="partition")),
+    Member("crc", wholes(0, UINT32_MAX, like="partition")),
+    Member("epoch", wholes(-1, INT32_MAX, like="partition")),
+    parts=_columns_of,
+)

@@ -1,0 +1,515 @@
+"""Documents that commits carry: what is written, how few objects open a log, and damage of every kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from unittest import mock
+
+import pytest
+from _pytest.mark import ParameterSet
+
+from sparklog.errors import BadRequest, Corrupt, SparklogError
+from sparklog.log.journal import documents
+from sparklog.log.journal.documents import CARRIED_COMMITS, check_stored, document_of, peek_commit_id
+from sparklog.log.journal.names import checkpoint_key, commit_key
+from sparklog.log.journal.numbered_objects import NumberedObjects
+from sparklog.log.state import carried, commit_log
+from sparklog.log.state.carried import carriers, packed, span, unpacked
+from sparklog.log.state.commit import Commit, carrying, decode_commit, encode_commit
+from sparklog.log.state.history import History
+from sparklog.log.state.topic_state import Head
+from sparklog.log.topic.topic import Topic
+from sparklog.storage.store import ObjectInfo
+from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, FaultyStore
+from sparklog.testing.world import World
+from sparklog.testing.wrapper_stores import CountingStore, WrapperStore
+from sparklog.tools.verification.findings import Finding
+from sparklog.tools.verification.run import verify_root
+from tests.log.protocol import Hooked, other, publish
+from tests.support.counted_root import Bucket
+from tests.support.small_limits import small_limits
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    world.store = Bucket(world.clock)
+    return world
+
+
+def written(world: World, commits: int, configs: dict[str, object] | None = None) -> Topic:
+    """A topic in a bucket with so many commits after the one that creates it, written without threads."""
+    with mock.patch.object(Bucket, "parallel_reads", 1):
+        topic = world.root(world.store).create_topic("t", partitions=2, configs=configs)
+        for _ in range(commits):
+            publish(topic, 1)
+    return topic
+
+
+def stored(world: World, number: int) -> bytes:
+    return world.store.get(commit_key("t", number))
+
+
+def replaced(world: World, number: int, data: bytes) -> None:
+    world.store.delete(commit_key("t", number))
+    assert world.store.create(commit_key("t", number), data)
+
+
+def of_log(world: World) -> list[Finding]:
+    """What verify says of the log: the files that commits of these tests name are not there."""
+    return [finding for finding in verify_root(world.store).findings if finding.kind != "missing"]
+
+
+def flipped(data: bytes, place: int) -> bytes:
+    return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+
+
+def carried_by(world: World, number: int) -> list[bytes]:
+    data = stored(world, number)
+    return unpacked(carried.carried_in(decode_commit(data, commit_key("t", number), number), data))
+
+
+def bases(topic: Topic) -> list[int]:
+    return [int(base) for base in topic.log.snapshot().slices.all().base]
+
+
+def test_what_commits_carry() -> None:
+    assert [span(number) for number in range(17)] == [0, 1, 0, 3, 0, 5, 0, 7, 0, 1, 0, 3, 0, 5, 0, 15, 0]
+    assert (span(63), span(127), span(255), span(2**20 - 1)) == (63, 127, 127, 127)
+    for first in (0, 5, 128, 200):
+        for last in range(first, first + 128):
+            numbers = carriers(first, last)
+            got = [number for carrier in numbers for number in range(carrier, carrier - span(carrier) - 1, -1)]
+            assert [number for number in got if number >= first] == list(range(last, first - 1, -1))
+
+
+def test_a_commit_carries_the_documents_of_those_before_it(world: World) -> None:
+    written(world, 20)
+    for number in range(21):
+        data = stored(world, number)
+        before = [document_of(stored(world, earlier)) for earlier in range(number - span(number), number)]
+        assert carried_by(world, number) == before
+        commit = decode_commit(data, commit_key("t", number), number)
+        assert (CARRIED_COMMITS in commit.read_features) == (CARRIED_COMMITS in commit.write_features)
+        assert CARRIED_COMMITS in commit.read_features or not before
+        assert peek_commit_id(data) == commit.commit_id
+        check_stored(data, "t")
+    assert of_log(world) == []
+
+
+def test_records_come_after_what_is_carried(world: World) -> None:
+    topic = world.root(world.store).create_topic("t")
+    for number in range(7):
+        topic.append([{"value": f"value {number}"}])
+    data = stored(world, 7)
+    commit = decode_commit(data, commit_key("t", 7), 7)
+    assert commit.carried is not None
+    assert commit.inline is not None
+    assert commit.files[0].size == len(data)
+    assert commit.files[0].starts[0] == commit.tail_start == len(document_of(data)) + commit.carried.nbytes
+    assert topic.scan(columns=["value"]).to_table().num_rows == 7
+    assert other(world, world.store).scan(columns=["value"]).to_table().num_rows == 7
+    assert of_log(world) == []
+
+
+def test_every_damaged_byte_and_length_is_found(world: World) -> None:
+    written(world, 3)
+    data, key = stored(world, 3), commit_key("t", 3)
+    for place in range(0, len(data), 3):
+        with pytest.raises((Corrupt, BadRequest)):
+            decode_commit(flipped(data, place), key, 3)
+    for wrong in (data[:-1], data + b"\0", document_of(data)):
+        assert peek_commit_id(wrong) is None
+        for check in (lambda: decode_commit(wrong, key, 3), lambda: check_stored(wrong, key)):  # noqa: B023
+            with pytest.raises(Corrupt):
+                check()
+    with pytest.raises(Corrupt):
+        check_stored(flipped(data, len(data) - 1), key)
+
+
+def test_opening_costs_at_most_twelve_requests_at_any_number(world: World) -> None:
+    """The root's id, two listings, the checkpoint and its table, commits, and the next number, which is missing."""
+    topic = written(world, 127)
+    counts = {}
+    for number in range(128, 255):
+        with mock.patch.object(Bucket, "parallel_reads", 1):
+            publish(topic, 1)
+        if number not in (128, 190, 250, 252, 253, 254):
+            continue
+        store = CountingStore(world.store)
+        opened = world.root(store).topic("t")
+        assert opened.log.snapshot(refresh=False).head == topic.log.head()
+        counts[number] = sum(store.counts.values())
+        assert store.counts["list"] == 2
+    assert bases(opened) == list(range(254))
+    assert max(counts.values()) == counts[253] == counts[254] == 12
+    assert counts[128] == 7
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("checkpoint", [3, 60, 100, 126, 127])
+def test_wherever_the_checkpoint_is(world: World, checkpoint: int) -> None:
+    """After a mebibyte of commits, or as the newest of a race."""
+    topic = written(world, checkpoint)
+    topic.log.write_checkpoint()
+    most = 0
+    for _ in range(checkpoint, checkpoint + 127):
+        publish(topic, 1)
+        store = CountingStore(world.store)
+        assert world.root(store).topic("t").log.snapshot(refresh=False).head == topic.log.head()
+        most = max(most, sum(store.counts.values()))
+    assert most <= 12
+
+
+@pytest.mark.sweep
+def test_each_process_that_makes_one_commit_carries_what_it_has_read(world: World) -> None:
+    written(world, 0)
+    for _ in range(255):
+        publish(other(world, world.store), 1)
+    for number in range(1, 256):
+        # After a checkpoint a new process knows only what came since.
+        assert len(carried_by(world, number)) == min(span(number), number if number < 128 else number - 128), number
+    assert of_log(world) == []
+
+
+def test_a_loser_of_a_race_carries_what_the_winner_wrote(world: World) -> None:
+    written(world, 3)
+    hooked = Hooked(world.store)
+    loser, winner = other(world, hooked), other(world, world.store)
+    for _ in range(4):
+        hooked.before = lambda: publish(winner, 2) and None
+        publish(loser, 1)
+    for number in range(4, 12):
+        earlier = range(number - span(number), number)
+        assert carried_by(world, number) == [document_of(stored(world, item)) for item in earlier]
+    assert bases(other(world, world.store)) == bases(loser)
+
+
+def damages() -> list[ParameterSet]:
+    def deleted(world: World, number: int) -> None:
+        world.store.delete(commit_key("t", number))
+
+    def in_document(world: World, number: int) -> None:
+        replaced(world, number, flipped(stored(world, number), 40))
+
+    def after_document(world: World, number: int) -> None:
+        data = stored(world, number)
+        replaced(world, number, flipped(data, len(data) - 1))
+
+    def cut(world: World, number: int) -> None:
+        replaced(world, number, stored(world, number)[:-2])
+
+    hows = (deleted, after_document, in_document, cut)
+    return [pytest.param(how, marks=() if how in hows[:2] else pytest.mark.sweep, id=how.__name__) for how in hows]
+
+
+def outcome(world: World) -> object:
+    try:
+        topic = other(world, world.store)
+        return topic.log.head().version, bases(topic)
+    except SparklogError as error:
+        return type(error), str(error), getattr(error, "file", None)
+
+
+@pytest.mark.parametrize("damage", damages())
+def test_damage_of_any_commit_loses_nothing(
+    world: World, damage: Callable[[World, int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is opened is what was written, or what reading commits one by one says of the damage."""
+    written(world, 154)
+    whole = outcome(world)
+    undamaged = {number: stored(world, number) for number in range(128, 155)}
+    opened = 0
+    for number, data in undamaged.items():
+        damage(world, number)
+        found = outcome(world)
+        with monkeypatch.context() as patch:
+            patch.setattr(Bucket, "lists_after", False)
+            one_by_one = outcome(world)
+        assert found in (whole, one_by_one), number
+        opened += found == whole
+        if damage.__name__ == "deleted":
+            # A log ends at its first gap, whatever is carried after it.
+            assert found == one_by_one
+        world.store.delete(commit_key("t", number))
+        assert world.store.create(commit_key("t", number), data)
+    assert outcome(world) == whole
+    assert opened > 10 or damage.__name__ == "deleted"
+
+
+def forged(world: World, number: int, change: Callable[[Commit], Commit]) -> None:
+    """Let a commit carry other documents than those of the log, and all after it be made after it."""
+    key, crc = commit_key("t", number), None
+    lines = [change(decode_commit(line, key, at, whole=False)) for at, line in lines_before(world, number)]
+    data = stored(world, number)
+    commit = replace(decode_commit(data, key, number), carried=None)
+    data = encode_commit(carrying(commit, packed([encode_commit(replace(line, carried=None)) for line in lines])))
+    replaced(world, number, data)
+    crc = decode_commit(data, key, number).crc
+    later = number + 1
+    while world.store.stat(commit_key("t", later)):
+        after = replace(decode_commit(stored(world, later), "", later), carried=None, prev_crc=crc)
+        replaced(world, later, encode_commit(after))
+        crc = decode_commit(stored(world, later), "", later).crc
+        later += 1
+
+
+def lines_before(world: World, number: int) -> list[tuple[int, bytes]]:
+    return [(at, document_of(stored(world, at))) for at in range(number - span(number), number)]
+
+
+def never_wrong(commits: dict[int, Commit], first: int, last: int, crc: int | None) -> list[Commit]:
+    return [commits[number] for number in range(first, last + 1)]
+
+
+def test_a_copy_that_the_chain_does_not_have_does_not_count(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = written(world, 12)
+    truth = topic.log.snapshot()
+    forged(world, 7, lambda line: replace(line, time_ms=line.time_ms + 1))
+    opened = other(world, world.store)
+    assert bases(opened) == bases(topic)
+    assert opened.log.head().time_ms == truth.head.time_ms
+    history = History(world.store, "t").at(6)
+    assert history.head.time_ms == truth.head.time_ms - 0
+    assert decode_commit(carried_by(world, 7)[3], "", 3, whole=False).time_ms != truth.head.time_ms
+    with monkeypatch.context() as patch:
+        # The rule is what keeps it out.
+        for module in (commit_log, carried):
+            patch.setattr(module, "linked", never_wrong)
+        with pytest.raises(Corrupt, match="chain of commits is broken"):
+            other(world, world.store)
+
+
+@pytest.mark.parametrize("checked", [True, False])
+def test_a_commit_of_a_log_that_is_gone_is_not_followed(
+    world: World, checked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer that outlived a restore takes its commit back: until then it must not bring the old log along."""
+    written(world, 130)
+    before = {number: stored(world, number) for number in range(128, 131)}
+    stale = other(world, world.store)
+    assert stale.log.head().version == 130
+    for number in before:
+        world.store.delete(commit_key("t", number))
+    restored = other(world, world.store)
+    world.advance(1)
+    for _ in before:
+        publish(restored, 5)
+    hooked = Hooked(world.store)
+    seen: list[object] = []
+    hooked.after = lambda: seen.append(outcome(world))
+    if not checked:
+        monkeypatch.setattr(commit_log, "OWN_OBJECTS", 1)
+    late = world.root(hooked).topic("t")
+    late.log._newest = stale.log._newest
+    late.log._documents = stale.log._documents
+    with pytest.raises(SparklogError):
+        publish(late, 1)
+    assert seen
+    assert seen[0][0] == (Corrupt if checked else 131)  # type: ignore[index]
+
+
+class LateListing(WrapperStore):
+    """A bucket whose listings do not show some commits yet."""
+
+    hidden: Sequence[int] = ()
+
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+        late = {commit_key("t", number) for number in self.hidden}
+        return iter([info for info in super().list(prefix, after) if info.key not in late])
+
+
+@pytest.mark.parametrize("hidden", [(140,), (139, 140), (128, 129), (133,), tuple(range(128, 141))])
+def test_a_listing_may_be_late(world: World, hidden: Sequence[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = written(world, 140)
+    store = LateListing(world.store)
+    store.hidden = hidden
+    assert world.root(store).topic("t").log.head(refresh=False) == topic.log.head()
+    real = NumberedObjects.read_some
+    monkeypatch.setattr(NumberedObjects, "read_some", lambda self, numbers: real(self, numbers[:-1]))
+    assert world.root(store).topic("t").log.head(refresh=False).version < 140, "it must be looked for the next number"
+
+
+def test_a_draft_that_never_landed_is_not_carried(world: World) -> None:
+    topic = written(world, 6)
+    data = stored(world, 6)
+    landed = decode_commit(data, commit_key("t", 6), 6)
+    recent = carried.RecentDocuments()
+    recent.keep(replace(landed, crc=landed.crc ^ 1), data, 1 << 20)
+    assert recent.before(7, landed.crc, 127, 1 << 20) is None
+    recent.keep(landed, data, 1 << 20)
+    assert unpacked(recent.before(7, landed.crc, 127, 1 << 20)) == [document_of(data)]
+    assert topic.log.head().crc == landed.crc
+
+
+def test_a_topic_with_and_without(world: World) -> None:
+    """A topic of an older release: nothing is carried until the config is set, and what it has is read."""
+    topic = written(world, 20, {"carried.commits": 0})
+    topic.alter(configs={"carried.commits": None})
+    publish(topic, 1)
+    assert {len(carried_by(world, number)) for number in range(23)} == {0}
+    assert topic.log.head().read_features == ("inlineRecords",)
+    described = {config.name: config.value for config in topic.describe().configs}
+    assert described["carried.commits"] == "0"
+    topic.alter(configs={"carried.commits": 3})
+    for _ in range(20):
+        publish(topic, 1)
+    assert [len(carried_by(world, number)) for number in range(23, 33)] == [0, 0, 1, 0, 3, 0, 3, 0, 3, 0]
+    assert CARRIED_COMMITS in topic.log.head().read_features
+    topic.alter(configs={"carried.commits": 0})
+    for _ in range(20):
+        publish(topic, 1)
+    assert {len(carried_by(world, number)) for number in range(45, 65)} == {0}
+    assert other(world, world.store).log.head() == topic.log.head()
+    assert bases(other(world, world.store)) == bases(topic)
+    assert History(world.store, "t").at(64).head == topic.log.head()
+    assert of_log(world) == []
+
+
+def test_a_root_has_no_default_of_it(world: World) -> None:
+    root = world.root(world.store)
+    for pattern in ({}, {"pattern": "t.*"}):
+        with pytest.raises(BadRequest, match=r"'carried.commits' is no default of a root: give it to each topic"):
+            root.alter_defaults({"carried.commits": 0}, **pattern)
+
+
+def test_large_documents_are_carried_as_far_as_they_are_small_together(world: World) -> None:
+    with small_limits(checkpoint_bytes=4_000):
+        topic = written(world, 31)
+        assert [len(carried_by(world, number)) for number in (3, 7, 15)] != [3, 7, 15]
+        assert all(sum(map(len, carried_by(world, number))) <= 4_000 for number in range(32))
+        assert len(topic.log._documents._commits) < 12
+    assert bases(other(world, world.store)) == bases(topic)
+
+
+def test_what_a_process_keeps_is_what_an_opening_reads(world: World) -> None:
+    topic = written(world, 300)
+    assert len(topic.log._documents._commits) <= 8
+    off = world.root(world.store).create_topic("off", configs={"carried.commits": 0})
+    for _ in range(20):
+        publish(off, 1)
+    assert not off.log._documents._commits
+
+
+def test_without_the_newest_checkpoint(world: World) -> None:
+    topic = written(world, 270)
+    for damaged in (255, 127):
+        key = checkpoint_key("t", damaged)
+        data = world.store.get(key)
+        world.store.delete(key)
+        assert world.store.create(key, flipped(data, 30))
+        store = CountingStore(world.store)
+        assert world.root(store).topic("t").log.head() == topic.log.head()
+        world.store.delete(key)
+        store = CountingStore(world.store)
+        assert bases(world.root(store).topic("t")) == bases(topic)
+        assert sum(store.counts.values()) <= 14
+
+
+def test_software_without_the_feature_refuses_in_one_line(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(world, 3)
+    older = documents.KNOWN_READ_FEATURES - {CARRIED_COMMITS}
+    monkeypatch.setattr(documents, "KNOWN_READ_FEATURES", older)
+    with pytest.raises(BadRequest, match="needs the sparklog features carriedCommits to be read") as raised:
+        other(World(world.store), world.store)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_history_reads_a_carrier_of_each_block(world: World) -> None:
+    newest = 400
+    topic = written(world, newest)
+    store = CountingStore(world.store)
+    snapshot = History(store, "t").at(newest)
+    assert snapshot.head == topic.log.head()
+    for start in (0, 5, 128, 300):
+        base = History(world.store, "t").at(start).head
+        store.reset()
+        commits = [commit for _, commit in History(store, "t").walk(base, newest)]
+        assert [commit.version for commit in commits] == list(range(start + 1, newest + 1))
+        assert [commit.crc for commit in commits] == [
+            decode_commit(stored(world, number), "", number).crc for number in range(start + 1, newest + 1)
+        ]
+        assert store.by_kind["get", "commit"] <= newest // 128 - start // 128 + 6
+
+
+@pytest.mark.parametrize("damage", damages())
+def test_a_history_over_damage(world: World, damage: Callable[[World, int], None]) -> None:
+    """A damaged carrier costs its block; damage of what is carried costs nothing; what is gone is said to be."""
+    topic = written(world, 300)
+    begin = History(world.store, "t").at(128).head
+    for number in (200, 255, 299):
+        before = stored(world, number)
+        damage(world, number)
+        walked: list[int] | str
+        try:
+            walked = [commit.version for _, commit in History(world.store, "t").walk(begin, 300)]
+        except SparklogError as error:
+            walked = str(error)
+        fits = walked == list(range(129, 301))
+        assert fits or (number != 200 and damage.__name__ in ("deleted", "in_document")), (number, walked)
+        world.store.delete(commit_key("t", number))
+        assert world.store.create(commit_key("t", number), before)
+    assert History(world.store, "t").at(300).head == topic.log.head()
+
+
+def test_verify_names_the_damaged_bit_of_what_is_carried(world: World) -> None:
+    written(world, 8)
+    place = len(document_of(stored(world, 7))) + 9
+    replaced(world, 7, flipped(stored(world, 7), place))
+    findings = of_log(world)
+    assert [(finding.file, finding.position, finding.bit) for finding in findings] == [(commit_key("t", 7), place, 0)]
+
+
+def test_verify_names_a_copy_that_is_none(world: World) -> None:
+    written(world, 12)
+    forged(world, 7, lambda line: replace(line, time_ms=line.time_ms + 1))
+    (finding,) = of_log(world)
+    assert finding.file == commit_key("t", 7)
+    assert "carries another document than that of commit 0" in finding.message
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("kind", [FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER, FaultKind.ERROR_AFTER])
+def test_a_crash_at_every_step(world: World, kind: FaultKind) -> None:
+    """A process makes seven commits and dies at its n-th request; the next one goes on, and all carry the truth."""
+    with small_limits(checkpoint_commits=5):
+        point = 0
+        while True:
+            world = World()
+            world.store = Bucket(world.clock)
+            written(world, 3)
+            died = [False]
+
+            def decide(call: Call, point: int = point, died: list[bool] = died) -> Fault | None:
+                died[0] = died[0] or call.number == point
+                return Fault(kind) if call.number == point else None
+
+            store = FaultyStore(world.store, decide, world.sleep)
+            try:
+                dying = world.root(store).topic("t")
+                for _ in range(7):
+                    publish(dying, 1)
+            except (Crash, SparklogError):
+                pass
+            topic = other(world, world.store)
+            while topic.log.head().version < 14:
+                publish(topic, 1)
+            check_carried(world, 15)
+            assert bases(other(world, world.store)) == list(range(14))
+            if not died[0]:
+                break
+            point += 1
+        assert point > 20
+
+
+def check_carried(world: World, commits: int) -> None:
+    texts = [document_of(stored(world, number)) for number in range(commits)]
+    for number in range(commits):
+        lines: Sequence[bytes] = carried_by(world, number)
+        assert lines == texts[number - len(lines) : number]
+        assert len(lines) <= span(number)
+
+
+def test_the_head_says_what_counts() -> None:
+    assert Head().carried_commits == 0
