@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sparklog.format.values import ValueFormat
 
-_ERRORS = "sparklog.java"
+JAVA_ERRORS = "sparklog.java"
 
 
 def java_text(data: bytes) -> str:
     """Return Java's `new String(data, UTF_8)`."""
-    return data.decode("utf-8", _ERRORS)
+    return data.decode("utf-8", JAVA_ERRORS)
 
 
 def _replace(error: UnicodeError) -> tuple[str, int]:
@@ -33,7 +33,7 @@ def _replace(error: UnicodeError) -> tuple[str, int]:
     return "\ufffd", error.end
 
 
-codecs.register_error(_ERRORS, _replace)
+codecs.register_error(JAVA_ERRORS, _replace)
 
 
 def parse_key(text: str, kind: str | ValueFormat = "string") -> bytes:

@@ -14,10 +14,10 @@ from contextlib import suppress
 from typing import TypeAlias
 
 from sparklog.errors import Corrupt, SparklogError
+from sparklog.format.coordinators.message_codec import MessageBytes, read_message, write_message
 from sparklog.format.coordinators.message_schema import Fields, message
 from sparklog.serve.apis.api_versions import version_list
-from sparklog.serve.apis.table import API_VERSIONS, APIS, PRODUCE, SASL_AUTHENTICATE, SASL_HANDSHAKE
-from sparklog.serve.codec import FOLDER, MessageBytes, is_flexible, read_message, skip_tagged_fields, write_message
+from sparklog.serve.apis.table import API_VERSIONS, APIS, FOLDER, PRODUCE, SASL_AUTHENTICATE, SASL_HANDSHAKE
 from sparklog.serve.codes import Code
 from sparklog.serve.services import Client, ServedRequest, Services
 
@@ -116,15 +116,12 @@ class Connection:
         return None
 
     def _read(self, request: ServedRequest, data: bytes) -> None:
-        name = f"{request.api.name}Request"
-        flexible = is_flexible(message(FOLDER, name), request.version)
-        # The client's id has an old string's length in every version: a field with rules of its own.
-        header, position = read_message("RequestHeader", 1, data)
-        position = skip_tagged_fields(data, position) if flexible else position
+        schema, version = request.api.request, request.version
+        header, position = read_message(message(FOLDER, "RequestHeader"), 1 + schema.is_flexible(version), data)
         self.client.name = (header["clientId"] or "")[:100]
-        request.fields, end = read_message(name, request.version, data, position)
+        request.fields, end = read_message(schema, version, data, position)
         if end != len(data):
-            raise Refused(f"{name} of version {request.version} ends after {end} bytes, found {len(data)}")
+            raise Refused(f"{schema.name} of version {version} ends after {end} bytes, found {len(data)}")
 
     async def _handled(self, request: ServedRequest) -> Fields | None:
         try:
@@ -146,11 +143,12 @@ class Connection:
     async def _answer(self, request: ServedRequest, fields: Fields | None) -> None:
         if fields is None:
             return
-        output, name = MessageBytes(), f"{request.api.name}Response"
+        output, schema = MessageBytes(), request.api.response
         # The header of ApiVersions is never flexible: its reader does not know yet what it talks to.
-        flexible = request.api.key != API_VERSIONS and is_flexible(message(FOLDER, name), request.version)
-        write_message("ResponseHeader", int(flexible), {"correlationId": request.correlation}, output)
-        write_message(name, request.version, fields, output)
+        flexible = request.api.key != API_VERSIONS and schema.is_flexible(request.version)
+        header = {"correlationId": request.correlation}
+        write_message(message(FOLDER, "ResponseHeader"), int(flexible), header, output)
+        write_message(schema, request.version, fields, output)
         first, *rest = output.finish()
         size = len(first) + sum(map(len, rest))
         self._services.metrics.sent_bytes += size

@@ -28,7 +28,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field, replace
 
 from sparklog.errors import Conflict, Corrupt, SparklogError
-from sparklog.format.coordinators.message_schema import decode_prefix, message, split_version
+from sparklog.format.coordinators.message_codec import decode_prefix, split_version
+from sparklog.format.coordinators.message_schema import message
 from sparklog.groups.group import Membership
 from sparklog.serve.codes import Code, CodeError
 

@@ -29,19 +29,17 @@ from sparklog.format.coordinators.coordinator_records import (
     Status,
     TransactionValue,
 )
+from sparklog.format.coordinators.message_codec import decode_prefix, decode_value, encode_versioned
+from sparklog.format.coordinators.message_codec import encode as encode_message
 from sparklog.format.coordinators.message_schema import (
     Field,
     Fields,
     Struct,
     Value,
-    decode_prefix,
-    decode_value,
-    encode_versioned,
     json_fields,
     json_text,
     record_types,
 )
-from sparklog.format.coordinators.message_schema import encode as encode_message
 from sparklog.format.decode import decode
 from sparklog.format.encode import EncodeOptions, encode
 from tests.kafka_tools import KafkaTools

@@ -27,7 +27,8 @@ from sparklog.format.coordinators.coordinator_records import (
     encode_offset_key,
     encode_offset_value,
 )
-from sparklog.format.coordinators.message_schema import Fields, encode_versioned, record_types
+from sparklog.format.coordinators.message_codec import encode_versioned
+from sparklog.format.coordinators.message_schema import Fields, record_types
 from sparklog.groups.group_state import CommittedOffset
 from sparklog.groups.lag import Groups
 from sparklog.kafka.importing import run as importing

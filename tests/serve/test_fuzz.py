@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from sparklog.format.coordinators.message_schema import message
+from sparklog.format.coordinators.message_codec import MessageBytes, write_message
 from sparklog.serve.addresses import Address
 from sparklog.serve.apis.table import API_VERSIONS, APIS, Api
-from sparklog.serve.codec import FOLDER, MessageBytes, is_flexible, write_message
 from sparklog.testing.kafka_server import KafkaServer
 from tests.serve.test_codec import as_buffers, some_fields
 from tests.serve.wire import Wire, batch_of
@@ -51,11 +50,10 @@ def broken(data: bytes, random_: random.Random) -> bytearray:
 
 
 def request(api: Api, version: int, random_: random.Random) -> bytes:
-    name, output = f"{api.name}Request", MessageBytes()
-    schema = message(FOLDER, name)
+    schema, output = api.request, MessageBytes()
     fields = calmed(some_fields(schema, version, random_), random_)
-    write_message(name, version, as_buffers(name, fields), output)
-    header = struct.pack(">hhih", api.key, version, 1, 4) + b"fuzz" + b"\0" * is_flexible(schema, version)
+    write_message(schema, version, as_buffers(schema.name, fields), output)
+    header = struct.pack(">hhih", api.key, version, 1, 4) + b"fuzz" + b"\0" * schema.is_flexible(version)
     body = header + b"".join(output.finish())
     if random_.random() < 0.5:
         body = bytes(broken(body, random_))

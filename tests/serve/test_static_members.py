@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 import sparklog
-from sparklog.format.coordinators.message_schema import encode_versioned, message
+from sparklog.format.coordinators.message_codec import encode_versioned
+from sparklog.format.coordinators.message_schema import message
 from sparklog.serve.addresses import Address
 from sparklog.serve.codes import Code
 from tests.serve.member_process import MemberProcess

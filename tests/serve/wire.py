@@ -7,9 +7,9 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
+from sparklog.format.coordinators.message_codec import MessageBytes, read_message, write_message
 from sparklog.serve.addresses import Address
 from sparklog.serve.apis.table import APIS
-from sparklog.serve.codec import FOLDER, MessageBytes, is_flexible, message, read_message, write_message
 
 Fields = dict[str, Any]
 BY_NAME = {api.name: api for api in APIS.values()}
@@ -25,18 +25,18 @@ class Wire:
         self.socket.close()
 
     def send(self, name: str, version: int, fields: Fields) -> None:
-        output = MessageBytes()
-        write_message(f"{name}Request", version, fields, output)
-        flexible = is_flexible(message(FOLDER, f"{name}Request"), version)
-        header = struct.pack(">hhih", BY_NAME[name].key, version, 1, 4) + b"test" + b"\0" * flexible
+        output, api = MessageBytes(), BY_NAME[name]
+        write_message(api.request, version, fields, output)
+        header = struct.pack(">hhih", api.key, version, 1, 4) + b"test" + b"\0" * api.request.is_flexible(version)
         body = header + b"".join(output.finish())
         self.socket.sendall(struct.pack(">i", len(body)) + body)
 
     def receive(self, name: str, version: int) -> Fields:
         size = struct.unpack(">i", self.take(4))[0]
         data = self.take(size)
-        flexible = name != "ApiVersions" and is_flexible(message(FOLDER, f"{name}Response"), version)
-        fields, end = read_message(f"{name}Response", version, data, 5 if flexible else 4)
+        response = BY_NAME[name].response
+        flexible = name != "ApiVersions" and response.is_flexible(version)
+        fields, end = read_message(response, version, data, 5 if flexible else 4)
         assert end == len(data)
         return fields
 

@@ -1,4 +1,4 @@
-"""Records of Kafka's `__consumer_offsets` and `__transaction_state`; `message_schema` has the encoding and the schemas.
+"""Records of Kafka's `__consumer_offsets` and `__transaction_state`; `message_codec` has the encoding.
 
 `__consumer_offsets`: committed offsets of groups, and their members.
 
@@ -27,17 +27,8 @@ from enum import IntEnum
 from typing import Any
 
 from sparklog.errors import Corrupt
-from sparklog.format.coordinators.message_schema import (
-    NO_UUID,
-    Fields,
-    Struct,
-    decode,
-    decode_value,
-    encode,
-    encode_versioned,
-    record_types,
-    split_version,
-)
+from sparklog.format.coordinators.message_codec import decode, decode_value, encode, encode_versioned, split_version
+from sparklog.format.coordinators.message_schema import NO_UUID, Fields, Struct, record_types
 
 GROUPS = "groups"
 TRANSACTIONS = "transactions"

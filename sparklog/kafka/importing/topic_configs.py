@@ -21,7 +21,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sparklog.errors import BadRequest, Corrupt
-from sparklog.format.coordinators.message_schema import Field, Struct, decode, uvarints
+from sparklog.format.coordinators.message_codec import decode, uvarints
+from sparklog.format.coordinators.message_schema import Field, Struct
 from sparklog.format.window import Window
 from sparklog.kafka.importing.coordinators import LogDir, LogReading
 from sparklog.kafka.in_place import directory

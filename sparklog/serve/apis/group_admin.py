@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from sparklog.errors import Conflict, NotFound
-from sparklog.format.coordinators.message_schema import Fields, encode_versioned, message
+from sparklog.format.coordinators.message_codec import encode_versioned
+from sparklog.format.coordinators.message_schema import Fields, message
 from sparklog.groups.group import DEAD
 from sparklog.groups.lag import Groups
 from sparklog.serve.apis.group_access import FAILURES, check_group, coordinator_of, group_code, with_code

@@ -11,10 +11,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from sparklog.format.coordinators.message_schema import Fields
+from sparklog.format.coordinators.message_schema import Fields, Struct, message
+
+FOLDER = "protocol"
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,14 @@ class Api:
     lowest: int
     highest: int
     module: str
+
+    @cached_property
+    def request(self) -> Struct:
+        return message(FOLDER, f"{self.name}Request")
+
+    @cached_property
+    def response(self) -> Struct:
+        return message(FOLDER, f"{self.name}Response")
 
     @cached_property
     def handler(self) -> Callable[[Any], Awaitable[Fields | None]]:

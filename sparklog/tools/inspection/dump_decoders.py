@@ -25,16 +25,15 @@ from typing import Any, TypeAlias
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.format import control
 from sparklog.format.coordinators.coordinator_records import CONSUMER_PROTOCOL, GROUP_METADATA, GROUPS
+from sparklog.format.coordinators.message_codec import decode_prefix, split_version
 from sparklog.format.coordinators.message_schema import (
     Fields,
     Struct,
     Value,
-    decode_prefix,
     json_fields,
     json_text,
     message,
     record_types,
-    split_version,
 )
 from sparklog.format.text import java_text
 
