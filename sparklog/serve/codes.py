@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, SparklogError, Unavailable
+from sparklog.format.coordinators.message_schema import Fields
+
+LONGEST_MESSAGE = 8_000
 
 
 class Code(IntEnum):
@@ -85,6 +88,19 @@ class CodeError(Exception):
         super().__init__(message or code.name)
         self.code = code
         self.member = member
+
+
+FAILURES = (CodeError, SparklogError)
+
+
+def message_of(error: Exception) -> str:
+    """Return the text of an error, as long as a response can have it: it may repeat what a client has sent."""
+    return str(error)[:LONGEST_MESSAGE]
+
+
+def failure(error: SparklogError | CodeError) -> Fields:
+    """Return the code and the message that a part of a request is answered with."""
+    return {"errorCode": code_of(error), "errorMessage": message_of(error)}
 
 
 @dataclass(frozen=True, slots=True)

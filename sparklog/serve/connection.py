@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
+from collections.abc import Sequence
 from contextlib import suppress
+from socket import SHUT_RDWR
 from typing import TypeAlias
 
 from sparklog.errors import Corrupt, SparklogError
-from sparklog.format.coordinators.message_codec import MessageBytes, read_message, write_message
+from sparklog.format.coordinators.message_codec import Buffer, MessageBytes, read_message, write_message
 from sparklog.format.coordinators.message_schema import Fields, message
 from sparklog.serve.apis.api_versions import version_list
 from sparklog.serve.apis.table import API_VERSIONS, APIS, FOLDER, PRODUCE, SASL_AUTHENTICATE, SASL_HANDSHAKE
@@ -28,7 +30,9 @@ LEAST_REQUEST = _HEADER.size
 PRODUCES_UNDER_WAY = 5
 BEFORE_LOGIN = (API_VERSIONS, SASL_HANDSHAKE, SASL_AUTHENTICATE)
 WRITE_BYTES = 256 << 10
-"""Handed to a connection at once: what it cannot send is copied, and waits in memory."""
+"""Handed to a stream at once: what it cannot send is copied, and waits in memory."""
+MOST_BUFFERS = 512
+"""Of one call of the system, which takes 1,024."""
 
 
 Answer: TypeAlias = "asyncio.Task[Fields | None]"
@@ -46,12 +50,17 @@ class Connection:
         self._services = services
         self._reader = reader
         self._writer = writer
+        # `drain` waits until nothing is left.
+        writer.transport.set_write_buffer_limits(0)
         peer = writer.get_extra_info("peername")
         self.client = Client("?" if not peer else f"{peer[0]}:{peer[1]}")
         self.last = asyncio.get_running_loop().time()
         self._produces: asyncio.Queue[tuple[ServedRequest, Answer]] = asyncio.Queue(PRODUCES_UNDER_WAY)
 
     def close(self) -> None:
+        with suppress(OSError):
+            # Ends an answer that is being sent, too.
+            self._writer.get_extra_info("socket").shutdown(SHUT_RDWR)
         self._writer.transport.abort()
 
     async def run(self) -> None:
@@ -125,7 +134,10 @@ class Connection:
 
     async def _handled(self, request: ServedRequest) -> Fields | None:
         try:
-            return await request.api.handler(request)
+            if request.api.waits:
+                return await self._services.run(request.api.handler, request)
+            fields: Fields | None = await request.api.handler(request)
+            return fields
         except SparklogError as error:
             raise Refused(f"{request.api.name} cannot be answered: {error}") from error
 
@@ -153,8 +165,28 @@ class Connection:
         size = len(first) + sum(map(len, rest))
         self._services.metrics.sent_bytes += size
         # With the size in front: a small answer is one call of the system, and one packet.
-        for part in (_SIZE.pack(size) + first, *rest):
+        await self._send([_SIZE.pack(size) + first, *rest])
+
+    async def _send(self, parts: Sequence[Buffer]) -> None:
+        if len(parts) > 1 and self._writer.get_extra_info("ssl_object") is None:
+            await self._send_records(list(map(memoryview, parts)))
+            return
+        for part in parts:
             view = memoryview(part)
             for start in range(0, len(view), WRITE_BYTES):
                 self._writer.write(view[start : start + WRITE_BYTES])
                 await self._writer.drain()
+
+    async def _send_records(self, parts: Sequence[memoryview]) -> None:
+        """Send by the socket itself: the stream takes one part at a time, and copies what is not sent at once."""
+        await self._writer.drain()
+        # By a copy of it: the event loop lets nothing but the stream wait for the stream's own.
+        with self._writer.get_extra_info("socket").dup() as direct:
+            sent = 0
+            with suppress(BlockingIOError):
+                sent = direct.sendmsg(parts[:MOST_BUFFERS])
+            for part in parts:
+                skipped = min(sent, len(part))
+                sent -= skipped
+                if skipped < len(part):
+                    await asyncio.get_running_loop().sock_sendall(direct, part[skipped:])

@@ -24,7 +24,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 
 from sparklog.errors import Conflict, Corrupt, SparklogError
@@ -260,14 +260,10 @@ class GroupMembers:
         )
 
     def _check_protocols(self, details: JoinDetails) -> None:
-        others = [member for member in self.members.values() if member.id != details.member]
-        names = {name for name, _ in details.protocols}
-        if not names or not details.kind:
+        all_details = [details, *(one.details for one in self.members.values() if one.id != details.member)]
+        one_kind = details.kind and all(one.kind == details.kind for one in all_details)
+        if not one_kind or not _common_assignors(all_details):
             raise CodeError(Code.INCONSISTENT_GROUP_PROTOCOL)
-        for member in others:
-            names &= {name for name, _ in member.details.protocols}
-            if not names or member.details.kind != details.kind:
-                raise CodeError(Code.INCONSISTENT_GROUP_PROTOCOL)
 
     def _goes_on(self, member: MemberState, details: JoinDetails) -> bool:
         """Return True if a member asks again for what it has: its answer may have been lost."""
@@ -378,10 +374,9 @@ class GroupMembers:
 
     def _elected(self) -> str:
         """Return the assignor that all have and most prefer."""
-        common = set.intersection(*({name for name, _ in one.details.protocols} for one in self.members.values()))
-        votes = Counter(
-            next(name for name, _ in member.details.protocols if name in common) for member in self.members.values()
-        )
+        all_details = [member.details for member in self.members.values()]
+        common = _common_assignors(all_details)
+        votes = Counter(next(name for name, _ in one.protocols if name in common) for one in all_details)
         return max(sorted(votes), key=lambda name: votes[name])
 
     def _remove(self, member: MemberState) -> None:
@@ -412,6 +407,10 @@ class GroupMembers:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+
+def _common_assignors(all_details: Sequence[JoinDetails]) -> set[str]:
+    return set.intersection(*({name for name, _ in details.protocols} for details in all_details))
 
 
 def _topics(metadata: bytes) -> object:

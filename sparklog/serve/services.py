@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
 from sparklog.format.coordinators.message_schema import Fields
+from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED
 from sparklog.serve.addresses import Address
 from sparklog.serve.metrics import RequestMemory, ServerMetrics
 from sparklog.serve.options import ServeOptions
@@ -109,6 +110,10 @@ class ServedRequest:
     version: int
     correlation: int
     fields: Fields = field(default_factory=dict)
+
+    @property
+    def isolation(self) -> str:
+        return READ_COMMITTED if self.fields["isolationLevel"] == 1 else READ_UNCOMMITTED
 
     def may(self, operation: str, name: str) -> bool:
         """Return True if the client may read or write this topic, or use this group."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -102,7 +102,7 @@ class StoredBatches:
         records = FetchedRecords(next=place.offset)
         gone: list[AbortedTransactions] = []
         while records.next < end:
-            here = StoredPlace(place.topic, place.topic_id, place.partition, place.isolation, records.next)
+            here = replace(place, offset=records.next)
             chunk = self._taken(here) or self._load(here, end, max(WINDOW_BYTES, min(nbytes, 2 * WINDOW_BYTES)))
             data = chunk.take(nbytes - records.nbytes, at_least_one=at_least_one and not records.nbytes)
             if len(data):
@@ -111,7 +111,7 @@ class StoredBatches:
                 records.next = chunk.following[chunk.first - 1]
                 gone += [chunk.aborted] if chunk.aborted is not None else []
             if chunk.left:
-                self._keep(here, chunk, records.next)
+                self._keep(replace(place, offset=records.next), chunk)
             if chunk.left or records.nbytes >= nbytes:
                 break
         if place.isolation == READ_COMMITTED:
@@ -124,9 +124,9 @@ class StoredBatches:
             self._room += chunk.left if chunk else 0
             return chunk
 
-    def _keep(self, place: StoredPlace, chunk: _Chunk, offset: int) -> None:
+    def _keep(self, place: StoredPlace, chunk: _Chunk) -> None:
         with self._lock:
-            self._waiting[StoredPlace(place.topic, place.topic_id, place.partition, place.isolation, offset)] = chunk
+            self._waiting[place] = chunk
             self._room -= chunk.left
             while self._room < 0 and len(self._waiting) > 1:
                 self._room += self._waiting.popitem(last=False)[1].left

@@ -10,12 +10,11 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from sparklog.errors import SparklogError
 from sparklog.format.coordinators.message_schema import Fields
-from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED
-from sparklog.serve.codes import Code, code_of
+from sparklog.log.state.view import READ_COMMITTED
+from sparklog.serve.codes import FAILURES, Code, CodeError, code_of
 from sparklog.serve.served_log import Ends, SeenTopic, StoredPlace
-from sparklog.serve.services import ServedRequest, Services
+from sparklog.serve.services import ServedRequest
 from sparklog.serve.users import READ
 
 NO_SESSION = 0
@@ -25,25 +24,25 @@ FULL_EPOCHS = (0, -1)
 
 @dataclass(slots=True)
 class _Answer:
-    """Partitions so far, their bytes, and the topics as they were seen."""
+    """Partitions so far, their bytes, how many more there may be, and the topics as they were seen."""
 
+    room: int
+    seen: dict[str, SeenTopic]
     topics: list[Fields] = field(default_factory=list)
     nbytes: int = 0
     failed: bool = False
-    seen: dict[str, SeenTopic] = field(default_factory=dict)
 
 
 async def fetch(request: ServedRequest) -> Fields:
     fields, services = request.fields, request.services
     if request.version >= 7 and (fields["sessionId"] != NO_SESSION or fields["sessionEpoch"] not in FULL_EPOCHS):
         return {"errorCode": Code.FETCH_SESSION_ID_NOT_FOUND}
-    isolation = READ_COMMITTED if fields["isolationLevel"] == 1 else READ_UNCOMMITTED
     loop = asyncio.get_running_loop()
     until = loop.time() + max(0, fields["maxWaitMs"]) / 1000
-    fresh, at_hand = False, _is_at_hand(request, isolation)
+    fresh, at_hand = False, _is_at_hand(request)
     while True:
         # A thread costs more than bytes that are in memory.
-        answer = _read(request, isolation, fresh) if at_hand else await services.run(_read, request, isolation, fresh)
+        answer = _read(request, fresh) if at_hand else await services.run(_read, request, fresh)
         left = until - loop.time()
         if answer.failed or answer.nbytes >= fields["minBytes"] or left <= 0 or not answer.seen:
             return {"sessionId": NO_SESSION, "responses": answer.topics}
@@ -51,37 +50,65 @@ async def fetch(request: ServedRequest) -> Fields:
         fresh, at_hand = True, False
 
 
-def _is_at_hand(request: ServedRequest, isolation: str) -> bool:
+def _is_at_hand(request: ServedRequest) -> bool:
     """Return True if all that is asked for was read with what was asked for before."""
     fields, services = request.fields, request.services
     for topic in fields["topics"]:
         name = topic["topic"]
         seen = services.log.seen(name)
         for row in topic["partitions"]:
-            place = StoredPlace(name, seen.topic_id, row["partition"], isolation, row["fetchOffset"])
+            place = StoredPlace(name, seen.topic_id, row["partition"], request.isolation, row["fetchOffset"])
             nbytes = max(row["partitionMaxBytes"], fields["minBytes"])
             if not (_suffices(row, seen.ends, recent=False) and services.holds(place, nbytes)):
                 return False
     return bool(fields["topics"])
 
 
-def _read(request: ServedRequest, isolation: str, fresh: bool) -> _Answer:
+def _read(request: ServedRequest, fresh: bool) -> _Answer:
     """Read what there is. `fresh`: the bounds were looked at a moment ago."""
-    services, fields, answer = request.services, request.fields, _Answer()
-    most = min(fields["maxBytes"] if fields["maxBytes"] > 0 else 2**31, services.options.limits.answer_bytes)
-    answer.seen, failures = _seen(request, fresh)
+    fields = request.fields
+    seen, failures = _seen(request, fresh)
+    most = fields["maxBytes"] if fields["maxBytes"] > 0 else 2**31
+    answer = _Answer(min(most, request.services.options.limits.answer_bytes), seen)
     for topic in fields["topics"]:
         name, rows = topic["topic"], list[Fields]()
         for partition in topic["partitions"]:
-            room = most - answer.nbytes
-            row = _partition(services, name, partition, answer.seen[name], isolation, room, not answer.nbytes)
-            if "errorCode" in row:
+            row: Fields = {"partitionIndex": partition["partition"], "highWatermark": -1, "records": []}
+            try:
+                _fill(row, request, name, partition, answer)
+            except FAILURES as error:
                 answer.failed = True
-                row["errorCode"] = failures.get(name, row["errorCode"])
-            answer.nbytes += sum(map(len, row.get("records") or ()))
+                row["errorCode"] = failures.get(name) or code_of(error)
             rows.append(row)
         answer.topics.append({"topic": name, "partitions": rows})
     return answer
+
+
+def _fill(row: Fields, request: ServedRequest, topic: str, partition: Fields, answer: _Answer) -> None:
+    """Put bounds and batches into a partition's answer. `CodeError`, or raises as a read does."""
+    number, offset, seen = partition["partition"], partition["fetchOffset"], answer.seen[topic]
+    bound = seen.ends.get(number)
+    if bound is None:
+        raise CodeError(Code.UNKNOWN_TOPIC_OR_PARTITION)
+    row["highWatermark"], row["lastStableOffset"] = bound.high_watermark, bound.last_stable
+    row["logStartOffset"] = bound.log_start
+    row["abortedTransactions"] = [] if request.isolation == READ_COMMITTED else None
+    if not bound.log_start <= offset <= bound.high_watermark:
+        raise CodeError(Code.OFFSET_OUT_OF_RANGE)
+    end, first, nbytes = (
+        bound.end(request.isolation),
+        not answer.nbytes,
+        min(partition["partitionMaxBytes"], answer.room),
+    )
+    if offset >= end or (nbytes <= 0 and not first):
+        return
+    place = StoredPlace(topic, seen.topic_id, number, request.isolation, offset)
+    records = request.services.batches.read(place, end, nbytes, at_least_one=first)
+    row["records"] = records.buffers
+    answer.nbytes += records.nbytes
+    answer.room -= records.nbytes
+    if records.aborted is not None:
+        row["abortedTransactions"] = [{"producerId": id_, "firstOffset": start} for id_, start in records.aborted]
 
 
 def _seen(request: ServedRequest, fresh: bool) -> tuple[dict[str, SeenTopic], dict[str, Code]]:
@@ -110,37 +137,3 @@ def _suffices(partition: Fields, bounds: Ends, recent: bool) -> bool:
     if bound is None or not bound.log_start <= offset <= bound.high_watermark:
         return False
     return recent or bool(offset < bound.last_stable)
-
-
-def _partition(
-    services: Services, topic: str, partition: Fields, seen: SeenTopic, isolation: str, room: int, first: bool
-) -> Fields:
-    number, offset = partition["partition"], partition["fetchOffset"]
-    bound = seen.ends.get(number)
-    if bound is None:
-        code = Code.UNKNOWN_TOPIC_OR_PARTITION
-        return {"partitionIndex": number, "records": [], "highWatermark": -1, "errorCode": code}
-    row: Fields = {
-        "partitionIndex": number,
-        "records": [],
-        "highWatermark": bound.high_watermark,
-        "lastStableOffset": bound.last_stable,
-        "logStartOffset": bound.log_start,
-        "abortedTransactions": [] if isolation == READ_COMMITTED else None,
-    }
-    if not bound.log_start <= offset <= bound.high_watermark:
-        return {**row, "errorCode": Code.OFFSET_OUT_OF_RANGE}
-    end, nbytes = bound.end(isolation), min(partition["partitionMaxBytes"], room)
-    if offset >= end or (nbytes <= 0 and not first):
-        return row
-    try:
-        place = StoredPlace(topic, seen.topic_id, number, isolation, offset)
-        records = services.batches.read(place, end, nbytes, at_least_one=first)
-    except SparklogError as error:
-        return {**row, "errorCode": code_of(error)}
-    row["records"] = records.buffers
-    if records.aborted is not None:
-        row["abortedTransactions"] = [
-            {"producerId": producer, "firstOffset": start} for producer, start in records.aborted
-        ]
-    return row

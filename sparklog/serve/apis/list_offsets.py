@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from sparklog.errors import SparklogError
 from sparklog.format.coordinators.message_schema import Fields
-from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED, Bounds
+from sparklog.log.state.view import READ_UNCOMMITTED, Bounds
 from sparklog.serve.codes import Code, code_of
 from sparklog.serve.served_log import ServedLog
 from sparklog.serve.services import ServedRequest
@@ -16,29 +16,23 @@ from sparklog.serve.users import READ
 LATEST, EARLIEST, GREATEST_TIME = -1, -2, -3
 
 
-async def list_offsets(request: ServedRequest) -> Fields:
-    isolation = READ_COMMITTED if request.fields["isolationLevel"] == 1 else READ_UNCOMMITTED
-    topics = await request.services.run(_answers, request, isolation)
-    return {"topics": topics}
-
-
-def _answers(request: ServedRequest, isolation: str) -> list[Fields]:
-    log, answers = request.services.log, []
+def list_offsets(request: ServedRequest) -> Fields:
+    log, topics = request.services.log, []
     names = [topic["name"] for topic in request.fields["topics"]]
     failures = {name: Code.TOPIC_AUTHORIZATION_FAILED for name in names if not request.may(READ, name)}
     looked, unreadable = log.look_at_each([name for name in names if name not in failures])
     failures |= unreadable
     for topic in request.fields["topics"]:
-        name, partitions = topic["name"], []
+        name, rows = topic["name"], []
         ends = looked[name].ends if name in looked else {}
         for partition in topic["partitions"]:
             number = partition["partitionIndex"]
             answer: Fields = {"errorCode": failures.get(name, Code.UNKNOWN_TOPIC_OR_PARTITION)}
             if number in ends:
-                answer = _answer(log, name, number, partition["timestamp"], ends[number], isolation)
-            partitions.append({"partitionIndex": number, "timestamp": -1, "offset": -1, "leaderEpoch": -1, **answer})
-        answers.append({"name": name, "partitions": partitions})
-    return answers
+                answer = _answer(log, name, number, partition["timestamp"], ends[number], request.isolation)
+            rows.append({"partitionIndex": number, "timestamp": -1, "offset": -1, "leaderEpoch": -1, **answer})
+        topics.append({"name": name, "partitions": rows})
+    return {"topics": topics}
 
 
 def _answer(log: ServedLog, topic: str, partition: int, time_ms: int, bounds: Bounds, isolation: str) -> Fields:

@@ -7,15 +7,18 @@ would bring topic ids (Fetch 13, Metadata 10) or what needs a broker's state. Pr
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
-from typing import Any
+from inspect import iscoroutinefunction
+from typing import Any, TypeAlias
 
-from sparklog.format.coordinators.message_schema import Fields, Struct, message
+from sparklog.format.coordinators.message_schema import Struct, message
 
 FOLDER = "protocol"
+Handler: TypeAlias = Callable[[Any], Any]
+"""Takes a `ServedRequest` and returns the response's fields, None where none are waited for; or a coroutine of them."""
 
 
 @dataclass(frozen=True)
@@ -37,15 +40,17 @@ class Api:
         return message(FOLDER, f"{self.name}Response")
 
     @cached_property
-    def handler(self) -> Callable[[Any], Awaitable[Fields | None]]:
-        """The function that takes a `ServedRequest` and returns the response's fields, None where none are waited for.
-
-        Its module is imported with the first such request, so that a server listens before it has read all of them.
-        """
+    def handler(self) -> Handler:
+        """The function that answers. Its module is imported with the first such request, so that a server listens
+        before it has read all of them."""
         function = re.sub(r"(?<!^)(?=[A-Z])", "_", self.name).lower()
-        handler: Callable[[Any], Awaitable[Fields | None]]
-        handler = getattr(import_module(f"sparklog.serve.apis.{self.module}"), function)
+        handler: Handler = getattr(import_module(f"sparklog.serve.apis.{self.module}"), function)
         return handler
+
+    @cached_property
+    def waits(self) -> bool:
+        """True for a handler that waits for the store, and is called in a thread."""
+        return not iscoroutinefunction(self.handler)
 
 
 API_VERSIONS, PRODUCE, FETCH, SASL_HANDSHAKE, SASL_AUTHENTICATE = 18, 0, 1, 17, 36
@@ -56,15 +61,15 @@ APIS = {
         Api(FETCH, "Fetch", 4, 11, "fetch"),
         Api(2, "ListOffsets", 1, 7, "list_offsets"),
         Api(3, "Metadata", 0, 9, "metadata"),
-        Api(8, "OffsetCommit", 2, 8, "group_offsets"),
-        Api(9, "OffsetFetch", 1, 7, "group_offsets"),
-        Api(10, "FindCoordinator", 0, 3, "group_admin"),
-        Api(11, "JoinGroup", 0, 6, "group_members"),
-        Api(12, "Heartbeat", 0, 4, "group_members"),
-        Api(13, "LeaveGroup", 0, 4, "group_members"),
-        Api(14, "SyncGroup", 0, 4, "group_members"),
-        Api(15, "DescribeGroups", 0, 5, "group_admin"),
-        Api(16, "ListGroups", 0, 5, "group_admin"),
+        Api(8, "OffsetCommit", 2, 8, "groups"),
+        Api(9, "OffsetFetch", 1, 7, "groups"),
+        Api(10, "FindCoordinator", 0, 3, "groups"),
+        Api(11, "JoinGroup", 0, 6, "groups"),
+        Api(12, "Heartbeat", 0, 4, "groups"),
+        Api(13, "LeaveGroup", 0, 4, "groups"),
+        Api(14, "SyncGroup", 0, 4, "groups"),
+        Api(15, "DescribeGroups", 0, 5, "groups"),
+        Api(16, "ListGroups", 0, 5, "groups"),
         Api(SASL_HANDSHAKE, "SaslHandshake", 0, 1, "sasl"),
         Api(API_VERSIONS, "ApiVersions", 0, 3, "api_versions"),
         Api(19, "CreateTopics", 2, 6, "topics"),
@@ -75,9 +80,9 @@ APIS = {
         Api(35, "DescribeLogDirs", 1, 4, "metadata"),
         Api(SASL_AUTHENTICATE, "SaslAuthenticate", 0, 2, "sasl"),
         Api(37, "CreatePartitions", 0, 3, "topics"),
-        Api(42, "DeleteGroups", 0, 2, "group_admin"),
+        Api(42, "DeleteGroups", 0, 2, "groups"),
         Api(44, "IncrementalAlterConfigs", 0, 1, "topics"),
-        Api(47, "OffsetDelete", 0, 0, "group_offsets"),
+        Api(47, "OffsetDelete", 0, 0, "groups"),
         Api(60, "DescribeCluster", 0, 1, "metadata"),
     )
 }
