@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sparklog.errors import NotFound, SparklogError
@@ -22,6 +22,7 @@ from sparklog.storage.fork_safety import ForkLock
 
 LISTING_MS = 1_000
 """A list of topics is believed so long where it costs round trips: tools ask for it again and again."""
+NEAR_OFFSETS = 1 << 16
 Ends = Mapping[int, Bounds]
 
 
@@ -153,8 +154,14 @@ class ServedLog:
         None: the range is empty, or holds nothing that is visible.
         """
         with self._lock:
-            stop = min(max(self._view.stored([offsets])[0].at_bytes(nbytes)[0], offsets.start + 1), offsets.end)
-            parts = self._view.plan([OffsetRange(offsets.topic, offsets.partition, offsets.start, stop)], isolation)
+            stop = end = offsets.start
+            # What is far is not looked at: there may be a hundred thousand slices.
+            span = NEAR_OFFSETS
+            while stop == end < offsets.end:
+                end, span = min(offsets.start + span, offsets.end), span * 16
+                stop = self._view.stored([replace(offsets, end=end)])[0].at_bytes(nbytes)[0]
+            stop = min(max(stop, offsets.start + 1), offsets.end)
+            parts = self._view.plan([replace(offsets, end=stop)], isolation)
             return (parts[0] if parts else None), stop
 
     def offset_for_timestamp(self, topic: str, partition: int, time_ms: int, isolation: str) -> TimestampOffset | None:

@@ -72,11 +72,12 @@ class Cursor:
     """`_rows` are the slices from this one on, made some at a time."""
 
     def head(self) -> PlannedSlice | None:
-        if self.at >= len(self.slices):
-            return None
-        if not self._first <= self.at < self._first + len(self._rows):
-            self._rows, self._first = self.slices.rows(self.at, self.at + ROWS_AT_ONCE), self.at
-        return self._rows[self.at - self._first]
+        row = self.at - self._first
+        if not 0 <= row < len(self._rows):
+            if self.at >= len(self.slices):
+                return None
+            self._rows, self._first, row = self.slices.rows(self.at, self.at + ROWS_AT_ONCE), self.at, 0
+        return self._rows[row]
 
     def place(self) -> tuple[str, str, int] | None:
         planned = self.head()
