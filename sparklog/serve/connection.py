@@ -169,7 +169,7 @@ class Connection:
 
     async def _send(self, parts: Sequence[Buffer]) -> None:
         if len(parts) > 1 and self._writer.get_extra_info("ssl_object") is None:
-            await self._send_records(list(map(memoryview, parts)))
+            await self._send_records([memoryview(part) for part in parts])
             return
         for part in parts:
             view = memoryview(part)

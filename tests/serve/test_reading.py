@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import socket
 import sys
 import threading
 import time
@@ -15,8 +17,10 @@ import sparklog
 from sparklog.format import compression, decode, payloads
 from sparklog.format.batch_scan import scan_headers
 from sparklog.log.topic.root import RootView
-from sparklog.serve import stored_batches
+from sparklog.serve import server, stored_batches
 from sparklog.serve.codes import Code
+from sparklog.serve.connection import Connection
+from sparklog.serve.options import ServeLimits
 from sparklog.serve.served_log import ServedLog, StoredPlace
 from sparklog.serve.stored_batches import FetchedRecords, StoredBatches
 from tests.fixture_data import expected_offsets, expected_records, split_partition
@@ -207,6 +211,61 @@ def fetched(wire: Wire, offsets: dict[str, int], wait_ms: int = 20_000) -> set[s
     answers = wire.ask("Fetch", 4, fetch_of(offsets, wait_ms))["responses"]
     assert [answer["partitions"][0]["errorCode"] for answer in answers] == [Code.NONE] * len(offsets)
     return {answer["topic"] for answer in answers if len(answer["partitions"][0]["records"] or b"")}
+
+
+def fetching_slowly(address: Any, nbytes: int) -> Wire:
+    """Return a connection that has asked for a large answer, and takes little of it at once."""
+    wire = Wire(address)
+    wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+    fields = fetch_of({"t": 0, "u": 0}, 0) | {"maxBytes": 2 * nbytes}
+    for topic in fields["topics"]:
+        topic["partitions"][0]["partitionMaxBytes"] = nbytes
+    wire.send("Fetch", 4, fields)
+    return wire
+
+
+def test_an_answer_that_is_taken_slowly_comes_whole_and_before_the_next(
+    serve: Callable[..., Any], tmp_path: Path
+) -> None:
+    root = sparklog.open(tmp_path, create=True)
+    stored = []
+    for name in "tu":
+        root.create_topic(name).append(
+            {"value": [random.Random(f"{name}{number}").randbytes(600_000) for number in range(5)]}
+        )
+        log = ServedLog(RootView(root), root, None)
+        place = StoredPlace(name, log.look([name])[name].topic_id, 0, "read_uncommitted", 0)
+        stored.append(b"".join(StoredBatches(log).read(place, 5, 4_000_000, at_least_one=True).buffers))
+    wire = fetching_slowly(serve(tmp_path), 4_000_000)
+    wire.send("ApiVersions", 0, {})
+    time.sleep(0.2)
+    answers = wire.receive("Fetch", 4)["responses"]
+    assert len(b"".join(stored)) > 6_000_000
+    assert [bytes(answer["partitions"][0]["records"]) for answer in answers] == stored
+    assert wire.receive("ApiVersions", 0)["apiKeys"]
+    wire.close()
+
+
+def test_a_client_that_takes_nothing_is_dropped_when_its_time_is_over(
+    serve: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "SWEEP_SECONDS", 0.05)
+    ends: list[bool] = []
+    run = Connection.run
+
+    async def watched(connection: Connection) -> None:
+        await run(connection)
+        ends.append(True)
+
+    monkeypatch.setattr(Connection, "run", watched)
+    topic = sparklog.open(tmp_path, create=True).create_topic("t")
+    topic.append({"value": [random.Random(number).randbytes(700_000) for number in range(12)]})
+    wire = fetching_slowly(serve(tmp_path, limits=ServeLimits(idle_seconds=0.3)), 8_000_000)
+    until = time.monotonic() + 20
+    while not ends and time.monotonic() < until:
+        time.sleep(0.02)
+    assert ends
+    wire.close()
 
 
 def test_a_fetch_of_many_topics_takes_one_look(

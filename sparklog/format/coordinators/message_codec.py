@@ -255,7 +255,7 @@ def _value_reader(item: Field, form: _Form) -> ReadValue:
     def read(data: bytes, position: int) -> tuple[Any, int]:
         count, position = _read_length(data, position, _INT, flexible)
         if count < 0:
-            return _read_null(item, form), position
+            return _null(item, form), position
         if count > len(data) - position:
             raise Corrupt(f"field {item.name} announces {count} elements, {len(data) - position} bytes are left")
         values = []
@@ -283,7 +283,7 @@ def _element_reader(item: Field, form: _Form) -> ReadValue:
     def read(data: bytes, position: int) -> tuple[Any, int]:
         length, position = _read_length(data, position, lengths, flexible)
         if length < 0:
-            return _read_null(item, form), position
+            return _null(item, form), position
         end = position + length
         if end > len(data):
             raise Corrupt(f"field {item.name} has {length} bytes, {len(data) - position} are left")
@@ -315,9 +315,10 @@ def _read_length(data: bytes, position: int, packing: struct.Struct, flexible: b
     return packing.unpack_from(data, position)[0], position + packing.size
 
 
-def _read_null(item: Field, form: _Form) -> None:
+def _null(item: Field, form: _Form) -> Any:
     if not item.may_be_null(form.version):
         raise Corrupt(f"field {item.name} is null, and must not be")
+    return None
 
 
 def _uuid_text(data: bytes) -> str:
@@ -432,7 +433,8 @@ def _element_writer(item: Field, form: _Form) -> WriteValue:
     flexible, is_text = form.flexible and item.compact, kind == "string"
     if kind == "records":
         return _records_writer(flexible)
-    lengths, taken = (_SHORT, str) if is_text else (_INT, bytes)
+    lengths = _SHORT if is_text else _INT
+    taken: Any = str if is_text else bytes
     null = _length(-1, lengths, flexible)
 
     def write(output: MessageBytes, value: Any) -> None:
@@ -440,7 +442,7 @@ def _element_writer(item: Field, form: _Form) -> WriteValue:
             _check_null(item, form, value)
             output.small += null
             return
-        data = value.encode("utf-8", "replace") if is_text else value
+        data: bytes = value.encode("utf-8", "replace") if is_text else value
         if is_text and len(data) > _LONGEST_STRING:
             raise BadRequest(f"field {item.name} takes at most {_LONGEST_STRING} bytes of text, not {len(data)}")
         output.small += (uvarint(len(data) + 1) if flexible else lengths.pack(len(data))) + data

@@ -210,7 +210,8 @@ async def offset_fetch(request: ServedRequest) -> Fields:
     fields = request.fields
     try:
         coordinator = _coordinator_of(request, fields["groupId"], reading=True)
-        return await coordinator.run(_offsets, coordinator, fields)
+        committed: Fields = await coordinator.run(_offsets, coordinator, fields)
+        return committed
     except FAILURES as error:
         code = _code(error)
     # Version 1 has no place for an error but the partitions.
