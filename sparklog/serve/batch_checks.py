@@ -8,7 +8,7 @@ the producer's: a topic's `compression.type` changes nothing here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -112,41 +112,32 @@ def _header_problems(
     data: bytearray, headers: BatchHeaders, versions: Int64Array, configs: TopicConfigs
 ) -> dict[int, CodeError]:
     """Return the first rule that a batch breaks, by row."""
-    count, offsets, most = headers.count, headers.last_offset_delta + 1, configs.max_message_bytes
+    count, offsets, size, most = headers.count, headers.last_offset_delta + 1, headers.size, configs.max_message_bytes
     wrong_crc = np.zeros(len(headers), np.bool_)
     wrong_crc[crc_failures(data, headers)] = True
+    is_control = headers.is_control | headers.has_delete_horizon
+    old_zstd = (headers.codec == ZSTD) & (versions < ZSTD_SINCE)
     return _first_problems(
-        (wrong_crc, Code.CORRUPT_MESSAGE, lambda _: "the batch's CRC-32C does not match its bytes"),
-        (
-            headers.size > most,
-            Code.MESSAGE_TOO_LARGE,
-            lambda row: f"{headers.size[row]} bytes, max.message.bytes is {most}",
-        ),
-        (
-            headers.is_control | headers.has_delete_horizon,
-            Code.INVALID_RECORD,
-            lambda _: "control batches are a coordinator's",
-        ),
-        (
-            (count < 1) | (count != offsets),
-            Code.INVALID_RECORD,
-            lambda row: f"{count[row]} records have {offsets[row]} offsets",
-        ),
-        (
-            (headers.codec == ZSTD) & (versions < ZSTD_SINCE),
-            Code.UNSUPPORTED_COMPRESSION_TYPE,
-            lambda row: f"zstd in Produce {versions[row]}",
-        ),
-        (headers.is_log_append_time, Code.INVALID_TIMESTAMP, lambda _: "a producer gives no LogAppendTime"),
+        {"count": count, "offsets": offsets, "size": size, "version": versions},
+        (wrong_crc, Code.CORRUPT_MESSAGE, "the batch's CRC-32C does not match its bytes"),
+        (size > most, Code.MESSAGE_TOO_LARGE, f"{{size}} bytes, max.message.bytes is {most}"),
+        (is_control, Code.INVALID_RECORD, "control batches are a coordinator's"),
+        ((count < 1) | (count != offsets), Code.INVALID_RECORD, "{count} records have {offsets} offsets"),
+        (old_zstd, Code.UNSUPPORTED_COMPRESSION_TYPE, "zstd in Produce {version}"),
+        (headers.is_log_append_time, Code.INVALID_TIMESTAMP, "a producer gives no LogAppendTime"),
     )
 
 
-def _first_problems(*rules: tuple[BoolArray, Code, Callable[[int], str]]) -> dict[int, CodeError]:
-    """Return the first rule that a batch breaks, by row. `rules`: the rows that break it, its code, and the message."""
+def _first_problems(columns: Mapping[str, Int64Array], *rules: tuple[BoolArray, Code, str]) -> dict[int, CodeError]:
+    """Return the first rule that a batch breaks, by row.
+
+    `rules`: the rows that break it, its code, and its message, which takes values of `columns`.
+    """
     problems: dict[int, CodeError] = {}
     for broken, code, message in rules:
         for row in np.flatnonzero(broken).tolist():
-            problems.setdefault(row, CodeError(code, message(row)))
+            values = {name: column[row] for name, column in columns.items()}
+            problems.setdefault(row, CodeError(code, message.format(**values)))
     return problems
 
 
@@ -169,22 +160,16 @@ def _checked(
         return [_checked(data, headers[row : row + 1], configs, now_ms)[0] for row in range(len(headers))]
     before, after = now_ms - configs.timestamp_before_max_ms, now_ms + configs.timestamp_after_max_ms
     low, high, timed = records.min_ts, records.max_ts, not configs.log_append_time
+    no_key, far = records.has_null_keys & configs.is_compacted, timed & ((low < max(before, 0)) | (high > after))
     problems = _first_problems(
-        (records.has_gaps, Code.INVALID_RECORD, lambda _: "offsets in a batch count from 0"),
-        (
-            records.has_null_keys & configs.is_compacted,
-            Code.INVALID_RECORD,
-            lambda _: "the topic is compacted: every record needs a key",
-        ),
-        (
-            timed & ((low < max(before, 0)) | (high > after)),
-            Code.INVALID_TIMESTAMP,
-            lambda row: f"times are {low[row]} to {high[row]}, the topic takes {before} to {after}",
-        ),
+        {"low": low, "high": high, "header": headers.max_timestamp},
+        (records.has_gaps, Code.INVALID_RECORD, "offsets in a batch count from 0"),
+        (no_key, Code.INVALID_RECORD, "the topic is compacted: every record needs a key"),
+        (far, Code.INVALID_TIMESTAMP, f"times are {{low}} to {{high}}, the topic takes {before} to {after}"),
         (
             timed & (high != headers.max_timestamp),
             Code.INVALID_TIMESTAMP,
-            lambda row: f"the greatest time is {high[row]}, the batch says {headers.max_timestamp[row]}",
+            "the greatest time is {high}, the batch says {header}",
         ),
     )
     return [problems.get(row) or _produced(data, headers, records, row, timed) for row in range(len(headers))]

@@ -171,9 +171,7 @@ class GroupMembers:
 
     async def leave(self, member_id: str, instance: str | None) -> Code:
         async with self.lock:
-            timer = self._pending.pop(member_id, None)
-            if timer is not None:
-                timer.cancel()
+            if self._was_pending(member_id):
                 return Code.NONE
             holder = self._holder(instance)
             try:
@@ -219,11 +217,8 @@ class GroupMembers:
         self._check_protocols(details)
         holder = self._holder(details.instance)
         if details.member:
-            timer = self._pending.pop(details.member, None)
-            if timer is not None:
-                timer.cancel()
-                return self._new(details)
-            return self._member(details.member, details.instance)
+            is_new = self._was_pending(details.member)
+            return self._new(details) if is_new else self._member(details.member, details.instance)
         if holder is None and len(self.members) + len(self._pending) >= MAX_MEMBERS:
             raise CodeError(Code.GROUP_MAX_SIZE_REACHED)
         new_id = f"{details.instance or details.client or 'member'}-{self.new_id()}"
@@ -235,11 +230,17 @@ class GroupMembers:
         if holder is not None:
             # The instance came back as another process: the one before it is told so.
             holder.fail(Code.FENCED_INSTANCE_ID)
-            self._stop_timer(holder)
-            del self.members[holder.id]
+            self._drop(holder)
             member.assignment = holder.assignment
             self.leader = member.id if self.leader == holder.id else self.leader
         return member
+
+    def _was_pending(self, member_id: str) -> bool:
+        """Return True for an id that was given, and that its member comes back with for the first time."""
+        timer = self._pending.pop(member_id, None)
+        if timer is not None:
+            timer.cancel()
+        return timer is not None
 
     def _new(self, details: JoinDetails) -> MemberState:
         member = self.members[details.member] = MemberState(details)
@@ -291,11 +292,8 @@ class GroupMembers:
         self._forget_deadline()
         loop = asyncio.get_running_loop()
         self._settling = first
-        seconds = (
-            FIRST_DELAY
-            if first
-            else max((member.details.rebalance_ms for member in self.members.values()), default=0) / 1000
-        )
+        longest_ms = max((member.details.rebalance_ms for member in self.members.values()), default=0)
+        seconds = FIRST_DELAY if first else longest_ms / 1000
         self._deadline = loop.call_later(seconds, self._start, self._end_of_wait)
 
     def _start(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
@@ -313,8 +311,7 @@ class GroupMembers:
                 self._maybe_complete()
                 return
             for member in [member for member in self.members.values() if member.joining is None]:
-                self._stop_timer(member)
-                del self.members[member.id]
+                self._drop(member)
             await self._complete()
 
     def _maybe_complete(self) -> None:
@@ -380,9 +377,8 @@ class GroupMembers:
         return max(sorted(votes), key=lambda name: votes[name])
 
     def _remove(self, member: MemberState) -> None:
-        self._stop_timer(member)
         member.fail(Code.UNKNOWN_MEMBER_ID)
-        self.members.pop(member.id, None)
+        self._drop(member)
         if not self.members:
             self._forget_deadline()
             self.state = PREPARING
@@ -397,6 +393,10 @@ class GroupMembers:
         if self.members.get(member.id) is member and member.joining is None and member.syncing is None:
             _LOG.info("group %s: %s was silent for its session timeout", self.id, member.id)
             self._remove(member)
+
+    def _drop(self, member: MemberState) -> None:
+        self._stop_timer(member)
+        self.members.pop(member.id, None)
 
     def _stop_timer(self, member: MemberState) -> None:
         if member.expiry is not None:
