@@ -235,7 +235,7 @@ def main() -> None:
     parser.add_argument("--writers", type=int, default=16)
     parser.add_argument("--slow-motion", type=float, default=1)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--inline", type=int, default=16384, help="inline.records.bytes of the topic")
+    parser.add_argument("--inline", type=int, default=128 << 10, help="inline.records.bytes of the topic")
     chosen = parser.parse_args()
     stores = {chosen.store: STORES[chosen.store]} if chosen.store else STORES
     for name, latencies in stores.items():

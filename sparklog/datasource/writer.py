@@ -140,12 +140,15 @@ class _TaskSink:
     def _writer(self, topic: str) -> AppendWriter:
         from sparklog.log.write.append_target import WriteOptions
         from sparklog.log.write.append_writer import AppendWriter
+        from sparklog.log.write.inline_records import task_bytes
 
         if topic not in self._targets:
             self._targets[topic] = self._target(topic)
+        target = self._targets[topic]
         sink = self._plan.options
         options = WriteOptions(sink.codec or "zstd", sink.level, buffer_bytes=sink.buffer_bytes)
-        return AppendWriter(self._targets[topic], options, seed=self._seed, checked_root=self._root is not None)
+        target = replace(target, inline_bytes=task_bytes(target.inline_bytes))
+        return AppendWriter(target, options, seed=self._seed, checked_root=self._root is not None)
 
     def _target(self, topic: str) -> AppendTarget:
         if self._root is None:

@@ -20,7 +20,7 @@ from sparklog.log.journal.numbered_objects import READ_AHEAD
 from sparklog.log.state.carried import BLOCK, carriers
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.topic.root import REMOTE_POLL_MS, poll_pause_ms
-from sparklog.log.write.inline_records import tail_bytes
+from sparklog.log.write.inline_records import tail_bytes, task_bytes
 
 PUT_BYTES = 8 << 20
 """A data object up to this size is one PUT, a larger one a multipart upload in parts of it."""
@@ -191,7 +191,9 @@ class Workload:
         """True if the records of a commit are in it, by the default of `inline.records.bytes`."""
         nbytes = ceil(self.rate * 1e6 * self.interval)
         slices = self.tasks * self.partitions
-        return tail_bytes(slices, nbytes) <= TopicConfigs().inline_records_bytes
+        most = TopicConfigs().inline_records_bytes
+        of_task = tail_bytes(self.partitions, ceil(nbytes / self.tasks))
+        return tail_bytes(slices, nbytes) <= most and of_task <= task_bytes(most)
 
     @property
     def gb(self) -> float:

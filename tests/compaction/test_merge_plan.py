@@ -697,6 +697,7 @@ def test_a_damaged_slice_is_named_and_nothing_else_is(memory: CountedRoot, spot:
     assert sorted({tier for *_, tier in layout(topic)}) == [0]
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_a_large_damaged_slice_is_named(memory: CountedRoot) -> None:
     topic = memory.topic(1)
     for i in range(2):

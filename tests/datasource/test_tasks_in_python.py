@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import astuple, replace
 from pathlib import Path
+from random import Random
 from typing import Any
 from unittest.mock import DEFAULT, Mock
 
@@ -505,6 +506,17 @@ def test_a_topic_created_again_between_tasks(tmp_path: Path) -> None:
     second = write_task(sink, [rows(range(4), ["t"])], "x")
     with pytest.raises(Conflict, match="was deleted and created again while this write ran"):
         publish(sink, [first, second], None)
+
+
+def test_a_task_hands_the_driver_what_is_small_for_one_of_thousands(tmp_path: Path) -> None:
+    sink, random = plan(str(tmp_path / "log"), "value string", topic="t"), Random(1)
+
+    def written(nbytes: int) -> bool:
+        batch = pa.RecordBatch.from_pydict({"value": [random.randbytes(nbytes).hex()]})
+        (files,) = write_task(sink, [batch], "x").topics
+        return bool(files.files[0].path)
+
+    assert [written(nbytes) for nbytes in (12_000, 20_000)] == [False, True]
 
 
 @pytest.mark.usefixtures("records_in_files")

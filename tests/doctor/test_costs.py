@@ -157,8 +157,8 @@ def test_small_commits_have_their_records_in_them() -> None:
     clock = costs.MONTH_DAYS * costs.DAY_S / costs.CLOCK_S
     assert items["append"].puts == pytest.approx(small.batches + 2 * checkpoints + clock)
     assert bill(replace(small, tasks=4))[0].requests == items["append"]
-    large = {item.name: item.requests for item in bill(replace(small, rate=0.1))}
-    assert not replace(small, rate=0.1).is_inline
+    large = {item.name: item.requests for item in bill(replace(small, rate=0.2))}
+    assert not replace(small, rate=0.2).is_inline
     assert large["append"].puts > 2.9 * items["append"].puts
     assert large["maintain"].gets > items["maintain"].gets + 2e6
 

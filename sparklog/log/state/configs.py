@@ -160,10 +160,11 @@ _ALL = (
     _one_of("compression.type", "producer", ("uncompressed", "gzip", "snappy", "lz4", "zstd"), (WRITERS,),
             "Codec of appended batches. `producer` takes the writer's option `compression.type`, which is zstd unless "
             "given; any other value beats the writer's."),
-    _int("inline.records.bytes", 16 << 10, 0, "bytes", (WRITERS,),
+    _int("inline.records.bytes", 128 << 10, 0, "bytes", (WRITERS,),
          "Encoded records of a commit up to this size are written into the commit itself, which is then one object; 0: "
-         "never. Software before 0.4 refuses a topic that was created with more than 0, or once more than 0 is set. "
-         "Topics of older releases have no records in commits until it is set.",
+         "never. Of one Spark task up to an eighth of that, or 16384 bytes if that is more. Software before 0.4 "
+         "refuses a topic that was created with more than 0, or once more than 0 is set. Topics of older releases have "
+         "no records in commits until it is set.",
          "Not in Kafka, whose log has no commits.", high=1 << 20),
     _int("carried.commits", 127, 0, "commits", (WRITERS,),
          "So many commits before it a commit carries at most, in short, so that few reads open a topic of a bucket; 0: "

@@ -1,8 +1,8 @@
 """Records that go into the commit itself: files that are not written, as writers hand them to the driver.
 
-A writer whose encoded slices and footer are at most `inline.records.bytes` uploads nothing. Its result is a file
-without a path, which has all of its bytes along (`unwritten`). Before the commit the driver joins those of all tasks:
-they become the commit's tail, or one append file where they are too much for it.
+A writer whose encoded slices and footer are at most `inline.records.bytes`, or of one of several tasks `task_bytes` of
+it, uploads nothing. Its result is a file without a path, which has all of its bytes along (`unwritten`). Before the
+commit the driver joins those of all tasks: they become the commit's tail, or one append file where they are too much.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from collections.abc import Sequence
 from sparklog.format.append_file import HEAD_BYTES, SLICE_BYTES, TAIL_BYTES, WrittenSlice, encode_footer
 from sparklog.format.slice_columns import WRITTEN
 from sparklog.log.state.slices import INLINE_PATH, FileSlices
+
+TASK_BYTES = 16 << 10
+"""Of one task at least: see `task_bytes`."""
 
 
 def is_unwritten(file: FileSlices) -> bool:
@@ -27,6 +30,14 @@ def unwritten(slices: Sequence[WrittenSlice], data: bytes) -> FileSlices:
 def tail_bytes(slices: int, nbytes: int) -> int:
     """Return the size of a tail with so many slices, of so many bytes together."""
     return nbytes + HEAD_BYTES + TAIL_BYTES + slices * SLICE_BYTES
+
+
+def task_bytes(most: int) -> int:
+    """Return how many bytes one of a write's tasks hands to the driver, where a commit may have `most` in it.
+
+    An eighth, but 16 KiB always: the driver holds those of all tasks at once, of which there may be thousands.
+    """
+    return min(most, max(TASK_BYTES, most // 8))
 
 
 def joined(files: Sequence[FileSlices]) -> FileSlices:

@@ -26,11 +26,19 @@ from sparklog.log.journal.names import (
 )
 from sparklog.log.state import commit, commit_intents
 from sparklog.log.state.commit import decode_commit, tail_of
+from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.recent_tails import RECENT, RecentTails
 from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_output import write_out
 from sparklog.log.write.append_writer import AppendWriter
-from sparklog.log.write.inline_records import is_unwritten, joined, slice_bytes, tail_bytes, written_slices
+from sparklog.log.write.inline_records import (
+    is_unwritten,
+    joined,
+    slice_bytes,
+    tail_bytes,
+    task_bytes,
+    written_slices,
+)
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.testing.world import World
 from sparklog.testing.wrapper_stores import CountingStore
@@ -170,7 +178,7 @@ def test_a_topic_of_an_older_release_says_that_it_has_no_records_in_commits(worl
         assert config.source == "DEFAULT_CONFIG"
         return config.value
 
-    assert shown(world.root().create_topic("new")) == "16384"
+    assert shown(world.root().create_topic("new")) == "131072"
     old = world.root().create_topic("old", configs={"inline.records.bytes": 0})
     old.alter(configs={"inline.records.bytes": None})
     assert shown(old) == "0"
@@ -289,6 +297,13 @@ def test_records_in_commits_are_merged_before_larger_files(world: World) -> None
     assert [(work.partitions, work.of_commits) for work in works] == [((1,), True), ((0,), False)]
     assert works[0].nbytes < works[1].nbytes
     assert run._ordered(reversed(works)) == works
+
+
+def test_a_task_hands_on_an_eighth_of_what_a_commit_may_have_and_16_kib_always() -> None:
+    """A driver holds those of thousands of tasks: by default no more than before a commit could have 128 KiB."""
+    kib = 1024
+    bounds = (0, kib, 16 * kib, TopicConfigs().inline_records_bytes, 1 << 20)
+    assert [task_bytes(bound) for bound in bounds] == [0, kib, 16 * kib, 16 * kib, 128 * kib]
 
 
 def test_files_that_are_not_written_are_joined_and_written_out(world: World) -> None:

@@ -57,6 +57,7 @@ def micro_batch(place: CountedRoot, topic: Topic, batch: int, tasks: int = TASKS
     assert outcome.records == 400 * tasks
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_a_micro_batch_in_steady_state(place: CountedRoot) -> None:
     topic = place.topic(PARTITIONS)
     for batch in range(3):

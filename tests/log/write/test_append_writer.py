@@ -80,6 +80,7 @@ def test_offsets_are_dense_and_order_is_kept_within_a_partition(place: CountedRo
     assert len(by_partition(read)) == 5
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_one_file_per_task_with_a_slice_per_flush_and_partition(place: CountedRoot) -> None:
     topic = place.topic(3)
     topic.append(random_rows(2000), options=small(buffer_bytes=30_000, batch_bytes=4_000))
@@ -108,6 +109,7 @@ def test_files_end_at_their_limit(place: CountedRoot) -> None:
         assert values == sorted(values)
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_a_micro_batch_costs_an_object_per_task_and_one_commit(place: CountedRoot) -> None:
     topic = place.topic(16)
     view = RootView(place.root)

@@ -83,6 +83,7 @@ def test_a_stream_is_read_as_it_is_asked_for(memory: CountedRoot) -> None:
     assert 0 < begun < memory.store.bytes_read / 2
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_an_error_in_a_stream_keeps_its_line(memory: CountedRoot, topic: Topic) -> None:
     (key,) = memory.append_files()
     data = bytearray(memory.inner.get(key))
