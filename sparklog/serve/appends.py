@@ -1,10 +1,13 @@
 """Appends of produced batches: between two commits of a topic is a linger, and the next has all that arrived meanwhile.
 
 One commit of a topic is under way at a time. After a quiet time the first batch does not wait. After a commit of busy
-producers the next waits, at most a linger, until as many batches are there as producers had sent: each answer brings
-another one, and a commit costs as much for one batch as for five. A batch of an idempotent
-producer is judged by the state that its commit is based on (`producer_sequences`); where that was not the newest, all
-are judged again. A failure of unknown outcome is answered so that the client tries again: then the commits tell.
+producers the next waits until as many batches are there as producers had sent: each answer brings another one, and a
+commit costs as much for one batch as for five. It waits for a linger at most, or as long as the last commit took. What
+is in sockets yet is not seen, so the number that is expected falls by a quarter a commit at most.
+
+A batch of an idempotent producer is judged by the state that its commit is based on (`producer_sequences`); where that
+was not the newest, all are judged again. A failure of unknown outcome is answered so that the client tries again: then
+the commits tell.
 """
 
 from __future__ import annotations
@@ -114,8 +117,8 @@ class Appends:
                 for item in items:
                     item.result = item.result or ProduceAnswer(code_of(error), message=str(error))
             queue.earliest = begun + self._linger
-            queue.latest = loop.time() + self._linger
-            queue.expected = len(items) + len(queue.waiting)
+            queue.latest = loop.time() + max(self._linger, loop.time() - begun)
+            queue.expected = max(len(items) + len(queue.waiting), queue.expected * 3 // 4)
             self._log.poke()
             for item in items:
                 if not item.answer.done():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +28,7 @@ from sparklog.serve.producer_sequences import (
     judge,
 )
 from sparklog.serve.served_log import ServedLog
+from sparklog.storage import local
 from tests.serve.clients import read_with_kafka_python
 from tests.serve.wire import Wire, batch_of
 
@@ -132,6 +135,75 @@ def test_a_commit_begins_once_each_busy_producer_has_sent(tmp_path: Path) -> Non
     asyncio.run(produce())
     assert commits == [3]
     assert values(topic) == [b"0", b"1", b"2"]
+
+
+def test_a_commit_of_few_does_not_hide_that_many_producers_are_busy(tmp_path: Path) -> None:
+    """Their batches may be in sockets that the event loop has not read yet."""
+    root = sparklog.open(tmp_path, create=True)
+    root.create_topic("t")
+    expected = list[int]()
+
+    async def run(work: Callable[..., None], name: str, items: Sequence[Any]) -> None:
+        work(name, items)
+
+    async def produce() -> None:
+        appends = Appends(ServedLog(RootView(root), root, None), run, 0.0)
+        queue = appends._topics["t"] = _Topic(expected=8)
+        for n in range(6):
+            await appends.add("t", 0, memoryview(batch_of([b"%d" % n])), 9)
+            expected.append(queue.expected)
+
+    asyncio.run(produce())
+    assert expected == [6, 4, 3, 2, 1, 1]
+
+
+def test_busy_producers_are_waited_for_as_long_as_a_commit_takes(tmp_path: Path) -> None:
+    root = sparklog.open(tmp_path, create=True)
+    root.create_topic("t")
+    slow, ended = 0.05, list[float]()
+
+    async def run(work: Callable[..., None], name: str, items: Sequence[Any]) -> None:
+        work(name, items)
+        await asyncio.sleep(slow)
+        ended.append(asyncio.get_running_loop().time())
+
+    async def produce() -> None:
+        appends = Appends(ServedLog(RootView(root), root, None), run, 0.0)
+        await appends.add("t", 0, memoryview(batch_of([b"1"])), 9)
+        assert appends._topics["t"].latest >= ended[0] + slow
+
+    asyncio.run(produce())
+
+
+def test_the_batches_that_javas_producer_has_under_way_are_one_object(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five of 16 KiB: on a disk a commit waits for two fsyncs then, that of the object and that of its name."""
+    root = sparklog.open(tmp_path, create=True)
+    topic = root.create_topic("t")
+    commits, synced = list[int](), list[str]()
+
+    def fsync(fd: int) -> None:
+        synced.append("folder" if stat.S_ISDIR(os.fstat(fd).st_mode) else "file")
+
+    async def run(work: Callable[..., None], name: str, items: Sequence[Any]) -> None:
+        synced.clear()
+        work(name, items)
+        commits.append(len(items))
+
+    async def produce() -> None:
+        appends = Appends(ServedLog(RootView(root), root, None), run, 0.0)
+        for _ in range(2):
+            batches = [batch_of([bytes([65 + n]) * 16_000]) for n in range(5)]
+            answers = [appends.add("t", 0, memoryview(batch), 9) for batch in batches]
+            assert [(await answer).code for answer in answers] == [Code.NONE] * 5
+
+    monkeypatch.setattr(local, "full_fsync", fsync)
+    asyncio.run(produce())
+    assert commits == [5, 5]
+    assert synced == ["file", "folder"], "of the second commit: the first settles the folders above"
+    assert not (tmp_path / "t" / "append").exists()
+    assert len(values(topic)) == 10
 
 
 def test_a_retry_is_written_once_at_any_server(serve: Callable[..., Address], tmp_path: Path) -> None:
