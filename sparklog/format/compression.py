@@ -33,6 +33,7 @@ from sparklog.format.record_batch import CODECS, BytesLike
 XERIAL_HEADER = b"\x82SNAPPY\x00" + struct.pack(">ii", 1, 1)
 XERIAL_MAGIC = XERIAL_HEADER[:8]
 XERIAL_BLOCK = 32 * 1024
+GZIP_MAGIC = b"\x1f\x8b"
 SNAPPY_MAX_RATIO = 32
 """A snappy element of 3 bytes yields at most 64."""
 LZ4_MAX_RATIO = 256
@@ -138,6 +139,9 @@ def _gzip_decompress(data: memoryview, limit: int) -> bytes:
     parts: list[bytes] = []
     rest: BytesLike = data
     library = _isal()
+    # isal would wait for the rest of what is short and no stream.
+    if bytes(data[:2]) != GZIP_MAGIC[: data.nbytes]:
+        raise Corrupt(f"expected a gzip stream, found {bytes(data[:2])!r} at its start")
     while True:
         member = library.decompressobj(31)
         try:
@@ -151,7 +155,7 @@ def _gzip_decompress(data: memoryview, limit: int) -> bytes:
         if not member.eof:
             raise Corrupt("the gzip stream is cut off")
         rest = member.unused_data
-        if rest[:2] != b"\x1f\x8b":  # anything else after a member is ignored, as Java does
+        if rest[:2] != GZIP_MAGIC:  # anything else after a member is ignored, as Java does
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
 

@@ -76,6 +76,7 @@ def test_a_data_object(bucket: str, server: ServerLog, nbytes: int) -> None:
     assert server.billed() == costs.upload(nbytes)
 
 
+@pytest.mark.usefixtures("records_in_files")
 def test_a_micro_batch_a_poll_and_a_bulk_delete(bucket: str, server: ServerLog) -> None:
     root = sparklog.open(bucket, create=True)
     topic = root.create_topic("t", partitions=16)

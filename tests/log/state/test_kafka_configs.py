@@ -54,7 +54,7 @@ def least_here(config: ConfigDef) -> str | None:
 
 def test_every_config_of_kafka_is_known_and_no_other(kafka: dict[str, dict[str, str]]) -> None:
     gone = {name for name, config in CONFIGS.items() if config.kafka.startswith("Not in Kafka 4")}
-    assert set(CONFIGS) - gone == {*kafka, "inline.records.bytes"}
+    assert set(CONFIGS) - gone == {*kafka, "inline.records.bytes", "carried.commits"}
 
 
 def test_types_defaults_and_ranges_are_kafkas_unless_the_table_says_so(kafka: dict[str, dict[str, str]]) -> None:
@@ -76,6 +76,7 @@ def test_types_defaults_and_ranges_are_kafkas_unless_the_table_says_so(kafka: di
     ]
     assert [name for name, config in CONFIGS.items() if config.kafka and name not in differing] == [
         "inline.records.bytes",
+        "carried.commits",
         "message.timestamp.difference.max.ms",
         "message.format.version",
         "message.downconversion.enable",
