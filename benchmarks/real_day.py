@@ -26,6 +26,7 @@ from spark_session import benchmark_session, tree
 import sparklog
 from sparklog.cli.jobs import delta
 from sparklog.compaction.run import compact_root
+from sparklog.log.state.commit import tail_of
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.retain import retain_root
 from tests.datasource.live_delta import delta_jars, iceberg_jars
@@ -48,12 +49,12 @@ class Part:
 
 @dataclass(frozen=True)
 class Format:
-    """`place` has its files; `start` takes a writer and returns the query; a file is metadata or not by its path."""
+    """`place` has its files; `start` takes a writer and returns the query; `metadata` counts a file's bytes of it."""
 
     place: Path
     start: Callable[[Any], Any]
     maintain: Callable[[], object]
-    is_metadata: Callable[[str], bool]
+    metadata: Callable[[Path], int]
 
 
 def run(seconds: int, only: str) -> None:
@@ -119,17 +120,30 @@ def formats(spark: SparkSession, folder: Path, peers: set[str]) -> dict[str, For
             place["sparklog"],
             lambda writer: writer.format("sparklog").options(**options).start(),
             both_jobs,
-            lambda path: "/append/" not in path and "/sealed/" not in path,
+            log_metadata,
         ),
         "delta": Format(
             place["delta"],
             lambda writer: writer.format("delta").start(str(place["delta"])),
             optimize,
-            lambda path: "/_delta_log/" in path,
+            lambda path: path.stat().st_size if "_delta_log" in path.parts else 0,
         ),
-        "iceberg": Format(place["iceberg"], iceberg, rewrite, lambda path: "/metadata/" in path),
+        "iceberg": Format(
+            place["iceberg"],
+            iceberg,
+            rewrite,
+            lambda path: path.stat().st_size if "metadata" in path.parts else 0,
+        ),
     }
     return {name: made[name] for name in made if name == "sparklog" or name in peers}
+
+
+def log_metadata(path: Path) -> int:
+    """Of a commit all but the records in it."""
+    if {"append", "sealed"} & {*path.parts}:
+        return 0
+    data = path.read_bytes()
+    return len(data) - (len(tail_of(data)) if path.parent.name == "_log" and path.suffix == ".json" else 0)
 
 
 def measured(spark: SparkSession, made: Format, part_s: float, checkpoint: Path) -> str:
@@ -150,13 +164,13 @@ def measured(spark: SparkSession, made: Format, part_s: float, checkpoint: Path)
             made.maintain()
     finally:
         query.stop()
-    sizes = [(str(path), path.stat().st_size) for path in made.place.rglob("*") if path.is_file()]
-    metadata = sum(size for path, size in sizes if made.is_metadata(path))
-    data = sum(size for _, size in sizes) - metadata
+    files = [path for path in made.place.rglob("*") if path.is_file()]
+    metadata = sum(map(made.metadata, files))
+    data = sum(path.stat().st_size for path in files) - metadata
     first, last = parts[0], parts[-1]
     memory = "  ".join(f"{first.memory[kind]:,.0f}, {last.memory[kind]:,.0f}" for kind in ("driver", "jvm", "python"))
     return (
-        f"{len(seen):7}  {first.p95:6.0f}, {last.p95:6.0f} ms {last.p95 / first.p95:5.2f}x  {len(sizes):6,}  "
+        f"{len(seen):7}  {first.p95:6.0f}, {last.p95:6.0f} ms {last.p95 / first.p95:5.2f}x  {len(files):6,}  "
         f"{metadata / 1e3:11,.0f}  {metadata / max(data, 1):7.1%}  {memory}"
     )
 
