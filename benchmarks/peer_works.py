@@ -192,7 +192,7 @@ class _SparkWorks:
         return scans
 
     def _kafka_drains(self) -> Variants:
-        """Of the topic that the scans read."""
+        """Make the drains of the topic that the scans read."""
         drains, checkpoint = Variants(), self.folder / "kafka-drained"
         for name, tuned in self._kafka_ways().items():
             assert self.broker is not None

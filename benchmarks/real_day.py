@@ -139,7 +139,7 @@ def formats(spark: SparkSession, folder: Path, peers: set[str]) -> dict[str, For
 
 
 def log_metadata(path: Path) -> int:
-    """Of a commit all but the records in it."""
+    """Count the bytes of a log's file that are metadata: of a commit all but the records in it."""
     if {"append", "sealed"} & {*path.parts}:
         return 0
     data = path.read_bytes()

@@ -35,11 +35,6 @@ def index_crc(index: bytes, timeindex: bytes, txnindex: bytes) -> int:
     return crc
 
 
-def joined_crc(data: bytes, following: int, crc: int) -> int:
-    """Return the CRC-32C of `data` and of `following` bytes after it, whose own is `crc`: CRCs are linear."""
-    return appended_crc(crc32c(data), following, crc)
-
-
 def appended_crc(before: int, following: int, crc: int) -> int:
     """Return the CRC-32C of bytes whose own is `before` and of `following` bytes after them, whose own is `crc`."""
     zeros = bytes(following)
