@@ -27,7 +27,7 @@ from pyspark.sql import DataFrame, SparkSession
 from spark_session import Timing, benchmark_session, timed
 
 from sparklog.cli.jobs import delta, from_delta, to_delta
-from sparklog.cli.jobs.delta_rows import rows
+from sparklog.cli.jobs.to_delta import rows
 from tests.datasource.live_delta import delta_jars
 from tests.datasource.live_kafka import connector_jars
 from tests.kafka_broker import SERVER_JVM, Broker

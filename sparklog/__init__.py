@@ -44,10 +44,9 @@ if TYPE_CHECKING:
     from sparklog.log.write.append_target import WriteOptions
     from sparklog.producers.futures import RecordFuture, RecordMetadata
     from sparklog.producers.producer import Producer, producer
-    from sparklog.tools.engines.datasets import datasets, duckdb, table
-    from sparklog.tools.engines.polars_frames import polars
+    from sparklog.tools.engines.datasets import datasets, duckdb, polars, table
     from sparklog.tools.repair.run import repair
-    from sparklog.tools.repartition.run import repartition
+    from sparklog.tools.repartition import repartition
     from sparklog.transactions.producer import Transaction, TransactionalProducer, transactional
     from sparklog.view import View, open_view
 
@@ -84,10 +83,9 @@ if not TYPE_CHECKING:
             "sparklog.log.write.append_target": "WriteOptions",
             "sparklog.producers.futures": "RecordFuture RecordMetadata",
             "sparklog.producers.producer": "Producer producer",
-            "sparklog.tools.engines.datasets": "datasets duckdb table",
-            "sparklog.tools.engines.polars_frames": "polars",
+            "sparklog.tools.engines.datasets": "datasets duckdb polars table",
             "sparklog.tools.repair.run": "repair",
-            "sparklog.tools.repartition.run": "repartition",
+            "sparklog.tools.repartition": "repartition",
             "sparklog.transactions.producer": "Transaction TransactionalProducer transactional",
         },
     )

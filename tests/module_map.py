@@ -30,7 +30,6 @@ INDIRECT: Mapping[str, tuple[str, ...]] = {
     "sparklog/cli/commands/kafka_logs.py": ("tests/cli/test_import.py", "tests/cli/test_export.py"),
     "sparklog/cli/commands/storage.py": ("tests/cli/test_log_dirs.py", "tests/cli/test_delete_records.py"),
     "sparklog/cli/locations.py": ("tests/cli/test_refused_folders.py", "tests/cli/test_kafka_places.py"),
-    "sparklog/cli/topic_choice.py": ("tests/cli/test_kafka_words.py", "tests/cli/test_kafka_habits.py"),
     "sparklog/compaction/explain.py": ("tests/datasource/test_job_compact.py",),
     "sparklog/datasource/offsets.py": ("tests/datasource/test_stream_plan.py",),
     "sparklog/format/avro.py": ("tests/format/test_values.py", "tests/cli/test_values.py"),
@@ -53,9 +52,7 @@ INDIRECT: Mapping[str, tuple[str, ...]] = {
     ),
     "sparklog/kafka/importing/plan.py": ("tests/kafka/test_importing.py",),
     "sparklog/kafka/importing/segment.py": ("tests/kafka/test_importing.py", "tests/kafka/test_import_undecodable.py"),
-    "sparklog/kafka/importing/topic_configs.py": ("tests/kafka/test_importing.py",),
     "sparklog/kafka/in_place/partition_state.py": ("tests/kafka/test_recovery.py", "tests/kafka/test_start_up.py"),
-    "sparklog/kafka/in_place/store_files.py": ("tests/kafka/test_in_a_bucket.py",),
     "sparklog/kafka/in_place/transaction_state.py": (
         "tests/kafka/test_lost_markers.py",
         "tests/kafka/test_snapshots.py",

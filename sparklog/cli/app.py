@@ -35,12 +35,11 @@ SECTIONS = {
 """Commands by what they are for, as help lists them."""
 HOMES = {
     "consume": "get table offsets",
-    "storage": "delete-records log-dirs",
+    "storage": "delete-records log-dirs history dump-log",
     "health": "verify repair doctor jobs report metrics",
     "kafka_logs": "import export",
-    "backup": "restore clone",
+    "backup": "restore clone repartition",
     "jobs": "compact retain stream mirror to-delta from-delta conf",
-    "dump_log": "dump-log",
 }
 """Modules of `sparklog.cli.commands` that have commands of other names than theirs."""
 HOME = {name: name for names in SECTIONS.values() for name in names.split()}
@@ -93,7 +92,7 @@ class SparklogGroup(Commands):
         words = list(args[0] if args else kwargs.get("args") or sys.argv[1:])
         first, second, *_ = (*words, "", "")
         if not first.startswith("--") and (first not in HOME or first == "transactions" or second.startswith("-")):
-            from sparklog.cli.kafka_lines import command_words
+            from sparklog.cli.kafka_words import command_words
 
             try:
                 words = command_words(words)

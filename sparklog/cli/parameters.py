@@ -5,23 +5,84 @@
 
 The type says what a value is: `bool` a flag, `Literal` a choice, `list[str]` what may be repeated. A parameter without
 a default must be given. A parameter that is a data class stands for its fields: options that travel together.
+
+A shell completes names of topics, groups and configs: of the root that the line names, or else of the one that is meant
+without `--root`. Where a look fails or takes long, nothing is offered.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import redirect_stderr, suppress
 from dataclasses import is_dataclass
 from functools import cached_property
 from inspect import Parameter, Signature, cleandoc, signature
+from io import StringIO
 from pathlib import Path
+from threading import Thread
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import click
 
-from sparklog.cli.completion import COMPLETERS
+from sparklog.cli.locations import user_settings
 from sparklog.cli.terminal import Output, log_from
-from sparklog.cli.user_settings import user_settings
+
+SECONDS = 1.0
+"""The longest that a key press waits for a store."""
+
+
+Completer = Callable[[click.Context, click.Parameter, str], list[str]]
+
+
+def _completer(list_names: Callable[[str], Iterable[str]]) -> Completer:
+    """Return what click asks for the names that go on from a text: from its last one, where commas divide them."""
+
+    def complete(context: click.Context, parameter: click.Parameter, text: str) -> list[str]:
+        before, comma, last = text.rpartition(",")
+        names: list[str] = []
+
+        def look() -> None:
+            with suppress(Exception):
+                names.extend(list_names(context.params.get("root") or ""))
+
+        # Nothing is printed between the prompts.
+        with redirect_stderr(StringIO()):
+            thread = Thread(target=look, daemon=True)
+            thread.start()
+            thread.join(SECONDS)
+        return [f"{before}{comma}{name}" for name in names if name.startswith(last)]
+
+    return complete
+
+
+def _topics(root: str) -> Iterable[str]:
+    from sparklog.opening import open_view, resolve
+
+    location = resolve(root)
+    return [location.topic] if location.topic else open_view(location, tailing=False).topics()
+
+
+def _groups(root: str) -> Iterable[str]:
+    from sparklog.groups.lag import Groups
+    from sparklog.opening import open_log, resolve
+
+    return Groups(open_log(resolve(root))).names()
+
+
+def _configs(root: str) -> Iterable[str]:
+    from sparklog.log.state.configs import CONFIGS
+
+    return CONFIGS
+
+
+COMPLETERS = {
+    **dict.fromkeys(("topic", "topics", "topic_option", "topic_argument"), _completer(_topics)),
+    **dict.fromkeys(("group", "groups", "group_option"), _completer(_groups)),
+    **dict.fromkeys(("names", "delete_config"), _completer(_configs)),
+}
+"""By the name of a parameter in Python."""
+
 
 SHORT_HELP = {"help_option_names": ["-h", "--help"]}
 
@@ -131,7 +192,7 @@ class FunctionCommand(click.Command):
             options = self._takes_values(ctx)
             others = [word for word in args if word.startswith("--") and word.partition("=")[0] not in options]
             if others and not ctx.resilient_parsing:
-                from sparklog.cli.kafka_lines import option_words
+                from sparklog.cli.kafka_words import option_words
 
                 args = option_words(ctx.command_path.partition(" ")[2], args, options)
             return super().parse_args(ctx, args)

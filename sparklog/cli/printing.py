@@ -1,22 +1,84 @@
-"""The options that say how records are printed, and the printing: what `consume`, `get` and `table` share."""
+"""The options that say how records are printed, and in which formats their keys and values are; the printing itself."""
 
 # Without `annotations` of the future: see `sparklog.cli.options`.
+
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from click import BadParameter
 
 from sparklog.cli.options import unescaped, whole_number
 from sparklog.cli.parameters import Option
-from sparklog.cli.record_values import RecordValues
 from sparklog.output import write
+from sparklog.parsing import INT32_MAX, is_digits
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sparklog.cli.record_text import Layout
+    from sparklog.cli.record_text import Layout, RecordValues
+    from sparklog.format.values import ValueFormat
+
+
+Format = Literal["string", "short", "integer", "long", "float", "double", "json", "hex", "base64", "avro"]
+SCHEMA_HELP = "Avro schema of {}; ID=FILE: in a registry's frame, for each id that is read."
+
+
+@dataclass
+class Formats:
+    key_format: Annotated[
+        Format | None,
+        Option(help="Of keys: numbers as Kafka's serializers have them, Avro as JSON.", show_default="bytes"),
+    ] = None
+    value_format: Annotated[Format | None, Option(help="Of values, likewise.", show_default="bytes")] = None
+    key_schema: Annotated[list[str] | None, Option(metavar="[ID=]FILE", help=SCHEMA_HELP.format("keys"))] = None
+    value_schema: Annotated[list[str] | None, Option(metavar="[ID=]FILE", help=SCHEMA_HELP.format("values"))] = None
+
+    def values(self) -> "RecordValues":
+        from sparklog.cli.record_text import RecordValues
+
+        return RecordValues(one_format(self.key_format, self.key_schema, "key"), self.of_value())
+
+    def of_value(self) -> "ValueFormat | None":
+        return one_format(self.value_format, self.value_schema, "value")
+
+    def parse_key(self, text: str) -> "tuple[bytes, RecordValues]":
+        """Return the bytes of a key, and the formats to print its record in; text is printed as it is."""
+        from sparklog.cli.record_text import RecordValues
+        from sparklog.format.text import parse_key
+
+        name, value = self.key_format or "string", self.of_value()
+        if name == "string" and not self.key_schema:
+            return parse_key(text), RecordValues(None, value)
+        key = one_format(name, self.key_schema, "key")
+        return parse_key(text, key or name), RecordValues(key, value)
+
+
+def one_format(name: str | None, schemas: list[str] | None, part: str) -> "ValueFormat | None":
+    """Return the format of one part, with its schemas read from their files."""
+    option = f"'--{part}-schema'"
+    if schemas and name != "avro":
+        raise BadParameter(f"a schema needs --{part}-format avro", param_hint=option)
+    if name is None:
+        return None
+    from sparklog.formats import open_format
+
+    if name != "avro":
+        return open_format(name)
+    if not schemas:
+        raise BadParameter(f"avro needs a schema: --{part}-schema FILE, or ID=FILE", param_hint=f"'--{part}-format'")
+    parts = [schema.partition("=") for schema in schemas]
+    framed = {
+        int(number): Path(file) for number, _, file in parts if file and is_digits(number) and int(number) <= INT32_MAX
+    }
+    if len(framed) not in (0, len(schemas)) or (not framed and len(schemas) > 1):
+        raise BadParameter(
+            f"expected one FILE, or ID=FILE of different ids; found {' '.join(schemas)}", param_hint=option
+        )
+    return open_format(name, framed or Path(schemas[0]))
+
 
 Formatter = Callable[["pa.RecordBatch"], bytes]
 FORMAT_HELP = r"Instead of columns, as kcat's -f: %t %p %o %T %h %k %K %s %S, then \n if wanted; null is nothing."
@@ -53,7 +115,7 @@ class Printing(Columns):
     null_literal: Annotated[str | None, Option(help="Stands for a null key or value.", show_default="null")] = None
     format_: Annotated[str | None, Option("--format", metavar="TEXT", help=FORMAT_HELP)] = None
 
-    def formatter(self, values: RecordValues, as_json: bool) -> tuple[tuple[str, ...], Formatter]:
+    def formatter(self, values: "RecordValues", as_json: bool) -> tuple[tuple[str, ...], Formatter]:
         """Return the columns to read, and the function that makes bytes of them."""
         from sparklog.cli.record_text import format_json, parse_format
         from sparklog.log.state.view import COLUMNS

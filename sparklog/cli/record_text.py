@@ -53,13 +53,74 @@ from sparklog.log.state.view import COLUMNS
 from sparklog.parsing import INT32_MAX, INT64_MAX
 
 if TYPE_CHECKING:
-    from sparklog.cli.record_values import RecordValues
+    from sparklog.format.values import ValueFormat
 
 HEADERS_DELIMITER, HEADERS_SEPARATOR, HEADER_KEY_SEPARATOR, NO_HEADERS = b"\t", b",", b":", b"NO_HEADERS"
 SHOWN_CHARACTERS = 60
 
 # Kafka's formatter prints these in front of a time of timestampType 0 and 1, and where there is no time.
 CREATE_TIME, LOG_APPEND_TIME, NO_TIMESTAMP = b"CreateTime:", b"LogAppendTime:", b"NO_TIMESTAMP"
+
+
+PLACE = ("topic", "partition", "offset")
+
+
+@dataclass(frozen=True)
+class RecordValues:
+    """The formats of key and value; None: bytes, as they are."""
+
+    key: ValueFormat | None = None
+    value: ValueFormat | None = None
+
+    def __bool__(self) -> bool:
+        return self.key is not None or self.value is not None
+
+    def columns(self, shown: Sequence[str]) -> tuple[str, ...]:
+        """Return the columns to read for these: an error names the place."""
+        return tuple(dict.fromkeys((*shown, *PLACE))) if self else tuple(shown)
+
+    def show(self, records: pa.RecordBatch) -> pa.RecordBatch:
+        """Return records with text in place of bytes."""
+        from sparklog.formats import place_in
+
+        for name, form in self._formats_in(records):
+            records = _with(records, name, form.show(records.column(name), place_in(records, name)))
+        return records
+
+    def parse(self, records: pa.RecordBatch, lines: Sequence[int]) -> pa.RecordBatch:
+        """Return records with bytes in place of text; `lines`: the number of each record's line."""
+        for name, form in self._formats_in(records):
+            records = _with(records, name, form.parse(records.column(name), _line_of(lines, name)))
+        return records
+
+    def unquoted(self, shown: bytes | None, name: str) -> Any:
+        """Return a member of `--json`: what a format shows as JSON is no string, but that."""
+        form = getattr(self, name)
+        text = None if shown is None else shown.decode()
+        return json.loads(text, parse_constant=str) if text is not None and form.json_text else text
+
+    def quoted(self, member: Any, name: str, line: int) -> bytes | None:
+        """Return the text that a member of `produce --json` means."""
+        if member is None:
+            return None
+        form = getattr(self, name)
+        if form.json_text and not (isinstance(member, str) and form.name not in ("json", "avro")):
+            return json.dumps(member, ensure_ascii=False).encode(errors="surrogatepass")
+        if isinstance(member, str):
+            return member.encode(errors="surrogatepass")
+        raise BadRequest(f'line {line}: "{name}" must be a string or null, found {json.dumps(member)[:60]}')
+
+    def _formats_in(self, records: pa.RecordBatch) -> list[tuple[str, ValueFormat]]:
+        both = (("key", self.key), ("value", self.value))
+        return [(name, form) for name, form in both if form is not None and name in records.schema.names]
+
+
+def _line_of(lines: Sequence[int], name: str) -> Callable[[int], str]:
+    return lambda row: f"line {lines[row]}, {name}"
+
+
+def _with(records: pa.RecordBatch, name: str, column: pa.Array) -> pa.RecordBatch:
+    return records.set_column(records.schema.get_field_index(name), name, column)
 
 
 @dataclass(frozen=True, slots=True)

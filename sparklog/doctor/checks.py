@@ -104,7 +104,6 @@ _BOUND = re.compile(r"(>=|<=|==|!=|<|>)\s*([\d.]+)")
 
 
 def check_python() -> Check:
-    """This interpreter."""
     version = f"Python {_dotted(sys.version_info[:3])} ({sys.executable})"
     if sys.version_info[:2] >= LEAST:
         return Check("python", OK, version)

@@ -218,7 +218,6 @@ class Item:
 
 
 def bill(work: Workload) -> list[Item]:
-    """Return the lines of a month's bill."""
     return [_append(work), _poll(work), _read(work), _maintain(work), _store(work)]
 
 
@@ -302,7 +301,6 @@ def _store(work: Workload) -> Item:
 
 
 def lines(work: Workload) -> list[str]:
-    """Return the bill as lines of text."""
     items = bill(work)
     text = [_line("a month", ["PUT", "GET", "LIST", "GB"], [prices.store for prices in PRICES])]
     for item in items:
@@ -325,7 +323,6 @@ def _line(name: str, counts: Iterable[str], dollars: Iterable[str]) -> str:
 
 
 def document(work: Workload) -> dict[str, object]:
-    """Return the bill for scripts."""
     items = [(item, {prices.store: round(item.dollars(prices), 2) for prices in PRICES}) for item in bill(work)]
     return {"workload": asdict(work), "items": [{**asdict(item), "dollars": dollars} for item, dollars in items]}
 

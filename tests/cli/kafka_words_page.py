@@ -12,7 +12,6 @@ from pathlib import Path
 
 from click import Context, Option
 
-from sparklog.cli.kafka_lines import command_words, option_words
 from sparklog.cli.kafka_words import (
     ACTIONS,
     COMMON,
@@ -22,6 +21,8 @@ from sparklog.cli.kafka_words import (
     TOOLS,
     WORDS,
     KafkaAnswer,
+    command_words,
+    option_words,
 )
 from sparklog.cli.terminal import BROKER_OPTIONS, NO_BROKER
 from tests.cli.kafka_options import stored

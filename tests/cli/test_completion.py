@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import sparklog as library
-from sparklog.cli import completion
+from sparklog.cli import parameters
 from sparklog.groups.lag import Groups
 from tests.support.command_line import invoke
 
@@ -70,7 +70,7 @@ def test_the_root_that_is_meant_without_one(complete: Complete, tmp_path: Path) 
 def test_what_fails_or_is_slow_offers_nothing(
     complete: Complete, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(completion, "SECONDS", 0.01)
+    monkeypatch.setattr(parameters, "SECONDS", 0.01)
     monkeypatch.setattr("sparklog.log.topic.root.RootView.topics", lambda self: time.sleep(0.5) or ["late"])
     assert complete("sparklog consume --root ROOT ") == []
     (tmp_path / "settings.toml").write_text("nonsense")

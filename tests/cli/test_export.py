@@ -9,7 +9,7 @@ import pytest
 
 import sparklog as package
 from sparklog.groups.lag import Groups
-from sparklog.kafka.exporting.group_offsets import group_partition
+from sparklog.kafka.exporting.plan import group_partition
 from sparklog.kafka.in_place import KafkaView
 from sparklog.testing.world import START_MS
 from tests.cli.conftest import Sparklog

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import sparklog as library
-from sparklog.cli.record_values import Format
+from sparklog.cli.printing import Format
 from sparklog.format.key_hash import partition_for_key
 from sparklog.format.text import parse_key
 from sparklog.formats import FORMATS

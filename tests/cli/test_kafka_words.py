@@ -14,8 +14,7 @@ import pyarrow as pa
 import pytest
 
 import sparklog as library
-from sparklog.cli.kafka_lines import command_words, option_words
-from sparklog.cli.kafka_words import ACTIONS, KCAT, PROPERTIES, TOOLS, WORDS, KafkaAnswer
+from sparklog.cli.kafka_words import ACTIONS, KCAT, PROPERTIES, TOOLS, WORDS, KafkaAnswer, command_words, option_words
 from sparklog.groups.lag import Groups
 from sparklog.serve.addresses import Address
 from sparklog.serve.options import ServeOptions

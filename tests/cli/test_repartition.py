@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sparklog.cli.commands import repartition as command
+from sparklog.cli.commands import backup as command
 from sparklog.groups.lag import Groups
 from sparklog.log.journal.clocks import SYSTEM
 from sparklog.log.topic.root import open_root

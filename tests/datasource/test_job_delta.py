@@ -24,7 +24,7 @@ from pyspark.sql.types import (
 )
 
 from sparklog.cli.jobs import delta, from_delta, to_delta
-from sparklog.cli.jobs.delta_rows import END, Payload, framed_schema, key_types
+from sparklog.cli.jobs.to_delta import END, Payload, framed_schema, key_types
 from sparklog.errors import BadRequest
 
 TO = ["--root", "log", "--topic", "orders", "--table", "t/", "--checkpoint", "c"]

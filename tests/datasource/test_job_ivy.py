@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("pyspark", reason="the jobs of Delta need Spark: install sparklog[spark]")
 
 from sparklog.cli.jobs import stream
-from sparklog.cli.jobs.ivy import without_report
+from sparklog.cli.jobs.stream import without_report
 
 REPORT = b""":: loading settings :: url = jar:file:ivy-2.5.3.jar!/ivysettings.xml
 Ivy Default Cache set to: .ivy2.5.2/cache

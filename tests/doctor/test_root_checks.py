@@ -15,8 +15,7 @@ import pytest
 import sparklog as library
 from sparklog.doctor import FAIL, OK, WARN, Check, checks, examine
 from sparklog.doctor.checks import check_disk, check_root
-from sparklog.doctor.examine import examine_root, failed
-from sparklog.doctor.store_checks import check_store
+from sparklog.doctor.examine import check_store, examine_root, failed
 from sparklog.limits import Limits
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic

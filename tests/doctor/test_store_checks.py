@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from sparklog.doctor import FAIL, OK, WARN, examine_store, store_checks
-from sparklog.doctor.store_checks import check_store
+from sparklog.doctor import FAIL, OK, WARN, examine_store
+from sparklog.doctor.examine import check_store
 from sparklog.errors import BadRequest, SparklogError, Unavailable
 from sparklog.log.journal.clocks import SYSTEM
 from sparklog.log.journal.names import create_root_id
@@ -19,6 +20,7 @@ from sparklog.storage.store import Store
 from tests.support.command_line import invoke
 from tests.support.stub_bucket import StubBucket, stub_bucket
 
+EXAMINE = import_module("sparklog.doctor.examine")  # `sparklog.doctor.examine` is its function
 PROMISES = ["create", "read", "names", "list", "clock", "delete", "store"]
 
 
@@ -35,7 +37,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[StubBucket]:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
     # The stub's clock stands still.
-    monkeypatch.setattr("sparklog.doctor.store_checks.MAX_AHEAD_MS", 1 << 60)
+    monkeypatch.setattr(EXAMINE, "MAX_AHEAD_MS", 1 << 60)
     with stub_bucket() as bucket:
         yield bucket
 
@@ -103,7 +105,7 @@ def test_places_without_a_store(tmp_path: Path, location: str, words: str, fix: 
 
 
 def test_a_store_that_lets_two_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_checks, "open_store", Careless)
+    monkeypatch.setattr(EXAMINE, "open_store", Careless)
     first, last = examine_store(str(tmp_path))
     assert (first.check, first.status, last.check, last.status) == ("create", FAIL, "store", FAIL)
     assert last.found == f"{tmp_path} cannot hold a root: create"
@@ -126,7 +128,7 @@ def test_a_store_that_lets_two_win(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_a_clock_far_ahead_commits_nothing_and_one_behind_is_a_warning(ahead_ms: int, status: str, words: str) -> None:
-    finding = store_checks._clock(ahead_ms)
+    finding = EXAMINE._clock(ahead_ms)
     assert (finding.check, finding.status) == ("clock", status)
     assert finding.found.endswith(words)
     assert bool(finding.fix) == (status != OK)

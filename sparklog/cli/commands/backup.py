@@ -1,4 +1,4 @@
-"""`sparklog backup`, `restore` and `clone`: copies of a root, of its past, and of one topic."""
+"""`sparklog backup`, `restore`, `clone` and `repartition`: copies of a root, of its past, and of one topic."""
 
 from __future__ import annotations
 
@@ -7,23 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 from click import BadParameter
 
+from sparklog.cli import options as opt
 from sparklog.cli.locations import open_folder, open_root, root_to_copy
-from sparklog.cli.options import (
-    AsOfOption,
-    DryRunOption,
-    LinkOption,
-    QuietOption,
-    RootOption,
-    TopicsOption,
-    comma_separated,
-    name_and_value,
-    parse_as_of,
-    required,
-    root_option,
-    whole_number,
-)
+from sparklog.cli.options import QuietOption, RootOption, whole_number
 from sparklog.cli.parameters import Argument, Commands, Option
 from sparklog.cli.terminal import Output, print_table, printable
+from sparklog.errors import Conflict
 from sparklog.output import StatusLine, json_value
 from sparklog.times import iso_time
 from sparklog.units import size_text
@@ -33,6 +22,8 @@ if TYPE_CHECKING:
     from sparklog.tools.backup.repository import Pruned
     from sparklog.tools.backup.restore_point import Wanted
     from sparklog.tools.backup.restoring import Restored
+    from sparklog.tools.repartition import Repartitioned
+
 
 app = Commands()
 
@@ -45,9 +36,9 @@ class Backups:
 
     list_: Annotated[bool, Option("--list", help="Show the backups there are; make none.")] = False
     prune: Annotated[bool, Option(help="Drop old backups by --keep or --keep-days; make none.")] = False
-    keep: Annotated[int | None, whole_number(low=1, text="Afterwards drop all but the newest N.")] = None
+    keep: Annotated[int | None, opt.whole_number(low=1, text="Afterwards drop all but the newest N.")] = None
     keep_days: Annotated[
-        int | None, whole_number(metavar="DAYS", text="Afterwards drop backups that are older than this.")
+        int | None, opt.whole_number(metavar="DAYS", text="Afterwards drop backups that are older than this.")
     ] = None
 
     def __post_init__(self) -> None:
@@ -58,12 +49,12 @@ class Backups:
 def backup(
     to: Annotated[str, Option(metavar="PATH", help="Where the backups are; made if need be.", show_default=False)],
     *,
-    root: Annotated[str | None, root_option("The root to back up.")] = None,
-    topic: TopicsOption = None,
+    root: Annotated[str | None, opt.root_option("The root to back up.")] = None,
+    topic: opt.TopicsOption = None,
     backups: Backups,
-    link: LinkOption = False,
-    dry_run: DryRunOption = False,
-    quiet: QuietOption = False,
+    link: opt.LinkOption = False,
+    dry_run: opt.DryRunOption = False,
+    quiet: opt.QuietOption = False,
 ) -> Output:
     """Back a root up: all topics, transactions and consumer groups as of one moment, into a folder of their own.
 
@@ -88,7 +79,7 @@ def backup(
         return Output.of_lines(json_value(dropped) | {"dryRun": dry_run}, _shown_pruned(dropped, dry_run))
     if root is None:
         raise BadParameter("which root? give --root or set SPARKLOG_ROOT", param_hint="'--root'")
-    topics = comma_separated(topic) or None
+    topics = opt.comma_separated(topic) or None
     opened = root_to_copy(root)
     if dry_run:
         plan = plan_backup(opened, target, topics=topics)
@@ -137,15 +128,15 @@ class Past:
             help="Milliseconds or 2026-01-31T12:00:00 (UTC unless it says); a version, of one topic.",
         ),
     ] = "latest"
-    number: Annotated[int | None, whole_number("--backup", low=1, text="As in this backup (backup --list).")] = None
-    topic: TopicsOption = None
+    number: Annotated[int | None, opt.whole_number("--backup", low=1, text="As in this backup (backup --list).")] = None
+    topic: opt.TopicsOption = None
     rename: Annotated[list[str] | None, Option(metavar="OLD=NEW", help="Another name of a topic; repeatable.")] = None
 
     def wanted(self) -> Wanted:
         from sparklog.tools.backup.restore_point import Wanted
 
-        version, time_ms = parse_as_of(None if self.as_of == "latest" else self.as_of)
-        return Wanted(comma_separated(self.topic) or None, self.number, version, time_ms)
+        version, time_ms = opt.parse_as_of(None if self.as_of == "latest" else self.as_of)
+        return Wanted(opt.comma_separated(self.topic) or None, self.number, version, time_ms)
 
 
 @app.add("restore", "sparklog restore /backup/log --to /data/log-tuesday --as-of 2026-01-27T12:00:00 --topic orders")
@@ -155,9 +146,9 @@ def restore(
     from_: Annotated[str | None, Option("--from", metavar="PATH", help="The same as PATH.", show_default=False)] = None,
     *,
     past: Past,
-    link: LinkOption = False,
-    dry_run: DryRunOption = False,
-    quiet: QuietOption = False,
+    link: opt.LinkOption = False,
+    dry_run: opt.DryRunOption = False,
+    quiet: opt.QuietOption = False,
 ) -> Output:
     """Make a new root with what a backup holds, or what a root held: the newest state, or that of an earlier time.
 
@@ -170,9 +161,9 @@ def restore(
     from sparklog.tools.backup.restoring import restore as make
 
     point = past.wanted()
-    names = dict(name_and_value(text, "--rename", "OLD=NEW") for text in past.rename or ())
+    names = dict(opt.name_and_value(text, "--rename", "OLD=NEW") for text in past.rename or ())
     refuse_inside(to)
-    store = open_folder(required(source, from_, "PATH --from"))
+    store = open_folder(opt.required(source, from_, "PATH --from"))
     if dry_run:
         restored = plan_restore(store, point, rename=names)
     else:
@@ -205,10 +196,10 @@ def _show_restored(restored: Restored, to: str, dry_run: bool) -> None:
 def clone(
     topic: Annotated[str, Argument(metavar="TOPIC", help="The topic to clone; a deleted one with --as-of.")],
     name: Annotated[str, Argument(metavar="NEW-NAME", help="The topic to create.")],
-    root: RootOption,
-    as_of: AsOfOption = None,
-    dry_run: DryRunOption = False,
-    quiet: QuietOption = False,
+    root: opt.RootOption,
+    as_of: opt.AsOfOption = None,
+    dry_run: opt.DryRunOption = False,
+    quiet: opt.QuietOption = False,
 ) -> Output:
     """Create a topic that shows another one as it is, or was at a version or time; nothing is copied.
 
@@ -218,7 +209,7 @@ def clone(
     """
     from sparklog.log.topic.cloning import clone_topic
 
-    version, time_ms = parse_as_of(as_of)
+    version, time_ms = opt.parse_as_of(as_of)
     with StatusLine("clone", quiet=quiet) as status:
         status(f"reading the log of {topic}")
         made = clone_topic(open_root(root), topic, name, version=version, time_ms=time_ms, dry_run=dry_run)
@@ -228,3 +219,62 @@ def clone(
         f"{made.partitions} partitions, {offsets} offsets, {made.files} files ({size_text(made.nbytes)}) shared."
     )
     return Output.of_lines(json_value(made) | {"dryRun": dry_run}, text)
+
+
+PAUSE_SECONDS = 1.0
+"""Between two looks of --follow at a topic that has nothing new."""
+
+
+@app.add("repartition", "sparklog repartition orders --to orders-12 --partitions 12 --root /data/log")
+def repartition(
+    topic: Annotated[str, Argument(metavar="TOPIC", help="The topic to copy; it stays as it is.")],
+    to: Annotated[str, Option(metavar="NEW-NAME", help="The topic to create, or to go on with.", show_default=False)],
+    partitions: Annotated[int, whole_number("-p", low=1, text="Of the new topic.", default=False)],
+    root: RootOption,
+    follow: Annotated[bool, Option("-f", help="Go on with what comes later, until interrupted.")] = False,
+    move_groups: Annotated[bool, Option(help="At the end, set the groups' offsets in the new topic.")] = False,
+    quiet: QuietOption = False,
+) -> Output:
+    """Copy a topic into one with another number of partitions, each record to the partition of its key.
+
+    Each record once, also if the command is killed and run again: it goes on where it was. Keys, values, times,
+    headers and the order of each key are kept; a record without a key goes to its partition modulo the new number.
+    To cut over, stop the writers of the old topic, run it with --move-groups, and start all on the new one.
+    """
+    from sparklog.tools.repartition import repartition as run
+
+    if follow and move_groups:
+        raise BadParameter("expected one of --follow and --move-groups: groups are moved when writers have stopped")
+    opened = open_root(root)
+    total = 0
+    with StatusLine("repartition", quiet=quiet) as status:
+
+        def progress(records: int) -> None:
+            status(f"{total + records:,} records copied")
+
+        while True:
+            made = run(opened, topic, to, partitions=partitions, move_groups=move_groups, progress=progress)
+            if not follow:
+                break
+            total += made.records
+            if not made.records:
+                opened.env.sleep(PAUSE_SECONDS)
+    failures = [Conflict(f"group '{item.group}' is not moved: {item.problem}") for item in made.groups if item.problem]
+    return Output.of_lines(made, *_lines(made, move_groups), failures=failures)
+
+
+def _lines(made: Repartitioned, move_groups: bool) -> list[str]:
+    new = f"{made.topic} ({made.partitions} partitions)"
+    lines = [f"Copied {made.records:,} records of {made.source} to {new}, which has {made.total:,} of them."]
+    if made.waiting:
+        lines.append(f"{made.waiting:,} offsets are in open transactions, or after them: run it again once they ended.")
+    for item in made.groups:
+        if not item.problem:
+            again = f"reads at most {item.again:,} records again" if item.again else "reads no record again"
+            lines.append(f"Group {printable(item.group)} goes on in {made.topic}, and {again}.")
+    if not move_groups:
+        lines.append(
+            f"To cut over: stop the writers of {made.source}, run this again with --move-groups, and start writers and "
+            f"groups on {made.topic}."
+        )
+    return lines

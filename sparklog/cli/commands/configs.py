@@ -12,16 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from click import BadParameter
 
+from sparklog.cli import options as opt
 from sparklog.cli.locations import open_root, open_source
-from sparklog.cli.options import (
-    RootOption,
-    SourceOption,
-    TopicOrPattern,
-    Topics,
-    comma_separated,
-    name_and_value,
-    one_of,
-)
 from sparklog.cli.parameters import Argument, Commands, Option
 from sparklog.cli.terminal import Output, print_lines, read_text
 from sparklog.errors import BadRequest, NotFound, SparklogError
@@ -49,9 +41,9 @@ _COMMA = re.compile(r",(?=[^\]]*(?:\[|$))")
     "sparklog configs describe --root-defaults --root /data/log",
 )
 def describe(
-    root: SourceOption,
+    root: opt.SourceOption,
     *,
-    topics: Topics,
+    topics: opt.Topics,
     everything: Annotated[bool, Option("--all", help="Also those that have their built-in default.")] = False,
     root_defaults: RootDefaultsOption = False,
 ) -> Output:
@@ -125,9 +117,9 @@ def _of_root(defaults: RootDefaults, everything: bool) -> Output:
     "sparklog configs alter --root-defaults --root /data/log --add-config num.partitions=4,log.retention.hours=72",
 )
 def alter(
-    root: RootOption,
+    root: opt.RootOption,
     *,
-    topic: TopicOrPattern,
+    topic: opt.TopicOrPattern,
     add_config: Annotated[
         list[str] | None, Option(metavar="NAME=VALUE,...", help="Set; [a,b] is a value with commas. Repeatable.")
     ] = None,
@@ -176,8 +168,8 @@ def alter(
     return Output.of_lines(documents, *lines, failures=failures)
 
 
-def _altered_defaults(log: Root, topic: TopicOrPattern, changes: dict[str, str | None], force: bool) -> Output:
-    if one_of(topic.topic, topic.topic_option) is not None:
+def _altered_defaults(log: Root, topic: opt.TopicOrPattern, changes: dict[str, str | None], force: bool) -> Output:
+    if opt.one_of(topic.topic, topic.topic_option) is not None:
         raise BadParameter("expected TOPIC or the root's defaults, found both", param_hint="'--root-defaults'")
     before, pattern = log.defaults(), topic.pattern
     if topic.dry_run:
@@ -241,9 +233,9 @@ def _changes(added: list[str] | None, file: Path | None, deleted: list[str] | No
         changes.update({entry.name: entry.value for entry in parse_properties(text, str(file))})
     for text in added or []:
         for item in _COMMA.split(text):
-            name, value = name_and_value(item, "--add-config", "NAME=VALUE,...")
+            name, value = opt.name_and_value(item, "--add-config", "NAME=VALUE,...")
             changes[name] = value.removeprefix("[").removesuffix("]").strip()
-    for name in comma_separated(deleted):
+    for name in opt.comma_separated(deleted):
         if name in changes:
             raise BadParameter(f"{name} is both set and taken back: give it once", param_hint="'--delete-config'")
         changes[name] = None

@@ -12,21 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from click import BadParameter
 from click.exceptions import Exit
 
+from sparklog.cli import options as opt
 from sparklog.cli.locations import OpenFolder, open_source
-from sparklog.cli.options import (
-    CorruptOption,
-    Isolation,
-    IsolationOption,
-    SourceOption,
-    TopicOfFolder,
-    parse_time,
-    whole_number,
-)
 from sparklog.cli.parameters import Argument, Commands, Option
-from sparklog.cli.printing import Columns, LimitOption, Printer, Printing
-from sparklog.cli.record_values import Format, Formats
+from sparklog.cli.printing import Columns, Format, Formats, LimitOption, Printer, Printing
 from sparklog.cli.terminal import Output, print_lines, warn
-from sparklog.cli.topic_choice import PartitionChoice, TopicChoice
 from sparklog.errors import BadRequest, Fenced, NotFound
 from sparklog.output import write
 
@@ -51,14 +41,14 @@ OFFSETS_HELP = 'As of offsets, by what is before them: JSON like {"0":23}; other
 
 
 @dataclass
-class ChosenRecords(TopicChoice):
+class ChosenRecords(opt.TopicChoice):
     """The topics to read, and which of their records."""
 
     topics: Annotated[
         list[str] | None,
         Argument(metavar="[TOPIC]...", help="Topics; may be left out where the folder holds only one."),
     ] = None
-    partition: Annotated[int | None, whole_number("-p", text="Only this partition.")] = None
+    partition: Annotated[int | None, opt.whole_number("-p", text="Only this partition.")] = None
     key: Annotated[list[str] | None, Option("-k", help="Only records with this key; may be repeated.")] = None
     all_partitions: Annotated[bool, Option(help="Look for --key in all of them.")] = False
 
@@ -96,14 +86,14 @@ class ReadExtent:
     from_beginning: Annotated[bool, Option(help="Start at the log start.")] = False
     offset: Annotated[str | None, Option("-o", metavar="N|-N|earliest|latest", help=OFFSET_HELP)] = None
     timestamp: Annotated[str | None, Option("--from-timestamp", "--timestamp", metavar="TIME", help=SINCE_HELP)] = None
-    to_offset: Annotated[int | None, whole_number(text="End before this offset; needs --partition.")] = None
+    to_offset: Annotated[int | None, opt.whole_number(text="End before this offset; needs --partition.")] = None
     to_timestamp: Annotated[str | None, Option(metavar="TIME", help="End before the first record not older.")] = None
     follow: Annotated[bool, Option("-f", help="Wait for more at the end.")] = False
-    timeout_ms: Annotated[int | None, whole_number(metavar="MS", text=TIMEOUT_HELP)] = None
+    timeout_ms: Annotated[int | None, opt.whole_number(metavar="MS", text=TIMEOUT_HELP)] = None
 
     def __post_init__(self) -> None:
-        self.since = None if self.timestamp is None else parse_time(self.timestamp)
-        self.until = None if self.to_timestamp is None else parse_time(self.to_timestamp, "--to-timestamp")
+        self.since = None if self.timestamp is None else opt.parse_time(self.timestamp)
+        self.until = None if self.to_timestamp is None else opt.parse_time(self.to_timestamp, "--to-timestamp")
         self.timeout_s = None if self.timeout_ms is None else self.timeout_ms / 1000
 
     def check(self, partition: int | None) -> None:
@@ -221,13 +211,13 @@ def _print_of_group(member: Consumer, printer: Printer, follow: bool, timeout_s:
 
 @app.add("consume", "sparklog consume orders --root /data/log --print-key --max-messages 10")
 def consume(
-    root: SourceOption,
+    root: opt.SourceOption,
     *,
     records: ChosenRecords,
     places: ReadExtent,
     max_messages: LimitOption = None,
-    isolation: IsolationOption = "read_committed",
-    corrupt_records: CorruptOption = "fail",
+    isolation: opt.IsolationOption = "read_committed",
+    corrupt_records: opt.CorruptOption = "fail",
     printing: Printing,
     formats: Formats,
     as_json: Annotated[
@@ -272,15 +262,15 @@ class KeyFormats(Formats):
 
 @app.add("get", "sparklog get orders --key customer-17 --root /data/log --print-offset")
 def get(
-    root: SourceOption,
+    root: opt.SourceOption,
     key: Annotated[str, Option("-k", help="The key.")],
     *,
-    topic: TopicOfFolder,
+    topic: opt.TopicOfFolder,
     formats: KeyFormats,
-    partition: Annotated[int | None, whole_number("-p", text="Look in this partition.")] = None,
+    partition: Annotated[int | None, opt.whole_number("-p", text="Look in this partition.")] = None,
     all_partitions: Annotated[bool, Option(help="Look in all of them.")] = False,
-    isolation: IsolationOption = "read_committed",
-    corrupt_records: CorruptOption = "fail",
+    isolation: opt.IsolationOption = "read_committed",
+    corrupt_records: opt.CorruptOption = "fail",
     columns: Columns,
     as_json: Annotated[bool, Option("--json", help="The record as a JSON object, all columns.")] = False,
 ) -> None:
@@ -322,13 +312,13 @@ class TablePrinting(Printing):
 
 @app.add("table", "sparklog table orders --root /data/log --as-of 2026-01-31T12:00:00")
 def table(
-    root: SourceOption,
+    root: opt.SourceOption,
     *,
-    topic: TopicOfFolder,
+    topic: opt.TopicOfFolder,
     as_of: Annotated[str | None, Option(metavar="TIME", help=AS_OF_HELP, show_default="now")] = None,
     as_of_offsets: Annotated[str | None, Option(metavar="JSON", help=OFFSETS_HELP)] = None,
     max_messages: LimitOption = None,
-    corrupt_records: CorruptOption = "fail",
+    corrupt_records: opt.CorruptOption = "fail",
     printing: TablePrinting,
     formats: Formats,
     as_json: Annotated[bool, Option("--json", help="One JSON object per record, all columns.")] = False,
@@ -343,7 +333,7 @@ def table(
     if as_of is not None and as_of_offsets is not None:
         raise BadParameter("give one of --as-of and --as-of-offsets")
     columns, formatter = printing.formatter(formats.values(), as_json)
-    moment = _offsets_of(as_of_offsets) if as_of is None else parse_time(as_of, "--as-of")
+    moment = _offsets_of(as_of_offsets) if as_of is None else opt.parse_time(as_of, "--as-of")
     source = open_source(root, corrupt_records=corrupt_records, on_skipped=warn)
     name = source.one_topic(topic.name_or_none)
     rows = open_table(source.view, name, lambda: source.view, moment, columns)
@@ -352,7 +342,6 @@ def table(
 
 
 def _offsets_of(text: str | None) -> dict[int, int] | None:
-    """Return the offsets of `--as-of-offsets` by partition."""
     if text is None:
         return None
     try:
@@ -387,12 +376,12 @@ def offsets_at(view: LogView, topic: str, time: int, isolation: str) -> dict[int
 
 @app.add("offsets", "sparklog offsets orders --root /data/log --time -2")
 def offsets(
-    root: SourceOption,
+    root: opt.SourceOption,
     *,
-    topics: PartitionChoice,
+    topics: opt.PartitionChoice,
     time: Annotated[str, Option("-t", metavar="-1|-2|-3|MS", help="Which offset, see above.")] = "latest",
     isolation: Annotated[
-        Isolation, Option("--isolation-level", help="read_committed: below the first open transaction.")
+        opt.Isolation, Option("--isolation-level", help="read_committed: below the first open transaction.")
     ] = "read_uncommitted",
 ) -> Output:
     """Print offsets of topics, one topic:partition:offset per line, as kafka-get-offsets does.
@@ -400,7 +389,7 @@ def offsets(
     --time is -1 or latest (the end, the default), -2 or earliest (the log start), -3 or max-timestamp (the record with
     the largest timestamp), or a time in milliseconds: the first record not older. Partitions without one are left out.
     """
-    target = TIMES[time] if time in TIMES else parse_time(time, "--time")
+    target = TIMES[time] if time in TIMES else opt.parse_time(time, "--time")
     rules = topics.rules()
     source = topics.of(open_source(root))
     names = source.refreshed(topics.names)

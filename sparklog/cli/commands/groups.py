@@ -9,17 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from click import BadParameter
 
+from sparklog.cli import options as opt
 from sparklog.cli.locations import open_root, open_source
-from sparklog.cli.options import (
-    DryRunOption,
-    ExecuteOption,
-    RootOption,
-    SourceOption,
-    group_states,
-    parse_time,
-    required,
-    whole_number,
-)
 from sparklog.cli.parameters import Argument, Commands, Option
 from sparklog.cli.terminal import EXIT_ERROR, EXIT_OK, Output, print_lines, print_table, printable, read_text, warn
 from sparklog.errors import BadRequest, NotFound
@@ -65,7 +56,7 @@ class OneGroup:
         options = list(dict.fromkeys(self.group_option or ()))
         if len(options) > 1:
             raise BadParameter(f"expected one group, found {', '.join(options)}: run it for each")
-        return required(self.group, options[0] if options else None, "GROUP --group")
+        return opt.required(self.group, options[0] if options else None, "GROUP --group")
 
 
 @dataclass
@@ -88,7 +79,7 @@ class GroupNames:
 
 @app.add("list", "sparklog groups list --root /data/log")
 def list_(
-    root: SourceOption,
+    root: opt.SourceOption,
     state: Annotated[
         str | None, Option(metavar="[STATE,...]", is_flag=False, flag_value="", help="Also their states; or of some.")
     ] = None,
@@ -97,7 +88,7 @@ def list_(
     groups = _open_groups(root)
     names = groups.names()
     if state is not None:
-        states = group_states(state)
+        states = opt.group_states(state)
         described = groups.descriptions(names, groups.failures)
         return _states([item for item in described if item.state.lower() in states], groups.failures)
     return Output(names, lambda: print_lines(names), groups.failures)
@@ -105,14 +96,14 @@ def list_(
 
 @app.add("describe", "sparklog groups describe billing --root /data/log")
 def describe(
-    root: SourceOption,
+    root: opt.SourceOption,
     *,
     groups: GroupNames,
     state: Annotated[bool, Option(help="The groups themselves in place of their offsets.")] = False,
     members: Annotated[bool, Option(help="Their members in place of their offsets.")] = False,
     verbose: Annotated[bool, Option(help="With --members: which partitions each has.")] = False,
     max_lag: Annotated[
-        int | None, whole_number(text="Exit code 1 if a group lags more records in a partition.")
+        int | None, opt.whole_number(text="Exit code 1 if a group lags more records in a partition.")
     ] = None,
 ) -> Output:
     """Show how far groups have read, and how far behind they are, in records and in seconds.
@@ -164,8 +155,8 @@ class ResetTo:
     to_earliest: Annotated[bool, Option(help="The log start.")] = False
     to_latest: Annotated[bool, Option(help="The log end.")] = False
     to_current: Annotated[bool, Option(help="Where it is, else the log end.")] = False
-    to_offset: Annotated[int | None, whole_number(text="This offset.")] = None
-    shift_by: Annotated[int | None, whole_number(low=-INT64_MAX, text="N records on; -N: back.")] = None
+    to_offset: Annotated[int | None, opt.whole_number(text="This offset.")] = None
+    shift_by: Annotated[int | None, opt.whole_number(low=-INT64_MAX, text="N records on; -N: back.")] = None
     to_datetime: Annotated[str | None, Option(metavar="TIME", help="First record not older (ISO 8601 or ms).")] = None
     by_duration: Annotated[str | None, Option(metavar="PnDTnHnMnS", help="So long ago, such as PT2H.")] = None
     from_file: Annotated[Path | None, Option(metavar="CSV", help="Lines of topic,partition,offset.")] = None
@@ -181,7 +172,7 @@ class ResetTo:
         if name == "--from-file":
             return Scenario(To.FILE, offsets=_offsets_of(group, value))
         if name == "--to-datetime":
-            value = parse_time(value, name)
+            value = opt.parse_time(value, name)
         elif name == "--by-duration":
             value = parse_duration(value)
         return Scenario(To(name[2:]), 0 if value is True else value)
@@ -189,13 +180,13 @@ class ResetTo:
 
 @app.add("reset", "sparklog groups reset billing --topic orders --to-datetime 2026-03-01T08:00 --root /data/log")
 def reset(
-    root: RootOption,
+    root: opt.RootOption,
     *,
     group: OneGroup,
     topic: TopicOption = None,
     all_topics: Annotated[bool, Option(help="All partitions the group has offsets of.")] = False,
     to: ResetTo,
-    execute: ExecuteOption = False,
+    execute: opt.ExecuteOption = False,
     dry_run: Annotated[bool, Option(help="Only show it (the default).")] = False,
     force: Annotated[bool, Option(help="Also an active group; its consumers are fenced.")] = False,
     export: Annotated[bool, Option(help="Print the new offsets as lines of a CSV file.")] = False,
@@ -242,7 +233,7 @@ def _fenced(active: GroupDescription, execute: bool) -> str:
 
 HISTORY = ("ENTRY", "TIME", "OPERATION", "GENERATION", "#MEMBERS", "OFFSETS")
 SHOWN_OFFSETS = 3
-LimitOption = Annotated[int, whole_number("--limit", low=1, text="Entries at most.")]
+LimitOption = Annotated[int, opt.whole_number("--limit", low=1, text="Entries at most.")]
 
 
 @dataclass(frozen=True)
@@ -267,7 +258,7 @@ class GroupEntry:
 
 
 @app.add("history", "sparklog groups history billing --limit 10 --root /data/log")
-def history(root: RootOption, *, group: OneGroup, limit: LimitOption = 100) -> Output:
+def history(root: opt.RootOption, *, group: OneGroup, limit: LimitOption = 100) -> Output:
     """Show what was done to a group, newest first: joins, commits, rebalances, resets, and the offsets they changed.
 
     Entries are kept for seven days at least.
@@ -299,7 +290,7 @@ def _positions(state: GroupState) -> dict[tuple[str, int], int]:
 
 
 @app.add("delete", "sparklog groups delete billing --root /data/log")
-def delete(root: RootOption, *, group: OneGroup, dry_run: DryRunOption = False) -> Output:
+def delete(root: opt.RootOption, *, group: OneGroup, dry_run: opt.DryRunOption = False) -> Output:
     """Delete a group with its offsets. Refused while it is active."""
     name = group.name
     _groups_of_root(root).group(name).delete(dry_run=dry_run)
@@ -309,7 +300,7 @@ def delete(root: RootOption, *, group: OneGroup, dry_run: DryRunOption = False) 
 
 @app.add("delete-offsets", "sparklog groups delete-offsets billing --topic old:0 --root /data/log")
 def delete_offsets(
-    root: RootOption, *, group: OneGroup, topic: TopicOption = None, dry_run: DryRunOption = False
+    root: opt.RootOption, *, group: OneGroup, topic: TopicOption = None, dry_run: opt.DryRunOption = False
 ) -> Output:
     """Drop a group's offsets of topics, or of partitions. Refused while it is active."""
     topics = _topics(topic, False, False)

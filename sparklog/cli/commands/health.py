@@ -7,22 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from click import BadParameter
 
-from sparklog.cli.locations import open_source, report_settings
-from sparklog.cli.options import (
-    DryRunOption,
-    ExecuteOption,
-    PropertiesOption,
-    QuickOption,
-    QuietOption,
-    RootOption,
-    SourceOption,
-    TopicsOption,
-    comma_separated,
-    parse_age,
-    required,
-    root_option,
-    whole_number,
-)
+from sparklog.cli import options as opt
+from sparklog.cli.locations import OpenFolder, open_source
 from sparklog.cli.parameters import Argument, Commands, Option
 from sparklog.cli.terminal import EXIT_ERROR, EXIT_OK, Output, print_json, print_lines, print_table, printable
 from sparklog.errors import BadRequest, NotFound
@@ -34,6 +20,7 @@ from sparklog.version import __version__
 if TYPE_CHECKING:
     from sparklog.maintenance.outcomes import JobRun
     from sparklog.maintenance.overdue import JobState
+    from sparklog.maintenance.work_items import Settings
     from sparklog.tools.report.job_states import Running
 
 app = Commands()
@@ -41,7 +28,10 @@ app = Commands()
 
 @app.add("verify", "sparklog verify --root /data/log --topic orders")
 def verify(
-    root: SourceOption, topic: TopicsOption = None, quick: QuickOption = False, quiet: QuietOption = False
+    root: opt.SourceOption,
+    topic: opt.TopicsOption = None,
+    quick: opt.QuickOption = False,
+    quiet: opt.QuietOption = False,
 ) -> Output:
     """Read everything of a root, or of a Kafka log directory, and name every byte that is not what was written.
 
@@ -54,7 +44,7 @@ def verify(
     from sparklog.tools.verification.findings import document, summary
 
     location = resolve(root)
-    topics = comma_separated(topic)
+    topics = opt.comma_separated(topic)
     if location.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION):
         from sparklog.tools.verification.kafka_directory import verify_log_dir
 
@@ -79,15 +69,15 @@ def repair_log(
     *,
     location: Annotated[str | None, Argument(metavar="[LOCATION]", help="The same as --root, which it beats.")] = None,
     root: Annotated[
-        str | None, root_option("A root, one topic's folder, or a Kafka log directory or partition.")
+        str | None, opt.root_option("A root, one topic's folder, or a Kafka log directory or partition.")
     ] = None,
-    topic: TopicsOption = None,
-    execute: ExecuteOption = False,
-    dry_run: DryRunOption = False,
+    topic: opt.TopicsOption = None,
+    execute: opt.ExecuteOption = False,
+    dry_run: opt.DryRunOption = False,
     index_interval_bytes: Annotated[
-        int | None, whole_number(text="Of a Kafka directory: its config, if it was changed.")
+        int | None, opt.whole_number(text="Of a Kafka directory: its config, if it was changed.")
     ] = None,
-    quiet: QuietOption = False,
+    quiet: opt.QuietOption = False,
 ) -> Output:
     """Cure what verify calls damage where a rebuild can, and name what only a backup brings back.
 
@@ -97,15 +87,19 @@ def repair_log(
     again, while its broker is stopped. Nothing is changed without --execute. Exit code 0: no damage is left (or would
     be); 1: something is, and it is named.
     """
-    from sparklog.tools.repair.report import document, summary
+    from sparklog.tools.repair.cures import document, summary
     from sparklog.tools.repair.run import repair
 
     if execute and dry_run:
         raise BadParameter("give one of --execute and --dry-run")
-    place = required(root if location is None else location, None, "LOCATION --root")
+    place = opt.required(root if location is None else location, None, "LOCATION --root")
     with StatusLine("repair", quiet=quiet) as status:
         report = repair(
-            place, topics=comma_separated(topic), execute=execute, index_interval_bytes=index_interval_bytes, say=status
+            place,
+            topics=opt.comma_separated(topic),
+            execute=execute,
+            index_interval_bytes=index_interval_bytes,
+            say=status,
         )
     lines = map(printable, summary(report).split("\n"))
     return Output.of_lines(document(report), *lines, code=EXIT_OK if report.sound else EXIT_ERROR)
@@ -128,7 +122,7 @@ class WorkloadOptions:
 @app.add("doctor", "sparklog doctor --root /data/log")
 def doctor(
     *,
-    root: Annotated[str | None, root_option("Also this root.")] = None,
+    root: Annotated[str | None, opt.root_option("Also this root.")] = None,
     conf_file: Annotated[
         str | None, Option(metavar="FILE", help="Read this instead of Spark's own spark-defaults.conf.")
     ] = None,
@@ -158,12 +152,11 @@ def doctor(
             raise BadParameter("computes, and looks at nothing: leave out the other checks", param_hint="'--cost'")
         work = Workload(*vars(workload).values())
         return Output.of_lines(document(work), *lines(work))
-    from sparklog.doctor.examine import examine, failed
-    from sparklog.doctor.store_checks import examine_store
+    from sparklog.doctor.examine import examine, examine_store, failed
 
     if store is not None and (conf_file is not None or spark):
         raise BadParameter("tests the store alone: leave out --conf-file and --spark", param_hint="'--store'")
-    max_age_ms = None if max_age is None else parse_age(max_age, "--max-age")
+    max_age_ms = None if max_age is None else opt.parse_age(max_age, "--max-age")
     if max_age_ms is not None and (root is None or store is not None):
         raise BadParameter("is about the jobs on a root: give --root", param_hint="'--max-age'")
     if store is not None:
@@ -188,9 +181,9 @@ JOB_RUNS = (
 
 @app.add("jobs", "sparklog jobs --root /data/log")
 def jobs(
-    root: RootOption,
-    topic: TopicsOption = None,
-    properties: PropertiesOption = None,
+    root: opt.RootOption,
+    topic: opt.TopicsOption = None,
+    properties: opt.PropertiesOption = None,
     runs: Annotated[bool, Option(help="The newest runs in place of the topics.")] = False,
 ) -> Output:
     """Show when each maintenance job last succeeded on each topic, how long it took, and what is overdue.
@@ -201,10 +194,10 @@ def jobs(
     from sparklog.tools.report.job_states import has_jobs, look_at_root
 
     source = open_source(root)
-    settings = report_settings(source, properties)
+    settings = _report_settings(source, properties)
     if source.root is None or not has_jobs(source.root):
         raise BadRequest(f"{source.view.location} is a Kafka directory or a backup: no job of sparklog works there")
-    look = look_at_root(source.root, settings, source.narrowed(comma_separated(topic)))
+    look = look_at_root(source.root, settings, source.narrowed(opt.comma_separated(topic)))
     states, running, newest_first = look.states(), look.running(), look.outcomes.runs[::-1]
 
     def show() -> None:
@@ -249,7 +242,6 @@ def _run_cells(run: JobRun) -> tuple[str | None, ...]:
 
 
 def _running_line(run: Running, now_ms: int) -> str:
-    """Return a line on a run that has not ended."""
     topics = ", ".join(run.topics) or "all topics"
     how = "works on" if run.alive else "ended without an outcome; it had"
     return (
@@ -259,16 +251,16 @@ def _running_line(run: Running, now_ms: int) -> str:
 
 @app.add("report", "sparklog report --root /data/log --html report.html")
 def report(
-    root: SourceOption,
+    root: opt.SourceOption,
     html: Annotated[str | None, Option(metavar="FILE", help="Write the page here; - is standard output.")] = None,
     as_json: Annotated[bool, Option("--json", help="Print the facts as JSON, for scripts.")] = False,
-    topic: TopicsOption = None,
-    properties: PropertiesOption = None,
+    topic: opt.TopicsOption = None,
+    properties: opt.PropertiesOption = None,
     now: Annotated[
         str | None,
         Option(metavar="TIME", help="As of this time instead of now: milliseconds or 2026-01-31T12:00:00 (UTC)."),
     ] = None,
-    quiet: QuietOption = False,
+    quiet: opt.QuietOption = False,
 ) -> None:
     """Write one page about all topics: sizes, offsets, partition skew, commit rates, open transactions, consumer
     groups, what the next maintenance run would do, and what needs attention.
@@ -283,8 +275,8 @@ def report(
     if html == STANDARD_OUTPUT and as_json:
         raise BadParameter("- is standard output, where --json prints: give a file, or one of them")
     source = open_source(root)
-    topics = source.narrowed(comma_separated(topic))
-    settings = report_settings(source, properties, now)
+    topics = source.narrowed(opt.comma_separated(topic))
+    settings = _report_settings(source, properties, now)
     with StatusLine("report", quiet=quiet) as status:
         status(f"reading the logs of {source.view.location}")
         facts = gather(source.view, settings, topics=topics, made_by=f"sparklog {__version__}")
@@ -300,9 +292,9 @@ def report(
 
 @app.add("metrics", "sparklog metrics --root /data/log --output /var/lib/node_exporter/sparklog.prom")
 def metrics(
-    root: SourceOption,
+    root: opt.SourceOption,
     output: Annotated[str, Option("-o", metavar="FILE", help="Write here; - is standard output.")] = STANDARD_OUTPUT,
-    topic: TopicsOption = None,
+    topic: opt.TopicsOption = None,
 ) -> None:
     """Print lag of consumer groups, offsets, sizes and open transactions in Prometheus' text format.
 
@@ -313,6 +305,24 @@ def metrics(
     from sparklog.tools.report.metrics import exposition
 
     source = open_source(root)
-    topics = source.narrowed(comma_separated(topic))
-    text = exposition(gather(source.view, report_settings(source), topics=topics, maintenance=False))
+    topics = source.narrowed(opt.comma_separated(topic))
+    text = exposition(gather(source.view, _report_settings(source), topics=topics, maintenance=False))
     write_output(output, text, "--output")
+
+
+def _report_settings(source: OpenFolder, properties: str | None = None, now: str | None = None) -> Settings:
+    """Return the settings of a report: those of a properties file, at a time (default: the store's clock)."""
+    from dataclasses import replace
+
+    from sparklog.log.journal.clocks import SYSTEM
+    from sparklog.maintenance.properties import settings_of_file
+    from sparklog.maintenance.work_items import Settings, store_clock_ms
+
+    settings = Settings(0) if properties is None else settings_of_file(properties)
+    if now is not None:
+        now_ms = opt.parse_time(now, "--now")
+    elif source.root is None:
+        now_ms = SYSTEM.wall_ms()
+    else:
+        now_ms = store_clock_ms(source.root.store, source.root.env, dry_run=True)
+    return replace(settings, now_ms=now_ms)

@@ -8,20 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from click import BadParameter
 
+from sparklog.cli import options as opt
 from sparklog.cli.locations import open_root
-from sparklog.cli.options import (
-    AsOfOption,
-    ConfigOption,
-    CorruptOption,
-    DryRunOption,
-    QuietOption,
-    RootOption,
-    TopicsOption,
-    comma_separated,
-    parse_as_of,
-    parse_configs,
-    parse_time,
-)
 from sparklog.cli.parameters import Argument, Commands, Option
 from sparklog.cli.terminal import Output, print_table, printable, read_text, warn
 from sparklog.output import StatusLine, json_value
@@ -42,9 +30,9 @@ app = Commands()
 class ImportedParts:
     """Parts of a log directory to take, and the way to take them."""
 
-    topic: TopicsOption = None
-    config: ConfigOption = None
-    corrupt_records: CorruptOption = "fail"
+    topic: opt.TopicsOption = None
+    config: opt.ConfigOption = None
+    corrupt_records: opt.CorruptOption = "fail"
     open_transactions: Annotated[
         Literal["keep", "abort", "refuse"],
         Option(
@@ -60,8 +48,8 @@ class ImportedParts:
         from sparklog.kafka.importing.run import AUTO, NEVER, ImportOptions
 
         return ImportOptions(
-            topics=comma_separated(self.topic) or None,
-            configs=parse_configs(self.config),
+            topics=opt.comma_separated(self.topic) or None,
+            configs=opt.parse_configs(self.config),
             force=force,
             corrupt_records=self.corrupt_records,
             open_transactions=self.open_transactions,
@@ -77,7 +65,7 @@ class ImportedParts:
     "sparklog import --from-server-properties /opt/kafka/config/server.properties --root /data/log --dry-run",
 )
 def import_(
-    root: RootOption,
+    root: opt.RootOption,
     *,
     log_dir: Annotated[
         str | None, Argument(metavar="[PATH]", help="The log directory: it holds topic-0, topic-1, ...")
@@ -87,8 +75,8 @@ def import_(
         Option(metavar="FILE", help="Instead of PATH: a broker's settings become the root's defaults, line by line."),
     ] = None,
     parts: ImportedParts,
-    dry_run: DryRunOption = False,
-    quiet: QuietOption = False,
+    dry_run: opt.DryRunOption = False,
+    quiet: opt.QuietOption = False,
     force: Annotated[bool, Option(help="Also a file.delete.delay.ms that takes files from running jobs.")] = False,
 ) -> Output:
     """Take topics of a Kafka log directory into a root: offsets, times, headers and segments as they are.
@@ -200,7 +188,7 @@ def _watch(status: StatusLine) -> Callable[[str, int, int], None]:
 class ExportExtent:
     """Partitions and offsets of the topics that go out, as of when."""
 
-    as_of: AsOfOption = None
+    as_of: opt.AsOfOption = None
     partitions: Annotated[str | None, Option("-p", metavar="0,2-4", help="Only these.", show_default="all")] = None
     start: Annotated[
         str | None, Option(metavar="N|P:N,...", help="First offset, of all partitions or by partition.")
@@ -217,7 +205,7 @@ class ExportExtent:
     to_timestamp: Annotated[str | None, Option(metavar="TIME", help="Up to the first record that is not older.")] = None
 
     def __post_init__(self) -> None:
-        self.version, self.time_ms = parse_as_of(self.as_of)
+        self.version, self.time_ms = opt.parse_as_of(self.as_of)
         self.numbers = _partitions(self.partitions)
 
     def options(self, log: Root, topics: Sequence[str]) -> ExportOptions:
@@ -232,8 +220,8 @@ class ExportExtent:
             partitions=self.numbers,
             starts=_offsets(self.start, "--start", numbers or []),
             ends=_offsets(self.end, "--end", numbers or []),
-            start_ms=None if self.from_timestamp is None else parse_time(self.from_timestamp),
-            end_ms=None if self.to_timestamp is None else parse_time(self.to_timestamp, "--to-timestamp"),
+            start_ms=None if self.from_timestamp is None else opt.parse_time(self.from_timestamp),
+            end_ms=None if self.to_timestamp is None else opt.parse_time(self.to_timestamp, "--to-timestamp"),
             version=self.version,
             time_ms=self.time_ms,
         )
@@ -266,12 +254,12 @@ class Cluster:
 @app.add("export", "sparklog export orders --root /data/log --to /data/kafka-logs --groups all")
 def export(
     topics: Annotated[list[str], Argument(metavar="TOPIC...", help="Topics.")],
-    root: RootOption,
+    root: opt.RootOption,
     to: Annotated[str, Option(metavar="PATH", help="Directory to make.", show_default=False)],
     *,
     extent: ExportExtent,
     cluster: Cluster,
-    quiet: QuietOption = False,
+    quiet: opt.QuietOption = False,
 ) -> Output:
     """Write topics as Kafka log directories: segments, indexes, checkpoints, topic ids, leader epochs, configs.
 
@@ -284,7 +272,7 @@ def export(
     """
     from sparklog.kafka.exporting import export_topics
 
-    names = comma_separated(cluster.groups)
+    names = opt.comma_separated(cluster.groups)
     if cluster.groups and not names:
         raise BadParameter("expected names of groups, or all", param_hint="'--groups'")
     log = open_root(root)

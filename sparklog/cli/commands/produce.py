@@ -17,7 +17,7 @@ from click import BadParameter
 from sparklog.cli.locations import open_root
 from sparklog.cli.options import OneTopic, RootOption, unescaped, whole_number
 from sparklog.cli.parameters import Commands, Option
-from sparklog.cli.record_values import Formats
+from sparklog.cli.printing import Formats
 from sparklog.cli.terminal import printable
 from sparklog.parsing import INT32_MAX
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from click import BadParameter
 
+from sparklog.cli.locations import root_of_name
 from sparklog.cli.options import comma_separated, whole_number
 from sparklog.cli.parameters import Argument, Commands, Option
-from sparklog.cli.user_settings import root_of_name
 
 if TYPE_CHECKING:
     from sparklog.serve.addresses import Address

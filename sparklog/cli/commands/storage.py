@@ -1,9 +1,10 @@
-"""`sparklog delete-records` and `log-dirs`: deleting the oldest records, and the bytes of partitions."""
+"""`sparklog delete-records`, `log-dirs`, `history`, `dump-log`: what is stored of a topic, and what its files hold."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,14 +13,21 @@ from click import BadParameter
 
 from sparklog.cli.locations import open_root, open_source
 from sparklog.cli.options import DryRunOption, RootOption, SourceOption, TopicOption, Topics, one_of, whole_number
-from sparklog.cli.parameters import Argument, Commands, Option
-from sparklog.cli.terminal import Output, print_table, read_text
+from sparklog.cli.parameters import Argument, Commands, JsonOption, Option
+from sparklog.cli.terminal import Output, print_table, printable, read_text
 from sparklog.errors import BadRequest
-from sparklog.units import count
+from sparklog.output import write
+from sparklog.parsing import INT32_MAX
+from sparklog.times import iso_time
+from sparklog.units import count, size_text
 
 if TYPE_CHECKING:
+    from sparklog.log.state.commit import Commit
     from sparklog.log.state.view import PartitionSize
     from sparklog.log.topic.root import Root
+    from sparklog.tools.inspection.dump import Line
+    from sparklog.tools.inspection.dump_decoders import Decoders
+
 
 app = Commands()
 
@@ -173,3 +181,199 @@ def _show(sizes: list[PartitionSize]) -> None:
     if len(sizes) > 1:
         rows.append(("all", "", *map(sum, zip(*counts, strict=True))))
     print_table(HEADINGS, rows, right=HEADINGS[1:])
+
+
+@dataclass(frozen=True)
+class Version:
+    """One commit. `records`, `nbytes`: that it brought; None where it only rewrites records that were there."""
+
+    version: int
+    timestamp: str
+    operation: str
+    records: int | None
+    nbytes: int | None
+    writer: str | None
+
+    @classmethod
+    def of(cls, commit: Commit) -> Version:
+        from sparklog.log.state.commit import COMPACT, MERGE, SEAL
+
+        counts: tuple[int | None, int | None] = None, None
+        if commit.op not in (MERGE, SEAL, COMPACT):
+            counts = sum(sum(file.records) for file in commit.files), sum(sum(file.nbytes) for file in commit.files)
+        return cls(commit.version, iso_time(commit.made_ms), commit.op, *counts, writer_of(commit))
+
+    def cells(self) -> tuple[object, ...]:
+        nbytes = None if self.nbytes is None else size_text(self.nbytes)
+        return self.version, self.timestamp, self.operation, self.records, nbytes, self.writer
+
+
+def writer_of(commit: Commit) -> str | None:
+    """Return what names a commit's writer: query and batch, txnAppId and txnVersion, or transaction."""
+    from sparklog.log.state.writer_runs import TXN
+
+    if commit.writer is not None:
+        batch = ("txnAppId", "txnVersion") if commit.writer.kind == TXN else ("query", "batch")
+        return f"{batch[0]} {commit.writer.id}, {batch[1]} {commit.writer.batch}"
+    return None if commit.txn is None else f"transaction {commit.txn.id} #{commit.txn.n}"
+
+
+@app.add("history", "sparklog history orders --limit 10 --root /data/log")
+def history(
+    topic: Annotated[str, Argument(metavar="TOPIC", help="The topic; also a deleted one.")],
+    root: RootOption,
+    limit: Annotated[int, whole_number(low=1, text="Commits at most.")] = 100,
+) -> Output:
+    """Show the commits of a topic, newest first: version, time, operation, records and bytes that it brought, writer.
+
+    A version serves `--as-of` of clone, export and restore, and versionAsOf of a scan. Commits are kept for seven days
+    at least; --json names the oldest one.
+    """
+    from sparklog.log.journal.names import check_topic_name
+    from sparklog.log.state.history import History
+
+    opened = open_root(root)
+    if opened.engine.log(check_topic_name(topic)).refresh().head.version < 0:
+        # It never was, which is an error that names similar ones.
+        opened.topic(topic)
+    log = History(opened.store, topic)
+    kept = log.commits.version.tolist()
+    # Below a gap are versions that a stalled writer left.
+    pairs = zip(kept[-2::-1], kept[:0:-1], strict=True)
+    oldest = next((after for before, after in pairs if after != before + 1), kept[0])
+    newest = kept[-1]
+    versions = range(newest, max(oldest, newest + 1 - limit) - 1, -1)
+    rows = [Version.of(log.commit(version)) for version in versions]
+
+    def show() -> None:
+        headings = ("VERSION", "TIME", "OPERATION", "RECORDS", "BYTES", "WRITER")
+        print_table(headings, [row.cells() for row in rows], right=("VERSION", "RECORDS", "BYTES"))
+        if versions[-1] > oldest:
+            print(f"{versions[-1] - oldest:,} older commits are not shown; look at --limit")
+        if oldest > 0:
+            print(f"commits before version {oldest} are no longer kept")
+
+    return Output({"topic": topic, "oldestVersion": oldest, "commits": rows}, show)
+
+
+CHUNK_LINES = 512
+
+
+@dataclass
+class Files:
+    paths: Annotated[list[str] | None, Argument(metavar="[PATH]...", help="Files or folders.")] = None
+    files: Annotated[str | None, Option(metavar="A,B", help="The same, separated by commas.")] = None
+    root: Annotated[str | None, Option("-r", metavar="PATH", help="Paths are topics or objects of this root.")] = None
+
+    def names(self) -> list[str]:
+        names = [*(self.paths or []), *(part for part in (self.files or "").split(",") if part)]
+        if not names:
+            raise BadParameter("which file? Name files or folders, or give --files")
+        return names
+
+
+@dataclass
+class DumpExtent:
+    deep_iteration: Annotated[bool, Option(help="One line for each record, too.")] = False
+    print_data_log: Annotated[bool, Option(help="And the records' keys and values; so does every decoder.")] = False
+    verify_index_only: Annotated[bool, Option(help="Of indexes only what disagrees.")] = False
+    index_sanity_check: Annotated[bool, Option(help="Of indexes only the check of a broker that starts.")] = False
+    max_message_size: Annotated[int, whole_number(text="Bytes read where an index points to.")] = 5 * 1024 * 1024
+    max_bytes: Annotated[int, whole_number(text="Bytes read of each segment.", default="all")] = INT32_MAX
+
+
+@dataclass
+class DecoderOptions:
+    key_decoder: Annotated[
+        str | None,
+        Option(
+            "--key-decoder-class",
+            "--key-decoder",
+            metavar="NAME",
+            help="string, int, long, bytes-hex, bytes-base64, json, or one of Kafka's decoder classes.",
+        ),
+    ] = None
+    value_decoder: Annotated[
+        str | None, Option("--value-decoder-class", "--value-decoder", metavar="NAME", help="The same for values.")
+    ] = None
+    offsets_decoder: Annotated[bool, Option(help="Records of __consumer_offsets.")] = False
+    transaction_log_decoder: Annotated[bool, Option(help="Records of __transaction_state.")] = False
+    share_group_state_decoder: Annotated[bool, Option(help="Records of __share_group_state.")] = False
+    metadata_decoder: Annotated[
+        bool, Option("--cluster-metadata-decoder", "--remote-log-metadata-decoder", hidden=True)
+    ] = False
+
+    def __post_init__(self) -> None:
+        if self.metadata_decoder:
+            raise BadRequest(
+                "records of cluster and remote log metadata are not decoded here: see them with kafka-dump-log"
+            )
+        logs = {
+            "groups": self.offsets_decoder,
+            "transactions": self.transaction_log_decoder,
+            "shares": self.share_group_state_decoder,
+        }
+        self.log = next((log for log, wanted in logs.items() if wanted), None)
+        self.any = bool(self.log or self.key_decoder or self.value_decoder)
+
+    def decoders(self) -> Decoders:
+        from sparklog.tools.inspection import dump_decoders
+
+        if self.log is not None:
+            return dump_decoders.coordinator(self.log)
+        return dump_decoders.plain(self.key_decoder or "string", self.value_decoder or "string")
+
+
+@app.add(
+    "dump-log",
+    "sparklog dump-log /data/kafka-logs/orders-0 --print-data-log",
+    "sparklog dump-log --files 00000000000000000000.log --deep-iteration",
+)
+def dump_log(
+    *,
+    named: Files,
+    extent: DumpExtent,
+    decoding: DecoderOptions,
+    skip_record_metadata: Annotated[bool, Option(help="Only keys and values.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the contents of files, as kafka-dump-log does.
+
+    Segments (.log), indexes (.index, .timeindex, .txnindex), producer snapshots (.snapshot), and sparklog's commits,
+    decisions and entries (.json), checkpoints (.arrow) and append files (.slices). A folder stands for all its files: a
+    partition, a topic, a Kafka log directory. Without options one line per batch or entry. Differences between an index
+    and its segment are printed on stderr after all files.
+    """
+    from sparklog.tools.inspection.dump import DumpOptions, dump
+    from sparklog.tools.inspection.dump_batches import LogOptions
+    from sparklog.tools.inspection.dump_index import IndexOptions
+    from sparklog.tools.inspection.dump_source import find
+
+    paths = named.names()
+    contents = extent.print_data_log or decoding.any
+    deep = extent.deep_iteration or contents
+    log = LogOptions(deep, contents, not skip_record_metadata, extent.max_bytes, decoding.decoders(), as_json)
+    index = IndexOptions(extent.index_sanity_check, extent.verify_index_only, extent.max_message_size)
+    _print(dump(find(paths, named.root), DumpOptions(log, index)))
+
+
+def _print(lines: Iterable[Line]) -> None:
+    """Write lines as UTF-8, whatever the terminal's encoding; those for stderr in their place."""
+    chunk = list[str]()
+
+    def flush() -> None:
+        if chunk:
+            write("".join(chunk).encode("utf-8", "replace"))
+            chunk.clear()
+
+    try:
+        for line in lines:
+            if line.error:
+                flush()
+                print(printable(line.text), file=sys.stderr)
+                continue
+            chunk.append(line.text + "\n")
+            if len(chunk) >= CHUNK_LINES:
+                flush()
+    finally:
+        flush()

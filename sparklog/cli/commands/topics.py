@@ -5,19 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
+from sparklog.cli import options as opt
 from sparklog.cli.locations import open_root, open_source
-from sparklog.cli.options import (
-    ConfigOption,
-    OneTopic,
-    RootOption,
-    SourceOption,
-    TopicOrPattern,
-    parse_configs,
-    whole_number,
-)
 from sparklog.cli.parameters import Commands, Option
 from sparklog.cli.terminal import Output, print_lines, print_table, printable, warn
-from sparklog.cli.topic_choice import TopicChoice
 from sparklog.errors import NotFound, SparklogError
 
 if TYPE_CHECKING:
@@ -28,7 +19,9 @@ app = Commands("topics", "Create, list, describe, alter and delete topics.")
 
 ReplicationOption = Annotated[
     int | None,
-    whole_number("--replication-factor", low=-1, text="Taken as Kafka's scripts pass it; the disk keeps the copies."),
+    opt.whole_number(
+        "--replication-factor", low=-1, text="Taken as Kafka's scripts pass it; the disk keeps the copies."
+    ),
 ]
 
 
@@ -58,21 +51,21 @@ class TopicRow:
 
 @app.add("create", "sparklog topics create orders --root /data/log --partitions 16 -c retention.ms=86400000")
 def create(
-    root: RootOption,
+    root: opt.RootOption,
     *,
-    topic: OneTopic,
+    topic: opt.OneTopic,
     partitions: Annotated[
-        int | None, whole_number("-p", low=1, text="How many.", default="num.partitions of the root, or 1")
+        int | None, opt.whole_number("-p", low=1, text="How many.", default="num.partitions of the root, or 1")
     ] = None,
     replication_factor: ReplicationOption = None,
-    config: ConfigOption = None,
+    config: opt.ConfigOption = None,
     if_not_exists: Annotated[bool, Option(help="Succeed if it is there already.")] = False,
 ) -> Output:
     """Create a topic. A folder that holds nothing yet becomes a new root."""
     from sparklog.log.topic.expiring import default_expiry
 
     _say_where_copies_are(replication_factor, root)
-    configs = parse_configs(config)
+    configs = opt.parse_configs(config)
     name = topic.name
     log = open_root(root, create=True)
     existed = if_not_exists and _exists(log, name)
@@ -94,7 +87,7 @@ def _say_where_copies_are(replication_factor: int | None, root: str) -> None:
 
 
 @app.add("list", "sparklog topics list --root /data/log")
-def list_(root: SourceOption, *, topics: TopicChoice) -> Output:
+def list_(root: opt.SourceOption, *, topics: opt.TopicChoice) -> Output:
     """List the topics, one per line."""
     source = topics.of(open_source(root), may_be_none=True)
     chosen = topics.names
@@ -104,9 +97,9 @@ def list_(root: SourceOption, *, topics: TopicChoice) -> Output:
 
 @app.add("describe", "sparklog topics describe orders --root /data/log")
 def describe(
-    root: SourceOption,
+    root: opt.SourceOption,
     *,
-    topics: TopicChoice,
+    topics: opt.TopicChoice,
     topics_with_overrides: Annotated[bool, Option(help="Only topics with configs that were set, and these.")] = False,
     if_exists: Annotated[bool, Option(help="Leave out a topic that there is not.")] = False,
 ) -> Output:
@@ -169,20 +162,17 @@ def _show(rows: list[TopicRow]) -> None:
         if not row.partitions:
             continue
         headings = ("PARTITION", "LOG-START", "LAST-STABLE", "LOG-END", "BYTES")
-        parts = [
-            (part.partition, part.log_start, part.last_stable, part.log_end, part.bytes) for part in row.partitions
-        ]
-        print_table(headings, parts, right=headings)
+        print_table(headings, [tuple(vars(part).values()) for part in row.partitions], right=headings)
         if row.open_transactions:
             print(f"Held back by open transactions: {printable(', '.join(row.open_transactions))}")
 
 
 @app.add("alter", "sparklog topics alter orders --root /data/log --partitions 32")
 def alter(
-    root: RootOption,
-    partitions: Annotated[int, whole_number("-p", low=1, text="Raise to so many.")],
+    root: opt.RootOption,
+    partitions: Annotated[int, opt.whole_number("-p", low=1, text="Raise to so many.")],
     *,
-    topic: OneTopic,
+    topic: opt.OneTopic,
     replication_factor: ReplicationOption = None,
     if_exists: Annotated[bool, Option(help="Succeed if there is no such topic.")] = False,
 ) -> Output:
@@ -199,9 +189,9 @@ def alter(
 
 @app.add("delete", "sparklog topics delete orders --root /data/log")
 def delete(
-    root: RootOption,
+    root: opt.RootOption,
     *,
-    topic: TopicOrPattern,
+    topic: opt.TopicOrPattern,
     if_exists: Annotated[bool, Option(help="Succeed if there is no such topic.")] = False,
 ) -> Output:
     """Delete a topic, without asking, as kafka-topics does. Its files go when a vacuum finds them.

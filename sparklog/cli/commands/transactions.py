@@ -216,23 +216,12 @@ def _show(standing: TransactionDescription) -> None:
 
 
 def _document(standing: TransactionDescription) -> dict[str, object]:
-    return {
-        "id": standing.id,
-        "state": standing.state,
-        "newest": standing.newest,
-        "outcome": standing.outcome,
-        "reason": standing.reason,
-        "timeMs": standing.time_ms,
-        "instance": standing.instance,
-        "batch": standing.batch,
-        "open": json_value(standing.held),
-        "unrecorded": json_value(standing.waiting),
-        "kafka": _kafka(standing.kafka),
-        "pendingOffsets": [
-            {**json_value(item), "offsets": [dict(zip(OFFSET, offset, strict=True)) for offset in item.offsets]}
-            for item in standing.pending
-        ],
-    }
+    names = {"held": "open", "waiting": "unrecorded"}
+    shown = {names.get(name, name): value for name, value in json_value(standing).items()}
+    pending, _ = shown.pop("pending"), shown.pop("isOpen")
+    for item in pending:
+        item["offsets"] = [dict(zip(OFFSET, offset, strict=True)) for offset in item["offsets"]]
+    return {**shown, "kafka": _kafka(standing.kafka), "pendingOffsets": pending}
 
 
 def _kafka(parts: Sequence[KafkaTransaction]) -> list[dict[str, object]]:

@@ -47,8 +47,6 @@ TIMES = {
 
 @dataclass
 class FromDelta(delta.DeltaQuery):
-    """Options of the job."""
-
     table: TableOption
     root: RootOption
     topic: Annotated[str, Option(help="The topic to write.")]

@@ -7,8 +7,11 @@ it has written what was there as it began.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +26,6 @@ from pyspark.sql.streaming import StreamingQuery
 
 import sparklog
 from sparklog.cli.jobs.common import DONE, job, parse
-from sparklog.cli.jobs.ivy import without_ivy
 from sparklog.cli.options import RootOption, whole_number
 from sparklog.cli.parameters import Option
 from sparklog.datasource.options import parse_options
@@ -121,8 +123,6 @@ def so_far(query: StreamingQuery) -> Iterator[None]:
 
 @dataclass
 class Copy:
-    """Options of the job."""
-
     source: Annotated[str, Option(help="Kafka log directory, its partition folder, root or topic folder.")]
     root: RootOption
     checkpoint: Annotated[str, Option(help="The query's checkpoint: with it nothing is lost or written twice.")]
@@ -182,3 +182,47 @@ def main(words: Sequence[str]) -> int:
     # Spark logs the stack of a query's failure, whose reason is the job's last line.
     with streaming_session("sparklog stream", "FATAL") as spark:
         return run(spark, copy)
+
+
+# Spark's Ivy reports 130 to 290 lines for a jar, which no setting of Spark silences. The JVM that a session starts has
+# the standard error of this process. So it is started with a pipe in its place, and the rest of its lines is passed on.
+FIRST, LAST = b":: loading settings ::", b" artifacts copied, "
+"""The first line of a report begins so, and the last one holds this, if all was found."""
+REASON = b"Exception in thread"
+"""The line that says what was not found begins so."""
+
+
+def without_report(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the lines that are not of a report of Ivy's, and of one that failed the reason."""
+    inside = False
+    for line in lines:
+        if line.startswith(FIRST):
+            inside = True
+        elif inside and LAST in line:
+            inside = False
+        elif not inside or line.startswith(REASON):
+            yield line
+
+
+@contextmanager
+def without_ivy() -> Iterator[None]:
+    """Filter the standard error of processes that are started inside of this."""
+    reading, writing = os.pipe()
+    before = os.dup(2)
+    sys.stderr.flush()
+    os.dup2(writing, 2)
+    os.close(writing)
+    passing = threading.Thread(target=_pass_on, args=(reading, os.dup(before)), name="sparklog-ivy", daemon=True)
+    passing.start()
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(before, 2)
+        os.close(before)
+
+
+def _pass_on(reading: int, target: int) -> None:
+    with os.fdopen(reading, "rb") as lines, os.fdopen(target, "wb", buffering=0) as shown:
+        for line in without_report(lines):
+            shown.write(line)

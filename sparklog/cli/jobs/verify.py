@@ -26,8 +26,6 @@ from sparklog.tools.verification.run import verify_root
 
 @dataclass
 class Verify:
-    """Options of the job."""
-
     root: RootOption
     topic: TopicsOption = None
     quick: QuickOption = False

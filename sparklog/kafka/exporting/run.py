@@ -21,28 +21,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sparklog.errors import BadRequest, Conflict, Corrupt
-from sparklog.format.checkpoint_files import (
-    CLEANER_OFFSETS_FILE,
-    HIGH_WATERMARKS_FILE,
-    LEADER_EPOCHS_FILE,
-    LOG_STARTS_FILE,
-    PARTITION_METADATA_FILE,
-    RECOVERY_POINTS_FILE,
-    TopicPartition,
-    leader_epochs_to_bytes,
-    offsets_to_bytes,
-    parse_partition_metadata,
-    partition_metadata_to_bytes,
-)
-from sparklog.kafka.exporting.group_offsets import (
+from sparklog.format import checkpoint_files
+from sparklog.kafka.exporting.plan import (
     DEFAULT_OFFSETS_PARTITIONS,
     GroupOffsets,
+    PartitionPlan,
     committed_offsets,
     exported_offsets,
     groups_csv,
     offsets_topic,
+    plan_export,
+    properties_file,
+    stable_ends,
 )
-from sparklog.kafka.exporting.plan import PartitionPlan, plan_export, properties_file, stable_ends
 from sparklog.kafka.in_place.directory import CONSUMER_OFFSETS, GROUPS_FILE, properties_name
 from sparklog.log.decisions.decision_log import held_back, settle, whole_ends
 from sparklog.log.journal.clocks import Env
@@ -205,7 +196,7 @@ def _topic_ids(given: str | Mapping[str, str] | None, topics: Sequence[str], gro
         if topic not in topics and not (groups and topic == CONSUMER_OFFSETS):
             raise BadRequest(f"a topic id is given for '{topic}', which is not among those to export")
         try:
-            parse_partition_metadata(partition_metadata_to_bytes(topic_id))
+            checkpoint_files.parse_partition_metadata(checkpoint_files.partition_metadata_to_bytes(topic_id))
         except Corrupt as error:
             raise BadRequest(f"{error.message}: give the id that kafka-topics.sh --describe shows") from None
     return given or {}
@@ -273,10 +264,10 @@ class _Export:
     topic_ids: Mapping[str, str]
     options: ExportOptions
     progress: Progress
-    log_ends: dict[TopicPartition, int] = field(default_factory=dict)
-    log_starts: dict[TopicPartition, int] = field(default_factory=dict)
-    cleaned: dict[TopicPartition, int] = field(default_factory=dict)
-    ends: dict[TopicPartition, int | None] = field(default_factory=dict)
+    log_ends: dict[checkpoint_files.TopicPartition, int] = field(default_factory=dict)
+    log_starts: dict[checkpoint_files.TopicPartition, int] = field(default_factory=dict)
+    cleaned: dict[checkpoint_files.TopicPartition, int] = field(default_factory=dict)
+    ends: dict[checkpoint_files.TopicPartition, int | None] = field(default_factory=dict)
 
     def topic(self, snapshot: Snapshot, plans: Sequence[PartitionPlan]) -> ExportedTopic:
         head = snapshot.head
@@ -302,10 +293,10 @@ class _Export:
         return replace(exported, version=None, groups=tuple(group.group for group in kept))
 
     def finish(self) -> None:
-        self.target.create(LOG_STARTS_FILE, offsets_to_bytes(self.log_starts))
-        self.target.create(CLEANER_OFFSETS_FILE, offsets_to_bytes(self.cleaned))
-        self.target.create(RECOVERY_POINTS_FILE, offsets_to_bytes(self.log_ends))
-        self.target.create(HIGH_WATERMARKS_FILE, offsets_to_bytes(self.log_ends))
+        self.target.create(checkpoint_files.LOG_STARTS_FILE, checkpoint_files.offsets_to_bytes(self.log_starts))
+        self.target.create(checkpoint_files.CLEANER_OFFSETS_FILE, checkpoint_files.offsets_to_bytes(self.cleaned))
+        self.target.create(checkpoint_files.RECOVERY_POINTS_FILE, checkpoint_files.offsets_to_bytes(self.log_ends))
+        self.target.create(checkpoint_files.HIGH_WATERMARKS_FILE, checkpoint_files.offsets_to_bytes(self.log_ends))
 
     def _partitions(
         self, snapshot: Snapshot, plans: Sequence[PartitionPlan], topic_id: str
@@ -324,8 +315,14 @@ class _Export:
             plan = part.plan
             part.copy(self.progress)
             log_end = part.finish(written)
-            self.target.create(f"{part.folder}/{LEADER_EPOCHS_FILE}", leader_epochs_to_bytes(part.epochs()))
-            self.target.create(f"{part.folder}/{PARTITION_METADATA_FILE}", partition_metadata_to_bytes(topic_id))
+            self.target.create(
+                f"{part.folder}/{checkpoint_files.LEADER_EPOCHS_FILE}",
+                checkpoint_files.leader_epochs_to_bytes(part.epochs()),
+            )
+            self.target.create(
+                f"{part.folder}/{checkpoint_files.PARTITION_METADATA_FILE}",
+                checkpoint_files.partition_metadata_to_bytes(topic_id),
+            )
             key = (topic, plan.partition)
             self.log_ends[key] = log_end
             older = self.options.version is not None or self.options.time_ms is not None

@@ -33,37 +33,16 @@ import numpy as np
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.format import control
 from sparklog.format.checkpoint_files import TopicPartition
-from sparklog.format.coordinators.coordinator_records import (
-    GroupKey,
-    OffsetKey,
-    OffsetValue,
-    OtherKey,
-    Status,
-    decode_group_key,
-    decode_group_value,
-    decode_offset_value,
-    decode_other_value,
-    decode_transaction_key,
-    decode_transaction_value,
-)
+from sparklog.format.coordinators import coordinator_records as coded
 from sparklog.format.window import Window
 from sparklog.groups.group import DEAD, GroupDescription
 from sparklog.groups.lag import Lag
 from sparklog.kafka.importing.partition import CoordinatorEntry
 from sparklog.kafka.in_place import directory
+from sparklog.kafka.in_place import segment_recovery as recovery
 from sparklog.kafka.in_place.directory import CONSUMER_OFFSETS, TRANSACTION_STATE, SegmentName, settled_segments
 from sparklog.kafka.in_place.files import FilePath
 from sparklog.kafka.in_place.segment_file import SegmentFile
-from sparklog.kafka.in_place.segment_recovery import (
-    FAIL,
-    SKIP,
-    TRUNCATE,
-    Damage,
-    OnSkipped,
-    Skipped,
-    log_skipped,
-    sound_windows,
-)
 from sparklog.kafka.in_place.view import KafkaView
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.state.commit_intents import ImportedPartition, ImportIntent
@@ -89,8 +68,8 @@ class LogDir:
 
     path: FilePath
     env: Env
-    policy: str = FAIL
-    on_skipped: OnSkipped = log_skipped
+    policy: str = recovery.FAIL
+    on_skipped: recovery.OnSkipped = recovery.log_skipped
 
 
 @dataclass(slots=True)
@@ -120,24 +99,24 @@ class LogReading(ABC):
     def _windows(self, file: SegmentFile, name: SegmentName, after: SegmentName | None) -> Iterator[Window]:
         last = after is None
 
-        def decide(damage: Damage) -> bool:
-            if self.log_dir.policy == SKIP and not (last and damage.stop == "zeros"):
+        def decide(damage: recovery.Damage) -> bool:
+            if self.log_dir.policy == recovery.SKIP and not (last and damage.stop == "zeros"):
                 return True
             if last and damage.unwritten:
                 return False
-            if self.log_dir.policy != TRUNCATE:
+            if self.log_dir.policy != recovery.TRUNCATE:
                 raise Corrupt(damage.reason, file=file.path, position=damage.position, offset=damage.offset)
             self.cut = True
             skipped(damage, file.size, None)
             return False
 
-        def skipped(damage: Damage, until: int, end: int | None) -> None:
+        def skipped(damage: recovery.Damage, until: int, end: int | None) -> None:
             size = until - damage.position
             place = self.topic, self.partition, file.path, damage.position, size, damage.offset
-            self.log_dir.on_skipped(Skipped(*place, end, damage.reason))
+            self.log_dir.on_skipped(recovery.Skipped(*place, end, damage.reason))
 
         limit = None if after is None else after.base
-        return sound_windows(file, 0, name.base, decide=decide, resumed=skipped, limit=limit)
+        return recovery.sound_windows(file, 0, name.base, decide=decide, resumed=skipped, limit=limit)
 
 
 @dataclass(slots=True)
@@ -178,8 +157,13 @@ class _Loading(LogReading):
 CONSUMER_GROUP_METADATA = 3
 """The key type of a group of the new protocol (KIP-848)."""
 MAX_GENERATION = 2**31 - 1
-_DECIDED = {Status.PREPARE_COMMIT: COMMIT, Status.PREPARE_ABORT: ABORT}
-BEGUN = (Status.ONGOING, Status.PREPARE_COMMIT, Status.PREPARE_ABORT, Status.PREPARE_EPOCH_FENCE)
+_DECIDED = {coded.Status.PREPARE_COMMIT: COMMIT, coded.Status.PREPARE_ABORT: ABORT}
+BEGUN = (
+    coded.Status.ONGOING,
+    coded.Status.PREPARE_COMMIT,
+    coded.Status.PREPARE_ABORT,
+    coded.Status.PREPARE_EPOCH_FENCE,
+)
 
 
 @dataclass(slots=True)
@@ -188,7 +172,7 @@ class KafkaGroup:
 
     id: str
     generation: int = 0
-    offsets: dict[TopicPartition, OffsetValue] = field(default_factory=dict)
+    offsets: dict[TopicPartition, coded.OffsetValue] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,17 +193,17 @@ def kafka_groups(log_dir: LogDir, now_ms: int) -> dict[str, KafkaGroup]:
     groups: dict[str, KafkaGroup] = {}
 
     def take(key: bytes, kept: Kept) -> None:
-        decoded = decode_group_key(key)
-        if isinstance(decoded, OffsetKey):
-            value = decode_offset_value(kept.value)
+        decoded = coded.decode_group_key(key)
+        if isinstance(decoded, coded.OffsetKey):
+            value = coded.decode_offset_value(kept.value)
             if value is not None and (value.expire_timestamp is None or value.expire_timestamp > now_ms):
                 group = groups.setdefault(decoded.group, KafkaGroup(decoded.group))
                 group.offsets[decoded.topic, decoded.partition] = value
-        elif isinstance(decoded, GroupKey):
-            classic = decode_group_value(kept.value)
+        elif isinstance(decoded, coded.GroupKey):
+            classic = coded.decode_group_value(kept.value)
             _note_generation(groups, decoded.group, 0 if classic is None else classic.generation)
-        elif isinstance(decoded, OtherKey) and decoded.type == CONSUMER_GROUP_METADATA:
-            fields = decode_other_value(decoded, kept.value)
+        elif isinstance(decoded, coded.OtherKey) and decoded.type == CONSUMER_GROUP_METADATA:
+            fields = coded.decode_other_value(decoded, kept.value)
             group_id, epoch = decoded.fields.get("groupId"), None if fields is None else fields.get("epoch")
             if isinstance(group_id, str) and isinstance(epoch, int):
                 _note_generation(groups, group_id, epoch)
@@ -274,8 +258,8 @@ def kafka_transactions(log_dir: LogDir) -> dict[int, CoordinatorEntry]:
     entries: dict[int, CoordinatorEntry] = {}
 
     def take(key: bytes, kept: Kept) -> None:
-        owner = decode_transaction_key(key)
-        value = decode_transaction_value(kept.value)
+        owner = coded.decode_transaction_key(key)
+        value = coded.decode_transaction_value(kept.value)
         if owner is not None and value is not None:
             begun = value.status in BEGUN
             entry = CoordinatorEntry(
@@ -348,7 +332,7 @@ def read_newest(log_dir: LogDir, topic: str, take: Callable[[bytes, Kept], None]
         try:
             take(key, kept)
         except Corrupt as error:
-            if log_dir.policy == FAIL:
+            if log_dir.policy == recovery.FAIL:
                 raise Corrupt(
                     f"the record at offset {kept.offset} of {topic}-{kept.partition} cannot be read: {error.message};"
                     " import without groups and transactions, or with corrupt_records skip",
@@ -356,7 +340,7 @@ def read_newest(log_dir: LogDir, topic: str, take: Callable[[bytes, Kept], None]
                 ) from None
             why = f"its key or value cannot be read: {error.message}"
             file, offset = str(log_dir.path), kept.offset
-            log_dir.on_skipped(Skipped(topic, kept.partition, file, None, 0, offset, offset + 1, why))
+            log_dir.on_skipped(recovery.Skipped(topic, kept.partition, file, None, 0, offset, offset + 1, why))
 
 
 UNKNOWN = "Unknown"

@@ -29,8 +29,17 @@ from sparklog.kafka.importing.coordinators import (
     note_decisions,
 )
 from sparklog.kafka.importing.partition import CoordinatorEntry, ImportedPart, PartitionSource, Target, copy_partition
-from sparklog.kafka.importing.plan import TopicPlan, TopicSource, expected_size, plan_import, topic_sources
-from sparklog.kafka.importing.topic_configs import NAMES, TakenConfigs, configs_to_take, read_metadata
+from sparklog.kafka.importing.plan import (
+    NAMES,
+    TakenConfigs,
+    TopicPlan,
+    TopicSource,
+    configs_to_take,
+    expected_size,
+    plan_import,
+    read_metadata,
+    topic_sources,
+)
 from sparklog.kafka.in_place.files import AnyPath, file_path
 from sparklog.kafka.in_place.segment_recovery import FAIL, OnSkipped, Skipped, check_policy, log_skipped
 from sparklog.log.journal.clocks import SYSTEM, Env
@@ -172,7 +181,6 @@ class _ImportPlan:
         return [topic.source.name for topic in self.topics]
 
     def report(self) -> ImportReport:
-        """Return the report of a dry run."""
         env = self.log_dir.env
         topics = tuple(_plan_report(topic, env, self.configs.get(topic.source.name)) for topic in self.topics)
         groups = []

@@ -18,26 +18,10 @@ from sparklog.errors import Corrupt
 from sparklog.format.record_batch import HEADER_BYTES
 from sparklog.format.transaction_index import AbortedTransactions, concatenate
 from sparklog.format.window import Window
-from sparklog.kafka.in_place.directory import (
-    SegmentName,
-    gone_folder,
-    never_there,
-    partition_metadata,
-    settled_now,
-    settled_segments,
-)
+from sparklog.kafka.in_place import directory
+from sparklog.kafka.in_place import segment_recovery as recovery
 from sparklog.kafka.in_place.files import FilePath, LocalPath
 from sparklog.kafka.in_place.segment_file import BatchWalk, SegmentFile, aborted_by_index
-from sparklog.kafka.in_place.segment_recovery import (
-    FAIL,
-    SKIP,
-    TRUNCATE,
-    Damage,
-    OffsetOrder,
-    Skipped,
-    resume,
-    sound_windows,
-)
 from sparklog.kafka.in_place.transaction_state import TransactionEvents, TransactionSpan, TransactionState, merged
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.state.view import BatchRuns, Stored
@@ -64,7 +48,7 @@ class SegmentState:
       it takes (those of records and markers) and how many batches it has
     """
 
-    name: SegmentName
+    name: directory.SegmentName
     end: int = 0
     records: int = 0
     batches: int = 0
@@ -85,11 +69,11 @@ class SegmentState:
     block_timestamp: array[int] = field(default_factory=lambda: array("q"))
     block_records: array[int] = field(default_factory=lambda: array("q"))
     block_batches: array[int] = field(default_factory=lambda: array("q"))
-    _order: OffsetOrder = field(init=False)
+    _order: recovery.OffsetOrder = field(init=False)
 
     def __post_init__(self) -> None:
         self.next_offset = max(self.next_offset, self.name.base)
-        self._order = OffsetOrder(self.next_offset)
+        self._order = recovery.OffsetOrder(self.next_offset)
 
     def still_holds(self, file: SegmentFile) -> bool:
         """Is the opened file the one that was read before, grown at most?
@@ -103,26 +87,28 @@ class SegmentState:
         header = self.last_header
         return not header or file.read(self.last_position, len(header)) == header
 
-    def unchanged(self, listed: SegmentName) -> bool:
+    def unchanged(self, listed: directory.SegmentName) -> bool:
         """Does a listing show the file as it was when it was closed? Inodes are used again, names too."""
         return not self.closed or (listed.size, listed.modified) == (self.size, self.modified)
 
-    def scan(self, file: SegmentFile, *, last: bool, policy: str = FAIL, limit: int | None = None) -> None:
+    def scan(self, file: SegmentFile, *, last: bool, policy: str = recovery.FAIL, limit: int | None = None) -> None:
         """Walk on from `end` to the file's end. In the partition's last segment a last batch with a wrong checksum is
         not written yet and does not count; elsewhere checksums are the readers' business, unless `policy` is to
         truncate: then the segment ends in front of the first batch that is not sound. `limit`: the next segment's base.
         """
-        if policy == TRUNCATE:
+        if policy == recovery.TRUNCATE:
             self.stop, self.reason = "end", ""
-            for window in sound_windows(file, self.end, self.next_offset, decide=self._stop_at, limit=limit):
+            for window in recovery.sound_windows(file, self.end, self.next_offset, decide=self._stop_at, limit=limit):
                 self._take(window, file)
         else:
             self._scan_headers(file, last=last)
-            while self._pass_unknown_format(file) or (policy == SKIP and self._resume(file, last=last, limit=limit)):
+            while self._pass_unknown_format(file) or (
+                policy == recovery.SKIP and self._resume(file, last=last, limit=limit)
+            ):
                 self._scan_headers(file, last=last)
         self.size, self.modified = file.size, file.modified
         self.closed = not last
-        if self.closed and self.stop != "end" and policy != TRUNCATE:
+        if self.closed and self.stop != "end" and policy != recovery.TRUNCATE:
             self.events.lost(self.next_offset)
 
     def _scan_headers(self, file: SegmentFile, *, last: bool) -> None:
@@ -140,7 +126,7 @@ class SegmentState:
                 last_window = last_window.select(slice(-1))
             self._take(last_window, file)
 
-    def _stop_at(self, damage: Damage) -> bool:
+    def _stop_at(self, damage: recovery.Damage) -> bool:
         self.stop, self.reason = UNSOUND, damage.reason
         return False
 
@@ -159,7 +145,7 @@ class SegmentState:
         """Return True if there is a batch after what is none, where the walk stopped. Markers may have been between."""
         if self.stop == "end" or (last and self.stop == "zeros"):
             return False
-        following = resume(file, self.end, self.next_offset, limit)
+        following = recovery.resume(file, self.end, self.next_offset, limit)
         if following is None:
             return False
         self.events.lost(self.next_offset)
@@ -223,10 +209,12 @@ class PartitionState:
     `policy`: what damage does (see `segment_recovery`); `cut`: what it left out after the log's end.
     """
 
-    def __init__(self, folder: FilePath, topic: str, partition: int, env: Env = SYSTEM, policy: str = FAIL) -> None:
+    def __init__(
+        self, folder: FilePath, topic: str, partition: int, env: Env = SYSTEM, policy: str = recovery.FAIL
+    ) -> None:
         self.folder = folder
         self.policy = policy
-        self.cut: list[Skipped] = []
+        self.cut: list[recovery.Skipped] = []
         self._key = topic, partition
         self._env = env
         self.segments: list[SegmentState] = []
@@ -236,7 +224,7 @@ class PartitionState:
         self._replay = False
         self._identity = (-1, -1)
         self._metadata = b""
-        self._indexed: dict[SegmentName, AbortedTransactions] = {}
+        self._indexed: dict[directory.SegmentName, AbortedTransactions] = {}
         self._aborted: AbortedTransactions | None = None
 
     @property
@@ -262,7 +250,7 @@ class PartitionState:
                 self.folder.renew()
                 self._changed_at, self._replay, gone = -1, True, True
                 if not tries_left:
-                    raise never_there(error) from None
+                    raise directory.never_there(error) from None
             else:
                 return
 
@@ -280,11 +268,11 @@ class PartitionState:
             return
         now = self._env.wall_ms()
         wait |= not self.segments or changed_at is None
-        names = settled_segments(self.folder, env=self._env) if wait else settled_now(self.folder)
+        names = directory.settled_segments(self.folder, env=self._env) if wait else directory.settled_now(self.folder)
         if names is None:
             return
         self._changed_at, self._listed_at = -1 if changed_at is None else changed_at, now
-        metadata = partition_metadata(self.folder)
+        metadata = directory.partition_metadata(self.folder)
         if metadata != self._metadata:
             self.segments, self._metadata, self._replay = [], metadata, True
         before = {state.name: state for state in self.segments}
@@ -306,7 +294,7 @@ class PartitionState:
         try:
             stat = self.folder.stat()
         except FileNotFoundError:
-            raise gone_folder(self.folder) from None
+            raise directory.gone_folder(self.folder) from None
         return stat.st_mtime_ns, (stat.st_dev, stat.st_ino)
 
     def _scan(self) -> None:
@@ -317,7 +305,7 @@ class PartitionState:
                 self._look_at(position, last=last)
             if self._truncate_at(position):
                 break
-        if self.policy == SKIP and self.segments and self.segments[-1].stray >= 0:
+        if self.policy == recovery.SKIP and self.segments and self.segments[-1].stray >= 0:
             state = self.segments[-1]
             reason = f"expected a batch at offset {state.next_offset} or above; found one below"
             self._leave_out(str(state.name.path), state.stray, state.size - state.stray, state.next_offset, reason)
@@ -333,7 +321,7 @@ class PartitionState:
         with SegmentFile(state.name.path) as file:
             replaced = not state.still_holds(file) or (state.closed and (last or file.size != state.size))
             if replaced:
-                state = SegmentState(SegmentName(state.name.base, state.name.path, file.inode))
+                state = SegmentState(directory.SegmentName(state.name.base, state.name.path, file.inode))
                 self.segments[position] = state
                 self._replay = True
             seen = len(state.events.triples)
@@ -347,7 +335,7 @@ class PartitionState:
     def _truncate_at(self, position: int) -> bool:
         """End the log in a segment that damage cuts short, where that is the policy; the next listing looks again."""
         state = self.segments[position]
-        if self.policy != TRUNCATE or state.stop == "end":
+        if self.policy != recovery.TRUNCATE or state.stop == "end":
             return False
         later = self.segments[position + 1 :]
         if later or state.stop != "zeros":
@@ -361,7 +349,7 @@ class PartitionState:
         return True
 
     def _leave_out(self, file: str, position: int, nbytes: int, start: int, reason: str) -> None:
-        self.cut.append(Skipped(*self._key, file, position, nbytes, start, None, reason))
+        self.cut.append(recovery.Skipped(*self._key, file, position, nbytes, start, None, reason))
 
     def aborted(self, start: int, end: int) -> AbortedTransactions:
         """The aborted transactions that matter to offsets `[start, end)`, from the whole partition's markers.
@@ -370,7 +358,7 @@ class PartitionState:
         such a transaction counts as aborted.
         """
         unknown = self.unknown(start, end)
-        if unknown and self.policy != SKIP:
+        if unknown and self.policy != recovery.SKIP:
             raise Corrupt(
                 f"the outcome of a transaction of producer {unknown[0][0].producer} cannot be known: its marker is"
                 " damaged; read other offsets, or leave the transaction out with corruptRecords=skip",
@@ -405,7 +393,7 @@ class PartitionState:
             )
         ]
 
-    def _transaction_index(self, name: SegmentName) -> AbortedTransactions:
+    def _transaction_index(self, name: directory.SegmentName) -> AbortedTransactions:
         """Return the `.txnindex` of a segment, empty if missing or wrong. That of the last segment still grows."""
         index = self._indexed.get(name)
         if index is None:

@@ -3,7 +3,7 @@
 Plain positioned reads, no memory map: a broker cuts a preallocated file to its length when it rolls, and touching a
 mapped page after the new end would kill the process. What the file held when it was opened counts; what is appended
 later is for the next look. A file that is gone was replaced or has expired: for `file.delete.delay.ms` it is still
-there as `.deleted`, with the same records. In a bucket neither happens (`sparklog.kafka.in_place.store_files`).
+there as `.deleted`, with the same records. In a bucket neither happens (`sparklog.kafka.in_place.files`).
 """
 
 from __future__ import annotations

@@ -26,20 +26,11 @@ from sparklog.errors import BadRequest, Corrupt, NotFound, nearest
 from sparklog.format.checkpoint_files import CLEANER_OFFSETS_FILE, HIGH_WATERMARKS_FILE, LOG_STARTS_FILE, TopicPartition
 from sparklog.format.window import Window
 from sparklog.kafka.in_place import directory
+from sparklog.kafka.in_place import segment_recovery as recovery
 from sparklog.kafka.in_place.files import AnyPath, FilePath, file_path
 from sparklog.kafka.in_place.partition_state import PartitionState, SegmentState
 from sparklog.kafka.in_place.read_part import KafkaReadPart
 from sparklog.kafka.in_place.segment_file import HEADER_WINDOW_BYTES, BatchWalk, SegmentFile
-from sparklog.kafka.in_place.segment_recovery import (
-    FAIL,
-    SKIP,
-    OnSkipped,
-    Skipped,
-    check_policy,
-    log_skipped,
-    sound_windows,
-    warn_once,
-)
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.state.view import (
     READ_COMMITTED,
@@ -58,7 +49,7 @@ def first_at_or_after(state: PartitionState, timestamp: int, log_start: int) -> 
 
     `Corrupt` if the batch that may hold the answer is damaged, unless damage is skipped.
     """
-    skipping = state.policy == SKIP
+    skipping = state.policy == recovery.SKIP
     for segment in state.segments:
         if segment.max_timestamp < timestamp or segment.next_offset <= log_start:
             continue
@@ -74,7 +65,9 @@ def first_at_or_after(state: PartitionState, timestamp: int, log_start: int) -> 
 def _windows(segment: SegmentState, file: SegmentFile, start: int, end: int, skipping: bool) -> Iterator[Window]:
     """Yield windows up to position `end`. `Corrupt` if something in between is no batch that can be read."""
     walk = BatchWalk(file, start, lambda: HEADER_WINDOW_BYTES)
-    for window in sound_windows(file, start, segment.name.base, decide=lambda damage: True) if skipping else walk:
+    for window in (
+        recovery.sound_windows(file, start, segment.name.base, decide=lambda damage: True) if skipping else walk
+    ):
         yield window
         if window.start + int(window.headers.position[-1] + window.headers.size[-1]) >= end:
             return
@@ -120,8 +113,8 @@ class KafkaView:
         path: AnyPath,
         *,
         tailing: bool = False,
-        corrupt_records: str = FAIL,
-        on_skipped: OnSkipped = log_skipped,
+        corrupt_records: str = recovery.FAIL,
+        on_skipped: recovery.OnSkipped = recovery.log_skipped,
         env: Env = SYSTEM,
     ) -> None:
         """`path` is a log dir or one partition folder, on a disk or by its URL; `tailing`: what is read must never be
@@ -130,9 +123,9 @@ class KafkaView:
         `corrupt_records` says what damage does: `fail`, `skip` or `truncate`; `on_skipped` is called with what was left
         out, where it is planned or read. `NotFound` if `path` is neither a Kafka log dir nor a partition folder.
         """
-        self._corrupt_records = check_policy(corrupt_records)
+        self._corrupt_records = recovery.check_policy(corrupt_records)
         self._on_skipped = on_skipped
-        self._reported: set[Skipped] = set()
+        self._reported: set[recovery.Skipped] = set()
         self.place = file_path(path)
         self.location = str(self.place)
         self._tailing = tailing
@@ -248,7 +241,9 @@ class KafkaView:
             aborted = partition.state.aborted(part.start, part.end) if committed else None
             for lost, file in partition.state.unknown(part.start, part.end) if committed else ():
                 reason = f"records of producer {lost.producer}, the marker that ended its transaction is damaged"
-                self._say(Skipped(part.topic, part.partition, file, None, 0, lost.first, lost.last + 1, reason))
+                self._say(
+                    recovery.Skipped(part.topic, part.partition, file, None, 0, lost.first, lost.last + 1, reason)
+                )
             policy, folder = self._corrupt_records, partition.state.folder
             parts.append(KafkaReadPart(folder, part, stored.records, stored.nbytes, aborted, policy, self._on_skipped))
         return parts
@@ -267,7 +262,7 @@ class KafkaView:
         if opened_ms is None or self.env.boot_ms() - opened_ms > FRESH_MS:
             self.place.renew()
 
-    def _say(self, skipped: Skipped) -> None:
+    def _say(self, skipped: recovery.Skipped) -> None:
         if skipped not in self._reported:
             self._reported.add(skipped)
             self._on_skipped(skipped)
@@ -279,9 +274,9 @@ class KafkaView:
             # A single partition folder may have been copied anywhere: what is next to it need not be Kafka's.
             if self._single:
                 return {}
-            if self._corrupt_records != FAIL and name == LOG_STARTS_FILE:
+            if self._corrupt_records != recovery.FAIL and name == LOG_STARTS_FILE:
                 # As Kafka's start-up; the file is replaced by rename, so this is no moment of its writing.
-                warn_once(f"{error}: the logs of {self.location} start at their first segments")
+                recovery.warn_once(f"{error}: the logs of {self.location} start at their first segments")
                 return {}
             raise
 

@@ -39,23 +39,8 @@ from sparklog.log.topic.backup_manifest import MANIFEST_JSON, EntriesBackup, Lef
 from sparklog.log.topic.backup_store import BackupStore
 from sparklog.log.topic.root import Root
 from sparklog.storage.store import Store
+from sparklog.tools.backup import copying
 from sparklog.tools.backup.consistent_cut import Cut, cut_now, writers_in
-from sparklog.tools.backup.copying import (
-    AT_ONCE,
-    Copied,
-    CopyOptions,
-    FileCopy,
-    Named,
-    Progress,
-    add_file,
-    copy_all,
-    data_files,
-    files_named,
-    listed,
-    oldest_base,
-    silent,
-    start_at,
-)
 from sparklog.tools.backup.damaged_logs import DamagedLogs
 from sparklog.tools.backup.repository import BACKUP, Mark, Repository, begun_key, newest_number, take_number
 
@@ -126,10 +111,10 @@ def plan_backup(root: Root, target: Store, *, topics: Collection[str] | None = N
     """Plan what `back_up` would copy now. Changes nothing."""
     _refuse_backup(root)
     cut = cut_now(root, topics)
-    named: list[FileCopy] = []
+    named: list[copying.FileCopy] = []
     for name, head in cut.topics.items():
-        named += data_files(name, History(root.store, name).at(head.version).slices.all())
-    present = listed(target, (file.key for file in named))
+        named += copying.data_files(name, History(root.store, name).at(head.version).slices.all())
+    present = copying.listed(target, (file.key for file in named))
     missing = [file for file in named if file.to not in present]
     nbytes = sum(file.size for file in missing)
     versions = dict(sorted(cut.versions().items()))
@@ -142,8 +127,8 @@ def back_up(
     *,
     topics: Collection[str] | None = None,
     link: bool = False,
-    at_once: int = AT_ONCE,
-    progress: Progress = silent,
+    at_once: int = copying.AT_ONCE,
+    progress: copying.Progress = copying.silent,
 ) -> Manifest:
     """Back a root up into a repository (made if there is none). Returns the manifest of the new backup.
 
@@ -155,7 +140,7 @@ def back_up(
     """
     _refuse_backup(root)
     repository = Repository.open_or_create(target, root.id, root.env)
-    options = CopyOptions(link, at_once, progress, root.env)
+    options = copying.CopyOptions(link, at_once, progress, root.env)
     for left in reversed(range(root.store.limits.backup_tries)):
         with Mark(repository, root.env, BACKUP) as mark:
             run = _BackupRun(root, repository, mark, options)
@@ -177,14 +162,14 @@ def _refuse_backup(root: Root) -> None:
 
 
 class _BackupRun:
-    def __init__(self, root: Root, repository: Repository, mark: Mark, options: CopyOptions) -> None:
+    def __init__(self, root: Root, repository: Repository, mark: Mark, options: copying.CopyOptions) -> None:
         self.root = root
         self.repository = repository
         self.mark = mark
         self.options = options
         self.id = root.env.new_id()
         self.holds = Holds(root, f"backup:{self.id}")
-        self.copied = Copied()
+        self.copied = copying.Copied()
         self.damaged = DamagedLogs(root.store)
         self.started_ms = 0
         self.number = 0
@@ -252,7 +237,7 @@ class _BackupRun:
                 self.release()
         raise AssertionError("unreachable")
 
-    def _named(self, name: str, head: Head, before: Sequence[Manifest]) -> Named:
+    def _named(self, name: str, head: Head, before: Sequence[Manifest]) -> copying.Named:
         history = History(self.root.store, name)
         last = next(filter(None, (manifest.topic(name) for manifest in reversed(before))), None)
         if last is not None and last.version > head.version:
@@ -260,30 +245,30 @@ class _BackupRun:
                 f"topic '{name}' is at version {head.version}, its last backup has version {last.version}: this is not "
                 "the log that was backed up"
             )
-        base = oldest_base(history, head.version)
+        base = copying.oldest_base(history, head.version)
         if last is not None and last.version >= base and history.commits.has(last.version + 1, head.version):
             # The state comes from the backup itself, the rest along the source's chain: they must be one log.
             begin = History(self.repository.store, name).at(last.version)
             if begin.head.crc != last.crc:
                 raise Corrupt(f"version {last.version} of topic '{name}' is not what its backup says; delete the place")
         else:
-            begin = start_at(history, base)
-        named = files_named(history, begin, head.version)
+            begin = copying.start_at(history, base)
+        named = copying.files_named(history, begin, head.version)
         if named.last.head.crc != head.crc:
             raise Corrupt(f"version {head.version} of topic '{name}' is not what its log leads to: run verify")
         return named
 
-    def _copy_files(self, topic_files: Mapping[str, Named]) -> set[str]:
+    def _copy_files(self, topic_files: Mapping[str, copying.Named]) -> set[str]:
         """Copy what all these versions name; return keys of files of older versions that are gone."""
-        files: dict[str, FileCopy] = {}
+        files: dict[str, copying.FileCopy] = {}
         needed: set[str] = set()
         for named in topic_files.values():
             needed |= {file.key for file in named.of_last()}
             for file in named.files.values():
-                add_file(files, file)
+                copying.add_file(files, file)
         missing: set[str] = set()
 
-        def lost(file: FileCopy) -> None:
+        def lost(file: copying.FileCopy) -> None:
             if file.key in needed:
                 raise NotFound(f"{file.key} is missing, and the newest version names it: run verify")
             missing.add(file.key)
@@ -294,10 +279,10 @@ class _BackupRun:
 
         # What the cut names first: it is held, and the rest is not.
         in_order = sorted(files.values(), key=lambda file: file.key not in needed)
-        self.copied += copy_all(self.root.store, self.repository.store, in_order, self.options, look, lost)
+        self.copied += copying.copy_all(self.root.store, self.repository.store, in_order, self.options, look, lost)
         return missing
 
-    def _topic(self, name: str, named: Named, missing: set[str]) -> TopicBackup:
+    def _topic(self, name: str, named: copying.Named, missing: set[str]) -> TopicBackup:
         store = self.repository.store
         for version in range(named.base.version + 1, named.last.version + 1):
             self._put(commit_key(name, version), self.root.store.get(commit_key(name, version)))
@@ -352,7 +337,7 @@ class _BackupRun:
         store = self.repository.store
         existing = create_or_read(store, key, data, self.root.env)
         if existing is None:
-            self.copied += Copied(1, len(data))
+            self.copied += copying.Copied(1, len(data))
         elif data not in (existing, store.get(key)):
             # Read again, as a bit may have flipped on the way.
             raise Corrupt(f"{store.location} holds something else under this key; delete it there", file=key)
@@ -382,15 +367,15 @@ def _read_entry(chain: EntryChain[E], number: int, link: int | None) -> tuple[by
     return stored
 
 
-def write_checkpoint(store: Store, snapshot: Snapshot, unique: str, env: Env) -> Copied:
+def write_checkpoint(store: Store, snapshot: Snapshot, unique: str, env: Env) -> copying.Copied:
     """Write a checkpoint of a state, unless one that can be read is there: table first, then head."""
     key = checkpoint_key(snapshot.topic, snapshot.version)
     with suppress(NotFound):
         decode_checkpoint(store.get(key), key, snapshot.version)
-        return Copied()
+        return copying.Copied()
     table_key, data, table = slice_table(snapshot, unique)
     if create_or_read(store, table_key, data, env) not in (None, data):
         raise Unavailable(f"{table_key} in {store.location} is not what was written; try again later")
     head = encode_checkpoint(Checkpoint(snapshot.head, table))
     create_or_read(store, key, head, env)
-    return Copied(2, table.size + len(head))
+    return copying.Copied(2, table.size + len(head))

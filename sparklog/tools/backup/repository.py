@@ -39,20 +39,10 @@ from sparklog.format.checksums import SUFFIXES
 from sparklog.groups.group_state import GROUPS
 from sparklog.log.decisions.decision import DECISIONS
 from sparklog.log.journal import documents as json_fields
+from sparklog.log.journal import names as naming
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.journal.create_object import create_or_read, read_if_there
 from sparklog.log.journal.documents import FORMAT
-from sparklog.log.journal.names import (
-    GROUPS_FOLDER,
-    PLACE_KEY,
-    ROOT_KEY,
-    TRANSACTIONS_FOLDER,
-    RootId,
-    checkpoint_key,
-    commit_key,
-    filter_path,
-    foreign_name,
-)
 from sparklog.log.state.history import History
 from sparklog.log.topic.backup_manifest import (
     BACKUPS_FOLDER,
@@ -101,7 +91,7 @@ def give_up_begun(store: Store, root_id: str, env: Env) -> None:
 
 
 def is_repository(store: Store) -> bool:
-    return store.stat(PLACE_KEY) is not None
+    return store.stat(naming.PLACE_KEY) is not None
 
 
 def refuse_inside(store: Store) -> None:
@@ -111,7 +101,7 @@ def refuse_inside(store: Store) -> None:
     folder = os.path.realpath(store.location)
     while (above := os.path.dirname(folder)) != folder:
         folder = above
-        for key, what in ((ROOT_KEY, "a root"), (PLACE_KEY, "a place of backups")):
+        for key, what in ((naming.ROOT_KEY, "a root"), (naming.PLACE_KEY, "a place of backups")):
             if os.path.lexists(os.path.join(folder, key)):
                 raise BadRequest(f"{store.location} is in {folder}, which is {what}; choose a folder outside of it")
 
@@ -126,10 +116,10 @@ class Repository:
     @classmethod
     def open(cls, store: Store) -> Repository:
         """`NotFound` if no backups are here."""
-        data = read_if_there(store, PLACE_KEY)
+        data = read_if_there(store, naming.PLACE_KEY)
         if data is None:
-            raise NotFound(f"no backups are in {store.location}: it has no {PLACE_KEY}; check the path")
-        return cls(store, REPOSITORY_JSON.decode(data, PLACE_KEY).root_id)
+            raise NotFound(f"no backups are in {store.location}: it has no {naming.PLACE_KEY}; check the path")
+        return cls(store, REPOSITORY_JSON.decode(data, naming.PLACE_KEY).root_id)
 
     @classmethod
     def open_or_create(cls, store: Store, root_id: str, env: Env) -> Repository:
@@ -140,15 +130,15 @@ class Repository:
         from sparklog.log.journal.probe_verdict import ensure_probed
 
         if not is_repository(store):
-            if store.stat(ROOT_KEY) is not None:
+            if store.stat(naming.ROOT_KEY) is not None:
                 raise BadRequest(f"{store.location} is a root; give backups a folder of their own")
             refuse_inside(store)
-            first = foreign_name(store)
+            first = naming.foreign_name(store)
             # Another first backup may have been quicker.
             if first is not None and not is_repository(store):
                 raise BadRequest(f"{store.location} is not empty, found {first}; give backups a folder of their own")
             ensure_probed(store, env.wall_ms)
-            create_or_read(store, PLACE_KEY, REPOSITORY_JSON.encode(RootId(root_id, env.wall_ms())), env)
+            create_or_read(store, naming.PLACE_KEY, REPOSITORY_JSON.encode(naming.RootId(root_id, env.wall_ms())), env)
         repository = cls.open(store)
         if repository.root_id != root_id:
             raise BadRequest(
@@ -245,7 +235,7 @@ class Mark:
 
 
 _LOG = re.compile(
-    rf"(?:[^/]+|(?:{TRANSACTIONS_FOLDER}|{GROUPS_FOLDER})/[^/]+)/_log/"
+    rf"(?:[^/]+|(?:{naming.TRANSACTIONS_FOLDER}|{naming.GROUPS_FOLDER})/[^/]+)/_log/"
     r"(?:[0-9]{20}\.json|checkpoints/[0-9]{20}(?:\.json|-[A-Za-z0-9_-]{1,64}\.arrow))"
 )
 CHUNK = 200
@@ -337,18 +327,18 @@ def named_keys(store: Store, manifest: Manifest) -> set[str]:
         named = files_named(history, start_at(history, item.base), item.version)
         if named.last.head.crc != item.crc:
             raise Corrupt(f"version {item.version} of topic '{item.topic}' is not what backup {manifest.number} says")
-        keys |= {commit_key(item.topic, version) for version in range(item.base + 1, item.version + 1)}
+        keys |= {naming.commit_key(item.topic, version) for version in range(item.base + 1, item.version + 1)}
         for version in {item.base, item.version} - {-1}:
             table = history.table_of(version)
             if table is None:
                 raise Corrupt(f"checkpoint {version} of topic '{item.topic}' is damaged; nothing was deleted")
-            keys |= {checkpoint_key(item.topic, version), table}
+            keys |= {naming.checkpoint_key(item.topic, version), table}
         keys |= named.files.keys()
         logs = [key.removesuffix("log") for key in named.files if key.endswith(".log")]
         keys |= {f"{stem}{suffix}" for stem in logs for suffix in SUFFIXES}
-        keys |= {filter_path(key) for key in named.files}
+        keys |= {naming.filter_path(key) for key in named.files}
     for kind, entries in ((DECISIONS, manifest.decisions), (GROUPS, manifest.groups)):
         for entry in entries:
             prefix = kind.prefix(entry.id)
-            keys |= {commit_key(prefix, number) for number in range(entry.first, entry.number + 1)}
+            keys |= {naming.commit_key(prefix, number) for number in range(entry.first, entry.number + 1)}
     return keys

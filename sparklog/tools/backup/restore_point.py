@@ -24,17 +24,10 @@ from sparklog.errors import BadRequest, Corrupt, NotFound, did_you_mean
 from sparklog.groups.group_state import GROUPS, NO_EPOCH, GroupState, TopicOffsets, topic_offsets
 from sparklog.log.decisions.decision import DECISIONS, Decisions, Prepared, PreparedGroup
 from sparklog.log.decisions.decision_log import open_transactions
+from sparklog.log.journal import names as naming
 from sparklog.log.journal.chain import EntryChain, EntrySpan
 from sparklog.log.journal.clocks import newest_at
 from sparklog.log.journal.entry_log import E, EntryKind
-from sparklog.log.journal.names import (
-    VERSION_DIGITS,
-    copied_path,
-    is_commit,
-    is_topic_name,
-    local_path,
-    path_read_version,
-)
 from sparklog.log.state.commit import MAINTAIN, Commit, Resolved
 from sparklog.log.state.commit_intents import Draft
 from sparklog.log.state.history import History
@@ -204,7 +197,7 @@ def _check_groups(bounds: CutBounds, time_ms: int, damaged: DamagedLogs) -> None
 
 
 def _topic_names(store: Store) -> list[str]:
-    return [name for name in store.list_folders("") if is_topic_name(name)]
+    return [name for name in store.list_folders("") if naming.is_topic_name(name)]
 
 
 def from_root(root: Root, wanted: Wanted) -> Cut:
@@ -266,12 +259,12 @@ MAX_EPOCH = 2**31 - 1
 
 def own_path(path: str, version: int) -> str:
     """The path of a file in the folder of its new topic; a clone's source may count higher versions."""
-    if is_commit(path):
-        return copied_path(path, version)
+    if naming.is_commit(path):
+        return naming.copied_path(path, version)
     if not path.startswith("/"):
         return path
-    read_version = path_read_version(path) or 0
-    return local_path(path).replace(f"{read_version:0{VERSION_DIGITS}d}-", f"{min(read_version, version):020d}-", 1)
+    read_version = naming.path_read_version(path) or 0
+    return naming.local_path(path).replace(f"{read_version:020d}-", f"{min(read_version, version):020d}-", 1)
 
 
 def files_of(topic: str, snapshot: Snapshot) -> list[FileCopy]:

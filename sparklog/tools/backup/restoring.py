@@ -22,6 +22,7 @@ from sparklog.errors import BadRequest, Corrupt, NotFound, Unavailable
 from sparklog.format import crc32c
 from sparklog.groups.group_state import GROUPS, GroupState
 from sparklog.log.decisions.decision import DECISIONS, EXPIRE, Decisions
+from sparklog.log.journal import names as naming
 from sparklog.log.journal.chain import EntryChain
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.journal.create_object import create_or_read, read_if_there
@@ -37,18 +38,6 @@ from sparklog.log.journal.documents import (
     whole,
 )
 from sparklog.log.journal.entry_log import E, EntryKind
-from sparklog.log.journal.names import (
-    PLACE_KEY,
-    RESTORE_KEY,
-    ROOT_JSON,
-    ROOT_KEY,
-    RootId,
-    check_topic_name,
-    checkpoint_key,
-    commit_key,
-    foreign_name,
-    read_root_id,
-)
 from sparklog.log.state.commit import decode_commit, encode_commit
 from sparklog.log.state.history import History
 from sparklog.log.state.invariants import check_commit, check_state
@@ -159,7 +148,7 @@ class Restored:
 
 def _neither(source: Store) -> NotFound:
     return NotFound(
-        f"{source.location} is neither a place of backups (it has no {PLACE_KEY}) nor a root; check the path"
+        f"{source.location} is neither a place of backups (it has no {naming.PLACE_KEY}) nor a root; check the path"
     )
 
 
@@ -187,7 +176,7 @@ def _names(cut: Cut, wanted: Wanted, rename: Mapping[str, str]) -> dict[str, str
     if wanted.time_ms is not None and not existing:
         raise NotFound(f"there was no topic at {iso_time(wanted.time_ms)}; choose a later time")
     for name, new in rename.items():
-        check_topic_name(new)
+        naming.check_topic_name(new)
         if name not in existing:
             names_there = ", ".join(sorted(existing)) or "none"
             raise NotFound(f"there is no topic '{name}' to be renamed; there are {names_there}")
@@ -252,21 +241,21 @@ def restore(
 def _request(source: Store, wanted: Wanted, rename: Mapping[str, str]) -> str:
     """Return the request as text: a run that was killed goes on with the same."""
     place = is_repository(source)
-    if not place and source.stat(ROOT_KEY) is None:
+    if not place and source.stat(naming.ROOT_KEY) is None:
         raise _neither(source)
-    source_id = Repository.open(source).root_id if place else read_root_id(source)
+    source_id = Repository.open(source).root_id if place else naming.read_root_id(source)
     parts: list[object] = [source_id, place, wanted.number, wanted.version, wanted.time_ms]
     parts += [None if wanted.topics is None else sorted(wanted.topics), dict(sorted(rename.items()))]
     return json.dumps(parts)
 
 
 def _read_plan(target: Store, request: str) -> _Plan | None:
-    data = read_if_there(target, RESTORE_KEY)
+    data = read_if_there(target, naming.RESTORE_KEY)
     if data is None:
-        if (first := foreign_name(target)) is not None:
+        if (first := naming.foreign_name(target)) is not None:
             raise BadRequest(f"{target.location} is not empty, found {first}: restore into an empty folder")
         return None
-    plan = RESTORE_JSON.decode(data, RESTORE_KEY)
+    plan = RESTORE_JSON.decode(data, naming.RESTORE_KEY)
     if plan.request != request:
         location = target.location
         raise BadRequest(f"another restore is unfinished in {location}: ask for the same again, or empty the folder")
@@ -284,11 +273,11 @@ def _write_plan(
     ensure_probed(target, env.wall_ms)
     plan = _planned(backup, cut, names, request, env.new_id, env.wall_ms)
     data = RESTORE_JSON.encode(plan)
-    if create_or_read(target, RESTORE_KEY, data, env) not in (None, data):
+    if create_or_read(target, naming.RESTORE_KEY, data, env) not in (None, data):
         # Another run was first: what is there counts.
         stored = _read_plan(target, request)
         if stored is None:
-            raise Unavailable(f"{RESTORE_KEY} was not written as it should; try again")
+            raise Unavailable(f"{naming.RESTORE_KEY} was not written as it should; try again")
         return stored
     return plan
 
@@ -362,15 +351,15 @@ class _RestoreRun:
 
     def make(self) -> Restored:
         versions = {name: item.version for name, item in self.plan.topics.items()}
-        if self.target.stat(ROOT_KEY) is not None:
-            if read_root_id(self.target) != self.plan.root_id:
+        if self.target.stat(naming.ROOT_KEY) is not None:
+            if naming.read_root_id(self.target) != self.plan.root_id:
                 raise BadRequest(
                     f"{self.target.location} became another root before the restore was finished: restore into an "
                     "empty folder"
                 )
             # Killed after it was done: only the plan is left.
             snapshots = _snapshots(self.source, versions)
-            self.target.delete(RESTORE_KEY)
+            self.target.delete(naming.RESTORE_KEY)
             # Offsets that the earlier run has set to the ends of topics, as far as the source still has them.
             groups = self.plan.groups.items() if self.plan.exact else ()
             states = (EntryChain(self.source, GROUPS, name).state_at(number) for name, number in groups)
@@ -390,8 +379,8 @@ class _RestoreRun:
         finally:
             if holds is not None:
                 holds.release()
-        self._put(ROOT_KEY, ROOT_JSON.encode(RootId(self.plan.root_id, self.plan.time_ms)))
-        self.target.delete(RESTORE_KEY)
+        self._put(naming.ROOT_KEY, naming.ROOT_JSON.encode(naming.RootId(self.plan.root_id, self.plan.time_ms)))
+        self.target.delete(naming.RESTORE_KEY)
         return _restored(self.plan, snapshots, files, self.copied, moved)
 
     def _hold(self, versions: Mapping[str, int]) -> Holds | None:
@@ -414,7 +403,7 @@ class _RestoreRun:
         """Write the defaults of the source as the first entry of the root's own."""
         if self.plan.defaults is not None:
             first = replace(self._entry(DEFAULTS, ID, self.plan.defaults), number=0, prev_crc=None)
-            self._put(commit_key(DEFAULTS.prefix(ID), 0), DEFAULTS.table.encode(first))
+            self._put(naming.commit_key(DEFAULTS.prefix(ID), 0), DEFAULTS.table.encode(first))
 
     def _write_groups(self, heads: Mapping[str, Head]) -> list[MovedOffset]:
         """Write the offsets of each group; return those that were set to the end of a topic (`heads`)."""
@@ -430,26 +419,26 @@ class _RestoreRun:
             check_state(alone.head, alone.slices)
             commit = first_commit(alone.head, name, decisions, self.names, item.commit, self.plan.time_ms)
             data = encode_commit(commit)
-            after = alone.head.apply(decode_commit(data, commit_key(item.to, commit.version), commit.version))
+            after = alone.head.apply(decode_commit(data, naming.commit_key(item.to, commit.version), commit.version))
             check_commit(alone.head, commit, after)
             self.copied += write_checkpoint(self.target, alone, item.table, self.options.env)
             if last_of_source is not None:
                 # Its checkpoint and the next commit both name its CRC.
-                self._put(commit_key(item.to, alone.version), last_of_source)
-            self._put(commit_key(item.to, commit.version), data)
+                self._put(naming.commit_key(item.to, alone.version), last_of_source)
+            self._put(naming.commit_key(item.to, commit.version), data)
             last = Snapshot(item.to, self.target, after, alone.slices.apply(commit, after))
             self.copied += write_checkpoint(self.target, last, item.table, self.options.env)
 
     def _stand_alone(self, name: str, snapshot: Snapshot) -> tuple[Snapshot, bytes | None]:
         """Return the state of a topic in its new root, and the commit that made it, if that is still there."""
         alone = stand_alone(snapshot, self.target, self.names)
-        key = commit_key(name, snapshot.version)
+        key = naming.commit_key(name, snapshot.version)
         data = read_if_there(self.source, key)
         if data is None or snapshot.version > 0:
             return alone, data
         # Nothing comes before it, so the state is what it says, and that of a clone names files of others.
         data = encode_commit(created_alone(decode_commit(data, key, 0)))
-        commit = decode_commit(data, commit_key(alone.topic, 0), 0)
+        commit = decode_commit(data, naming.commit_key(alone.topic, 0), 0)
         head = EMPTY.apply(commit)
         return Snapshot(alone.topic, self.target, head, SliceTable().apply(commit, head)), data
 
@@ -471,8 +460,8 @@ class _RestoreRun:
         for entry in (state,) if before is None else (before, state):
             data = kind.table.encode(replace(renamed(entry), prev_crc=crc if entry is state else entry.prev_crc))
             crc = crc32c.crc32c(data)
-            self._put(checkpoint_key(prefix, entry.number), data)
-            self._put(commit_key(prefix, entry.number), data)
+            self._put(naming.checkpoint_key(prefix, entry.number), data)
+            self._put(naming.commit_key(prefix, entry.number), data)
 
     def _put(self, key: str, data: bytes) -> None:
         existing = create_or_read(self.target, key, data, self.options.env)

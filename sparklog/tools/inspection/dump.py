@@ -129,8 +129,6 @@ _METADATA_SNAPSHOT = re.compile(r"(\d{20})-(\d{10})\.checkpoint")
 
 @dataclass(frozen=True, slots=True)
 class DumpOptions:
-    """Options for logs and for indexes."""
-
     log: LogOptions = field(default_factory=LogOptions)
     index: IndexOptions = field(default_factory=IndexOptions)
 

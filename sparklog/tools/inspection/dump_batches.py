@@ -62,7 +62,6 @@ class OffsetGaps:
     last: int = -1
 
     def add(self, offsets: list[int]) -> None:
-        """Take in the offsets of the next records."""
         if not offsets:
             return
         before = [self.last, *offsets[:-1]]

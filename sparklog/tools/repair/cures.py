@@ -1,18 +1,48 @@
-"""Cures: which bytes an object should have, and how they get there without a moment that is worse than the damage.
+"""Cures: which bytes an object should have, how they get there without a moment worse than the damage, and a report.
 
 The bytes that were there are copied below `_repair/` first, where nothing reads them. Then the new ones take their
 place, at once where the store can do that. So a process that dies on the way leaves what was there, or the cure, and
-perhaps a copy.
+perhaps a copy. Of logs:
+
+| object                  | is written again from                                                                   |
+|-------------------------|-----------------------------------------------------------------------------------------|
+| any document            | itself, where its checksum tells what it was: bytes too many, one bit of its last bytes |
+| entry of a group, of decisions, of leases | its copy, which has the same bytes                                    |
+| copy of an entry        | the entry                                                                               |
+| checkpoint of a topic   | the checkpoint before it, or nothing, and the commits up to its version                 |
+
+A damaged entry that is not the newest stops who opens the log before it, although later entries carry the whole state:
+copies of these let them begin there. With two copies above it no reader needs the entry any more, and it is set aside.
+
+A damaged checkpoint is never removed where the state at its version or later cannot be had without it: readers would
+take an older state for the newest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeAlias
 
+from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound
+from sparklog.log.journal import names as naming
+from sparklog.log.journal.chain import list_numbers
+from sparklog.log.journal.clocks import Env
+from sparklog.log.journal.documents import document_of, following
+from sparklog.log.journal.entry_log import EntryKind, StateEntry
 from sparklog.log.journal.names import REPAIR_FOLDER
+from sparklog.log.state.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint, slice_table
+from sparklog.log.state.commit import decode_commit
+from sparklog.log.state.history import History
+from sparklog.log.state.slice_table import Snapshot
+from sparklog.output import json_value
 from sparklog.storage.store import Store
+from sparklog.tools.verification.checked_logs import KINDS
+from sparklog.tools.verification.findings import Finding, Report
+from sparklog.units import count
 
 PIECE_BYTES = 8 << 20
 Patch: TypeAlias = tuple[int, bytes]
@@ -96,3 +126,211 @@ class Healer:
             length = min(PIECE_BYTES, size - start)
             old = self.store.get(cure.key, start, length)
             yield cure.patched(start, old + bytes(length - len(old)))
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """One object that was cured or set aside: `how` in words; `aside`: where the bytes are that were there before."""
+
+    file: str
+    how: str
+    aside: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RepairReport:
+    """The outcome. `executed` False: nothing was changed, `repaired` is what would be.
+
+    `left`: damage that is still there, or would be; `before`: how many problems there were at first.
+    """
+
+    location: str
+    executed: bool
+    repaired: tuple[Repaired, ...]
+    left: tuple[Finding, ...]
+    before: int
+
+    @property
+    def sound(self) -> bool:
+        """True if no damage is left."""
+        return not self.left
+
+
+def left_after(report: Report, files: Sequence[str]) -> tuple[Finding, ...]:
+    """Return the findings of a report that the repair of these files does not cure."""
+    return tuple(finding for finding in report.findings if finding.file not in files)
+
+
+def summary(report: RepairReport) -> str:
+    """Return what was done, file by file, what is left, and the verdict in one line."""
+    lines = [f"{item.file}: {'' if report.executed else 'would be '}{item.how}" for item in report.repaired]
+    lines += [f"left: {finding}" for finding in report.left]
+    done = f"{count(len(report.repaired), 'file')} of {report.location}"
+    left = f"{count(len(report.left), 'problem')} left that no rebuild cures" if report.left else "no damage is left"
+    if not lines:
+        lines.append(f"nothing to repair in {report.location}")
+    elif report.executed:
+        lines.append(f"repaired {done}; {left}")
+    else:
+        lines.append(f"would repair {done}: nothing was changed, --execute does it; {left}")
+    return "\n".join(lines)
+
+
+def document(report: RepairReport) -> dict[str, object]:
+    return {
+        "location": report.location,
+        "executed": report.executed,
+        "sound": report.sound,
+        "problems": report.before,
+        "repaired": json_value(report.repaired),
+        "left": json_value(report.left),
+    }
+
+
+Decode = Callable[[bytes], object]
+SEARCHED_BYTES = 32
+"""Of the end of a document, where a flipped bit may hide its checksum."""
+_END = re.compile(rb',"crc":[0-9]{1,10}\}')
+
+
+def of_log(key: str) -> bool:
+    """True for an object of a log, a checkpoint's table included, and for the root's id."""
+    return f"/{naming.LOG_FOLDER}/" in key or key == naming.ROOT_KEY
+
+
+def decoder_of(key: str) -> Decode | None:
+    """Return what reads a document of this key, and raises where it is damaged; None for other objects."""
+    if key == naming.ROOT_KEY:
+        return lambda data: naming.ROOT_JSON.decode(data, key)
+    number = naming.checkpoint_version(key)
+    if number is None:
+        return None
+    kind = KINDS.get(key.partition("/")[0])
+    if kind is not None:
+        return partial(_decode_entry, kind, key, number)
+    decode: Callable[..., object] = decode_checkpoint if f"/{naming.CHECKPOINT_FOLDER}/" in key else decode_commit
+    return lambda data: decode(data, key, number)
+
+
+def _decode_entry(kind: EntryKind[StateEntry], key: str, number: int, data: bytes) -> StateEntry:
+    entry = kind.decode(data, key, number)
+    if f"{kind.folder}/{naming.id_folder(entry.id)}/" != key[: key.index(naming.LOG_FOLDER)]:
+        raise Corrupt(f"{kind.what} of '{entry.id}' do not belong here", file=key)
+    return entry
+
+
+def is_sound(key: str, data: bytes) -> bool:
+    decode = decoder_of(key)
+    try:
+        return decode is not None and decode(data) is not None
+    except (Corrupt, BadRequest):
+        return False
+
+
+def cure_document(store: Store, key: str) -> Cure | None:
+    """Return the cure of a document that its checksum can tell."""
+    data = _read(store, key)
+    if data is None or decoder_of(key) is None or is_sound(key, data):
+        return None
+    for how, candidate in _candidates(data):
+        if is_sound(key, candidate):
+            return Cure.whole(key, how, candidate)
+    return None
+
+
+def _candidates(data: bytes) -> Iterator[tuple[str, bytes]]:
+    end = len(document_of(data))
+    yield "cut off what is not its own", data[:end]
+    yield "cut off what is not its own", data[: end + _tail_bytes(data[:end])]
+    for match in _END.finditer(data):
+        # The newline that ends a document, before its records.
+        rest = data[match.end() + 1 :]
+        yield "its flipped bit turned back", data[: match.end()] + b"\n" + rest
+    for position in range(max(0, end - SEARCHED_BYTES), end):
+        for bit in range(8):
+            flipped = bytearray(data)
+            flipped[position] ^= 1 << bit
+            yield "its flipped bit turned back", bytes(flipped)
+
+
+def _tail_bytes(document: bytes) -> int:
+    """Return how many bytes follow a document, as far as it says so."""
+    try:
+        return sum(nbytes for nbytes, _ in following(json.loads(document)))
+    except (ValueError, AttributeError, RecursionError):
+        return 0
+
+
+def _read(store: Store, key: str) -> bytes | None:
+    try:
+        return store.get(key)
+    except (NotFound, Corrupt):
+        return None
+
+
+def cure_entry(store: Store, key: str) -> Cure | None:
+    """Return the cure of an entry or a copy in a log of entries: by the other one, by itself, or by later entries."""
+    prefix, _, _ = key.partition(f"/{naming.LOG_FOLDER}/")
+    number = naming.checkpoint_version(key)
+    if number is None:
+        return None
+    is_copy = f"/{naming.CHECKPOINT_FOLDER}/" in key
+    other = naming.commit_key(prefix, number) if is_copy else naming.checkpoint_key(prefix, number)
+    data = _read(store, other)
+    if data is not None and is_sound(other, data):
+        return Cure.whole(key, "written again from the entry" if is_copy else "written again from its copy", data)
+    return cure_document(store, key) or (None if is_copy else _pass_entry(store, prefix, number))
+
+
+def _pass_entry(store: Store, prefix: str, number: int) -> Cure | None:
+    """Return the cure that leads readers past a damaged or missing entry: copies of the two newest."""
+    numbers = list_numbers(store, prefix)
+    newest = numbers.entries[-1] if numbers.entries else -1
+    if numbers.entries[-(newest - number) :] != tuple(range(number + 1, newest + 1)):
+        return None
+    missing: list[tuple[str, bytes]] = []
+    copies = 0
+    for later in (newest, newest - 1):
+        key, data = naming.checkpoint_key(prefix, later), _read(store, naming.commit_key(prefix, later))
+        if later <= number or data is None or not is_sound(naming.commit_key(prefix, later), data):
+            continue
+        copies += 1
+        if (stored := _read(store, key)) is None or not is_sound(key, stored):
+            missing.append((key, data))
+    drops = (naming.commit_key(prefix, number),) if copies == 2 and number in numbers.entries else ()
+    if not missing and not drops:
+        return None
+    how = "set aside: later entries carry the whole state" if drops else "passed: a copy of a later entry is there"
+    return Cure(naming.commit_key(prefix, number), how, creates=tuple(missing), drops=drops)
+
+
+def cure_checkpoint(store: Store, key: str, env: Env) -> Cure | None:
+    """Return the cure of a topic's checkpoint, whose head or table has this key."""
+    topic, name = key.split("/", 1)[0], key.rsplit("/", 1)[-1]
+    version = int(name[:20])
+    head_key = naming.checkpoint_key(topic, version)
+    history = History(store, topic)
+    tables = [
+        info.key for info in history.tables if info.key.startswith(f"{naming.checkpoint_prefix(topic)}{version:020d}-")
+    ]
+    history.distrust(version)
+    snapshot = state_at(history, version)
+    if snapshot is not None:
+        table_key, data, ref = slice_table(snapshot, env.new_id())
+        how = "written again from the commits"
+        head = encode_checkpoint(Checkpoint(snapshot.head, ref))
+        return Cure.whole(head_key, how, head, creates=((table_key, data),), drops=tuple(tables))
+    newest = int(history.commits.version[-1]) if len(history.commits) else -1
+    base = history.base_of(newest)
+    if base is None or base < version:
+        return None
+    heads = (head_key,) if version in history.checkpoints else ()
+    return Cure(head_key, "set aside: a newer one has all that readers need", drops=(*heads, *tables))
+
+
+def state_at(history: History, version: int) -> Snapshot | None:
+    """Return the state at a version; None: it cannot be had."""
+    try:
+        return history.at(version)
+    except (NotFound, Corrupt, Conflict, BadRequest):
+        return None

@@ -35,11 +35,17 @@ from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.slices import SliceFlag
 from sparklog.maintenance.work_items import silent
 from sparklog.storage.store import Store
-from sparklog.tools.repair.cures import Cure, Patch
-from sparklog.tools.repair.log_cures import is_sound
+from sparklog.tools.repair.cures import Cure, Patch, is_sound
 from sparklog.tools.verification.findings import Finding
-from sparklog.tools.verification.index_files import CollectedBatches, check_index
-from sparklog.tools.verification.slice_checks import CheckedFile, CutOff, NamedFile, SliceClaim, walk
+from sparklog.tools.verification.slice_checks import (
+    CheckedFile,
+    CollectedBatches,
+    CutOff,
+    NamedFile,
+    SliceClaim,
+    check_index,
+    walk,
+)
 
 MOST_INTERVALS = 500
 MOST_BATCHES = 10_000
@@ -116,7 +122,6 @@ class FileCures:
         return cure
 
     def _written(self, claim: SliceClaim) -> WrittenSlice | None:
-        """Return what the footer says of a slice."""
         batches = self._batches(claim)
         if batches is None:
             return None

@@ -13,28 +13,45 @@ Unreferenced files of a root whose logs are whole are set aside where the vacuum
 | commit                  | the commits after it are not there, and no version needs it                               |
 
 Uploads in flight, temporary files, rests of probes and files that sparklog gives no such name stay where they are.
+
+**A Kafka directory** gets its index files back in place, as by Kafka's own recovery (`LogSegment.recover`). A broker
+trusts its indexes: one that misleads hides records. Kafka builds them again only after an unclean stop, or where they
+are missing. Here each index that `sparklog verify` calls damaged is built again from the batches of its segment,
+written beside it and renamed. `index.interval.bytes` is a config of the broker or topic, which no file here has. If it
+is not given, it is one by which the sound indexes of the partition were made, Kafka's default where that fits, else a
+round one. An index by another interval is right as well.
+
+* `.txnindex`: the transactions that were aborted, by the log from its start on. Where a cleaner has removed the first
+  batches of one, it begins with those that are left: readers see the same.
+* A damaged `.snapshot` gets the suffix `.deleted`: the broker removes it when it starts, and makes another one.
+* Segments stay as they are. After damage to batches the broker or a replica has to help, and indexes of such a segment
+  stay as well, but for the end of the last one, which a broker had not written to the end.
+
+No broker may be at work: it holds a lock on `.lock`, which is held here meanwhile.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
-from sparklog.errors import BadRequest, NotFound
+import numpy as np
+
+from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound
 from sparklog.format.checksums import SUFFIXES
+from sparklog.format.segment_indexes import OffsetIndex
+from sparklog.format.transaction_index import AbortedTransactions
+from sparklog.kafka.in_place.directory import kafka_layout
+from sparklog.kafka.in_place.files import DELETED, AnyPath, FilePath, LocalPath, file_path, held_lock, relative
+from sparklog.kafka.in_place.segment_file import companion
+from sparklog.kafka.in_place.transaction_state import TransactionState
+from sparklog.log.journal import names as naming
 from sparklog.log.journal.arguments import NAMES, checked, whole
 from sparklog.log.journal.clocks import SYSTEM, Env, reading_clock_ms
-from sparklog.log.journal.names import (
-    CHECKPOINT_FOLDER,
-    LOG_FOLDER,
-    checkpoint_version,
-    filter_path,
-    is_checkpoint_table_name,
-    is_topic_name,
-)
 from sparklog.log.state.history import History
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.topic.root import ROOT, Root
@@ -43,14 +60,168 @@ from sparklog.opening import KAFKA_DIRECTORY, KAFKA_PARTITION, NOTHING, exists, 
 from sparklog.retention.vacuum_plan import HOUR_MS, data_file
 from sparklog.storage import open_store
 from sparklog.storage.store import ObjectInfo, Store
-from sparklog.tools.repair.cures import Cure, Healer
-from sparklog.tools.repair.file_cures import FileCures, cure_flipped
-from sparklog.tools.repair.kafka_directory import repair_log_dir
-from sparklog.tools.repair.log_cures import KINDS, cure_checkpoint, cure_document, cure_entry, of_log, state_at
-from sparklog.tools.repair.report import Repaired, RepairReport, left_after
+from sparklog.tools.repair.cures import (
+    Cure,
+    Healer,
+    Repaired,
+    RepairReport,
+    cure_checkpoint,
+    cure_document,
+    cure_entry,
+    left_after,
+    of_log,
+    state_at,
+)
+from sparklog.tools.repair.file_cures import FileCures, build_indexes, cure_flipped
+from sparklog.tools.verification.checked_logs import KINDS
 from sparklog.tools.verification.findings import Finding, Orphan, Report
+from sparklog.tools.verification.kafka_directory import verify_log_dir
+from sparklog.tools.verification.kafka_partition import KafkaPartition, SegmentRead
 from sparklog.tools.verification.run import Say, verify_root
+from sparklog.tools.verification.slice_checks import check_index
 from sparklog.tools.verification.topic_log import CheckedTopic, read_topic
+
+KAFKA_INTERVAL = 4096
+"""Kafka's default of `index.interval.bytes`."""
+ROUND = (1024, 1000, 512, 500, 256, 200, 128, 100, 64, 50, 32, 10)
+_INDEX = re.compile(r"(\d{20})\.(index|timeindex|txnindex)(?:\.swap)?")
+_SNAPSHOT = re.compile(r"\d{20}\.snapshot")
+
+
+def repair_log_dir(
+    path: AnyPath,
+    *,
+    topics: Sequence[str] = (),
+    execute: bool = False,
+    interval: int | None = None,
+    say: Say = lambda line: None,
+    env: Env = SYSTEM,
+) -> RepairReport:
+    """Build the damaged index files of a Kafka log directory or partition folder again.
+
+    `interval`: `index.interval.bytes`, if it is known. Without `execute` nothing is changed. Raises as
+    `verify_log_dir`; `Conflict` if a broker is at work.
+    """
+    folder = file_path(path)
+    with _without_broker(folder, execute):
+        report = verify_log_dir(folder, topics=topics, say=say, env=env)
+        repaired: list[Repaired] = []
+        files = sorted({finding.file for finding in report.findings})
+        for name in sorted({file.rpartition("/")[0] for file in files}):
+            partition = folder.child(name) if name else folder
+            mine = [file.rpartition("/")[2] for file in files if file.rpartition("/")[0] == name]
+            say(f"reading {partition.name}")
+            for place, how, data in _cures(partition, mine, interval, env):
+                repaired.append(Repaired(relative(place, folder), how))
+                if execute:
+                    _put(place, data)
+        left = left_after(report, [item.file for item in repaired])
+        if execute and repaired:
+            folder.renew()
+            left = verify_log_dir(folder, topics=topics, say=say, env=env).findings
+    return RepairReport(str(folder), execute, tuple(repaired), left, len(report.findings))
+
+
+@contextmanager
+def _without_broker(folder: FilePath, execute: bool) -> Iterator[None]:
+    """Hold the lock that a broker holds on its log directory. `Conflict` if one does."""
+    if not execute or not isinstance(folder, LocalPath):
+        yield
+        return
+    place = folder if kafka_layout(folder) == "log-dir" else folder.parent
+    with held_lock(place.child(".lock")) as is_free:
+        if not is_free:
+            raise Conflict(f"a broker is at work in {place}: stop it, or wait until it has stopped")
+        yield
+
+
+def _cures(
+    folder: FilePath, names: Sequence[str], interval: int | None, env: Env
+) -> Iterator[tuple[FilePath, str, bytes | None]]:
+    """Yield what to write in a partition folder, how it was made, and its bytes; None: it is renamed to `.deleted`."""
+    for name in names:
+        if _SNAPSHOT.fullmatch(name) and isinstance(folder, LocalPath):
+            yield folder.child(name), "set aside: the broker makes another one", None
+    wanted = [match.group(1, 2) for name in names if (match := _INDEX.fullmatch(name))]
+    if not wanted:
+        return
+    read = _read(folder, env)
+    segments, aborted = {segment.name.base: segment for segment in read}, _aborted(read)
+    interval = _interval(read) if interval is None else interval
+    for base, suffix in wanted:
+        segment = segments.get(int(base))
+        if segment is None or _is_damaged(segment):
+            continue
+        place = companion(segment.name.path, suffix)
+        if suffix != "txnindex":
+            indexes = build_indexes(segment.name.base, segment.batches, interval)
+            yield place, "built again from the segment", indexes[suffix == "timeindex"]
+        elif segment.name.base in aborted:
+            yield place, "built again from the log", aborted[segment.name.base].to_bytes()
+
+
+def _read(folder: FilePath, env: Env) -> list[SegmentRead]:
+    partition = KafkaPartition(folder, folder, None, env, passes_torn=False)
+    partition.read(0)
+    return partition.segments
+
+
+def _aborted(segments: Sequence[SegmentRead]) -> dict[int, AbortedTransactions]:
+    """Return by base offset the aborted transactions of segments, as Kafka indexes them, up to the first damage."""
+    aborted, state = dict[int, AbortedTransactions](), TransactionState()
+    for segment in segments:
+        if _is_damaged(segment):
+            break
+        markers = [marker for marker in state.abort_markers(segment.events) if marker.first >= 0]
+        rows = [(marker.producer_id, marker.first, marker.last, marker.last_stable) for marker in markers]
+        aborted[segment.name.base] = AbortedTransactions(*np.array(rows, np.int64).reshape(-1, 4).T)
+    return aborted
+
+
+def _is_damaged(segment: SegmentRead) -> bool:
+    # What a broker had not written to the end is no damage to what is before it.
+    return segment.damaged and not segment.torn
+
+
+def _interval(segments: Sequence[SegmentRead]) -> int:
+    """Return the `index.interval.bytes` by which the sound indexes of a partition were made."""
+    low, high = 0, 2**31
+    for segment in segments:
+        index = None if _is_damaged(segment) else _sound_index(segment)
+        positions = segment.batches.columns().position
+        if index is None or not len(positions):
+            continue
+        last = 0
+        for entry in index.positions.tolist():
+            row = int(np.searchsorted(positions, entry))
+            low, high = max(low, int(positions[row - 1]) - last), min(high, entry - last - 1)
+            last = entry
+        low = max(low, int(positions[-1]) - last)
+    # Those of a follower name several batches at once, and follow no interval.
+    if low <= KAFKA_INTERVAL <= high or low > high:
+        return KAFKA_INTERVAL
+    # Many intervals make the same indexes: people choose round ones.
+    return next((least for step in ROUND if (least := -(-low // step) * step) <= high), low)
+
+
+def _sound_index(segment: SegmentRead) -> OffsetIndex | None:
+    path = companion(segment.name.path, "index")
+    data = path.data()
+    if data is None or check_index("index", data, segment.name.base, segment.batches, file=path.name, active=True):
+        return None
+    with suppress(Corrupt):
+        return OffsetIndex.parse(data, segment.name.base)
+    return None
+
+
+def _put(place: FilePath, data: bytes | None) -> None:
+    """Write a file beside its place and rename it; None: give it the suffix `.deleted`."""
+    if data is None:
+        os.replace(str(place), str(place) + DELETED)
+    else:
+        store, key = place.as_object()
+        store.overwrite(key, [data])
+
 
 ROUNDS = 6
 
@@ -175,19 +346,21 @@ class _Treatment:
             return None
         if key.partition("/")[0] in KINDS:
             return cure_entry(self.store, key)
-        if f"/{CHECKPOINT_FOLDER}/" in key:
+        if f"/{naming.CHECKPOINT_FOLDER}/" in key:
             return cure_document(self.store, key) or cure_checkpoint(self.store, key, self.env)
         return cure_document(self.store, key)
 
     def _of_files(self, keys: Sequence[str]) -> Iterator[Cure]:
         """Yield the cures of data files and what is beside them, by the topics that name them."""
-        damaged = {key: key.partition("/")[0] for key in keys if is_topic_name(key.partition("/")[0])}
+        damaged = {key: key.partition("/")[0] for key in keys if naming.is_topic_name(key.partition("/")[0])}
         folders = self.store.list_folders("") if damaged else ()
-        names = dict.fromkeys([*damaged.values(), *filter(is_topic_name, folders)])
+        names = dict.fromkeys([*damaged.values(), *filter(naming.is_topic_name, folders)])
         for name in names:
             for file in self._log(name).files if damaged else ():
                 mine = [
-                    key for key in (file.key, filter_path(file.key), *map(file.index_key, SUFFIXES)) if key in damaged
+                    key
+                    for key in (file.key, naming.filter_path(file.key), *map(file.index_key, SUFFIXES))
+                    if key in damaged
                 ]
                 if mine:
                     yield from FileCures(self.store, file, self._newest(name)).cures(mine)
@@ -204,7 +377,7 @@ class _Treatment:
 
     def _topics(self) -> Mapping[str, CheckedTopic]:
         names = {orphan.file.partition("/")[0] for orphan in self.report.orphans}
-        return {name: self._log(name) for name in sorted(names) if is_topic_name(name)}
+        return {name: self._log(name) for name in sorted(names) if naming.is_topic_name(name)}
 
 
 HOW = "set aside: no version names it"
@@ -212,7 +385,7 @@ HOW = "set aside: no version names it"
 
 def set_asides(report: Report, topics: Mapping[str, CheckedTopic]) -> Iterator[Cure]:
     """Yield what to set aside; nothing where a log is damaged, for that may name files."""
-    if any(f"/{LOG_FOLDER}/" in finding.file for finding in report.findings):
+    if any(f"/{naming.LOG_FOLDER}/" in finding.file for finding in report.findings):
         return
     for orphan in report.orphans:
         if _is_free(orphan, topics.get(orphan.file.partition("/")[0])):
@@ -221,14 +394,14 @@ def set_asides(report: Report, topics: Mapping[str, CheckedTopic]) -> Iterator[C
 
 def _is_free(orphan: Orphan, log: CheckedTopic | None) -> bool:
     name, _, below = orphan.file.partition("/")
-    if log is None or log.head is None or not is_topic_name(name):
+    if log is None or log.head is None or not naming.is_topic_name(name):
         return False
-    if below.startswith(f"{LOG_FOLDER}/checkpoints/"):
+    if below.startswith(f"{naming.LOG_FOLDER}/checkpoints/"):
         table = below.rsplit("/", 1)[-1]
         is_old = orphan.age_ms > HOUR_MS and int(table[:20]) < log.newest_checkpoint
-        return is_checkpoint_table_name(table) and is_old
-    if below.startswith(f"{LOG_FOLDER}/"):
-        version = checkpoint_version(below)
+        return naming.is_checkpoint_table_name(table) and is_old
+    if below.startswith(f"{naming.LOG_FOLDER}/"):
+        version = naming.checkpoint_version(below)
         return version is not None and version < log.first
     file = data_file(name, ObjectInfo(orphan.file, orphan.nbytes, 0))
     return file is not None and file.read_version < log.head.floor

@@ -35,7 +35,6 @@ from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.expiry_plan import REASONS
 from sparklog.retention.retain import RetainReport, plan_topic, retain_root
 from sparklog.retention.vacuum import unreferenced
-from sparklog.tools.report.health import health
 from sparklog.tools.report.job_states import JobLook, has_jobs
 from sparklog.tools.report.report_data import (
     ATTENTION,
@@ -51,6 +50,7 @@ from sparklog.tools.report.report_data import (
     RootReport,
     TopicFacts,
     Waste,
+    health,
 )
 from sparklog.units import HOUR_MS
 
@@ -183,7 +183,7 @@ def _activity(root: Root, name: str, snapshot: Snapshot, now_ms: int) -> Activit
         last_hour=int((age < HOUR_MS).sum()),
         last_day=int((age < 24 * HOUR_MS).sum()),
         since_checkpoint=None if newest is None else max(0, snapshot.version - newest),
-        commits_by_hour=_events_by_hour(modified, now_ms),
+        commits_by_hour=_counted(modified[modified <= now_ms], None, now_ms),
     )
 
 
@@ -349,10 +349,6 @@ def _edges(now_ms: int) -> Times:
     """Return where the last `HOURS` hours by the clock begin, and where the last of them, the current one, ends."""
     end = (now_ms // HOUR_MS + 1) * HOUR_MS
     return end - HOUR_MS * np.arange(HOURS, -1, -1, dtype=np.int64)
-
-
-def _events_by_hour(times: Times, now_ms: int) -> tuple[int, ...]:
-    return _counted(times[times <= now_ms], None, now_ms)
 
 
 def _slices_by_hour(slices: Slices, now_ms: int) -> tuple[int, ...]:

@@ -10,16 +10,13 @@ back when a topic is created again. An unknown figure (the record counts of a Ka
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any
 
-from sparklog.maintenance.backlog import Backlog
-from sparklog.maintenance.overdue import JobState
-from sparklog.tools.report.report_data import ATTENTION, GroupPartition, PartitionFacts, RootReport
+from sparklog.tools.report.report_data import ATTENTION, RootReport
 
 Labels = Mapping[str, object]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,28 +36,28 @@ def exposition(report: RootReport) -> str:
 
 
 def text_of(metrics: Iterable[Metric]) -> str:
-    """Return the lines of any metrics."""
     return "".join(line + "\n" for metric in metrics for line in _lines(metric))
 
 
-def _metrics(
-    prefix: str, rows: Sequence[tuple[Labels, T]], columns: Iterable[tuple[str, str, Callable[[T], float | None]]]
-) -> Iterator[Metric]:
-    for name, text, value in columns:
-        yield Metric(f"sparklog_{prefix}_{name}", text, [(labels, value(row)) for labels, row in rows])
+def _metrics(prefix: str, rows: Sequence[tuple[Labels, Any]], columns: Iterable[Sequence[str]]) -> Iterator[Metric]:
+    """Yield a metric for each column: its name, its help, and the attribute of a row; one of ms becomes seconds."""
+    for name, text, attribute in columns:
+        values = ((labels, getattr(row, attribute)) for labels, row in rows)
+        shown = [(labels, _seconds(value) if attribute.endswith("_ms") else value) for labels, value in values]
+        yield Metric(f"sparklog_{prefix}_{name}", text, shown)
 
 
 def _of_partitions(report: RootReport) -> Iterator[Metric]:
     parts = [(topic.topic, part) for topic in report.topics for part in topic.partitions]
     rows = [({"topic": name, "partition": part.partition}, part) for name, part in parts]
-    columns: tuple[tuple[str, str, Callable[[PartitionFacts], float | None]], ...] = (
-        ("log_start_offset", "First offset that can be read.", lambda part: part.log_start),
-        ("last_stable_offset", "Where read_committed readers stop.", lambda part: part.last_stable),
-        ("log_end_offset", "Offset that the next record will get.", lambda part: part.log_end),
-        ("records", "Records that batches hold.", lambda part: part.records),
-        ("bytes", "Bytes of record batches.", lambda part: part.bytes),
-        ("unsealed_slices", "Slices that no job has sealed yet.", lambda part: part.unsealed),
-        ("newest_timestamp_seconds", "Greatest record time.", lambda part: _seconds(part.newest_ms)),
+    columns = (
+        ("log_start_offset", "First offset that can be read.", "log_start"),
+        ("last_stable_offset", "Where read_committed readers stop.", "last_stable"),
+        ("log_end_offset", "Offset that the next record will get.", "log_end"),
+        ("records", "Records that batches hold.", "records"),
+        ("bytes", "Bytes of record batches.", "bytes"),
+        ("unsealed_slices", "Slices that no job has sealed yet.", "unsealed"),
+        ("newest_timestamp_seconds", "Greatest record time.", "newest_ms"),
     )
     return _metrics("partition", rows, columns)
 
@@ -89,31 +86,26 @@ def _of_topics(report: RootReport) -> Iterator[Metric]:
 
 def _of_jobs(report: RootReport) -> Iterator[Metric]:
     backlogs = [({"topic": topic.topic}, topic.backlog) for topic in report.topics if topic.backlog is not None]
-    waiting: tuple[tuple[str, str, Callable[[Backlog], float | None]], ...] = (
-        ("unsealed_bytes", "Bytes that no job has sealed yet.", lambda backlog: backlog.unsealed_bytes),
-        ("dirty_ratio", "Dirty ratio of the dirtiest partition.", lambda backlog: backlog.dirty_ratio),
-        (
-            "oldest_expired_timestamp_seconds",
-            "Time of the oldest record that the next run of retain takes.",
-            lambda backlog: _seconds(backlog.oldest_expired_ms),
-        ),
+    expired = "Time of the oldest record that the next run of retain takes."
+    waiting = (
+        ("unsealed_bytes", "Bytes that no job has sealed yet.", "unsealed_bytes"),
+        ("dirty_ratio", "Dirty ratio of the dirtiest partition.", "dirty_ratio"),
+        ("oldest_expired_timestamp_seconds", expired, "oldest_expired_ms"),
     )
     yield from _metrics("topic", backlogs, waiting)
     # Not `job`: that is the label of what Prometheus scrapes.
     rows = [({"maintenance": state.job, "topic": state.topic}, state) for state in report.jobs or ()]
-    columns: tuple[tuple[str, str, Callable[[JobState], float | None]], ...] = (
-        ("last_run_timestamp_seconds", "When the last run began.", lambda state: _seconds(state.last_run_ms)),
-        (
-            "last_success_timestamp_seconds",
-            "When the last run began that did not fail.",
-            lambda state: _seconds(state.last_success_ms),
-        ),
-        ("last_run_seconds", "How long the last run worked on the topic.", lambda state: state.seconds),
-        ("interval_seconds", "Time between two runs, as they came.", lambda state: _seconds(state.interval_ms)),
-        ("failed", "1 if the last run failed.", lambda state: int(bool(state.failure))),
-        ("overdue_seconds", "For how long a run is overdue, 0 while it is not.", lambda state: state.overdue_ms / 1000),
+    columns = (
+        ("last_run_timestamp_seconds", "When the last run began.", "last_run_ms"),
+        ("last_success_timestamp_seconds", "When the last run began that did not fail.", "last_success_ms"),
+        ("last_run_seconds", "How long the last run worked on the topic.", "seconds"),
+        ("interval_seconds", "Time between two runs, as they came.", "interval_ms"),
     )
     yield from _metrics("job", rows, columns)
+    failed = [(labels, int(bool(state.failure))) for labels, state in rows]
+    yield Metric("sparklog_job_failed", "1 if the last run failed.", failed)
+    overdue = ("overdue_seconds", "For how long a run is overdue, 0 while it is not.", "overdue_ms")
+    yield from _metrics("job", rows, [overdue])
 
 
 def _of_groups(report: RootReport) -> Iterator[Metric]:
@@ -127,10 +119,10 @@ def _of_groups(report: RootReport) -> Iterator[Metric]:
         for group in groups
         for part in group.partitions
     ]
-    columns: tuple[tuple[str, str, Callable[[GroupPartition], float | None]], ...] = (
-        ("current_offset", "Committed offset: the next to read.", lambda part: part.offset),
-        ("lag", "Offsets between the committed offset and the log end.", lambda part: part.lag),
-        ("lag_seconds", "How long the first unread record has waited.", lambda part: part.seconds_behind),
+    columns = (
+        ("current_offset", "Committed offset: the next to read.", "offset"),
+        ("lag", "Offsets between the committed offset and the log end.", "lag"),
+        ("lag_seconds", "How long the first unread record has waited.", "seconds_behind"),
     )
     yield from _metrics("group", rows, columns)
 

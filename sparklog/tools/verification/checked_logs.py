@@ -21,17 +21,15 @@ from typing import Generic, TypeVar
 
 from sparklog.errors import BadRequest, Corrupt, NotFound
 from sparklog.format.crc32c import crc32c
+from sparklog.groups.group_state import GROUPS
+from sparklog.log.decisions.decision import DECISIONS
+from sparklog.log.journal import names as naming
 from sparklog.log.journal.chain import list_numbers
 from sparklog.log.journal.documents import EXPIRED_IDS, checksum_holds, document_of, following
-from sparklog.log.journal.entry_log import E, EntryKind
-from sparklog.log.journal.names import (
-    LOG_FOLDER,
-    checkpoint_key,
-    checkpoint_prefix,
-    checkpoint_version,
-    commit_key,
-    id_folder,
-)
+from sparklog.log.journal.entry_log import E, EntryKind, StateEntry
+from sparklog.log.state.root_defaults import DEFAULTS
+from sparklog.maintenance.leases import LEASES
+from sparklog.maintenance.outcomes import OUTCOMES
 from sparklog.storage.store import Store
 from sparklog.tools.verification.findings import (
     CHAIN,
@@ -49,6 +47,9 @@ MOST_UNREACHED = 20
 MOST_MISSING = 20
 REMEDY = "restore what is missing before it, or delete it if a process that outlived a restored root made it"
 DELETE_COPY = "delete the copy: the entries say the same"
+_ALL = DECISIONS, GROUPS, LEASES, OUTCOMES, DEFAULTS
+KINDS: dict[str, EntryKind[StateEntry]] = {kind.folder: kind for kind in _ALL}  # type: ignore[misc]
+"""Logs of entries, by their folders."""
 T = TypeVar("T")
 
 
@@ -169,9 +170,9 @@ class CheckedLog:
 
     def find_obstacles(self) -> None:
         """Name what is no object and has the name of one: no listing shows it, and it stops who comes there."""
-        for folder in (f"{self.prefix}/{LOG_FOLDER}/", checkpoint_prefix(self.prefix)):
+        for folder in (f"{self.prefix}/{naming.LOG_FOLDER}/", naming.checkpoint_prefix(self.prefix)):
             for name in self.store.obstacles(folder):
-                if checkpoint_version(name) is not None:
+                if naming.checkpoint_version(name) is not None:
                     expected = "expected a file or nothing, found a folder, a link or a special file"
                     message = f"{expected}: no {self.what} can be written under this name"
                     self.report(self.kind, folder + name, message, "move it away")
@@ -179,11 +180,11 @@ class CheckedLog:
     def find_unreached(self, numbers: Iterable[int], end: int) -> None:
         """Name objects beyond the end of the log. `NotFound` if the gap was one of the listing alone: list again."""
         what, beyond = self.what, [number for number in numbers if number > end]
-        if beyond and self.store.stat(commit_key(self.prefix, end + 1)) is not None:
+        if beyond and self.store.stat(naming.commit_key(self.prefix, end + 1)) is not None:
             raise NotFound(f"{what} {end + 1} came to be while the log was listed")
         for number in beyond[:MOST_UNREACHED]:
             gap = f"beyond a gap: {what} {end + 1} is not there, and no reader goes on after it"
-            self.report(LOG, commit_key(self.prefix, number), f"{what} {number} is {gap}", REMEDY)
+            self.report(LOG, naming.commit_key(self.prefix, number), f"{what} {number} is {gap}", REMEDY)
 
     def find_missing(self, first: int, end: int, existing: Iterable[int]) -> None:
         """Name objects from `first` up to `end` (not itself) that no collection deletes, and that are missing."""
@@ -191,16 +192,15 @@ class CheckedLog:
         # Numbers are names: one that is far away makes a gap too long to be listed.
         gaps = (number for low, high in pairwise([first - 1, *inside, end]) for number in range(low + 1, high))
         for number in islice(gaps, MOST_MISSING):
-            self.report(
-                MISSING, commit_key(self.prefix, number), f"{self.what} {number} is not there, and later ones are"
-            )
+            key = naming.commit_key(self.prefix, number)
+            self.report(MISSING, key, f"{self.what} {number} is not there, and later ones are")
 
     def follows(self, number: int, prev_crc: int | None, crc: int | None) -> bool:
         """True if an object names the CRC of the one before, as far as that is known; else it is a finding."""
         if crc is None or prev_crc == crc:
             return True
         broken = f"the chain is broken: {self.what} {number} was made after one with CRC-32C {prev_crc}"
-        self.report(CHAIN, commit_key(self.prefix, number - 1), f"{broken}, this one has {crc}", RESTORE_BOTH)
+        self.report(CHAIN, naming.commit_key(self.prefix, number - 1), f"{broken}, this one has {crc}", RESTORE_BOTH)
         return False
 
 
@@ -247,20 +247,22 @@ def _read(log: CheckedEntries[E], kind: EntryKind[E], folder: str) -> CheckedEnt
     crc: int | None = None
     before = -1
     for number in entries:
-        entry, data = log.take(commit_key(log.prefix, number), number, kind.decode, CheckCounts(entries=1))
+        entry, data = log.take(naming.commit_key(log.prefix, number), number, kind.decode, CheckCounts(entries=1))
         crc_before = crc if number == before + 1 else None
         before, crc = number, None if entry is None else int(crc32c(data))
         if number in copies:
             stored[number] = data
         if entry is None:
             continue
-        if id_folder(entry.id) != folder:
-            log.report(log.kind, commit_key(log.prefix, number), f"{kind.what} of '{entry.id}' do not belong here")
+        if naming.id_folder(entry.id) != folder:
+            log.report(
+                log.kind, naming.commit_key(log.prefix, number), f"{kind.what} of '{entry.id}' do not belong here"
+            )
         log.follows(number, entry.prev_crc, crc_before)
         if number <= end:
             log.newest = entry
     for number in copies:
-        key, counts = checkpoint_key(log.prefix, number), CheckCounts(checkpoints=1)
+        key, counts = naming.checkpoint_key(log.prefix, number), CheckCounts(checkpoints=1)
         remedy = DELETE_COPY if number in stored else RESTORE
         entry, data = log.take(key, number, kind.decode, counts, kind=CHECKPOINT, remedy=remedy)
         if entry is not None and number in stored and stored[number] != data:

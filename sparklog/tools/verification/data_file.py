@@ -36,8 +36,17 @@ from sparklog.log.state.slices import SliceFlag
 from sparklog.maintenance.work_items import Done, Progress, silent
 from sparklog.storage.store import Store
 from sparklog.tools.verification.findings import FOOTER, INDEX, MISSING, SIZE, CheckCounts, Finding
-from sparklog.tools.verification.index_files import WITHOUT_INDEX, CollectedBatches, check_index
-from sparklog.tools.verification.slice_checks import CheckedFile, CutOff, NamedFile, SliceClaim, SliceWindow, walk
+from sparklog.tools.verification.slice_checks import (
+    WITHOUT_INDEX,
+    CheckedFile,
+    CollectedBatches,
+    CutOff,
+    NamedFile,
+    SliceClaim,
+    SliceWindow,
+    check_index,
+    walk,
+)
 
 MOST_FINDINGS = 100  # of one file: beyond, single places do not matter
 WITHOUT_FILTER = "restore it from a backup, or delete it; no record is lost, look-ups by key read more without it"

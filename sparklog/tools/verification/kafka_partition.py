@@ -37,7 +37,7 @@ from sparklog.kafka.in_place.segment_recovery import Damage, sound_windows
 from sparklog.kafka.in_place.transaction_state import TransactionEvents, TransactionState
 from sparklog.log.journal.clocks import Env
 from sparklog.tools.verification.findings import CHECKPOINT, CHECKSUM, CONTENT, INDEX, CheckCounts, Finding
-from sparklog.tools.verification.index_files import DELETE_INDEX, CollectedBatches, check_index
+from sparklog.tools.verification.slice_checks import DELETE_INDEX, CollectedBatches, check_index
 
 MOST_LOST = 3  # gaps of one segment that are reported one by one
 

@@ -18,30 +18,11 @@ from sparklog.format.checksums import SUFFIXES
 from sparklog.groups.group_state import GROUPS, GroupState
 from sparklog.log.decisions.decision import DECISIONS, Decisions
 from sparklog.log.decisions.expired_ids import entry_in, register_of
+from sparklog.log.journal import names as naming
 from sparklog.log.journal.clocks import SYSTEM, Env, reading_clock_ms
 from sparklog.log.journal.documents import document_of
 from sparklog.log.journal.entry_log import E, EntryKind
 from sparklog.log.journal.lost_commits import is_note, lost_commits
-from sparklog.log.journal.names import (
-    GROUPS_FOLDER,
-    JOBS_FOLDER,
-    LOG_FOLDER,
-    MAINTENANCE_FOLDER,
-    PLACE_KEY,
-    REPAIR_FOLDER,
-    ROOT_FOLDER,
-    ROOT_JSON,
-    ROOT_KEY,
-    TRANSACTIONS_FOLDER,
-    check_topic_name,
-    commit_key,
-    filter_path,
-    groups_prefix,
-    id_folder,
-    is_checkpoint_table_name,
-    is_topic_name,
-    transactions_prefix,
-)
 from sparklog.log.journal.probe_verdict import is_verdict
 from sparklog.log.state.history import History
 from sparklog.log.state.root_defaults import DEFAULTS
@@ -50,7 +31,7 @@ from sparklog.maintenance.outcomes import OUTCOMES
 from sparklog.maintenance.work_items import InProcess, Runner
 from sparklog.retention.vacuum_plan import data_file
 from sparklog.storage.store import PROBE_FOLDER, ObjectInfo, Store, key_kind
-from sparklog.tools.verification.checked_logs import CheckedLog, read_entries, read_object
+from sparklog.tools.verification.checked_logs import KINDS, CheckedLog, read_entries, read_object
 from sparklog.tools.verification.data_file import Verified, VerifyWork, missing_beside, pieces
 from sparklog.tools.verification.findings import (
     DECISION,
@@ -92,7 +73,7 @@ def check_transactions(
         for item in topic.head.open:
             what = f"slices of transaction {item.txn.n} of '{item.txn.id}' are open since version {item.version}"
             yield from _begun(
-                commit_key(topic.name, item.version), what, item.txn.n, state_of(item.txn.id, item.txn.n - 1)
+                naming.commit_key(topic.name, item.version), what, item.txn.n, state_of(item.txn.id, item.txn.n - 1)
             )
         yield from _recorded(topic, topic.head.topic_id, state_of)
 
@@ -110,7 +91,7 @@ def check_groups(
     for group in groups.values():
         for waiting in group.pending:
             what = f"offsets of transaction {waiting.n} of '{waiting.txn}' are pending since entry {waiting.number}"
-            key = commit_key(groups_prefix(group.id), group.number)
+            key = naming.commit_key(naming.groups_prefix(group.id), group.number)
             yield from _begun(key, what, waiting.n, state_of(waiting.txn, waiting.n - 1))
 
 
@@ -119,7 +100,7 @@ def _finding(key: str, message: str, remedy: str = TOGETHER) -> Finding:
 
 
 def _newest_entry(state: Decisions) -> str:
-    return commit_key(transactions_prefix(state.id), state.number)
+    return naming.commit_key(naming.transactions_prefix(state.id), state.number)
 
 
 def _begun(key: str, what: str, n: int, before: Decisions | None) -> Iterator[Finding]:
@@ -139,7 +120,7 @@ def _named(state: Decisions, topics: Mapping[str, CheckedTopic]) -> Iterator[Fin
         if named.version > topic.newest:
             yield _finding(_newest_entry(state), f"{what}, which ends at {topic.newest}")
             continue
-        prepared, key = topic.prepares.get(named.version), commit_key(named.topic, named.version)
+        prepared, key = topic.prepares.get(named.version), naming.commit_key(named.topic, named.version)
         damaged = prepared is None and any(finding.file == key for finding in topic.findings)
         if named.version >= topic.first and not damaged and prepared != (named.commit_id, state.id, n):
             yield _finding(key, f"{what}; that commit is another one", f"{TOGETHER}; {TWO_WINNERS}")
@@ -151,7 +132,7 @@ def _recorded(topic: CheckedTopic, topic_id: str, state_of: StateOf) -> Iterator
         state = state_of(item.id, item.n)
         if state is None:
             continue
-        key = commit_key(topic.name, version)
+        key = naming.commit_key(topic.name, version)
         what = f"version {version} records an outcome of transaction {item.n} of '{item.id}'"
         decided = state.commit_of(item.n)
         if not state.decided(item.n):
@@ -176,7 +157,7 @@ def check_siblings(store: Store, topics: Mapping[str, CheckedTopic]) -> Iterator
             newest = int(versions[-1]) if len(versions) else -1
             if version > newest:
                 seen = f"a transaction with topic '{topic.name}' has seen version {version}"
-                yield _finding(commit_key(name, version), f"topic '{name}' ends at version {newest}; {seen}")
+                yield _finding(naming.commit_key(name, version), f"topic '{name}' ends at version {newest}; {seen}")
 
 
 def find_lost(store: Store, topics: Collection[str]) -> Iterator[Finding]:
@@ -208,7 +189,7 @@ def sort_unreferenced(
 
 def _is_kept(key: str) -> bool:
     """True for verdicts of probes, notes of lost commits and what repairs set aside: they are there for good."""
-    return is_verdict(key) or is_note(key) or key.startswith(f"{REPAIR_FOLDER}/")
+    return is_verdict(key) or is_note(key) or key.startswith(f"{naming.REPAIR_FOLDER}/")
 
 
 def _why(info: ObjectInfo, topics: Mapping[str, CheckedTopic]) -> str | None:
@@ -216,14 +197,14 @@ def _why(info: ObjectInfo, topics: Mapping[str, CheckedTopic]) -> str | None:
     owner, _, below = info.key.partition("/")
     if owner == PROBE_FOLDER:
         return "of a probe that is at work, or died"
-    if owner in (TRANSACTIONS_FOLDER, GROUPS_FOLDER, MAINTENANCE_FOLDER, JOBS_FOLDER, ROOT_FOLDER):
-        return "written just now" if key_kind(info.key) in ("commit", "checkpoint") and LOG_FOLDER in below else None
-    if not below or not is_topic_name(owner):
+    kind = key_kind(info.key)
+    if owner in KINDS:
+        return "written just now" if kind in ("commit", "checkpoint") and naming.LOG_FOLDER in below else None
+    if not below or not naming.is_topic_name(owner):
         return None
     log = topics.get(owner)
-    kind = key_kind(info.key)
-    if below.startswith(f"{LOG_FOLDER}/"):
-        if kind == "checkpoint" and is_checkpoint_table_name(info.key.rsplit("/", 1)[-1]):
+    if below.startswith(f"{naming.LOG_FOLDER}/"):
+        if kind == "checkpoint" and naming.is_checkpoint_table_name(info.key.rsplit("/", 1)[-1]):
             return "slice table that no checkpoint names: its writer died, or writes the checkpoint now"
         if kind == "commit" and log is not None and int(info.key[-25:-5]) < log.first:
             return "commits after it are not there and no version needs it: the vacuum removes it"
@@ -278,7 +259,7 @@ class _Verification:
     states: dict[str, Decisions] = field(default_factory=dict)
     reread: dict[str, Decisions] = field(default_factory=dict)
     groups: dict[str, GroupState] = field(default_factory=dict)
-    named: set[str] = field(default_factory=lambda: {ROOT_KEY})
+    named: set[str] = field(default_factory=lambda: {naming.ROOT_KEY})
 
     def run(self) -> Report:
         begun = self.env.boot_ms()
@@ -299,7 +280,7 @@ class _Verification:
             self._take(log)
             for file in log.files:
                 self.named |= {file.key, *(file.index_key(suffix) for suffix in SUFFIXES if file.sealed)}
-                self.named |= {filter_path(file.key)} if file.filtered else set()
+                self.named |= {naming.filter_path(file.key)} if file.filtered else set()
         if not self.chosen:
             self.findings += check_transactions(self.logs, self.states, self._state_of)
             self.findings += check_groups(self.groups, self.states, self._state_of)
@@ -321,25 +302,25 @@ class _Verification:
 
     def _root(self) -> None:
         try:
-            stored = read_object(self.store, ROOT_KEY, ROOT_JSON.decode, ROOT)
+            stored = read_object(self.store, naming.ROOT_KEY, naming.ROOT_JSON.decode, ROOT)
         except NotFound:
-            if self.store.stat(PLACE_KEY) is not None:
+            if self.store.stat(naming.PLACE_KEY) is not None:
                 raise BadRequest(
                     f"backups are in {self.store.location}, and no root: restore one into another folder, which "
                     "checks every byte, or verify that"
                 ) from None
-            no_root = f"{self.store.location} is no sparklog root: it has no {ROOT_KEY}"
-            if not any(is_topic_name(name) for name in self.store.list_folders("")):
+            no_root = f"{self.store.location} is no sparklog root: it has no {naming.ROOT_KEY}"
+            if not any(naming.is_topic_name(name) for name in self.store.list_folders("")):
                 raise NotFound(f"{no_root}; check the path") from None
             if not any(self._has_log(name) and self._is_topic(name) for name in self.store.list_folders("")):
                 raise NotFound(f"{no_root}, and no folder in it is a topic; check the path") from None
-            self.findings.append(Finding(MISSING, ROOT_KEY, "expected the root's id, found none beside topics"))
+            self.findings.append(Finding(MISSING, naming.ROOT_KEY, "expected the root's id, found none beside topics"))
             return
         self.counts += CheckCounts(files=1, nbytes=len(stored.data))
         self.findings += stored.findings
 
     def _has_log(self, name: str) -> bool:
-        return is_topic_name(name) and next(iter(self.store.list(f"{name}/_log/")), None) is not None
+        return naming.is_topic_name(name) and next(iter(self.store.list(f"{name}/_log/")), None) is not None
 
     def _is_topic(self, name: str) -> bool:
         """Not a group's or transactional id's log: `_groups` itself is no root, and nothing in it is damaged."""
@@ -353,7 +334,7 @@ class _Verification:
     def _names(self) -> list[str]:
         existing = [name for name in self.store.list_folders("") if self._has_log(name)]
         for name in self.chosen:
-            check_topic_name(name)
+            naming.check_topic_name(name)
             if name not in existing:
                 hint = did_you_mean(name, existing)
                 raise NotFound(f"topic '{name}' does not exist in {self.store.location}{hint}; check --topic")
@@ -369,7 +350,7 @@ class _Verification:
     def _state_of(self, id_: str, n: int) -> Decisions | None:
         state = self.reread.get(id_) or self.states.get(id_)
         if state is None or n > state.newest:
-            newer = read_entries(self.store, DECISIONS, id_folder(id_), DECISION).newest
+            newer = read_entries(self.store, DECISIONS, naming.id_folder(id_), DECISION).newest
             register = self.states.get(register_of(id_))
             newer = newer or (None if register is None else entry_in(register, id_))
             if newer is not None:

@@ -17,8 +17,7 @@ from sparklog.compaction.run import CompactOptions, compact_topic
 from sparklog.groups.group_state import CommittedOffset
 from sparklog.groups.lag import Groups
 from sparklog.kafka.exporting import ExportedTopic, export_topics
-from sparklog.kafka.exporting.group_offsets import OFFSETS_CONFIGS
-from sparklog.kafka.exporting.plan import broker_configs
+from sparklog.kafka.exporting.plan import OFFSETS_CONFIGS, broker_configs
 from sparklog.kafka.exporting.run import ExportOptions
 from sparklog.kafka.importing.run import ImportOptions, import_log_dir
 from sparklog.kafka.in_place.directory import CONSUMER_OFFSETS

@@ -12,7 +12,7 @@ import pytest
 from sparklog.groups.group_state import CommittedOffset
 from sparklog.groups.lag import Groups
 from sparklog.kafka.exporting import export_topics
-from sparklog.kafka.exporting.group_offsets import OFFSETS_CONFIGS
+from sparklog.kafka.exporting.plan import OFFSETS_CONFIGS
 from sparklog.kafka.exporting.run import ExportOptions
 from sparklog.kafka.importing.run import ImportOptions, import_log_dir
 from sparklog.kafka.in_place.directory import CONSUMER_OFFSETS, GROUPS_FILE

@@ -24,7 +24,7 @@ from sparklog.groups.group_state import CommittedOffset, OffsetAndMetadata
 from sparklog.groups.lag import Groups
 from sparklog.kafka.exporting import ExportedTopic, export_topics
 from sparklog.kafka.exporting import run as exporting
-from sparklog.kafka.exporting.group_offsets import (
+from sparklog.kafka.exporting.plan import (
     GroupOffsets,
     group_partition,
     group_records,

@@ -226,7 +226,7 @@ def test_duckdb_tells_an_error(topic: Topic) -> None:
 
 def test_polars_gives_what_it_gives_of_a_frame(topic: Topic) -> None:
     pl = pytest.importorskip("polars", reason="polars is not installed")
-    translated = import_module("sparklog.tools.engines.polars_frames").translated
+    translated = import_module("sparklog.tools.engines.datasets").translated
     late = datetime(2023, 11, 14, 22, 28, tzinfo=timezone.utc)
     column, frame = pl.col, pl.DataFrame(topic.scan())
     orders = sparklog.polars(topic.root)["orders"]

@@ -12,8 +12,8 @@ import pytest
 from sparklog.errors import Conflict
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.storage.memory import MemoryStore
-from sparklog.tools.repair import kafka_directory
-from sparklog.tools.repair.kafka_directory import repair_log_dir
+from sparklog.tools.repair import run as repairing
+from sparklog.tools.repair.run import repair_log_dir
 from sparklog.tools.verification.kafka_directory import verify_log_dir
 from tests.fixture_data import copied
 from tests.support.seeds import thinned
@@ -134,11 +134,11 @@ def test_a_broker_that_is_at_work_is_left_alone(fixtures: Path, tmp_path: Path) 
 
 def test_of_intervals_that_make_the_same_indexes_a_round_one_is_taken(fixtures: Path, tmp_path: Path) -> None:
     folder = copied(fixtures / "damaged/good/data", tmp_path / "log") / "damaged-0"
-    segments = kafka_directory._read(kafka_directory.file_path(folder), ENV)
-    interval = kafka_directory._interval(segments)
-    assert interval != kafka_directory.KAFKA_INTERVAL
-    assert any(interval % step == 0 for step in kafka_directory.ROUND)
-    assert kafka_directory._interval([]) == kafka_directory.KAFKA_INTERVAL
+    segments = repairing._read(repairing.file_path(folder), ENV)
+    interval = repairing._interval(segments)
+    assert interval != repairing.KAFKA_INTERVAL
+    assert any(interval % step == 0 for step in repairing.ROUND)
+    assert repairing._interval([]) == repairing.KAFKA_INTERVAL
 
 
 def test_a_directory_in_a_store_of_objects(fixtures: Path) -> None:

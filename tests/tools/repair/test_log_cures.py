@@ -6,7 +6,7 @@ import pytest
 
 from sparklog.log.journal.names import ROOT_KEY, checkpoint_key, commit_key
 from sparklog.testing.world import World
-from sparklog.tools.repair.log_cures import cure_document, decoder_of, is_sound, of_log
+from sparklog.tools.repair.cures import cure_document, decoder_of, is_sound, of_log
 from tests.tools.repair.small_root import small_root
 from tests.tools.verification.damage import undone
 

@@ -13,12 +13,11 @@ from sparklog.errors import BadRequest
 from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, checkpoint_version, commit_key
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.testing.world import DAY_MS, HOUR_MS, World
-from sparklog.tools.repair.cures import Cure
+from sparklog.tools.repair.cures import Cure, RepairReport, summary
 from sparklog.tools.repair.file_cures import build_indexes
-from sparklog.tools.repair.report import RepairReport, summary
 from sparklog.tools.repair.run import repair_root
-from sparklog.tools.verification.index_files import CollectedBatches
 from sparklog.tools.verification.run import verify_root
+from sparklog.tools.verification.slice_checks import CollectedBatches
 from tests.support.small_limits import small_limits
 from tests.tools.repair.small_root import small_root
 from tests.tools.verification.damage import by_kind, flip, sampled, undone, verified

@@ -15,8 +15,7 @@ from sparklog.groups.lag import Groups
 from sparklog.log.state.record_schema import HEADERS_TYPE
 from sparklog.log.topic.root import Root
 from sparklog.testing.world import World
-from sparklog.tools.repartition.group_offsets import MovedGroup
-from sparklog.tools.repartition.run import Repartitioned, repartition
+from sparklog.tools.repartition import MovedGroup, Repartitioned, repartition
 
 KEYS = [None, b"", *(b"key %d" % number for number in range(40))]
 SMALL_STEPS = 900

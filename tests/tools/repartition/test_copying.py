@@ -15,8 +15,7 @@ from sparklog.log.topic.root import open_root
 from sparklog.retention.vacuum import UpkeepIntent
 from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, FaultyStore
 from sparklog.testing.world import DAY_MS
-from sparklog.tools.repartition import copying
-from sparklog.tools.repartition.run import repartition
+from sparklog.tools.repartition import Copying, repartition
 from sparklog.tools.verification.run import verify_root
 from sparklog.transactions.producer import transactional
 from tests.support.counted_root import CountedRoot
@@ -356,8 +355,8 @@ class TestRefused:
         assert 0 < world.root().topic("new").scan().to_table().num_rows < 240
 
 
-def begun(world: RepartitionWorld) -> copying.Copying:
+def begun(world: RepartitionWorld) -> Copying:
     root = world.root()
-    copy = copying.Copying(root, root.topic("old").log.read_snapshot(), "new", 2)
+    copy = Copying(root, root.topic("old").log.read_snapshot(), "new", 2)
     copy.create()
     return copy

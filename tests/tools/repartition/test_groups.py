@@ -8,7 +8,7 @@ from sparklog.errors import Conflict
 from sparklog.groups.lag import Groups
 from sparklog.log.topic.root import Root
 from sparklog.testing.world import DAY_MS
-from sparklog.tools.repartition.group_offsets import MovedGroup
+from sparklog.tools.repartition import MovedGroup
 from sparklog.transactions.producer import transactional
 from tests.tools.repartition.repartition_world import RepartitionWorld, check_group
 

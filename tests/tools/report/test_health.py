@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from sparklog.tools.report.health import MANY_COMMITS, MANY_UNSEALED, health
 from sparklog.tools.report.report_data import (
     ATTENTION,
     INFORMATION,
+    MANY_COMMITS,
+    MANY_UNSEALED,
     Activity,
     Disk,
     GroupFacts,
@@ -18,6 +19,7 @@ from sparklog.tools.report.report_data import (
     RootReport,
     TopicFacts,
     Waste,
+    health,
 )
 from tests.tools.report.test_page import NOW_MS, report, topic
 

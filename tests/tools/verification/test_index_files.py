@@ -9,7 +9,7 @@ import pytest
 
 from sparklog.format.batch_scan import scan_headers
 from sparklog.tools.verification.findings import INDEX, RESTORE, Finding
-from sparklog.tools.verification.index_files import WITHOUT_INDEX, BatchColumns, CollectedBatches, check_index
+from sparklog.tools.verification.slice_checks import WITHOUT_INDEX, BatchColumns, CollectedBatches, check_index
 from tests.kafka.logs import batch, marker
 
 BASE = 100
