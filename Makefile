@@ -7,9 +7,10 @@ INSTALLED := $(VENV)/.installed
 COMPILED := $(VENV)/.compiled
 COLLECTED := $(VENV)/.collected
 
-# Spark tests go first, in one process with one session (about 2 GB); the others run what is left.
-TEST_PROCESSES ?= 2
-PARALLEL := -n $(TEST_PROCESSES) --dist worksteal
+# Spark tests go first, in one process with one session (about 2 GB); the others run what is left. That one waits for
+# Spark half of the time: two others keep two cores busy.
+TEST_PROCESSES ?= 3
+PARALLEL = -n $(TEST_PROCESSES) --dist worksteal
 # Seeds that each simulation tries in the slow run; empty: the numbers in tests/support/seeds.py.
 SEEDS ?= $(SPARKLOG_SEEDS)
 SLOW_REPORT ?= build/slow-report.txt
@@ -73,7 +74,8 @@ test: venv
 test-fast: venv
 	$(PY) -m pytest $(PARALLEL) -m "not slow and not sweep and not spark and not java"
 
-# With the newest version of everything, and what needs no Spark with the oldest.
+# With the newest version of everything, and what needs no Spark with the oldest. Long sweeps have a core each.
+test-slow: TEST_PROCESSES = 2
 test-slow: venv test-oldest
 	@$(PY) scripts/dependency_versions.py installed
 	SPARKLOG_SEEDS=$(SEEDS) $(PY) -m pytest $(PARALLEL) -m "slow or property" \
