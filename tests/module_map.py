@@ -40,11 +40,10 @@ INDIRECT: Mapping[str, tuple[str, ...]] = {
     "sparklog/groups/sticky_assignor.py": ("tests/groups/test_assignors.py",),
     **dict.fromkeys(
         (
-            "sparklog/groups/consumer_records.py",
             *("sparklog/groups/fetcher.py", "sparklog/groups/member_of_group.py", "sparklog/groups/offset_commits.py"),
             *("sparklog/groups/partition_reader.py", "sparklog/groups/positions.py", "sparklog/groups/rebalances.py"),
             *("sparklog/groups/shared_member.py", "sparklog/groups/starting_positions.py"),
-            *("sparklog/groups/topics_read.py", "sparklog/groups/heartbeat_thread.py"),
+            "sparklog/groups/topics_read.py",
         ),
         (
             *("tests/groups/test_consumer.py", "tests/groups/test_consumer_reading.py"),

@@ -16,7 +16,7 @@ from sparklog.log.state.commit import COMPACT
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.segments import RollRule, Segment, due, segments_of
 from sparklog.log.state.slice_table import Slices, Snapshot
-from sparklog.maintenance.backlog import Backlog, Due, allowed_wait_ms
+from sparklog.maintenance.report import Backlog, Due, allowed_wait_ms
 from sparklog.maintenance.work_items import Settings
 from sparklog.units import count, size_text
 

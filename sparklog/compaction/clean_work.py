@@ -46,10 +46,7 @@ class Cleaned:
 
 @dataclass(frozen=True, slots=True)
 class CleanDone(Done):
-    """The files of a cleaning pass. No rewrites, and `cleaned` None: nothing was due.
-
-    `more`: the map was full before the dirty part ended, so another pass follows at once.
-    """
+    """The files of a pass; none, and no `cleaned`: nothing was due. `more`: the map was full, another pass follows."""
 
     more: bool = False
     cleaned: Cleaned | None = None

@@ -259,10 +259,7 @@ class DirtySurvey:
 def fill_map(
     offset_map: OffsetMap, dirty: DirtyRange, reader: SegmentReader, hash_key: HashKey, state: PartitionProducers | None
 ) -> DirtySurvey:
-    """Put the keys of the dirty segments into the map, until it is full.
-
-    Afterwards `offset_map.latest_offset` is the last offset that the map covers. It may be in the middle of a batch.
-    """
+    """Put the keys of the dirty segments into the map, until it is full, maybe in the middle of a batch."""
     survey = DirtySurvey(dirty.start)
     ends = [segment.base for segment in dirty.segments[1:]] + [dirty.end]
     for segment, end in zip(dirty.segments, ends, strict=True):
@@ -447,10 +444,7 @@ class Cleaner:
         return self._file_expired[1]
 
     def _write(self, kept: _KeptBatches, segment: PlannedSlice, aborted: AbortedTransactions) -> AbortedTransactions:
-        """Append the batches, in a new segment where this one is full.
-
-        `aborted`: entries for the `.txnindex`; those whose markers come later are returned.
-        """
+        """Append batches, in a new segment where this is full; return `.txnindex` entries of later markers."""
         filtered, headers, writer, first = kept.filtered, kept.filtered.headers, self._writer, 0
         while first < len(headers):
             rest = headers[first:] if first else headers

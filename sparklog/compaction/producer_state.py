@@ -234,10 +234,7 @@ def _windows(store: Store, planned: PlannedSlice) -> Iterator[Window]:
 
 
 def _transaction_index(store: Store, source: PlannedSlice, markers: list[AbortMarker]) -> AbortedTransactions:
-    """The segment's `.txnindex`, empty where it is missing or does not fit the ABORT markers in the segment.
-
-    One entry that is wrong condemns the file.
-    """
+    """The segment's `.txnindex`; empty where it is missing, or an entry does not fit the ABORT markers there."""
     key = f"{source.file.removesuffix('.log')}.txnindex"
     try:
         index = transaction_index.parse(store.get(key), source.base, file=key)
@@ -283,10 +280,7 @@ class Verdicts:
 
 
 def aborted_batches(state: PartitionProducers | None, headers: BatchHeaders) -> Bools:
-    """Return bool[m]: True for data batches of aborted transactions, which are left out of the offset map.
-
-    `state` None: no batch of the partition carries a producer id; `Corrupt` if one does.
-    """
+    """Return bool[m]: data of aborted transactions. `Corrupt`: a producer id where there is no `state`."""
     aborted = np.zeros(len(headers), np.bool_)
     if state is None:
         wrong = np.flatnonzero(headers.is_control | headers.is_transactional | (headers.producer_id != NO_PRODUCER_ID))
@@ -323,10 +317,7 @@ class BatchJudge:
         """Producers whose other transactional data was met since their last COMMIT marker."""
 
     def judge(self, window: Window) -> Verdicts:
-        """Judge the next batches, whose offsets are absolute.
-
-        `Corrupt` for a marker that cannot be read, and for a producer where the state knows of none.
-        """
+        """Judge the next batches. `Corrupt` for a marker that cannot be read, or a producer of an unknown state."""
         headers = window.headers
         discard = aborted_batches(self._state, headers)
         retain = headers.next_offset == self._first_uncleanable

@@ -38,8 +38,7 @@ from sparklog.log.state.rewrites import RewriteIntent
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
-from sparklog.maintenance.backlog import Backlog
-from sparklog.maintenance.report import Failure, Size, TopicReport
+from sparklog.maintenance.report import Backlog, Failure, Size, TopicReport
 from sparklog.maintenance.throttle import throttled
 from sparklog.maintenance.work_items import Done, Runner, Settings, Work
 from sparklog.storage.store import Store
@@ -326,10 +325,7 @@ class _TopicRun:
     def _retry(
         self, partitions: Iterable[int], title: str, error: Conflict | NotFound, newest: Snapshot | None = None
     ) -> None:
-        """Plan these partitions again; report the error after too many tries.
-
-        `newest`: the state to check for missing files, if that may be the cause.
-        """
+        """Plan partitions again, TRIES times; then report the error, or a file that `newest` names and lacks."""
         for partition in partitions:
             self._tries[partition] = self._tries.get(partition, 0) + 1
             if self._tries[partition] <= TRIES:

@@ -181,10 +181,7 @@ class SegmentWriter:
             self._segment().aborted.append(entries)
 
     def finish(self) -> None:
-        """End the current segment, if any; `close` waits until its files are durable. Without batches it leaves none.
-
-        Raises what went wrong with the segment before.
-        """
+        """End the current segment, if it has batches; durable with `close`. Raises what befell the one before."""
         self._wait()
         current, self._current = self._current, None
         if current is None or current.writer is None:

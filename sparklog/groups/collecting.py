@@ -44,10 +44,7 @@ class CollectedGroups:
 
 
 def kept_entries_ms(delay_ms: int) -> int:
-    """Return how long entries stay at least, for the longest `file.delete.delay.ms` of the topics.
-
-    A group can be restored as of each time as of which its topics can be.
-    """
+    """Return how long entries stay: a group can be restored as of each time as of which its topics can be."""
     return max(LEAST_ENTRIES_MS, delay_ms) + MARGIN_MS
 
 

@@ -44,10 +44,7 @@ Row = tuple[int, int, int, str]
 
 @dataclass(frozen=True, slots=True)
 class GroupMetadata:
-    """The member that commits, as Kafka's ConsumerGroupMetadata: a group, the member's generation, and its id.
-
-    The id of a member that owns all partitions is the name of its instance.
-    """
+    """A member that commits, as Kafka's: group, generation and id; of one that owns all its instance's name."""
 
     group: str
     generation: int

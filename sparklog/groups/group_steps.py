@@ -255,10 +255,7 @@ def restore(state: GroupState, offsets: Sequence[TopicOffsets], generation: int)
 
 
 def expire(state: GroupState, *, everything: bool, gone: Collection[tuple[str, str]]) -> GroupState | None:
-    """Drop the offsets of deleted topics, `gone` (name and id); with `everything` all, and so the group.
-
-    Pending offsets stay, and with them their group. None if there is nothing to drop.
-    """
+    """Drop offsets of deleted topics, `gone`, or `everything`, but pending ones. None if there is nothing to drop."""
     # Maintenance leaves `touched` alone: a group expires by the entries of its members and operators.
     if not state.exists:
         return None

@@ -8,20 +8,13 @@ from typing import Protocol
 from sparklog.errors import BadRequest
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups.group import Group, Offsets
-from sparklog.groups.group_state import GroupMetadata
 from sparklog.groups.topics_read import TopicsRead
 
 
 class MemberOfGroup(Protocol):
-    """A reader of partitions that others may share with it.
-
-    `eager`: its program is told that all partitions go before it is told which ones it has.
-    """
+    """A reader of shared partitions. `eager`: its program is told that all go before it is told which it has."""
 
     eager: bool
-
-    @property
-    def metadata(self) -> GroupMetadata: ...
 
     def subscribe(self, topics: Sequence[str]) -> None:
         """Say which topics are wanted from now on."""
@@ -67,10 +60,6 @@ class Alone:
         self._assigned: frozenset[TopicPartition] = frozenset()
         self._held: frozenset[TopicPartition] = frozenset()
 
-    @property
-    def metadata(self) -> GroupMetadata:
-        raise BadRequest("a consumer without a group has no group metadata: give a group")
-
     def subscribe(self, topics: Sequence[str]) -> None:
         self._names = tuple(topics)
 
@@ -112,10 +101,6 @@ class ByHand(Alone):
         super().__init__(topics)
         self._by_hand = frozenset(partitions)
         self._group = group
-
-    @property
-    def metadata(self) -> GroupMetadata:
-        raise BadRequest("a consumer of assigned partitions is no member: send its offsets by the group's name")
 
     def look(self) -> bool:
         changed = self._assigned != self._by_hand

@@ -73,10 +73,7 @@ class Rebalances:
         self._error: Exception | None = None
 
     def follow(self, member: MemberOfGroup) -> bool:
-        """Look at the group, and take up what changed; True if that is something.
-
-        The program is told of what comes by `tell`.
-        """
+        """Look at the group, and take up what changed; True if that is something. `tell` tells the program."""
         if not (member.look() or self._unfinished):
             return False
         before = self._positions.assigned

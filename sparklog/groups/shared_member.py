@@ -2,20 +2,25 @@
 
 The consumer's thread and a heartbeat thread use it: each call of the membership has the lock. Without the thread, as
 in simulations, all of it happens inside the calls of the consumer.
+
+The heartbeat thread holds no reference to its member: one that is forgotten ends its thread, and its session times out.
+At the end of the interpreter threads are ended before what they write with. A forked child has none.
 """
 
 from __future__ import annotations
 
+import atexit
 import logging
+import threading
+import weakref
 from collections.abc import Sequence
 
-from sparklog.errors import Fenced
+from sparklog.errors import Fenced, SparklogError
 from sparklog.groups.assignors import COOPERATIVE_STICKY
 from sparklog.groups.consumer_options import ConsumerOptions
 from sparklog.groups.group import HEARTBEATS, Group, Offsets
 from sparklog.groups.group_members import Partitions
-from sparklog.groups.group_state import GroupMetadata, GroupState
-from sparklog.groups.heartbeat_thread import HeartbeatThread
+from sparklog.groups.group_state import GroupState
 from sparklog.groups.sharing import JoinRequest, SharedMembership, join_shared
 from sparklog.groups.topics_read import TopicsRead
 from sparklog.log.journal.clocks import SYSTEM
@@ -59,10 +64,6 @@ class SharedMember:
             every_ms = min(options.heartbeat_interval_ms, options.session_timeout_ms / (2 * HEARTBEATS))
             self._thread = HeartbeatThread(self, options.client_id, every_ms / 1000)
             self._thread.start()
-
-    @property
-    def metadata(self) -> GroupMetadata:
-        return self.membership.metadata
 
     def subscribe(self, topics: Sequence[str]) -> None:
         self._names = tuple(topics)
@@ -138,13 +139,13 @@ class SharedMember:
             self.membership.leave()
         _LOG.warning(
             "%s leaves group '%s': it has not polled for %s s (max_poll_interval_ms); its next poll joins again",
-            *(self.metadata.member_id, self.membership.group.id, idle_ms // 1000),
+            *(self.membership.metadata.member_id, self.membership.group.id, idle_ms // 1000),
         )
 
     def is_replaced(self) -> bool:
         """True if another process has joined as the same static member."""
         members = self.membership.group.log.current().members
-        others = {item.instance_id for item in members if item.id != self.metadata.member_id}
+        others = {item.instance_id for item in members if item.id != self.membership.metadata.member_id}
         return self._instance_id is not None and self._instance_id in others
 
     def leave(self) -> None:
@@ -157,3 +158,52 @@ class SharedMember:
         self._over = True
         if self._thread is not None:
             self._thread.stop()
+
+
+EXIT_S = 5.0
+"""How long the end of the interpreter waits for a heartbeat that is under way."""
+
+
+class HeartbeatThread(threading.Thread):
+    """Calls `beat` of a member each `every_s` seconds, until `stop`; see the module."""
+
+    def __init__(self, member: SharedMember, name: str, every_s: float) -> None:
+        super().__init__(name=name, daemon=True)
+        self._member = weakref.ref(member)
+        self._every_s = every_s
+        self._stopped = threading.Event()
+        weakref.finalize(member, self._stopped.set).atexit = False
+        _OPEN.add(self)
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def run(self) -> None:
+        while not self._stopped.wait(self._every_s):
+            member = self._member()
+            if member is None:
+                return
+            try:
+                member.beat()
+            except Fenced as error:
+                # The next poll joins again.
+                _LOG.info("no heartbeats any more: %s", error)
+                return
+            except SparklogError as error:
+                _LOG.warning("a heartbeat failed, the next one is tried in %s s: %s", self._every_s, error)
+            del member
+
+
+_OPEN: weakref.WeakSet[HeartbeatThread] = weakref.WeakSet()
+
+
+def _end_all() -> None:
+    threads = [thread for thread in _OPEN if thread.is_alive()]
+    for thread in threads:
+        thread.stop()
+    for thread in threads:
+        thread.join(EXIT_S)
+
+
+# Earlier than the end of thread pools, where Python has that: buckets are written with one.
+getattr(threading, "_register_atexit", atexit.register)(_end_all)

@@ -111,10 +111,7 @@ _MEMBERSHIPS: WeakKeyDictionary[EntryLog[GroupState], WeakValueDictionary[str, S
 
 @dataclass(eq=False)
 class SharedMembership(Membership):
-    """A member that shares its group's partitions, as of its last look; see the module.
-
-    Raises `Fenced` once the group has gone on without the member: it is to join again.
-    """
+    """A member that shares partitions, as of its last look. `Fenced`: the group went on without it: join again."""
 
     state: GroupState = field(default_factory=lambda: GroupState(""))
     leases: MemberLeases = field(init=False)
@@ -139,10 +136,7 @@ class SharedMembership(Membership):
         return self.member.owned - self.revoking()
 
     def revoking(self) -> Partitions:
-        """Return the partitions that it owns and is to give up, by `revoke`.
-
-        None while each look shows others: where many join at once, each member gives up once, not with every join.
-        """
+        """Return what it is to give up, by `revoke`; none while looks differ: each member gives up once."""
         return self.member.revoked if self._is_steady else frozenset()
 
     def is_settled(self) -> bool:

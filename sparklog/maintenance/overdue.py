@@ -5,7 +5,7 @@ A job is overdue on a topic in either of two ways, and by whichever is longer:
 * by its schedule: no run has succeeded for longer than the schedule's interval and a half (and 45 minutes, if that is
   less). The interval is the longest of the last three between starts of runs over the topic; where fewer than two runs
   have been recorded, a day. Where none ever succeeded, time counts from the creation of the root.
-* by its configs: work has waited for longer than they allow (`sparklog.maintenance.backlog`), since it fell due or
+* by its configs: work has waited for longer than they allow (`sparklog.maintenance.report`), since it fell due or
   since the last success began, whichever was later.
 """
 
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from sparklog.log.journal.names import is_topic_name
-from sparklog.maintenance.backlog import Backlog
 from sparklog.maintenance.outcomes import COMPACT, RETAIN, SEAL, JobRun, Outcomes, TopicOutcome
+from sparklog.maintenance.report import Backlog
 from sparklog.units import HOUR_MS, duration
 
 JUDGED = COMPACT, RETAIN

@@ -279,10 +279,7 @@ TAKEN, NOT_NEEDED, NO_EQUIVALENT = "taken", "not needed", "no equivalent"
 
 
 def answers(text: str, file: str, *, force: bool = False) -> list[BrokerSetting]:
-    """Answer each setting in a broker's `server.properties`: those that are taken are defaults of a root.
-
-    `BadRequest`, with the line, for a value that is not valid here, and what needs `force`.
-    """
+    """Answer each setting in a broker's `server.properties`. `BadRequest`, with the line, for what is not valid."""
     entries = parse_properties(text, file)
     return [BrokerSetting(entry.line, entry.name, _shown(entry), *_verdict(file, entry, force)) for entry in entries]
 

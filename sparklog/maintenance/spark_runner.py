@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from sparklog.errors import SparklogError, Unavailable
 from sparklog.log.journal.clocks import SYSTEM, Env
-from sparklog.maintenance.progress import Meter
-from sparklog.maintenance.work_items import Done, InProcess, Progress, Runner, Work, silent
+from sparklog.maintenance.work_items import Done, InProcess, Meter, Progress, Runner, Work, silent
 from sparklog.output import log
 from sparklog.storage.fork_safety import ForkLock
 
@@ -107,10 +106,7 @@ def _at_once(context: Any) -> int:
 
 
 class SparkIfNeeded:
-    """A `Runner` that starts Spark when it gets work, and works in this process without pyspark or Java.
-
-    `name`: of the application. A session that runs already is used, and left running.
-    """
+    """A `Runner` that starts Spark, as application `name`, when it gets work; without pyspark, in this process."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -27,10 +27,7 @@ PENDING, FINISHED = "PENDING", "FINISHED"
 
 
 class RecordMetadata(NamedTuple):
-    """The place of a record: topic, partition, offset, and its timestamp in ms.
-
-    `is_repeat`: it had been published before, by its sequence. Partition, offset and timestamp are then -1.
-    """
+    """The place of a record, time in ms. `is_repeat`: published before, by its sequence; numbers are -1 then."""
 
     topic: str
     partition: int

@@ -35,10 +35,9 @@ from sparklog.log.state.segments import RollRule, Segment, segments_of
 from sparklog.log.state.slice_table import Slices, Snapshot
 from sparklog.log.topic.root import Root, topic_of
 from sparklog.log.topic.topic import Topic
-from sparklog.maintenance.backlog import Backlog, Due, allowed_wait_ms
 from sparklog.maintenance.leases import LEASES, collect_journals
 from sparklog.maintenance.outcomes import OUTCOMES
-from sparklog.maintenance.report import Amounts, Failure, RunReport
+from sparklog.maintenance.report import Amounts, Backlog, Due, Failure, RunReport, allowed_wait_ms
 from sparklog.maintenance.work_items import Runner, Settings, store_clock_ms
 from sparklog.output import json_value, table
 from sparklog.retention.expiry_plan import REASONS, SIZE, START, TIME, Expired, Expiry, plan_expiry
@@ -247,10 +246,7 @@ def _file_times(snapshot: Snapshot, slices: Slices) -> Callable[[Segment], int]:
 
 
 def expire(topic: Topic, settings: Settings, *, dry_run: bool = False) -> list[PartitionExpiry]:
-    """Commit the new log starts of all partitions at once; return the partitions that lose segments.
-
-    `NotFound` or `Conflict` if the topic was deleted or created again meanwhile.
-    """
+    """Commit new log starts at once; return partitions that lose segments. `NotFound`, `Conflict`: it was deleted."""
     snapshot = topic.log.snapshot()
     head = snapshot.head
     planned = plan_topic(snapshot, settings)

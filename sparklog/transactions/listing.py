@@ -117,10 +117,7 @@ class TransactionDescription:
 
 @dataclass(frozen=True, slots=True)
 class Aborted:
-    """Transactions that an operator has ended: `n` of the root itself (None: none was open), and its topics.
-
-    `kafka`: transactions of Kafka's, committed where Kafka had decided so, else aborted.
-    """
+    """Ended transactions: `n` of the root (None: none), its topics, and Kafka's, committed where Kafka decided so."""
 
     n: int | None
     topics: tuple[str, ...]

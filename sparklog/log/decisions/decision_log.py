@@ -222,10 +222,7 @@ class DecisionLogs:
         return Backoff(self._root.env)
 
     def resolve(self, topic: str, head: Head) -> list[Resolved]:
-        """Return the outcomes of open transactions in the newest head of a topic; abort those past their timeout.
-
-        A log that fails is passed over: a later commit records its outcome.
-        """
+        """Return outcomes of open transactions; abort overdue ones. What fails is left to a later commit."""
         from sparklog.log.decisions.decision import BY_TIMEOUT
 
         outcomes = []

@@ -353,10 +353,7 @@ class Document(Generic[T]):
 
 
 class StoredDocument(Document[T]):
-    """The table of an object with bytes of its own: format version, members, CRC.
-
-    Read features are written as none where they are not among the members.
-    """
+    """The table of an object with bytes of its own; read features are none where they are not among the members."""
 
     def __init__(self, what: str, make: Callable[..., T], *members: Member, **options: Any) -> None:
         super().__init__(make, *members, **options)
@@ -410,10 +407,7 @@ def check_stored(data: bytes, key: str) -> None:
 
 
 def peek_commit_id(data: bytes) -> str | None:
-    """Read the commit id of bytes that may be a commit or an entry, without judging the rest. None if there is none.
-
-    None also of a commit that was cut off after its document.
-    """
+    """Read the commit id of bytes, without judging the rest; None also of a commit that lacks its end."""
     text = document_of(data)
     try:
         document = json.loads(text)

@@ -95,10 +95,7 @@ class SeenState(Generic[S]):
 
 @dataclass(frozen=True, slots=True)
 class Advance(Generic[S, E]):
-    """The newest state, and the entries that were read to come to it.
-
-    `root_seen`: at the same time the root was seen to be the one that was opened.
-    """
+    """The newest state, and the entries read to come to it. `root_seen`: the opened root was seen at the same time."""
 
     newest: SeenState[S]
     entries: Sequence[E] = ()

@@ -72,10 +72,7 @@ def _is_there(store: Store, lost: LostCommit) -> bool:
 
 
 def contradiction(store: Store, env: Env, what: str, lost: tuple[str, str] | None) -> Fenced | None:
-    """Probe a store that contradicts what this process knows (`what`); return the error if it breaks its promise.
-
-    `lost`: key and id of the commit that this process has created and that is gone.
-    """
+    """Probe a store that contradicts `what` is known; return its error. `lost`: key and id of a commit that is gone."""
     broken = doubt(store, env.wall_ms)
     if broken is None:
         return None

@@ -94,10 +94,7 @@ def probe_anew(store: Store, wall_ms: Clock = wall_clock_ms) -> ProbeReport:
 
 
 def doubt(store: Store, wall_ms: Clock) -> BadRequest | None:
-    """Take back the verdict on a store that contradicts it, and probe again; return which promise is broken.
-
-    None if none is, as far as a probe can show, or if it cannot be tried.
-    """
+    """Take back the verdict on a store that contradicts it, and probe again; return the broken promise, if it shows."""
     if not (store.needs_probe and store.writable) or _is_fresh(_doubted, store, wall_ms(), DOUBT_MS):
         return None
     with _lock:
@@ -113,10 +110,7 @@ def doubt(store: Store, wall_ms: Clock) -> BadRequest | None:
 
 
 def distrust(store: Store, wall_ms: Clock) -> None:
-    """Take back the verdict on a store in which a chain is broken: who commits next probes it.
-
-    Who reads does not, for a probe costs a hundred requests, and needs the right to write.
-    """
+    """Take back the verdict on a store where a chain is broken: who commits next probes it; readers may not write."""
     if store.needs_probe and store.writable and not _is_fresh(_doubted, store, wall_ms(), DOUBT_MS):
         forget(store)
 

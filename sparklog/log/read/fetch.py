@@ -316,10 +316,7 @@ def _ranges(store: Store, planned: PlannedSlice, low: int, high: int) -> list[Re
 def _window_reads(
     ahead: ReadAhead, requests: Sequence[Request], store: Store, planned: PlannedSlice, span: tuple[int, int, int]
 ) -> Iterator[Window]:
-    """Yield the whole batches of a slice's bytes: of ranges read ahead, if any, then window by window.
-
-    `span`: where to begin and to end, and `until` of `read_window`.
-    """
+    """Yield whole batches, of ranges read ahead, then by windows. `span`: begin, end, and `until` of `read_window`."""
     low, high, until = span
     rest = b""
     for request in requests:

@@ -97,10 +97,7 @@ def read_part(part: ReadPart, columns: tuple[str, ...]) -> Iterator[pa.RecordBat
 def latest_records(
     tables: Sequence[PartitionTable], columns: Sequence[str], *, threads: int = 1, read: Read = read_part
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the latest records of partitions, one after the other, each from the newest to the oldest.
-
-    `threads`: how many runs are decoded at once. `read` yields the records of a part.
-    """
+    """Yield the latest records of each partition, newest first; `threads` decode at once, `read` reads a part."""
     reader = _Runs(tuple(dict.fromkeys((*columns, "key", "value", "offset"))), read)
     runs = ((table, low, high) for table in tables for low, high in reversed(list(pairwise(table.cuts))))
     current, seen = None, SeenKeys()

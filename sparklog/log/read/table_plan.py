@@ -59,10 +59,7 @@ class TablePlan:
 def plan_table(
     view: LogView, topic: str, as_of: AsOf = None, partitions: Collection[int] | None = None
 ) -> list[PartitionTable]:
-    """Plan the table of a topic, or of some partitions, from the view's snapshot; those without records are left out.
-
-    `BadRequest` and `NotFound` as `table_ranges`.
-    """
+    """Plan the table of a topic's partitions (None: all), those without records left out. Raises as `table_ranges`."""
     ranges = [offsets for offsets in table_ranges(view, topic, as_of, partitions) if offsets.start < offsets.end]
     cleaned = view.cleaned_through(topic)
     tables = []

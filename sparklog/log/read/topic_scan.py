@@ -22,7 +22,7 @@ from typing import Final, Literal
 import pyarrow as pa
 
 from sparklog.errors import BadRequest, Conflict, NotFound
-from sparklog.log.read.key_set import KeySet
+from sparklog.log.read.key_lookup import KeySet
 from sparklog.log.read.read_plan import check_partition, read_parts
 from sparklog.log.read.record_batches import RecordBatches, schema_of
 from sparklog.log.state.view import (

@@ -43,10 +43,7 @@ def clone_of_hold(hold: str) -> tuple[str, str] | None:
 
 @dataclass(frozen=True, slots=True)
 class GiveUpIntent:
-    """Commit to the log of a name that no clone with this topic id has, so that none can be created any more.
-
-    A log without commits gets an empty topic of that id, which is to be deleted at once.
-    """
+    """Commit to the log of a name, so that this clone cannot be created; an empty log gets a topic to be deleted."""
 
     topic_id: str
     now_ms: int

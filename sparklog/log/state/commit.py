@@ -160,10 +160,7 @@ class Inline:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """The documents of so many `commits` before this one: as they are stored, compressed, and their CRC-32C.
-
-    `data` goes to the encoder only, as that of `Inline`.
-    """
+    """The documents of `commits` before this one, compressed, and their CRC-32C. `data` goes to the encoder only."""
 
     commits: int
     nbytes: int
@@ -394,10 +391,7 @@ def encode_commit(commit: Commit) -> bytes:
 
 
 def decode_commit(data: bytes, key: str, version: int, *, whole: bool = True) -> Commit:
-    """Return the commit in `data`. `BadRequest`: too new; `Corrupt`: damaged.
-
-    `whole`: what follows the document is checked, too; else it may be missing.
-    """
+    """Return the commit in `data`. `BadRequest`: too new; `Corrupt`: damaged, or what follows it with `whole`."""
     document = document_of(data)
     item = COMMIT_JSON.fields(document, key)
     if (stored := item.integer("version", 0)) != version:

@@ -181,10 +181,7 @@ class LogStartIntent:
 
 @dataclass(frozen=True, slots=True)
 class AlterIntent:
-    """Change configs (None: back to the default) and add partitions.
-
-    Unless `drop_keyless`, a topic that holds records without a key cannot become compacted: the cleaner drops them.
-    """
+    """Change configs (None: default), add partitions. `drop_keyless`: compact a topic that has records without keys."""
 
     topic_id: str
     configs: Mapping[str, object | None]
@@ -242,10 +239,7 @@ def _check_keys(topic: str, table: SliceTable) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CreateIntent:
-    """Begin a topic under a name that has none: commit 0, or the next number after a delete.
-
-    `writers`: those that it is to know from the beginning.
-    """
+    """Begin a topic where there is none: commit 0, or the next after a delete. `writers`: known from the start."""
 
     topic_id: str
     partitions: int
@@ -394,10 +388,7 @@ class ImportedPartition:
 
 @dataclass(frozen=True, slots=True)
 class ImportIntent:
-    """Fill partitions, or go on where they end. What is appended after it is of a leader epoch that comes later.
-
-    `kafka_topic_id`: the topic's id in Kafka, empty if it is not known.
-    """
+    """Fill partitions, or go on where they end; a later leader epoch follows. `kafka_topic_id`: empty if not known."""
 
     topic_id: str
     partitions: tuple[ImportedPartition, ...]

@@ -140,10 +140,7 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         return self._applied(LogState(head, checkpoint, (), table), state.tail)
 
     def commit(self, intent: Intent, origin: Head | None = None, *, looked: Moment | None = None) -> CommitOutcome:
-        """Commit what `intent` drafts. `origin`: the head that the caller decided on (the newest known, if None).
-
-        `looked`: what `look` returned to this caller.
-        """
+        """Commit what `intent` drafts. `origin`: the head it was decided on; `looked`: what `look` returned."""
         from sparklog.log.state.commit_intents import Nothing
 
         decided_on = self.current().head if origin is None else origin
@@ -171,10 +168,7 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         return commit
 
     def _opened(self, checkpoints: Sequence[int], seen: Moment) -> Advance[LogState, Commit]:
-        """Read the newest checkpoint that can be read, and the commits after it: from few of them on a far store.
-
-        A listing, asked for with the checkpoint, tells which.
-        """
+        """Read the newest checkpoint and the commits after it: on a far store few, which a listing tells."""
         if not (self._numbered.is_far and self.store.lists_after):
             return super()._opened(checkpoints, seen)
         newest = checkpoints[-1] if checkpoints else -1

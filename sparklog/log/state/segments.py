@@ -90,10 +90,7 @@ class Segment:
 
 
 def segments_of(slices: Slices, partition: int, log_end: int, rule: RollRule) -> list[Segment]:
-    """Return the segments of one partition, whose slices these are, in offset order, the active one last.
-
-    Aborted slices count like others: their bytes are in the log until a rewrite drops them.
-    """
+    """Return a partition's segments in order, the active one last; aborted slices count until they are dropped."""
     slices = _settled(slices)
     sealed = slices.sealed().tolist()
     base, end, size, max_ts = (getattr(slices, name).tolist() for name in ("base", "end", "size", "max_ts"))

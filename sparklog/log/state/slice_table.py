@@ -41,10 +41,7 @@ Columns = dict[str, npt.NDArray[Any]]
 
 
 class Texts:
-    """Append-only texts by code: an Arrow array as it came from a checkpoint, then what commits added since.
-
-    Versions of a table share one, for codes never change their meaning.
-    """
+    """Append-only texts by code, first those of a checkpoint. Tables share one: codes never change their meaning."""
 
     __slots__ = ("_added", "_codes", "_loaded")
     _lock = ForkLock()

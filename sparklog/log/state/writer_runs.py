@@ -166,10 +166,7 @@ class RunHistory(Protocol):
 
 
 def is_superseded(runs: RunHistory, run: str, epoch: int | None, now_ms: int) -> bool:
-    """True if another run took over from this one, whose epoch is `epoch` as far as it knows.
-
-    An epoch that is a time far ahead of `now_ms` was taken while a clock was wrong, and says nothing.
-    """
+    """True if another run took over from this one. An epoch far ahead of `now_ms` is of a wrong clock: no sign."""
     if run == runs.run:
         return False
     if run in runs.earlier_runs:

@@ -11,10 +11,10 @@ at work have copied. This store shows what one backup has:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from heapq import merge
-from typing import NoReturn
+from typing import TypeVar
 
 from sparklog.errors import BadRequest, NotFound
 from sparklog.log.journal.names import (
@@ -30,14 +30,15 @@ from sparklog.log.journal.names import (
 )
 from sparklog.log.state.root_defaults import DEFAULTS
 from sparklog.log.topic.backup_manifest import Manifest, backup_numbers, read_manifest
-from sparklog.storage.store import ObjectInfo, ObjectWriter, Store, not_there
+from sparklog.storage.store import ObjectInfo, Store, not_there
+from sparklog.storage.wrapper_store import WrapperStore
+
+T = TypeVar("T")
+READS = ("get", "stat", "list", "list_folders", "now_ms")
 
 
 def newest_backup(store: Store) -> BackupStore | None:
-    """Return the newest backup of all topics, else the newest, in a place of backups; None: the store is no such place.
-
-    `NotFound` where no backup is finished.
-    """
+    """Return the newest backup, best of all topics; None: no place of backups. `NotFound` where none is finished."""
     if store.stat(PLACE_KEY) is None:
         return None
     newest: Manifest | None = None
@@ -59,43 +60,26 @@ def one_backup(store: Store, number: int) -> BackupStore:
     return BackupStore(store, manifest)
 
 
-class BackupStore(Store):
+class BackupStore(WrapperStore):
     """See the module. `inner`: the place of backups."""
 
     needs_probe = False
     writable = False
 
     def __init__(self, inner: Store, manifest: Manifest) -> None:
-        self.inner = inner
-        self.limits = inner.limits
+        super().__init__(inner)
         entries = {groups_prefix(item.id): item.number for item in manifest.groups}
         entries |= {transactions_prefix(item.id): item.number for item in manifest.decisions}
         entries |= {DEFAULTS.prefix(item.id): item.number for item in manifest.defaults}
         self._ends = {item.topic: item.version for item in manifest.topics} | entries
         self._copies = {checkpoint_key(*entry): commit_key(*entry) for entry in entries.items()} | {ROOT_KEY: PLACE_KEY}
 
-    @property
-    def location(self) -> str:
-        return self.inner.location
-
-    @property
-    def server(self) -> str:
-        return self.inner.server
-
-    @property
-    def clock_step_ms(self) -> int:
-        return self.inner.clock_step_ms
-
-    @property
-    def parallel_reads(self) -> int:
-        return self.inner.parallel_reads
-
-    @property
-    def lists_after(self) -> bool:
-        return self.inner.lists_after
-
-    def now_ms(self) -> int:
-        return self.inner.now_ms()
+    def request(self, verb: str, key: str, send: Callable[[], T]) -> T:
+        if verb not in READS:
+            raise BadRequest(
+                f"{self.location} is a place of backups, which is only read: `sparklog restore` makes a root"
+            )
+        return send()
 
     def _has(self, key: str) -> bool:
         """Return True unless the key is of a journal, and beyond its end in the backup."""
@@ -122,18 +106,3 @@ class BackupStore(Store):
         for name in self.inner.list_folders(prefix):
             if prefix or name in self._ends or not is_topic_name(name):
                 yield name
-
-    def _refuse(self) -> NoReturn:
-        raise BadRequest(f"{self.location} is a place of backups, which is only read: `sparklog restore` makes a root")
-
-    def create(self, key: str, data: bytes) -> bool:
-        self._refuse()
-
-    def writer(self, key: str) -> ObjectWriter:
-        self._refuse()
-
-    def delete(self, key: str) -> None:
-        self._refuse()
-
-    def delete_many(self, keys: Iterable[str]) -> None:
-        self._refuse()

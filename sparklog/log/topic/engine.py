@@ -322,8 +322,7 @@ class TopicLog(CommitLog):
 
     def _placed(self, files: Sequence[FileSlices], most_bytes: int) -> list[FileSlices]:
         """Return the files with those that are not written as one of at most so many bytes, or one that is written."""
-        from sparklog.log.write.append_output import write_out
-        from sparklog.log.write.inline_records import is_unwritten, joined
+        from sparklog.log.write.append_output import is_unwritten, joined, write_out
 
         small = [file for file in files if is_unwritten(file)]
         if not small:

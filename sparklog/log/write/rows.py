@@ -68,10 +68,7 @@ def check_columns(schema: pa.Schema) -> list[str]:
 
 
 def rows_of(batches: Sequence[pa.RecordBatch], now_ms: int) -> Rows:
-    """One run of rows from batches that `check_columns` has passed; a timestamp that is null is `now_ms`.
-
-    `BadRequest` for a negative timestamp or a null header key.
-    """
+    """Return rows of checked batches; `now_ms` for null timestamps. `BadRequest`: negative ones, null header keys."""
     key, value, headers, timestamp, partition = ([_column(batch, name) for batch in batches] for name in ROW_COLUMNS)
     times = [np.broadcast_to(_milliseconds(array, now_ms), len(array)) for array in timestamp]
     return Rows(
@@ -232,10 +229,7 @@ class Partitioner:
         self._filled = 0
 
     def assign(self, rows: int, *, key: pa.Array | None, value: pa.Array | None, partition: pa.Array | None) -> Int32s:
-        """Return int32[rows]: the partition of each row. Columns that are `None` are all null.
-
-        `BadRequest` for an explicit partition that the topic does not have.
-        """
+        """Return int32[rows], their partitions. None: a column of nulls. `BadRequest` for one that does not exist."""
         explicit = None if partition is None else self._explicit(partition)
         if explicit is not None and partition is not None and partition.null_count == 0:
             return explicit

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from sparklog.maintenance.backlog import Backlog
 from sparklog.maintenance.overdue import JobState
+from sparklog.maintenance.report import Backlog
 from sparklog.tools.report.report_data import ATTENTION, GroupPartition, PartitionFacts, RootReport
 
 Labels = Mapping[str, object]

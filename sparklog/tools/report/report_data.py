@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sparklog.maintenance.backlog import Backlog
 from sparklog.maintenance.overdue import JobState
+from sparklog.maintenance.report import Backlog
 
 ATTENTION, INFORMATION = "attention", "information"
 HOURS = 72
