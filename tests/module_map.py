@@ -31,7 +31,6 @@ INDIRECT: Mapping[str, tuple[str, ...]] = {
     "sparklog/cli/commands/storage.py": ("tests/cli/test_log_dirs.py", "tests/cli/test_delete_records.py"),
     "sparklog/cli/locations.py": ("tests/cli/test_refused_folders.py", "tests/cli/test_kafka_places.py"),
     "sparklog/cli/topic_choice.py": ("tests/cli/test_kafka_words.py", "tests/cli/test_kafka_habits.py"),
-    "sparklog/compaction/explain.py": ("tests/datasource/test_job_compact.py",),
     "sparklog/datasource/offsets.py": ("tests/datasource/test_stream_plan.py",),
     "sparklog/format/avro.py": ("tests/format/test_values.py", "tests/cli/test_values.py"),
     "sparklog/format/legacy/legacy_kernels.py": ("tests/format/test_legacy.py",),

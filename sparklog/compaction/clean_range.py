@@ -156,10 +156,7 @@ def group_segments(
 
 
 def first_batch_timestamp(store: Store, source: PlannedSlice) -> int:
-    """Return the greatest timestamp (ms) of a segment's first batch; -1 if it has none, is damaged or missing.
-
-    Damage is no error here: the plan covers all partitions, and the pass over this one reports it.
-    """
+    """Return the greatest time (ms) of a segment's first batch; -1: none, missing, or damaged (the pass tells)."""
     try:
         data = store.get(source.file, source.position, min(HEADER_BYTES, source.size))
     except NotFound:

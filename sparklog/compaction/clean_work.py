@@ -7,7 +7,6 @@ record keys that erase each other cannot be prepared.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -167,7 +166,8 @@ class CleanWork:
         retention_ms = self.configs.integer("delete.retention.ms")
         rules = TombstoneRules(settings.now_ms, retention_ms, clean[-1] if clean else None)
         cleaner = Cleaner(offset_map, hash_key, survey, judge, reader, writer, rules)
-        sizes = self._index_sizes(cleaned.segments)
+        stems = [self._slice(segment).file.removesuffix(".log") for segment in cleaned.segments]
+        sizes = [(self._size(f"{stem}.index"), self._size(f"{stem}.timeindex")) for stem in stems]
         try:
             for group in group_segments(cleaned.segments, sizes, self.configs, plan.first_uncleanable):
                 cleaner.group([self._slice(segment) for segment in group])
@@ -182,11 +182,7 @@ class CleanWork:
     def _slice(self, segment: Segment) -> PlannedSlice:
         return self.sources.row(segment.first_row)
 
-    def _index_sizes(self, segments: Sequence[Segment]) -> list[tuple[int, int]]:
-        """Return the bytes of each segment's `.index` and `.timeindex`, 0 where one is missing."""
-        stems = [self._slice(segment).file.removesuffix(".log") for segment in segments]
-        return [(self._size(f"{stem}.index"), self._size(f"{stem}.timeindex")) for stem in stems]
-
     def _size(self, file: str) -> int:
+        """Return the bytes of an index; 0 where it is missing."""
         info = self.store.stat(file)
         return 0 if info is None else info.size

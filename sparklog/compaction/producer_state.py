@@ -140,10 +140,7 @@ def replay(
 
 
 def turns(producer_ids: npt.NDArray[np.int64], kinds: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """bool[n]: the batches that begin or end a run of the same kind among their producer's batches.
-
-    What a producer's batches add up to is decided there; a long transaction needs no look at each of its batches.
-    """
+    """bool[n]: batches that begin or end a run of one kind among their producer's: what counts is decided there."""
     order = np.argsort(producer_ids, kind="stable")
     ids, sorted_kinds = producer_ids[order], kinds[order]
     edge = np.ones(len(order) + 1, np.bool_)

@@ -25,10 +25,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sparklog.compaction.backlog import compaction_backlog
+from sparklog.compaction.backlog import compaction_backlog, explain, with_slices
 from sparklog.compaction.clean_plan import keyless_by_default, plan_cleaning
 from sparklog.compaction.clean_work import CleanDone
-from sparklog.compaction.explain import explain, with_slices
 from sparklog.compaction.merge_plan import plan_merges
 from sparklog.compaction.seal_plan import plan_sealing
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, SparklogError
@@ -144,10 +143,7 @@ def _run_all(runs: Sequence[_TopicRun], runner: Runner, options: CompactOptions,
 
 
 def _ordered(works: Iterable[Work]) -> list[Work]:
-    """Sort by dirty ratio, then by size, largest first, so that no long work item is left for the end.
-
-    Merges of records in commits come before other merges: a commit is kept for as long as one of its slices is there.
-    """
+    """Sort by dirty ratio, then largest first, so that none is left for the end; merges of commits before others."""
 
     def key(work: Work) -> tuple[float, bool, int]:
         return -getattr(work, "ratio", 0.0), not getattr(work, "of_commits", False), -work.nbytes

@@ -135,10 +135,7 @@ class SealPart:
 
 
 def write_segments(outputs: Sequence[SegmentOutput], progress: Progress = silent) -> list[tuple[FileSlices, ...]]:
-    """Read the slices of all outputs and write their segments. Return those of each, durable, with their bases.
-
-    `Corrupt` names a damaged slice, `Conflict` says that a file was replaced meanwhile; no segment is half there then.
-    """
+    """Write the segments of all outputs, durable; return those of each. `Corrupt`, `Conflict` (a file is gone)."""
     try:
         cursors = [cursor for output in outputs if (cursor := output.cursor()) is not None]
         by_partition = {output.part.partition: output for output in outputs}

@@ -33,18 +33,10 @@ class MemberSubscription:
 def assign(
     assignor: str, members: Sequence[MemberSubscription], partitions: Mapping[str, int]
 ) -> dict[str, tuple[TopicPartition, ...]]:
-    """Divide partitions among members.
+    """Divide partitions, whose number `partitions` has for each topic that exists, among all members of a group.
 
-    Args:
-        assignor: One of `ASSIGNORS`. `cooperative-sticky` gives what members have in the end, as `sticky` does.
-        members: All members of the group.
-        partitions: Number of partitions of each topic that exists.
-
-    Returns:
-        The partitions of each member, sorted.
-
-    Raises:
-        BadRequest: There is no such assignor, or two members have one id.
+    `assignor`: one of `ASSIGNORS`; `cooperative-sticky` gives what members have in the end, as `sticky` does. The
+    partitions of each member come sorted. `BadRequest`: no such assignor, or two members have one id.
     """
     if assignor not in ASSIGNORS:
         raise BadRequest(f"the assignor is one of {', '.join(ASSIGNORS)}, found {assignor!r:.80}")

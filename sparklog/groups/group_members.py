@@ -34,6 +34,7 @@ from sparklog.log.journal.documents import (
     Fields,
     Member,
     MemberKind,
+    members,
     whole,
 )
 from sparklog.log.journal.names import MAX_PARTITIONS
@@ -69,11 +70,7 @@ class GroupMember:
 
 
 def rebalanced(members: Sequence[GroupMember], partitions: Mapping[str, int]) -> tuple[GroupMember, ...]:
-    """Give members new targets, by their assignor and the numbers of partitions of topics; hand out what is free.
-
-    Raises:
-        Conflict: no assignor is known to all members.
-    """
+    """Give members new targets, by their assignor; hand out what is free. `Conflict`: no assignor is known to all."""
     if not members:
         return ()
     subscriptions = [MemberSubscription(m.id, m.instance_id, m.topics, tuple(sorted(m.owned))) for m in members]
@@ -112,11 +109,7 @@ def _with_free(member: GroupMember, taken: Set[TopicPartition]) -> GroupMember:
 
 
 def common_assignor(members: Sequence[GroupMember]) -> str:
-    """Return the assignor of a group, as a broker selects it: each member votes for its first that all know.
-
-    Raises:
-        Conflict: there is none.
-    """
+    """Return the assignor, as a broker does: each votes for its first that all know. `Conflict`: there is none."""
     common = set(ASSIGNORS).intersection(*(member.assignors for member in members))
     if not common:
         listed = "; ".join(sorted({", ".join(member.assignors) for member in members}))
@@ -164,16 +157,13 @@ MEMBER_JSON = Document(
     GroupMember,
     Member("id", TEXT),
     Member("instanceId", TEXT, nullable=True),
-    Member("clientId", TEXT),
-    Member("host", TEXT),
+    *members(TEXT, "clientId", "host"),
     Member("sessionTimeoutMs", whole(1, INT32_MAX)),
-    Member("assignors", TEXTS),
-    Member("topics", TEXTS),
+    *members(TEXTS, "assignors", "topics"),
     Member("generation", whole(0, INT32_MAX)),
     Member("seen", whole(0)),
     Member("owned", PARTITIONS_BY_TOPIC),
-    Member("revoked", PARTITIONS_BY_TOPIC, optional=True),
-    Member("awaited", PARTITIONS_BY_TOPIC, optional=True),
+    *members(PARTITIONS_BY_TOPIC, "revoked", "awaited", optional=True),
 )
 
 

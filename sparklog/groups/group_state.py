@@ -24,6 +24,7 @@ from sparklog.log.journal.documents import (
     Member,
     MemberKind,
     StoredDocument,
+    members,
     numbers_by_text,
     objects_of,
     one_of,
@@ -155,8 +156,7 @@ def _check_partitions(item: Fields, offsets: TopicOffsets) -> None:
 
 OFFSETS_JSON = Document(
     TopicOffsets,
-    Member("topic", TEXT),
-    Member("topicId", TEXT),
+    *members(TEXT, "topic", "topicId"),
     Member("partition", wholes(0, MAX_PARTITIONS - 1)),
     Member("offset", wholes(0, like="partition")),
     Member("timeMs", _packed_wholes(0, INT64_MAX)),
@@ -270,8 +270,7 @@ GROUP_JSON = StoredDocument(
     Member("generation", whole(0, MAX_INT)),
     Member("instance", TEXT, nullable=True),
     Member("sessionTimeoutMs", whole(1, MAX_INT), nullable=True),
-    Member("active", whole(0), nullable=True),
-    Member("touched", whole(0), nullable=True),
+    *members(whole(0), "active", "touched", nullable=True),
     Member("deleted", BOOLEAN),
     Member("offsets", OFFSETS_BY_TOPIC),
     Member("pending", objects_of(PENDING_JSON)),

@@ -97,14 +97,7 @@ def prepare(
 
 
 def share(state: GroupState, member: GroupMember, partitions: Mapping[str, int], expired: Expired) -> GroupState:
-    """Add a member, and divide the partitions again; a static member takes the place of the one before.
-
-    Args:
-        partitions: how many the topics have that the member subscribes to.
-
-    Raises:
-        Conflict: no assignor is known to all members.
-    """
+    """Add a member (a static one in its place), and divide again. `Conflict`: no assignor is known to all."""
     joined = replace(member, generation=_next_generation(state), seen=state.number + 1)
     others = _alive(state, expired)
     same = [item for item in state.members if item.instance_id is not None and item.instance_id == member.instance_id]

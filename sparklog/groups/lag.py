@@ -122,11 +122,8 @@ def lag(
     """Return the lag of groups (None: all), in the order of groups, topics and partitions.
 
     A group that does not exist has no rows, nor has a group or a topic that cannot be read. Unread records that cannot
-    be read have no seconds. These errors are put into `failures`, or raised.
-
-    Args:
-        all_partitions: also of partitions of the group's topics without a committed offset (None: if it is active).
-        now_ms: what seconds are counted from (None: the clock).
+    be read have no seconds. These errors are put into `failures`, or raised. `all_partitions`: also of partitions of
+    its topics without a committed offset (None: if it is active); `now_ms`: seconds are counted from it.
     """
     opened = root.root if isinstance(root, RootView) else root
     names = Groups(opened).names(failures) if groups is None else list(dict.fromkeys(groups))
@@ -166,34 +163,15 @@ def _rows(
         offset = committed.get(partition)
         behind = None if offset is None else ends[partition] - offset
         age = None if offset is None or ages is None else ages.get(partition, 0.0)
-        limits = starts[partition], ends[partition]
-        rows.append(
-            Lag(
-                group.id,
-                snapshot.topic,
-                partition,
-                offset,
-                *limits,
-                behind,
-                age,
-                group.owner(snapshot.topic, partition),
-            )
-        )
+        place, limits = (snapshot.topic, partition), (starts[partition], ends[partition])
+        rows.append(Lag(group.id, *place, offset, *limits, behind, age, group.owner(*place)))
     return rows
 
 
 def _ages(
-    root: Root,
-    snapshot: Snapshot,
-    committed: dict[int, int],
-    now_ms: int | None,
-    failures: list[SparklogError] | None,
+    root: Root, snapshot: Snapshot, committed: dict[int, int], now_ms: int | None, failures: list[SparklogError] | None
 ) -> Ages | None:
-    """Return seconds since the first unread record was written, of partitions that have one; None: it has no time.
-
-    None for all if records cannot be read: the error is put into `failures`, or raised.
-    """
-
+    """Return seconds since the first unread record, of partitions that have one; None: no time, or not readable."""
     from sparklog.log.read.time_lookup import first_records
 
     unread = {partition: offset for partition, offset in committed.items() if offset < snapshot.head.log_end[partition]}

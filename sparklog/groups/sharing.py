@@ -140,15 +140,10 @@ class SharedMembership(Membership):
         return self.member.revoked if self._is_steady else frozenset()
 
     def is_settled(self) -> bool:
-        """Return whether it owns all that this generation gives it, and nothing else."""
         return self.member.is_settled
 
     def look(self) -> bool:
-        """Read on to the newest entry: one request if there is none. True if its partitions changed.
-
-        Raises:
-            Fenced: it is no member any more.
-        """
+        """Read on to the newest entry; True if its partitions changed. `Fenced`: it is no member any more."""
         return self._take(self.group.log.refresh())
 
     def _take(self, state: GroupState) -> bool:
@@ -163,7 +158,9 @@ class SharedMembership(Membership):
         """Give up what `revoking` returned as of the last look, after its offsets have been committed."""
         given_up = self.member.revoked
         state = self._write(lambda base: steps.revoke(base, self.metadata, given_up))
-        self._rename(state)
+        member = state.member(self.metadata.member_id)
+        if member is not None:
+            self.metadata = GroupMetadata(self.group.id, member.generation, member.id)
         self._take(state)
 
     def subscribe(self, topics: Sequence[str], partitions: Mapping[str, int]) -> None:
@@ -209,21 +206,9 @@ class SharedMembership(Membership):
         _MEMBERSHIPS[self.group.log].pop(self.metadata.member_id, None)
         self.group.write(lambda base: steps.leave(base, self.metadata))
 
-    def _rename(self, state: GroupState) -> None:
-        member = state.member(self.metadata.member_id)
-        if member is not None:
-            self.metadata = GroupMetadata(self.group.id, member.generation, member.id)
-
 
 def join_shared(group: Group, request: JoinRequest, partitions: Mapping[str, int]) -> SharedMembership:
-    """Become a member of a group that shares its partitions with the others.
-
-    Args:
-        partitions: how many each topic of the request has; one that does not exist is left out.
-
-    Raises:
-        Conflict: one member owns the whole group, as a Spark query does, and is active; or no assignor is common.
-    """
+    """Become a member that shares `partitions`, per topic. `Conflict`: another owns all; or no assignor is common."""
     env, store = group.root.env, group.root.store
     member = GroupMember(
         f"{request.client_id}-{env.new_id()}",

@@ -35,12 +35,7 @@ class StartingPositions:
     isolation: IsolationLevel
 
     def of(self, places: Collection[TopicPartition], keep_alive: Callable[[], None]) -> Starts:
-        """Return where to begin; `keep_alive` is called while that takes time.
-
-        Raises:
-            NotFound: an offset is missing or out of range, with the policy `none`.
-            Unavailable: a transaction has offsets of the group pending for more than a minute.
-        """
+        """Return the offsets to begin at. `NotFound`: one is missing; `Unavailable`: some stay pending."""
         committed = self._committed(frozenset(places))
         bounds = self._bounds_with(places, committed, keep_alive)
         starts = {place: self.start(place, committed.get(place), limits) for place, limits in bounds.items()}

@@ -34,10 +34,8 @@ def sticky_assignment(
 ) -> dict[str, list[TopicPartition]]:
     """Return the share of each member, in no order.
 
-    Args:
-        topics: Topics to which each member subscribes.
-        owned: Partitions that each member has; no partition twice, none that is not in `partitions`.
-        partitions: Number of partitions, at least one, of the topics that exist and of which a member is.
+    `topics`: those to which each member subscribes. `owned`: partitions that each has; none twice, none that is not in
+    `partitions`, the number (at least one) of those of each topic that exists and of which a member is.
     """
     # From here on a member is its place in the order of ids.
     ids = sorted(topics, key=java_key)
@@ -215,9 +213,7 @@ class _MovedPartitions:
 def _table_order(hashes: Mapping[_Key, int], peak: int = 0) -> list[_Key]:
     """Return keys, added to a Java `HashMap` in this order, in the order in which it iterates.
 
-    Args:
-        hashes: `hashCode` of each key; only the low 32 bits count.
-        peak: The most entries that the table has had, if more than now: it does not shrink.
+    `hashes`: `hashCode` of each, low 32 bits. `peak`: the most entries it has had: the table does not shrink.
     """
     buckets = LEAST_BUCKETS
     while max(peak, len(hashes)) > buckets * 3 // 4:

@@ -22,7 +22,17 @@ from typing import NamedTuple
 from sparklog.errors import Fenced, SparklogError
 from sparklog.log.journal.chain import EntryChain, ids_of
 from sparklog.log.journal.clocks import MAX_AHEAD_MS
-from sparklog.log.journal.documents import TEXT, TEXTS, Document, Member, StoredDocument, objects_of, one_of, whole
+from sparklog.log.journal.documents import (
+    TEXT,
+    TEXTS,
+    Document,
+    Member,
+    StoredDocument,
+    members,
+    objects_of,
+    one_of,
+    whole,
+)
 from sparklog.log.journal.entry_log import ENTRY_MEMBERS, E, EntryKind, StateEntry, collect_entries
 from sparklog.log.journal.names import MAINTENANCE_FOLDER
 from sparklog.log.topic.root import Root
@@ -65,11 +75,8 @@ class Leases(StateEntry):
 
 CLAIM_JSON = Document(
     Claim,
-    Member("run", TEXT),
-    Member("host", TEXT),
-    Member("process", whole(0)),
-    Member("sinceMs", whole(0)),
-    Member("untilMs", whole(0)),
+    *members(TEXT, "run", "host"),
+    *members(whole(0), "process", "sinceMs", "untilMs"),
     Member("topics", TEXTS),
 )
 LEASE_JSON = StoredDocument(
@@ -163,10 +170,7 @@ class Lease:
 
 @contextmanager
 def leased(root: Root, job: str, topics: Sequence[str], *, wanted: bool) -> Iterator[Lease]:
-    """Take a lease for a run, keep it, and give it back; print whom topics are left to.
-
-    Without one where it is not `wanted`, or cannot be had, which each run prints: a fault of the leases stops no job.
-    """
+    """Take a lease for a run, keep it, give it back. One that cannot be had is printed, and stops no job."""
     lease = Lease(root, job, topics)
     if not (wanted and root.store.writable):
         yield lease

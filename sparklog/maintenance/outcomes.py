@@ -25,6 +25,7 @@ from sparklog.log.journal.documents import (
     Document,
     Member,
     StoredDocument,
+    members,
     objects_of,
     one_of,
     texts_by_text,
@@ -156,20 +157,13 @@ def _newest(runs: Sequence[JobRun]) -> tuple[JobRun, ...]:
 
 AMOUNTS_JSON = Document(
     Amounts,
-    Member("recordsIn", whole(0)),
-    Member("recordsOut", whole(0)),
-    Member("bytesIn", whole(0)),
-    Member("bytesOut", whole(0)),
-    Member("bytesDeleted", whole(0)),
+    *members(whole(0), "recordsIn", "recordsOut", "bytesIn", "bytesOut", "bytesDeleted"),
 )
 RUN_JSON = Document(
     JobRun,
     Member("job", one_of(*JOBS)),
-    Member("run", TEXT),
-    Member("host", TEXT),
-    Member("process", whole(0)),
-    Member("startMs", whole(0)),
-    Member("tookMs", whole(0)),
+    *members(TEXT, "run", "host"),
+    *members(whole(0), "process", "startMs", "tookMs"),
     Member("topics", TEXTS, optional=True),
     Member("failedTopics", whole(0)),
     Member("defaults", texts_by_text(), optional=True),
@@ -180,13 +174,11 @@ ROW_JSON = Document(
     TopicOutcome,
     Member("job", one_of(*JOBS)),
     Member("topic", TEXT),
-    Member("startMs", whole(0)),
-    Member("tookMs", whole(0)),
+    *members(whole(0), "startMs", "tookMs"),
     Member("succeededMs", whole(-1)),
     Member("failure", TEXT),
     Member("dirtyPermille", whole(0, 1000), optional=True),
-    Member("unsealedBytes", whole(0), optional=True),
-    Member("oldestExpiredMs", whole(0), optional=True),
+    *members(whole(0), "unsealedBytes", "oldestExpiredMs", optional=True),
     inline={"amounts": AMOUNTS_JSON},
 )
 OUTCOMES_JSON = StoredDocument(

@@ -11,7 +11,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
+from operator import add
 
 from sparklog.errors import SparklogError
 from sparklog.maintenance.work_items import PieceReport
@@ -129,13 +130,7 @@ class Amounts:
     bytes_deleted: int = 0
 
     def __add__(self, other: Amounts) -> Amounts:
-        return Amounts(
-            self.records_in + other.records_in,
-            self.records_out + other.records_out,
-            self.bytes_in + other.bytes_in,
-            self.bytes_out + other.bytes_out,
-            self.bytes_deleted + other.bytes_deleted,
-        )
+        return Amounts(*map(add, astuple(self), astuple(other)))
 
 
 @dataclass(frozen=True, slots=True)

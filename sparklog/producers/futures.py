@@ -224,19 +224,8 @@ class RecordFuture(Future[RecordMetadata]):
         with self._condition:
             self._condition.wait_for(lambda: self._outcomes.is_done(self._row), timeout)
 
-    def get(self, timeout: float | None = None) -> RecordMetadata:
-        """Do as `result`: the name that kafka-python has.
-
-        Args:
-            timeout: seconds; None: as long as it takes.
-
-        Returns:
-            Its `RecordMetadata`.
-
-        Raises:
-            SparklogError: as `result`.
-        """
-        return self.result(timeout)
+    get = result
+    """The name that kafka-python has."""
 
     def add_callback(self, call: Callable[..., object], *args: object, **kwargs: object) -> RecordFuture:
         """Call `call(*args, metadata, **kwargs)` once the record is published.

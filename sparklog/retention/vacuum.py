@@ -230,7 +230,9 @@ def _vacuum(topic: Topic, settings: Settings, runner: Runner, dry_run: bool) -> 
         return [unnamed, *of_log[:-1], *commits]
 
     phases = judged(head, of_log)
-    has_waiting = _have_records(run, waiting, named.kept.union(*run.held.values()))
+    kept = named.kept.union(*run.held.values())
+    # Records in old commits that no version needs any more.
+    has_waiting = any(history.commit(version).inline for version in waiting if commit_path(version) not in kept)
     ended, idle = tuple(ended_holds(head, run.careful_ms, run.needed)), tuple(idle_writers(head, run.careful_ms))
     wanted = max(head.floor, floor) if phases[0] or phases[-1] or has_waiting else head.floor
     if not dry_run:
@@ -265,11 +267,6 @@ def _waiting_commits(run: _Vacuum, head: Head) -> list[int]:
     commits = run.history.commits
     waiting = (commits.version >= lowest) & (commits.version < run.floor) & (commits.modified_ms < run.kept_since_ms)
     return [int(version) for version in commits.version[waiting]]
-
-
-def _have_records(run: _Vacuum, versions: Sequence[int], kept: set[str]) -> bool:
-    """True if one of the commits has records in it that no version in `kept` needs."""
-    return any(run.history.commit(version).inline for version in versions if commit_path(version) not in kept)
 
 
 def unreferenced(topic: Topic) -> tuple[int, int]:

@@ -120,10 +120,7 @@ def oldest_young(commits: CommitFiles, head_version: int, now_ms: int, kept_ms: 
 def unnamed(
     files: Iterable[ListedFile], floor: int, kept: set[str], *, deleted: bool, born: int, named_near: set[str]
 ) -> list[Victim]:
-    """Choose the unreferenced data files: begun below the floor and not in `kept`.
-
-    For the reasons: the topic is `deleted` or was `born` at that version; versions near the floor name `named_near`.
-    """
+    """Choose data files begun below the floor and not in `kept`; for the reasons: `deleted`, `born`, `named_near`."""
     victims = []
     for file in files:
         if file.read_version >= floor or file.path in kept:

@@ -95,10 +95,6 @@ _BY_NAME = {setting.name: setting for setting in SETTINGS}
 _BY_HADOOP_NAME = {name: (setting, read) for setting in SETTINGS for name, read in setting.hadoop.items()}
 
 
-def setting_names(scheme: str) -> list[str]:
-    return [setting.name for setting in SETTINGS if scheme in setting.schemes]
-
-
 def is_setting(name: str) -> bool:
     """True for the name of a setting, or of a secret that is taken for one: both go to `check_settings`."""
     low = name.lower()
@@ -121,7 +117,7 @@ def check_settings(scheme: str, values: Mapping[str, str], where: str) -> dict[s
                 "environment, in a credentials file, or by a role of the machine"
             )
         if setting is None or scheme not in setting.schemes:
-            names = setting_names(scheme)
+            names = [setting.name for setting in SETTINGS if scheme in setting.schemes]
             hint = did_you_mean(name, names)
             raise BadRequest(f"{where} has no setting {given_name} for {scheme}://{hint}; expected {', '.join(names)}")
         try:

@@ -49,10 +49,7 @@ _GUARD = ForkGuard("hdfs_native")
 
 
 class HdfsStore(FolderStore):
-    """A folder of HDFS. `url` is `hdfs://namenode:port/path`, or `hdfs://nameservice/path` with HADOOP_CONF_DIR set.
-
-    Picklable; safe to use from threads; a process that was forked by one that used HDFS cannot.
-    """
+    """A folder of HDFS, `hdfs://namenode:port/path` or `hdfs://nameservice/path`. Picklable; not after a fork."""
 
     retry_policy = RetryPolicy()
     parallel_reads = PARALLEL_REQUESTS

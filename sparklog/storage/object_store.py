@@ -77,10 +77,7 @@ _GUARD = ForkGuard("obstore")
 
 
 class ObjectStore(Store):
-    """A bucket, or a folder in it. `url` is a location such as `s3://bucket/log` (`sparklog.storage.locations`).
-
-    Picklable; safe to use from threads; a process that was forked by one that used a bucket cannot.
-    """
+    """A bucket, or a folder in it (`sparklog.storage.locations`). Picklable; safe for threads, but not after a fork."""
 
     retry_policy = RetryPolicy()
     parallel_reads = PARALLEL_REQUESTS

@@ -223,10 +223,7 @@ class Store(ABC):
             self.delete(key)
 
     def overwrite(self, key: str, parts: Iterable[bytes]) -> None:
-        """Put these bytes in the place of an object, or of none: a repair alone does that, with a damaged object.
-
-        Readers see the old bytes or the new ones where the store can do that; by this default, for a moment none.
-        """
+        """Replace an object, damaged, for a repair. Readers see old bytes or new ones; by default none for a moment."""
         self.delete(key)
         if not self.create(key, b"".join(parts)):
             raise name_taken(key, self.location)

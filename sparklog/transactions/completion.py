@@ -84,10 +84,7 @@ def visible_snapshot(topic: Topic) -> Snapshot:
 
 
 def recorded_everywhere(root: Root, state: Decisions, *, ask: bool | None = None) -> set[int]:
-    """Return the numbers of COMMITs that every topic and group they name has recorded, or is gone.
-
-    `ask`: read these again, a request each; else use the states this process knows. None: ask if many COMMITs wait.
-    """
+    """Return the COMMITs that all have recorded. `ask`: by requests, else by known states; None: if many wait."""
     ask = len(state.commits) > FEW_COMMITS if ask is None else ask
     return {item.n for item in state.commits if _all_recorded(root, state.id, item, ask)}
 

@@ -24,7 +24,7 @@ from sparklog.log.decisions.decision_log import DecisionLog
 from sparklog.log.decisions.expired_ids import OF_SPARKLOG, REGISTER, entry_in, keep_newer, register_of
 from sparklog.log.journal.chain import EntryChain, ids_of
 from sparklog.log.journal.entry_log import KEEP_MS
-from sparklog.log.journal.names import CHECKPOINT_FOLDER, LOG_FOLDER, checkpoint_version, id_folder
+from sparklog.log.journal.names import CHECKPOINT_FOLDER, LOG_FOLDER, entry_number, id_folder
 from sparklog.log.topic.root import Root
 from sparklog.storage.store import ObjectInfo
 
@@ -121,7 +121,7 @@ def _deletable(root: Root, register: str, folders: Collection[str], now_ms: int)
             continue
         numbered: list[tuple[int, bool, ObjectInfo]] = []
         for info in root.store.list(f"{DECISIONS.prefix(name)}/{LOG_FOLDER}/"):
-            number = checkpoint_version(info.key)
+            number = entry_number(info.key)
             if number is not None and number <= entry.number:
                 numbered.append((number, f"/{CHECKPOINT_FOLDER}/" in info.key, info))
         # The copy of the last entry goes last: until then it is a journal like any other.

@@ -72,10 +72,7 @@ class DecisionLog(EntryLog["Decisions"]):
         return state if state.decided(n) else self.refresh()
 
     def outcome(self, n: int) -> Decisions | None:
-        """Return a state that has the outcome of a decided `n`: the newest, or the one that decided it.
-
-        None while that is unclear: the newest has forgotten it, and the entry that decided it is gone or hidden.
-        """
+        """Return a state that has the outcome of a decided `n`; None while that is unclear: see the module."""
         state = self.current()
         if not state.decided(n) or state.is_clear(n):
             return state

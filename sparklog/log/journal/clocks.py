@@ -127,10 +127,7 @@ class ClockGuard:
 
 @dataclass(frozen=True, slots=True)
 class Env:
-    """Clocks in ms, sleep in seconds, a source of random numbers.
-
-    `wall_ms`, the time of day, may jump; `boot_ms` never goes back, and counts while the machine sleeps as well.
-    """
+    """Clocks in ms, sleep in seconds, chance. `wall_ms` may jump; `boot_ms` never does, and counts while asleep."""
 
     wall_ms: Callable[[], int]
     boot_ms: Callable[[], int]
@@ -138,10 +135,7 @@ class Env:
     random: random.Random = field(repr=False)
 
     def new_id(self) -> str:
-        """Return a random (version 4) UUID as 22 characters of URL-safe base64, as Kafka writes ids; a letter first.
-
-        So it is neither an option on a command line nor the number in the name of a Kafka partition directory.
-        """
+        """Return a random UUID as Kafka writes ids, 22 characters: a letter first, so no option and no number."""
         while True:
             raw = uuid.UUID(int=self.random.getrandbits(128), version=4).bytes
             text = base64.urlsafe_b64encode(raw).decode("ascii").rstrip("=")

@@ -287,6 +287,11 @@ class Member:
     optional: bool = False
 
 
+def members(kind: MemberKind, *names: str, nullable: bool = False, optional: bool = False) -> tuple[Member, ...]:
+    """Return members of one kind that follow one another."""
+    return tuple(Member(name, kind, nullable=nullable, optional=optional) for name in names)
+
+
 class Document(Generic[T]):
     """The table of a JSON object: its members in the order in which they are written.
 

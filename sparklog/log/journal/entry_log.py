@@ -14,21 +14,27 @@ from typing import Generic, TypeVar
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.format import crc32c
 from sparklog.log.journal.clocks import next_times
-from sparklog.log.journal.documents import KNOWN_WRITE_FEATURES, TEXT, TEXTS, UINT32_MAX, Member, StoredDocument, whole
+from sparklog.log.journal.documents import (
+    KNOWN_WRITE_FEATURES,
+    TEXT,
+    TEXTS,
+    UINT32_MAX,
+    Member,
+    StoredDocument,
+    members,
+    whole,
+)
 from sparklog.log.journal.journal import Journal, RootAccess, SeenState
 from sparklog.log.journal.names import LOG_FOLDER, checkpoint_key, checkpoint_prefix, commit_key, id_folder
 from sparklog.storage.store import ObjectInfo, Store
 
 ENTRY_MEMBERS = (
-    Member("readFeatures", TEXTS),
-    Member("writeFeatures", TEXTS),
+    *members(TEXTS, "readFeatures", "writeFeatures"),
     Member("number", whole(0)),
-    Member("id", TEXT),
-    Member("commitId", TEXT),
+    *members(TEXT, "id", "commitId"),
     Member("prevCrc", whole(0, UINT32_MAX), nullable=True),
     Member("timeMs", whole(0)),
-    Member("clockMs", whole(0), optional=True),
-    Member("clockSince", whole(0), optional=True),
+    *members(whole(0), "clockMs", "clockSince", optional=True),
 )
 """The members that every entry begins with."""
 
@@ -165,10 +171,7 @@ def list_entries(store: Store, prefix: str, after: str = "") -> Iterator[ObjectI
 
 
 def collect_log(log: EntryLog[E], now_ms: int, *, dry_run: bool) -> tuple[int, int]:
-    """Delete a whole journal, the newest entry first, if that is a week old; return objects and bytes.
-
-    A listing that does not show the newest entry yet says nothing about its age.
-    """
+    """Delete a whole journal once its newest entry is listed and a week old, that first; count objects and bytes."""
     objects = list(log.store.list(f"{log.prefix}/_log/"))
     newest = log.current().number
     if newest >= 0 and all(info.key != log.key(newest) for info in objects):

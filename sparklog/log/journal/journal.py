@@ -28,7 +28,7 @@ from sparklog.errors import Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.format import crc32c
 from sparklog.log.journal.clocks import ClockGuard, Env, Moment
 from sparklog.log.journal.documents import peek_commit_id
-from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, checkpoint_version
+from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, numbers_below
 from sparklog.log.journal.numbered_objects import NOTHING_SEEN, STALE_MS, Answer, Basis, NumberedObjects, Place, Sight
 from sparklog.storage.store import Store
 
@@ -325,8 +325,7 @@ class Journal(ABC, Generic[S, E, D]):
 
     def checkpoints(self) -> list[int]:
         """Return the numbers of the checkpoints, in order: one listing."""
-        keys = (info.key for info in self.store.list(checkpoint_prefix(self.prefix)))
-        return sorted(number for key in keys if (number := checkpoint_version(key)) is not None)
+        return numbers_below(self.store, checkpoint_prefix(self.prefix))
 
     def _first_readable(self, numbers: Iterable[int]) -> S | None:
         return next((state for state in map(self.read_checkpoint, numbers) if state is not None), None)

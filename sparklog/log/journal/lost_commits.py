@@ -19,7 +19,8 @@ from dataclasses import dataclass
 
 from sparklog.errors import BadRequest, Corrupt, Fenced, NotFound, SparklogError
 from sparklog.log.journal.clocks import Env
-from sparklog.log.journal.documents import TEXT, Member, StoredDocument, peek_commit_id, whole
+from sparklog.log.journal.create_object import read_if_there
+from sparklog.log.journal.documents import TEXT, Member, StoredDocument, members, peek_commit_id, whole
 from sparklog.log.journal.probe_verdict import doubt
 from sparklog.storage.store import PROBE_FOLDER, Store
 
@@ -43,8 +44,7 @@ class LostCommit:
 LOST_JSON = StoredDocument(
     "note of a lost commit",
     LostCommit,
-    Member("key", TEXT),
-    Member("commitId", TEXT),
+    *members(TEXT, "key", "commitId"),
     Member("notedMs", whole(0)),
 )
 
@@ -60,15 +60,9 @@ def lost_commits(store: Store) -> Iterator[tuple[str, LostCommit]]:
             continue
         with suppress(NotFound, Corrupt, BadRequest):
             lost = LOST_JSON.decode(store.get(info.key), info.key)
-            if not _is_there(store, lost):
+            data = read_if_there(store, lost.key)
+            if data is None or peek_commit_id(data) != lost.commit_id:
                 yield info.key, lost
-
-
-def _is_there(store: Store, lost: LostCommit) -> bool:
-    try:
-        return peek_commit_id(store.get(lost.key)) == lost.commit_id
-    except NotFound:
-        return False
 
 
 def contradiction(store: Store, env: Env, what: str, lost: tuple[str, str] | None) -> Fenced | None:
@@ -77,14 +71,11 @@ def contradiction(store: Store, env: Env, what: str, lost: tuple[str, str] | Non
     if broken is None:
         return None
     if lost is not None:
-        _note(store, LostCommit(*lost, env.wall_ms()))
+        note = LostCommit(*lost, env.wall_ms())
+        name = hashlib.sha256(f"{note.key}\n{note.commit_id}".encode()).hexdigest()[:16]
+        with suppress(SparklogError):  # the error says it, too
+            store.create(f"{_PREFIX}{name}.json", LOST_JSON.encode(note))
     return Fenced(
         f"{store.location} does not keep its promise, that of all who create one object exactly one is told so: "
         f"{what}; {LEAVE} ({broken})"
     )
-
-
-def _note(store: Store, lost: LostCommit) -> None:
-    name = hashlib.sha256(f"{lost.key}\n{lost.commit_id}".encode()).hexdigest()[:16]
-    with suppress(SparklogError):  # the error says it, too
-        store.create(f"{_PREFIX}{name}.json", LOST_JSON.encode(lost))

@@ -23,8 +23,9 @@ from typing import NoReturn
 from sparklog.errors import Corrupt, Fenced, NotFound, Unavailable
 from sparklog.format import crc32c
 from sparklog.log.journal.clocks import Env, Moment
+from sparklog.log.journal.create_object import read_if_there
 from sparklog.log.journal.documents import check_stored, peek_commit_id
-from sparklog.log.journal.names import LOG_FOLDER, ROOT_KEY, checkpoint_version, commit_key, read_root_id
+from sparklog.log.journal.names import LOG_FOLDER, ROOT_KEY, commit_key, numbers_below, read_root_id
 from sparklog.storage.parallel_reads import ask_each
 from sparklog.storage.retries import Backoff
 from sparklog.storage.store import Store
@@ -109,10 +110,7 @@ class NumberedObjects:
 
     def read(self, number: int) -> bytes | None:
         """Return the object of this number; None if there is none."""
-        try:
-            return self.store.get(self.key(number))
-        except NotFound:
-            return None
+        return read_if_there(self.store, self.key(number))
 
     def read_forward(self, number: int, ahead: bool = False) -> list[bytes]:
         """Read all objects from `number` on, up to the first missing one.
@@ -145,8 +143,7 @@ class NumberedObjects:
 
     def listed(self, after: int) -> list[int]:
         """List the numbers of objects after one: what a listing shows, which may be late."""
-        infos = self.store.list(f"{self.prefix}/{LOG_FOLDER}/0", self.key(after) if after >= 0 else "")
-        return [number for info in infos if (number := checkpoint_version(info.key)) is not None]
+        return numbers_below(self.store, f"{self.prefix}/{LOG_FOLDER}/0", self.key(after) if after >= 0 else "")
 
     @property
     def is_far(self) -> bool:

@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from sparklog.errors import BadRequest, SparklogError
-from sparklog.log.journal.documents import TEXT, Member, StoredDocument, whole
+from sparklog.log.journal.documents import TEXT, Member, StoredDocument, members, whole
 from sparklog.storage.fork_safety import ForkLock
 from sparklog.storage.probe import THREADS, Clock, ProbeReport, probe, wall_clock_ms
 from sparklog.storage.store import PROBE_FOLDER, Store
@@ -51,10 +51,8 @@ class ProbeVerdict:
 VERDICT_JSON = StoredDocument(
     "verdict of a probe",
     ProbeVerdict,
-    Member("location", TEXT),
-    Member("server", TEXT),
-    Member("rounds", whole(1)),
-    Member("threads", whole(1)),
+    *members(TEXT, "location", "server"),
+    *members(whole(1), "rounds", "threads"),
     Member("probedMs", whole(0)),
     Member("sparklog", TEXT),
 )

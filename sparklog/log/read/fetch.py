@@ -383,10 +383,7 @@ def enter_segment(store: Store, planned: PlannedSlice, entrance: Entrance) -> tu
 
 
 def read_window(store: Store, planned: PlannedSlice, low: int, high: int, until: int = 0) -> Window:
-    """Return the first whole batches of bytes `[low, high)` of the slice (`span_bytes` or one batch) and their headers.
-
-    No more than up to `until` is asked for at first, if that is above `low`: a guess, which may be wrong.
-    """
+    """Return the first whole batches of bytes `[low, high)` of a slice; `until`: a guess at how much to ask for."""
     length = min(store.limits.span_bytes, high - low)
     if low < until:
         length = min(length, max(until - low, HEADER_BYTES))

@@ -34,10 +34,7 @@ LARGEST_RUN_BYTES = 256 << 20
 def latest_record(
     view: TakenView, topic: str, key: bytes, *, partitions: Sequence[int] | None = None, isolation: str = READ_COMMITTED
 ) -> pa.RecordBatch | None:
-    """One row of all `COLUMNS`: the latest record of a key in the view's snapshot, or a tombstone; None without one.
-
-    `partitions`: where to look, None: where Kafka's default partitioner puts the key.
-    """
+    """Return the latest record of a key, or its tombstone; None without one. `partitions` None: Kafka's for the key."""
     bounds = view.bounds(topic)
     partitions_to_search = partitions_of_key(view, topic, key) if partitions is None else dict.fromkeys(partitions, 0)
     newest: pa.RecordBatch | None = None

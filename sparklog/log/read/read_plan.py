@@ -177,10 +177,7 @@ def read_parts(
 
 
 def plan_parts(snapshot: Snapshot, ranges: Sequence[OffsetRange], isolation: str) -> list[NativeReadPart]:
-    """Return one part per non-empty range of the snapshot's topic, in the order given.
-
-    `NotFound` for a partition that does not exist, and for offsets below the log start or beyond what `isolation` sees.
-    """
+    """Return one part per non-empty range, in order. `NotFound` for what is not there, or `isolation` does not see."""
     check_isolation(isolation)
     bounds = bounds_of(snapshot)
     filled = [wanted for wanted in ranges if wanted.start < wanted.end]

@@ -40,6 +40,7 @@ from sparklog.log.journal.documents import (
     MemberKind,
     StoredDocument,
     document_of,
+    members,
     numbers_by_partition,
     numbers_by_text,
     object_of,
@@ -228,8 +229,7 @@ class Commit(Changes):
 CONTENT_JSON = Document(Content, Member("bytes", whole(0), "nbytes"), Member("layout", TEXT))
 WRITER_JSON = Document(
     Writer,
-    Member("kind", TEXT),
-    Member("id", TEXT),
+    *members(TEXT, "kind", "id"),
     Member("batch", whole()),
     Member("run", TEXT, nullable=True),
     Member("count", whole(0)),
@@ -241,8 +241,7 @@ REMOVAL_JSON = Document(
     RemovedSlices,
     Member("path", TEXT),
     Member("partition", PARTITIONS),
-    Member("base", wholes(0, like="partition")),
-    Member("position", wholes(0, like="partition")),
+    *members(wholes(0, like="partition"), "base", "position"),
 )
 INLINE_JSON = Document(
     Inline,
@@ -258,8 +257,7 @@ CARRIED_JSON = Document(
 EDIT_JSON = Document(
     Edit,
     Member("partition", PARTITION),
-    Member("start", whole(0)),
-    Member("end", whole(0)),
+    *members(whole(0), "start", "end"),
     Member("cleanedThrough", whole(0), nullable=True),
     check=lambda item, edit: item.integer("end", edit.start),
 )
@@ -303,8 +301,7 @@ def _check_file(item: Fields, file: FileSlices) -> None:
 FILE_JSON = Document(
     FileSlices,
     Member("path", MemberKind(_path)),
-    Member("size", whole(0)),
-    Member("footerLength", whole(0)),
+    *members(whole(0), "size", "footerLength"),
     Member("partition", PARTITIONS),
     *(
         Member(item.name, wholes(item.low, item.high, like="partition"), item.attribute, optional=item.optional)
@@ -316,11 +313,9 @@ FILE_JSON = Document(
 COMMIT_JSON = StoredDocument(
     "commit",
     Commit,
-    Member("readFeatures", TEXTS),
-    Member("writeFeatures", TEXTS),
+    *members(TEXTS, "readFeatures", "writeFeatures"),
     Member("version", whole(0)),
-    Member("topicId", TEXT),
-    Member("commitId", TEXT),
+    *members(TEXT, "topicId", "commitId"),
     Member("prevCrc", whole(0, UINT32_MAX), nullable=True),
     Member("timeMs", whole(0)),
     Member("leaderEpoch", whole(0, INT32_MAX)),
@@ -344,8 +339,7 @@ COMMIT_JSON = StoredDocument(
     Member("holds", objects_by_text(HOLD_JSON, nullable=True), optional=True),
     Member("floor", whole(0), optional=True),
     Member("expired", numbers_by_text(), optional=True),
-    Member("clockMs", whole(0), optional=True),
-    Member("clockSince", whole(0), optional=True),
+    *members(whole(0), "clockMs", "clockSince", optional=True),
 )
 
 

@@ -302,7 +302,10 @@ class MaintainIntent:
         check_topic_id(topic, head, self.topic_id)
         floor = self.floor if self.floor is not None and self.floor > head.floor else None
         holds = self._new_holds(topic, head, head.floor if floor is None else floor)
-        expired, resolved = self._still_idle(head), self._still_waiting(head)
+        newest = {name: entry.version for name, entry in head.registry.items()}
+        expired = {name: version for name, version in self.expired.items() if newest.get(name) == version}
+        waiting = {(prepare.txn.id, prepare.txn.n) for prepare in head.open}
+        resolved = tuple(item for item in self.resolved if (item.id, item.n) in waiting)
         if floor is None and not holds and not expired and not resolved:
             return Nothing("nothing changes", head.version)
         return Draft(MAINTAIN, holds=holds, floor=floor, expired=expired, resolved=resolved)
@@ -317,14 +320,6 @@ class MaintainIntent:
                     f"upload floor {floor}; hold a newer version"
                 )
         return {name: hold for name, hold in self.holds.items() if head.holds.get(name) != hold}
-
-    def _still_idle(self, head: Head) -> dict[str, int]:
-        newest = {name: entry.version for name, entry in head.registry.items()}
-        return {name: version for name, version in self.expired.items() if newest.get(name) == version}
-
-    def _still_waiting(self, head: Head) -> tuple[Resolved, ...]:
-        waiting = {(prepare.txn.id, prepare.txn.n) for prepare in head.open}
-        return tuple(item for item in self.resolved if (item.id, item.n) in waiting)
 
 
 @dataclass(frozen=True, slots=True)

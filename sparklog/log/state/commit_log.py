@@ -222,15 +222,12 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         check_commit(state.head, entry, after)
         self._checked = state.head, entry, after
 
-    def _head_after(self, head: Head, commit: Commit) -> Head:
-        """Return the head after a commit: of one of our own, the head that was just checked."""
-        base, entry, after = self._checked
-        return after if base is head and entry is commit else head.apply(commit)
-
     def _applied(self, state: LogState, entries: Sequence[Commit]) -> LogState:
         head, table = state.head, state.table
+        base, own_entry, after = self._checked
         for commit in entries:
-            head = self._head_after(head, commit)
+            # Of one of our own, the head that was just checked.
+            head = after if base is head and own_entry is commit else head.apply(commit)
             if table is not None:
                 table = table.apply(commit, head)
         if CARRIED_COMMITS not in head.write_features:

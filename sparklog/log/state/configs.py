@@ -120,10 +120,6 @@ def policy(text: str) -> tuple[str, ...]:
     return parts
 
 
-def _gzip_level(text: str) -> object:
-    return -1 if text == "-1" else whole_number(text, 1, 9)
-
-
 Users = tuple[str, ...]
 
 
@@ -173,7 +169,7 @@ _ALL = (
          "Not in Kafka, whose log has no commits.", high=127),
     ConfigDef("compression.gzip.level", "int", "-1", "1 to 9, or -1",
               "Level where the codec is gzip; -1 is zlib's default (6), or isal's where that is installed.",
-              _gzip_level, used_by=(WRITERS,)),
+              lambda text: -1 if text == "-1" else whole_number(text, 1, 9), used_by=(WRITERS,)),
     _int("compression.lz4.level", 9, 1, "", (WRITERS,), "Level where the codec is lz4.", high=17),
     _int("compression.zstd.level", 1, -131072, "", (WRITERS,), "Level where the codec is zstd.",
          "Default 3: nearly as small at 1, and much faster.", high=22),

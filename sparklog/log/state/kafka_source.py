@@ -19,6 +19,7 @@ from sparklog.log.journal.documents import (
     UINT32_MAX,
     Document,
     Member,
+    members,
     one_of,
     whole,
     wholes,
@@ -53,10 +54,7 @@ class KafkaSource:
 
 @dataclass(frozen=True, slots=True)
 class KafkaOpen:
-    """One open transaction of one producer in one partition; the last four as far as Kafka's coordinator knew them.
-
-    `decided`: the marker is missing in this partition, and the transaction can only end so.
-    """
+    """An open transaction of a producer in one partition, as Kafka knew it. `decided`: its marker is missing here."""
 
     partition: int
     producer: int
@@ -97,8 +95,7 @@ KAFKA_OPEN_JSON = Document(
     Member("first", whole(0)),
     Member("end", whole(1)),
     Member("transactionalId", TEXT, optional=True),
-    Member("timeoutMs", whole(0), optional=True),
-    Member("startMs", whole(0), optional=True),
+    *members(whole(0), "timeoutMs", "startMs", optional=True),
     Member("decided", one_of(*DECISIONS), optional=True),
     check=lambda item, transaction: item.integer("end", transaction.first + 1),
 )

@@ -88,6 +88,10 @@ class Segment:
     sealed: bool
     active: bool
 
+    @property
+    def span(self) -> slice:
+        return slice(self.first_row, self.first_row + self.rows)
+
 
 def segments_of(slices: Slices, partition: int, log_end: int, rule: RollRule) -> list[Segment]:
     """Return a partition's segments in order, the active one last; aborted slices count until they are dropped."""

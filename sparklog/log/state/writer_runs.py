@@ -30,7 +30,7 @@ from typing import Literal, Protocol
 from sparklog.errors import BadRequest, Conflict, Fenced
 from sparklog.log.journal.arguments import NAME, WHOLE
 from sparklog.log.journal.clocks import MAX_AHEAD_MS
-from sparklog.log.journal.documents import TEXT, TEXTS, Document, Member, whole
+from sparklog.log.journal.documents import TEXT, TEXTS, Document, Member, members, whole
 from sparklog.log.state.commit import CONTENT_JSON, Writer
 from sparklog.log.state.slices import Content
 
@@ -104,10 +104,7 @@ class WriterEntry:
 
 ENTRY_JSON = Document(
     WriterEntry,
-    Member("batch", whole(0)),
-    Member("count", whole(0)),
-    Member("version", whole(0)),
-    Member("timeMs", whole(0)),
+    *members(whole(0), "batch", "count", "version", "timeMs"),
     Member("run", TEXT, nullable=True),
     Member("earlierRuns", TEXTS),
     Member("epoch", whole(0), optional=True),

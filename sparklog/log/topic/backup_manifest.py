@@ -20,10 +20,11 @@ from sparklog.log.journal.documents import (
     Fields,
     Member,
     StoredDocument,
+    members,
     objects_of,
     whole,
 )
-from sparklog.log.journal.names import ROOT_MEMBERS, RootId, checkpoint_version
+from sparklog.log.journal.names import ROOT_MEMBERS, RootId, numbers_below
 from sparklog.storage.store import Store
 
 BACKUPS_FOLDER = "_backups"
@@ -31,10 +32,7 @@ BACKUPS_FOLDER = "_backups"
 
 @dataclass(frozen=True, slots=True)
 class TopicBackup:
-    """One topic in a backup: a checkpoint of `version` and one of `base` (-1: none), and the commits between.
-
-    Every version from `since` to `version` can be restored: all files that they name were there.
-    """
+    """A topic in a backup: checkpoints `version` and `base` (-1: none); restorable from `since` to `version`."""
 
     topic: str
     topic_id: str
@@ -114,24 +112,20 @@ def _check_versions(item: Fields, topic: TopicBackup) -> None:
 
 TOPIC_JSON = Document(
     TopicBackup,
-    Member("topic", TEXT),
-    Member("topicId", TEXT),
+    *members(TEXT, "topic", "topicId"),
     Member("version", whole(0)),
     Member("crc", whole(0, UINT32_MAX)),
     Member("timeMs", whole(0)),
     Member("deleted", BOOLEAN),
     Member("base", whole(-1)),
-    Member("since", whole(0)),
-    Member("sinceMs", whole(0)),
+    *members(whole(0), "since", "sinceMs"),
     Member("bytes", whole(0), "nbytes"),
     check=_check_versions,
 )
 ENTRIES_JSON = Document(
     EntriesBackup,
     Member("id", TEXT),
-    Member("first", whole(0)),
-    Member("number", whole(0)),
-    Member("sinceMs", whole(0)),
+    *members(whole(0), "first", "number", "sinceMs"),
     check=lambda item, entries: item.integer("first", 0, entries.number),
 )
 LEFT_OUT_JSON = Document(LeftOut, Member("folder", TEXT), Member("id", TEXT), Member("damage", TEXT))
@@ -139,15 +133,11 @@ MANIFEST_JSON = StoredDocument(
     "backup",
     Manifest,
     Member("number", whole(1)),
-    Member("id", TEXT),
-    Member("rootId", TEXT),
-    Member("startedMs", whole(0)),
-    Member("completedMs", whole(0)),
-    Member("objects", whole(0)),
+    *members(TEXT, "id", "rootId"),
+    *members(whole(0), "startedMs", "completedMs", "objects"),
     Member("bytes", whole(0), "nbytes"),
     Member("topics", objects_of(TOPIC_JSON)),
-    Member("decisions", objects_of(ENTRIES_JSON)),
-    Member("groups", objects_of(ENTRIES_JSON)),
+    *members(objects_of(ENTRIES_JSON), "decisions", "groups"),
     Member("only", TEXTS, nullable=True),
     Member("leftOut", objects_of(LEFT_OUT_JSON)),
     Member("defaults", objects_of(ENTRIES_JSON), optional=True),
@@ -174,10 +164,6 @@ def backup_key(number: int) -> str:
 
 def backup_numbers(store: Store) -> list[int]:
     return numbers_below(store, f"{BACKUPS_FOLDER}/0")
-
-
-def numbers_below(store: Store, prefix: str) -> list[int]:
-    return [number for info in store.list(prefix) if (number := checkpoint_version(info.key)) is not None]
 
 
 def read_manifest(store: Store, number: int) -> Manifest | None:

@@ -22,8 +22,8 @@ from sparklog.log.journal.names import (
     PLACE_KEY,
     ROOT_KEY,
     checkpoint_key,
-    checkpoint_version,
     commit_key,
+    entry_number,
     groups_prefix,
     is_topic_name,
     transactions_prefix,
@@ -84,7 +84,7 @@ class BackupStore(WrapperStore):
     def _has(self, key: str) -> bool:
         """Return True unless the key is of a journal, and beyond its end in the backup."""
         prefix, journal, name = key.rpartition(f"/{LOG_FOLDER}/")
-        number = checkpoint_version(name) if journal else None
+        number = entry_number(name) if journal else None
         return number is None or number <= self._ends.get(prefix, -1)
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:

@@ -147,10 +147,7 @@ class TopicLog(CommitLog):
         return super().commit(intent, origin, looked=looked)
 
     def take_back(self, created: Commit) -> bool:
-        """Delete the topic that was created a moment ago; False if another commit was made to it: then it stays.
-
-        One that was deleted meanwhile, or created again by another process, is left alone.
-        """
+        """Delete a topic just created, if it is still there; False if it has another commit: then it stays."""
         from sparklog.log.state.commit_intents import DeleteIntent
 
         try:

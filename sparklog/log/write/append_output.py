@@ -76,10 +76,7 @@ def tail_bytes(slices: int, nbytes: int) -> int:
 
 
 def task_bytes(most: int) -> int:
-    """Return how many bytes one of a write's tasks hands to the driver, where a commit may have `most` in it.
-
-    An eighth, but 16 KiB always: the driver holds those of all tasks at once, of which there may be thousands.
-    """
+    """Return what a task hands to the driver, which holds that of all: an eighth of `most`, but 16 KiB always."""
     return min(most, max(TASK_BYTES, most // 8))
 
 

@@ -22,7 +22,7 @@ small micro-batch would land in partition 0.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -98,20 +98,15 @@ def _is_headers(kind: pa.DataType) -> bool:
     return bool(names == ["key", "value"] and all(_is_bytes(item.field(i).type) for i in range(2)))
 
 
-def _is_timestamp(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_timestamp(kind) or pa.types.is_int64(kind) or pa.types.is_null(kind))
-
-
-def _is_partition(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_null(kind))
-
-
-_ACCEPTED = {
+_ACCEPTED: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
     "key": (_is_bytes, "binary or string"),
     "value": (_is_bytes, "binary or string"),
     "headers": (_is_headers, "array<struct<key string, value binary>>"),
-    "timestamp": (_is_timestamp, "a timestamp or int64 milliseconds"),
-    "partition": (_is_partition, "an integer"),
+    "timestamp": (
+        lambda kind: pa.types.is_timestamp(kind) or pa.types.is_int64(kind) or pa.types.is_null(kind),
+        "a timestamp or int64 milliseconds",
+    ),
+    "partition": (lambda kind: pa.types.is_integer(kind) or pa.types.is_null(kind), "an integer"),
 }
 
 

@@ -52,6 +52,7 @@ from sparklog.log.journal.names import (
     commit_key,
     filter_path,
     foreign_name,
+    numbers_below,
 )
 from sparklog.log.state.history import History
 from sparklog.log.topic.backup_manifest import (
@@ -62,7 +63,6 @@ from sparklog.log.topic.backup_manifest import (
     Manifest,
     backup_key,
     backup_numbers,
-    numbers_below,
     read_manifest,
 )
 from sparklog.retention.vacuum_plan import data_file

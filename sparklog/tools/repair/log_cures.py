@@ -35,8 +35,8 @@ from sparklog.log.journal.names import (
     ROOT_KEY,
     checkpoint_key,
     checkpoint_prefix,
-    checkpoint_version,
     commit_key,
+    entry_number,
     id_folder,
 )
 from sparklog.log.state.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint, slice_table
@@ -66,7 +66,7 @@ def decoder_of(key: str) -> Decode | None:
     """Return what reads a document of this key, and raises where it is damaged; None for other objects."""
     if key == ROOT_KEY:
         return lambda data: ROOT_JSON.decode(data, key)
-    number = checkpoint_version(key)
+    number = entry_number(key)
     if number is None:
         return None
     kind = KINDS.get(key.partition("/")[0])
@@ -135,7 +135,7 @@ def _read(store: Store, key: str) -> bytes | None:
 def cure_entry(store: Store, key: str) -> Cure | None:
     """Return the cure of an entry or a copy in a log of entries: by the other one, by itself, or by later entries."""
     prefix, _, _ = key.partition(f"/{LOG_FOLDER}/")
-    number = checkpoint_version(key)
+    number = entry_number(key)
     if number is None:
         return None
     is_copy = f"/{CHECKPOINT_FOLDER}/" in key

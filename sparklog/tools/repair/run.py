@@ -30,7 +30,7 @@ from sparklog.log.journal.clocks import SYSTEM, Env, reading_clock_ms
 from sparklog.log.journal.names import (
     CHECKPOINT_FOLDER,
     LOG_FOLDER,
-    checkpoint_version,
+    entry_number,
     filter_path,
     is_checkpoint_table_name,
     is_topic_name,
@@ -228,7 +228,7 @@ def _is_free(orphan: Orphan, log: CheckedTopic | None) -> bool:
         is_old = orphan.age_ms > HOUR_MS and int(table[:20]) < log.newest_checkpoint
         return is_checkpoint_table_name(table) and is_old
     if below.startswith(f"{LOG_FOLDER}/"):
-        version = checkpoint_version(below)
+        version = entry_number(below)
         return version is not None and version < log.first
     file = data_file(name, ObjectInfo(orphan.file, orphan.nbytes, 0))
     return file is not None and file.read_version < log.head.floor

@@ -28,8 +28,8 @@ from sparklog.log.journal.names import (
     LOG_FOLDER,
     checkpoint_key,
     checkpoint_prefix,
-    checkpoint_version,
     commit_key,
+    entry_number,
     id_folder,
 )
 from sparklog.storage.store import Store
@@ -171,7 +171,7 @@ class CheckedLog:
         """Name what is no object and has the name of one: no listing shows it, and it stops who comes there."""
         for folder in (f"{self.prefix}/{LOG_FOLDER}/", checkpoint_prefix(self.prefix)):
             for name in self.store.obstacles(folder):
-                if checkpoint_version(name) is not None:
+                if entry_number(name) is not None:
                     expected = "expected a file or nothing, found a folder, a link or a special file"
                     message = f"{expected}: no {self.what} can be written under this name"
                     self.report(self.kind, folder + name, message, "move it away")
