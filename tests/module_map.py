@@ -36,13 +36,12 @@ INDIRECT: Mapping[str, tuple[str, ...]] = {
     "sparklog/format/legacy/legacy_kernels.py": ("tests/format/test_legacy.py",),
     "sparklog/format/legacy/old_messages.py": ("tests/format/test_legacy.py", "tests/kafka/test_legacy.py"),
     "sparklog/format/new_arrays.py": ("tests/format/test_round_trips.py", "tests/format/test_filter_batches.py"),
-    "sparklog/groups/sticky_assignor.py": ("tests/groups/test_assignors.py",),
+    "sparklog/groups/assignors.py": ("tests/groups/test_assignors.py",),
     **dict.fromkeys(
         (
-            *("sparklog/groups/fetcher.py", "sparklog/groups/member_of_group.py", "sparklog/groups/offset_commits.py"),
+            *("sparklog/groups/fetcher.py", "sparklog/groups/offset_commits.py"),
             *("sparklog/groups/partition_reader.py", "sparklog/groups/positions.py", "sparklog/groups/rebalances.py"),
-            *("sparklog/groups/shared_member.py", "sparklog/groups/starting_positions.py"),
-            "sparklog/groups/topics_read.py",
+            *("sparklog/groups/shared_member.py", "sparklog/groups/topics_read.py"),
         ),
         (
             *("tests/groups/test_consumer.py", "tests/groups/test_consumer_reading.py"),
@@ -64,7 +63,6 @@ INDIRECT: Mapping[str, tuple[str, ...]] = {
         "tests/log/read/test_time_lookup.py",
     ),
     "sparklog/log/read/topic_reader.py": ("tests/test_api.py", "tests/log/read/test_scan_reading.py"),
-    "sparklog/log/state/clone_holds.py": ("tests/tools/backup/test_cloning.py",),
     "sparklog/log/state/description.py": ("tests/log/topic/test_root_topic.py", "tests/cli/test_configs.py"),
     "sparklog/log/write/kafka_markers.py": ("tests/cli/test_transactions.py",),
     "sparklog/storage/cloud_errors.py": (

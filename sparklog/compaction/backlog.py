@@ -1,7 +1,7 @@
 """Foresee what a run would do on a topic: what waits for it (the backlog), and the dry run with its reasons.
 
-Both come from the slice table. Where `max.compaction.lag.ms` counts, a run reads a segment's first batch, as the dry run
-does; for the backlog the segment's smallest time stands for it, so a pass may seem due somewhat earlier.
+Both come from the slice table. Where `max.compaction.lag.ms` counts, a run and the dry run read a segment's first
+batch; for the backlog the segment's smallest time stands for it, so a pass may seem due somewhat earlier.
 
 The plans of a run are made one after another: slices that sealing would take count as sealed when merging and cleaning
 are planned. The result of compaction is not estimated, only if it is due. Where Kafka's producers wrote, an open

@@ -29,25 +29,17 @@ from sparklog.storage.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Cleanable:
-    """The clean, dirty and uncleanable parts of one partition; offsets, and bytes of whole segments before the pass.
-
-    * `first_dirty`: where the pass begins to collect keys; `first_uncleanable`: base of the first segment it leaves
-    * `clean_bytes`: segments that begin below `first_dirty`; `cleanable_bytes`: those that hold dirty offsets below
-      `first_uncleanable` (one that straddles `first_dirty` counts in both, as in Kafka)
-    * `ratio`: cleanable of both, 0.0 where there is nothing
-    * `overdue`: the oldest dirty segment began longer than `max.compaction.lag.ms` ago
-    * `chosen`: a pass is due; `segments`: closed ones below `first_uncleanable`, clean ones, which it rewrites, too
-    """
+    """The clean, dirty and uncleanable parts of one partition; offsets, and bytes of whole segments before the pass."""
 
     partition: int
-    first_dirty: int
-    first_uncleanable: int
-    clean_bytes: int
-    cleanable_bytes: int
-    ratio: float
-    overdue: bool
-    chosen: bool
-    segments: tuple[Segment, ...]
+    first_dirty: int  # where the pass begins to collect keys
+    first_uncleanable: int  # base of the first segment it leaves
+    clean_bytes: int  # segments that begin below `first_dirty`
+    cleanable_bytes: int  # those with dirty offsets below `first_uncleanable`; as in Kafka, one may be in both
+    ratio: float  # cleanable of both, 0.0 where there is nothing
+    overdue: bool  # the oldest dirty segment began longer than `max.compaction.lag.ms` ago
+    chosen: bool  # a pass is due
+    segments: tuple[Segment, ...]  # closed ones below `first_uncleanable`; clean ones, which it rewrites, too
 
 
 @dataclass(frozen=True, slots=True)

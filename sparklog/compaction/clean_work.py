@@ -53,25 +53,20 @@ class CleanDone(Done):
 
 @dataclass(frozen=True, slots=True)
 class CleanWork:
-    """A pass over one partition. See `sparklog.maintenance.work_items.Work`.
-
-    `segments`: all of the partition, whose rows count in `sources`, which holds all slices up to the last sealed one,
-    or all there are where Kafka's producers wrote. Offsets are those of the snapshot at version `read_version`.
-    `ratio` as the plan saw it. `slots`: of the map, instead of those that the settings' buffer has.
-    """
+    """A pass over one partition. See `sparklog.maintenance.work_items.Work`."""
 
     store: Store
     topic: str
     topic_id: str
-    read_version: int
+    read_version: int  # of the snapshot that the offsets are of
     partition: int
     configs: TopicConfigs
     settings: Settings
-    sources: PlannedSlices
-    segments: tuple[Segment, ...]
+    sources: PlannedSlices  # all slices up to the last sealed one, or all if Kafka's producers wrote
+    segments: tuple[Segment, ...]  # all; their rows count in `sources`
     offsets: CleanerOffsets
-    ratio: float
-    slots: int | None = None
+    ratio: float  # as the plan saw it
+    slots: int | None = None  # of the map, instead of those that the settings' buffer has
     env: Env = SYSTEM
     op: ClassVar[str] = COMPACT
 

@@ -215,16 +215,12 @@ class DirtyRange:
 
 @dataclass(slots=True)
 class DirtySurvey:
-    """Facts of the dirty part that a pass has once the map is filled.
+    """Facts of the dirty part that a pass has once the map is filled."""
 
-    `start`: its first offset; `end`: that after the last offset in the map; `latest`: offsets of the latest records of
-    keys, ascending. `_plain`: ranges of offsets in which each record has a key and a value.
-    """
-
-    start: int
-    end: int = 0
-    latest: Int64s = field(default_factory=lambda: np.empty(0, np.int64))
-    _plain: list[tuple[int, int]] = field(default_factory=list)
+    start: int  # its first offset
+    end: int = 0  # after the last offset in the map
+    latest: Int64s = field(default_factory=lambda: np.empty(0, np.int64))  # of keys, ascending
+    _plain: list[tuple[int, int]] = field(default_factory=list)  # where each record has a key and a value
 
     def add(self, opened: Opened) -> None:
         """Add batches whose keys were put into the map."""

@@ -1,7 +1,6 @@
 """A run of compaction: seal, then merge, then clean, over one topic or all of a root.
 
-Each step is planned from a fresh snapshot, its pieces run at once over all topics, and each piece is committed as it
-is finished. What goes wrong stays where it goes wrong:
+Each step is planned from a fresh snapshot, its pieces run over all topics, each is committed as it is finished:
 
 | what happens                                        | what the run does                                              |
 |-----------------------------------------------------|----------------------------------------------------------------|
@@ -72,17 +71,12 @@ PLANS = Plans(
 
 @dataclass(frozen=True, slots=True)
 class CompactOptions:
-    """Options of a compaction run.
+    """Options of a compaction run."""
 
-    * `topics`: names; none given: all
-    * `seal_only`: neither merge nor clean; `roll`: seal the active segments, too
-    * `dry_run`: change nothing; the report's `planned` has the plan with reasons
-    """
-
-    topics: Sequence[str] = ()
-    seal_only: bool = False
-    roll: bool = False
-    dry_run: bool = False
+    topics: Sequence[str] = ()  # none given: all
+    seal_only: bool = False  # neither merge nor clean
+    roll: bool = False  # seal the active segments, too
+    dry_run: bool = False  # change nothing; the report's `planned` has the plan with reasons
 
 
 def compact_topic(

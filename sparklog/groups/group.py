@@ -60,20 +60,17 @@ Offsets = Mapping[str, Mapping[int, int | OffsetAndMetadata | CommittedOffset]]
 
 @dataclass(frozen=True, slots=True)
 class GroupDescription:
-    """The state of a group, in Kafka's words. `time_ms`: of its newest entry (ms since the epoch), 0: none.
-
-    `instance`: the member that owns all partitions; `members`: those that share them. Of an active group.
-    `pending`: (transactional id, n, topic, partition, offset) of offsets that an undecided transaction has prepared.
-    """
+    """The state of a group, in Kafka's words."""
 
     id: str
     state: str
     generation: int
-    instance: str | None
+    instance: str | None  # the member that owns all partitions, of an active group
     session_timeout_ms: int | None
-    time_ms: int
+    time_ms: int  # of its newest entry (ms since the epoch), 0: none
+    # (transactional id, n, topic, partition, offset) of offsets that an undecided transaction has prepared
     pending: tuple[tuple[str, int, str, int, int], ...] = ()
-    members: tuple[GroupMember, ...] = ()
+    members: tuple[GroupMember, ...] = ()  # those that share the partitions, of an active group
 
     @property
     def is_active(self) -> bool:
@@ -411,17 +408,13 @@ def _row(topic: str, partitions: int, partition: object, position: object, now_m
 
 @dataclass(slots=True)
 class Membership:
-    """The right to commit for a group, until a newer generation takes over (`Fenced` from then on).
-
-    `written`: when it last gave a sign of life. `topic_ids`: ids of topics as the member knows them; a topic that was
-    created again takes no offsets from it.
-    """
+    """The right to commit for a group, until a newer generation takes over (`Fenced` from then on)."""
 
     group: Group
     metadata: GroupMetadata
     session_timeout_ms: int
-    written: Moment
-    topic_ids: dict[str, str] = field(default_factory=dict)
+    written: Moment  # when it last gave a sign of life
+    topic_ids: dict[str, str] = field(default_factory=dict)  # a topic created again takes no offsets from it
 
     @property
     def generation(self) -> int:

@@ -186,18 +186,15 @@ GROUP_OPS = (
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """Offsets that entry `number` prepared for transaction `n` of `txn`.
-
-    `generation` None: sent by no member. `member`: its id, if it shares the group's partitions.
-    """
+    """Offsets that entry `number` prepared for transaction `n` of `txn`."""
 
     txn: str
     n: int
     number: int
     timeout_ms: int
-    generation: int | None
+    generation: int | None  # None: sent by no member
     offsets: tuple[TopicOffsets, ...]
-    member: str | None = None
+    member: str | None = None  # its id, if it shares the group's partitions
 
     def has_any(self, partitions: Collection[TopicPartition]) -> bool:
         return any((item.topic, number) in partitions for item in self.offsets for number in item.partition)
@@ -205,23 +202,19 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class GroupState(StateEntry):
-    """The newest entry of a group, and so its state: see the module.
-
-    A group has one member that owns all partitions (`instance`), or `members` that share them, or none.
-    `partitions`: how many the topics of these members have.
-    """
+    """The newest entry of a group, and so its state: see the module."""
 
     op: str = ""
     generation: int = 0
-    instance: str | None = None
+    instance: str | None = None  # the member that owns all partitions
     session_timeout_ms: int | None = None
     active: int | None = None
     touched: int | None = None
     deleted: bool = False
     offsets: tuple[TopicOffsets, ...] = ()
     pending: tuple[Pending, ...] = ()
-    partitions: Mapping[str, int] = field(default_factory=dict)
-    members: tuple[GroupMember, ...] = ()
+    partitions: Mapping[str, int] = field(default_factory=dict)  # how many the topics of `members` have
+    members: tuple[GroupMember, ...] = ()  # that share the partitions
 
     @property
     def exists(self) -> bool:

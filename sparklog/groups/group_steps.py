@@ -47,11 +47,7 @@ def join(state: GroupState, instance: str, session_timeout_ms: int) -> GroupStat
     """Become the one member, that owns all partitions; members that share are taken out."""
     joined = replace(_without_member(state), generation=_next_generation(state), instance=instance, deleted=False)
     return replace(
-        joined,
-        op="join",
-        session_timeout_ms=session_timeout_ms,
-        active=state.number + 1,
-        touched=state.number + 1,
+        joined, op="join", session_timeout_ms=session_timeout_ms, active=state.number + 1, touched=state.number + 1
     )
 
 

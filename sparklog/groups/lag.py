@@ -93,21 +93,17 @@ Ages = dict[int, float | None]
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """Lag of a group in one partition. `current_offset` and `lag` are None where no offset is committed.
-
-    `seconds`: None where no offset is committed, where the record has no time (Kafka's oldest format), or where it was
-    not asked for. `member`: the instance that has joined, while the group is active.
-    """
+    """Lag of a group in one partition."""
 
     group: str
     topic: str
     partition: int
-    current_offset: int | None
+    current_offset: int | None  # None where no offset is committed
     log_start: int
     log_end: int
-    lag: int | None
-    seconds: float | None
-    member: str | None
+    lag: int | None  # likewise
+    seconds: float | None  # likewise, and where the record has no time (Kafka's oldest format) or it was not asked for
+    member: str | None  # the instance that has joined, while the group is active
 
 
 def lag(

@@ -19,8 +19,7 @@ from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups.consumer_options import ConsumerOptions
 from sparklog.groups.fetcher import PositionFetcher
 from sparklog.groups.group import Group
-from sparklog.groups.positions import PAIRS, PLACES, Partitions, Positions, places_of
-from sparklog.groups.starting_positions import StartingPositions
+from sparklog.groups.positions import PAIRS, PLACES, Partitions, Positions, StartingPositions, places_of
 from sparklog.groups.topics_read import TopicsRead
 from sparklog.log.journal.arguments import NAME, NUMBER, SECONDS, TIME, ArgumentKind, checked
 from sparklog.log.state.view import TimestampOffset
@@ -91,7 +90,7 @@ class PartitionReader(ABC):
         self._topics = TopicsRead(self._view)
         self._positions = Positions()
         self._starts = StartingPositions(self._topics, group, options.auto_offset_reset, self.isolation)
-        self._fetcher = PositionFetcher(self._topics, self._positions, self._starts, self.isolation, options.columns)
+        self._fetcher = PositionFetcher(self._positions, self._starts, options.columns)
         # Records that an iteration has begun with: the rows from `_row` on are not handed out yet.
         self._chunk: pa.RecordBatch | None = None
         self._records: Iterator[ConsumerRecord] = iter(())

@@ -1,7 +1,7 @@
-"""A consumer's member of a group that shares its partitions: when it looks at the group, and that it stays alive.
+"""Members as a consumer has them: of a group that shares its partitions, or readers that share with no other.
 
-The consumer's thread and a heartbeat thread use it: each call of the membership has the lock. Without the thread, as
-in simulations, all of it happens inside the calls of the consumer.
+The consumer's thread and a heartbeat thread use a shared one: each call of the membership has the lock. Without the
+thread, as in simulations, all of it happens inside the calls of the consumer.
 
 The heartbeat thread holds no reference to its member: one that is forgotten ends its thread, and its session times out.
 At the end of the interpreter threads are ended before what they write with. A forked child has none.
@@ -13,9 +13,11 @@ import atexit
 import logging
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import Protocol
 
-from sparklog.errors import Fenced, SparklogError
+from sparklog.errors import BadRequest, Fenced, SparklogError
+from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups.assignors import COOPERATIVE_STICKY
 from sparklog.groups.consumer_options import ConsumerOptions
 from sparklog.groups.group import HEARTBEATS, Group, Offsets
@@ -28,6 +30,109 @@ from sparklog.storage.fork_safety import ForkLock
 
 _LOG = logging.getLogger("sparklog.groups")
 Rebalance = tuple[object, ...]
+
+
+class MemberOfGroup(Protocol):
+    """A reader of shared partitions. `eager`: its program is told that all go before it is told which it has."""
+
+    eager: bool
+
+    def subscribe(self, topics: Sequence[str]) -> None:
+        """Say which topics are wanted from now on."""
+
+    def look(self) -> bool:
+        """See the newest entries; True if the assignment, or what is to be revoked, changed."""
+
+    def assigned(self) -> frozenset[TopicPartition]:
+        """Return the partitions that it owns and keeps."""
+
+    def revoking(self) -> frozenset[TopicPartition]:
+        """Return partitions that it owns and is to give up."""
+
+    def starts_over(self) -> bool:
+        """Return if it is eager, and has not given up all for the newest rebalance, by `revoke`."""
+
+    def settled(self) -> bool:
+        """Return if its part of the newest assignment is complete."""
+
+    def revoke(self) -> None:
+        """Give up what is to be given up."""
+
+    def commit(self, offsets: Offsets) -> None:
+        """Commit offsets. `Fenced` once it is no member any more."""
+
+    def keep_alive(self) -> None:
+        """Send a heartbeat if one is due."""
+
+    def leave(self) -> None: ...
+
+    def stop(self) -> None:
+        """End what it does in the background, without leaving."""
+
+
+class Alone:
+    """A reader of all partitions of its topics, without a group."""
+
+    eager = False
+
+    def __init__(self, topics: TopicsRead) -> None:
+        self._topics = topics
+        self._names: tuple[str, ...] = ()
+        self._assigned: frozenset[TopicPartition] = frozenset()
+        self._held: frozenset[TopicPartition] = frozenset()
+
+    def subscribe(self, topics: Sequence[str]) -> None:
+        self._names = tuple(topics)
+
+    def look(self) -> bool:
+        partitions = self._topics.partitions(self._names)
+        changed = partitions != self._assigned
+        self._assigned, self._held = partitions, self._held | partitions
+        return changed
+
+    def assigned(self) -> frozenset[TopicPartition]:
+        return self._assigned
+
+    def revoking(self) -> frozenset[TopicPartition]:
+        return self._held - self._assigned
+
+    def starts_over(self) -> bool:
+        return False
+
+    def settled(self) -> bool:
+        return True
+
+    def revoke(self) -> None:
+        self._held = self._assigned
+
+    def commit(self, offsets: Offsets) -> None:
+        raise BadRequest("a consumer without a group commits no offsets: give a group, or enable_auto_commit=False")
+
+    def keep_alive(self) -> None: ...
+
+    def leave(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+class ByHand(Alone):
+    """A reader of partitions that its program names. It commits for a group that has no member."""
+
+    def __init__(self, topics: TopicsRead, partitions: Collection[TopicPartition], group: Group | None) -> None:
+        super().__init__(topics)
+        self._by_hand = frozenset(partitions)
+        self._group = group
+
+    def look(self) -> bool:
+        changed = self._assigned != self._by_hand
+        self._assigned = self._held = self._by_hand
+        return changed
+
+    def commit(self, offsets: Offsets) -> None:
+        if self._group is None:
+            super().commit(offsets)
+        else:
+            self._group.alter(offsets)
 
 
 class SharedMember:

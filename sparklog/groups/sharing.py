@@ -1,10 +1,9 @@
 """A member of a group that shares its partitions, as one process sees it: joins, looks, gives up, keeps its lease.
 
-`group_members` says how partitions move; this module makes the requests. A member looks at the group's next entry now
-and then (`look`), and goes on with what that look showed until the next one. It writes only to join, to change its
-topics, to commit, to give up partitions, to leave, and, where it had nothing of that to write for a third of its
-session, to show that it is alive. Members of one process that read through one open root show it for all of them by one
-entry.
+`group_members` says how partitions move; this module makes the requests. A member goes on with what its last `look` at
+the group's next entry showed. It writes only to join, to change its topics, to commit, to give up partitions, to leave,
+and, where it had nothing of that to write for a third of its session, to show that it is alive: members of one process
+that read through one open root do that by one entry.
 
 **A lease** ends a session timeout after the member's newest entry, by the store's time of that entry and the store's
 clock. Looking that up costs requests, so a member asks when it joins, and then not before the lease is over by the time

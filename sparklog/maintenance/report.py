@@ -40,15 +40,11 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """Work that a topic holds for the jobs; None where a job did not look, or there is none.
-
-    `dirty_ratio`: of the dirtiest partition, with what a run would seal first; `oldest_expired_ms`: the time of the
-    oldest record that retention would take.
-    """
+    """Work that a topic holds for the jobs; None where a job did not look, or there is none."""
 
     unsealed_bytes: int | None = None
-    dirty_ratio: float | None = None
-    oldest_expired_ms: int | None = None
+    dirty_ratio: float | None = None  # of the dirtiest partition, with what a run would seal first
+    oldest_expired_ms: int | None = None  # of the oldest record that retention would take
     due: tuple[Due, ...] = ()
 
 
@@ -100,22 +96,19 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class PartitionTotal:
-    """All work of a run on one partition. `actions`: each kind of piece with its number.
-
-    `tombstones_kept` of the last pass, `dirty_ratio` before the first (None: not compacted), `seconds` of all tasks.
-    """
+    """All work of a run on one partition."""
 
     partition: int
-    actions: Mapping[str, int]
+    actions: Mapping[str, int]  # each kind of piece with its number
     records_before: int
     records_after: int
     bytes_before: int
     bytes_after: int
-    tombstones_kept: int
+    tombstones_kept: int  # of the last pass
     tombstones_dropped: int
     keyless_dropped: int
-    dirty_ratio: float | None
-    seconds: float
+    dirty_ratio: float | None  # before the first pass; None: not compacted
+    seconds: float  # of all tasks
     failed: bool
 
 

@@ -46,21 +46,16 @@ def silent(records: int, nbytes: int) -> None:
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a run of maintenance, without each topic's configs.
+    """Settings of a run of maintenance, without each topic's configs. See `sparklog.maintenance.properties`."""
 
-    `now_ms`: the clock that decides (ages, delete horizons); commits keep their own. `defaults`: topic config name ->
-    text, for topics that do not set it. `root`: the root's defaults, which count after these. The others are broker
-    configs: see `sparklog.maintenance.properties`.
-    """
-
-    now_ms: int
-    defaults: Mapping[str, str] = field(default_factory=dict)
+    now_ms: int  # the clock that decides (ages, delete horizons); commits keep their own
+    defaults: Mapping[str, str] = field(default_factory=dict)  # configs of topics that do not set them
     dedupe_buffer_bytes: int = 128 << 20
     dedupe_load_factor: float = 0.9
     producer_expiration_ms: int = 86_400_000
     offsets_retention_ms: int = OFFSETS_RETENTION_MS
     io_bytes_per_second: float = UNLIMITED
-    root: RootDefaults = field(default_factory=lambda: RootDefaults(ID))
+    root: RootDefaults = field(default_factory=lambda: RootDefaults(ID))  # these count after `defaults`
 
     def of_root(self, root: Root) -> Settings:
         """Return these with the newest defaults of a root."""

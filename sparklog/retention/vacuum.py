@@ -14,9 +14,6 @@ The order makes it safe against concurrent writers and wrong clocks:
    wait for it: a topic that gets few commits writes few checkpoints by itself, and a deleted one none.
 
 A wrong clock costs readers a second plan and writers a second upload, never a record. Two vacuums may run at once.
-
-It is a part of retention because the files of expired records go with it, and because one run does both: expiry moves
-the log start, the vacuum deletes what no version names any more, whether it expired, was replaced or never committed.
 """
 
 from __future__ import annotations
@@ -122,23 +119,18 @@ class Removed:
 
 @dataclass(frozen=True, slots=True)
 class VacuumReport:
-    """The vacuum of one topic; with `dry_run` what it would do.
-
-    * `held`: data files below the upload floor that only a hold keeps
-    * `foreign`: objects in the data folders whose names are not sparklog's; they stay
-    * `expired_groups`: consumer groups with expired offsets, or offsets of deleted topics (of the root only)
-    """
+    """The vacuum of one topic; with `dry_run` what it would do."""
 
     topic: str
     dry_run: bool
     floor_before: int
     floor: int
     removed: tuple[Removed, ...] = ()
-    held: int = 0
-    foreign: int = 0
+    held: int = 0  # data files below the upload floor that only a hold keeps
+    foreign: int = 0  # objects in the data folders whose names are not sparklog's; they stay
     ended_holds: tuple[str, ...] = ()
     idle_writers: tuple[str, ...] = ()
-    expired_groups: tuple[str, ...] = ()
+    expired_groups: tuple[str, ...] = ()  # with expired offsets, or offsets of deleted topics; of the root only
     failures: tuple[SparklogError, ...] = ()
 
     @property

@@ -2,9 +2,8 @@
 
     s3://bucket/log?endpoint=http://minio:9000&region=eu-central-1
 
-A setting travels with the location, so it reaches Spark's tasks and jobs. Names are those of obstore; those of Hadoop
-(`fs.s3a.*`) are taken as options too. What the URL does not name comes from the environment of each process, under the
-names that the clouds' own programs use (`AWS_REGION`, `AZURE_STORAGE_ACCOUNT_NAME`, ...).
+So a setting reaches Spark's tasks and jobs. Names are those of obstore; Hadoop's (`fs.s3a.*`) are taken as options too.
+What the URL does not name comes from the environment of each process, as the clouds' own programs take it.
 
 Secrets are never in a URL or an option, because both are printed, logged and written into plans. They come from the
 environment, from files (`~/.aws/credentials`, `GOOGLE_APPLICATION_CREDENTIALS`) or from the platform's roles.

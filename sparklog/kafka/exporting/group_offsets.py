@@ -29,7 +29,7 @@ from sparklog.format.coordinators.coordinator_records import (
     encode_offset_key,
     encode_offset_value,
 )
-from sparklog.groups.sticky_assignor import string_hash
+from sparklog.groups.assignors import string_hash
 from sparklog.kafka.in_place.directory import CONSUMER_OFFSETS
 from sparklog.log.topic.root import Root, open_root
 from sparklog.storage.memory import MemoryStore

@@ -1,7 +1,6 @@
 """The environment of a log: clocks, sleep and randomness in one value (`Env`), and the rules about clocks.
 
-No module below `sparklog.log` asks the operating system for the time or for a random number: it asks an `Env`, so that
-a simulation can stop clocks, skew them and replay a run from its seed.
+Nothing below `sparklog.log` asks the system for the time or chance: a simulation skews and replays an `Env`.
 
 A writer whose clock is far ahead of the store's does not commit. On a local disk both are one clock: one that jumps
 ahead and back again leaves commits from the future. Their followers are not pinned there. Each commit has
@@ -19,6 +18,7 @@ import base64
 import random
 import time
 import uuid
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol, TypedDict
@@ -70,15 +70,9 @@ def newest_at(commit: Callable[[int], Dated], first: int, last: int, time_ms: in
     """Return the newest version of `first` to `last` that was not made after a time; `first` - 1 if all were."""
     while first <= last:
         since = max(first, commit(last).clock_since or 0)
-        low, high = since, last + 1
-        while low < high:
-            middle = (low + high) // 2
-            if commit(middle).made_ms <= time_ms:
-                low = middle + 1
-            else:
-                high = middle
-        if low > since:
-            return low - 1
+        count = bisect_right(range(since, last + 1), time_ms, key=lambda version: commit(version).made_ms)
+        if count:
+            return since + count - 1
         last = since - 1
     return first - 1
 

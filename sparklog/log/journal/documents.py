@@ -275,16 +275,13 @@ def objects_by_text(table: Document[Any], nullable: bool = False) -> MemberKind:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A member of a JSON object; `attribute` is that of the data class, by default the name in snake case.
-
-    `nullable`: None is written as null. `optional`: left out where it is None or empty, and then at its default.
-    """
+    """A member of a JSON object."""
 
     name: str
     kind: MemberKind
-    attribute: str = ""
-    nullable: bool = False
-    optional: bool = False
+    attribute: str = ""  # of the data class; by default the name in snake case
+    nullable: bool = False  # None is written as null
+    optional: bool = False  # left out where it is None or empty, and then at its default
 
 
 def members(kind: MemberKind, *names: str, nullable: bool = False, optional: bool = False) -> tuple[Member, ...]:

@@ -80,17 +80,13 @@ class RootAccess:
 
 @dataclass(frozen=True, slots=True)
 class SeenState(Generic[S]):
-    """A state that was the newest when it was seen.
-
-    * `seen`: both clocks before the request that showed it; `checkpoint`: the number of the newest one known
-    * `tail_bytes`: of the entries since; `earlier`: the entry before the last ones, where it was not seen after them
-    """
+    """A state that was the newest when it was seen."""
 
     state: S
-    seen: Moment
-    checkpoint: int = -1
-    tail_bytes: int = 0
-    earlier: Place | None = None
+    seen: Moment  # both clocks before the request that showed it
+    checkpoint: int = -1  # number of the newest one known
+    tail_bytes: int = 0  # of the entries since
+    earlier: Place | None = None  # the entry before the last ones, where it was not seen after them
 
 
 @dataclass(frozen=True, slots=True)

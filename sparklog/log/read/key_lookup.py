@@ -1,8 +1,7 @@
 """The latest record of a key, looked for backwards from the end of the log. Works on every view.
 
-Kafka's default partitioner tells the partition. Its offsets are read in runs from the log end down, a few MiB first and
-more each time, of each run only the keys; the first run that has the key ends the search. Slices that cannot hold the
-key, by the filters beside their files, are left out.
+Kafka's default partitioner tells the partition. The keys of its offsets are read in runs from the log end down, a few
+MiB first and more each time, up to one that has the key. Slices that cannot hold it, by their filters, are left out.
 
 Adding partitions moves keys to others, so the partitions that the key had under earlier numbers are searched, too, the
 newest first. What is in a partition that did not exist before is newer than all that came before it; of other answers

@@ -24,13 +24,7 @@ from sparklog.log.journal.arguments import as_whole
 from sparklog.log.read.key_lookup import KeySet
 from sparklog.log.read.read_plan import check_partition, read_parts
 from sparklog.log.read.record_batches import RecordBatches, schema_of
-from sparklog.log.state.view import (
-    Bounds,
-    LogView,
-    OffsetRange,
-    ReadPart,
-    TakenView,
-)
+from sparklog.log.state.view import Bounds, LogView, OffsetRange, ReadPart, TakenView
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"

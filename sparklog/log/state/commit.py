@@ -51,14 +51,7 @@ from sparklog.log.journal.documents import (
     whole,
     wholes,
 )
-from sparklog.log.journal.names import (
-    MAX_PARTITIONS,
-    MAX_VERSION,
-    commit_path,
-    is_commit,
-    is_sealed,
-    path_read_version,
-)
+from sparklog.log.journal.names import MAX_PARTITIONS, MAX_VERSION, commit_path, is_commit, is_sealed, path_read_version
 from sparklog.log.state.configs import definition
 from sparklog.log.state.kafka_source import (
     KAFKA_ENDED_JSON,
@@ -195,10 +188,7 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class Commit(Changes):
-    """One commit. `crc` is that of its stored bytes, `nbytes` the length of its document; 0 until it has some.
-
-    `clock_ms`: when it was made, None where that is `time_ms`; `clock_since`: see `sparklog.log.journal.clocks`.
-    """
+    """One commit."""
 
     version: int
     topic_id: str
@@ -209,11 +199,11 @@ class Commit(Changes):
     op: str
     read_features: tuple[str, ...] = ()
     write_features: tuple[str, ...] = ()
-    clock_ms: int | None = None
-    clock_since: int | None = None
+    clock_ms: int | None = None  # when it was made, None where that is `time_ms`
+    clock_since: int | None = None  # see `sparklog.log.journal.clocks`
     carried: Carried | None = None
-    crc: int = field(default=0, compare=False)
-    nbytes: int = field(default=0, compare=False)
+    crc: int = field(default=0, compare=False)  # of its stored bytes; 0 until it has some
+    nbytes: int = field(default=0, compare=False)  # of its document
 
     @property
     def tail_start(self) -> int:
@@ -243,11 +233,7 @@ REMOVAL_JSON = Document(
     Member("partition", PARTITIONS),
     *members(wholes(0, like="partition"), "base", "position"),
 )
-INLINE_JSON = Document(
-    Inline,
-    Member("bytes", whole(1, MAX_DOCUMENT), "nbytes"),
-    Member("crc", whole(0, UINT32_MAX)),
-)
+INLINE_JSON = Document(Inline, Member("bytes", whole(1, MAX_DOCUMENT), "nbytes"), Member("crc", whole(0, UINT32_MAX)))
 CARRIED_JSON = Document(
     Carried,
     Member("commits", whole(1, MOST_CARRIED)),

@@ -14,7 +14,7 @@ from sparklog.log.journal.clocks import Moment
 from sparklog.log.journal.documents import CARRIED_COMMITS
 from sparklog.log.journal.journal import Advance, Journal, RootAccess, SeenState
 from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix
-from sparklog.log.state.carried import RecentDocuments, carriers, linked, with_carried
+from sparklog.log.state.carried import RECENT, RecentDocuments, carriers, linked, with_carried
 from sparklog.log.state.checkpoint import (
     Checkpoint,
     decode_checkpoint,
@@ -24,7 +24,6 @@ from sparklog.log.state.checkpoint import (
 )
 from sparklog.log.state.commit import Commit, Edit, Resolved, carrying, decode_commit, encode_commit
 from sparklog.log.state.invariants import check_commit
-from sparklog.log.state.recent_tails import RECENT
 from sparklog.log.state.slice_table import SliceTable, Snapshot
 from sparklog.log.state.topic_state import EMPTY, Head
 from sparklog.storage.parallel_reads import ask_each

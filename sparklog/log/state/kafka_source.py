@@ -13,17 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sparklog.log.journal.documents import (
-    INT32_MAX,
-    TEXT,
-    UINT32_MAX,
-    Document,
-    Member,
-    members,
-    one_of,
-    whole,
-    wholes,
-)
+from sparklog.log.journal.documents import INT32_MAX, TEXT, UINT32_MAX, Document, Member, members, one_of, whole, wholes
 from sparklog.log.journal.names import MAX_PARTITIONS
 
 COMMIT, ABORT = DECISIONS = ("commit", "abort")

@@ -10,13 +10,12 @@ n:
 | txn    | write | skip with a warning, as Delta does                                 | skip with a warning     |
 
 Skipping what is lower would lose data silently whenever a checkpoint was restored or copied: its next batch holds
-other records under an old number; so may one of the same number (`sparklog.log.state.slices`). For the same reason
-one run at a time may write: the first commit of another run takes over, also when it only replays, and a run that was
-superseded is fenced.
+other records under an old number; so may one of the same number (`sparklog.log.state.slices`). So one run at a time may
+write: the first commit of another run takes over, also when it only replays, and a superseded run is fenced.
 
-Each run that takes over gets a higher **epoch**, and one that comes with a lower epoch is fenced, however many came
-between. A topic's handle or a producer remembers the epoch of its run; the runs of a streaming query come with the time
-(ms) at which they first committed instead. The last four runs are known by name as well: release 0.1.0 wrote no epochs.
+Each run that takes over gets a higher **epoch**; one with a lower epoch is fenced, however many came between. Handles
+and producers remember the epoch of their run; runs of streaming queries come with the time (ms) of their first commit.
+The last four runs are known by name as well: release 0.1.0 wrote no epochs.
 
 Each entry carries the time of the newest commit its writer made: one that has been idle for 90 days is dropped by a
 maintenance commit that lists it.

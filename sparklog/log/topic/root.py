@@ -266,7 +266,7 @@ def open_root(
     try:
         root_id = read_root_id(store)
     except NotFound:
-        from sparklog.log.topic.backup_store import newest_backup
+        from sparklog.log.topic.backup_manifest import newest_backup
 
         if create:
             root_id = create_root_id(store, env)

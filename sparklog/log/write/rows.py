@@ -13,10 +13,9 @@ Accepted columns, all but `value` optional:
 Types are compared, never schemas: Spark passes its session's time zone and nested `not null`s along. Everything uses
 Arrow's buffers: its functions would load `pyarrow.compute`, and with it pandas, into each task.
 
-Rows get partitions by the rules of Kafka's producer. An explicit partition wins; else the key decides (murmur2, an
-empty key is a key); a row without a key goes to the *sticky* partition, which changes each time about one record batch
-of such rows has gone to it. Sticky rows start at a partition drawn from a seed: started from 0 in each task, every
-small micro-batch would land in partition 0.
+Rows get partitions as by Kafka's producer: an explicit one wins, else the key decides (murmur2, an empty key is a key).
+Rows without a key go to the *sticky* partition, which changes after about one record batch of them. The first one is
+drawn from a seed: started from 0 in each task, every small micro-batch would land in partition 0.
 """
 
 from __future__ import annotations

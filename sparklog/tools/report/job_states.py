@@ -13,7 +13,7 @@ from sparklog.compaction.backlog import compaction_backlog
 from sparklog.errors import SparklogError
 from sparklog.log.journal.names import is_topic_name, root_created_ms
 from sparklog.log.state.slice_table import Snapshot
-from sparklog.log.topic.backup_store import BackupStore
+from sparklog.log.topic.backup_manifest import BackupStore
 from sparklog.log.topic.root import Root
 from sparklog.maintenance.leases import read_claims
 from sparklog.maintenance.outcomes import Outcomes, read_outcomes

@@ -25,9 +25,9 @@ from sparklog.log.journal.names import (
     path_read_version,
 )
 from sparklog.log.state import commit, commit_intents
+from sparklog.log.state.carried import RECENT, RecentTails
 from sparklog.log.state.commit import decode_commit, tail_of
 from sparklog.log.state.configs import TopicConfigs
-from sparklog.log.state.recent_tails import RECENT, RecentTails
 from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_output import (
     is_unwritten,
