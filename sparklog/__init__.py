@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from sparklog.datasource.watch import watch
     from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, SparklogError, Unavailable, Wakeup
     from sparklog.groups.consumer import Consumer, consumer
-    from sparklog.groups.consumer_records import ConsumerRecord
     from sparklog.groups.lag import Groups
+    from sparklog.groups.partition_reader import ConsumerRecord
     from sparklog.groups.rebalances import RebalanceListener
     from sparklog.log.read.followed_table import FollowedTable
     from sparklog.log.read.topic_reader import TopicReader
@@ -69,7 +69,7 @@ if not TYPE_CHECKING:
             "sparklog.datasource.watch": "watch",
             "sparklog.errors": "BadRequest Conflict Corrupt Fenced NotFound SparklogError Unavailable Wakeup",
             "sparklog.groups.consumer": "Consumer consumer",
-            "sparklog.groups.consumer_records": "ConsumerRecord",
+            "sparklog.groups.partition_reader": "ConsumerRecord",
             "sparklog.groups.lag": "Groups",
             "sparklog.groups.rebalances": "RebalanceListener",
             "sparklog.view": "View open_view",

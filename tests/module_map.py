@@ -30,20 +30,17 @@ INDIRECT: Mapping[str, tuple[str, ...]] = {
     "sparklog/cli/commands/kafka_logs.py": ("tests/cli/test_import.py", "tests/cli/test_export.py"),
     "sparklog/cli/commands/storage.py": ("tests/cli/test_log_dirs.py", "tests/cli/test_delete_records.py"),
     "sparklog/cli/locations.py": ("tests/cli/test_refused_folders.py", "tests/cli/test_kafka_places.py"),
-    "sparklog/compaction/explain.py": ("tests/datasource/test_job_compact.py",),
     "sparklog/datasource/offsets.py": ("tests/datasource/test_stream_plan.py",),
     "sparklog/format/avro.py": ("tests/format/test_values.py", "tests/cli/test_values.py"),
     "sparklog/format/legacy/legacy_kernels.py": ("tests/format/test_legacy.py",),
     "sparklog/format/legacy/old_messages.py": ("tests/format/test_legacy.py", "tests/kafka/test_legacy.py"),
     "sparklog/format/new_arrays.py": ("tests/format/test_round_trips.py", "tests/format/test_filter_batches.py"),
-    "sparklog/groups/sticky_assignor.py": ("tests/groups/test_assignors.py",),
+    "sparklog/groups/assignors.py": ("tests/groups/test_assignors.py",),
     **dict.fromkeys(
         (
-            "sparklog/groups/consumer_records.py",
-            *("sparklog/groups/fetcher.py", "sparklog/groups/member_of_group.py", "sparklog/groups/offset_commits.py"),
+            *("sparklog/groups/fetcher.py", "sparklog/groups/offset_commits.py"),
             *("sparklog/groups/partition_reader.py", "sparklog/groups/positions.py", "sparklog/groups/rebalances.py"),
-            *("sparklog/groups/shared_member.py", "sparklog/groups/starting_positions.py"),
-            *("sparklog/groups/topics_read.py", "sparklog/groups/heartbeat_thread.py"),
+            *("sparklog/groups/shared_member.py", "sparklog/groups/topics_read.py"),
         ),
         (
             *("tests/groups/test_consumer.py", "tests/groups/test_consumer_reading.py"),
@@ -63,7 +60,6 @@ INDIRECT: Mapping[str, tuple[str, ...]] = {
         "tests/log/read/test_time_lookup.py",
     ),
     "sparklog/log/read/topic_reader.py": ("tests/test_api.py", "tests/log/read/test_scan_reading.py"),
-    "sparklog/log/state/clone_holds.py": ("tests/tools/backup/test_cloning.py",),
     "sparklog/log/state/description.py": ("tests/log/topic/test_root_topic.py", "tests/cli/test_configs.py"),
     "sparklog/log/write/kafka_markers.py": ("tests/cli/test_transactions.py",),
     "sparklog/storage/cloud_errors.py": (

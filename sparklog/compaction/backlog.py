@@ -1,22 +1,32 @@
-"""Work that waits for `compact` on a topic: closed segments to seal, a log that is dirty enough to be compacted.
+"""Foresee what a run would do on a topic: what waits for it (the backlog), and the dry run with its reasons.
 
-From the slice table alone. Where `max.compaction.lag.ms` counts, a segment's smallest time stands for that of its first
-batch, which a run reads: so a pass may seem due somewhat earlier than a run does it.
+Both come from the slice table. Where `max.compaction.lag.ms` counts, a run and the dry run read a segment's first
+batch; for the backlog the segment's smallest time stands for it, so a pass may seem due somewhat earlier.
+
+The plans of a run are made one after another: slices that sealing would take count as sealed when merging and cleaning
+are planned. The result of compaction is not estimated, only if it is due. Where Kafka's producers wrote, an open
+transaction, which only the task sees, may make less of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
+
 from sparklog.compaction.clean_plan import keyless_by_default
-from sparklog.compaction.clean_range import Cleanable, CleanerOffsets, cleanable
-from sparklog.compaction.explain import as_sealed
-from sparklog.log.state.commit import COMPACT
+from sparklog.compaction.clean_range import Cleanable, CleanerOffsets, cleanable, first_batch_timestamp
+from sparklog.compaction.merge_plan import plan_merges
+from sparklog.compaction.seal_plan import plan_sealing
+from sparklog.log.read.planned_slices import planned_slices
+from sparklog.log.state.commit import COMPACT, MERGE, SEAL
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.segments import RollRule, Segment, due, segments_of
-from sparklog.log.state.slice_table import Slices, Snapshot
-from sparklog.maintenance.backlog import Backlog, Due, allowed_wait_ms
+from sparklog.log.state.slice_table import Slices, SliceTable, Snapshot
+from sparklog.maintenance.report import Backlog, Due, Planned, allowed_wait_ms
 from sparklog.maintenance.work_items import Settings
 from sparklog.units import count, size_text
 
@@ -41,7 +51,7 @@ def compaction_backlog(snapshot: Snapshot, settings: Settings) -> Backlog:
         ]
         closed += to_seal
         if configs.is_compacted and partition not in skipped:
-            bases = {base for segment in to_seal for base in slices.base[_rows(segment)].tolist()}
+            bases = {base for segment in to_seal for base in slices.base[segment.span].tolist()}
             sealed = as_sealed(segments, slices, bases, int(head.log_end[partition]))
             dirty.append(_dirty(sealed, slices, CleanerOffsets.of(head, partition), configs, settings.now_ms))
     since_ms = [_closed_ms(segment, rule, settings.now_ms) for segment in closed]
@@ -68,10 +78,6 @@ def _dirty(
     state = cleanable(segments, offsets, configs, now_ms, first_ms)
     times = [first_ms(segment) for segment in state.segments if segment.next_base > state.first_dirty]
     return _Dirty(state, min((ms for ms in times if ms > 0), default=None) if state.overdue else None)
-
-
-def _rows(segment: Segment) -> slice:
-    return slice(segment.first_row, segment.first_row + segment.rows)
 
 
 def _closed_ms(segment: Segment, rule: RollRule, now_ms: int) -> int:
@@ -102,3 +108,112 @@ def _cleaning(chosen: Sequence[_Dirty], configs: TopicConfigs) -> list[Due]:
     least = float(configs.text("min.cleanable.dirty.ratio"))
     ratio = max(item.state.ratio for item in chosen)
     return [Due(COMPACT, f"dirty ratio {ratio:.2f}, above min.cleanable.dirty.ratio {least:.2f}")]
+
+
+def explain(snapshot: Snapshot, settings: Settings, *, seal_only: bool = False, roll: bool = False) -> list[Planned]:
+    """Plan sealing, merging and cleaning per partition; on a compacted topic also the reason not to clean."""
+    topic, configs = snapshot.topic, settings.configs_of(snapshot.topic, snapshot.head.configs)
+    nbytes: Counter[int] = Counter()
+    segments: Counter[int] = Counter()
+    taken: dict[int, set[int]] = {}
+    for work in plan_sealing(snapshot.store, snapshot, settings, roll=roll):
+        for part in work.parts:
+            nbytes[part.partition] += part.nbytes
+            segments[part.partition] += len(part.segments)
+            for sources in part.segments:
+                taken.setdefault(part.partition, set()).update(sources.base.tolist())
+    reason = "rolled" if roll else f"full ({configs.segment_bytes:,} bytes) or {configs.integer('segment.ms'):,} ms old"
+    planned = [
+        Planned(topic, partition, SEAL, size, f"{count(segments[partition], 'segment')} {reason}")
+        for partition, size in sorted(nbytes.items())
+    ]
+    if seal_only:
+        return planned
+    planned += _planned_merging(snapshot, settings, taken)
+    if configs.is_compacted:
+        left = keyless_by_default(snapshot, settings)
+        planned += [Planned(topic, partition, COMPACT, 0, f"refused: {why}") for partition, why in left.items()]
+        planned += [
+            _planned_cleaning(snapshot, settings, partition, taken.get(partition, set()))
+            for partition in range(snapshot.head.partitions)
+            if partition not in left
+        ]
+    order = (SEAL, MERGE, COMPACT)
+    return sorted(planned, key=lambda item: (item.partition, order.index(item.action)))
+
+
+def _planned_merging(snapshot: Snapshot, settings: Settings, taken: Mapping[int, set[int]]) -> list[Planned]:
+    slices: Counter[int] = Counter()
+    outputs: Counter[int] = Counter()
+    nbytes: Counter[int] = Counter()
+    for work in plan_merges(snapshot.store, _without(snapshot, taken), settings):
+        for sources in work.sources:
+            slices[sources.partition] += len(sources)
+            outputs[sources.partition] += 1
+            nbytes[sources.partition] += sources.nbytes
+    return [
+        Planned(snapshot.topic, number, MERGE, size, f"{count(slices[number], 'slice')} into {outputs[number]:,}")
+        for number, size in sorted(nbytes.items())
+    ]
+
+
+def _planned_cleaning(snapshot: Snapshot, settings: Settings, partition: int, taken: set[int]) -> Planned:
+    head, configs = snapshot.head, settings.configs_of(snapshot.topic, snapshot.head.configs)
+    slices = snapshot.slices.select(partition)
+    log_end = int(head.log_end[partition])
+    segments = segments_of(slices, partition, log_end, RollRule.of(configs, head.topic_id))
+
+    def first_batch_ts(segment: Segment) -> int:
+        if segment.rows == 0 or not bool(slices.sealed()[segment.first_row]):
+            return segment.first_ts
+        rows = planned_slices(snapshot.topic, partition, slices[segment.first_row : segment.first_row + 1])
+        return first_batch_timestamp(snapshot.store, rows.row(0))
+
+    segments = as_sealed(segments, slices, taken, log_end)
+    state = cleanable(segments, CleanerOffsets.of(head, partition), configs, settings.now_ms, first_batch_ts)
+    nbytes = state.cleanable_bytes if state.chosen else 0
+    return Planned(snapshot.topic, partition, COMPACT, nbytes, _why(state, configs))
+
+
+def _why(state: Cleanable, configs: TopicConfigs) -> str:
+    least = float(configs.text("min.cleanable.dirty.ratio"))
+    if not state.clean_bytes + state.cleanable_bytes:
+        return "not due: nothing sealed that may be compacted"
+    if state.chosen and state.ratio <= least:
+        return f"dirty ratio {state.ratio:.2f}, not above {least:.2f}, but older than max.compaction.lag.ms"
+    if state.chosen:
+        return f"dirty ratio {state.ratio:.2f} > {least:.2f}, from offset {state.first_dirty:,}"
+    return f"not due: dirty ratio {state.ratio:.2f}, not above {least:.2f}"
+
+
+def as_sealed(segments: Sequence[Segment], slices: Slices, taken: set[int], log_end: int) -> list[Segment]:
+    """Return a partition's segments as if the slices with these bases were sealed."""
+    sealed_segments = []
+    for segment in segments:
+        rows = slices.base[segment.span].tolist()
+        sealed = segment.sealed or (bool(rows) and taken.issuperset(rows))
+        sealed_segments.append(replace(segment, sealed=sealed, active=segment.active and not sealed))
+    last = sealed_segments[-1]
+    if not last.active:
+        sealed_segments.append(
+            Segment(last.partition, log_end, log_end, log_end, len(slices), 0, 0, -1, -1, sealed=False, active=True)
+        )
+    return sealed_segments
+
+
+def _without(snapshot: Snapshot, taken: Mapping[int, set[int]]) -> Snapshot:
+    """Leave out the slices that sealing would take: per partition, their bases."""
+    if not taken:
+        return snapshot
+    whole = snapshot.slices.all()
+    keep = np.ones(len(whole), np.bool_)
+    for partition, bases in taken.items():
+        rows = whole.partition_rows(partition)
+        keep[rows] = ~np.isin(whole.base[rows], np.array(sorted(bases)))
+    return with_slices(snapshot, (whole[keep],))
+
+
+def with_slices(snapshot: Snapshot, parts: Sequence[Slices]) -> Snapshot:
+    """Return the snapshot with these slices of it only."""
+    paths, txn_ids = snapshot.slices.texts
+    return replace(snapshot, slices=SliceTable(snapshot.slices.version, tuple(parts), paths, txn_ids))

@@ -24,10 +24,7 @@ from sparklog.storage.store import Store
 
 
 def keyless_by_default(snapshot: Snapshot, settings: Settings) -> dict[int, str]:
-    """Return the partitions that hold records without a key and are compacted by a run's default only, with a reason.
-
-    Writers to a topic that sets `cleanup.policy` refuse such records; a default in a properties file they do not know.
-    """
+    """Return partitions with records without a key that only a run's default compacts, with a reason to refuse."""
     configs = settings.configs_of(snapshot.topic, snapshot.head.configs)
     if not configs.is_compacted or "cleanup.policy" in snapshot.head.configs.explicit:
         return {}
@@ -44,10 +41,7 @@ def keyless_by_default(snapshot: Snapshot, settings: Settings) -> dict[int, str]
 def plan_cleaning(
     store: Store, snapshot: Snapshot, settings: Settings, *, slots: int | None = None, env: Env = SYSTEM
 ) -> list[CleanWork]:
-    """Plan one pass for each partition that is due, none if the topic is not compacted. Picklable.
-
-    `slots`: size of each map instead of that of the settings' buffer; `env` gives tasks ids, hash keys and a stopwatch.
-    """
+    """Plan one pass for each due partition of a compacted topic. `slots`: of each map, in place of the settings'."""
     head = snapshot.head
     configs = settings.configs_of(snapshot.topic, head.configs)
     if not configs.is_compacted:

@@ -29,25 +29,17 @@ from sparklog.storage.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Cleanable:
-    """The clean, dirty and uncleanable parts of one partition; offsets, and bytes of whole segments before the pass.
-
-    * `first_dirty`: where the pass begins to collect keys; `first_uncleanable`: base of the first segment it leaves
-    * `clean_bytes`: segments that begin below `first_dirty`; `cleanable_bytes`: those that hold dirty offsets below
-      `first_uncleanable` (one that straddles `first_dirty` counts in both, as in Kafka)
-    * `ratio`: cleanable of both, 0.0 where there is nothing
-    * `overdue`: the oldest dirty segment began longer than `max.compaction.lag.ms` ago
-    * `chosen`: a pass is due; `segments`: closed ones below `first_uncleanable`, clean ones, which it rewrites, too
-    """
+    """The clean, dirty and uncleanable parts of one partition; offsets, and bytes of whole segments before the pass."""
 
     partition: int
-    first_dirty: int
-    first_uncleanable: int
-    clean_bytes: int
-    cleanable_bytes: int
-    ratio: float
-    overdue: bool
-    chosen: bool
-    segments: tuple[Segment, ...]
+    first_dirty: int  # where the pass begins to collect keys
+    first_uncleanable: int  # base of the first segment it leaves
+    clean_bytes: int  # segments that begin below `first_dirty`
+    cleanable_bytes: int  # those with dirty offsets below `first_uncleanable`; as in Kafka, one may be in both
+    ratio: float  # cleanable of both, 0.0 where there is nothing
+    overdue: bool  # the oldest dirty segment began longer than `max.compaction.lag.ms` ago
+    chosen: bool  # a pass is due
+    segments: tuple[Segment, ...]  # closed ones below `first_uncleanable`; clean ones, which it rewrites, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +148,7 @@ def group_segments(
 
 
 def first_batch_timestamp(store: Store, source: PlannedSlice) -> int:
-    """Return the greatest timestamp (ms) of a segment's first batch; -1 if it has none, is damaged or missing.
-
-    Damage is no error here: the plan covers all partitions, and the pass over this one reports it.
-    """
+    """Return the greatest time (ms) of a segment's first batch; -1: none, missing, or damaged (the pass tells)."""
     try:
         data = store.get(source.file, source.position, min(HEADER_BYTES, source.size))
     except NotFound:

@@ -7,7 +7,6 @@ record keys that erase each other cannot be prepared.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -46,10 +45,7 @@ class Cleaned:
 
 @dataclass(frozen=True, slots=True)
 class CleanDone(Done):
-    """The files of a cleaning pass. No rewrites, and `cleaned` None: nothing was due.
-
-    `more`: the map was full before the dirty part ended, so another pass follows at once.
-    """
+    """The files of a pass; none, and no `cleaned`: nothing was due. `more`: the map was full, another pass follows."""
 
     more: bool = False
     cleaned: Cleaned | None = None
@@ -57,25 +53,20 @@ class CleanDone(Done):
 
 @dataclass(frozen=True, slots=True)
 class CleanWork:
-    """A pass over one partition. See `sparklog.maintenance.work_items.Work`.
-
-    `segments`: all of the partition, whose rows count in `sources`, which holds all slices up to the last sealed one,
-    or all there are where Kafka's producers wrote. Offsets are those of the snapshot at version `read_version`.
-    `ratio` as the plan saw it. `slots`: of the map, instead of those that the settings' buffer has.
-    """
+    """A pass over one partition. See `sparklog.maintenance.work_items.Work`."""
 
     store: Store
     topic: str
     topic_id: str
-    read_version: int
+    read_version: int  # of the snapshot that the offsets are of
     partition: int
     configs: TopicConfigs
     settings: Settings
-    sources: PlannedSlices
-    segments: tuple[Segment, ...]
+    sources: PlannedSlices  # all slices up to the last sealed one, or all if Kafka's producers wrote
+    segments: tuple[Segment, ...]  # all; their rows count in `sources`
     offsets: CleanerOffsets
-    ratio: float
-    slots: int | None = None
+    ratio: float  # as the plan saw it
+    slots: int | None = None  # of the map, instead of those that the settings' buffer has
     env: Env = SYSTEM
     op: ClassVar[str] = COMPACT
 
@@ -170,7 +161,8 @@ class CleanWork:
         retention_ms = self.configs.integer("delete.retention.ms")
         rules = TombstoneRules(settings.now_ms, retention_ms, clean[-1] if clean else None)
         cleaner = Cleaner(offset_map, hash_key, survey, judge, reader, writer, rules)
-        sizes = self._index_sizes(cleaned.segments)
+        stems = [self._slice(segment).file.removesuffix(".log") for segment in cleaned.segments]
+        sizes = [(self._size(f"{stem}.index"), self._size(f"{stem}.timeindex")) for stem in stems]
         try:
             for group in group_segments(cleaned.segments, sizes, self.configs, plan.first_uncleanable):
                 cleaner.group([self._slice(segment) for segment in group])
@@ -185,11 +177,7 @@ class CleanWork:
     def _slice(self, segment: Segment) -> PlannedSlice:
         return self.sources.row(segment.first_row)
 
-    def _index_sizes(self, segments: Sequence[Segment]) -> list[tuple[int, int]]:
-        """Return the bytes of each segment's `.index` and `.timeindex`, 0 where one is missing."""
-        stems = [self._slice(segment).file.removesuffix(".log") for segment in segments]
-        return [(self._size(f"{stem}.index"), self._size(f"{stem}.timeindex")) for stem in stems]
-
     def _size(self, file: str) -> int:
+        """Return the bytes of an index; 0 where it is missing."""
         info = self.store.stat(file)
         return 0 if info is None else info.size

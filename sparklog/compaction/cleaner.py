@@ -215,16 +215,12 @@ class DirtyRange:
 
 @dataclass(slots=True)
 class DirtySurvey:
-    """Facts of the dirty part that a pass has once the map is filled.
+    """Facts of the dirty part that a pass has once the map is filled."""
 
-    `start`: its first offset; `end`: that after the last offset in the map; `latest`: offsets of the latest records of
-    keys, ascending. `_plain`: ranges of offsets in which each record has a key and a value.
-    """
-
-    start: int
-    end: int = 0
-    latest: Int64s = field(default_factory=lambda: np.empty(0, np.int64))
-    _plain: list[tuple[int, int]] = field(default_factory=list)
+    start: int  # its first offset
+    end: int = 0  # after the last offset in the map
+    latest: Int64s = field(default_factory=lambda: np.empty(0, np.int64))  # of keys, ascending
+    _plain: list[tuple[int, int]] = field(default_factory=list)  # where each record has a key and a value
 
     def add(self, opened: Opened) -> None:
         """Add batches whose keys were put into the map."""
@@ -259,10 +255,7 @@ class DirtySurvey:
 def fill_map(
     offset_map: OffsetMap, dirty: DirtyRange, reader: SegmentReader, hash_key: HashKey, state: PartitionProducers | None
 ) -> DirtySurvey:
-    """Put the keys of the dirty segments into the map, until it is full.
-
-    Afterwards `offset_map.latest_offset` is the last offset that the map covers. It may be in the middle of a batch.
-    """
+    """Put the keys of the dirty segments into the map, until it is full, maybe in the middle of a batch."""
     survey = DirtySurvey(dirty.start)
     ends = [segment.base for segment in dirty.segments[1:]] + [dirty.end]
     for segment, end in zip(dirty.segments, ends, strict=True):
@@ -319,53 +312,44 @@ class _KeptBatches:
     keys: BatchKeys | None
 
 
+@dataclass(slots=True, eq=False)
 class Cleaner:
     """Copy the records that stay into new segments, by the map and the judge of whole batches. Call in log order."""
 
-    def __init__(
-        self,
-        offset_map: OffsetMap,
-        hash_key: HashKey,
-        survey: DirtySurvey,
-        judge: BatchJudge,
-        reader: SegmentReader,
-        writer: SegmentWriter,
-        rules: TombstoneRules,
-    ) -> None:
-        self.counts = PassCounts()
-        self._map = offset_map
-        self._hash_key = hash_key
-        self._survey = survey
-        self._judge = judge
-        self._reader = reader
-        self._writer = writer
-        self._rules = rules
-        self._file_expired: tuple[str, bool] = ("", False)
+    offset_map: OffsetMap
+    hash_key: HashKey
+    survey: DirtySurvey
+    judge: BatchJudge
+    reader: SegmentReader
+    writer: SegmentWriter
+    rules: TombstoneRules
+    counts: PassCounts = field(default_factory=PassCounts)
+    _file_expired: tuple[str, bool] = ("", False)
 
     def group(self, segments: Sequence[PlannedSlice]) -> None:
         """Clean these segments into one, which has the base offset of the first of them."""
-        large = sum(segment.size for segment in segments) >= self._reader.limits.filter_min_bytes
-        self._writer.begin(segments[0].base, large)
+        large = sum(segment.size for segment in segments) >= self.reader.limits.filter_min_bytes
+        self.writer.begin(segments[0].base, large)
         for segment in segments:
-            for window in self._reader.windows(segment):
+            for window in self.reader.windows(segment):
                 self._window(window, segment)
-        self._writer.finish()
+        self.writer.finish()
 
     def _window(self, window: Window, segment: PlannedSlice) -> None:
         headers = window.headers
         self.counts.bytes_read += len(window.data)
         self.counts.records_before += int(headers.count[~headers.is_control].sum())
-        verdicts = self._judge.judge(window)
+        verdicts = self.judge.judge(window)
         aborted = verdicts.aborted
-        empty = self._survey.empty(headers) & ~(verdicts.gone | verdicts.retain_empty)
+        empty = self.survey.empty(headers) & ~(verdicts.gone | verdicts.retain_empty)
         if empty.any():
             self.counts.messages_read += int(headers.count[empty].sum())
             rows = np.flatnonzero(~empty)
             headers, verdicts = headers[rows], verdicts.select(rows)
-        for opened in self._reader.opened(window, headers):
+        for opened in self.reader.opened(window, headers):
             kept = self._filtered(window, opened, verdicts.select(opened.rows))
             aborted = self._write(kept, segment, aborted)
-        self._writer.aborted(aborted)
+        self.writer.aborted(aborted)
 
     def _filtered(self, window: Window, opened: Opened, verdicts: Verdicts) -> _KeptBatches:
         """Return the part of some batches that stays."""
@@ -390,7 +374,7 @@ class Cleaner:
         if not fields.has_key.all():
             keyless[fields.batch[keep & ~fields.has_key]] = True
             keep &= fields.has_key
-        if not self._writer.keyed:
+        if not self.writer.keyed:
             return _KeptBatches(filtered, keyless[filtered.source], None)
         rows = np.flatnonzero(keep)
         hashes = key_hashes(opened.body.data, fields.key_start[rows], fields.key_length[rows], FILTER_HASH_KEY)
@@ -402,23 +386,23 @@ class Cleaner:
         stamped = markers.copy()
         stamped[opened.fields.batch[keep & ~opened.fields.has_value]] = True
         stamped &= ~opened.headers.has_delete_horizon
-        return np.where(stamped, min(self._rules.now_ms + self._rules.delete_retention_ms, INT64_MAX), -1)
+        return np.where(stamped, min(self.rules.now_ms + self.rules.delete_retention_ms, INT64_MAX), -1)
 
     def _kept(self, window: Window, opened: Opened, gone: Bools) -> Bools:
         """Return which records stay; `gone`: batches of which none does."""
         headers, fields = opened.headers, opened.fields
         control = headers.is_control
         keep = np.ones(len(fields), np.bool_)
-        clean, mapped = np.searchsorted(fields.offset, (self._survey.start, self._survey.end)).tolist()
+        clean, mapped = np.searchsorted(fields.offset, (self.survey.start, self.survey.end)).tolist()
         clean = min(clean, mapped)
         if mapped:
             batch, has_key, no_value = fields.batch[:mapped], fields.has_key[:mapped], ~fields.has_value[:mapped]
             stays = np.zeros(mapped, np.bool_)
             if clean:
                 starts, lengths = fields.key_start[:clean], fields.key_length[:clean]
-                hashes = key_hashes(opened.body.data, starts, lengths, self._hash_key)
-                stays[:clean] = fields.offset[:clean] >= self._map.get(hashes)
-            self._survey.mark_latest(fields.offset[clean:mapped], stays[clean:])
+                hashes = key_hashes(opened.body.data, starts, lengths, self.hash_key)
+                stays[:clean] = fields.offset[:clean] >= self.offset_map.get(hashes)
+            self.survey.mark_latest(fields.offset[clean:mapped], stays[clean:])
             if not has_key.all():
                 stays &= has_key
                 self.counts.keyless_dropped += int(np.count_nonzero(~has_key & ~(control | gone)[batch]))
@@ -434,24 +418,21 @@ class Cleaner:
     def _tombstones_expired(self, window: Window, headers: BatchHeaders) -> Bools:
         """Return the batches whose tombstones go (bool[m])."""
         # A batch with a delete horizon has it in place of its base timestamp.
-        expired: Bools = headers.has_delete_horizon & (headers.base_timestamp <= self._rules.now_ms)
-        if headers.magic is not None and self._rules.last_clean is not None:
-            expired |= headers.is_legacy & self._is_old(window.file, self._rules.last_clean)
+        expired: Bools = headers.has_delete_horizon & (headers.base_timestamp <= self.rules.now_ms)
+        if headers.magic is not None and self.rules.last_clean is not None:
+            expired |= headers.is_legacy & self._is_old(window.file, self.rules.last_clean)
         return expired
 
     def _is_old(self, file: str, last_clean: PlannedSlice) -> bool:
         """Return True if tombstones of formats v0 and v1 in this file have expired: Kafka's rule for no horizon."""
         if self._file_expired[0] != file:
-            horizon = self._reader.modified_ms(last_clean.file) - self._rules.delete_retention_ms
-            self._file_expired = (file, self._reader.modified_ms(file) <= horizon)
+            horizon = self.reader.modified_ms(last_clean.file) - self.rules.delete_retention_ms
+            self._file_expired = (file, self.reader.modified_ms(file) <= horizon)
         return self._file_expired[1]
 
     def _write(self, kept: _KeptBatches, segment: PlannedSlice, aborted: AbortedTransactions) -> AbortedTransactions:
-        """Append the batches, in a new segment where this one is full.
-
-        `aborted`: entries for the `.txnindex`; those whose markers come later are returned.
-        """
-        filtered, headers, writer, first = kept.filtered, kept.filtered.headers, self._writer, 0
+        """Append batches, in a new segment where this is full; return `.txnindex` entries of later markers."""
+        filtered, headers, writer, first = kept.filtered, kept.filtered.headers, self.writer, 0
         while first < len(headers):
             rest = headers[first:] if first else headers
             many = writer.fits(rest)

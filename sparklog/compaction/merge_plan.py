@@ -13,16 +13,15 @@ writes files of the same form with **one slice per partition and contiguous run*
   ones go on being merged although they have files of their own: at 8 MiB a slice, 128 would be side by side before
   they fill a segment of 1 GiB, so only merging on keeps a partition at about 32 unsealed slices at every rate.
 
-Generations are those of the topic, not of one partition: whatever the rates of its partitions, slices of one that are
-next to each other in the table come together in the same run.
+Generations are those of the topic, not of one partition: neighbouring slices of one are merged in the same run.
 
 Left alone are files with a slice that is open or at or above the last stable offset (the next run takes them), sealed
 segments, and appended files whose merging would neither save a slice nor drop an aborted one. Aborted slices are
 dropped, which leaves a gap in the offsets. No output is larger than `segment.bytes`.
 
 A commit that has records in it is kept for as long as one of its slices is there. So a run takes all such slices, also
-where no slice is saved, and does that work first: however many small commits a topic gets, a run leaves at most one
-that is kept for its records, besides those with a slice that is open or above the last stable offset.
+where no slice is saved, and does that work first: it leaves at most one that is kept for its records, besides those
+with a slice that is open or above the last stable offset.
 """
 
 from __future__ import annotations

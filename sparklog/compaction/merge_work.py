@@ -50,10 +50,7 @@ NO_TIME = -1
 
 @dataclass(frozen=True)
 class MergeWork:
-    """Merge each of `sources` (neighbouring slices of one partition) into one slice of tier `tier`. Picklable.
-
-    Names of files come from `env` while it runs, so that a task that is run twice never meets its own files.
-    """
+    """Merge each of `sources` into one slice of tier `tier`. A run twice has other names of files, by `env`."""
 
     store: Store
     topic: str
@@ -326,7 +323,8 @@ class _MergeOutputs:
         """Write the filters of a file, if it has any, then its footer."""
         if filters:
             self._written.create(filter_path(f"{self._work.topic}/{output.path}"), encode_filters(filters))
-        return _based(output.close(), bases)
+        file, n = output.close(), len(bases)
+        return replace(file, base=bases, append_time=(NO_TIME,) * n, leader_epoch=(-1,) * n)
 
     def discard(self) -> None:
         """Delete what was written; what the store refuses to delete is left to the vacuum."""
@@ -347,10 +345,6 @@ class _MergeOutputs:
         if not large:
             self._shared = output
         return output
-
-
-def _based(file: FileSlices, bases: tuple[int, ...]) -> FileSlices:
-    return replace(file, base=bases, append_time=(NO_TIME,) * len(file), leader_epoch=(-1,) * len(file))
 
 
 class _OutputSlice:

@@ -1,10 +1,9 @@
 """Kafka's producers in a partition: their state, by a replay of the log, and the verdicts that follow from it.
 
 Kafka keeps producer state in `.snapshot` and `.txnindex` files. Headers and markers say the same
-(docs/reference/kafka-format.md, producers and markers), so it comes from a replay of the partition's log, of which only
-slices that Kafka's producers wrote count: sparklog's own batches carry no producer ids. That the replay of a cleaned
-log ends in the same state as Kafka's snapshots is the cleaner's doing: it keeps each live producer's last batch, if
-need be an empty one: so this module is the cleaner's, and sealing and exports use its replay. Two rules follow:
+(docs/reference/kafka-format.md, producers and markers), so it comes from a replay of what Kafka's producers wrote to
+the partition. That this ends in the same state in a cleaned log is the cleaner's doing: it keeps each live producer's
+last batch, if need be an empty one. Two rules follow:
 
 * An emptied marker (a control batch without records) is no marker for Kafka, which knows its producer from a snapshot.
   Here it keeps the producer known, with its epoch, or the next pass would take the batch for no producer's last.
@@ -45,24 +44,16 @@ NONE = -1
 
 @dataclass(slots=True)
 class ReplayedProducer:
-    """A producer after its last batch; offsets are -1 where there is none.
+    """A producer after its last batch, -1 where there is none. Those not compared are for Kafka's snapshots."""
 
-    * `epoch` of the last batch or marker; a new one forgets the data of the old (`last_data_offset` -1)
-    * `last_data_offset`: last offset of its last data batch; `last_timestamp`: ms, of its last batch or marker
-    * `open_since`: base offset of the first batch of its open transaction
-
-    Producers are compared by these. The others are for Kafka's snapshots: `last_sequence`, `offset_delta` of its last
-    data batch, -1 and 0 without one; `coordinator_epoch` and offset of its last marker.
-    """
-
-    epoch: int = NONE
-    last_data_offset: int = NONE
-    last_timestamp: int = NONE
-    open_since: int = NONE
-    last_sequence: int = field(default=NONE, compare=False)
-    offset_delta: int = field(default=0, compare=False)
-    coordinator_epoch: int = field(default=NONE, compare=False)
-    last_marker: int = field(default=NONE, compare=False)
+    epoch: int = NONE  # of the last batch or marker; a new one forgets the data of the old
+    last_data_offset: int = NONE  # the last one of its last data batch
+    last_timestamp: int = NONE  # ms, of its last batch or marker
+    open_since: int = NONE  # base offset of the first batch of its open transaction
+    last_sequence: int = field(default=NONE, compare=False)  # of its last data batch
+    offset_delta: int = field(default=0, compare=False)  # of that batch
+    coordinator_epoch: int = field(default=NONE, compare=False)  # of its last marker
+    last_marker: int = field(default=NONE, compare=False)  # its offset
 
     def at_epoch(self, epoch: int) -> None:
         if self.epoch != epoch:
@@ -85,15 +76,12 @@ class ReplayedProducer:
 class PartitionProducers:
     """Producers and transactions of a partition at its log end.
 
-    * `last_stable`: first offset of the earliest open transaction, or the log end
-    * `aborted`: aborted transactions in the order of their markers, as `.txnindex` files hold them. Those files are
-      believed where each entry belongs to an ABORT marker that is there; what they lack the replay adds.
-    * `producers`: by producer id, expired ones included (see `active`)
+    `.txnindex` files are believed where each entry belongs to an ABORT marker that is there; the replay adds the rest.
     """
 
-    last_stable: int
-    aborted: AbortedTransactions
-    producers: Mapping[int, ReplayedProducer]
+    last_stable: int  # first offset of the earliest open transaction, or the log end
+    aborted: AbortedTransactions  # in the order of their markers, as `.txnindex` files hold them
+    producers: Mapping[int, ReplayedProducer]  # by producer id, expired ones included (see `active`)
 
 
 def active(
@@ -133,17 +121,12 @@ def replay(
             producer.open_since = NONE
     open_since = [producer.open_since for producer in state.producers.values() if producer.open_since != NONE]
     return PartitionProducers(
-        last_stable=min(open_since, default=log_end),
-        aborted=unite(indexed, state.aborts),
-        producers=state.producers,
+        last_stable=min(open_since, default=log_end), aborted=unite(indexed, state.aborts), producers=state.producers
     )
 
 
 def turns(producer_ids: npt.NDArray[np.int64], kinds: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """bool[n]: the batches that begin or end a run of the same kind among their producer's batches.
-
-    What a producer's batches add up to is decided there; a long transaction needs no look at each of its batches.
-    """
+    """bool[n]: batches that begin or end a run of one kind among their producer's: what counts is decided there."""
     order = np.argsort(producer_ids, kind="stable")
     ids, sorted_kinds = producer_ids[order], kinds[order]
     edge = np.ones(len(order) + 1, np.bool_)
@@ -234,10 +217,7 @@ def _windows(store: Store, planned: PlannedSlice) -> Iterator[Window]:
 
 
 def _transaction_index(store: Store, source: PlannedSlice, markers: list[AbortMarker]) -> AbortedTransactions:
-    """The segment's `.txnindex`, empty where it is missing or does not fit the ABORT markers in the segment.
-
-    One entry that is wrong condemns the file.
-    """
+    """The segment's `.txnindex`; empty where it is missing, or an entry does not fit the ABORT markers there."""
     key = f"{source.file.removesuffix('.log')}.txnindex"
     try:
         index = transaction_index.parse(store.get(key), source.base, file=key)
@@ -252,23 +232,13 @@ _COMMITTED, _ABORTED, _CONTROL = 0, 1, 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Verdicts:
-    """Verdicts on m batches, one bool each.
+    """Verdicts on m batches, one bool each. A control batch in none keeps its record, and its horizon if it has one."""
 
-    * `discard_data`: aborted data, no record survives
-    * `drop_control`: a control batch whose delete horizon has passed, its record does not survive
-    * `stamp_control`: a control batch that gets a delete horizon now; its record survives
-    * `retain_empty`: if no record survives, the empty batch stays; otherwise the batch goes altogether
-    * `aborted`: entries that the new `.txnindex` gets, for those ABORT markers among the batches that stay because
-      something of their transaction was met
-
-    Control batches that are in none of these keep their record, without a horizon or with the one they have.
-    """
-
-    discard_data: Bools
-    drop_control: Bools
-    stamp_control: Bools
-    retain_empty: Bools
-    aborted: AbortedTransactions
+    discard_data: Bools  # aborted data, no record survives
+    drop_control: Bools  # a control batch past its delete horizon, its record does not survive
+    stamp_control: Bools  # a control batch that gets a delete horizon now; its record survives
+    retain_empty: Bools  # if no record survives, the empty batch stays, else the batch goes altogether
+    aborted: AbortedTransactions  # for the new `.txnindex`: of ABORT markers that stay as some of theirs was met
 
     @property
     def gone(self) -> Bools:
@@ -283,10 +253,7 @@ class Verdicts:
 
 
 def aborted_batches(state: PartitionProducers | None, headers: BatchHeaders) -> Bools:
-    """Return bool[m]: True for data batches of aborted transactions, which are left out of the offset map.
-
-    `state` None: no batch of the partition carries a producer id; `Corrupt` if one does.
-    """
+    """Return bool[m]: data of aborted transactions. `Corrupt`: a producer id where there is no `state`."""
     aborted = np.zeros(len(headers), np.bool_)
     if state is None:
         wrong = np.flatnonzero(headers.is_control | headers.is_transactional | (headers.producer_id != NO_PRODUCER_ID))
@@ -323,10 +290,7 @@ class BatchJudge:
         """Producers whose other transactional data was met since their last COMMIT marker."""
 
     def judge(self, window: Window) -> Verdicts:
-        """Judge the next batches, whose offsets are absolute.
-
-        `Corrupt` for a marker that cannot be read, and for a producer where the state knows of none.
-        """
+        """Judge the next batches. `Corrupt` for a marker that cannot be read, or a producer of an unknown state."""
         headers = window.headers
         discard = aborted_batches(self._state, headers)
         retain = headers.next_offset == self._first_uncleanable

@@ -1,7 +1,6 @@
 """A run of compaction: seal, then merge, then clean, over one topic or all of a root.
 
-Each step is planned from a fresh snapshot, its pieces run at once over all topics, and each piece is committed as it
-is finished. What goes wrong stays where it goes wrong:
+Each step is planned from a fresh snapshot, its pieces run over all topics, each is committed as it is finished:
 
 | what happens                                        | what the run does                                              |
 |-----------------------------------------------------|----------------------------------------------------------------|
@@ -25,10 +24,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sparklog.compaction.backlog import compaction_backlog
+from sparklog.compaction.backlog import compaction_backlog, explain, with_slices
 from sparklog.compaction.clean_plan import keyless_by_default, plan_cleaning
 from sparklog.compaction.clean_work import CleanDone
-from sparklog.compaction.explain import explain, with_slices
 from sparklog.compaction.merge_plan import plan_merges
 from sparklog.compaction.seal_plan import plan_sealing
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, SparklogError
@@ -38,8 +36,7 @@ from sparklog.log.state.rewrites import RewriteIntent
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
-from sparklog.maintenance.backlog import Backlog
-from sparklog.maintenance.report import Failure, Size, TopicReport
+from sparklog.maintenance.report import Backlog, Failure, Size, TopicReport
 from sparklog.maintenance.throttle import throttled
 from sparklog.maintenance.work_items import Done, Runner, Settings, Work
 from sparklog.storage.store import Store
@@ -74,17 +71,12 @@ PLANS = Plans(
 
 @dataclass(frozen=True, slots=True)
 class CompactOptions:
-    """Options of a compaction run.
+    """Options of a compaction run."""
 
-    * `topics`: names; none given: all
-    * `seal_only`: neither merge nor clean; `roll`: seal the active segments, too
-    * `dry_run`: change nothing; the report's `planned` has the plan with reasons
-    """
-
-    topics: Sequence[str] = ()
-    seal_only: bool = False
-    roll: bool = False
-    dry_run: bool = False
+    topics: Sequence[str] = ()  # none given: all
+    seal_only: bool = False  # neither merge nor clean
+    roll: bool = False  # seal the active segments, too
+    dry_run: bool = False  # change nothing; the report's `planned` has the plan with reasons
 
 
 def compact_topic(
@@ -145,10 +137,7 @@ def _run_all(runs: Sequence[_TopicRun], runner: Runner, options: CompactOptions,
 
 
 def _ordered(works: Iterable[Work]) -> list[Work]:
-    """Sort by dirty ratio, then by size, largest first, so that no long work item is left for the end.
-
-    Merges of records in commits come before other merges: a commit is kept for as long as one of its slices is there.
-    """
+    """Sort by dirty ratio, then largest first, so that none is left for the end; merges of commits before others."""
 
     def key(work: Work) -> tuple[float, bool, int]:
         return -getattr(work, "ratio", 0.0), not getattr(work, "of_commits", False), -work.nbytes
@@ -326,10 +315,7 @@ class _TopicRun:
     def _retry(
         self, partitions: Iterable[int], title: str, error: Conflict | NotFound, newest: Snapshot | None = None
     ) -> None:
-        """Plan these partitions again; report the error after too many tries.
-
-        `newest`: the state to check for missing files, if that may be the cause.
-        """
+        """Plan partitions again, TRIES times; then report the error, or a file that `newest` names and lacks."""
         for partition in partitions:
             self._tries[partition] = self._tries.get(partition, 0) + 1
             if self._tries[partition] <= TRIES:

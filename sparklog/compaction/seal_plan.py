@@ -58,8 +58,7 @@ def _rows_to_seal(segment: Segment, slices: Slices, rule: RollRule, now_ms: int,
     if segment.sealed or segment.rows == 0:
         return 0
     if segment.active and roll:
-        ends = slices.end[segment.first_row : segment.first_row + segment.rows]
-        return int(np.searchsorted(ends, stable, "right"))
+        return int(np.searchsorted(slices.end[segment.span], stable, "right"))
     closed = not segment.active or due(segment, rule, now_ms)
     return segment.rows if closed and segment.end <= stable else 0
 

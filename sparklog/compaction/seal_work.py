@@ -115,16 +115,12 @@ def _column(rows: Sequence[PlannedSlice], name: str) -> Int64s:
 
 @dataclass(frozen=True, slots=True)
 class SealPart:
-    """The slices of one partition to seal: those of each segment, `segments`, in offset order.
-
-    `history`: all slices of the partition, where some of them hold Kafka's own transactions (whose aborted ones the
-    segments' `.txnindex` must name), else None. `log_end`: the log end offset of the plan.
-    """
+    """The slices of one partition to seal."""
 
     partition: int
-    segments: tuple[PlannedSlices, ...]
-    history: PlannedSlices | None
-    log_end: int
+    segments: tuple[PlannedSlices, ...]  # the slices of each, in offset order
+    history: PlannedSlices | None  # all slices, if some hold Kafka's own transactions, which `.txnindex` must name
+    log_end: int  # of the plan
 
     @property
     def nbytes(self) -> int:
@@ -135,10 +131,7 @@ class SealPart:
 
 
 def write_segments(outputs: Sequence[SegmentOutput], progress: Progress = silent) -> list[tuple[FileSlices, ...]]:
-    """Read the slices of all outputs and write their segments. Return those of each, durable, with their bases.
-
-    `Corrupt` names a damaged slice, `Conflict` says that a file was replaced meanwhile; no segment is half there then.
-    """
+    """Write the segments of all outputs, durable; return those of each. `Corrupt`, `Conflict` (a file is gone)."""
     try:
         cursors = [cursor for output in outputs if (cursor := output.cursor()) is not None]
         by_partition = {output.part.partition: output for output in outputs}

@@ -48,11 +48,7 @@ Int64Array = npt.NDArray[np.int64]
 
 
 class WrittenObjects:
-    """Objects that a task has written and nothing names yet: those at `keys` are deleted if it fails.
-
-    What fails hour by hour would else leave up to a partition's size each time. What the store refuses to delete is
-    left to the vacuum.
-    """
+    """Objects of a task that nothing names yet: deleted if it fails; what the store keeps is left to the vacuum."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -107,10 +103,7 @@ class SegmentWriter:
         return sealed_path(self._partition, *self._folder, base)
 
     def begin(self, base: int, keyed: bool | None = None) -> None:
-        """Go on with a segment of this base offset. The one before, if it holds anything, is finished.
-
-        `keyed`: it gets filters of its keys if it becomes large enough; None: as the segment before.
-        """
+        """End the segment before, begin one. `keyed`: with filters of its keys once it is large; None: as before."""
         self.finish()
         self.keyed = self.keyed if keyed is None else keyed
         builder = FilterBuilder() if self.keyed else None
@@ -181,10 +174,7 @@ class SegmentWriter:
             self._segment().aborted.append(entries)
 
     def finish(self) -> None:
-        """End the current segment, if any; `close` waits until its files are durable. Without batches it leaves none.
-
-        Raises what went wrong with the segment before.
-        """
+        """End the current segment, if it has batches; durable with `close`. Raises what befell the one before."""
         self._wait()
         current, self._current = self._current, None
         if current is None or current.writer is None:

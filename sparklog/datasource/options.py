@@ -27,7 +27,7 @@ from sparklog.times import parse_iso_time, seconds_taken
 if TYPE_CHECKING:
     from sparklog.format.record_batch import Codec
     from sparklog.kafka.in_place.segment_recovery import CorruptRecords
-    from sparklog.log.read.key_set import KeySet
+    from sparklog.log.read.key_lookup import KeySet
 
 GROUP = "group"
 """`startingOffsets=group`: the committed offsets of the consumer group."""
@@ -309,7 +309,7 @@ def _keys(values: Mapping[str, str]) -> KeySet | None:
     if not texts:
         raise BadRequest(f"Option '{name}' must have keys, found none")
     kind = _parse(values, _BY_NAME["keyFormat"])
-    from sparklog.log.read.key_set import KeySet
+    from sparklog.log.read.key_lookup import KeySet
 
     return KeySet.of(parse_keys(texts, kind, f"Option '{name}'"), anywhere or "assign" in values)
 

@@ -182,7 +182,7 @@ def plan_tasks(
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sparklog.log.read.key_set import KeySet
+    from sparklog.log.read.key_lookup import KeySet
 
 BATCH_BYTES = 4 << 20
 """Batches of 1 to 8 MB pass fastest to the JVM; above 25 MB everything degrades."""

@@ -138,9 +138,9 @@ class _TaskSink:
             self._pending[fullest] = 0
 
     def _writer(self, topic: str) -> AppendWriter:
+        from sparklog.log.write.append_output import task_bytes
         from sparklog.log.write.append_target import WriteOptions
         from sparklog.log.write.append_writer import AppendWriter
-        from sparklog.log.write.inline_records import task_bytes
 
         if topic not in self._targets:
             self._targets[topic] = self._target(topic)

@@ -20,7 +20,7 @@ from sparklog.log.journal.numbered_objects import READ_AHEAD
 from sparklog.log.state.carried import BLOCK, carriers
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.topic.root import REMOTE_POLL_MS, poll_pause_ms
-from sparklog.log.write.inline_records import tail_bytes, task_bytes
+from sparklog.log.write.append_output import tail_bytes, task_bytes
 
 PUT_BYTES = 8 << 20
 """A data object up to this size is one PUT, a larger one a multipart upload in parts of it."""

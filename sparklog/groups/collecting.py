@@ -5,8 +5,8 @@ became empty. It becomes empty its session timeout after the newest entry of its
 clock. Offsets of a deleted topic expire at once. Those of a topic that never existed here stay: it may be imported yet.
 They expire by an entry, never by a reader's clock.
 
-Where a topic has another id than its offsets, these may be the newer ones: a cache of this host may hide the end of the
-topic's journal, and so the topic that they are of. They expire once the group has had them for longer than caches last.
+Where a topic has another id than its offsets, these may be the newer ones, as a cache may hide the end of the topic's
+journal. They expire once the group has had them for longer than caches last.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from sparklog.errors import SparklogError
 from sparklog.groups import group_steps as steps
 from sparklog.groups.group import Group
 from sparklog.groups.group_state import GROUPS, GroupState
 from sparklog.log.journal.chain import EntryChain, ids_of
-from sparklog.log.journal.entry_log import collect_entries
+from sparklog.log.journal.entry_log import Collected, collect_entries
 from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.root import Root
 from sparklog.storage.retries import SETTLE_MS
@@ -32,22 +31,16 @@ MARGIN_MS = 3_600_000
 """For the backup that begins later than the one of the day before."""
 
 
-@dataclass(frozen=True, slots=True)
-class CollectedGroups:
-    """The outcome of a collection: groups, those whose offsets expired (dry: would), objects deleted, failures."""
+@dataclass
+class CollectedGroups(Collected):
+    """The outcome of a collection: groups, and those whose offsets expired (dry: would)."""
 
     groups: int = 0
     expired: tuple[str, ...] = ()
-    objects: int = 0
-    nbytes: int = 0
-    failures: tuple[SparklogError, ...] = ()
 
 
 def kept_entries_ms(delay_ms: int) -> int:
-    """Return how long entries stay at least, for the longest `file.delete.delay.ms` of the topics.
-
-    A group can be restored as of each time as of which its topics can be.
-    """
+    """Return how long entries stay: a group can be restored as of each time as of which its topics can be."""
     return max(LEAST_ENTRIES_MS, delay_ms) + MARGIN_MS
 
 
@@ -61,24 +54,22 @@ def collect_groups(
 ) -> CollectedGroups:
     """Maintain all groups; entries stay as `collect_entries` says. `now_ms`: the store's clock (None: ask it)."""
     now_ms = root.store.now_ms() if now_ms is None else now_ms
-    failures: list[SparklogError] = []
-    expired: list[str] = []
-    groups = objects = nbytes = 0
+    done = CollectedGroups()
     heads: dict[str, Head] = {}
-    for name in ids_of(root.store, GROUPS, failures):
-        groups += 1
+
+    def collect(name: str) -> None:
         group = Group(root, name)
-        try:
-            if not dry_run:
-                group.settle()
-            if _expire(group, retention_ms, now_ms, heads, dry_run):
-                expired.append(name)
-            needed = group.log.current().touched
-            collected = collect_entries(group.log, now_ms, keep_ms=keep_ms, needed=needed, dry_run=dry_run)
-            objects, nbytes = objects + collected[0], nbytes + collected[1]
-        except SparklogError as error:
-            failures.append(error)
-    return CollectedGroups(groups, tuple(sorted(expired)), objects, nbytes, tuple(failures))
+        if not dry_run:
+            group.settle()
+        if _expire(group, retention_ms, now_ms, heads, dry_run):
+            done.expired = (*done.expired, name)
+        needed = group.log.current().touched
+        done.add(collect_entries(group.log, now_ms, keep_ms=keep_ms, needed=needed, dry_run=dry_run))
+
+    names = ids_of(root.store, GROUPS, done.failures)
+    done.collect_each(names, collect)
+    done.groups, done.expired = len(names), tuple(sorted(done.expired))
+    return done
 
 
 def _expire(group: Group, retention_ms: int, now_ms: int, heads: dict[str, Head], dry_run: bool) -> bool:

@@ -17,12 +17,11 @@ from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups.consumer_options import KINDS, TOPICS, ConsumerKeywords, ConsumerOptions
 from sparklog.groups.group import Group, Offsets
 from sparklog.groups.group_state import CommittedOffset, GroupMetadata
-from sparklog.groups.member_of_group import Alone, ByHand, MemberOfGroup
 from sparklog.groups.offset_commits import CommitCallback, OffsetCommits
 from sparklog.groups.partition_reader import PartitionReader
 from sparklog.groups.positions import PLACES, Partitions, places_of
 from sparklog.groups.rebalances import RebalanceListener, Rebalances
-from sparklog.groups.shared_member import SharedMember
+from sparklog.groups.shared_member import Alone, ByHand, MemberOfGroup, SharedMember
 from sparklog.groups.sharing import SharedMembership
 from sparklog.groups.topics_read import TopicSubscription, subscription_to
 from sparklog.log.journal.arguments import NAME, POSITIONS, ArgumentKind, checked, instance

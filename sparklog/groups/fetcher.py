@@ -12,11 +12,9 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 
 from sparklog.errors import NotFound
-from sparklog.groups.positions import Positions
-from sparklog.groups.starting_positions import StartingPositions
-from sparklog.groups.topics_read import TopicsRead
+from sparklog.groups.positions import Positions, StartingPositions
 from sparklog.log.read.read_plan import read_parts
-from sparklog.log.state.view import IsolationLevel, OffsetRange
+from sparklog.log.state.view import OffsetRange
 
 _LOG = logging.getLogger("sparklog.groups")
 PLACE_COLUMNS = ("topic", "partition", "offset")
@@ -25,19 +23,12 @@ PLACE_COLUMNS = ("topic", "partition", "offset")
 class PositionFetcher:
     """See the module. Batches have `columns`, and those that say where a record is."""
 
-    def __init__(
-        self,
-        topics: TopicsRead,
-        positions: Positions,
-        starts: StartingPositions,
-        isolation: IsolationLevel,
-        columns: Sequence[str],
-    ) -> None:
-        self._topics = topics
-        self._view = topics.view
+    def __init__(self, positions: Positions, starts: StartingPositions, columns: Sequence[str]) -> None:
         self._positions = positions
         self._starts = starts
-        self._isolation = isolation
+        self._topics = starts.topics
+        self._view = starts.topics.view
+        self._isolation = starts.isolation
         self._columns = tuple(dict.fromkeys((*columns, *PLACE_COLUMNS)))
         self._stream: Iterator[pa.RecordBatch] | None = None
         self._waiting: deque[pa.RecordBatch] = deque()

@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import index
 
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, Unavailable
 from sparklog.format.checkpoint_files import TopicPartition
@@ -34,7 +33,7 @@ from sparklog.groups.group_state import (
 )
 from sparklog.groups.group_steps import settled
 from sparklog.log.decisions.decision import BY_NEWER_GENERATION, BY_TIMEOUT
-from sparklog.log.journal.arguments import NAME, PARTITIONS, checked
+from sparklog.log.journal.arguments import NAME, PARTITIONS, as_whole, checked
 from sparklog.log.journal.clocks import MAX_SESSION_TIMEOUT_MS, Moment, reading_clock_ms
 from sparklog.log.journal.documents import INT64_MAX
 from sparklog.log.journal.entry_log import EntryLog, Step
@@ -61,20 +60,17 @@ Offsets = Mapping[str, Mapping[int, int | OffsetAndMetadata | CommittedOffset]]
 
 @dataclass(frozen=True, slots=True)
 class GroupDescription:
-    """The state of a group, in Kafka's words. `time_ms`: of its newest entry (ms since the epoch), 0: none.
-
-    `instance`: the member that owns all partitions; `members`: those that share them. Of an active group.
-    `pending`: (transactional id, n, topic, partition, offset) of offsets that an undecided transaction has prepared.
-    """
+    """The state of a group, in Kafka's words."""
 
     id: str
     state: str
     generation: int
-    instance: str | None
+    instance: str | None  # the member that owns all partitions, of an active group
     session_timeout_ms: int | None
-    time_ms: int
+    time_ms: int  # of its newest entry (ms since the epoch), 0: none
+    # (transactional id, n, topic, partition, offset) of offsets that an undecided transaction has prepared
     pending: tuple[tuple[str, int, str, int, int], ...] = ()
-    members: tuple[GroupMember, ...] = ()
+    members: tuple[GroupMember, ...] = ()  # those that share the partitions, of an active group
 
     @property
     def is_active(self) -> bool:
@@ -124,11 +120,7 @@ class Group:
 
     def committed(self) -> Mapping[TopicPartition, CommittedOffset]:
         """Return the committed offset by (topic, partition). Those of a deleted topic are gone, as in Kafka."""
-        return {
-            (item.topic, item.partition): item
-            for offsets_of_topic in self.offsets()
-            for item in offsets_of_topic.committed()
-        }
+        return _by_place(self.offsets())
 
     def description(self, *, state: GroupState | None = None) -> GroupDescription:
         state = self.state() if state is None else state
@@ -220,11 +212,7 @@ class Group:
     def stable(
         self, timeout_ms: int = STABLE_WAIT_MS, partitions: Collection[TopicPartition] | None = None
     ) -> GroupState:
-        """Return the state once no offsets of these partitions (None: of any) are pending.
-
-        Raises:
-            Unavailable: a transaction is not decided in time.
-        """
+        """Return the state once no offsets of these partitions (None: any) are pending. `Unavailable`: not in time."""
         backoff = Backoff(self.root.env, timeout_ms)
         while True:
             state = self.state()
@@ -299,9 +287,7 @@ class Group:
         """
         checked = self.checked(offsets)
         self._act(lambda base: steps.alter(base, checked), dry_run, force)
-        return {
-            (item.topic, item.partition): item for offsets_of_topic in checked for item in offsets_of_topic.committed()
-        }
+        return _by_place(checked)
 
     @checked(gone=PARTITIONS)
     def delete_offsets(self, gone: Mapping[str, Collection[int]], *, dry_run: bool = False) -> None:
@@ -361,14 +347,9 @@ class Group:
     ) -> tuple[TopicOffsets, ...]:
         """Return offsets to be committed as columns, with the time of now.
 
-        Args:
-            ids: topic ids as the consumer knows them.
-            refresh: a request per topic; else the topics as this process last saw them.
-
-        Raises:
-            NotFound: a topic does not exist.
-            Conflict: a topic was created again.
-            BadRequest: a partition, an offset or metadata that cannot be.
+        `ids`: topic ids as the consumer knows them; `refresh`: a request per topic, else topics as last seen here.
+        `NotFound`: a topic does not exist; `Conflict`: one was created again; `BadRequest`: a partition, an offset or
+        metadata that cannot be.
         """
         now_ms = self.root.env.wall_ms()
         tables = []
@@ -392,6 +373,10 @@ class Group:
         return tuple(tables)
 
 
+def _by_place(offsets: Iterable[TopicOffsets]) -> dict[TopicPartition, CommittedOffset]:
+    return {(item.topic, item.partition): item for of_topic in offsets for item in of_topic.committed()}
+
+
 def check_session_timeout(session_timeout_ms: object) -> None:
     if type(session_timeout_ms) is not int or not 1 <= session_timeout_ms <= MAX_SESSION_TIMEOUT_MS:
         raise BadRequest(f"session.timeout.ms is 1 to {MAX_SESSION_TIMEOUT_MS} (a day), found {session_timeout_ms}")
@@ -399,14 +384,14 @@ def check_session_timeout(session_timeout_ms: object) -> None:
 
 def _row(topic: str, partitions: int, partition: object, position: object, now_ms: int) -> tuple[int, Row]:
     """Return a partition and its row; whole numbers may be numpy's. `BadRequest` as `Group.checked`."""
-    number, offset = _whole(partition), _whole(getattr(position, "offset", position))
+    number, offset = as_whole(partition), as_whole(getattr(position, "offset", position))
     epoch, metadata = getattr(position, "leader_epoch", None), getattr(position, "metadata", None) or ""
     if number is None or not 0 <= number < partitions or offset is None or not 0 <= offset <= INT64_MAX:
         raise BadRequest(
             f"expected offsets of partitions 0 to {partitions - 1} of topic '{topic}', found "
             f"{getattr(position, 'offset', position)!r} of partition {partition!r}"
         )
-    leader_epoch = NO_EPOCH if epoch is None else _whole(epoch)
+    leader_epoch = NO_EPOCH if epoch is None else as_whole(epoch)
     if leader_epoch is None or not NO_EPOCH <= leader_epoch <= MAX_INT:
         raise BadRequest(f"the leader epoch of {topic}-{number} is 0 to {MAX_INT}, or None; found {epoch!r}")
     try:
@@ -421,26 +406,15 @@ def _row(topic: str, partitions: int, partition: object, position: object, now_m
     return number, (offset, now_ms, leader_epoch, metadata)
 
 
-def _whole(value: object) -> int | None:
-    try:
-        return None if isinstance(value, bool) else index(value)  # type: ignore[arg-type]
-    except TypeError:
-        return None
-
-
 @dataclass(slots=True)
 class Membership:
-    """The right to commit for a group, until a newer generation takes over (`Fenced` from then on).
-
-    `written`: when it last gave a sign of life. `topic_ids`: ids of topics as the member knows them; a topic that was
-    created again takes no offsets from it.
-    """
+    """The right to commit for a group, until a newer generation takes over (`Fenced` from then on)."""
 
     group: Group
     metadata: GroupMetadata
     session_timeout_ms: int
-    written: Moment
-    topic_ids: dict[str, str] = field(default_factory=dict)
+    written: Moment  # when it last gave a sign of life
+    topic_ids: dict[str, str] = field(default_factory=dict)  # a topic created again takes no offsets from it
 
     @property
     def generation(self) -> int:

@@ -8,11 +8,10 @@ There is no coordinator. The newest entry of the group has its members, and for 
 * `awaited`: what the assignor has given to it and another one still owns. It owns that from the other one's entry on.
 
 So a partition moves in two generations, as by Kafka's cooperative protocol: no two members ever own it. A member whose
-session has timed out is taken out by the next entry of another one, and with it all that it owned. From then on its
-commits are refused, whatever it has not heard of.
+session has timed out is taken out by the next entry of another one; from then on its commits are refused.
 
-A member's `generation` is the one in which it joined or last gave up partitions. A commit names it: one that was
-prepared before the member gave up a partition, and got it back, is refused as well.
+A member's `generation` is the one in which it joined or last gave up partitions. A commit names it: one prepared before
+the member gave up a partition, and got it back, is refused as well.
 """
 
 from __future__ import annotations
@@ -26,16 +25,7 @@ from operator import itemgetter
 from sparklog.errors import Conflict
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups.assignors import ASSIGNORS, MemberSubscription, assign
-from sparklog.log.journal.documents import (
-    INT32_MAX,
-    TEXT,
-    TEXTS,
-    Document,
-    Fields,
-    Member,
-    MemberKind,
-    whole,
-)
+from sparklog.log.journal.documents import INT32_MAX, TEXT, TEXTS, Document, Fields, Member, MemberKind, members, whole
 from sparklog.log.journal.names import MAX_PARTITIONS
 
 Partitions = frozenset[TopicPartition]
@@ -43,21 +33,17 @@ Partitions = frozenset[TopicPartition]
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """A member that shares the group's partitions; see the module.
-
-    `instance_id`: Kafka's `group.instance.id`, of a static member. `assignors`: in the order of its preference.
-    `seen`: number of the newest entry that shows it alive.
-    """
+    """A member that shares the group's partitions; see the module."""
 
     id: str
-    instance_id: str | None
+    instance_id: str | None  # Kafka's `group.instance.id`, of a static member
     client_id: str
     host: str
     session_timeout_ms: int
-    assignors: tuple[str, ...]
+    assignors: tuple[str, ...]  # in the order of its preference
     topics: tuple[str, ...]
     generation: int = 0
-    seen: int = 0
+    seen: int = 0  # number of the newest entry that shows it alive
     owned: Partitions = frozenset()
     revoked: Partitions = frozenset()
     awaited: Partitions = frozenset()
@@ -69,11 +55,7 @@ class GroupMember:
 
 
 def rebalanced(members: Sequence[GroupMember], partitions: Mapping[str, int]) -> tuple[GroupMember, ...]:
-    """Give members new targets, by their assignor and the numbers of partitions of topics; hand out what is free.
-
-    Raises:
-        Conflict: no assignor is known to all members.
-    """
+    """Give members new targets, by their assignor; hand out what is free. `Conflict`: no assignor is known to all."""
     if not members:
         return ()
     subscriptions = [MemberSubscription(m.id, m.instance_id, m.topics, tuple(sorted(m.owned))) for m in members]
@@ -112,11 +94,7 @@ def _with_free(member: GroupMember, taken: Set[TopicPartition]) -> GroupMember:
 
 
 def common_assignor(members: Sequence[GroupMember]) -> str:
-    """Return the assignor of a group, as a broker selects it: each member votes for its first that all know.
-
-    Raises:
-        Conflict: there is none.
-    """
+    """Return the assignor, as a broker does: each votes for its first that all know. `Conflict`: there is none."""
     common = set(ASSIGNORS).intersection(*(member.assignors for member in members))
     if not common:
         listed = "; ".join(sorted({", ".join(member.assignors) for member in members}))
@@ -164,16 +142,13 @@ MEMBER_JSON = Document(
     GroupMember,
     Member("id", TEXT),
     Member("instanceId", TEXT, nullable=True),
-    Member("clientId", TEXT),
-    Member("host", TEXT),
+    *members(TEXT, "clientId", "host"),
     Member("sessionTimeoutMs", whole(1, INT32_MAX)),
-    Member("assignors", TEXTS),
-    Member("topics", TEXTS),
+    *members(TEXTS, "assignors", "topics"),
     Member("generation", whole(0, INT32_MAX)),
     Member("seen", whole(0)),
     Member("owned", PARTITIONS_BY_TOPIC),
-    Member("revoked", PARTITIONS_BY_TOPIC, optional=True),
-    Member("awaited", PARTITIONS_BY_TOPIC, optional=True),
+    *members(PARTITIONS_BY_TOPIC, "revoked", "awaited", optional=True),
 )
 
 

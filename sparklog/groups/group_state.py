@@ -24,6 +24,7 @@ from sparklog.log.journal.documents import (
     Member,
     MemberKind,
     StoredDocument,
+    members,
     numbers_by_text,
     objects_of,
     one_of,
@@ -44,10 +45,7 @@ Row = tuple[int, int, int, str]
 
 @dataclass(frozen=True, slots=True)
 class GroupMetadata:
-    """The member that commits, as Kafka's ConsumerGroupMetadata: a group, the member's generation, and its id.
-
-    The id of a member that owns all partitions is the name of its instance.
-    """
+    """A member that commits, as Kafka's: group, generation and id; of one that owns all its instance's name."""
 
     group: str
     generation: int
@@ -158,8 +156,7 @@ def _check_partitions(item: Fields, offsets: TopicOffsets) -> None:
 
 OFFSETS_JSON = Document(
     TopicOffsets,
-    Member("topic", TEXT),
-    Member("topicId", TEXT),
+    *members(TEXT, "topic", "topicId"),
     Member("partition", wholes(0, MAX_PARTITIONS - 1)),
     Member("offset", wholes(0, like="partition")),
     Member("timeMs", _packed_wholes(0, INT64_MAX)),
@@ -189,18 +186,15 @@ GROUP_OPS = (
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """Offsets that entry `number` prepared for transaction `n` of `txn`.
-
-    `generation` None: sent by no member. `member`: its id, if it shares the group's partitions.
-    """
+    """Offsets that entry `number` prepared for transaction `n` of `txn`."""
 
     txn: str
     n: int
     number: int
     timeout_ms: int
-    generation: int | None
+    generation: int | None  # None: sent by no member
     offsets: tuple[TopicOffsets, ...]
-    member: str | None = None
+    member: str | None = None  # its id, if it shares the group's partitions
 
     def has_any(self, partitions: Collection[TopicPartition]) -> bool:
         return any((item.topic, number) in partitions for item in self.offsets for number in item.partition)
@@ -208,23 +202,19 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class GroupState(StateEntry):
-    """The newest entry of a group, and so its state: see the module.
-
-    A group has one member that owns all partitions (`instance`), or `members` that share them, or none.
-    `partitions`: how many the topics of these members have.
-    """
+    """The newest entry of a group, and so its state: see the module."""
 
     op: str = ""
     generation: int = 0
-    instance: str | None = None
+    instance: str | None = None  # the member that owns all partitions
     session_timeout_ms: int | None = None
     active: int | None = None
     touched: int | None = None
     deleted: bool = False
     offsets: tuple[TopicOffsets, ...] = ()
     pending: tuple[Pending, ...] = ()
-    partitions: Mapping[str, int] = field(default_factory=dict)
-    members: tuple[GroupMember, ...] = ()
+    partitions: Mapping[str, int] = field(default_factory=dict)  # how many the topics of `members` have
+    members: tuple[GroupMember, ...] = ()  # that share the partitions
 
     @property
     def exists(self) -> bool:
@@ -273,8 +263,7 @@ GROUP_JSON = StoredDocument(
     Member("generation", whole(0, MAX_INT)),
     Member("instance", TEXT, nullable=True),
     Member("sessionTimeoutMs", whole(1, MAX_INT), nullable=True),
-    Member("active", whole(0), nullable=True),
-    Member("touched", whole(0), nullable=True),
+    *members(whole(0), "active", "touched", nullable=True),
     Member("deleted", BOOLEAN),
     Member("offsets", OFFSETS_BY_TOPIC),
     Member("pending", objects_of(PENDING_JSON)),

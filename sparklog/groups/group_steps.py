@@ -47,11 +47,7 @@ def join(state: GroupState, instance: str, session_timeout_ms: int) -> GroupStat
     """Become the one member, that owns all partitions; members that share are taken out."""
     joined = replace(_without_member(state), generation=_next_generation(state), instance=instance, deleted=False)
     return replace(
-        joined,
-        op="join",
-        session_timeout_ms=session_timeout_ms,
-        active=state.number + 1,
-        touched=state.number + 1,
+        joined, op="join", session_timeout_ms=session_timeout_ms, active=state.number + 1, touched=state.number + 1
     )
 
 
@@ -97,14 +93,7 @@ def prepare(
 
 
 def share(state: GroupState, member: GroupMember, partitions: Mapping[str, int], expired: Expired) -> GroupState:
-    """Add a member, and divide the partitions again; a static member takes the place of the one before.
-
-    Args:
-        partitions: how many the topics have that the member subscribes to.
-
-    Raises:
-        Conflict: no assignor is known to all members.
-    """
+    """Add a member (a static one in its place), and divide again. `Conflict`: no assignor is known to all."""
     joined = replace(member, generation=_next_generation(state), seen=state.number + 1)
     others = _alive(state, expired)
     same = [item for item in state.members if item.instance_id is not None and item.instance_id == member.instance_id]
@@ -255,10 +244,7 @@ def restore(state: GroupState, offsets: Sequence[TopicOffsets], generation: int)
 
 
 def expire(state: GroupState, *, everything: bool, gone: Collection[tuple[str, str]]) -> GroupState | None:
-    """Drop the offsets of deleted topics, `gone` (name and id); with `everything` all, and so the group.
-
-    Pending offsets stay, and with them their group. None if there is nothing to drop.
-    """
+    """Drop offsets of deleted topics, `gone`, or `everything`, but pending ones. None if there is nothing to drop."""
     # Maintenance leaves `touched` alone: a group expires by the entries of its members and operators.
     if not state.exists:
         return None

@@ -93,21 +93,17 @@ Ages = dict[int, float | None]
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """Lag of a group in one partition. `current_offset` and `lag` are None where no offset is committed.
-
-    `seconds`: None where no offset is committed, where the record has no time (Kafka's oldest format), or where it was
-    not asked for. `member`: the instance that has joined, while the group is active.
-    """
+    """Lag of a group in one partition."""
 
     group: str
     topic: str
     partition: int
-    current_offset: int | None
+    current_offset: int | None  # None where no offset is committed
     log_start: int
     log_end: int
-    lag: int | None
-    seconds: float | None
-    member: str | None
+    lag: int | None  # likewise
+    seconds: float | None  # likewise, and where the record has no time (Kafka's oldest format) or it was not asked for
+    member: str | None  # the instance that has joined, while the group is active
 
 
 def lag(
@@ -122,11 +118,8 @@ def lag(
     """Return the lag of groups (None: all), in the order of groups, topics and partitions.
 
     A group that does not exist has no rows, nor has a group or a topic that cannot be read. Unread records that cannot
-    be read have no seconds. These errors are put into `failures`, or raised.
-
-    Args:
-        all_partitions: also of partitions of the group's topics without a committed offset (None: if it is active).
-        now_ms: what seconds are counted from (None: the clock).
+    be read have no seconds. These errors are put into `failures`, or raised. `all_partitions`: also of partitions of
+    its topics without a committed offset (None: if it is active); `now_ms`: seconds are counted from it.
     """
     opened = root.root if isinstance(root, RootView) else root
     names = Groups(opened).names(failures) if groups is None else list(dict.fromkeys(groups))
@@ -166,34 +159,15 @@ def _rows(
         offset = committed.get(partition)
         behind = None if offset is None else ends[partition] - offset
         age = None if offset is None or ages is None else ages.get(partition, 0.0)
-        limits = starts[partition], ends[partition]
-        rows.append(
-            Lag(
-                group.id,
-                snapshot.topic,
-                partition,
-                offset,
-                *limits,
-                behind,
-                age,
-                group.owner(snapshot.topic, partition),
-            )
-        )
+        place, limits = (snapshot.topic, partition), (starts[partition], ends[partition])
+        rows.append(Lag(group.id, *place, offset, *limits, behind, age, group.owner(*place)))
     return rows
 
 
 def _ages(
-    root: Root,
-    snapshot: Snapshot,
-    committed: dict[int, int],
-    now_ms: int | None,
-    failures: list[SparklogError] | None,
+    root: Root, snapshot: Snapshot, committed: dict[int, int], now_ms: int | None, failures: list[SparklogError] | None
 ) -> Ages | None:
-    """Return seconds since the first unread record was written, of partitions that have one; None: it has no time.
-
-    None for all if records cannot be read: the error is put into `failures`, or raised.
-    """
-
+    """Return seconds since the first unread record, of partitions that have one; None: no time, or not readable."""
     from sparklog.log.read.time_lookup import first_records
 
     unread = {partition: offset for partition, offset in committed.items() if offset < snapshot.head.log_end[partition]}

@@ -14,8 +14,8 @@ from typing import TypeAlias
 
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError
 from sparklog.groups.group import Offsets
-from sparklog.groups.member_of_group import MemberOfGroup
 from sparklog.groups.positions import Positions
+from sparklog.groups.shared_member import MemberOfGroup
 from sparklog.log.journal.clocks import Env
 
 _LOG = logging.getLogger("sparklog.groups")

@@ -7,23 +7,68 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Any
 
 import pyarrow as pa
 
 from sparklog.errors import BadRequest
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups.consumer_options import ConsumerOptions
-from sparklog.groups.consumer_records import CHUNK_RECORDS, ConsumerRecord, records_of
 from sparklog.groups.fetcher import PositionFetcher
 from sparklog.groups.group import Group
-from sparklog.groups.positions import PAIRS, PLACES, Partitions, Positions, places_of
-from sparklog.groups.starting_positions import StartingPositions
+from sparklog.groups.positions import PAIRS, PLACES, Partitions, Positions, StartingPositions, places_of
 from sparklog.groups.topics_read import TopicsRead
 from sparklog.log.journal.arguments import NAME, NUMBER, SECONDS, TIME, ArgumentKind, checked
 from sparklog.log.state.view import TimestampOffset
 from sparklog.log.topic.root import Root, RootView
 from sparklog.times import warn_of_seconds
+
+CHUNK_RECORDS = 500
+"""Records that are made at once, between two looks at the group: Kafka's `max.poll.records`."""
+
+
+@dataclass(slots=True)
+class ConsumerRecord:
+    """A record, with the fields that kafka-python's has.
+
+    Columns that the consumer does not read are None. `timestamp` is ms since 1970; `timestamp_type` 0 is of the
+    producer, 1 of the log; `headers` are pairs of a text and bytes.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int | None
+    timestamp_type: int | None
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes | None]] | None
+
+
+def records_of(batch: pa.RecordBatch) -> Iterator[ConsumerRecord]:
+    """Yield the rows of a batch. Its columns are converted at once."""
+    return map(
+        ConsumerRecord,
+        *(_values(batch, name) for name in ("topic", "partition", "offset", "timestamp", "timestampType")),
+        *(_values(batch, name) for name in ("key", "value", "headers")),
+    )
+
+
+def _values(batch: pa.RecordBatch, name: str) -> Iterator[Any]:
+    if name not in batch.schema.names:
+        return repeat(None, batch.num_rows)
+    column = batch.column(name)
+    if name == "timestamp":
+        column = column.cast(pa.int64())
+    elif name == "headers":
+        if column.null_count == len(column):
+            return repeat((), batch.num_rows)
+        return ([(header["key"], header["value"]) for header in row or ()] for row in column.to_pylist())
+    return iter(column.to_pylist())
+
 
 TIMES = ArgumentKind(
     "a mapping of pairs of topic and partition to times in milliseconds",
@@ -45,7 +90,7 @@ class PartitionReader(ABC):
         self._topics = TopicsRead(self._view)
         self._positions = Positions()
         self._starts = StartingPositions(self._topics, group, options.auto_offset_reset, self.isolation)
-        self._fetcher = PositionFetcher(self._topics, self._positions, self._starts, self.isolation, options.columns)
+        self._fetcher = PositionFetcher(self._positions, self._starts, options.columns)
         # Records that an iteration has begun with: the rows from `_row` on are not handed out yet.
         self._chunk: pa.RecordBatch | None = None
         self._records: Iterator[ConsumerRecord] = iter(())

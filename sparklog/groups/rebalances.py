@@ -14,10 +14,9 @@ from typing import TypeAlias
 from sparklog.errors import SparklogError
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups.fetcher import PositionFetcher
-from sparklog.groups.member_of_group import MemberOfGroup
 from sparklog.groups.offset_commits import OffsetCommits
-from sparklog.groups.positions import Positions
-from sparklog.groups.starting_positions import StartingPositions
+from sparklog.groups.positions import Positions, StartingPositions
+from sparklog.groups.shared_member import MemberOfGroup
 
 _LOG = logging.getLogger("sparklog.groups")
 ListenerMethod: TypeAlias = Callable[[frozenset[TopicPartition]], None]
@@ -73,10 +72,7 @@ class Rebalances:
         self._error: Exception | None = None
 
     def follow(self, member: MemberOfGroup) -> bool:
-        """Look at the group, and take up what changed; True if that is something.
-
-        The program is told of what comes by `tell`.
-        """
+        """Look at the group, and take up what changed; True if that is something. `tell` tells the program."""
         if not (member.look() or self._unfinished):
             return False
         before = self._positions.assigned

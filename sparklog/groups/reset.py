@@ -73,13 +73,9 @@ def plan_reset(
 ) -> list[NewOffset]:
     """Plan a reset, in the order of topics and partitions.
 
-    Args:
-        topics: by topic the partitions to reset (None: all of them); None as a whole: those of the file, or as Kafka's
-            --all-topics all that the group has offsets of.
-
-    Raises:
-        NotFound: a topic does not exist.
-        BadRequest: a partition does not exist, or there is nothing to reset.
+    `topics`: by topic the partitions to reset (None: all of them); None as a whole: those of the file, or as Kafka's
+    --all-topics all that the group has offsets of. `NotFound`: a topic does not exist; `BadRequest`: a partition does
+    not, or there is nothing to reset.
     """
     current = {place: item.offset for place, item in group.committed().items()}
     if scenario.offsets is not None:

@@ -1,10 +1,9 @@
 """A member of a group that shares its partitions, as one process sees it: joins, looks, gives up, keeps its lease.
 
-`group_members` says how partitions move; this module makes the requests. A member looks at the group's next entry now
-and then (`look`), and goes on with what that look showed until the next one. It writes only to join, to change its
-topics, to commit, to give up partitions, to leave, and, where it had nothing of that to write for a third of its
-session, to show that it is alive. Members of one process that read through one open root show it for all of them by one
-entry.
+`group_members` says how partitions move; this module makes the requests. A member goes on with what its last `look` at
+the group's next entry showed. It writes only to join, to change its topics, to commit, to give up partitions, to leave,
+and, where it had nothing of that to write for a third of its session, to show that it is alive: members of one process
+that read through one open root do that by one entry.
 
 **A lease** ends a session timeout after the member's newest entry, by the store's time of that entry and the store's
 clock. Looking that up costs requests, so a member asks when it joins, and then not before the lease is over by the time
@@ -111,10 +110,7 @@ _MEMBERSHIPS: WeakKeyDictionary[EntryLog[GroupState], WeakValueDictionary[str, S
 
 @dataclass(eq=False)
 class SharedMembership(Membership):
-    """A member that shares its group's partitions, as of its last look; see the module.
-
-    Raises `Fenced` once the group has gone on without the member: it is to join again.
-    """
+    """A member that shares partitions, as of its last look. `Fenced`: the group went on without it: join again."""
 
     state: GroupState = field(default_factory=lambda: GroupState(""))
     leases: MemberLeases = field(init=False)
@@ -139,22 +135,14 @@ class SharedMembership(Membership):
         return self.member.owned - self.revoking()
 
     def revoking(self) -> Partitions:
-        """Return the partitions that it owns and is to give up, by `revoke`.
-
-        None while each look shows others: where many join at once, each member gives up once, not with every join.
-        """
+        """Return what it is to give up, by `revoke`; none while looks differ: each member gives up once."""
         return self.member.revoked if self._is_steady else frozenset()
 
     def is_settled(self) -> bool:
-        """Return whether it owns all that this generation gives it, and nothing else."""
         return self.member.is_settled
 
     def look(self) -> bool:
-        """Read on to the newest entry: one request if there is none. True if its partitions changed.
-
-        Raises:
-            Fenced: it is no member any more.
-        """
+        """Read on to the newest entry; True if its partitions changed. `Fenced`: it is no member any more."""
         return self._take(self.group.log.refresh())
 
     def _take(self, state: GroupState) -> bool:
@@ -169,7 +157,9 @@ class SharedMembership(Membership):
         """Give up what `revoking` returned as of the last look, after its offsets have been committed."""
         given_up = self.member.revoked
         state = self._write(lambda base: steps.revoke(base, self.metadata, given_up))
-        self._rename(state)
+        member = state.member(self.metadata.member_id)
+        if member is not None:
+            self.metadata = GroupMetadata(self.group.id, member.generation, member.id)
         self._take(state)
 
     def subscribe(self, topics: Sequence[str], partitions: Mapping[str, int]) -> None:
@@ -215,21 +205,9 @@ class SharedMembership(Membership):
         _MEMBERSHIPS[self.group.log].pop(self.metadata.member_id, None)
         self.group.write(lambda base: steps.leave(base, self.metadata))
 
-    def _rename(self, state: GroupState) -> None:
-        member = state.member(self.metadata.member_id)
-        if member is not None:
-            self.metadata = GroupMetadata(self.group.id, member.generation, member.id)
-
 
 def join_shared(group: Group, request: JoinRequest, partitions: Mapping[str, int]) -> SharedMembership:
-    """Become a member of a group that shares its partitions with the others.
-
-    Args:
-        partitions: how many each topic of the request has; one that does not exist is left out.
-
-    Raises:
-        Conflict: one member owns the whole group, as a Spark query does, and is active; or no assignor is common.
-    """
+    """Become a member that shares `partitions`, per topic. `Conflict`: another owns all; or no assignor is common."""
     env, store = group.root.env, group.root.store
     member = GroupMember(
         f"{request.client_id}-{env.new_id()}",

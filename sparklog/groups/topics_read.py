@@ -64,9 +64,7 @@ class TopicsRead:
     def look(self, topics: Sequence[str], *, follow: bool = False, new: bool = False) -> None:
         """Look at topics now; `follow`: as often as wanted; `new`: those not looked at yet were created since.
 
-        Raises:
-            NotFound: there is no such topic.
-            Conflict: one was created again.
+        `NotFound`: there is no such topic; `Conflict`: one was created again.
         """
         if not topics:
             return

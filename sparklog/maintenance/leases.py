@@ -17,13 +17,22 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from sparklog.errors import Fenced, SparklogError
 from sparklog.log.journal.chain import EntryChain, ids_of
 from sparklog.log.journal.clocks import MAX_AHEAD_MS
-from sparklog.log.journal.documents import TEXT, TEXTS, Document, Member, StoredDocument, objects_of, one_of, whole
-from sparklog.log.journal.entry_log import ENTRY_MEMBERS, E, EntryKind, StateEntry, collect_entries
+from sparklog.log.journal.documents import (
+    TEXT,
+    TEXTS,
+    Document,
+    Member,
+    StoredDocument,
+    members,
+    objects_of,
+    one_of,
+    whole,
+)
+from sparklog.log.journal.entry_log import ENTRY_MEMBERS, Collected, E, EntryKind, StateEntry, collect_entries
 from sparklog.log.journal.names import MAINTENANCE_FOLDER
 from sparklog.log.topic.root import Root
 from sparklog.output import log
@@ -64,13 +73,7 @@ class Leases(StateEntry):
 
 
 CLAIM_JSON = Document(
-    Claim,
-    Member("run", TEXT),
-    Member("host", TEXT),
-    Member("process", whole(0)),
-    Member("sinceMs", whole(0)),
-    Member("untilMs", whole(0)),
-    Member("topics", TEXTS),
+    Claim, *members(TEXT, "run", "host"), *members(whole(0), "process", "sinceMs", "untilMs"), Member("topics", TEXTS)
 )
 LEASE_JSON = StoredDocument(
     "entry", Leases, *ENTRY_MEMBERS, Member("op", one_of(*CLAIM_OPS)), Member("claims", objects_of(CLAIM_JSON))
@@ -163,10 +166,7 @@ class Lease:
 
 @contextmanager
 def leased(root: Root, job: str, topics: Sequence[str], *, wanted: bool) -> Iterator[Lease]:
-    """Take a lease for a run, keep it, and give it back; print whom topics are left to.
-
-    Without one where it is not `wanted`, or cannot be had, which each run prints: a fault of the leases stops no job.
-    """
+    """Take a lease for a run, keep it, give it back. One that cannot be had is printed, and stops no job."""
     lease = Lease(root, job, topics)
     if not (wanted and root.store.writable):
         yield lease
@@ -195,24 +195,12 @@ def read_claims(root: Root, job: str) -> tuple[Claim, ...]:
     return EntryChain(root.store, LEASES, job).newest().claims
 
 
-class CollectedEntries(NamedTuple):
-    """Objects and bytes that a collection deletes, and journals that cannot be read."""
-
-    objects: int
-    nbytes: int
-    failures: list[SparklogError]
-
-
-def collect_journals(
-    root: Root, kind: EntryKind[E], *, keep_ms: int, now_ms: int, dry_run: bool = False
-) -> CollectedEntries:
+def collect_journals(root: Root, kind: EntryKind[E], *, keep_ms: int, now_ms: int, dry_run: bool = False) -> Collected:
     """Delete old entries of leases or outcomes, as `collect_entries` says."""
-    objects = nbytes = 0
-    failures: list[SparklogError] = []
-    for id_ in ids_of(root.store, kind, failures):
-        try:
-            gone = collect_entries(root.engine.entries(kind, id_), now_ms, keep_ms=keep_ms, dry_run=dry_run)
-            objects, nbytes = objects + gone[0], nbytes + gone[1]
-        except SparklogError as error:
-            failures.append(error)
-    return CollectedEntries(objects, nbytes, failures)
+    done = Collected()
+
+    def collect(id_: str) -> None:
+        done.add(collect_entries(root.engine.entries(kind, id_), now_ms, keep_ms=keep_ms, dry_run=dry_run))
+
+    done.collect_each(ids_of(root.store, kind, done.failures), collect)
+    return done

@@ -25,6 +25,7 @@ from sparklog.log.journal.documents import (
     Document,
     Member,
     StoredDocument,
+    members,
     objects_of,
     one_of,
     texts_by_text,
@@ -51,10 +52,7 @@ R = TypeVar("R", bound=RunReport)
 
 @dataclass(frozen=True, slots=True)
 class JobRun:
-    """A run that has ended. `topics`: those it was asked for (none: all); `failure`: what ended it before its end.
-
-    `defaults`: configs of its properties file, by which it judged topics that do not set them.
-    """
+    """A run that has ended."""
 
     job: str
     run: str
@@ -62,11 +60,11 @@ class JobRun:
     process: int
     start_ms: int
     took_ms: int
-    topics: tuple[str, ...] = ()
+    topics: tuple[str, ...] = ()  # those it was asked for (none: all)
     failed_topics: int = 0
     amounts: Amounts = field(default_factory=Amounts)
-    defaults: Mapping[str, str] = field(default_factory=dict)
-    failure: str = ""
+    defaults: Mapping[str, str] = field(default_factory=dict)  # of its properties file, for topics that do not set them
+    failure: str = ""  # what ended it before its end
 
     def covers(self, topic: str) -> bool:
         return not self.topics or topic in self.topics
@@ -74,22 +72,18 @@ class JobRun:
 
 @dataclass(frozen=True, slots=True)
 class TopicOutcome:
-    """The last run of a job over one topic. `succeeded_ms`: when the last run began that did not fail; -1: none.
-
-    What it left, None where that is nothing or the job does not look at it: the dirty ratio in thousandths, bytes that
-    are not sealed, the time of the oldest record that has expired and can still be read.
-    """
+    """The last run of a job over one topic. What it left is None where it is nothing or the job does not look at it."""
 
     job: str
     topic: str
     start_ms: int
     took_ms: int
-    succeeded_ms: int
+    succeeded_ms: int  # when the last run began that did not fail; -1: none
     failure: str = ""
     amounts: Amounts | None = None
-    dirty_permille: int | None = None
-    unsealed_bytes: int | None = None
-    oldest_expired_ms: int | None = None
+    dirty_permille: int | None = None  # the dirty ratio
+    unsealed_bytes: int | None = None  # left not sealed
+    oldest_expired_ms: int | None = None  # of the oldest record that has expired and can still be read
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,22 +148,12 @@ def _newest(runs: Sequence[JobRun]) -> tuple[JobRun, ...]:
     return tuple(reversed(kept))
 
 
-AMOUNTS_JSON = Document(
-    Amounts,
-    Member("recordsIn", whole(0)),
-    Member("recordsOut", whole(0)),
-    Member("bytesIn", whole(0)),
-    Member("bytesOut", whole(0)),
-    Member("bytesDeleted", whole(0)),
-)
+AMOUNTS_JSON = Document(Amounts, *members(whole(0), "recordsIn", "recordsOut", "bytesIn", "bytesOut", "bytesDeleted"))
 RUN_JSON = Document(
     JobRun,
     Member("job", one_of(*JOBS)),
-    Member("run", TEXT),
-    Member("host", TEXT),
-    Member("process", whole(0)),
-    Member("startMs", whole(0)),
-    Member("tookMs", whole(0)),
+    *members(TEXT, "run", "host"),
+    *members(whole(0), "process", "startMs", "tookMs"),
     Member("topics", TEXTS, optional=True),
     Member("failedTopics", whole(0)),
     Member("defaults", texts_by_text(), optional=True),
@@ -180,13 +164,11 @@ ROW_JSON = Document(
     TopicOutcome,
     Member("job", one_of(*JOBS)),
     Member("topic", TEXT),
-    Member("startMs", whole(0)),
-    Member("tookMs", whole(0)),
+    *members(whole(0), "startMs", "tookMs"),
     Member("succeededMs", whole(-1)),
     Member("failure", TEXT),
     Member("dirtyPermille", whole(0, 1000), optional=True),
-    Member("unsealedBytes", whole(0), optional=True),
-    Member("oldestExpiredMs", whole(0), optional=True),
+    *members(whole(0), "unsealedBytes", "oldestExpiredMs", optional=True),
     inline={"amounts": AMOUNTS_JSON},
 )
 OUTCOMES_JSON = StoredDocument(

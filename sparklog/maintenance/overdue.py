@@ -2,10 +2,9 @@
 
 A job is overdue on a topic in either of two ways, and by whichever is longer:
 
-* by its schedule: no run has succeeded for longer than the schedule's interval and a half (and 45 minutes, if that is
-  less). The interval is the longest of the last three between starts of runs over the topic; where fewer than two runs
-  have been recorded, a day. Where none ever succeeded, time counts from the creation of the root.
-* by its configs: work has waited for longer than they allow (`sparklog.maintenance.backlog`), since it fell due or
+* by its schedule: no run has succeeded for longer than the interval and a half (and 45 minutes, if that is less): the
+  longest of the last three between starts of runs over the topic, or a day. It counts from the root's creation on.
+* by its configs: work has waited for longer than they allow (`sparklog.maintenance.report`), since it fell due or
   since the last success began, whichever was later.
 """
 
@@ -16,8 +15,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from sparklog.log.journal.names import is_topic_name
-from sparklog.maintenance.backlog import Backlog
 from sparklog.maintenance.outcomes import COMPACT, RETAIN, SEAL, JobRun, Outcomes, TopicOutcome
+from sparklog.maintenance.report import Backlog
 from sparklog.units import HOUR_MS, duration
 
 JUDGED = COMPACT, RETAIN
@@ -31,23 +30,17 @@ NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """A job on a topic. Times are ms since the epoch, by the store; None where no run was recorded.
-
-    * `last_run_ms`, `last_success_ms`: when these runs began; `seconds`: how long the last run worked on the topic
-    * `interval_ms`: of its schedule; None: not seen yet
-    * `failure`: why the last run failed; empty: it did not
-    * `overdue_ms`: for how long; 0: it is not; `why`: by what
-    """
+    """A job on a topic. Times are ms since the epoch, by the store; None where no run was recorded."""
 
     job: str
     topic: str
-    last_run_ms: int | None
-    last_success_ms: int | None
-    seconds: float | None
-    interval_ms: int | None
-    failure: str
-    overdue_ms: int
-    why: str
+    last_run_ms: int | None  # when it began
+    last_success_ms: int | None  # when that run began
+    seconds: float | None  # that the last run worked on the topic
+    interval_ms: int | None  # of its schedule; None: not seen yet
+    failure: str  # why the last run failed; empty: it did not
+    overdue_ms: int  # for how long; 0: it is not
+    why: str  # by what
 
     @property
     def state(self) -> str:

@@ -62,22 +62,18 @@ MAINTENANCE = "maintenance"
 
 @dataclass(frozen=True, slots=True)
 class ConfigDoc:
-    """Documentation of a topic config, or of a name in a properties file.
-
-    `scope`: `topic` or `maintenance`; `config`: the topic config whose default a property sets; `kafka`: how Kafka 4.1
-    differs. Texts are empty where nothing is known; so is `default` where another name gives it.
-    """
+    """Documentation of a topic config, or of a name in a properties file. Texts are empty where nothing is known."""
 
     name: str
-    scope: str
+    scope: str  # `topic` or `maintenance`
     kind: str
-    default: str
+    default: str  # empty as well where another name gives it
     valid: str
     unit: str
     used_by: tuple[str, ...]
     doc: str
-    config: str = ""
-    kafka: str = ""
+    config: str = ""  # the topic config whose default a property sets
+    kafka: str = ""  # how Kafka 4.1 differs
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,10 +275,7 @@ TAKEN, NOT_NEEDED, NO_EQUIVALENT = "taken", "not needed", "no equivalent"
 
 
 def answers(text: str, file: str, *, force: bool = False) -> list[BrokerSetting]:
-    """Answer each setting in a broker's `server.properties`: those that are taken are defaults of a root.
-
-    `BadRequest`, with the line, for a value that is not valid here, and what needs `force`.
-    """
+    """Answer each setting in a broker's `server.properties`. `BadRequest`, with the line, for what is not valid."""
     entries = parse_properties(text, file)
     return [BrokerSetting(entry.line, entry.name, _shown(entry), *_verdict(file, entry, force)) for entry in entries]
 

@@ -1,4 +1,7 @@
-"""Report of a run of maintenance: as data, as a table for people and as JSON for scripts.
+"""Report of a run of maintenance: as data, as a table for people and as JSON for scripts; and what waits after it.
+
+How long work may wait is what its config says, within bounds: two hours at least, as jobs run every hour, and 25 hours
+at most, a day and a late start.
 
 The size of a partition after is the one before with the changes of the run's pieces: appends meanwhile do not count.
 """
@@ -8,13 +11,41 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
+from operator import add
 
 from sparklog.errors import SparklogError
-from sparklog.maintenance.backlog import Backlog
 from sparklog.maintenance.work_items import PieceReport
 from sparklog.output import json_value, say, table
-from sparklog.units import count, size_text
+from sparklog.units import HOUR_MS, count, size_text
+
+LEAST_WAIT_MS, MOST_WAIT_MS = 2 * HOUR_MS, 25 * HOUR_MS
+
+
+def allowed_wait_ms(config_ms: int) -> int:
+    """Return how long work may wait that a config of so many ms asks for."""
+    return min(max(config_ms, LEAST_WAIT_MS), MOST_WAIT_MS)
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """Work that a config asks for. `since_ms`: by times of records, -1: not known; `sealing`: sealing alone does it."""
+
+    job: str
+    why: str
+    since_ms: int = -1
+    allowed_ms: int = MOST_WAIT_MS
+    sealing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """Work that a topic holds for the jobs; None where a job did not look, or there is none."""
+
+    unsealed_bytes: int | None = None
+    dirty_ratio: float | None = None  # of the dirtiest partition, with what a run would seal first
+    oldest_expired_ms: int | None = None  # of the oldest record that retention would take
+    due: tuple[Due, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,31 +96,25 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class PartitionTotal:
-    """All work of a run on one partition. `actions`: each kind of piece with its number.
-
-    `tombstones_kept` of the last pass, `dirty_ratio` before the first (None: not compacted), `seconds` of all tasks.
-    """
+    """All work of a run on one partition."""
 
     partition: int
-    actions: Mapping[str, int]
+    actions: Mapping[str, int]  # each kind of piece with its number
     records_before: int
     records_after: int
     bytes_before: int
     bytes_after: int
-    tombstones_kept: int
+    tombstones_kept: int  # of the last pass
     tombstones_dropped: int
     keyless_dropped: int
-    dirty_ratio: float | None
-    seconds: float
+    dirty_ratio: float | None  # before the first pass; None: not compacted
+    seconds: float  # of all tasks
     failed: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Amounts:
-    """Records and bytes that a run took in, and what it made of them; of `retain` of partitions that lost some.
-
-    `bytes_deleted`: of files that the vacuum deleted.
-    """
+    """Records and bytes that a run took in and made (`retain`: of partitions that lost some), bytes deleted."""
 
     records_in: int = 0
     records_out: int = 0
@@ -98,13 +123,7 @@ class Amounts:
     bytes_deleted: int = 0
 
     def __add__(self, other: Amounts) -> Amounts:
-        return Amounts(
-            self.records_in + other.records_in,
-            self.records_out + other.records_out,
-            self.bytes_in + other.bytes_in,
-            self.bytes_out + other.bytes_out,
-            self.bytes_deleted + other.bytes_deleted,
-        )
+        return Amounts(*map(add, astuple(self), astuple(other)))
 
 
 @dataclass(frozen=True, slots=True)

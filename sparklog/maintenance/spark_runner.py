@@ -1,8 +1,8 @@
 """Runs work in Spark tasks: one Spark job of one task per piece, several jobs at once.
 
-One job per piece, so that each result can be committed as soon as it is finished, and a piece that fails takes nothing
-else with it. They are begun in the order given: on one machine as many at once as it has task slots, on a cluster more.
-What waits there is what Spark asks for executors by, and those come after the first jobs were begun.
+So each result can be committed as soon as it is finished, and a piece that fails takes nothing else with it. They are
+begun in the order given: on one machine as many at once as it has task slots. On a cluster more: by what waits there
+Spark asks for executors.
 
 A task answers with its error as a value: Spark sees a task that succeeded, tries nothing again that would fail again,
 and the driver has the error itself, not the text of two stack traces. What kills a task (a lost executor, memory, a
@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from sparklog.errors import SparklogError, Unavailable
 from sparklog.log.journal.clocks import SYSTEM, Env
-from sparklog.maintenance.progress import Meter
-from sparklog.maintenance.work_items import Done, InProcess, Progress, Runner, Work, silent
+from sparklog.maintenance.work_items import Done, InProcess, Meter, Progress, Runner, Work, silent
 from sparklog.output import log
 from sparklog.storage.fork_safety import ForkLock
 
@@ -107,10 +106,7 @@ def _at_once(context: Any) -> int:
 
 
 class SparkIfNeeded:
-    """A `Runner` that starts Spark when it gets work, and works in this process without pyspark or Java.
-
-    `name`: of the application. A session that runs already is used, and left running.
-    """
+    """A `Runner` that starts Spark, as application `name`, when it gets work; without pyspark, in this process."""
 
     def __init__(self, name: str) -> None:
         self._name = name

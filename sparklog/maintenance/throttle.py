@@ -22,10 +22,7 @@ LEAST_PAUSE_MS = 50
 
 
 class Throttle:
-    """Make those wait that move bytes faster than `bytes_per_second`, on average since the last time that none did.
-
-    Pickled, it becomes the throttle of this rate of the process where it comes out.
-    """
+    """Make those wait that move more than `bytes_per_second`. Pickled, it becomes the one of the process."""
 
     def __init__(self, bytes_per_second: float, env: Env = SYSTEM) -> None:
         self._rate = bytes_per_second

@@ -101,11 +101,7 @@ class Accumulator:
     # -- for threads that send
 
     def append(self, topic: str, row: Row, nbytes: int) -> RecordFuture:
-        """Add a record of `nbytes` bytes. Blocks while the memory is full.
-
-        `Unavailable` if there is no room for `max_block_ms`; `BadRequest` for a record that is larger than all room,
-        or once the producer is closed.
-        """
+        """Add a record. `Unavailable`: no room for `max_block_ms`; `BadRequest`: too large, or closed."""
         with self._lock:
             if self._refusal is not None:
                 raise copy.copy(self._refusal)

@@ -27,10 +27,7 @@ PENDING, FINISHED = "PENDING", "FINISHED"
 
 
 class RecordMetadata(NamedTuple):
-    """The place of a record: topic, partition, offset, and its timestamp in ms.
-
-    `is_repeat`: it had been published before, by its sequence. Partition, offset and timestamp are then -1.
-    """
+    """The place of a record, time in ms. `is_repeat`: published before, by its sequence; numbers are -1 then."""
 
     topic: str
     partition: int
@@ -227,19 +224,8 @@ class RecordFuture(Future[RecordMetadata]):
         with self._condition:
             self._condition.wait_for(lambda: self._outcomes.is_done(self._row), timeout)
 
-    def get(self, timeout: float | None = None) -> RecordMetadata:
-        """Do as `result`: the name that kafka-python has.
-
-        Args:
-            timeout: seconds; None: as long as it takes.
-
-        Returns:
-            Its `RecordMetadata`.
-
-        Raises:
-            SparklogError: as `result`.
-        """
-        return self.result(timeout)
+    get = result
+    """The name that kafka-python has."""
 
     def add_callback(self, call: Callable[..., object], *args: object, **kwargs: object) -> RecordFuture:
         """Call `call(*args, metadata, **kwargs)` once the record is published.

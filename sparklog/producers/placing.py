@@ -91,10 +91,7 @@ def no_places(count: int) -> Places:
 def refused_rows(
     records: Records, target: AppendTarget, env: Env, options: WriteOptions, seed: int
 ) -> dict[int, BadRequest]:
-    """Return why the topic refuses records, by their rows here: halves of them are written to memory until alone.
-
-    A refusal is rare, and only the writer itself knows all reasons for one.
-    """
+    """Return why the topic refuses records, by row: only a writer knows all reasons, so halves are tried in memory."""
     trial = AppendTarget(
         *(MemoryStore(env.wall_ms), target.root_id, target.topic, target.topic_id, target.partitions),
         *(target.configs, target.read_version, target.leader_epoch),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from sparklog.errors import BadRequest, Conflict, SparklogError
 from sparklog.groups.group import Membership, Offsets
 from sparklog.groups.group_state import GroupMetadata
@@ -16,12 +14,6 @@ from sparklog.storage.fork_safety import ForkLock
 from sparklog.transactions.producer import ABORTED, COMMITTED, Transaction, TransactionalProducer
 
 
-@dataclass(frozen=True, slots=True)
-class UploadedBatch:
-    outcomes: BatchOutcomes
-    rows: PlacedRows
-
-
 class ProducerTransactions:
     """The transactions of a producer with a `transactional_id`, one at a time."""
 
@@ -32,7 +24,7 @@ class ProducerTransactions:
         self._producer = TransactionalProducer(root, transactional_id, timeout_ms=timeout_ms)
         self._lock = ForkLock()
         self._transaction: Transaction | None = None
-        self._uploaded: list[UploadedBatch] = []
+        self._uploaded: list[tuple[BatchOutcomes, PlacedRows]] = []
         self._failure: SparklogError | None = None
         self.takes_records = False
         sender.commit = self.upload
@@ -59,13 +51,13 @@ class ProducerTransactions:
             except SparklogError as error:
                 self._fail(error)
                 raise
-            self._uploaded.append(UploadedBatch(batch.outcomes, PlacedRows.of(rows, target, records, batch.count)))
+            self._uploaded.append((batch.outcomes, PlacedRows.of(rows, target, records, batch.count)))
 
     def _fail(self, error: SparklogError) -> None:
         """Fail all records of the transaction."""
         self._failure = error
-        for batch in self._uploaded:
-            batch.outcomes.fail(error)
+        for batch_outcomes, _ in self._uploaded:
+            batch_outcomes.fail(error)
         self._uploaded = []
 
     def send_offsets(self, offsets: Offsets, group: str | GroupMetadata | Membership) -> None:
@@ -90,9 +82,9 @@ class ProducerTransactions:
                 self._fail(error)
                 raise
             bases = {topic: dict(outcome.base) for topic, outcome in outcomes.items()}
-            for batch in self._uploaded:
-                topic = batch.outcomes.topic
-                batch.outcomes.succeed(batch.rows.places(outcomes[topic], bases[topic]))
+            for batch_outcomes, rows in self._uploaded:
+                topic = batch_outcomes.topic
+                batch_outcomes.succeed(rows.places(outcomes[topic], bases[topic]))
             self._uploaded, self._transaction = [], None
 
     def abort(self) -> None:

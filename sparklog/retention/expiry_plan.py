@@ -54,11 +54,7 @@ def plan_expiry(
     now_ms: int,
     modified_ms: Callable[[Segment], int] | None = None,
 ) -> Expiry:
-    """Choose what expires of one partition's segments (in offset order, the last one active) at `now_ms`.
-
-    `modified_ms` returns the file's time for a segment without timestamps, as Kafka does. Without it such a segment
-    stays.
-    """
+    """Choose what expires of a partition's segments, in order. `modified_ms`: their files' times (None: they stay)."""
     left = deque(segments)
     gone: list[Expired] = []
     excess = 0

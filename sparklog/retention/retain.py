@@ -19,7 +19,7 @@ from typing import Any
 
 from sparklog.errors import Conflict, NotFound, SparklogError
 from sparklog.groups.collecting import collect_groups, kept_entries_ms
-from sparklog.log.journal.entry_log import EntryKind
+from sparklog.log.journal.entry_log import Collected, EntryKind
 from sparklog.log.journal.names import (
     GROUPS_FOLDER,
     JOBS_FOLDER,
@@ -35,10 +35,9 @@ from sparklog.log.state.segments import RollRule, Segment, segments_of
 from sparklog.log.state.slice_table import Slices, Snapshot
 from sparklog.log.topic.root import Root, topic_of
 from sparklog.log.topic.topic import Topic
-from sparklog.maintenance.backlog import Backlog, Due, allowed_wait_ms
 from sparklog.maintenance.leases import LEASES, collect_journals
 from sparklog.maintenance.outcomes import OUTCOMES
-from sparklog.maintenance.report import Amounts, Failure, RunReport
+from sparklog.maintenance.report import Amounts, Backlog, Due, Failure, RunReport, allowed_wait_ms
 from sparklog.maintenance.work_items import Runner, Settings, store_clock_ms
 from sparklog.output import json_value, table
 from sparklog.retention.expiry_plan import REASONS, SIZE, START, TIME, Expired, Expiry, plan_expiry
@@ -247,10 +246,7 @@ def _file_times(snapshot: Snapshot, slices: Slices) -> Callable[[Segment], int]:
 
 
 def expire(topic: Topic, settings: Settings, *, dry_run: bool = False) -> list[PartitionExpiry]:
-    """Commit the new log starts of all partitions at once; return the partitions that lose segments.
-
-    `NotFound` or `Conflict` if the topic was deleted or created again meanwhile.
-    """
+    """Commit new log starts at once; return partitions that lose segments. `NotFound`, `Conflict`: it was deleted."""
     snapshot = topic.log.snapshot()
     head = snapshot.head
     planned = plan_topic(snapshot, settings)
@@ -420,25 +416,23 @@ def _retain_root_files(root: Root, settings: Settings, keep_ms: int, dry_run: bo
             temporary = remove_temporaries(root.store, ROOT_FILES, limit_ms, folder=folder, dry_run=dry_run)
             removed += temporary.removed
             failures += temporary.failures
+            reason = OLD_ENTRY.format(hours=keep_ms // 3_600_000)
+            done: Collected
             if name == GROUPS_FOLDER:
                 groups = collect_groups(
                     root, retention_ms=settings.offsets_retention_ms, keep_ms=keep_ms, now_ms=store_ms, dry_run=dry_run
                 )
-                reason = OLD_ENTRY.format(hours=keep_ms // 3_600_000)
-                removed.append(Removed("group entry", reason, groups.objects, groups.nbytes))
-                failures += groups.failures
-                expired_groups = groups.expired
+                what, done, expired_groups = "group entry", groups, groups.expired
             elif name == TRANSACTIONS_FOLDER:
-                expiration_ms = root.defaults().expiration_ms()
-                decisions = collect(root, now_ms=store_ms, expiration_ms=expiration_ms, dry_run=dry_run)
-                removed.append(Removed("decision", OLD_DECISION, decisions.objects, decisions.nbytes))
-                failures += decisions.failures
+                what, reason, expiration_ms = "decision", OLD_DECISION, root.defaults().expiration_ms()
+                done = collect(root, now_ms=store_ms, expiration_ms=expiration_ms, dry_run=dry_run)
             elif name in JOURNALS:
                 kind, what = JOURNALS[name]
-                entries = collect_journals(root, kind, keep_ms=keep_ms, now_ms=store_ms, dry_run=dry_run)
-                reason = OLD_ENTRY.format(hours=keep_ms // 3_600_000)
-                removed.append(Removed(what, reason, entries.objects, entries.nbytes))
-                failures += entries.failures
+                done = collect_journals(root, kind, keep_ms=keep_ms, now_ms=store_ms, dry_run=dry_run)
+            else:
+                continue
+            removed.append(Removed(what, reason, done.objects, done.nbytes))
+            failures += done.failures
     except SparklogError as error:
         return [RetainReport(ROOT_FILES, failures=(Failure.of(ROOT_FILES, (), f"vacuum {root.location}", error),))]
     removed = [item for item in removed if item.objects]

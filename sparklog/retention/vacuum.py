@@ -14,9 +14,6 @@ The order makes it safe against concurrent writers and wrong clocks:
    wait for it: a topic that gets few commits writes few checkpoints by itself, and a deleted one none.
 
 A wrong clock costs readers a second plan and writers a second upload, never a record. Two vacuums may run at once.
-
-It is a part of retention because the files of expired records go with it, and because one run does both: expiry moves
-the log start, the vacuum deletes what no version names any more, whether it expired, was replaced or never committed.
 """
 
 from __future__ import annotations
@@ -122,23 +119,18 @@ class Removed:
 
 @dataclass(frozen=True, slots=True)
 class VacuumReport:
-    """The vacuum of one topic; with `dry_run` what it would do.
-
-    * `held`: data files below the upload floor that only a hold keeps
-    * `foreign`: objects in the data folders whose names are not sparklog's; they stay
-    * `expired_groups`: consumer groups with expired offsets, or offsets of deleted topics (of the root only)
-    """
+    """The vacuum of one topic; with `dry_run` what it would do."""
 
     topic: str
     dry_run: bool
     floor_before: int
     floor: int
     removed: tuple[Removed, ...] = ()
-    held: int = 0
-    foreign: int = 0
+    held: int = 0  # data files below the upload floor that only a hold keeps
+    foreign: int = 0  # objects in the data folders whose names are not sparklog's; they stay
     ended_holds: tuple[str, ...] = ()
     idle_writers: tuple[str, ...] = ()
-    expired_groups: tuple[str, ...] = ()
+    expired_groups: tuple[str, ...] = ()  # with expired offsets, or offsets of deleted topics; of the root only
     failures: tuple[SparklogError, ...] = ()
 
     @property
@@ -230,7 +222,9 @@ def _vacuum(topic: Topic, settings: Settings, runner: Runner, dry_run: bool) -> 
         return [unnamed, *of_log[:-1], *commits]
 
     phases = judged(head, of_log)
-    has_waiting = _have_records(run, waiting, named.kept.union(*run.held.values()))
+    kept = named.kept.union(*run.held.values())
+    # Records in old commits that no version needs any more.
+    has_waiting = any(history.commit(version).inline for version in waiting if commit_path(version) not in kept)
     ended, idle = tuple(ended_holds(head, run.careful_ms, run.needed)), tuple(idle_writers(head, run.careful_ms))
     wanted = max(head.floor, floor) if phases[0] or phases[-1] or has_waiting else head.floor
     if not dry_run:
@@ -265,11 +259,6 @@ def _waiting_commits(run: _Vacuum, head: Head) -> list[int]:
     commits = run.history.commits
     waiting = (commits.version >= lowest) & (commits.version < run.floor) & (commits.modified_ms < run.kept_since_ms)
     return [int(version) for version in commits.version[waiting]]
-
-
-def _have_records(run: _Vacuum, versions: Sequence[int], kept: set[str]) -> bool:
-    """True if one of the commits has records in it that no version in `kept` needs."""
-    return any(run.history.commit(version).inline for version in versions if commit_path(version) not in kept)
 
 
 def unreferenced(topic: Topic) -> tuple[int, int]:

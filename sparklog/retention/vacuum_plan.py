@@ -1,17 +1,16 @@
 """Choose what a vacuum deletes, as pure functions of listings: data files, commits and checkpoints, each with a reason.
 
-* The **floor** is the newest version older than `file.delete.delay.ms` by the store's clock. A reader of an older
-  version has had that long. A writer that uploads for an older version is refused once the floor is committed.
+* The **floor** is the newest version older than `file.delete.delay.ms` by the store's clock: so long a reader of an
+  older version has had. A writer that uploads for an older version is refused once the floor is committed.
 * A data file goes if its writer had read a version below the floor, and neither the state at the floor, nor a later
-  commit, nor a held version names it. Indexes and filters of keys go with their file.
-  A file without a name of sparklog's stays.
+  commit, nor a held version names it; its index and filter go with it. A file without a name of sparklog's stays.
 * A commit goes below the **anchor**: the newest sound checkpoint at or below the second newest sound one, the floor,
-  and the oldest commit younger than max(7 days, twice the delay). So every version of that time can be rebuilt.
+  and the oldest commit younger than max(7 days, twice the delay): so every version of that time can be rebuilt.
   If records are in it, it also has to be unnamed, as a data file has.
 * Of the checkpoints above the anchor that are older than an hour, the first of each hour stays, and the newest two.
 * A held version stays rebuildable: the checkpoint below it and the commits between stay as well.
 
-A clone's hold counts as long as the clone names files of the topic (`sparklog.log.state.clone_holds`). A version of the
+A clone's hold counts as long as the clone names files of the topic (`sparklog.log.topic.cloning`). A version of the
 clone counts for `file.delete.delay.ms` after a newer one, or while a hold in the clone keeps it.
 """
 
@@ -27,11 +26,11 @@ import numpy as np
 
 from sparklog.errors import Corrupt, NotFound, SparklogError
 from sparklog.log.journal.names import commit_key
-from sparklog.log.state.clone_holds import GiveUpIntent, clone_of_hold, is_given_up, still_names
 from sparklog.log.state.commit import DELETE
 from sparklog.log.state.commit_intents import DeleteIntent
 from sparklog.log.state.history import CommitFiles, History
 from sparklog.log.state.topic_state import Head
+from sparklog.log.topic.cloning import GiveUpIntent, clone_of_hold, is_given_up, still_names
 from sparklog.log.topic.engine import TopicLog
 from sparklog.log.topic.topic import RootContext, Topic
 from sparklog.maintenance.work_items import Settings
@@ -120,10 +119,7 @@ def oldest_young(commits: CommitFiles, head_version: int, now_ms: int, kept_ms: 
 def unnamed(
     files: Iterable[ListedFile], floor: int, kept: set[str], *, deleted: bool, born: int, named_near: set[str]
 ) -> list[Victim]:
-    """Choose the unreferenced data files: begun below the floor and not in `kept`.
-
-    For the reasons: the topic is `deleted` or was `born` at that version; versions near the floor name `named_near`.
-    """
+    """Choose data files begun below the floor and not in `kept`; for the reasons: `deleted`, `born`, `named_near`."""
     victims = []
     for file in files:
         if file.read_version >= floor or file.path in kept:

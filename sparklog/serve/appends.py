@@ -28,9 +28,8 @@ from sparklog.log.journal.names import append_path
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.writer_runs import KafkaWriterKey, SequenceConflict
 from sparklog.log.topic.engine import TopicLog
-from sparklog.log.write.append_output import AppendOutput
+from sparklog.log.write.append_output import AppendOutput, tail_bytes, unwritten
 from sparklog.log.write.append_target import AppendTarget
-from sparklog.log.write.inline_records import tail_bytes, unwritten
 from sparklog.serve.addresses import Runner
 from sparklog.serve.batch_checks import ProducedBatch, SentBatch, check_batches
 from sparklog.serve.codes import Code, CodeError, ProduceAnswer, code_of

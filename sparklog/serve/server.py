@@ -46,7 +46,7 @@ def open_served(location: Location, *, create: bool = False, backup: int | None 
         if backup is None:
             root = open_log(location, create=create)
         else:
-            from sparklog.log.topic.backup_store import one_backup
+            from sparklog.log.topic.backup_manifest import one_backup
 
             root = open_root(one_backup(open_store(location.root), backup))
         return ServedLog(RootView(root), root, location.topic)

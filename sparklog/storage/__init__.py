@@ -22,18 +22,18 @@ def open_store(location: str | os.PathLike[str]) -> Store:
     It logs its requests where `sparklog.requests` is at DEBUG now. `BadRequest` if the location is a file or names no
     store.
     """
-    store = _store_of_url(os.fspath(location)) if is_url(location) else _store_of_path(local_path(location))
+    if is_url(location):
+        store = _store_of_url(os.fspath(location))
+    else:
+        path = local_path(location)
+        if os.path.exists(path) and not os.path.isdir(path):
+            raise BadRequest(f"{path} is a file; expected a directory")
+        store = LocalStore(path)
     if _REQUESTS.isEnabledFor(logging.DEBUG):
         from sparklog.storage.request_log import log_requests
 
         log_requests(store)
     return store
-
-
-def _store_of_path(path: str) -> Store:
-    if os.path.exists(path) and not os.path.isdir(path):
-        raise BadRequest(f"{path} is a file; expected a directory")
-    return LocalStore(path)
 
 
 def _store_of_url(location: str) -> Store:

@@ -54,10 +54,7 @@ _SETTINGS = re.compile(r"Failed to parse URL|Generic Config error|Configuration|
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """An answer of a server, told by its status, its code or words of the client's error, and the error to raise.
-
-    `text` is a format: `answer` is the code or, without one, the status; `right` and `keys` are those of the cloud.
-    """
+    """An answer of a server, by status, code or words, and its error. `text`: with `answer`, `right` and `keys`."""
 
     error: type[SparklogError]
     text: str

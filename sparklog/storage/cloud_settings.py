@@ -2,9 +2,8 @@
 
     s3://bucket/log?endpoint=http://minio:9000&region=eu-central-1
 
-A setting travels with the location, so it reaches Spark's tasks and jobs. Names are those of obstore; those of Hadoop
-(`fs.s3a.*`) are taken as options too. What the URL does not name comes from the environment of each process, under the
-names that the clouds' own programs use (`AWS_REGION`, `AZURE_STORAGE_ACCOUNT_NAME`, ...).
+So a setting reaches Spark's tasks and jobs. Names are those of obstore; Hadoop's (`fs.s3a.*`) are taken as options too.
+What the URL does not name comes from the environment of each process, as the clouds' own programs take it.
 
 Secrets are never in a URL or an option, because both are printed, logged and written into plans. They come from the
 environment, from files (`~/.aws/credentials`, `GOOGLE_APPLICATION_CREDENTIALS`) or from the platform's roles.
@@ -95,10 +94,6 @@ _BY_NAME = {setting.name: setting for setting in SETTINGS}
 _BY_HADOOP_NAME = {name: (setting, read) for setting in SETTINGS for name, read in setting.hadoop.items()}
 
 
-def setting_names(scheme: str) -> list[str]:
-    return [setting.name for setting in SETTINGS if scheme in setting.schemes]
-
-
 def is_setting(name: str) -> bool:
     """True for the name of a setting, or of a secret that is taken for one: both go to `check_settings`."""
     low = name.lower()
@@ -121,7 +116,7 @@ def check_settings(scheme: str, values: Mapping[str, str], where: str) -> dict[s
                 "environment, in a credentials file, or by a role of the machine"
             )
         if setting is None or scheme not in setting.schemes:
-            names = setting_names(scheme)
+            names = [setting.name for setting in SETTINGS if scheme in setting.schemes]
             hint = did_you_mean(name, names)
             raise BadRequest(f"{where} has no setting {given_name} for {scheme}://{hint}; expected {', '.join(names)}")
         try:

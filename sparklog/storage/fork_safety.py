@@ -93,10 +93,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class RecentlyUsed(Generic[K, V]):
-    """A cache of the values used last, up to `most` bytes. Threads may share it.
-
-    `nbytes` tells the bytes of a value; `VALUE_BYTES` are counted for each on top.
-    """
+    """A cache of the values used last, up to `most` bytes: `nbytes` of each and `VALUE_BYTES`. Threads may share it."""
 
     def __init__(self, nbytes: Callable[[V], int], most: int = CACHE_BYTES) -> None:
         self._nbytes = nbytes
@@ -124,10 +121,7 @@ class RecentlyUsed(Generic[K, V]):
 
 
 class ForkGuard:
-    """Refuse a library in a process that was forked by one which had used it.
-
-    The threads of such a library are gone in the child, where each call would wait for them for ever.
-    """
+    """Refuse a library in a child of a process that had used it: its threads are gone there, and calls would hang."""
 
     def __init__(self, library: str) -> None:
         self._library = library

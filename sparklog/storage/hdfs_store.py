@@ -49,12 +49,11 @@ _GUARD = ForkGuard("hdfs_native")
 
 
 class HdfsStore(FolderStore):
-    """A folder of HDFS. `url` is `hdfs://namenode:port/path`, or `hdfs://nameservice/path` with HADOOP_CONF_DIR set.
-
-    Picklable; safe to use from threads; a process that was forked by one that used HDFS cannot.
-    """
+    """A folder of HDFS, `hdfs://namenode:port/path` or `hdfs://nameservice/path`. Picklable; not after a fork."""
 
     retry_policy = RetryPolicy()
+    parallel_reads = PARALLEL_REQUESTS
+    lists_after = False
 
     def __init__(self, url: str) -> None:
         self._url = parse_url(url)
@@ -71,14 +70,6 @@ class HdfsStore(FolderStore):
     @property
     def location(self) -> str:
         return str(self._url)
-
-    @property
-    def parallel_reads(self) -> int:
-        return PARALLEL_REQUESTS
-
-    @property
-    def lists_after(self) -> bool:
-        return False
 
     @property
     def writable(self) -> bool:
@@ -221,10 +212,7 @@ class HdfsStore(FolderStore):
             self._fail(error, "create", key)
 
     def _publish(self, temporary: str, key: str, is_ours: Callable[[], bool], policy: RetryPolicy) -> bool:
-        """Give a finished temporary file its name, exclusively. False: the name is taken.
-
-        `is_ours` compares the object of that name with the file's content.
-        """
+        """Give a temporary file its name, exclusively. False: it is taken. `is_ours` compares what has it."""
         path = self._file(key)
         try:
             policy.call(lambda: self._client.rename(temporary, path, overwrite=False), is_busy)
@@ -328,15 +316,11 @@ def _new_client(url: StoreUrl) -> Any:
     """Open hdfs-native's client. A host without a port is a nameservice of HADOOP_CONF_DIR, else a namenode's name."""
     has_port = ":" in url.host
     try:
-        return _connect(url.host, _ONE_NAMENODE if has_port else {})
+        return hdfs_native.Client(f"hdfs://{url.host}", _ONE_NAMENODE if has_port else {})
     except FAILURES as error:
         if has_port or "No NameNode hosts" not in str(error):
             raise hdfs_error(error, "open", "", url) from None
-    return _connect(f"{url.host}:{DEFAULT_PORT}", _ONE_NAMENODE)
-
-
-def _connect(host: str, settings: dict[str, str]) -> Any:
-    return hdfs_native.Client(f"hdfs://{host}", settings)
+    return hdfs_native.Client(f"hdfs://{url.host}:{DEFAULT_PORT}", _ONE_NAMENODE)
 
 
 def _info(key: str, status: Any) -> ObjectInfo:

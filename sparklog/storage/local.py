@@ -60,6 +60,9 @@ class LocalStore(FolderStore):
     `durable=False` skips every fsync and nothing else: for tests and scratch data, which a power loss may take.
     """
 
+    probe_rounds = 1
+    """link() is exclusive or missing."""
+
     def __init__(self, path: str | os.PathLike[str], *, durable: bool = True) -> None:
         self._path = os.path.abspath(os.fspath(path))
         self._durable = durable
@@ -83,10 +86,6 @@ class LocalStore(FolderStore):
     @property
     def durable(self) -> bool:
         return self._durable
-
-    @property
-    def probe_rounds(self) -> int:
-        return 1  # link() is exclusive or missing
 
     @property
     def writable(self) -> bool:

@@ -101,10 +101,7 @@ def without_settings(location: str) -> str:
 
 
 def with_settings(location: str, options: Mapping[str, str]) -> str:
-    """Return a URL with the settings among these options; options given in both places must agree.
-
-    Raises `BadRequest` for a setting that does not fit, a secret, or settings for a directory.
-    """
+    """Return a URL with the settings in options, which must agree with its own and be no secret (`BadRequest`)."""
     extra = {name: value for name, value in options.items() if is_setting(name)}
     if not extra:
         return location

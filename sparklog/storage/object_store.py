@@ -77,12 +77,11 @@ _GUARD = ForkGuard("obstore")
 
 
 class ObjectStore(Store):
-    """A bucket, or a folder in it. `url` is a location such as `s3://bucket/log` (`sparklog.storage.locations`).
-
-    Picklable; safe to use from threads; a process that was forked by one that used a bucket cannot.
-    """
+    """A bucket, or a folder in it (`sparklog.storage.locations`). Picklable; safe for threads, but not after a fork."""
 
     retry_policy = RetryPolicy()
+    parallel_reads = PARALLEL_REQUESTS
+    clock_step_ms = 1000
 
     def __init__(self, url: str) -> None:
         self._url = parse_url(url)
@@ -108,16 +107,8 @@ class ObjectStore(Store):
         return " ".join(filter(None, parts))
 
     @property
-    def parallel_reads(self) -> int:
-        return PARALLEL_REQUESTS
-
-    @property
     def lists_after(self) -> bool:
         return self._url.scheme != AZURE and not self._is_express
-
-    @property
-    def clock_step_ms(self) -> int:
-        return 1000
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         check_range(key, start, length)
@@ -184,10 +175,7 @@ class ObjectStore(Store):
                 return
 
     def _pages(self, folder: str, start: str) -> Iterator[Any]:
-        """Yield what is listed below a folder after a key `start`, page by page.
-
-        Where the server is busy, the list is begun again after the last page; the budget is that of one page.
-        """
+        """Yield what is listed after `start`, page by page; the budget of a busy server is that of one page."""
         backoff, last = self.retry_policy.backoff(), ""
         while True:
             try:

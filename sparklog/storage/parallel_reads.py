@@ -15,10 +15,7 @@ R = TypeVar("R")
 
 
 def ask_each(store: Store, look: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
-    """Yield the answer of `look`, which makes requests to `store`, for each item, in order.
-
-    Several run at once if the store has `parallel_reads`; else each runs when its answer is asked for.
-    """
+    """Yield the answer of `look`, which asks `store`, for each item in order; several at once by `parallel_reads`."""
     at_once = min(store.parallel_reads, len(items))
     if at_once <= 1:
         yield from map(look, items)

@@ -218,18 +218,12 @@ class Store(ABC):
     # Capabilities: what a store may do better than these defaults.
 
     def delete_many(self, keys: Iterable[str]) -> None:
-        """Remove objects, in this order or at once; no error for those that do not exist.
-
-        If it fails, any of them may be gone: a caller that needs an order calls this once for each step.
-        """
+        """Remove objects, in this order or at once; any may be gone if it fails. No error for what does not exist."""
         for key in keys:
             self.delete(key)
 
     def overwrite(self, key: str, parts: Iterable[bytes]) -> None:
-        """Put these bytes in the place of an object, or of none: a repair alone does that, with a damaged object.
-
-        Readers see the old bytes or the new ones where the store can do that; by this default, for a moment none.
-        """
+        """Replace an object, damaged, for a repair. Readers see old bytes or new ones; by default none for a moment."""
         self.delete(key)
         if not self.create(key, b"".join(parts)):
             raise name_taken(key, self.location)
@@ -278,10 +272,7 @@ class Store(ABC):
         return
 
     def temporary_files(self, folder: str, *, deep: bool = True) -> Iterator[ObjectInfo]:
-        """Yield unfinished files of writers below a folder (with `deep=False`: directly in it), in no order.
-
-        Their keys are for `delete_temporary` alone.
-        """
+        """Yield unfinished files below a folder (`deep=False`: in it), for `delete_temporary` alone, in no order."""
         return iter(())
 
     def obstacles(self, folder: str) -> Iterator[str]:

@@ -4,10 +4,9 @@ A commit will name the object. So `close` returns only once the object is there,
 
 * A PUT that was answered with success has stored every byte: its length goes along, and its checksum in the signature.
   Nothing more is asked.
-* A multipart upload is the work of a thread. Whatever ends that thread before its last line is a failure, also an error
-  that is no `Exception`, such as a panic of the library. Then the object is asked for, and must have the size of what
-  was written. That one HEAD also settles an upload whose last answer was lost: the repeated request gets 404, although
-  the object is there.
+* A multipart upload is the work of a thread. Whatever ends that before its last line is a failure, also a panic of the
+  library. Then the object is asked for, and must have the size of what was written: that also settles an upload whose
+  last answer was lost, where the repeated request gets 404, although the object is there.
 """
 
 from __future__ import annotations

@@ -2,30 +2,53 @@
 
 Readers ask the decision log of an open transaction, and every commit to a topic records the outcomes of transactions
 that are open there. Only a topic without writers waits for the pass here, to record outcomes and to time out.
+
+Idle ids expire, by Kafka's `transactional.id.expiration.ms`, in three steps of as many passes:
+
+1. An id that was idle for so long gets an entry, `expire`, which aborts the transaction that was to come. Only an id
+   expires of which nothing is open and whose COMMITs all topics and groups have recorded.
+2. That entry goes into a register (`sparklog.log.decisions.expired_ids`).
+3. The objects of the id are deleted once the register has had that entry for a week: so long processes may know the
+   state from before. Numbers up to that of the entry are never used again, so a pass that was stopped on its way may
+   delete them whenever it goes on, and one that was killed leaves nothing behind that is read.
+
+A later use of the id, if there is one, goes on with the next number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError
+from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound, SparklogError
+from sparklog.format import crc32c
 from sparklog.groups.group_state import GROUPS, GroupState
-from sparklog.log.decisions.decision import DECISIONS, CommitDecision, Decisions, Prepared, PreparedGroup, forget
+from sparklog.log.decisions.decision import (
+    DECISION_JSON,
+    DECISIONS,
+    EXPIRE,
+    CommitDecision,
+    Decisions,
+    Prepared,
+    PreparedGroup,
+    expire,
+    forget,
+)
 from sparklog.log.decisions.decision_log import DecisionLog, held_back, settle, whole_ends
-from sparklog.log.decisions.expired_ids import OF_SPARKLOG, ONE_WRITE
-from sparklog.log.journal.chain import ids_of
-from sparklog.log.journal.entry_log import collect_entries, collect_log
+from sparklog.log.decisions.expired_ids import OF_SPARKLOG, ONE_WRITE, REGISTER, entry_in, keep_newer, register_of
+from sparklog.log.journal.chain import EntryChain, ids_of
+from sparklog.log.journal.entry_log import KEEP_MS, Collected, collect_entries, collect_log
 from sparklog.log.journal.journal import Journal, S
+from sparklog.log.journal.names import CHECKPOINT_FOLDER, LOG_FOLDER, entry_number, id_folder
 from sparklog.log.state.commit import Resolved
 from sparklog.log.state.commit_intents import MaintainIntent
 from sparklog.log.state.commit_log import LogState, no_topic
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
-from sparklog.storage.store import Store
-from sparklog.transactions.expiry import ExpiryPass
+from sparklog.storage.store import ObjectInfo, Store
 
 FEW_COMMITS = 8
 """COMMITs that may wait before topics are asked whether they have recorded them."""
@@ -84,10 +107,7 @@ def visible_snapshot(topic: Topic) -> Snapshot:
 
 
 def recorded_everywhere(root: Root, state: Decisions, *, ask: bool | None = None) -> set[int]:
-    """Return the numbers of COMMITs that every topic and group they name has recorded, or is gone.
-
-    `ask`: read these again, a request each; else use the states this process knows. None: ask if many COMMITs wait.
-    """
+    """Return the COMMITs that all have recorded. `ask`: by requests, else by known states; None: if many wait."""
     ask = len(state.commits) > FEW_COMMITS if ask is None else ask
     return {item.n for item in state.commits if _all_recorded(root, state.id, item, ask)}
 
@@ -141,16 +161,13 @@ def forget_recorded(root: Root, log: DecisionLog) -> int:
     return len(state.commits) - len(log.write(lambda base: forget(base, recorded)).commits)
 
 
-@dataclass(frozen=True, slots=True)
-class Collected:
-    """The outcome of a collection: ids, COMMITs forgotten, ids expired, objects deleted (dry: to be), failures."""
+@dataclass
+class CollectedDecisions(Collected):
+    """The outcome of a collection: ids, COMMITs forgotten, ids expired."""
 
     ids: int = 0
     forgotten: int = 0
     expired: int = 0
-    objects: int = 0
-    nbytes: int = 0
-    failures: tuple[SparklogError, ...] = ()
 
 
 def transactional_ids(store: Store, failures: list[SparklogError] | None = None) -> list[str]:
@@ -159,7 +176,7 @@ def transactional_ids(store: Store, failures: list[SparklogError] | None = None)
 
 def collect(
     root: Root, *, now_ms: int | None = None, expiration_ms: int | None = None, dry_run: bool = False
-) -> Collected:
+) -> CollectedDecisions:
     """Forget COMMITs that all topics have recorded, then delete old entries. `now_ms`: the store's clock.
 
     An entry or checkpoint is deleted when it is below the second newest checkpoint that can be read, and is seven
@@ -167,27 +184,124 @@ def collect(
     old. Ids that were idle for longer than `expiration_ms` expire; None: none does.
     """
     now_ms = root.store.now_ms() if now_ms is None else now_ms
-    ids = forgotten = objects = nbytes = 0
-    failures: list[SparklogError] = []
+    done = CollectedDecisions()
     expiry = ExpiryPass(root, now_ms, expiration_ms, lambda state: recorded_everywhere(root, state, ask=True))
-    for transactional_id in transactional_ids(root.store, failures):
+
+    def collect_one(transactional_id: str) -> None:
         log = root.engine.decisions.log(transactional_id)
-        ids += 1
-        try:
-            forgotten += 0 if dry_run else forget_recorded(root, log)
-            is_over = transactional_id.startswith(ONE_WRITE) and _is_over(root, log)
-            deleted = (collect_log if is_over else collect_entries)(log, now_ms, dry_run=dry_run)
-            objects, nbytes = objects + deleted[0], nbytes + deleted[1]
-            if not dry_run and not is_over:
-                expiry.visit(log)
-        except SparklogError as error:
-            failures.append(error)
-    expiry.keep(failures)
-    deleted = expiry.delete(failures, dry_run=dry_run)
-    return Collected(ids, forgotten, len(expiry.expired), objects + deleted[0], nbytes + deleted[1], tuple(failures))
+        done.forgotten += 0 if dry_run else forget_recorded(root, log)
+        is_over = transactional_id.startswith(ONE_WRITE) and _is_over(root, log)
+        done.add((collect_log if is_over else collect_entries)(log, now_ms, dry_run=dry_run))
+        if not dry_run and not is_over:
+            expiry.visit(log)
+
+    ids = transactional_ids(root.store, done.failures)
+    done.collect_each(ids, collect_one)
+    expiry.keep(done.failures)
+    expiry.delete(done, dry_run=dry_run)
+    done.ids, done.expired = len(ids), len(expiry.expired)
+    return done
 
 
 def _is_over(root: Root, log: DecisionLog) -> bool:
     state = log.refresh()
     undecided = state.prepared or state.prepared_groups
     return not undecided and all(_all_recorded(root, state.id, item, True) for item in state.commits)
+
+
+Recorded = Callable[[Decisions], Collection[int]]
+"""Returns the numbers of the COMMITs of a state that all topics and groups they name have recorded."""
+
+
+@dataclass
+class ExpiryPass:
+    """A pass over the ids of a root. `now_ms`: the store's clock; `expiration_ms`: None: no id expires."""
+
+    root: Root
+    now_ms: int
+    expiration_ms: int | None
+    recorded: Recorded
+
+    def __post_init__(self) -> None:
+        self.expired: list[Decisions] = []
+        self._in_use: frozenset[str] | None = None
+
+    def visit(self, log: DecisionLog) -> None:
+        """Expire an id if it is due; remember one that has expired for `keep`."""
+        if self.expiration_ms is None or log.id.startswith(OF_SPARKLOG):
+            return
+        state = log.refresh()
+        if state.op != EXPIRE and self._is_due(log, state, self.expiration_ms):
+            number, recorded = state.number, self.recorded(state)
+            state = log.write(lambda base: expire(base, number, recorded))
+        # Without its entry it is in the register.
+        if state.op == EXPIRE and self.root.store.stat(log.key(state.number)) is not None:
+            log.write_checkpoint()
+            self.expired.append(state)
+
+    def _is_due(self, log: DecisionLog, state: Decisions, expiration_ms: int) -> bool:
+        info = self.root.store.stat(log.key(state.number)) if state.number >= 0 else None
+        if info is None or self.now_ms - info.modified_ms <= expiration_ms:
+            return False
+        if self._in_use is None:
+            self._in_use = frozenset(_in_use(self.root))
+        return state.id not in self._in_use
+
+    def keep(self, failures: list[SparklogError]) -> None:
+        """Put the entries of ids that have expired into their registers, where they are not yet."""
+        registers: dict[str, dict[str, Decisions]] = {}
+        for state in self.expired:
+            if crc32c.crc32c(DECISION_JSON.encode(state)) != state.crc:
+                key = self.root.engine.decisions.log(state.id).key(state.number)
+                failures.append(Corrupt(f"the newest entry of '{state.id}' is not as sparklog writes it", file=key))
+                continue
+            registers.setdefault(register_of(state.id), {})[state.id] = state
+        for name, entries in sorted(registers.items()):
+            try:
+                log = self.root.engine.decisions.log(name)
+                before = log.refresh().number
+                if log.write(partial(keep_newer, entries=entries)).number > before:
+                    # Older entries are collected below the second newest checkpoint.
+                    log.write_checkpoint()
+            except SparklogError as error:
+                failures.append(error)
+
+    def delete(self, done: Collected, *, dry_run: bool) -> None:
+        """Delete what registers have had for a week."""
+        folders = set(self.root.store.list_folders(f"{DECISIONS.folder}/"))
+        for name in (f"{REGISTER}{digit:x}" for digit in range(16)):
+            if id_folder(name) not in folders:
+                continue
+            try:
+                for info in _deletable(self.root, name, folders, self.now_ms):
+                    done.add((1, info.size))
+                    if not dry_run:
+                        self.root.store.delete(info.key)
+            except SparklogError as error:
+                done.failures.append(error)
+
+
+def _in_use(root: Root) -> Iterator[str]:
+    """Yield the ids with a transaction open in a topic, or pending offsets in a group."""
+    for name in root.topics():
+        yield from (item.txn.id for item in root.engine.log(name).head(refresh=False).open)
+    for name in ids_of(root.store, GROUPS):
+        yield from (item.txn for item in root.engine.entries(GROUPS, name).refresh().pending)
+
+
+def _deletable(root: Root, register: str, folders: Collection[str], now_ms: int) -> Iterator[ObjectInfo]:
+    """Yield objects of ids up to the entry that the register has had for a week, the lowest numbers first."""
+    chain = EntryChain(root.store, DECISIONS, register)
+    number = chain.number_before(now_ms - KEEP_MS)
+    state = None if number is None else chain.state_at(number)
+    for name in () if state is None else state.expired:
+        entry = None if state is None or id_folder(name) not in folders else entry_in(state, name)
+        if entry is None:
+            continue
+        numbered: list[tuple[int, bool, ObjectInfo]] = []
+        for info in root.store.list(f"{DECISIONS.prefix(name)}/{LOG_FOLDER}/"):
+            number = entry_number(info.key)
+            if number is not None and number <= entry.number:
+                numbered.append((number, f"/{CHECKPOINT_FOLDER}/" in info.key, info))
+        # The copy of the last entry goes last: until then it is a journal like any other.
+        yield from (info for _, _, info in sorted(numbered, key=lambda item: item[:2]))

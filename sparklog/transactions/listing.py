@@ -77,50 +77,38 @@ class UnrecordedOutcome:
 
 @dataclass(frozen=True, slots=True)
 class PendingOffsets:
-    """Offsets of a consumer group that transaction `n` has prepared and the group's journal has not settled.
-
-    `committed` None: undecided, and any process may abort it from `timeout_ms` on; else readers see it as decided, and
-    the group's next entry records it. `offsets`: (topic, partition, offset). Times in ms by the store's clock.
-    """
+    """Offsets of a group that transaction `n` has prepared and the group's journal has not settled. Store's clock."""
 
     group: str
     n: int
-    committed: bool | None
+    committed: bool | None  # None: undecided; else readers see it so, and the group's next entry records it
     age_ms: int
-    timeout_ms: int
-    offsets: tuple[tuple[str, int, int], ...]
+    timeout_ms: int  # from then on any process may abort it
+    offsets: tuple[tuple[str, int, int], ...]  # (topic, partition, offset)
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionDescription:
-    """The state of a transactional id.
-
-    * `newest`: number of its newest decision, -1: none; `reason`: why that is ABORT
-    * `is_open`: a transaction of the root itself is undecided
-    * `kafka`: transactions that an import left open; `state` is Kafka's word for them where only these are open
-    """
+    """The state of a transactional id."""
 
     id: str
-    state: str
-    newest: int
+    state: str  # Kafka's word for `kafka` where only these are open
+    newest: int  # number of its newest decision, -1: none
     outcome: str | None
-    reason: str | None
+    reason: str | None  # why that is ABORT
     time_ms: int
     instance: str | None
     batch: int | None
     held: tuple[HeldPartition, ...] = ()
     waiting: tuple[UnrecordedOutcome, ...] = ()
     pending: tuple[PendingOffsets, ...] = ()
-    kafka: tuple[KafkaTransaction, ...] = ()
-    is_open: bool = False
+    kafka: tuple[KafkaTransaction, ...] = ()  # that an import left open
+    is_open: bool = False  # a transaction of the root itself is undecided
 
 
 @dataclass(frozen=True, slots=True)
 class Aborted:
-    """Transactions that an operator has ended: `n` of the root itself (None: none was open), and its topics.
-
-    `kafka`: transactions of Kafka's, committed where Kafka had decided so, else aborted.
-    """
+    """Ended transactions: `n` of the root (None: none), its topics, and Kafka's, committed where Kafka decided so."""
 
     n: int | None
     topics: tuple[str, ...]
@@ -212,18 +200,13 @@ class _Open:
         return {owner_of(transaction) for head in self.heads.values() for transaction in head.kafka_open}
 
     def kafka_of(self, owner: str) -> tuple[KafkaTransaction, ...]:
-        transactions = [
+        transactions = (
             KafkaTransaction(topic, transaction)
             for topic, head in self.heads.items()
             for transaction in head.kafka_open
             if owner_of(transaction) == owner
-        ]
-        return tuple(
-            sorted(
-                transactions,
-                key=lambda transaction: (transaction.topic, transaction.open.partition, transaction.open.producer),
-            )
         )
+        return tuple(sorted(transactions, key=lambda item: (item.topic, item.open.partition, item.open.producer)))
 
 
 def _listed(root: Root, name: str, open_now: _Open) -> tuple[TransactionDescription, SparklogError | None]:

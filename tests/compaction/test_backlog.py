@@ -10,7 +10,7 @@ import pytest
 from sparklog.compaction.backlog import compaction_backlog
 from sparklog.compaction.run import CompactOptions, compact_topic
 from sparklog.log.topic.topic import Topic
-from sparklog.maintenance.backlog import MOST_WAIT_MS, Backlog
+from sparklog.maintenance.report import MOST_WAIT_MS, Backlog
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.testing.world import DAY_MS, HOUR_MS, World
 

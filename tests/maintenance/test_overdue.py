@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from sparklog.maintenance.backlog import LEAST_WAIT_MS, MOST_WAIT_MS, Backlog, Due, allowed_wait_ms
 from sparklog.maintenance.outcomes import COMPACT, RETAIN, SEAL, JobRun, Outcomes, TopicOutcome
 from sparklog.maintenance.overdue import LATE_MS, JobState, judge, troubles
+from sparklog.maintenance.report import LEAST_WAIT_MS, MOST_WAIT_MS, Backlog, Due, allowed_wait_ms
 from sparklog.testing.world import DAY_MS, HOUR_MS, MINUTE_MS, START_MS
 
 NOW = START_MS + 100 * DAY_MS

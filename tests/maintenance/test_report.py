@@ -15,9 +15,8 @@ import pytest
 from sparklog import output
 from sparklog.errors import Corrupt
 from sparklog.log.journal.clocks import SYSTEM
-from sparklog.maintenance.progress import Meter, say_outcome
 from sparklog.maintenance.report import Failure, Planned, Size, TopicReport, document, summary
-from sparklog.maintenance.work_items import Done, PieceReport
+from sparklog.maintenance.work_items import Done, Meter, PieceReport, say_outcome
 from sparklog.output import StatusLine, interrupted, say, table
 from sparklog.units import size_text
 

@@ -7,7 +7,7 @@ import pytest
 
 from sparklog.errors import Unavailable
 from sparklog.log.topic.topic import Topic
-from sparklog.maintenance.backlog import LEAST_WAIT_MS, MOST_WAIT_MS, Backlog
+from sparklog.maintenance.report import LEAST_WAIT_MS, MOST_WAIT_MS, Backlog
 from sparklog.maintenance.work_items import Settings
 from sparklog.retention import retain
 from sparklog.retention.retain import expiry_backlog, retain_topic

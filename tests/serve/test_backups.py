@@ -10,7 +10,7 @@ import pytest
 
 import sparklog
 from sparklog.errors import BadRequest, NotFound
-from sparklog.log.topic.backup_store import BackupStore
+from sparklog.log.topic.backup_manifest import BackupStore
 from sparklog.log.topic.root import open_root
 from sparklog.opening import ROOT, TOPIC, resolve
 from sparklog.serve.addresses import Address

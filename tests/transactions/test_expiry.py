@@ -23,8 +23,8 @@ from sparklog.storage.store import Store
 from sparklog.testing.faulty_store import Crash
 from sparklog.testing.world import DAY_MS
 from sparklog.testing.wrapper_stores import CountingStore, WrapperStore
-from sparklog.transactions import completion, expiry
-from sparklog.transactions.completion import Collected, collect, resolve_topic
+from sparklog.transactions import completion
+from sparklog.transactions.completion import CollectedDecisions, collect, resolve_topic
 from sparklog.transactions.listing import describe_transaction, list_transactions
 from sparklog.transactions.producer import transactional
 from sparklog.transactions.publishing import publish
@@ -42,19 +42,19 @@ def write(root: Root, *values: str, name: str = "job") -> None:
             transaction.append("b", rows(value))
 
 
-def cleaned(root: Root) -> Collected:
+def cleaned(root: Root) -> CollectedDecisions:
     for topic in ("a", "b"):
         resolve_topic(root.topic(topic))
     return collect(root, expiration_ms=DAY_MS)
 
 
-def expire(world: TopicsWorld, *days: int) -> list[Collected]:
+def expire(world: TopicsWorld, *days: int) -> list[CollectedDecisions]:
     """Passes of maintenance, so many days after one another; by default until an idle id is gone."""
     done = []
     for number in days or (2, 1, 8):
         world.now_ms += number * DAY_MS
         done.append(cleaned(world.root()))
-        assert done[-1].failures == ()
+        assert done[-1].failures == []
     return done
 
 
@@ -376,7 +376,7 @@ def registers_go_back(patch: pytest.MonkeyPatch) -> None:
     def last(base: Decisions, entries: dict[str, Decisions]) -> Decisions | None:
         return keep(base, {name: DECISION_JSON.encode(entry).decode() for name, entry in entries.items()})
 
-    patch.setattr(expiry, "keep_newer", last)
+    patch.setattr(completion, "keep_newer", last)
 
 
 def the_register_confirms_nothing(patch: pytest.MonkeyPatch) -> None:
@@ -406,7 +406,7 @@ def test_a_broken_rule_is_found(
 def test_commits_that_a_topic_has_not_recorded_would_be_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     world = used()
     monkeypatch.setattr(completion, "_topic_recorded", lambda *of: True)
-    monkeypatch.setattr(expiry, "_in_use", lambda root: iter(()))
+    monkeypatch.setattr(completion, "_in_use", lambda root: iter(()))
     for days in (2, 1, 8):
         world.now_ms += days * DAY_MS
         collect(world.root(), expiration_ms=DAY_MS)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from sparklog.groups.consumer import Consumer
-    from sparklog.log.read.key_set import KeySet
+    from sparklog.log.read.key_lookup import KeySet
     from sparklog.log.read.topic_scan import Tail
     from sparklog.log.state.view import LogView
 
@@ -68,7 +68,7 @@ class ChosenRecords(opt.TopicChoice):
 
     def keys(self, formats: Formats) -> KeySet | None:
         """Return the keys of --key, which are given as `get` takes its key."""
-        from sparklog.log.read.key_set import KeySet
+        from sparklog.log.read.key_lookup import KeySet
 
         if not self.key:
             return None

@@ -21,10 +21,9 @@ from sparklog.errors import SparklogError
 from sparklog.log.topic.root import Root
 from sparklog.maintenance.leases import Lease
 from sparklog.maintenance.outcomes import SEAL
-from sparklog.maintenance.progress import say_outcome
 from sparklog.maintenance.report import TopicReport, summary
 from sparklog.maintenance.spark_runner import SparkIfNeeded
-from sparklog.maintenance.work_items import Done, Runner, Settings, Work
+from sparklog.maintenance.work_items import Done, Runner, Settings, Work, say_outcome
 from sparklog.output import StatusLine
 from sparklog.units import count
 

@@ -42,7 +42,7 @@ from sparklog.format.coordinators.coordinator_records import (
     encode_offset_key,
     encode_offset_value,
 )
-from sparklog.groups.sticky_assignor import string_hash
+from sparklog.groups.assignors import string_hash
 from sparklog.kafka.in_place.directory import CONSUMER_OFFSETS, properties_name
 from sparklog.log.read.planned_slices import PlannedSlice, PlannedSlices, planned_slices
 from sparklog.log.state.configs import TopicConfigs

@@ -20,6 +20,7 @@ from sparklog.log.journal.documents import (
     Fields,
     Member,
     StoredDocument,
+    members,
     objects_of,
     one_of,
     texts_by_text,
@@ -109,7 +110,7 @@ class Decisions(StateEntry):
         return n == self.newest and self.commit_of(n) is None
 
     def is_clear(self, n: int) -> bool:
-        """True if this entry has the outcome of `n`; else it is not decided, or may be committed and forgotten."""
+        """True if this entry has the outcome of `n`; else it may be committed and forgotten."""
         return n == self.newest or self.commit_of(n) is not None
 
     def resolved(self, topic: str, topic_id: str, n: int) -> Resolved:
@@ -216,10 +217,7 @@ def forget(state: Decisions, resolved: Collection[int]) -> Decisions | None:
 
 
 def expire(state: Decisions, number: int, resolved: Collection[int]) -> Decisions | None:
-    """Expire an idle id: abort the transaction that was to come. None if its newest entry is another than `number`.
-
-    Nor does it expire while a job has prepared something, or a COMMIT is not among `resolved`.
-    """
+    """Expire an idle id, if its newest entry is `number` and nothing is prepared or not recorded."""
     n = state.newest + 1
     if state.number != number or state.prepared or state.prepared_groups or _kept(state, n, resolved):
         return None
@@ -280,8 +278,7 @@ def fenced(state: Decisions, run: str) -> Fenced:
 PREPARED_JSON = Document(
     Prepared,
     Member("part", TEXT, nullable=True),
-    Member("topic", TEXT),
-    Member("topicId", TEXT),
+    *members(TEXT, "topic", "topicId"),
     Member("version", whole(0, MAX_VERSION)),
     Member("commitId", TEXT),
 )

@@ -2,14 +2,13 @@
 
 The newest entry forgets a COMMIT once every topic and group that it names has recorded it. A cache of a network file
 system may hide that record from a reader: to it a forgotten COMMIT looks like an ABORT. So it reads the entry that
-decided, which stays for a week. Where that entry is gone, or hidden as well, the outcome is unclear. It counts as open
-for that week (`KEEP_MS`): who then still sees it open knows that it was aborted.
+decided, which stays for a week. Where that is gone, or hidden as well, the outcome is unclear, and counts as open for
+that week (`KEEP_MS`): who then still sees it open knows that it was aborted.
 
-A slice that a transaction holds open carries (id, n) and the version of its prepare; the decision log of the id has the
-outcome of n. A commit to a topic records it there (the COMMIT or ABORT marker of a native topic), and aborts
-transactions past their timeout by the store's clock. Readers do not wait for that: `settle` shows snapshots as they
-will be once the outcome is recorded. It also makes snapshots of several topics agree, so that they hold all of a
-transaction or none of it.
+A slice that a transaction holds open carries (id, n) and the version of its prepare. A commit to a topic records the
+outcome of n there (the marker of a native topic), and aborts transactions past their timeout by the store's clock.
+Readers do not wait for that: `settle` shows snapshots as they will be then, and makes those of several topics agree, so
+that they hold all of a transaction or none of it.
 
 The ends of a read of several partitions do the same (`whole_ends`). A transaction that is open in one partition hides
 later ones there, after the last stable offset, and in no other partition. A reader that went up to that offset
@@ -72,10 +71,7 @@ class DecisionLog(EntryLog["Decisions"]):
         return state if state.decided(n) else self.refresh()
 
     def outcome(self, n: int) -> Decisions | None:
-        """Return a state that has the outcome of a decided `n`: the newest, or the one that decided it.
-
-        None while that is unclear: the newest has forgotten it, and the entry that decided it is gone or hidden.
-        """
+        """Return a state that has the outcome of a decided `n`; None while that is unclear: see the module."""
         state = self.current()
         if not state.decided(n) or state.is_clear(n):
             return state
@@ -91,9 +87,7 @@ class DecisionLog(EntryLog["Decisions"]):
     def is_over(self, n: int) -> bool:
         """True if the entry that decided an unclear `n` may be gone: the ones seen after it are a week old.
 
-        A reader that then still sees it open, in a snapshot taken after this call, knows that it was aborted there.
-        Younger entries are only hidden, for however long a mount may do so. False where the store cannot tell the time
-        (a read-only mount).
+        Who sees it open in a later snapshot still knows that it was aborted. False if the store cannot tell the time.
         """
         number = self._search(n)[1]
         info = self.store.stat(self.key(number))
@@ -222,10 +216,7 @@ class DecisionLogs:
         return Backoff(self._root.env)
 
     def resolve(self, topic: str, head: Head) -> list[Resolved]:
-        """Return the outcomes of open transactions in the newest head of a topic; abort those past their timeout.
-
-        A log that fails is passed over: a later commit records its outcome.
-        """
+        """Return outcomes of open transactions; abort overdue ones. What fails is left to a later commit."""
         from sparklog.log.decisions.decision import BY_TIMEOUT
 
         outcomes = []
@@ -293,10 +284,8 @@ class _Round:
 def settle(logs: DecisionLogs, raw: dict[str, Snapshot], take: Take) -> tuple[dict[str, Snapshot], set[str]]:
     """Make snapshots of topics agree, as readers see them; also return the names of topics that are gone.
 
-    Outcomes of decided transactions count as recorded, and no snapshot is older than the version that another one
-    names. `raw` (topic to its newest snapshot) is refreshed through `take` where that is needed. Decisions are read
-    after the snapshots they are used for, one state per id for all topics: of a transaction, all topics show all or
-    nothing. Versions that a cache hides are waited for, as long as caches last.
+    No snapshot is older than the version that another one names: `raw` (topic to its newest) is refreshed by `take`,
+    and what a cache hides is waited for. Decisions are read after the snapshots they are used for, one state per id.
     """
     decisions = _Round()
     deleted: set[str] = set()
@@ -397,9 +386,8 @@ def _needed(raw: Mapping[str, Snapshot], seen: Mapping[str, Sequence[Resolved]])
 def _outcomes(logs: DecisionLogs, name: str, head: Head, decisions: _Round, unclear: set[str]) -> list[Resolved]:
     """Return the outcomes of a topic's open transactions; an undecided or unclear one counts as open.
 
-    A COMMIT is forgotten once all topics have recorded it, and a snapshot that a cache has made old still shows it
-    open. Where its decision is gone the topic is put into `unclear`, to be read once more. If the topic still shows the
-    transaction open then, it was aborted, provided that it had been over for long enough before.
+    Where a decision is gone the topic is put into `unclear`, to be read once more. A transaction that it still shows
+    open then was aborted, provided that it had been over for long enough before.
     """
     outcomes = []
     for transactional_id, n in open_transactions(head):

@@ -62,6 +62,14 @@ def _is_whole(value: object) -> bool:
     return isinstance(value, SupportsIndex) and not isinstance(value, bool)
 
 
+def as_whole(value: object) -> int | None:
+    """Return a whole number, also numpy's, as Python's; None for anything else."""
+    try:
+        return None if isinstance(value, bool) else index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
 def _is_list(value: object, accepts: Callable[[Any], bool]) -> bool:
     return isinstance(value, Collection) and not isinstance(value, (str, bytes)) and all(map(accepts, value))
 

@@ -13,11 +13,13 @@ from sparklog.errors import Corrupt, NotFound, SparklogError
 from sparklog.log.journal.clocks import newest_at
 from sparklog.log.journal.entry_log import E, EntryKind, list_entries
 from sparklog.log.journal.names import (
+    LOG_FOLDER,
     checkpoint_key,
     checkpoint_prefix,
-    checkpoint_version,
     commit_key,
+    entry_number,
     id_folder,
+    numbers_below,
 )
 from sparklog.storage.parallel_reads import read_each
 from sparklog.storage.store import Store
@@ -33,9 +35,8 @@ class Numbers:
 
 def list_numbers(store: Store, prefix: str) -> Numbers:
     """List a journal: copies first, so that an entry that is deleted meanwhile has its copy here."""
-    copies = [checkpoint_version(info.key) for info in store.list(checkpoint_prefix(prefix))]
-    entries = [checkpoint_version(info.key) for info in list_entries(store, prefix)]
-    return Numbers(*(tuple(number for number in numbers if number is not None) for numbers in (entries, copies)))
+    copies = tuple(numbers_below(store, checkpoint_prefix(prefix)))
+    return Numbers(tuple(numbers_below(store, f"{prefix}/{LOG_FOLDER}/0")), copies)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,7 @@ class EntryChain(Generic[E]):
         for info in list_entries(self.store, self.prefix):
             if info.modified_ms > time_ms:
                 break
-            number = checkpoint_version(info.key)
+            number = entry_number(info.key)
         return number
 
     def _expect(self, entry: E | None, number: int) -> E:
@@ -179,7 +180,7 @@ def id_in(store: Store, kind: EntryKind[E], folder: str) -> str | None:
     for key in _first_keys(store, prefix):
         if damage is not None and "/checkpoints/" not in key:
             break
-        number = checkpoint_version(key)
+        number = entry_number(key)
         if number is None:
             continue
         try:

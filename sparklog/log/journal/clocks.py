@@ -1,7 +1,6 @@
 """The environment of a log: clocks, sleep and randomness in one value (`Env`), and the rules about clocks.
 
-No module below `sparklog.log` asks the operating system for the time or for a random number: it asks an `Env`, so that
-a simulation can stop clocks, skew them and replay a run from its seed.
+Nothing below `sparklog.log` asks the system for the time or chance: a simulation skews and replays an `Env`.
 
 A writer whose clock is far ahead of the store's does not commit. On a local disk both are one clock: one that jumps
 ahead and back again leaves commits from the future. Their followers are not pinned there. Each commit has
@@ -19,6 +18,7 @@ import base64
 import random
 import time
 import uuid
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol, TypedDict
@@ -70,15 +70,9 @@ def newest_at(commit: Callable[[int], Dated], first: int, last: int, time_ms: in
     """Return the newest version of `first` to `last` that was not made after a time; `first` - 1 if all were."""
     while first <= last:
         since = max(first, commit(last).clock_since or 0)
-        low, high = since, last + 1
-        while low < high:
-            middle = (low + high) // 2
-            if commit(middle).made_ms <= time_ms:
-                low = middle + 1
-            else:
-                high = middle
-        if low > since:
-            return low - 1
+        count = bisect_right(range(since, last + 1), time_ms, key=lambda version: commit(version).made_ms)
+        if count:
+            return since + count - 1
         last = since - 1
     return first - 1
 
@@ -127,10 +121,7 @@ class ClockGuard:
 
 @dataclass(frozen=True, slots=True)
 class Env:
-    """Clocks in ms, sleep in seconds, a source of random numbers.
-
-    `wall_ms`, the time of day, may jump; `boot_ms` never goes back, and counts while the machine sleeps as well.
-    """
+    """Clocks in ms, sleep in seconds, chance. `wall_ms` may jump; `boot_ms` never does, and counts while asleep."""
 
     wall_ms: Callable[[], int]
     boot_ms: Callable[[], int]
@@ -138,10 +129,7 @@ class Env:
     random: random.Random = field(repr=False)
 
     def new_id(self) -> str:
-        """Return a random (version 4) UUID as 22 characters of URL-safe base64, as Kafka writes ids; a letter first.
-
-        So it is neither an option on a command line nor the number in the name of a Kafka partition directory.
-        """
+        """Return a random UUID as Kafka writes ids, 22 characters: a letter first, so no option and no number."""
         while True:
             raw = uuid.UUID(int=self.random.getrandbits(128), version=4).bytes
             text = base64.urlsafe_b64encode(raw).decode("ascii").rstrip("=")

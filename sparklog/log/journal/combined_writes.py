@@ -45,11 +45,7 @@ class CombinedWrites(Generic[E]):
         self._waiting: list[_WaitingStep[E]] = []
 
     def write(self, step: Step[E]) -> E:
-        """Write the entry that a step makes of the newest state, and return the state after it; raise what it raises.
-
-        Raises:
-            Unavailable: the outcome is unknown, of all steps of the entry.
-        """
+        """As `EntryLog.write`. `Unavailable`: the outcome is unknown, of all steps of the entry."""
         request = _WaitingStep(step)
         self._waiting.append(request)
         with self._writing:

@@ -275,16 +275,18 @@ def objects_by_text(table: Document[Any], nullable: bool = False) -> MemberKind:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A member of a JSON object; `attribute` is that of the data class, by default the name in snake case.
-
-    `nullable`: None is written as null. `optional`: left out where it is None or empty, and then at its default.
-    """
+    """A member of a JSON object."""
 
     name: str
     kind: MemberKind
-    attribute: str = ""
-    nullable: bool = False
-    optional: bool = False
+    attribute: str = ""  # of the data class; by default the name in snake case
+    nullable: bool = False  # None is written as null
+    optional: bool = False  # left out where it is None or empty, and then at its default
+
+
+def members(kind: MemberKind, *names: str, nullable: bool = False, optional: bool = False) -> tuple[Member, ...]:
+    """Return members of one kind that follow one another."""
+    return tuple(Member(name, kind, nullable=nullable, optional=optional) for name in names)
 
 
 class Document(Generic[T]):
@@ -353,10 +355,7 @@ class Document(Generic[T]):
 
 
 class StoredDocument(Document[T]):
-    """The table of an object with bytes of its own: format version, members, CRC.
-
-    Read features are written as none where they are not among the members.
-    """
+    """The table of an object with bytes of its own; read features are none where they are not among the members."""
 
     def __init__(self, what: str, make: Callable[..., T], *members: Member, **options: Any) -> None:
         super().__init__(make, *members, **options)
@@ -410,10 +409,7 @@ def check_stored(data: bytes, key: str) -> None:
 
 
 def peek_commit_id(data: bytes) -> str | None:
-    """Read the commit id of bytes that may be a commit or an entry, without judging the rest. None if there is none.
-
-    None also of a commit that was cut off after its document.
-    """
+    """Read the commit id of bytes, without judging the rest; None also of a commit that lacks its end."""
     text = document_of(data)
     try:
         document = json.loads(text)

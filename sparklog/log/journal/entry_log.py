@@ -6,29 +6,35 @@ checkpoints below the second newest sound checkpoint. docs/reference/format-tran
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
 from typing import Generic, TypeVar
 
-from sparklog.errors import BadRequest, Corrupt
+from sparklog.errors import BadRequest, Corrupt, SparklogError
 from sparklog.format import crc32c
 from sparklog.log.journal.clocks import next_times
-from sparklog.log.journal.documents import KNOWN_WRITE_FEATURES, TEXT, TEXTS, UINT32_MAX, Member, StoredDocument, whole
+from sparklog.log.journal.documents import (
+    KNOWN_WRITE_FEATURES,
+    TEXT,
+    TEXTS,
+    UINT32_MAX,
+    Member,
+    StoredDocument,
+    members,
+    whole,
+)
 from sparklog.log.journal.journal import Journal, RootAccess, SeenState
 from sparklog.log.journal.names import LOG_FOLDER, checkpoint_key, checkpoint_prefix, commit_key, id_folder
 from sparklog.storage.store import ObjectInfo, Store
 
 ENTRY_MEMBERS = (
-    Member("readFeatures", TEXTS),
-    Member("writeFeatures", TEXTS),
+    *members(TEXTS, "readFeatures", "writeFeatures"),
     Member("number", whole(0)),
-    Member("id", TEXT),
-    Member("commitId", TEXT),
+    *members(TEXT, "id", "commitId"),
     Member("prevCrc", whole(0, UINT32_MAX), nullable=True),
     Member("timeMs", whole(0)),
-    Member("clockMs", whole(0), optional=True),
-    Member("clockSince", whole(0), optional=True),
+    *members(whole(0), "clockMs", "clockSince", optional=True),
 )
 """The members that every entry begins with."""
 
@@ -61,18 +67,14 @@ Step = Callable[[E], E | None]
 
 @dataclass(frozen=True, slots=True)
 class EntryKind(Generic[E]):
-    """A kind of entries: offsets of groups or decisions. The journal of an id is below `folder`.
+    """A kind of entries: offsets of groups or decisions."""
 
-    `owner` and `what` are for messages: "transactional id", "decisions". `per_checkpoint`: entries between two
-    checkpoints, where they are large; None: as `Limits` has it.
-    """
-
-    folder: str
-    owner: str
-    what: str
+    folder: str  # the journal of an id is below it
+    owner: str  # for messages: "transactional id"
+    what: str  # for messages: "decisions"
     empty: Callable[[str], E]
     table: StoredDocument[E]
-    per_checkpoint: int | None = None
+    per_checkpoint: int | None = None  # entries between two, where they are large; None: as `Limits` has it
 
     def prefix(self, id_: str) -> str:
         return f"{self.folder}/{id_folder(id_)}"
@@ -165,10 +167,7 @@ def list_entries(store: Store, prefix: str, after: str = "") -> Iterator[ObjectI
 
 
 def collect_log(log: EntryLog[E], now_ms: int, *, dry_run: bool) -> tuple[int, int]:
-    """Delete a whole journal, the newest entry first, if that is a week old; return objects and bytes.
-
-    A listing that does not show the newest entry yet says nothing about its age.
-    """
+    """Delete a whole journal once its newest entry is listed and a week old, that first; count objects and bytes."""
     objects = list(log.store.list(f"{log.prefix}/_log/"))
     newest = log.current().number
     if newest >= 0 and all(info.key != log.key(newest) for info in objects):
@@ -179,6 +178,25 @@ def collect_log(log: EntryLog[E], now_ms: int, *, dry_run: bool) -> tuple[int, i
         for info in sorted(objects, key=lambda info: info.key, reverse=True):
             log.store.delete(info.key)
     return len(objects), sum(info.size for info in objects)
+
+
+@dataclass
+class Collected:
+    """Objects and bytes that a collection of journals deletes (dry: would), and journals that cannot be read."""
+
+    objects: int = 0
+    nbytes: int = 0
+    failures: list[SparklogError] = field(default_factory=list)
+
+    def add(self, deleted: tuple[int, int]) -> None:
+        self.objects, self.nbytes = self.objects + deleted[0], self.nbytes + deleted[1]
+
+    def collect_each(self, ids: Iterable[str], collect: Callable[[str], None]) -> None:
+        for id_ in ids:
+            try:
+                collect(id_)
+            except SparklogError as error:
+                self.failures.append(error)
 
 
 def collect_entries(

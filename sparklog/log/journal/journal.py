@@ -28,7 +28,7 @@ from sparklog.errors import Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.format import crc32c
 from sparklog.log.journal.clocks import ClockGuard, Env, Moment
 from sparklog.log.journal.documents import peek_commit_id
-from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, checkpoint_version
+from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, numbers_below
 from sparklog.log.journal.numbered_objects import NOTHING_SEEN, STALE_MS, Answer, Basis, NumberedObjects, Place, Sight
 from sparklog.storage.store import Store
 
@@ -80,25 +80,18 @@ class RootAccess:
 
 @dataclass(frozen=True, slots=True)
 class SeenState(Generic[S]):
-    """A state that was the newest when it was seen.
-
-    * `seen`: both clocks before the request that showed it; `checkpoint`: the number of the newest one known
-    * `tail_bytes`: of the entries since; `earlier`: the entry before the last ones, where it was not seen after them
-    """
+    """A state that was the newest when it was seen."""
 
     state: S
-    seen: Moment
-    checkpoint: int = -1
-    tail_bytes: int = 0
-    earlier: Place | None = None
+    seen: Moment  # both clocks before the request that showed it
+    checkpoint: int = -1  # number of the newest one known
+    tail_bytes: int = 0  # of the entries since
+    earlier: Place | None = None  # the entry before the last ones, where it was not seen after them
 
 
 @dataclass(frozen=True, slots=True)
 class Advance(Generic[S, E]):
-    """The newest state, and the entries that were read to come to it.
-
-    `root_seen`: at the same time the root was seen to be the one that was opened.
-    """
+    """The newest state, and the entries read to come to it. `root_seen`: the opened root was seen at the same time."""
 
     newest: SeenState[S]
     entries: Sequence[E] = ()
@@ -328,8 +321,7 @@ class Journal(ABC, Generic[S, E, D]):
 
     def checkpoints(self) -> list[int]:
         """Return the numbers of the checkpoints, in order: one listing."""
-        keys = (info.key for info in self.store.list(checkpoint_prefix(self.prefix)))
-        return sorted(number for key in keys if (number := checkpoint_version(key)) is not None)
+        return numbers_below(self.store, checkpoint_prefix(self.prefix))
 
     def _first_readable(self, numbers: Iterable[int]) -> S | None:
         return next((state for state in map(self.read_checkpoint, numbers) if state is not None), None)

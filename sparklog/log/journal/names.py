@@ -161,10 +161,15 @@ def is_checkpoint_table_name(name: str) -> bool:
     return bool(_TABLE_NAME.fullmatch(name))
 
 
-def checkpoint_version(key: str) -> int | None:
-    """Return the version of a checkpoint's head from its key, None for another object."""
+def entry_number(key: str) -> int | None:
+    """Return the number in the key of an entry, a commit or the head of a checkpoint; None for another object."""
     digits, _, suffix = key.rsplit("/", 1)[-1].partition(".")
     return int(digits) if suffix == "json" and len(digits) == VERSION_DIGITS and digits.isdigit() else None
+
+
+def numbers_below(store: Store, prefix: str, after: str = "") -> list[int]:
+    """List the numbers of such objects with keys that begin so and are greater than `after`, in order."""
+    return [number for info in store.list(prefix, after) if (number := entry_number(info.key)) is not None]
 
 
 def append_path(read_version: int, unique: str) -> str:

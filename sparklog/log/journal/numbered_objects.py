@@ -8,7 +8,7 @@ acknowledged on two conditions. The root has the id with which it was opened; th
 before it is still the one that it was made after; that is looked at afterwards, and if it is not, the new object is
 taken back, for it is part of no journal.
 
-A store that lets two create one number looks alike (`lost_commits`). So the newest object created here is remembered,
+A store that lets two create one number looks alike (`probe_verdict`). So the newest object created here is remembered,
 and compared with whatever is read next: of this number, or made after it. That costs no request.
 """
 
@@ -23,8 +23,9 @@ from typing import NoReturn
 from sparklog.errors import Corrupt, Fenced, NotFound, Unavailable
 from sparklog.format import crc32c
 from sparklog.log.journal.clocks import Env, Moment
+from sparklog.log.journal.create_object import read_if_there
 from sparklog.log.journal.documents import check_stored, peek_commit_id
-from sparklog.log.journal.names import LOG_FOLDER, ROOT_KEY, checkpoint_version, commit_key, read_root_id
+from sparklog.log.journal.names import LOG_FOLDER, ROOT_KEY, commit_key, numbers_below, read_root_id
 from sparklog.storage.parallel_reads import ask_each
 from sparklog.storage.retries import Backoff
 from sparklog.storage.store import Store
@@ -53,17 +54,12 @@ class Answer(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """Answers to several requests, which were made at once on a store with round trips.
+    """Answers to several requests, which were made at once on a store with round trips."""
 
-    * `objects`: from a number on, as far as they were read; `is_all`: the one after them was missing
-    * `before`: the object before that number; None if it was not read or is missing
-    * `root_seen`: the root was seen to be the one that was opened
-    """
-
-    objects: tuple[bytes, ...] = ()
-    is_all: bool = False
-    before: bytes | None = None
-    root_seen: bool = False
+    objects: tuple[bytes, ...] = ()  # from a number on, as far as they were read
+    is_all: bool = False  # the one after them was missing
+    before: bytes | None = None  # the object before that number; None if it was not read or is missing
+    root_seen: bool = False  # the root was seen to be the one that was opened
 
 
 NOTHING_SEEN = Sight()
@@ -73,18 +69,12 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """The state that a new object is made after.
+    """The state that a new object is made after."""
 
-    * `seen`: when the newest number was last seen to be the one before
-    * `crc`: the CRC-32C of that one; None: there is none
-    * `root_seen`: the root was seen to be the one that was opened, a moment ago
-    * `earlier`: must be there as well. Objects after it were read, which are taken back if it is not
-    """
-
-    seen: Moment
-    crc: int | None
-    root_seen: bool = False
-    earlier: Place | None = None
+    seen: Moment  # when the newest number was last seen to be the one before
+    crc: int | None  # the CRC-32C of that one; None: there is none
+    root_seen: bool = False  # the root was seen to be the one that was opened, a moment ago
+    earlier: Place | None = None  # must be there as well, else the objects that were read after it are taken back
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +99,7 @@ class NumberedObjects:
 
     def read(self, number: int) -> bytes | None:
         """Return the object of this number; None if there is none."""
-        try:
-            return self.store.get(self.key(number))
-        except NotFound:
-            return None
+        return read_if_there(self.store, self.key(number))
 
     def read_forward(self, number: int, ahead: bool = False) -> list[bytes]:
         """Read all objects from `number` on, up to the first missing one.
@@ -145,8 +132,7 @@ class NumberedObjects:
 
     def listed(self, after: int) -> list[int]:
         """List the numbers of objects after one: what a listing shows, which may be late."""
-        infos = self.store.list(f"{self.prefix}/{LOG_FOLDER}/0", self.key(after) if after >= 0 else "")
-        return [number for info in infos if (number := checkpoint_version(info.key)) is not None]
+        return numbers_below(self.store, f"{self.prefix}/{LOG_FOLDER}/0", self.key(after) if after >= 0 else "")
 
     @property
     def is_far(self) -> bool:
@@ -442,6 +428,6 @@ class NumberedObjects:
 
     def _contradiction(self, what: str, lost: tuple[str, str] | None = None) -> Fenced | None:
         # Who only reads needs none of it.
-        from sparklog.log.journal.lost_commits import contradiction
+        from sparklog.log.journal.probe_verdict import contradiction
 
         return contradiction(self.store, self.env, what, lost)

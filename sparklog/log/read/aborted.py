@@ -64,12 +64,8 @@ def _cache_of(store: Store) -> _Cache:
     with _CACHES_LOCK:
         cache = _CACHES.get(store)
         if cache is None:
-            cache = _CACHES[store] = RecentlyUsed(_nbytes)
+            cache = _CACHES[store] = RecentlyUsed(lambda entries: transaction_index.ENTRY_BYTES * len(entries))
         return cache
-
-
-def _nbytes(entries: AbortedTransactions) -> int:
-    return transaction_index.ENTRY_BYTES * len(entries)
 
 
 def _read(store: Store, slices: Sequence[PlannedSlice], cache: _Cache) -> list[AbortedTransactions]:

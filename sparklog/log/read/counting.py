@@ -20,17 +20,13 @@ from sparklog.log.state.view import READ_COMMITTED, Bounds
 
 @dataclass(frozen=True, slots=True)
 class PartitionCount:
-    """Records of one partition.
-
-    * `is_exact`: false if there may be fewer records
-    * `earliest_ms`, `latest_ms`: no record with a time is older or newer; None without records
-    """
+    """Records of one partition."""
 
     partition: int
     records: int
-    is_exact: bool
-    earliest_ms: int | None
-    latest_ms: int | None
+    is_exact: bool  # false if there may be fewer records
+    earliest_ms: int | None  # no record with a time is older; None without records
+    latest_ms: int | None  # none is newer
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from sparklog.limits import DEFAULTS
 from sparklog.log.read.planned_slices import PlannedSlice, PlannedSlices
 from sparklog.log.read.read_ahead import ReadAhead, Request
 from sparklog.log.read.segment_entrance import Entrance, entrance_for_offsets, read_offset_index
-from sparklog.log.state.recent_tails import RECENT
+from sparklog.log.state.carried import RECENT
 from sparklog.log.state.view import OffsetRange
 from sparklog.storage.store import Store
 
@@ -41,19 +41,15 @@ Window = tuple[memoryview, BatchHeaders]
 
 @dataclass(frozen=True, slots=True)
 class FetchedBatches:
-    """Whole batches of one slice. `data[0]` is byte `position` of the slice's file.
-
-    `[start, end)`: the offsets wanted, which `cut` says are not all of the slice. `verified`: the slice's CRC-32C was
-    right, so batches need not be checked again.
-    """
+    """Whole batches of one slice."""
 
     data: memoryview
-    position: int
+    position: int  # of `data[0]` in the slice's file
     slice: PlannedSlice
-    start: int
+    start: int  # `[start, end)`: the offsets wanted
     end: int
-    cut: bool
-    verified: bool
+    cut: bool  # they are not all of the slice
+    verified: bool  # the slice's CRC-32C was right, so batches need not be checked again
 
 
 @dataclass(slots=True)
@@ -97,18 +93,15 @@ class MissingFile(Exception):  # noqa: N818
 
 @dataclass(slots=True)
 class _Job:
-    """The next slices to read: those side by side in a file, or one in windows (bytes `low` to `high`, or `until`).
+    """The next slices to read: those side by side in a file, or one in windows (bytes `low` to `high`, or `until`)."""
 
-    `taken`: each slice with its cursor and the first offset wanted of it. `first`: a window that was read already.
-    """
-
-    taken: list[tuple[Cursor, PlannedSlice, int]]
+    taken: list[tuple[Cursor, PlannedSlice, int]]  # each with its cursor and the first offset wanted of it
     requests: list[Request]
     in_windows: bool = False
     low: int = 0
     high: int = 0
     until: int = 0
-    first: Window | None = None
+    first: Window | None = None  # was read already
 
 
 class Fetcher:
@@ -316,10 +309,7 @@ def _ranges(store: Store, planned: PlannedSlice, low: int, high: int) -> list[Re
 def _window_reads(
     ahead: ReadAhead, requests: Sequence[Request], store: Store, planned: PlannedSlice, span: tuple[int, int, int]
 ) -> Iterator[Window]:
-    """Yield the whole batches of a slice's bytes: of ranges read ahead, if any, then window by window.
-
-    `span`: where to begin and to end, and `until` of `read_window`.
-    """
+    """Yield whole batches, of ranges read ahead, then by windows. `span`: begin, end, and `until` of `read_window`."""
     low, high, until = span
     rest = b""
     for request in requests:
@@ -386,10 +376,7 @@ def enter_segment(store: Store, planned: PlannedSlice, entrance: Entrance) -> tu
 
 
 def read_window(store: Store, planned: PlannedSlice, low: int, high: int, until: int = 0) -> Window:
-    """Return the first whole batches of bytes `[low, high)` of the slice (`span_bytes` or one batch) and their headers.
-
-    No more than up to `until` is asked for at first, if that is above `low`: a guess, which may be wrong.
-    """
+    """Return the first whole batches of bytes `[low, high)` of a slice; `until`: a guess at how much to ask for."""
     length = min(store.limits.span_bytes, high - low)
     if low < until:
         length = min(length, max(until - low, HEADER_BYTES))

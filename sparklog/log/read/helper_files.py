@@ -20,10 +20,7 @@ class Unreadable(Exception):  # noqa: N818
 
 
 def read_helper_file(store: Store, key: str, length: int | None = None) -> bytes | None:
-    """Return the file, at most `length` bytes of it; None if there is none. `Unreadable` after a warning, once a store.
-
-    A later read may succeed: who keeps what a file says does not keep that it was unreadable.
-    """
+    """Return the file, up to `length` bytes; None: there is none. `Unreadable`, not for good, after a warning."""
     try:
         return store.get(key, 0, length)
     except NotFound:

@@ -52,10 +52,7 @@ def filters_beside(store: Store, file: str) -> Filters:
 
 
 def without_absent(parts: Sequence[ReadPart], keys: Sequence[bytes]) -> list[ReadPart]:
-    """Return what is left of parts where pieces of slices that hold none of the keys are left out; empty parts go.
-
-    Parts of Kafka's directories stay as they are: filters are sparklog's.
-    """
+    """Return parts without pieces of slices that hold none of the keys; those of Kafka's directories as they are."""
     hashes: Hashes | None = None
     left: list[ReadPart] = []
     for part in parts:

@@ -1,17 +1,20 @@
 """The latest record of a key, looked for backwards from the end of the log. Works on every view.
 
-Kafka's default partitioner tells the partition. Its offsets are read in runs from the log end down, a few MiB first and
-more each time, of each run only the keys; the first run that has the key ends the search. Slices that cannot hold the
-key, by the filters beside their files, are left out.
+Kafka's default partitioner tells the partition. The keys of its offsets are read in runs from the log end down, a few
+MiB first and more each time, up to one that has the key. Slices that cannot hold it, by their filters, are left out.
 
 Adding partitions moves keys to others, so the partitions that the key had under earlier numbers are searched, too, the
 newest first. What is in a partition that did not exist before is newer than all that came before it; of other answers
 the one with the greatest timestamp is given.
+
+The same tells which partitions and slices a scan of some keys reads (`KeySet`). It says nothing of records that were
+written to a partition by number: with `anywhere`, all partitions are read that were asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +22,7 @@ import pyarrow as pa
 
 from sparklog.errors import BadRequest, NotFound
 from sparklog.format.arrow_numpy import bytes_array, bytes_scalar
+from sparklog.log.journal.arguments import KEY, KEYS
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, OffsetRange, ReadPart, TakenView
 
 FIRST_RUN_BYTES = 4 << 20
@@ -29,10 +33,7 @@ LARGEST_RUN_BYTES = 256 << 20
 def latest_record(
     view: TakenView, topic: str, key: bytes, *, partitions: Sequence[int] | None = None, isolation: str = READ_COMMITTED
 ) -> pa.RecordBatch | None:
-    """One row of all `COLUMNS`: the latest record of a key in the view's snapshot, or a tombstone; None without one.
-
-    `partitions`: where to look, None: where Kafka's default partitioner puts the key.
-    """
+    """Return the latest record of a key, or its tombstone; None without one. `partitions` None: Kafka's for the key."""
     bounds = view.bounds(topic)
     partitions_to_search = partitions_of_key(view, topic, key) if partitions is None else dict.fromkeys(partitions, 0)
     newest: pa.RecordBatch | None = None
@@ -69,10 +70,7 @@ def partitions_of_key(view: TakenView, topic: str, key: bytes) -> dict[int, int]
 
 
 def partitions_of_keys(view: TakenView, topic: str, keys: Sequence[bytes]) -> list[tuple[int, npt.NDArray[np.int32]]]:
-    """Return the numbers of partitions now and before, the newest first, each with the keys' partitions under it.
-
-    `BadRequest` as `partitions_of_key`.
-    """
+    """Return the keys' partitions under each number of partitions, the newest first. Raises as `partitions_of_key`."""
     listed = sorted(view.bounds(topic))
     if len(listed) == 1:
         return [(1, np.full(len(keys), listed[0], np.int32))]
@@ -137,3 +135,53 @@ def record_at(view: TakenView, topic: str, partition: int, offset: int, isolatio
 
 def _timestamp(record: pa.RecordBatch) -> int:
     return int(record.column("timestamp").cast(pa.int64())[0].as_py())
+
+
+@dataclass(frozen=True)
+class KeySet:
+    """Some keys, distinct. `anywhere`: they may be in any partition."""
+
+    keys: tuple[bytes, ...]
+    anywhere: bool = False
+
+    @classmethod
+    def of(cls, keys: Iterable[bytes | str], anywhere: bool = False) -> KeySet:
+        """Take a list of keys, texts as UTF-8. `BadRequest` for anything else."""
+        KEYS.check("keys", keys)
+        listed = list(keys)
+        for key in listed:
+            KEY.check("a key", key)
+        return cls(tuple(dict.fromkeys(key.encode() if isinstance(key, str) else key for key in listed)), anywhere)
+
+    def partitions(self, view: TakenView, topic: str) -> set[int]:
+        """Return the partitions of a topic that can hold the keys."""
+        if not self.keys or self.anywhere:
+            return set(view.bounds(topic)) if self.keys else set()
+        return {number for _, numbers in partitions_of_keys(view, topic, self.keys) for number in numbers.tolist()}
+
+    def ranges(self, view: TakenView, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
+        """Return the ranges of partitions that can hold the keys."""
+        partitions_by_topic = {
+            topic: self.partitions(view, topic) for topic in dict.fromkeys(offsets.topic for offsets in ranges)
+        }
+        return [offsets for offsets in ranges if offsets.partition in partitions_by_topic[offsets.topic]]
+
+    def parts(self, parts: Sequence[ReadPart]) -> list[ReadPart]:
+        """Return parts without the slices that hold none of the keys; empty parts go."""
+        from sparklog.log.read.key_filters import without_absent
+
+        return without_absent(parts, self.keys)
+
+    def columns(self, columns: Sequence[str]) -> tuple[str, ...]:
+        """Return the columns to read for `rows`."""
+        return tuple(dict.fromkeys((*columns, "key")))
+
+    def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows with one of the keys, of batches that have the column `key`; batches without any go."""
+        import pyarrow.compute as pc
+
+        keys = bytes_array(self.keys)
+        for batch in batches:
+            matches = batch.filter(pc.is_in(batch.column("key"), value_set=keys))
+            if matches.num_rows:
+                yield matches

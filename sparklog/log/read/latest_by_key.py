@@ -1,9 +1,8 @@
 """The latest record of each key of a partition: one pass over its records, the newest first. Loads the kernels.
 
-A record counts if no record after it has its key, so the pass begins at the end: what it meets first is what stays,
-and goes out at once. Offsets are read in runs of a few MiB, decoded once, of all columns that are wanted. Only keys are
-remembered, as keyed hashes in the cleaner's map (`sparklog.format.offset_map`), or in a small log, for which it is not
-worth to load kernels, as they are.
+A record counts if no record after it has its key, so the pass begins at the end: what it meets first goes out at once.
+Offsets are read in runs of a few MiB, decoded once. Only keys are remembered, as keyed hashes in the cleaner's map
+(`sparklog.format.offset_map`), or as they are in a log for which it is not worth to load kernels.
 
 A tombstone hides the records of its key before it, and is not shown itself. Records without a key belong to no row of a
 table: they are left out, as Kafka's cleaner drops them.
@@ -97,10 +96,7 @@ def read_part(part: ReadPart, columns: tuple[str, ...]) -> Iterator[pa.RecordBat
 def latest_records(
     tables: Sequence[PartitionTable], columns: Sequence[str], *, threads: int = 1, read: Read = read_part
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the latest records of partitions, one after the other, each from the newest to the oldest.
-
-    `threads`: how many runs are decoded at once. `read` yields the records of a part.
-    """
+    """Yield the latest records of each partition, newest first; `threads` decode at once, `read` reads a part."""
     reader = _Runs(tuple(dict.fromkeys((*columns, "key", "value", "offset"))), read)
     runs = ((table, low, high) for table in tables for low, high in reversed(list(pairwise(table.cuts))))
     current, seen = None, SeenKeys()

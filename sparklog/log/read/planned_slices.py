@@ -21,11 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class PlannedSlice(SliceRow):
-    """One slice to read or rewrite; columns as in the slice table. Not frozen: a task makes thousands of them at once.
-
-    `path`: below the topic's folder, as commits name it; `file`: its key in the store. `hidden`: Kafka's aborted
-    transactions, whose records are not to be seen, whichever slice they are in.
-    """
+    """A slice to read or rewrite; columns as in the slice table. Not frozen: a task makes thousands of them at once."""
 
     file_size: int
     footer_length: int
@@ -33,9 +29,9 @@ class PlannedSlice(SliceRow):
     status: int
     topic: str
     partition: int
-    path: str
-    file: str
-    hidden: AbortedTransactions | None
+    path: str  # below the topic's folder, as commits name it
+    file: str  # its key in the store
+    hidden: AbortedTransactions | None  # Kafka's, not to be seen, whichever slice they are in
 
     @property
     def aborted(self) -> bool:
@@ -57,16 +53,13 @@ _NUMBERS = tuple(field.name for field in fields(PlannedSlice) if field.name in P
 
 @dataclass(frozen=True, eq=False)
 class PlannedSlices(ColumnsByName):
-    """Slices of one partition in offset order: `columns` as in the slice table, but `file` is an index into `paths`.
-
-    `hidden`: as in `PlannedSlice`, one for all of them; None where nothing is hidden.
-    """
+    """Slices of one partition in offset order."""
 
     topic: str
     partition: int
     paths: tuple[str, ...]
-    columns: Columns
-    hidden: AbortedTransactions | None = None
+    columns: Columns  # as in the slice table, but `file` is an index into `paths`
+    hidden: AbortedTransactions | None = None  # as in `PlannedSlice`, one for all of them
 
     def __getitem__(self, rows: slice | npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> PlannedSlices:
         return replace(self, columns={name: column[rows] for name, column in self.columns.items()})

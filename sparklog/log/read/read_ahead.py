@@ -28,10 +28,7 @@ class Request:
 
 
 class ReadAhead:
-    """Requests in the order in which they are taken.
-
-    `read` makes one, in any thread. `more` adds those that follow, and returns False if none can be known yet.
-    """
+    """Requests in the order they are taken. `read` makes one; `more` adds others, or returns False: not known yet."""
 
     def __init__(
         self,

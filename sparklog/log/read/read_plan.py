@@ -61,19 +61,15 @@ def bounds_of(snapshot: Snapshot, ends: Offsets | None = None) -> dict[int, Boun
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NativeReadPart:
-    """A range of one partition of a native topic with the slices it is in. Picklable if its store is.
-
-    `fail_on_data_loss`: a log start that has passed offsets still wanted is an error (`NotFound`), else it is skipped.
-    `cleaned_through`: of a table, whose read ends with `Conflict` if compaction has gone further and files are gone.
-    """
+    """A range of one partition of a native topic with the slices it is in. Picklable if its store is."""
 
     store: Store
     topic_id: str
     range: OffsetRange
     isolation: str
     slices: PlannedSlices
-    fail_on_data_loss: bool = True
-    cleaned_through: int | None = None
+    fail_on_data_loss: bool = True  # the log start has passed offsets still wanted: `NotFound`, else skip
+    cleaned_through: int | None = None  # of a table: `Conflict` if compaction went further and files are gone
 
     @property
     def records(self) -> int:
@@ -177,10 +173,7 @@ def read_parts(
 
 
 def plan_parts(snapshot: Snapshot, ranges: Sequence[OffsetRange], isolation: str) -> list[NativeReadPart]:
-    """Return one part per non-empty range of the snapshot's topic, in the order given.
-
-    `NotFound` for a partition that does not exist, and for offsets below the log start or beyond what `isolation` sees.
-    """
+    """Return one part per non-empty range, in order. `NotFound` for what is not there, or `isolation` does not see."""
     check_isolation(isolation)
     bounds = bounds_of(snapshot)
     filled = [wanted for wanted in ranges if wanted.start < wanted.end]

@@ -24,10 +24,7 @@ def schema_of(columns: Sequence[str]) -> pa.Schema:
 
 
 def joined(batches: Iterable[pa.RecordBatch], batch_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Yield the same rows in batches of about `batch_bytes`: join small neighbours, cut large ones without a copy.
-
-    Batches without rows go. What came before an error comes before it.
-    """
+    """Yield rows in batches of about `batch_bytes`, joined or cut without a copy; what came before an error first."""
     small: list[pa.RecordBatch] = []
     filled = 0
     try:

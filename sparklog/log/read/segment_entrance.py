@@ -25,17 +25,13 @@ _Index = TypeVar("_Index", OffsetIndex, TimeIndex)
 
 @dataclass(frozen=True, slots=True)
 class Entrance:
-    """A place to begin at in a segment, and the batch that proves it: it is at `position` and ends at `last_offset`.
-
-    `until`: the byte at which what is wanted probably ends. `(stamped, stamp)`: a batch that ends at this offset has
-    this greatest time (ms); (-1, -1): nothing is claimed.
-    """
+    """A place to begin at in a segment, and the batch that proves it: it is at `position` and ends at `last_offset`."""
 
     position: int
     last_offset: int
-    until: int
-    stamped: int = -1
-    stamp: int = -1
+    until: int  # the byte at which what is wanted probably ends
+    stamped: int = -1  # a batch that ends at this offset has
+    stamp: int = -1  # this greatest time (ms); (-1, -1): nothing is claimed
 
 
 def read_offset_index(store: Store, planned: PlannedSlice) -> OffsetIndex | None:

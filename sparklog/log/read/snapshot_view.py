@@ -21,10 +21,7 @@ from sparklog.log.state.view import (
 
 
 class SnapshotView:
-    """Implements `sparklog.log.state.view.TakenView` for settled snapshots, by topic, of one root.
-
-    `newer` takes a newer snapshot of a topic, for a lookup by time that meets a file that is gone.
-    """
+    """Implement `TakenView` for settled snapshots by topic; `newer` takes one where a file is gone."""
 
     def __init__(self, location: str, snapshots: Mapping[str, Snapshot], newer: Callable[[str], Snapshot]) -> None:
         self.location = location

@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from operator import index
 from typing import TypeAlias
 
 import numpy as np
 
 from sparklog.errors import BadRequest, NotFound
+from sparklog.log.journal.arguments import as_whole
 from sparklog.log.read.read_plan import NativeReadPart, check_partition
 from sparklog.log.state.view import READ_COMMITTED, Bounds, LogView, OffsetRange, ReadPart, Stored
 from sparklog.times import iso_time, parse_iso_time
@@ -59,10 +59,7 @@ class TablePlan:
 def plan_table(
     view: LogView, topic: str, as_of: AsOf = None, partitions: Collection[int] | None = None
 ) -> list[PartitionTable]:
-    """Plan the table of a topic, or of some partitions, from the view's snapshot; those without records are left out.
-
-    `BadRequest` and `NotFound` as `table_ranges`.
-    """
+    """Plan the table of a topic's partitions (None: all), those without records left out. Raises as `table_ranges`."""
     ranges = [offsets for offsets in table_ranges(view, topic, as_of, partitions) if offsets.start < offsets.end]
     cleaned = view.cleaned_through(topic)
     tables = []
@@ -76,11 +73,7 @@ def plan_table(
 def table_ranges(
     view: LogView, topic: str, as_of: AsOf = None, partitions: Collection[int] | None = None
 ) -> list[OffsetRange]:
-    """Return the offsets that a table is made of, per partition.
-
-    `BadRequest`: no time; `NotFound`: there is no such partition, an offset is out of range, or in an open transaction,
-    or what lay before it is gone.
-    """
+    """Return a table's offsets per partition. `BadRequest`: no time; `NotFound`: out of range, open, or gone."""
     bounds = view.bounds(topic)
     numbers = sorted(bounds) if partitions is None else sorted(partitions)
     for partition in numbers:
@@ -103,16 +96,14 @@ def table_ranges(
 
 def _checked_offset(topic: str, partition: int, value: object, bounds: Bounds) -> int:
     start, end = bounds.log_start, bounds.end(READ_COMMITTED)
-    with suppress(TypeError):
-        # Whole numbers may be numpy's.
-        offset = -1 if isinstance(value, bool) else index(value)  # type: ignore[arg-type]
-        if start <= offset <= end:
-            return offset
-        if end < offset <= bounds.log_end:
-            raise NotFound(
-                f"as of offset {offset} of {topic}-{partition}: a transaction that begins at {end} is open; "
-                f"ask for {start} to {end}"
-            )
+    offset = as_whole(value)
+    if offset is not None and start <= offset <= end:
+        return offset
+    if offset is not None and end < offset <= bounds.log_end:
+        raise NotFound(
+            f"as of offset {offset} of {topic}-{partition}: a transaction that begins at {end} is open; "
+            f"ask for {start} to {end}"
+        )
     raise NotFound(f"as of offset {value!r} of {topic}-{partition} is out of range: it has {start} to {end}")
 
 
@@ -131,11 +122,11 @@ def _ends_at(view: LogView, topic: str, time_ms: int, bounds: Mapping[int, Bound
 
 
 def _milliseconds(time: int | str) -> int:
-    with suppress(TypeError, ValueError):
+    with suppress(ValueError):
         if isinstance(time, str):
             return int(time) if time.isdecimal() else max(0, parse_iso_time(time.strip()))
-        if not isinstance(time, bool) and index(time) >= 0:
-            return index(time)
+    if (time_ms := as_whole(time)) is not None and time_ms >= 0:
+        return time_ms
     raise BadRequest(
         f"as_of is milliseconds, a time like '2026-01-31T12:00:00' (UTC), or offsets by partition, found {time!r}"
     )

@@ -36,24 +36,19 @@ ANY_TIME = -1
 def offsets_for_timestamps(
     snapshot: Snapshot, targets: Mapping[int, int], isolation: str = READ_UNCOMMITTED, *, newer: Newer
 ) -> dict[int, TimestampOffset | None]:
-    """Return per partition of `targets` (partition -> ms) the record's offset and time, None if it has no such record.
-
-    A file that is gone is looked for in the snapshot that `newer` takes. `NotFound` for a partition that is not there.
-    """
+    """Return per partition of `targets` (to ms) its record, or None; `newer` tells where a file is that is gone."""
     return _looked_up(snapshot, {partition: (target, 0) for partition, target in targets.items()}, isolation, newer)
 
 
-def first_records(
-    snapshot: Snapshot, offsets: Mapping[int, int], isolation: str = READ_UNCOMMITTED, *, newer: Newer
-) -> dict[int, TimestampOffset | None]:
+def first_records(snapshot: Snapshot, offsets: Mapping[int, int], *, newer: Newer) -> dict[int, TimestampOffset | None]:
     """Return per partition of `offsets` the first record at or above that offset: its offset and time (ms), or None."""
     many = offsets if len(offsets) > FEW else {}
-    answers: dict[int, TimestampOffset | None] = {**_in_small_slices(snapshot, many, check_isolation(isolation))}
+    answers: dict[int, TimestampOffset | None] = {**_in_small_slices(snapshot, many)}
     rest = {partition: (ANY_TIME, low) for partition, low in offsets.items() if partition not in answers}
-    return {**answers, **_looked_up(snapshot, rest, isolation, newer)}
+    return {**answers, **_looked_up(snapshot, rest, READ_UNCOMMITTED, newer)}
 
 
-def _in_small_slices(snapshot: Snapshot, offsets: Mapping[int, int], isolation: str) -> dict[int, TimestampOffset]:
+def _in_small_slices(snapshot: Snapshot, offsets: Mapping[int, int]) -> dict[int, TimestampOffset]:
     """Return the first records that are in small slices, which are read and decoded together, and leave no gap there.
 
     Others are left out: a gap may be a marker of a transaction, which counts and which no read shows.
@@ -64,7 +59,7 @@ def _in_small_slices(snapshot: Snapshot, offsets: Mapping[int, int], isolation: 
 
     bounds = bounds_of(snapshot)
     asked = [
-        (partition, max(low, bounds[partition].log_start), bounds[partition].end(isolation))
+        (partition, max(low, bounds[partition].log_start), bounds[partition].end(READ_UNCOMMITTED))
         for partition, low in offsets.items()
         if partition in bounds
     ]
@@ -79,7 +74,7 @@ def _in_small_slices(snapshot: Snapshot, offsets: Mapping[int, int], isolation: 
         partition = int(rows.partition[row])
         place = OffsetRange(snapshot.topic, partition, int(rows.base[row]), int(rows.end[row]))
         planned = planned_slices(snapshot.topic, partition, rows, row, row + 1)
-        parts.append(NativeReadPart(snapshot.store, snapshot.head.topic_id, place, isolation, planned, False))
+        parts.append(NativeReadPart(snapshot.store, snapshot.head.topic_id, place, READ_UNCOMMITTED, planned, False))
     answers = {}
     for batch in read_parts(parts, ("partition", "offset", "timestamp")):
         partitions, present = (batch.column(name).to_numpy() for name in ("partition", "offset"))

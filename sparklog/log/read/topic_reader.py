@@ -91,7 +91,7 @@ class TopicReader:
             for batch in topic.scan(partitions=[0], start=1, columns=["offset", "value"]):
                 print(batch.num_rows)
         """
-        from sparklog.log.read.key_set import KeySet
+        from sparklog.log.read.key_lookup import KeySet
         from sparklog.log.read.topic_scan import Scan, check_threads, scan_ranges
 
         check_isolation(isolation_level)

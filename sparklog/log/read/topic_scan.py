@@ -14,24 +14,17 @@ A tail follows a topic of any `LogView`, Kafka's directories too:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from operator import index
 from typing import Final, Literal
 
 import pyarrow as pa
 
 from sparklog.errors import BadRequest, Conflict, NotFound
-from sparklog.log.read.key_set import KeySet
+from sparklog.log.journal.arguments import as_whole
+from sparklog.log.read.key_lookup import KeySet
 from sparklog.log.read.read_plan import check_partition, read_parts
 from sparklog.log.read.record_batches import RecordBatches, schema_of
-from sparklog.log.state.view import (
-    Bounds,
-    LogView,
-    OffsetRange,
-    ReadPart,
-    TakenView,
-)
+from sparklog.log.state.view import Bounds, LogView, OffsetRange, ReadPart, TakenView
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
@@ -113,11 +106,10 @@ def _offset(position: Position, partition: int, bounds: Bounds, isolation: str, 
         return bounds.log_start
     if position == LATEST:
         return bounds.end(isolation)
-    with suppress(TypeError):
-        # Whole numbers may be numpy's.
-        if not isinstance(position, bool) and (offset := index(position)) >= 0:
-            return offset
-    raise BadRequest(f"expected {EARLIEST}, {LATEST} or an offset from 0, found {position!r}")
+    offset = as_whole(position)
+    if offset is None or offset < 0:
+        raise BadRequest(f"expected {EARLIEST}, {LATEST} or an offset from 0, found {position!r}")
+    return offset
 
 
 @dataclass

@@ -23,22 +23,15 @@ from sparklog.log.state.writer_runs import KafkaWriterKey, WriterKey, decide
 
 @dataclass(frozen=True, slots=True)
 class AppendIntent:
-    """Append whole files. One of them may be not written: it becomes the commit's tail.
-
-    * `now_ms`: when it was asked for; an epoch far ahead of that supersedes no run
-    * `key`: makes it idempotent
-    * `txn`: the transaction that holds its slices open
-    * `kafka_writers`: producers of Kafka's whose batches are in the files
-    * `written_for`: partitions and configs that the topic must still have; None: whichever it has
-    """
+    """Append whole files. One of them may be not written: it becomes the commit's tail."""
 
     topic_id: str
     files: tuple[FileSlices, ...]
-    now_ms: int
-    key: WriterKey | None = None
-    txn: Txn | None = None
-    kafka_writers: tuple[KafkaWriterKey, ...] = ()
-    written_for: tuple[int, TopicConfigs] | None = None
+    now_ms: int  # when it was asked for; an epoch far ahead of that supersedes no run
+    key: WriterKey | None = None  # makes it idempotent
+    txn: Txn | None = None  # holds its slices open
+    kafka_writers: tuple[KafkaWriterKey, ...] = ()  # whose batches are in the files
+    written_for: tuple[int, TopicConfigs] | None = None  # what the topic must still have; None: whichever
     needs_table: ClassVar[bool] = False
 
     @property

@@ -9,11 +9,17 @@ zstd frame, in the order of their numbers.
 A carried document is a copy. It counts only as a link of the chain: the commit after it names the CRC-32C of its whole
 object, which follows from the document alone. Where one is missing or does not fit, commits are read one by one, as if
 none were carried. A writer carries what it knows: fewer, or none, where it does not know them.
+
+Records in commits are kept for a while as well (`RecentTails`), of all topics and stores: a follower reads each new
+commit whole, and would ask for its records a moment later. The store counts: a reader checks the CRC-32C of what it
+takes from here, and on a difference forgets it and asks.
 """
 
 from __future__ import annotations
 
 import json
+import weakref
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -22,6 +28,8 @@ from sparklog.format.compression import compress, decompress
 from sparklog.format.crc32c import crc32c
 from sparklog.log.journal.names import commit_key
 from sparklog.log.state.commit import MOST_CARRIED, Carried, Commit, decode_commit
+from sparklog.storage.fork_safety import ForkLock
+from sparklog.storage.store import Store
 
 BLOCK = MOST_CARRIED + 1
 """The last commit of a block of so many numbers carries all others of it."""
@@ -140,3 +148,52 @@ class RecentDocuments:
         while documents and (nbytes := sum(map(len, documents))) > most_bytes:
             documents.pop()
         return packed(documents[::-1]) if nbytes else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """Bytes `[start, start + len(data))` of an object."""
+
+    store: weakref.ref[Store]
+    start: int
+    data: bytes
+
+
+class RecentTails:
+    """Tails by store and key, the newest ones last. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._lock = ForkLock()
+        self._kept: OrderedDict[tuple[int, str], _Kept] = OrderedDict()
+        self._bytes = 0
+
+    def keep(self, store: Store, key: str, start: int, tail: bytes) -> None:
+        """Keep the tail of a commit, which begins at `start` of its object."""
+        with self._lock:
+            self._drop((id(store), key))
+            self._kept[id(store), key] = _Kept(weakref.ref(store), start, tail)
+            self._bytes += len(tail)
+            limits = store.limits
+            while self._kept and (len(self._kept) > limits.kept_tails or self._bytes > limits.kept_tail_bytes):
+                self._drop(next(iter(self._kept)))
+
+    def read(self, store: Store, key: str, start: int, length: int) -> bytes | None:
+        """Return bytes of an object, None if they are not kept."""
+        kept = self._kept.get((id(store), key))
+        if kept is None or kept.store() is not store:
+            return None
+        low = start - kept.start
+        return kept.data[low : low + length] if 0 <= low <= len(kept.data) - length else None
+
+    def forget(self, store: Store, key: str) -> bool:
+        """Keep no bytes of an object any more; False if none were."""
+        with self._lock:
+            return self._drop((id(store), key))
+
+    def _drop(self, place: tuple[int, str]) -> bool:
+        kept = self._kept.pop(place, None)
+        self._bytes -= 0 if kept is None else len(kept.data)
+        return kept is not None
+
+
+RECENT = RecentTails()

@@ -27,6 +27,7 @@ from sparklog.log.journal.documents import (
     Member,
     MemberKind,
     StoredDocument,
+    members,
     object_of,
     whole,
 )
@@ -74,16 +75,14 @@ TABLE_REF_JSON = Document(
     Member("name", MemberKind(_table_name)),
     Member("size", whole(0)),
     Member("crc", whole(0, UINT32_MAX)),
-    Member("rows", whole(0)),
-    Member("unsealed", whole(0)),
+    *members(whole(0), "rows", "unsealed"),
 )
 
 
 CHECKPOINT_JSON = StoredDocument(
     "checkpoint",
     lambda head, table, **features: Checkpoint(replace(head, **features), table),
-    Member("readFeatures", TEXTS),
-    Member("writeFeatures", TEXTS),
+    *members(TEXTS, "readFeatures", "writeFeatures"),
     Member("head", object_of(HEAD_JSON)),
     Member("table", object_of(TABLE_REF_JSON)),
     parts=lambda value: (value.head.read_features, value.head.write_features, value.head, value.table),

@@ -40,6 +40,7 @@ from sparklog.log.journal.documents import (
     MemberKind,
     StoredDocument,
     document_of,
+    members,
     numbers_by_partition,
     numbers_by_text,
     object_of,
@@ -50,14 +51,7 @@ from sparklog.log.journal.documents import (
     whole,
     wholes,
 )
-from sparklog.log.journal.names import (
-    MAX_PARTITIONS,
-    MAX_VERSION,
-    commit_path,
-    is_commit,
-    is_sealed,
-    path_read_version,
-)
+from sparklog.log.journal.names import MAX_PARTITIONS, MAX_VERSION, commit_path, is_commit, is_sealed, path_read_version
 from sparklog.log.state.configs import definition
 from sparklog.log.state.kafka_source import (
     KAFKA_ENDED_JSON,
@@ -160,10 +154,7 @@ class Inline:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """The documents of so many `commits` before this one: as they are stored, compressed, and their CRC-32C.
-
-    `data` goes to the encoder only, as that of `Inline`.
-    """
+    """The documents of `commits` before this one, compressed, and their CRC-32C. `data` goes to the encoder only."""
 
     commits: int
     nbytes: int
@@ -197,10 +188,7 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class Commit(Changes):
-    """One commit. `crc` is that of its stored bytes, `nbytes` the length of its document; 0 until it has some.
-
-    `clock_ms`: when it was made, None where that is `time_ms`; `clock_since`: see `sparklog.log.journal.clocks`.
-    """
+    """One commit."""
 
     version: int
     topic_id: str
@@ -211,11 +199,11 @@ class Commit(Changes):
     op: str
     read_features: tuple[str, ...] = ()
     write_features: tuple[str, ...] = ()
-    clock_ms: int | None = None
-    clock_since: int | None = None
+    clock_ms: int | None = None  # when it was made, None where that is `time_ms`
+    clock_since: int | None = None  # see `sparklog.log.journal.clocks`
     carried: Carried | None = None
-    crc: int = field(default=0, compare=False)
-    nbytes: int = field(default=0, compare=False)
+    crc: int = field(default=0, compare=False)  # of its stored bytes; 0 until it has some
+    nbytes: int = field(default=0, compare=False)  # of its document
 
     @property
     def tail_start(self) -> int:
@@ -231,8 +219,7 @@ class Commit(Changes):
 CONTENT_JSON = Document(Content, Member("bytes", whole(0), "nbytes"), Member("layout", TEXT))
 WRITER_JSON = Document(
     Writer,
-    Member("kind", TEXT),
-    Member("id", TEXT),
+    *members(TEXT, "kind", "id"),
     Member("batch", whole()),
     Member("run", TEXT, nullable=True),
     Member("count", whole(0)),
@@ -244,14 +231,9 @@ REMOVAL_JSON = Document(
     RemovedSlices,
     Member("path", TEXT),
     Member("partition", PARTITIONS),
-    Member("base", wholes(0, like="partition")),
-    Member("position", wholes(0, like="partition")),
+    *members(wholes(0, like="partition"), "base", "position"),
 )
-INLINE_JSON = Document(
-    Inline,
-    Member("bytes", whole(1, MAX_DOCUMENT), "nbytes"),
-    Member("crc", whole(0, UINT32_MAX)),
-)
+INLINE_JSON = Document(Inline, Member("bytes", whole(1, MAX_DOCUMENT), "nbytes"), Member("crc", whole(0, UINT32_MAX)))
 CARRIED_JSON = Document(
     Carried,
     Member("commits", whole(1, MOST_CARRIED)),
@@ -261,8 +243,7 @@ CARRIED_JSON = Document(
 EDIT_JSON = Document(
     Edit,
     Member("partition", PARTITION),
-    Member("start", whole(0)),
-    Member("end", whole(0)),
+    *members(whole(0), "start", "end"),
     Member("cleanedThrough", whole(0), nullable=True),
     check=lambda item, edit: item.integer("end", edit.start),
 )
@@ -306,8 +287,7 @@ def _check_file(item: Fields, file: FileSlices) -> None:
 FILE_JSON = Document(
     FileSlices,
     Member("path", MemberKind(_path)),
-    Member("size", whole(0)),
-    Member("footerLength", whole(0)),
+    *members(whole(0), "size", "footerLength"),
     Member("partition", PARTITIONS),
     *(
         Member(item.name, wholes(item.low, item.high, like="partition"), item.attribute, optional=item.optional)
@@ -319,11 +299,9 @@ FILE_JSON = Document(
 COMMIT_JSON = StoredDocument(
     "commit",
     Commit,
-    Member("readFeatures", TEXTS),
-    Member("writeFeatures", TEXTS),
+    *members(TEXTS, "readFeatures", "writeFeatures"),
     Member("version", whole(0)),
-    Member("topicId", TEXT),
-    Member("commitId", TEXT),
+    *members(TEXT, "topicId", "commitId"),
     Member("prevCrc", whole(0, UINT32_MAX), nullable=True),
     Member("timeMs", whole(0)),
     Member("leaderEpoch", whole(0, INT32_MAX)),
@@ -347,8 +325,7 @@ COMMIT_JSON = StoredDocument(
     Member("holds", objects_by_text(HOLD_JSON, nullable=True), optional=True),
     Member("floor", whole(0), optional=True),
     Member("expired", numbers_by_text(), optional=True),
-    Member("clockMs", whole(0), optional=True),
-    Member("clockSince", whole(0), optional=True),
+    *members(whole(0), "clockMs", "clockSince", optional=True),
 )
 
 
@@ -394,10 +371,7 @@ def encode_commit(commit: Commit) -> bytes:
 
 
 def decode_commit(data: bytes, key: str, version: int, *, whole: bool = True) -> Commit:
-    """Return the commit in `data`. `BadRequest`: too new; `Corrupt`: damaged.
-
-    `whole`: what follows the document is checked, too; else it may be missing.
-    """
+    """Return the commit in `data`. `BadRequest`: too new; `Corrupt`: damaged, or what follows it with `whole`."""
     document = document_of(data)
     item = COMMIT_JSON.fields(document, key)
     if (stored := item.integer("version", 0)) != version:

@@ -1,8 +1,7 @@
 """Intents: changes that a caller wants to commit, checked against each state they are tried on.
 
-An `Intent` gives the commit as a function of the state it is based on: `draft(head)` is called for the first attempt
-and again after every lost race, so nothing is ever judged on a state that is no longer the newest. It answers with a
-`Draft`, or with `Nothing` when there is nothing (left) to write, or raises.
+`draft(head)` of an `Intent` is called for the first attempt and again after every lost race, so nothing is ever judged
+on a state that is no longer the newest. It answers with a `Draft`, or `Nothing` if nothing is to be written, or raises.
 
 | intent     | module                       | against commits in between                                               |
 |------------|------------------------------|--------------------------------------------------------------------------|
@@ -14,7 +13,7 @@ and again after every lost race, so nothing is ever judged on a state that is no
 | maintain   | here                         | floor as a maximum; holds not below it, or held already; entries if idle |
 | import     | here                         | a conflict unless each piece begins where its log ends here              |
 | rewrite    | `log.state.rewrites`         | an edit is dropped if an input is gone, unless below the log start       |
-| give up    | `log.state.clone_holds`      | nothing if the clone, or another topic, exists                           |
+| give up    | `log.topic.cloning`          | nothing if the clone, or another topic, exists                           |
 | clone      | `log.topic.cloning`          | a conflict if the name's log has moved on, or a hold has ended           |
 | end Kafka  | `log.write.kafka_markers`    | nothing if all transactions have ended; a conflict if some have          |
 | take over  | `transactions.publishing`    | registry checked again; nothing if the run is known                      |
@@ -23,10 +22,9 @@ and again after every lost race, so nothing is ever judged on a state that is no
 Upkeep and maintain both draft MAINTAIN. A `MaintainIntent` lists what a caller has found in one state, and is checked;
 an `UpkeepIntent` has rules alone (what has expired by now), and holds for whichever topic has the name.
 
-An import brings whole partitions, or the next piece of each, at the offsets they had in Kafka. It is the only commit
-that may leave gaps and that says where a log ends, because Kafka's logs can end after their last record: the cleaner
-removed it, or the next segment is empty. So each partition that it takes from has an edit without inputs: its range is
-what is new of the log, its `cleaned_through` Kafka's cleaner checkpoint.
+An import brings whole partitions, or the next piece of each, at their offsets in Kafka. It alone may leave gaps and say
+where a log ends, because Kafka's logs can end after their last record. So each partition that it takes from has an edit
+without inputs: its range is what is new of the log, its `cleaned_through` Kafka's cleaner checkpoint.
 """
 
 from __future__ import annotations
@@ -181,10 +179,7 @@ class LogStartIntent:
 
 @dataclass(frozen=True, slots=True)
 class AlterIntent:
-    """Change configs (None: back to the default) and add partitions.
-
-    Unless `drop_keyless`, a topic that holds records without a key cannot become compacted: the cleaner drops them.
-    """
+    """Change configs (None: default), add partitions. `drop_keyless`: compact a topic that has records without keys."""
 
     topic_id: str
     configs: Mapping[str, object | None]
@@ -242,10 +237,7 @@ def _check_keys(topic: str, table: SliceTable) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CreateIntent:
-    """Begin a topic under a name that has none: commit 0, or the next number after a delete.
-
-    `writers`: those that it is to know from the beginning.
-    """
+    """Begin a topic where there is none: commit 0, or the next after a delete. `writers`: known from the start."""
 
     topic_id: str
     partitions: int
@@ -288,19 +280,13 @@ class DeleteIntent:
 
 @dataclass(frozen=True, slots=True)
 class MaintainIntent:
-    """Maintenance to write down. It fits a deleted topic as well, whose files may still be held.
-
-    * `holds`: by name; None lets go of one
-    * `floor`: the upload floor, the lowest read version of files that a commit may still bring
-    * `expired`: idle writers by id, with the version of the registry's entry that was seen to be idle
-    * `resolved`: outcomes of open transactions
-    """
+    """Maintenance to write down. It fits a deleted topic as well, whose files may still be held."""
 
     topic_id: str
-    holds: Mapping[str, Hold | None] = field(default_factory=dict)
-    floor: int | None = None
-    expired: Mapping[str, int] = field(default_factory=dict)
-    resolved: tuple[Resolved, ...] = ()
+    holds: Mapping[str, Hold | None] = field(default_factory=dict)  # by name; None lets go of one
+    floor: int | None = None  # the upload floor, the lowest read version of files that a commit may still bring
+    expired: Mapping[str, int] = field(default_factory=dict)  # idle writers by id, at the entry's version that was idle
+    resolved: tuple[Resolved, ...] = ()  # outcomes of open transactions
     needs_table: ClassVar[bool] = False
     repeatable: ClassVar[bool] = True
 
@@ -308,7 +294,10 @@ class MaintainIntent:
         check_topic_id(topic, head, self.topic_id)
         floor = self.floor if self.floor is not None and self.floor > head.floor else None
         holds = self._new_holds(topic, head, head.floor if floor is None else floor)
-        expired, resolved = self._still_idle(head), self._still_waiting(head)
+        newest = {name: entry.version for name, entry in head.registry.items()}
+        expired = {name: version for name, version in self.expired.items() if newest.get(name) == version}
+        waiting = {(prepare.txn.id, prepare.txn.n) for prepare in head.open}
+        resolved = tuple(item for item in self.resolved if (item.id, item.n) in waiting)
         if floor is None and not holds and not expired and not resolved:
             return Nothing("nothing changes", head.version)
         return Draft(MAINTAIN, holds=holds, floor=floor, expired=expired, resolved=resolved)
@@ -324,35 +313,21 @@ class MaintainIntent:
                 )
         return {name: hold for name, hold in self.holds.items() if head.holds.get(name) != hold}
 
-    def _still_idle(self, head: Head) -> dict[str, int]:
-        newest = {name: entry.version for name, entry in head.registry.items()}
-        return {name: version for name, version in self.expired.items() if newest.get(name) == version}
-
-    def _still_waiting(self, head: Head) -> tuple[Resolved, ...]:
-        waiting = {(prepare.txn.id, prepare.txn.n) for prepare in head.open}
-        return tuple(item for item in self.resolved if (item.id, item.n) in waiting)
-
 
 @dataclass(frozen=True, slots=True)
 class ImportedPartition:
-    """A piece of a partition as it was found: the log begins at `log_start`, the piece has `[since, log_end)`.
-
-    * `cleaned_through`: compacted below it (None: never, or what was taken before is not)
-    * `files`: with the base of each slice, in offset order; the first may begin below the log start
-    * `open`: transactions that no marker up to `log_end` ends; `ended`: those that were known open, and that one does
-    * `imported`: what the next import goes on from (None: no batch is known)
-    """
+    """A piece of a partition as it was found: `[since, log_end)`."""
 
     partition: int
     log_start: int
     log_end: int
-    cleaned_through: int | None
+    cleaned_through: int | None  # compacted below it (None: never, or what was taken before is not)
     leader_epoch: int
-    files: tuple[FileSlices, ...]
-    open: tuple[KafkaOpen, ...] = ()
+    files: tuple[FileSlices, ...]  # with the base of each slice, in offset order; the first may begin before the log
+    open: tuple[KafkaOpen, ...] = ()  # transactions that no marker up to `log_end` ends
     since: int = 0
-    ended: tuple[KafkaEnded, ...] = ()
-    imported: ImportedEnd | None = None
+    ended: tuple[KafkaEnded, ...] = ()  # those that were known open, and that one does
+    imported: ImportedEnd | None = None  # what the next import goes on from (None: no batch is known)
 
     def edit(self) -> Edit:
         start = min([max(self.log_start, self.since), *(base for file in self.files for base in file.base)])
@@ -394,10 +369,7 @@ class ImportedPartition:
 
 @dataclass(frozen=True, slots=True)
 class ImportIntent:
-    """Fill partitions, or go on where they end. What is appended after it is of a leader epoch that comes later.
-
-    `kafka_topic_id`: the topic's id in Kafka, empty if it is not known.
-    """
+    """Fill partitions, or go on where they end; a later leader epoch follows. `kafka_topic_id`: empty if not known."""
 
     topic_id: str
     partitions: tuple[ImportedPartition, ...]

@@ -14,7 +14,7 @@ from sparklog.log.journal.clocks import Moment
 from sparklog.log.journal.documents import CARRIED_COMMITS
 from sparklog.log.journal.journal import Advance, Journal, RootAccess, SeenState
 from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix
-from sparklog.log.state.carried import RecentDocuments, carriers, linked, with_carried
+from sparklog.log.state.carried import RECENT, RecentDocuments, carriers, linked, with_carried
 from sparklog.log.state.checkpoint import (
     Checkpoint,
     decode_checkpoint,
@@ -24,7 +24,6 @@ from sparklog.log.state.checkpoint import (
 )
 from sparklog.log.state.commit import Commit, Edit, Resolved, carrying, decode_commit, encode_commit
 from sparklog.log.state.invariants import check_commit
-from sparklog.log.state.recent_tails import RECENT
 from sparklog.log.state.slice_table import SliceTable, Snapshot
 from sparklog.log.state.topic_state import EMPTY, Head
 from sparklog.storage.parallel_reads import ask_each
@@ -140,10 +139,7 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         return self._applied(LogState(head, checkpoint, (), table), state.tail)
 
     def commit(self, intent: Intent, origin: Head | None = None, *, looked: Moment | None = None) -> CommitOutcome:
-        """Commit what `intent` drafts. `origin`: the head that the caller decided on (the newest known, if None).
-
-        `looked`: what `look` returned to this caller.
-        """
+        """Commit what `intent` drafts. `origin`: the head it was decided on; `looked`: what `look` returned."""
         from sparklog.log.state.commit_intents import Nothing
 
         decided_on = self.current().head if origin is None else origin
@@ -171,10 +167,7 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         return commit
 
     def _opened(self, checkpoints: Sequence[int], seen: Moment) -> Advance[LogState, Commit]:
-        """Read the newest checkpoint that can be read, and the commits after it: from few of them on a far store.
-
-        A listing, asked for with the checkpoint, tells which.
-        """
+        """Read the newest checkpoint and the commits after it: on a far store few, which a listing tells."""
         if not (self._numbered.is_far and self.store.lists_after):
             return super()._opened(checkpoints, seen)
         newest = checkpoints[-1] if checkpoints else -1
@@ -228,15 +221,12 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         check_commit(state.head, entry, after)
         self._checked = state.head, entry, after
 
-    def _head_after(self, head: Head, commit: Commit) -> Head:
-        """Return the head after a commit: of one of our own, the head that was just checked."""
-        base, entry, after = self._checked
-        return after if base is head and entry is commit else head.apply(commit)
-
     def _applied(self, state: LogState, entries: Sequence[Commit]) -> LogState:
         head, table = state.head, state.table
+        base, own_entry, after = self._checked
         for commit in entries:
-            head = self._head_after(head, commit)
+            # Of one of our own, the head that was just checked.
+            head = after if base is head and own_entry is commit else head.apply(commit)
             if table is not None:
                 table = table.apply(commit, head)
         if CARRIED_COMMITS not in head.write_features:

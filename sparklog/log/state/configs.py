@@ -1,12 +1,9 @@
 """A topic's configs: what was set on it (`TopicConfigs`), over the root's defaults, over those of a table (`CONFIGS`).
 
 All of the topic configs of Kafka 3 and 4 are known, so that a dump of a broker's configs can be given as it is; those
-that have no meaning without brokers (`min.insync.replicas`, tiering, throttles) are checked and kept, and change
-nothing. Where a default or a range is not that of Kafka 4.1's `LogConfig`, `kafka` says what it is there and why.
-`sparklog configs docs` and docs/reference/configs.md show this table.
-
-Kafka's other settings mean nothing here. They are no mistakes, only from another world: instead of the nearest of our
-names, the answer says what does their work.
+without meaning here (`min.insync.replicas`, tiering, throttles) are checked and kept, and change nothing. Where a
+default or a range is not that of Kafka 4.1's `LogConfig`, `kafka` says what it is there and why. `sparklog configs
+docs` and docs/reference/configs.md show this table. Of Kafka's other settings the answer says what does their work.
 """
 
 from __future__ import annotations
@@ -80,20 +77,17 @@ EXPORTS = "exports"
 
 @dataclass(frozen=True, slots=True)
 class ConfigDef:
-    """One config: Kafka's type, the range as a person reads it, what it does here, and how Kafka 4.1 differs.
-
-    `parse` raises ValueError. `used_by` is empty where it changes nothing.
-    """
+    """One config: Kafka's type, the range as a person reads it, what it does here."""
 
     name: str
     kind: str
     default: str
     valid: str
     doc: str
-    parse: Callable[[str], object] = field(repr=False)
+    parse: Callable[[str], object] = field(repr=False)  # raises ValueError
     unit: str = ""
-    used_by: tuple[str, ...] = ()
-    kafka: str = ""
+    used_by: tuple[str, ...] = ()  # empty where it changes nothing
+    kafka: str = ""  # how Kafka 4.1 differs
 
 
 def _boolean(text: str) -> bool:
@@ -118,10 +112,6 @@ def policy(text: str) -> tuple[str, ...]:
     if not parts or any(part not in ("delete", "compact") for part in parts):
         raise ValueError(text)
     return parts
-
-
-def _gzip_level(text: str) -> object:
-    return -1 if text == "-1" else whole_number(text, 1, 9)
 
 
 Users = tuple[str, ...]
@@ -173,7 +163,7 @@ _ALL = (
          "Not in Kafka, whose log has no commits.", high=127),
     ConfigDef("compression.gzip.level", "int", "-1", "1 to 9, or -1",
               "Level where the codec is gzip; -1 is zlib's default (6), or isal's where that is installed.",
-              _gzip_level, used_by=(WRITERS,)),
+              lambda text: -1 if text == "-1" else whole_number(text, 1, 9), used_by=(WRITERS,)),
     _int("compression.lz4.level", 9, 1, "", (WRITERS,), "Level where the codec is lz4.", high=17),
     _int("compression.zstd.level", 1, -131072, "", (WRITERS,), "Level where the codec is zstd.",
          "Default 3: nearly as small at 1, and much faster.", high=22),

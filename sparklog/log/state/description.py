@@ -26,10 +26,7 @@ class PartitionDescription:
 
 @dataclass(frozen=True, slots=True)
 class ConfigDescription:
-    """One config: its value as text, where that comes from in Kafka's words, and what it is if the topic sets none.
-
-    `synonyms`: all that it may come from, the first counts.
-    """
+    """One config: its value, where that comes from, and the default. `synonyms`: the first counts."""
 
     name: str
     value: str

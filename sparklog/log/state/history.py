@@ -24,8 +24,8 @@ from sparklog.log.journal.clocks import Env, newest_at
 from sparklog.log.journal.names import (
     checkpoint_key,
     checkpoint_prefix,
-    checkpoint_version,
     commit_key,
+    entry_number,
     is_checkpoint_table_name,
 )
 from sparklog.log.journal.numbered_objects import READ_AHEAD
@@ -76,7 +76,7 @@ class History:
         # 20 digits hold every version with a zero in front, and so no checkpoint is listed with the commits.
         self.commits = _commits(store.list(f"{topic}/_log/0"))
         below = list(store.list(checkpoint_prefix(topic)))
-        heads = {version: info for info in below if (version := checkpoint_version(info.key)) is not None}
+        heads = {version: info for info in below if (version := entry_number(info.key)) is not None}
         self.checkpoints: dict[int, ObjectInfo] = dict(sorted(heads.items()))
         self.tables = [info for info in below if is_checkpoint_table_name(info.key.rsplit("/", 1)[-1])]
         self._sound: dict[int, Snapshot | None] = {}
@@ -233,7 +233,7 @@ class History:
 
 
 def _commits(listing: Iterator[ObjectInfo]) -> CommitFiles:
-    versions = ((checkpoint_version(info.key), info) for info in listing)
+    versions = ((entry_number(info.key), info) for info in listing)
     rows = ((version, info.size, info.modified_ms) for version, info in versions if version is not None)
     # As they come: a week of a commit a second is 600,000 rows.
     return CommitFiles(*np.fromiter(rows, np.dtype((np.int64, 3))).T)

@@ -13,16 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sparklog.log.journal.documents import (
-    INT32_MAX,
-    TEXT,
-    UINT32_MAX,
-    Document,
-    Member,
-    one_of,
-    whole,
-    wholes,
-)
+from sparklog.log.journal.documents import INT32_MAX, TEXT, UINT32_MAX, Document, Member, members, one_of, whole, wholes
 from sparklog.log.journal.names import MAX_PARTITIONS
 
 COMMIT, ABORT = DECISIONS = ("commit", "abort")
@@ -53,10 +44,7 @@ class KafkaSource:
 
 @dataclass(frozen=True, slots=True)
 class KafkaOpen:
-    """One open transaction of one producer in one partition; the last four as far as Kafka's coordinator knew them.
-
-    `decided`: the marker is missing in this partition, and the transaction can only end so.
-    """
+    """An open transaction of a producer in one partition, as Kafka knew it. `decided`: its marker is missing here."""
 
     partition: int
     producer: int
@@ -97,8 +85,7 @@ KAFKA_OPEN_JSON = Document(
     Member("first", whole(0)),
     Member("end", whole(1)),
     Member("transactionalId", TEXT, optional=True),
-    Member("timeoutMs", whole(0), optional=True),
-    Member("startMs", whole(0), optional=True),
+    *members(whole(0), "timeoutMs", "startMs", optional=True),
     Member("decided", one_of(*DECISIONS), optional=True),
     check=lambda item, transaction: item.integer("end", transaction.first + 1),
 )

@@ -136,10 +136,7 @@ class RootDefaults(StateEntry):
     def changed(
         self, changes: Mapping[str, object | None], pattern: str | None = None, *, force: bool = False
     ) -> RootDefaults:
-        """Return these with some set, or taken back (None): the root's, or those of a pattern.
-
-        `BadRequest` for an unknown name, a wrong value, a contradiction, and what needs `force`.
-        """
+        """Return these with some set, or taken back (None). `BadRequest` for what is not valid or needs `force`."""
         if pattern is None:
             changed = replace(self, configs=_merged(self.configs, changes, False, force))
         else:

@@ -6,9 +6,8 @@ Whether an index is full is known only where it is written, so sealing rolls onc
 that alone is larger than a segment.
 
 Kafka counts a segment's time from the greatest timestamp of its first append. A merged slice is many appends, maybe
-over days: counted from its greatest timestamp, a segment that should span a week would span nearly two. So time counts
-from its smallest one. But where records come late, that is older than all appends, and segments would be closed at
-once: so not from before the newest record of the slice before it.
+over days: counted so, a segment that should span a week would span nearly two. So time counts from its smallest one,
+but, as records may come late, not from before the newest record of the slice before it.
 
 A partition always has exactly one active segment, the last one: the unsealed slices after the last roll, or, where
 everything is sealed, an empty segment at the log end. All others are closed: nothing is appended to them any more.
@@ -68,32 +67,27 @@ class RollRule:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One segment of a partition; offsets `[base, end)`, times in ms (-1: none), sizes in bytes.
-
-    * `next_base`: base of the segment that follows (a gap between the two is legal), the log end for the last one
-    * `first_row`, `rows`: which of the partition's slices it is made of; none in an empty active segment
-    * `first_ts`: what time rolling counts from, about the greatest timestamp of its first append
-    * `sealed`: it is one file of Kafka's own form; `active`: the last one, which appends still go into
-    """
+    """One segment of a partition; offsets `[base, end)`, times in ms (-1: none), sizes in bytes."""
 
     partition: int
     base: int
-    next_base: int
+    next_base: int  # of the segment that follows (a gap is legal); the log end for the last one
     end: int
-    first_row: int
-    rows: int
+    first_row: int  # of the partition's slices that it is made of
+    rows: int  # none in an empty active segment
     size: int
-    first_ts: int
+    first_ts: int  # what time rolling counts from, about the greatest timestamp of its first append
     max_ts: int
-    sealed: bool
-    active: bool
+    sealed: bool  # one file of Kafka's own form
+    active: bool  # the last one, which appends still go into
+
+    @property
+    def span(self) -> slice:
+        return slice(self.first_row, self.first_row + self.rows)
 
 
 def segments_of(slices: Slices, partition: int, log_end: int, rule: RollRule) -> list[Segment]:
-    """Return the segments of one partition, whose slices these are, in offset order, the active one last.
-
-    Aborted slices count like others: their bytes are in the log until a rewrite drops them.
-    """
+    """Return a partition's segments in order, the active one last; aborted slices count until they are dropped."""
     slices = _settled(slices)
     sealed = slices.sealed().tolist()
     base, end, size, max_ts = (getattr(slices, name).tolist() for name in ("base", "end", "size", "max_ts"))

@@ -41,10 +41,7 @@ Columns = dict[str, npt.NDArray[Any]]
 
 
 class Texts:
-    """Append-only texts by code: an Arrow array as it came from a checkpoint, then what commits added since.
-
-    Versions of a table share one, for codes never change their meaning.
-    """
+    """Append-only texts by code, first those of a checkpoint. Tables share one: codes never change their meaning."""
 
     __slots__ = ("_added", "_codes", "_loaded")
     _lock = ForkLock()
@@ -194,10 +191,7 @@ class SliceTable:
         return selected
 
     def select_each(self, partition: Offsets, start: Offsets, end: Offsets) -> tuple[Slices, Offsets]:
-        """Select for many ranges at once: their slices one range after another, and where those of each begin.
-
-        int64[n] each to int64[n + 1]: the last one is the number of rows. Costs little for each range.
-        """
+        """Select for many ranges, int64[n] each, at once: their slices, and where those of each begin (n + 1)."""
         parts, owners = [], []
         for part in self.parts():
             low, high = part.overlapping_each(partition, start, end)

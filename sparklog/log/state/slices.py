@@ -32,10 +32,7 @@ INLINE_PATH = ""
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Bytes of keys, values and headers of a batch, and its `layout`: the number of partitions and a digest.
-
-    The digest is of records and bytes by topic and partition: it says nothing once partitions were added.
-    """
+    """Bytes of a batch and its `layout`: the number of partitions, and a digest that counts while that is the same."""
 
     nbytes: int
     layout: str

@@ -26,6 +26,7 @@ from sparklog.log.journal.documents import (
     Fields,
     Member,
     MemberKind,
+    members,
     numbers_by_partition,
     numbers_by_text,
     object_of,
@@ -220,8 +221,7 @@ PREPARE_JSON = Document(
     Member("version", whole(0)),
     Member("commitId", TEXT),
     Member("timeMs", whole(0)),
-    Member("first", numbers_by_partition(MAX_PARTITIONS)),
-    Member("end", numbers_by_partition(MAX_PARTITIONS)),
+    *members(numbers_by_partition(MAX_PARTITIONS), "first", "end"),
 )
 _TEXTS = texts_by_text()
 CONFIGS = MemberKind(
@@ -236,9 +236,7 @@ HEAD_JSON = Document(
     Member("deleted", BOOLEAN),
     Member("leaderEpoch", whole(0)),
     Member("configs", CONFIGS),
-    Member("logStart", OFFSETS),
-    Member("logEnd", OFFSETS),
-    Member("cleanedThrough", OFFSETS),
+    *members(OFFSETS, "logStart", "logEnd", "cleanedThrough"),
     Member("earlierPartitions", wholes(1, MAX_PARTITIONS), optional=True),
     Member("open", objects_of(PREPARE_JSON)),
     Member("kafkaOpen", objects_of(KAFKA_OPEN_JSON), optional=True),
@@ -247,8 +245,7 @@ HEAD_JSON = Document(
     Member("siblings", numbers_by_text()),
     Member("holds", objects_by_text(HOLD_JSON)),
     Member("floor", whole(0)),
-    Member("clockMs", whole(0), optional=True),
-    Member("clockSince", whole(0), optional=True),
+    *members(whole(0), "clockMs", "clockSince", optional=True),
     check=_check_partitions,
 )
 """The head as a checkpoint stores it, without its features: equal heads give equal objects."""

@@ -190,18 +190,15 @@ class TimestampOffset:
 class PartitionSize:
     """Size of one partition, by metadata alone; a slice that the log start cuts counts whole.
 
-    * `append_bytes`: in append files, or a Kafka directory's active segment; `sealed_bytes`: in sealed (closed)
-      segments; bytes of batches, as Kafka counts them: without indexes and footers
-    * `records`: that batches hold, aborted ones of our own transactions and markers left out
-    * `slices`: of a topic, or segments of a Kafka directory
+    Bytes are those of batches, as Kafka counts them: without indexes and footers.
     """
 
     topic: str
     partition: int
-    append_bytes: int
-    sealed_bytes: int
-    records: int
-    slices: int
+    append_bytes: int  # in append files, or a Kafka directory's active segment
+    sealed_bytes: int  # in sealed (closed) segments
+    records: int  # that batches hold, aborted ones of our own transactions and markers left out
+    slices: int  # of a topic, or segments of a Kafka directory
 
     @property
     def total_bytes(self) -> int:

@@ -10,13 +10,12 @@ n:
 | txn    | write | skip with a warning, as Delta does                                 | skip with a warning     |
 
 Skipping what is lower would lose data silently whenever a checkpoint was restored or copied: its next batch holds
-other records under an old number; so may one of the same number (`sparklog.log.state.slices`). For the same reason
-one run at a time may write: the first commit of another run takes over, also when it only replays, and a run that was
-superseded is fenced.
+other records under an old number; so may one of the same number (`sparklog.log.state.slices`). So one run at a time may
+write: the first commit of another run takes over, also when it only replays, and a superseded run is fenced.
 
-Each run that takes over gets a higher **epoch**, and one that comes with a lower epoch is fenced, however many came
-between. A topic's handle or a producer remembers the epoch of its run; the runs of a streaming query come with the time
-(ms) at which they first committed instead. The last four runs are known by name as well: release 0.1.0 wrote no epochs.
+Each run that takes over gets a higher **epoch**; one with a lower epoch is fenced, however many came between. Handles
+and producers remember the epoch of their run; runs of streaming queries come with the time (ms) of their first commit.
+The last four runs are known by name as well: release 0.1.0 wrote no epochs.
 
 Each entry carries the time of the newest commit its writer made: one that has been idle for 90 days is dropped by a
 maintenance commit that lists it.
@@ -30,7 +29,7 @@ from typing import Literal, Protocol
 from sparklog.errors import BadRequest, Conflict, Fenced
 from sparklog.log.journal.arguments import NAME, WHOLE
 from sparklog.log.journal.clocks import MAX_AHEAD_MS
-from sparklog.log.journal.documents import TEXT, TEXTS, Document, Member, whole
+from sparklog.log.journal.documents import TEXT, TEXTS, Document, Member, members, whole
 from sparklog.log.state.commit import CONTENT_JSON, Writer
 from sparklog.log.state.slices import Content
 
@@ -104,10 +103,7 @@ class WriterEntry:
 
 ENTRY_JSON = Document(
     WriterEntry,
-    Member("batch", whole(0)),
-    Member("count", whole(0)),
-    Member("version", whole(0)),
-    Member("timeMs", whole(0)),
+    *members(whole(0), "batch", "count", "version", "timeMs"),
     Member("run", TEXT, nullable=True),
     Member("earlierRuns", TEXTS),
     Member("epoch", whole(0), optional=True),
@@ -166,10 +162,7 @@ class RunHistory(Protocol):
 
 
 def is_superseded(runs: RunHistory, run: str, epoch: int | None, now_ms: int) -> bool:
-    """True if another run took over from this one, whose epoch is `epoch` as far as it knows.
-
-    An epoch that is a time far ahead of `now_ms` was taken while a clock was wrong, and says nothing.
-    """
+    """True if another run took over from this one. An epoch far ahead of `now_ms` is of a wrong clock: no sign."""
     if run == runs.run:
         return False
     if run in runs.earlier_runs:

@@ -147,10 +147,7 @@ class TopicLog(CommitLog):
         return super().commit(intent, origin, looked=looked)
 
     def take_back(self, created: Commit) -> bool:
-        """Delete the topic that was created a moment ago; False if another commit was made to it: then it stays.
-
-        One that was deleted meanwhile, or created again by another process, is left alone.
-        """
+        """Delete a topic just created, if it is still there; False if it has another commit: then it stays."""
         from sparklog.log.state.commit_intents import DeleteIntent
 
         try:
@@ -322,8 +319,7 @@ class TopicLog(CommitLog):
 
     def _placed(self, files: Sequence[FileSlices], most_bytes: int) -> list[FileSlices]:
         """Return the files with those that are not written as one of at most so many bytes, or one that is written."""
-        from sparklog.log.write.append_output import write_out
-        from sparklog.log.write.inline_records import is_unwritten, joined
+        from sparklog.log.write.append_output import is_unwritten, joined, write_out
 
         small = [file for file in files if is_unwritten(file)]
         if not small:

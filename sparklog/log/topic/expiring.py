@@ -25,10 +25,7 @@ _warned_of_seconds: set[tuple[str, str]] = set()
 
 
 def default_expiry(configs: TopicConfigs) -> str | None:
-    """Return what a topic of these configs does with old records; None if retention.ms is set or nothing expires.
-
-    A default of the root counts as set.
-    """
+    """Return what becomes of old records; None if retention.ms is set, on the topic or the root, or none expire."""
     if configs.source("retention.ms") != DEFAULT_CONFIG or not configs.is_deleting:
         return None
     return SEVEN_DAYS.format(policy=configs.text("cleanup.policy"))

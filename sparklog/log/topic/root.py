@@ -217,10 +217,7 @@ def topic_of(root: Root, name: str) -> Topic:
 def written_topic(
     root: Root, name: str, *, partitions: int | None = None, configs: Mapping[str, object] | None = None
 ) -> Topic:
-    """Open a topic for a writer, which creates it if there is none.
-
-    `NotFound` if there is none and `auto.create.topics.enable` of the root is false; else as `ensure_topic`.
-    """
+    """Open a topic for a writer, or create it as `ensure_topic`, unless `auto.create.topics.enable` is false."""
     check_topic_name(name)
     if root.engine.exists(name):
         return topic_of(root, name)
@@ -269,7 +266,7 @@ def open_root(
     try:
         root_id = read_root_id(store)
     except NotFound:
-        from sparklog.log.topic.backup_store import newest_backup
+        from sparklog.log.topic.backup_manifest import newest_backup
 
         if create:
             root_id = create_root_id(store, env)

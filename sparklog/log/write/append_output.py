@@ -1,10 +1,17 @@
-"""An append file that is written: slices one after the other, and the footer that describes them."""
+"""Append files, slices one after the other and the footer that describes them: written, or handed to the commit.
+
+A writer whose encoded slices and footer are at most `inline.records.bytes`, or of one of several tasks `task_bytes` of
+it, uploads nothing. Its result is a file without a path, which has all of its bytes along (`unwritten`). Before the
+commit the driver joins those of all tasks: they become the commit's tail, or one append file where they are too much.
+"""
 
 from __future__ import annotations
 
-from sparklog.format.append_file import WrittenSlice, encode_footer
-from sparklog.log.state.slices import FileSlices
-from sparklog.log.write.inline_records import slice_bytes, written_slices
+from collections.abc import Sequence
+
+from sparklog.format.append_file import HEAD_BYTES, SLICE_BYTES, TAIL_BYTES, WrittenSlice, encode_footer
+from sparklog.format.slice_columns import WRITTEN
+from sparklog.log.state.slices import INLINE_PATH, FileSlices
 from sparklog.storage.store import ObjectWriter, Store
 
 
@@ -47,3 +54,47 @@ def write_out(store: Store, topic: str, path: str, file: FileSlices) -> FileSlic
     except BaseException:
         output.discard()
         raise
+
+
+TASK_BYTES = 16 << 10
+"""Of one task at least: see `task_bytes`."""
+
+
+def is_unwritten(file: FileSlices) -> bool:
+    return file.path == INLINE_PATH
+
+
+def unwritten(slices: Sequence[WrittenSlice], data: bytes) -> FileSlices:
+    """Return a file that is not written; `data`: the bytes of its slices, back to back."""
+    footer = encode_footer(slices)
+    return FileSlices.of(INLINE_PATH, slices, len(footer), data=data + footer)
+
+
+def tail_bytes(slices: int, nbytes: int) -> int:
+    """Return the size of a tail with so many slices, of so many bytes together."""
+    return nbytes + HEAD_BYTES + TAIL_BYTES + slices * SLICE_BYTES
+
+
+def task_bytes(most: int) -> int:
+    """Return what a task hands to the driver, which holds that of all: an eighth of `most`, but 16 KiB always."""
+    return min(most, max(TASK_BYTES, most // 8))
+
+
+def joined(files: Sequence[FileSlices]) -> FileSlices:
+    """Return several files that are not written as one."""
+    if len(files) == 1:
+        return files[0]
+    slices = [written for file in files for written in written_slices(file)]
+    return unwritten(slices, b"".join(slice_bytes(file) for file in files))
+
+
+def slice_bytes(file: FileSlices) -> bytes:
+    """Return the bytes of the slices of a file that is not written."""
+    return file.data[: file.size - file.footer_length]
+
+
+def written_slices(file: FileSlices) -> list[WrittenSlice]:
+    """Return the slices of a file as its writer described them. They are small, so they have no index."""
+    columns = {name: getattr(file, name) for name in WRITTEN}
+    rows = zip(*columns.values(), strict=True)
+    return [WrittenSlice(**dict(zip(columns, row, strict=True))) for row in rows]

@@ -17,11 +17,7 @@ from sparklog.storage.store import Store
 
 @dataclass(frozen=True, slots=True)
 class AppendTarget:
-    """The topic as a task writes files for it: picklable, carried from the driver to the tasks.
-
-    `inline_bytes`: of records that go into the commit, at most.
-    `looked`: when the root was seen to be the one that was opened, where that cost no time of its own.
-    """
+    """The topic as a task writes files for it: picklable, carried from the driver to the tasks."""
 
     store: Store
     root_id: str
@@ -31,7 +27,8 @@ class AppendTarget:
     configs: TopicConfigs
     read_version: int
     leader_epoch: int
-    inline_bytes: int = 0
+    inline_bytes: int = 0  # of records that go into the commit, at most
+    # When the root was seen to be the one that was opened, where that cost no time of its own.
     looked: Moment | None = field(default=None, compare=False, repr=False)
 
     def __reduce__(self) -> tuple[type[AppendTarget], tuple[object, ...]]:

@@ -2,7 +2,7 @@
 
 `AppendWriter` buffers up to `buffer_bytes` of Arrow data, then writes it grouped by partition, one slice per partition,
 and goes on in the same file. So the memory of a task is bounded, and it costs one object per GiB. What is small is not
-written at all, but handed to the commit (`sparklog.log.write.inline_records`). Offsets count from 0 in each slice: the
+written at all, but handed to the commit (`sparklog.log.write.append_output`). Offsets count from 0 in each slice: the
 commit that names the files assigns them. Rows of one partition keep their order. `write_files` does it for Arrow data
 without Spark.
 """
@@ -28,9 +28,8 @@ from sparklog.log.journal.names import append_path, read_root_id
 from sparklog.log.read.topic_scan import Scan
 from sparklog.log.state.slices import ANYWHERE, FileSlices, RowCounts, SliceFlag
 from sparklog.log.state.writer_runs import WriterKey
-from sparklog.log.write.append_output import AppendOutput
+from sparklog.log.write.append_output import AppendOutput, tail_bytes, unwritten
 from sparklog.log.write.append_target import AppendTarget, WriteOptions
-from sparklog.log.write.inline_records import tail_bytes, unwritten
 from sparklog.log.write.python_rows import batch_of_columns, batches_of_rows
 from sparklog.log.write.rows import ROW_COLUMNS, Partitioner, Rows, check_columns, rows_of, sticky_seed
 from sparklog.storage.parallel_reads import ask_each
@@ -91,10 +90,7 @@ class AppendWriter:
                 self.flush()
 
     def finish(self) -> list[FileSlices]:
-        """Flush and close; the files, none without rows. No commit names them yet.
-
-        They are written and durable, or it is one that is not written: `TopicLog.commit_append` takes both.
-        """
+        """Flush and close; return durable files, or one that is not written, for `TopicLog.commit_append`."""
         self.flush()
         self._close()
         if self._held:
@@ -209,10 +205,7 @@ class AppendWriter:
 
 
 def check_root(target: AppendTarget) -> None:
-    """Compare the root's id with the one the driver saw: the same path may be another disk on this machine.
-
-    `NotFound` without a root, `BadRequest` with another one.
-    """
+    """Raise unless the root is the one that the driver saw: the same path may be another disk on this machine."""
     where = target.store.location
     try:
         root_id = read_root_id(target.store)

@@ -39,10 +39,7 @@ TRIES = 10
 def end_kafka_transactions(
     log: CommitLog, *, producers: Collection[int] | None = None, commit: bool = False
 ) -> tuple[KafkaOpen, ...]:
-    """End the open transactions of these producer ids (None: all) in one commit. Return those that were ended.
-
-    They end as they were decided, else by ABORT markers or, with `commit`, by COMMIT markers.
-    """
+    """End open transactions of producers (None: all) in one commit, as decided or by `commit`; return them."""
     for _ in range(TRIES):
         head = log.existing().head
         chosen = tuple(

@@ -13,16 +13,15 @@ Accepted columns, all but `value` optional:
 Types are compared, never schemas: Spark passes its session's time zone and nested `not null`s along. Everything uses
 Arrow's buffers: its functions would load `pyarrow.compute`, and with it pandas, into each task.
 
-Rows get partitions by the rules of Kafka's producer. An explicit partition wins; else the key decides (murmur2, an
-empty key is a key); a row without a key goes to the *sticky* partition, which changes each time about one record batch
-of such rows has gone to it. Sticky rows start at a partition drawn from a seed: started from 0 in each task, every
-small micro-batch would land in partition 0.
+Rows get partitions as by Kafka's producer: an explicit one wins, else the key decides (murmur2, an empty key is a key).
+Rows without a key go to the *sticky* partition, which changes after about one record batch of them. The first one is
+drawn from a seed: started from 0 in each task, every small micro-batch would land in partition 0.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,10 +67,7 @@ def check_columns(schema: pa.Schema) -> list[str]:
 
 
 def rows_of(batches: Sequence[pa.RecordBatch], now_ms: int) -> Rows:
-    """One run of rows from batches that `check_columns` has passed; a timestamp that is null is `now_ms`.
-
-    `BadRequest` for a negative timestamp or a null header key.
-    """
+    """Return rows of checked batches; `now_ms` for null timestamps. `BadRequest`: negative ones, null header keys."""
     key, value, headers, timestamp, partition = ([_column(batch, name) for batch in batches] for name in ROW_COLUMNS)
     times = [np.broadcast_to(_milliseconds(array, now_ms), len(array)) for array in timestamp]
     return Rows(
@@ -101,20 +97,15 @@ def _is_headers(kind: pa.DataType) -> bool:
     return bool(names == ["key", "value"] and all(_is_bytes(item.field(i).type) for i in range(2)))
 
 
-def _is_timestamp(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_timestamp(kind) or pa.types.is_int64(kind) or pa.types.is_null(kind))
-
-
-def _is_partition(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_null(kind))
-
-
-_ACCEPTED = {
+_ACCEPTED: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
     "key": (_is_bytes, "binary or string"),
     "value": (_is_bytes, "binary or string"),
     "headers": (_is_headers, "array<struct<key string, value binary>>"),
-    "timestamp": (_is_timestamp, "a timestamp or int64 milliseconds"),
-    "partition": (_is_partition, "an integer"),
+    "timestamp": (
+        lambda kind: pa.types.is_timestamp(kind) or pa.types.is_int64(kind) or pa.types.is_null(kind),
+        "a timestamp or int64 milliseconds",
+    ),
+    "partition": (lambda kind: pa.types.is_integer(kind) or pa.types.is_null(kind), "an integer"),
 }
 
 
@@ -232,10 +223,7 @@ class Partitioner:
         self._filled = 0
 
     def assign(self, rows: int, *, key: pa.Array | None, value: pa.Array | None, partition: pa.Array | None) -> Int32s:
-        """Return int32[rows]: the partition of each row. Columns that are `None` are all null.
-
-        `BadRequest` for an explicit partition that the topic does not have.
-        """
+        """Return int32[rows], their partitions. None: a column of nulls. `BadRequest` for one that does not exist."""
         explicit = None if partition is None else self._explicit(partition)
         if explicit is not None and partition is not None and partition.null_count == 0:
             return explicit

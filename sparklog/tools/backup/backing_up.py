@@ -35,8 +35,15 @@ from sparklog.log.state.history import History
 from sparklog.log.state.root_defaults import DEFAULTS, ID
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.topic_state import Head
-from sparklog.log.topic.backup_manifest import MANIFEST_JSON, EntriesBackup, LeftOut, Manifest, TopicBackup, backup_key
-from sparklog.log.topic.backup_store import BackupStore
+from sparklog.log.topic.backup_manifest import (
+    MANIFEST_JSON,
+    BackupStore,
+    EntriesBackup,
+    LeftOut,
+    Manifest,
+    TopicBackup,
+    backup_key,
+)
 from sparklog.log.topic.root import Root
 from sparklog.storage.store import Store
 from sparklog.tools.backup import copying

@@ -35,7 +35,7 @@ from sparklog.log.decisions.decision_log import DecisionLogs, open_transactions
 from sparklog.log.journal.chain import EntryChain, EntrySpan
 from sparklog.log.journal.clocks import reading_clock_ms
 from sparklog.log.journal.entry_log import E, EntryKind, list_entries
-from sparklog.log.journal.names import checkpoint_version, commit_key, is_topic_name
+from sparklog.log.journal.names import commit_key, entry_number, is_topic_name
 from sparklog.log.state.commit import Commit, decode_commit
 from sparklog.log.state.slice_table import COMMITTED, SliceTable, Snapshot
 from sparklog.log.state.topic_state import EMPTY, Head
@@ -393,7 +393,7 @@ def _recent(chain: EntryChain[E], since_ms: int) -> list[E]:
 
 def _recent_commits(store: Store, topic: str, version: int, since_ms: int) -> Iterator[Commit]:
     for info in list_entries(store, topic):
-        number = checkpoint_version(info.key)
+        number = entry_number(info.key)
         if info.modified_ms > since_ms and number is not None and number <= version:
             try:
                 yield decode_commit(store.get(info.key), info.key, number)

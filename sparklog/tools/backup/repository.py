@@ -52,7 +52,6 @@ from sparklog.log.topic.backup_manifest import (
     Manifest,
     backup_key,
     backup_numbers,
-    numbers_below,
     read_manifest,
 )
 from sparklog.retention.vacuum_plan import data_file

@@ -202,7 +202,7 @@ def decoder_of(key: str) -> Decode | None:
     """Return what reads a document of this key, and raises where it is damaged; None for other objects."""
     if key == naming.ROOT_KEY:
         return lambda data: naming.ROOT_JSON.decode(data, key)
-    number = naming.checkpoint_version(key)
+    number = naming.entry_number(key)
     if number is None:
         return None
     kind = KINDS.get(key.partition("/")[0])
@@ -271,7 +271,7 @@ def _read(store: Store, key: str) -> bytes | None:
 def cure_entry(store: Store, key: str) -> Cure | None:
     """Return the cure of an entry or a copy in a log of entries: by the other one, by itself, or by later entries."""
     prefix, _, _ = key.partition(f"/{naming.LOG_FOLDER}/")
-    number = naming.checkpoint_version(key)
+    number = naming.entry_number(key)
     if number is None:
         return None
     is_copy = f"/{naming.CHECKPOINT_FOLDER}/" in key

@@ -401,7 +401,7 @@ def _is_free(orphan: Orphan, log: CheckedTopic | None) -> bool:
         is_old = orphan.age_ms > HOUR_MS and int(table[:20]) < log.newest_checkpoint
         return naming.is_checkpoint_table_name(table) and is_old
     if below.startswith(f"{naming.LOG_FOLDER}/"):
-        version = naming.checkpoint_version(below)
+        version = naming.entry_number(below)
         return version is not None and version < log.first
     file = data_file(name, ObjectInfo(orphan.file, orphan.nbytes, 0))
     return file is not None and file.read_version < log.head.floor

@@ -13,12 +13,12 @@ from sparklog.compaction.backlog import compaction_backlog
 from sparklog.errors import SparklogError
 from sparklog.log.journal.names import is_topic_name, root_created_ms
 from sparklog.log.state.slice_table import Snapshot
-from sparklog.log.topic.backup_store import BackupStore
+from sparklog.log.topic.backup_manifest import BackupStore
 from sparklog.log.topic.root import Root
-from sparklog.maintenance.backlog import Backlog
 from sparklog.maintenance.leases import read_claims
 from sparklog.maintenance.outcomes import Outcomes, read_outcomes
 from sparklog.maintenance.overdue import JUDGED, JobState, judge
+from sparklog.maintenance.report import Backlog
 from sparklog.maintenance.work_items import Settings
 from sparklog.retention.retain import expiry_backlog
 

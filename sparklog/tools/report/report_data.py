@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from shlex import quote
 from typing import ClassVar
 
-from sparklog.maintenance.backlog import Backlog
+from sparklog.maintenance.report import Backlog
 from sparklog.maintenance.overdue import JobState, troubles
 from sparklog.units import HOUR_MS, count, duration, size_text
 

@@ -172,7 +172,7 @@ class CheckedLog:
         """Name what is no object and has the name of one: no listing shows it, and it stops who comes there."""
         for folder in (f"{self.prefix}/{naming.LOG_FOLDER}/", naming.checkpoint_prefix(self.prefix)):
             for name in self.store.obstacles(folder):
-                if naming.checkpoint_version(name) is not None:
+                if naming.entry_number(name) is not None:
                     expected = "expected a file or nothing, found a folder, a link or a special file"
                     message = f"{expected}: no {self.what} can be written under this name"
                     self.report(self.kind, folder + name, message, "move it away")

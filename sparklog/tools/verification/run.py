@@ -22,8 +22,7 @@ from sparklog.log.journal import names as naming
 from sparklog.log.journal.clocks import SYSTEM, Env, reading_clock_ms
 from sparklog.log.journal.documents import document_of
 from sparklog.log.journal.entry_log import E, EntryKind
-from sparklog.log.journal.lost_commits import is_note, lost_commits
-from sparklog.log.journal.probe_verdict import is_verdict
+from sparklog.log.journal.probe_verdict import is_note, is_verdict, lost_commits
 from sparklog.log.state.history import History
 from sparklog.log.state.root_defaults import DEFAULTS
 from sparklog.maintenance.leases import LEASES

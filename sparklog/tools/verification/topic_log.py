@@ -22,12 +22,12 @@ from sparklog.format.slice_columns import COLUMN_TYPES
 from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, commit_key, file_key
 from sparklog.log.state.carried import BLOCK, carried_in, unpacked
 from sparklog.log.state.checkpoint import Checkpoint, decode_checkpoint, decode_table
-from sparklog.log.state.clone_holds import clone_of_hold
 from sparklog.log.state.commit import Commit, Hold, Resolved, decode_commit
 from sparklog.log.state.history import History
 from sparklog.log.state.invariants import check_commit, check_state
 from sparklog.log.state.slice_table import Slices, SliceTable, added
 from sparklog.log.state.topic_state import EMPTY, HEAD_JSON, Head
+from sparklog.log.topic.cloning import clone_of_hold
 from sparklog.storage.store import Store
 from sparklog.tools.verification.checked_logs import CheckedLog, log_end, read_again, read_object
 from sparklog.tools.verification.findings import CHECKPOINT, LOG, MISSING, STATE, TWO_WINNERS, CheckCounts, Finding

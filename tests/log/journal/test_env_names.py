@@ -58,9 +58,9 @@ def test_names_that_topics_may_not_have(name: str) -> None:
 def test_keys() -> None:
     assert names.commit_key("t", 42) == "t/_log/00000000000000000042.json"
     assert names.checkpoint_key("t", 128) == "t/_log/checkpoints/00000000000000000128.json"
-    assert names.checkpoint_version(names.checkpoint_key("t", 128)) == 128
-    assert names.checkpoint_version(f"t/_log/checkpoints/{names.checkpoint_table_name(128, 'Aa')}") is None
-    assert names.checkpoint_version("t/_log/checkpoints/12.json") is None
+    assert names.entry_number(names.checkpoint_key("t", 128)) == 128
+    assert names.entry_number(f"t/_log/checkpoints/{names.checkpoint_table_name(128, 'Aa')}") is None
+    assert names.entry_number("t/_log/checkpoints/12.json") is None
     assert names.file_key("t", names.append_path(7, "Ab")) == "t/append/00000000000000000007-Ab.slices"
     assert names.file_key("t", "/other/append/x.slices") == "other/append/x.slices"
 

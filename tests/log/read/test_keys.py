@@ -10,7 +10,7 @@ import pytest
 
 import sparklog
 from sparklog.errors import BadRequest
-from sparklog.log.read.key_set import KeySet
+from sparklog.log.read.key_lookup import KeySet
 from sparklog.log.read.topic_scan import Scan, Tail
 from sparklog.log.topic.root import RootView
 from sparklog.testing import CountingStore

@@ -20,7 +20,7 @@ from unittest import mock
 import pytest
 
 from sparklog.errors import BadRequest, Corrupt, Fenced, NotFound, SparklogError
-from sparklog.log.journal import lost_commits, probe_verdict
+from sparklog.log.journal import probe_verdict
 from sparklog.log.journal.documents import peek_commit_id
 from sparklog.log.journal.names import commit_key
 from sparklog.log.journal.numbered_objects import NumberedObjects
@@ -289,7 +289,7 @@ def test_many_seeds(seeds: range, bucket: bool) -> None:
 
 def no_doubt(patch: pytest.MonkeyPatch) -> None:
     """A verdict lasts for ever."""
-    patch.setattr(lost_commits, "doubt", lambda store, wall_ms: None)
+    patch.setattr(probe_verdict, "doubt", lambda store, wall_ms: None)
     patch.setattr(probe_verdict, "distrust", lambda store, wall_ms: None)
 
 

@@ -13,8 +13,8 @@ from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.topic.root import Root, open_root
 from sparklog.log.topic.topic import Topic
+from sparklog.log.write.append_output import unwritten, written_slices
 from sparklog.log.write.append_target import AppendOutcome, AppendTarget
-from sparklog.log.write.inline_records import unwritten, written_slices
 from sparklog.storage.store import Store
 from sparklog.testing.faulty_store import Call, Crash, Decide, Fault, FaultKind
 from tests.log.simulation.model import Model, State, TopicModel, WatchedStore, expect

@@ -21,9 +21,8 @@ from sparklog.log.decisions.decision import (
     REASONS,
 )
 from sparklog.log.journal.documents import FORMAT, KNOWN_READ_FEATURES, KNOWN_WRITE_FEATURES, Document
-from sparklog.log.journal.lost_commits import LOST_JSON
 from sparklog.log.journal.names import ROOT_JSON
-from sparklog.log.journal.probe_verdict import VERDICT_JSON
+from sparklog.log.journal.probe_verdict import LOST_JSON, VERDICT_JSON
 from sparklog.log.state.checkpoint import CHECKPOINT_JSON, COLUMN_NAMES, TABLE_REF_JSON
 from sparklog.log.state.commit import (
     COMMIT_JSON,

@@ -25,20 +25,20 @@ from sparklog.log.journal.names import (
     path_read_version,
 )
 from sparklog.log.state import commit, commit_intents
+from sparklog.log.state.carried import RECENT, RecentTails
 from sparklog.log.state.commit import decode_commit, tail_of
 from sparklog.log.state.configs import TopicConfigs
-from sparklog.log.state.recent_tails import RECENT, RecentTails
 from sparklog.log.topic.topic import Topic
-from sparklog.log.write.append_output import write_out
-from sparklog.log.write.append_writer import AppendWriter
-from sparklog.log.write.inline_records import (
+from sparklog.log.write.append_output import (
     is_unwritten,
     joined,
     slice_bytes,
     tail_bytes,
     task_bytes,
+    write_out,
     written_slices,
 )
+from sparklog.log.write.append_writer import AppendWriter
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.testing.world import World
 from sparklog.testing.wrapper_stores import CountingStore

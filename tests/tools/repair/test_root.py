@@ -10,7 +10,7 @@ import pytest
 
 from sparklog.compaction.run import CompactOptions, compact_topic
 from sparklog.errors import BadRequest
-from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, checkpoint_version, commit_key
+from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, commit_key, entry_number
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.testing.world import DAY_MS, HOUR_MS, World
 from sparklog.tools.repair.cures import Cure, RepairReport, summary
@@ -169,7 +169,7 @@ def test_a_newest_checkpoint_that_cannot_be_made_again_stays() -> None:
     world = small_root()
     newest = max(info.key for info in world.store.list(checkpoint_prefix("latest")) if info.key.endswith(".json"))
     for info in list(world.store.list("latest/_log/")):
-        if checkpoint_version(info.key) is not None and info.key[-25:] < newest[-25:]:
+        if entry_number(info.key) is not None and info.key[-25:] < newest[-25:]:
             world.store.delete(info.key)
     world.store.delete(commit_key("latest", int(newest[-25:-5])))
     world.store.replace(newest, b"{}\n")

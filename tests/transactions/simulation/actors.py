@@ -14,8 +14,8 @@ from sparklog.log.state.slice_table import COMMITTED, PLAIN, Snapshot
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.topic.root import Root, RootView, open_root
+from sparklog.log.write.append_output import unwritten, written_slices
 from sparklog.log.write.append_target import AppendTarget, TopicFiles
-from sparklog.log.write.inline_records import unwritten, written_slices
 from sparklog.storage.retries import SETTLE_MS
 from sparklog.storage.store import Store
 from sparklog.testing.faulty_store import Crash, Decide, FaultKind

@@ -15,7 +15,7 @@ import pytest
 from sparklog.errors import SparklogError
 from sparklog.log.decisions.decision import Decisions
 from sparklog.log.decisions.decision_log import DecisionLog
-from sparklog.transactions import expiry
+from sparklog.transactions import completion
 from tests.log.simulation.simulated_world import SimulatedWorld, SimulationError
 from tests.support.replay import repeat_one_seed, replayable
 from tests.support.seeds import EXPIRY
@@ -64,13 +64,13 @@ def numbers_begin_again(patch: Patch) -> None:
 
 def all_of_the_folder_goes(patch: Patch) -> None:
     """The objects of an expired id are deleted whatever their numbers are."""
-    real = expiry.entry_in
+    real = completion.entry_in
 
     def newest(register: Decisions, name: str) -> Decisions | None:
         entry = real(register, name)
         return None if entry is None else replace(entry, number=10**6)
 
-    patch.setattr(expiry, "entry_in", newest)
+    patch.setattr(completion, "entry_in", newest)
 
 
 MUTANTS: list[tuple[Callable[[Patch], None], str, int]] = [
