@@ -71,7 +71,7 @@ def begun_key(number: int) -> str:
 
 def newest_number(store: Store) -> int:
     # In this order: a number is decided before its run lets go of it.
-    begun = numbers_below(store, f"{BEGUN_FOLDER}/")
+    begun = naming.numbers_below(store, f"{BEGUN_FOLDER}/")
     return max([0, *begun, *backup_numbers(store)])
 
 
@@ -84,7 +84,7 @@ def take_number(store: Store, number: int, run: str, env: Env) -> bool:
 
 def give_up_begun(store: Store, root_id: str, env: Env) -> None:
     """Decide all numbers that are taken: their runs are dead, or must not publish any more."""
-    for number in numbers_below(store, f"{BEGUN_FOLDER}/"):
+    for number in naming.numbers_below(store, f"{BEGUN_FOLDER}/"):
         create_or_read(store, backup_key(number), GIVEN_UP_JSON.encode(GivenUp(number, root_id, env.wall_ms())), env)
         store.delete(begun_key(number))
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from shlex import quote
 from typing import ClassVar
 
-from sparklog.maintenance.report import Backlog
 from sparklog.maintenance.overdue import JobState, troubles
+from sparklog.maintenance.report import Backlog
 from sparklog.units import HOUR_MS, count, duration, size_text
 
 ATTENTION, INFORMATION = "attention", "information"
