@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +70,8 @@ def split(
             nbytes = part.nbytes
             count = 1 if nbytes <= SPLIT_BYTES else min(-(-nbytes // SPLIT_BYTES), part.batches)
             for cut in _shares(part, part.at_bytes, nbytes, count):
-                offsets = OffsetRange(wanted.topic, wanted.partition, cut.start, cut.end)
+                is_whole = cut.start == wanted.start and cut.end == wanted.end
+                offsets = wanted if is_whole else replace(wanted, start=cut.start, end=cut.end)
                 pieces.append(TaskRange(offsets, cut.records, cut.nbytes))
     return pieces
 
