@@ -257,6 +257,9 @@ class LogView(TakenView, Protocol):
     def topics(self, wanted: Callable[[str], bool] | None = None) -> list[str]:
         """Return the names of all topics, sorted; only of those wanted, the others are not opened. Finds new ones."""
 
+    def take(self, wanted: Callable[[str], bool] | None = None) -> list[str]:
+        """Take a snapshot of all topics, or of those of wanted names, and return their names, sorted."""
+
     def topic_id(self, topic: str) -> str:
         """22-character id; differs when a name was deleted and created again. `NotFound` if there is no such topic."""
 
