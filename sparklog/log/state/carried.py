@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.format.compression import compress, decompress
@@ -60,7 +60,9 @@ def unpacked(carried: Carried | None) -> list[bytes]:
 def carried_in(commit: Commit, data: bytes) -> Carried | None:
     """Return what a commit carries, from the bytes of its object."""
     carried = commit.carried
-    return None if carried is None else replace(carried, data=data[commit.nbytes : commit.tail_start])
+    if carried is None:
+        return None
+    return Carried(carried.commits, carried.nbytes, carried.crc, data[commit.nbytes : commit.tail_start])
 
 
 def with_carried(topic: str, objects: Mapping[int, tuple[Commit, bytes]], first: int) -> dict[int, Commit]:
