@@ -62,6 +62,7 @@ class LocalStore(FolderStore):
 
     def __init__(self, path: str | os.PathLike[str], *, durable: bool = True) -> None:
         self._path = os.path.abspath(os.fspath(path))
+        self._above_keys = os.path.join(self._path, "")
         self._durable = durable
         self._lock = ForkLock()
         self._synced: dict[str, int] = {}
@@ -268,7 +269,7 @@ class LocalStore(FolderStore):
             self._unlink(linked)
 
     def _file(self, key: str) -> str:
-        return os.path.join(self._path, check_key(key))
+        return self._above_keys + check_key(key)
 
     def _lstat(self, path: str, key: str) -> os.stat_result | None:
         try:
@@ -471,7 +472,12 @@ def _info(key: str, status: os.stat_result) -> ObjectInfo:
 
 def read_at(fd: int, start: int, length: int) -> bytes:
     """`length` bytes from `start`, or up to the end; one read() gives at most 2 GiB and may give less."""
-    parts = []
+    data = os.pread(fd, min(length, _READ_AT_ONCE), start)
+    if len(data) == length:
+        return data
+    parts = [data]
+    start += len(data)
+    length -= len(data)
     while length and (data := os.pread(fd, min(length, _READ_AT_ONCE), start)):
         parts.append(data)
         start += len(data)

@@ -417,7 +417,7 @@ def decode_commit(data: bytes, key: str, version: int, *, whole: bool = True) ->
         crc = appended_crc(crc, part.nbytes, part.crc)
     if inline is not None:
         start = len(document) + (0 if carried is None else carried.nbytes)
-        attributes["files"] = _placed(files, commit_path(version), start)
+        _place(files, commit_path(version), start)
     return Commit(**attributes, crc=crc, nbytes=len(document))
 
 
@@ -452,12 +452,9 @@ def _check_inline(item: Fields, files: Sequence[FileSlices], inline: Inline | No
         raise item.bad("inline", f"as many bytes as its file of {file.size}, which its slices and its footer fill")
 
 
-def _placed(files: Sequence[FileSlices], path: str, start: int) -> tuple[FileSlices, ...]:
-    """Return the files of a commit whose tail begins at `start`, the one in it under the commit's own path."""
-    placed = []
+def _place(files: Sequence[FileSlices], path: str, start: int) -> None:
+    """Give the file in a commit, just read, the commit's own path, and the place of its tail, which is at `start`."""
     for file in files:
         if file.path == INLINE_PATH:
-            position = tuple([start + place for place in file.starts])
-            file = replace(file, path=path, size=start + file.size, position=position)
-        placed.append(file)
-    return tuple(placed)
+            file.position = tuple([start + place for place in file.starts])
+            file.path, file.size = path, start + file.size

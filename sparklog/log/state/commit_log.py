@@ -68,6 +68,9 @@ class LogState:
         return -1 if self.checkpoint is None else self.checkpoint.head.version
 
 
+_EMPTY_STATE = LogState(EMPTY, None, (), SliceTable())
+
+
 @dataclass(frozen=True, slots=True)
 class CommitOutcome:
     """The commit that was written (None: `nothing` has the reason), the head after it, and the dropped edits."""
@@ -160,7 +163,7 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         return CommitOutcome(written, newest.state.head, last if isinstance(last, Nothing) else None, last.dropped)
 
     def _empty(self) -> LogState:
-        return LogState(EMPTY, None, (), SliceTable())
+        return _EMPTY_STATE
 
     def _decode(self, data: bytes, key: str, number: int) -> Commit:
         # Damaged records are for those who read them; what the document says of the topic holds.

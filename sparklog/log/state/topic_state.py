@@ -263,9 +263,10 @@ EMPTY = Head()
 
 def _changes(head: Head, commit: Commit) -> dict[str, Any]:
     """Return what a commit changes of an existing topic, or one just created; without what all commits change."""
-    partitions = head.partitions if commit.partitions is None else commit.partitions
+    before = head.partitions
+    partitions = before if commit.partitions is None else commit.partitions
     end = _grown(head.log_end, partitions)
-    is_same_start = not commit.log_starts and partitions == head.partitions
+    is_same_start = not commit.log_starts and partitions == before
     start = head.log_start if is_same_start else _grown(head.log_start, partitions)
     named = [*commit.log_starts, *(edit.partition for edit in commit.edits)]
     if named and max(named) >= len(end):
@@ -405,7 +406,9 @@ def _forget(prepares: tuple[Prepare, ...], log_start: Offsets) -> tuple[Prepare,
 
 
 def _grown(values: Offsets, partitions: int) -> Offsets:
-    grown = np.zeros(max(partitions, len(values)), np.int64)
+    if len(values) >= partitions:
+        return values.copy()
+    grown = np.zeros(partitions, np.int64)
     grown[: len(values)] = values
     return grown
 

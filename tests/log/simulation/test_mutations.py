@@ -167,19 +167,19 @@ def features_are_forgotten(patch: Patch) -> None:
 def a_lost_race_keeps_the_path(patch: Patch) -> None:
     """Records in a commit are named by the number of the first attempt."""
     paths: dict[tuple[int, ...], str] = {}
-    real = commit._placed
+    real = commit._place
 
-    def first(files: Sequence[FileSlices], path: str, start: int) -> Any:
+    def first(files: Sequence[FileSlices], path: str, start: int) -> None:
         (inline,) = [file for file in files if file.path == INLINE_PATH]
-        return real(files, paths.setdefault(inline.crc, path), start)
+        real(files, paths.setdefault(inline.crc, path), start)
 
-    patch.setattr(commit, "_placed", first)
+    patch.setattr(commit, "_place", first)
 
 
 def positions_count_from_the_tail(patch: Patch) -> None:
     """Slices in a commit are looked for where its document is."""
-    real = commit._placed
-    patch.setattr(commit, "_placed", lambda files, path, start: real(files, path, 0))
+    real = commit._place
+    patch.setattr(commit, "_place", lambda files, path, start: real(files, path, 0))
 
 
 @pytest.mark.parametrize("mutate", [features_are_forgotten, a_lost_race_keeps_the_path, positions_count_from_the_tail])
