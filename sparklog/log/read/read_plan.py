@@ -20,7 +20,7 @@ import numpy.typing as npt
 from sparklog.errors import BadRequest, Conflict, NotFound
 from sparklog.format.record_batch import HEADER_BYTES
 from sparklog.log.decisions.decision_log import reader_of
-from sparklog.log.read.planned_slices import PlannedSlices, planned_slices
+from sparklog.log.read.planned_slices import ColumnRows, PlannedSlices, planned_ranges
 from sparklog.log.state.range_slices import RangeSlices, select_ranges
 from sparklog.log.state.slice_table import ABORTED, OPEN, Columns, Newer, Slices, Snapshot
 from sparklog.log.state.slices import SliceFlag
@@ -134,16 +134,23 @@ class TaskParts(tuple[Any, ...]):
     def __reduce__(self) -> tuple[object, ...]:
         if not self or any(type(part) is not NativeReadPart or part.store is not self[0].store for part in self):
             return tuple, (list(self),)
-        names = self[0].slices.columns
-        columns = {name: np.concatenate([part.slices.columns[name] for part in self]) for name in names}
+        columns = _one_after_the_other([part.slices.columns for part in self])
         return _unpickled, (self[0].store, columns, [part.flat() for part in self])
+
+
+def _one_after_the_other(columns: Sequence[Mapping[str, npt.NDArray[Any]]]) -> Columns:
+    first, last = columns[0], columns[-1]
+    rows = [item for item in columns if isinstance(item, ColumnRows)]
+    is_one = len(rows) == len(columns) and all(a.whole is b.whole and a.high == b.low for a, b in pairwise(rows))
+    if is_one and isinstance(first, ColumnRows) and isinstance(last, ColumnRows):
+        return dict(ColumnRows(first.whole, first.low, last.high))
+    return {name: np.concatenate([item[name] for item in columns]) for name in first}
 
 
 def _unpickled(store: Store, columns: Columns, flat: Sequence[tuple[Any, ...]]) -> TaskParts:
     parts, low = [], 0
     for topic_id, place, isolation, (count, paths, hidden), others in flat:
-        rows = {name: column[low : low + count] for name, column in columns.items()}
-        slices = PlannedSlices(place[0], place[1], paths, rows, hidden)
+        slices = PlannedSlices(place[0], place[1], paths, ColumnRows(columns, low, low + count), hidden)
         parts.append(NativeReadPart(store, topic_id, OffsetRange(*place), isolation, slices, *others))
         low += count
     return TaskParts(parts)
@@ -209,12 +216,13 @@ def _planned(selected: RangeSlices, isolation: str) -> list[PlannedSlices]:
         is_visible = _visible(rows)
         if not is_visible.all():
             rows, cuts = rows[is_visible], np.cumsum([0, *is_visible])[cuts]
-    plans = []
-    for offsets, (low, high) in zip(selected.ranges, pairwise(cuts.tolist()), strict=True):
-        aborted = hidden.get((offsets.topic, offsets.partition))
+    places = [(offsets.topic, offsets.partition) for offsets in selected.ranges]
+    plans = planned_ranges(places, rows, cuts.tolist())
+    for number, offsets in enumerate(selected.ranges if hidden else ()):
+        aborted = hidden.get(places[number])
         covered = None if aborted is None else aborted.overlapping(offsets.start, offsets.end)
-        planned = planned_slices(offsets.topic, offsets.partition, rows, low, high)
-        plans.append(replace(planned, hidden=covered) if covered is not None and len(covered) else planned)
+        if covered is not None and len(covered):
+            plans[number] = replace(plans[number], hidden=covered)
     return plans
 
 

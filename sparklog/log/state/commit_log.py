@@ -99,7 +99,15 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
 
     def snapshot(self, refresh: bool = True) -> Snapshot:
         """Return the same with all slices."""
-        state = self._with_table(self._existing(refresh)).state
+        return self._snapshot(self._existing(refresh))
+
+    def snapshot_if_exists(self) -> Snapshot | None:
+        """Return the newest state with all slices; None if there is no topic."""
+        newest = self._read_on(self._newest).newest
+        return self._snapshot(newest) if newest.state.head.exists else None
+
+    def _snapshot(self, base: SeenState[LogState]) -> Snapshot:
+        state = self._with_table(base).state
         if state.table is None or not state.head.exists:
             raise self._not_found()
         return Snapshot(self.topic, self.store, state.head, state.table)

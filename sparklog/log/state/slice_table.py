@@ -11,7 +11,7 @@ Here `file` and `txn` are codes of texts; -1 is no transaction.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import add
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -89,7 +89,7 @@ class Texts:
 class ColumnsByName:
     """Columns of slices as attributes, one array each."""
 
-    columns: Columns
+    columns: Mapping[str, npt.NDArray[Any]]
 
     def __len__(self) -> int:
         return len(self.columns["base"])
@@ -162,7 +162,7 @@ class SliceTable:
 
     def __len__(self) -> int:
         parts, pending = self._rows
-        return sum(map(len, parts)) + sum(len(file) for commit in pending for file in commit.files)
+        return sum(map(len, parts)) + sum([len(file) for commit in pending for file in commit.files])
 
     def unfolded(self) -> tuple[tuple[Slices, ...], tuple[Commit, ...]]:
         """Return the parts that there are, and the commits whose slices are in none yet."""
@@ -253,8 +253,9 @@ class SliceTable:
 
     def has_flag(self, flag: int) -> bool:
         parts, pending = self._rows
-        added_flags = (flags for commit in pending for file in commit.files for flags in file.flags)
-        return any(flags & flag for flags in added_flags) or any(bool((part.flags & flag).any()) for part in parts)
+        if any(flags & flag for commit in pending for file in commit.files for flags in file.flags):
+            return True
+        return any(bool((part.flags & flag).any()) for part in parts)
 
     def find(self, *items: RemovedSlices) -> npt.NDArray[np.int64]:
         """Return the row in `all()` of each slice that `items` name exactly, in their order; -1 where there is none."""

@@ -43,7 +43,9 @@ class BatchRuns:
         return len(self.base)
 
     def __getitem__(self, rows: slice | npt.NDArray[np.bool_]) -> BatchRuns:
-        return BatchRuns(*(column[rows] for column in self._columns()))
+        # A plan may have ten thousand ranges of a run each.
+        base, end, records, nbytes, batches = self._columns()
+        return BatchRuns(base[rows], end[rows], records[rows], nbytes[rows], batches[rows])
 
     def _columns(self) -> tuple[Int64s, ...]:
         return self.base, self.end, self.records, self.nbytes, self.batches

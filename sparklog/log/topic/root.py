@@ -333,7 +333,7 @@ class RootView:
     def take(self, wanted: Callable[[str], bool] | None = None) -> list[str]:
         # A topic that is listed is looked at once: what tells that it exists is its snapshot.
         names = sorted(filter(wanted, self.root.engine.folders()))
-        gone = self._look(names, self._take_existing)
+        gone = self._look(names, lambda name: self.root.engine.log(name).snapshot_if_exists())
         return [name for name in names if name not in gone]
 
     def refresh(self, topics: Sequence[str]) -> None:
@@ -362,10 +362,10 @@ class RootView:
                 missing.add(name)
                 continue
             before = self._raw.get(name)
-            if before is None or before.version != snapshot.version:
-                self._came, self._idle = self.env.now(), False
+            self._idle = self._idle and before is not None and before.version == snapshot.version
             self._raw[name] = snapshot
-        self._look_ms = self.env.now().elapsed_ms(begun)
+        ended = self.env.now()
+        self._look_ms, self._came = ended.elapsed_ms(begun), self._came if self._idle else ended
         if self._idle and self._agree and not any(snapshot.head.open for snapshot in self._raw.values()):
             return missing
         self._agree = False
@@ -375,10 +375,6 @@ class RootView:
 
         self._view, self._agree = SnapshotView(self.location, snapshots, self._newer), True
         return missing | (gone & set(names))
-
-    def _take_existing(self, name: str) -> Snapshot | None:
-        log = self.root.engine.log(name)
-        return log.snapshot(refresh=False) if log.refresh().head.exists else None
 
     def _take(self, name: str) -> Snapshot:
         log = self.root.engine.log(check_topic_name(name))
