@@ -49,6 +49,7 @@ class SparklogBatchReader(DataSourceReader):  # type: ignore[misc]
     @gc_paused()
     def partitions(self) -> list[InputPartition]:
         # Spark turns an empty list into one partition without a value.
+        freeze_gc("plan")
         read = self._options.read
         view = open_view(self._location, tailing=False, corrupt_records=read.corrupt_records)
         subscriber = Subscriber(view, self._location, read.subscription)
