@@ -192,9 +192,9 @@ def wholes(low: int = INT64_MIN, high: int | None = INT64_MAX, like: str | None 
     most = INT64_MAX if high is None else high
 
     def read(item: Fields, name: str) -> tuple[int, ...]:
-        values = item.document.get(name)
-        length = None if like is None else len(item.document[like])
-        if type(values) is list and len(values) == 1 and length in (None, 1):
+        document = item.document
+        values, length = document.get(name), None if like is None else len(document[like])
+        if length == 1 and type(values) is list and len(values) == 1:
             value = values[0]
             if type(value) is int and low <= value <= most:
                 # One partition, one slice: so are most lists.
@@ -291,6 +291,12 @@ class Member:
     optional: bool = False
 
 
+_Reader = tuple[str, str, Callable[[Fields, str], Any]]
+"""An attribute, the member that it is in, and what reads that."""
+MOST_SHAPES = 256
+"""Objects have few sets of members; damaged ones may have any."""
+
+
 class Document(Generic[T]):
     """The table of a JSON object: its members in the order in which they are written.
 
@@ -316,10 +322,9 @@ class Document(Generic[T]):
         self._inline = tuple((inline or {}).items())
         # Plain tuples: an append and each look of a reader go through these.
         self._writers = [(member.name, member.kind.write, member.optional) for member in members]
-        self._readers = [
-            (attribute, member.name, member.kind.read, member.nullable, member.optional)
-            for attribute, member in zip(attributes, members, strict=True)
-        ]
+        self._members = list(zip(attributes, members, strict=True))
+        self._readers: dict[tuple[str, ...], list[_Reader]] = {}
+        """What to read of an object with these members: most have more that are optional than they have members."""
         self.names = tuple(member.name for member in members)
         self.names += tuple(name for _, table in self._inline for name in table.names)
         self._known = frozenset(self.names)
@@ -349,15 +354,31 @@ class Document(Generic[T]):
 
     def _values(self, item: Fields) -> dict[str, Any]:
         document = item.document
+        names = tuple(document)
+        readers = self._readers.get(names)
         values = {
-            attribute: None if nullable and document.get(name) is None else read(item, name)
-            for attribute, name, read, nullable, optional in self._readers
-            if not optional or name in document
+            attribute: read(item, name)
+            for attribute, name, read in (self._readers_of(names) if readers is None else readers)
         }
         for attribute, table in self._inline:
             if not document.keys().isdisjoint(table.names):
                 values[attribute] = table._make(**table._values(item))
         return values
+
+    def _readers_of(self, names: tuple[str, ...]) -> list[_Reader]:
+        members = [pair for pair in self._members if not pair[1].optional or pair[1].name in names]
+        readers = [
+            (attribute, member.name, _or_null(member.kind.read) if member.nullable else member.kind.read)
+            for attribute, member in members
+        ]
+        if len(self._readers) >= MOST_SHAPES:
+            self._readers.clear()
+        self._readers[names] = readers
+        return readers
+
+
+def _or_null(read: Callable[[Fields, str], Any]) -> Callable[[Fields, str], Any]:
+    return lambda item, name: None if item.document.get(name) is None else read(item, name)
 
 
 class StoredDocument(Document[T]):

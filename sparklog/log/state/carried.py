@@ -112,6 +112,8 @@ class RecentDocuments:
         """Keep what a commit's object has; in all up to `most_bytes`, besides the newest."""
         number, kept = commit.version, self._commits
         kept[number] = _RecentCommit(commit.crc, commit.prev_crc, data[: commit.nbytes], carried_in(commit, data))
+        if len(kept) == 1:
+            return
         before = kept.get(number - 1)
         is_known = before is not None and before.crc == commit.prev_crc
         low = number - 1 - (before.carried.commits if is_known and before is not None and before.carried else 0)

@@ -149,14 +149,14 @@ class Head:
     def apply(self, commit: Commit) -> Head:
         """The head after the next commit. `Corrupt` if it does not follow this head (number, chain, topic id)."""
         self._follows(commit)
-        before = self
-        if commit.op == CREATE:
-            before = EMPTY._with(topic_id=commit.topic_id, deleted=False, holds=self.holds, floor=self.floor)
-        elif commit.op == DELETE:
-            # Numbering, holds and the upload floor outlive the topic: its files may still be held or waited for.
-            before = EMPTY._with(topic_id=self.topic_id, holds=self.holds, floor=self.floor)
+        before, identity = self, dict[str, Any]()
+        if commit.op in (CREATE, DELETE):
+            # Numbering, holds and the upload floor outlive a topic: its files may still be held or waited for.
+            before = EMPTY if self is EMPTY else EMPTY._with(holds=self.holds, floor=self.floor)
+            identity = {"topic_id": commit.topic_id, "deleted": commit.op == DELETE}
         return before._with(
             **({} if commit.op == DELETE else _changes(before, commit)),
+            **identity,
             version=commit.version,
             crc=commit.crc,
             time_ms=commit.time_ms,
@@ -406,9 +406,7 @@ def _forget(prepares: tuple[Prepare, ...], log_start: Offsets) -> tuple[Prepare,
 
 
 def _grown(values: Offsets, partitions: int) -> Offsets:
-    if len(values) >= partitions:
-        return values.copy()
-    grown = np.zeros(partitions, np.int64)
+    grown = np.zeros(max(partitions, len(values)), np.int64)
     grown[: len(values)] = values
     return grown
 
