@@ -472,12 +472,7 @@ def _info(key: str, status: os.stat_result) -> ObjectInfo:
 
 def read_at(fd: int, start: int, length: int) -> bytes:
     """`length` bytes from `start`, or up to the end; one read() gives at most 2 GiB and may give less."""
-    data = os.pread(fd, min(length, _READ_AT_ONCE), start)
-    if len(data) == length:
-        return data
-    parts = [data]
-    start += len(data)
-    length -= len(data)
+    parts = []
     while length and (data := os.pread(fd, min(length, _READ_AT_ONCE), start)):
         parts.append(data)
         start += len(data)

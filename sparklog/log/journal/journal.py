@@ -22,7 +22,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from operator import attrgetter
 from typing import Generic, Protocol, TypeVar
 
 from sparklog.errors import Corrupt, NotFound, SparklogError, Unavailable
@@ -38,7 +37,6 @@ FAR_WAIT = 2
 """On a store with round trips waits stop growing here, at 80 ms: a try takes as long, and who waits longer starves."""
 OPEN_TRIES = 3
 _LOG = logging.getLogger("sparklog.log")
-_CRC, _NBYTES = attrgetter("crc"), attrgetter("nbytes")
 
 
 class State(Protocol):
@@ -260,7 +258,7 @@ class Journal(ABC, Generic[S, E, D]):
     def _check_promise(self, base: SeenState[S], entries: Sequence[E]) -> None:
         """`Fenced` if what was read next contradicts what this process has created, or shows an error of the store."""
         first = base.state.number + 1
-        self._numbered.check_created(first, [*map(_CRC, entries)])
+        self._numbered.check_created(first, [entry.crc for entry in entries])
         if self._writes and entries and entries[0].prev_crc != base.state.crc:
             self._numbered.check_followed(base.state.number)
 
@@ -272,7 +270,7 @@ class Journal(ABC, Generic[S, E, D]):
             if any(entry.prev_crc != crc for crc, entry in zip(crcs, entries, strict=False)):
                 self._numbered.distrust()
             raise error if error.file else Corrupt(error.message, file=f"{self.prefix}/_log") from None
-        return SeenState(state, seen, base.checkpoint, base.tail_bytes + sum(map(_NBYTES, entries)))
+        return SeenState(state, seen, base.checkpoint, base.tail_bytes + sum(entry.nbytes for entry in entries))
 
     def _decode_all(self, objects: Sequence[bytes], first: int) -> list[E]:
         entries = []
@@ -306,7 +304,7 @@ class Journal(ABC, Generic[S, E, D]):
     def _read_from(self, state: S, seen: Moment, entries: Sequence[E] | None = None) -> Advance[S, E]:
         if entries is None:
             entries = self._decode_all(self._numbered.read_forward(state.number + 1, ahead=True), state.number + 1)
-        self._numbered.check_created(state.number, [state.crc, *map(_CRC, entries)])
+        self._numbered.check_created(state.number, [state.crc, *(entry.crc for entry in entries)])
         return Advance(self._extend(SeenState(state, seen, state.number), entries, seen), entries)
 
     def _refusal(self, opened: SeenState[S], checkpoints: Sequence[int]) -> SparklogError | None:
