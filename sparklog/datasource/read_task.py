@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -70,8 +70,9 @@ def split(
             nbytes = part.nbytes
             count = 1 if nbytes <= SPLIT_BYTES else min(-(-nbytes // SPLIT_BYTES), part.batches)
             for cut in _shares(part, part.at_bytes, nbytes, count):
-                offsets = OffsetRange(wanted.topic, wanted.partition, cut.start, cut.end)
-                pieces.append(TaskRange(offsets, cut.records, cut.nbytes))
+                is_whole = cut.start == wanted.start and cut.end == wanted.end
+                offsets = wanted if is_whole else replace(wanted, start=cut.start, end=cut.end)
+                pieces.append(TaskRange(offsets, *((records, nbytes) if cut is held else (cut.records, cut.nbytes))))
     return pieces
 
 
@@ -81,8 +82,10 @@ def _shares_of_tasks(parts: Sequence[tuple[OffsetRange, Stored]], least: int | N
     That makes about `least` tasks: parts worth one are taken off first, and the others share the rest by their size. A
     partition of which one part is worth a task is not cut further.
     """
+    if least is None:
+        return [1] * len(parts)
     sizes = [held.records for _, held in parts]
-    if least is None or sum(size > 0 for size in sizes) >= least:
+    if sum(size > 0 for size in sizes) >= least:
         return [1] * len(parts)
     places = [(wanted.topic, wanted.partition) for wanted, _ in parts]
     total = sum(sizes)
@@ -175,7 +178,7 @@ def plan_tasks(
     tasks = split_and_pack(filled, view.stored(filled), **limits)
     listed = view.plan([piece.range for task in tasks for piece in task], isolation)
     parts = {part.range: part for part in (listed if keys is None else keys.parts(listed))}
-    planned = [[parts[piece.range] for piece in task if piece.range in parts] for task in tasks]
+    planned = [[part for piece in task if (part := parts.get(piece.range)) is not None] for task in tasks]
     return [task for task in planned if task]
 
 

@@ -15,7 +15,13 @@ from sparklog.datasource.options import Options
 from sparklog.datasource.read_task import ReadTask, log_partitions
 from sparklog.datasource.schema import Projection
 from sparklog.datasource.spark_versions import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
-from sparklog.datasource.spark_workers import end_if_terminated, freeze_gc, unwind_on_termination, user_errors
+from sparklog.datasource.spark_workers import (
+    end_if_terminated,
+    freeze_gc,
+    gc_paused,
+    unwind_on_termination,
+    user_errors,
+)
 from sparklog.datasource.starting_offsets import batch_ranges
 from sparklog.datasource.stream_plan import StreamPlanner
 from sparklog.datasource.subscription import Subscriber
@@ -40,8 +46,10 @@ class SparklogBatchReader(DataSourceReader):  # type: ignore[misc]
         self._task = ReadTask(location, options.read, projection)
 
     @user_errors()
+    @gc_paused()
     def partitions(self) -> list[InputPartition]:
         # Spark turns an empty list into one partition without a value.
+        freeze_gc("plan")
         read = self._options.read
         view = open_view(self._location, tailing=False, corrupt_records=read.corrupt_records)
         subscriber = Subscriber(view, self._location, read.subscription)

@@ -129,6 +129,21 @@ def _freeze_gc(after: str, kernels: int) -> None:
     gc.freeze()
 
 
+@contextmanager
+def gc_paused() -> Iterator[None]:
+    """Collect no garbage meanwhile: what the plan of a thousand topics makes is in use, and is walked again and again.
+
+    Spark's daemon collects after each call.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 LET_IT = "let this write create it: auto.create.topics.enable=true, the default"
 
 _roots: dict[str, Root] = {}

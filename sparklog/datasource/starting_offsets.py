@@ -254,9 +254,9 @@ def batch_ranges(
     view: LogView, subscriber: Subscriber, read: ReadOptions, clock: Clock | None = None
 ) -> list[OffsetRange]:
     """Return the ranges of a batch read, from one snapshot. Raises BadRequest and NotFound for wrong bounds."""
-    topics = subscriber.topics()
     committed = group_offsets(view, read)
-    present = subscriber.existing(topics)
+    topics = subscriber.take()
+    present = list(topics)
 
     def look() -> list[str]:
         present[:] = subscriber.existing(topics)

@@ -94,10 +94,10 @@ class StreamPlanner:
     def initial(self) -> Document:
         """Return the start of a new query. Spark asks twice: the answer stays the same for the life of this object."""
         if self._initial is None:
-            self._topics = self._subscriber.topics()
-            self._listed_at = self._clock.now()
             committed = group_offsets(self._view, self._options)
-            self._note_present(self._subscriber.existing(self._topics))
+            self._topics = self._subscriber.take()
+            self._listed_at = self._clock.now()
+            self._note_present(self._topics)
             self._reach(offsets_now(self._view, self._present, committed), self._topics)
             bounds = self._seen_bounds()
             positions = start_positions(self._view, bounds, self._options, "latest", self._loss, committed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from sparklog.datasource.offsets import Positions, describe
 from sparklog.datasource.options import Subscription
@@ -71,16 +71,23 @@ class Subscriber:
             return [self._location.topic]
         if subscription is not None and subscription.pattern is None:
             return sorted(subscription.topics)
-        from sparklog.kafka.in_place.directory import is_internal
-
-        # Topics that Kafka keeps for itself are read only where they are named, as Kafka's consumers do.
-        names = self._view.topics(lambda topic: not is_internal(topic) and self._names(topic))
+        names = self._view.topics(self._wanted())
         if self.open_ended:
             return names
         raise BadRequest(
             f"The path {self._location.path} is a root with {_listed(names)}: name those to read with 'subscribe', "
             "'subscribePattern' or 'assign', or give a topic folder as the path"
         )
+
+    def _wanted(self) -> Callable[[str], bool]:
+        from sparklog.kafka.in_place.directory import is_internal
+
+        # Topics that Kafka keeps for itself are read only where they are named, as Kafka's consumers do.
+        return lambda topic: not is_internal(topic) and self._names(topic)
+
+    def take(self) -> list[str]:
+        """Take a snapshot of the topics to read, and return their names; raises as `existing`."""
+        return self._view.take(self._wanted()) if self.open_ended else self.existing(self.topics())
 
     def refresh(self, topics: Sequence[str]) -> list[str]:
         return refresh_existing(self._view, topics)

@@ -62,7 +62,7 @@ def table_partitions(view: LogView, subscriber: Subscriber, read: ReadOptions) -
     from sparklog.datasource.starting_offsets import check_listed
     from sparklog.log.read.table_plan import plan_table
 
-    topics = subscriber.existing(subscriber.topics())
+    topics = subscriber.take()
     partitions = {topic: subscriber.partitions(topic) for topic in topics}
     if read.as_of is not None:
         check_listed(partitions, read.as_of)

@@ -65,6 +65,7 @@ class LocalStore(FolderStore):
 
     def __init__(self, path: str | os.PathLike[str], *, durable: bool = True) -> None:
         self._path = os.path.abspath(os.fspath(path))
+        self._above_keys = os.path.join(self._path, "")
         self._durable = durable
         self._lock = ForkLock()
         self._synced: dict[str, int] = {}
@@ -267,7 +268,7 @@ class LocalStore(FolderStore):
             self._unlink(linked)
 
     def _file(self, key: str) -> str:
-        return os.path.join(self._path, check_key(key))
+        return self._above_keys + check_key(key)
 
     def _lstat(self, path: str, key: str) -> os.stat_result | None:
         try:

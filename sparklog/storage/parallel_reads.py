@@ -15,11 +15,15 @@ R = TypeVar("R")
 
 
 def ask_each(store: Store, look: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
-    """Yield the answer of `look`, which asks `store`, for each item in order; several at once by `parallel_reads`."""
+    """Return the answers of `look`, which makes requests to `store`, for each item, in order.
+
+    Several run at once if the store has `parallel_reads`; else each runs when its answer is asked for.
+    """
     at_once = min(store.parallel_reads, len(items))
-    if at_once <= 1:
-        yield from map(look, items)
-        return
+    return map(look, items) if at_once <= 1 else _ask_at_once(at_once, look, items)
+
+
+def _ask_at_once(at_once: int, look: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
     with ThreadPoolExecutor(at_once, thread_name_prefix="sparklog-read") as pool:
         yield from pool.map(look, items)
 

@@ -48,6 +48,7 @@ from sparklog.log.read.read_plan import plan_parts, read_parts, stored_in
 from sparklog.log.state.commit import APPEND, Commit, Writer
 from sparklog.log.state.commit_intents import CreateIntent
 from sparklog.log.state.history import History
+from sparklog.log.state.range_slices import RangeSlices, select_ranges
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.topic_state import Head
 from sparklog.log.state.view import READ_COMMITTED, OffsetRange
@@ -158,7 +159,7 @@ class Copying:
     def _steps(self, step_bytes: int) -> Iterator[Int64s]:
         """Yield the ends of steps: the same share of the stored bytes that are left of each partition."""
         starts = np.maximum(self._reached, self.copied().offsets)
-        left = stored_in(self.source, self._ranges(starts, self.ends))
+        left = stored_in(self._selected(self._ranges(starts, self.ends)))
         count = max(1, -(-sum(part.nbytes for part in left) // step_bytes))
         ends = [part.at_bytes(*(part.nbytes * step // count for step in range(1, count + 1))) for part in left]
         partitions = np.flatnonzero(starts < self.ends)
@@ -170,6 +171,9 @@ class Copying:
     def _ranges(self, starts: Int64s, ends: Int64s) -> list[OffsetRange]:
         spans = zip(starts.tolist(), ends.tolist(), strict=True)
         return [OffsetRange(self.source.topic, p, start, end) for p, (start, end) in enumerate(spans) if start < end]
+
+    def _selected(self, ranges: list[OffsetRange]) -> RangeSlices:
+        return select_ranges({self.source.topic: self.source}, ranges)
 
     def _step(self, ends: Int64s) -> int | None:
         """Copy up to these old offsets in one commit; return the number of records, None if another run was faster."""
@@ -207,7 +211,7 @@ class Copying:
         from sparklog.format.arrow_numpy import fixed_array, fixed_values
         from sparklog.format.key_hash import partition_for_key
 
-        parts = plan_parts(self.source, ranges, READ_COMMITTED)
+        parts = plan_parts(self._selected(ranges), READ_COMMITTED)
         # What retention deletes meanwhile is in no topic then.
         for batch in read_parts([replace(part, fail_on_data_loss=False) for part in parts], (*COLUMNS, *PLACE)):
             old, offset = (fixed_values(batch.column(name), kind) for name, kind in PLACE.items())

@@ -11,7 +11,7 @@ import pyarrow as pa
 from sparklog.errors import NotFound
 from sparklog.log.journal.clocks import SYSTEM
 from sparklog.log.state.record_schema import RECORD_SCHEMA
-from sparklog.log.state.view import COLUMNS, BatchRuns, Bounds, OffsetRange, Stored, TimestampOffset
+from sparklog.log.state.view import COLUMNS, BatchRuns, Bounds, OffsetRange, Stored, TimestampOffset, refresh_existing
 
 RECORD_BYTES = 100
 
@@ -109,6 +109,9 @@ class MemoryView:
         for name in self.deleted_once_listed:
             self.now.pop(name, None)
         return names
+
+    def take(self, wanted: Callable[[str], bool] | None = None) -> list[str]:
+        return refresh_existing(self, self.topics(wanted))
 
     def topic_id(self, topic: str) -> str:
         return self._snapshot(topic)[0]

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import pickle
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
 
 import sparklog
 from sparklog.errors import BadRequest, NotFound, SparklogError
-from sparklog.log.topic.root import Root, RootView
+from sparklog.log.topic.engine import RootEngine
+from sparklog.log.topic.root import Root
 
 pytest.importorskip("pyspark")
 
@@ -85,14 +86,14 @@ def test_the_latest_of_each_key(root: Root) -> None:
 def test_a_topic_deleted_since_it_was_listed_is_left_out(
     root: Root, view: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    listed = RootView.topics
+    listed = RootEngine.folders
 
-    def deleted_at_once(self: RootView, *wanted: Any) -> list[str]:
-        names = listed(self, *wanted)
+    def deleted_at_once(self: RootEngine) -> Iterator[str]:
+        names = list(listed(self))
         root.delete_topic("u")
-        return names
+        return iter(names)
 
-    monkeypatch.setattr(RootView, "topics", deleted_at_once)
+    monkeypatch.setattr(RootEngine, "folders", deleted_at_once)
     source = SparklogDataSource({"path": root.location, "subscribePattern": "[tu]", "view": view})
     reader = source.reader(schema("topic"))
     batches = [batch for task in reader.partitions() for batch in reader.read(task)]

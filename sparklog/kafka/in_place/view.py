@@ -41,6 +41,7 @@ from sparklog.log.state.view import (
     ReadPart,
     Stored,
     TimestampOffset,
+    refresh_existing,
 )
 
 
@@ -148,6 +149,9 @@ class KafkaView:
     def topics(self, wanted: Callable[[str], bool] | None = None) -> list[str]:
         self._renew()
         return sorted(filter(wanted, {topic for topic, _ in self._folders()}))
+
+    def take(self, wanted: Callable[[str], bool] | None = None) -> list[str]:
+        return refresh_existing(self, self.topics(wanted))
 
     def topic_id(self, topic: str) -> str:
         folders = self._of_topic(self._folders(), topic)

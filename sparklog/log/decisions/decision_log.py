@@ -427,7 +427,8 @@ def own_whole_ends(head: Head, slices: Slices) -> Offsets:
 
 def _hides(head: Head) -> bool:
     """True if a transaction is open, also one that Kafka left open in an import."""
-    return bool((head.last_stable() < head.log_end).any())
+    stable = head.last_stable()
+    return stable is not head.log_end and bool((stable < head.log_end).any())
 
 
 def held_back(snapshot: Snapshot, ends: Offsets) -> Snapshot:

@@ -175,11 +175,13 @@ class Moment:
         return all(0 <= milliseconds < SOON_MS for milliseconds in passed)
 
 
+_BOOT_CLOCK: int | None = getattr(time, "CLOCK_BOOTTIME", None)
+
+
 def _boot_ms() -> int:
     # Python's monotonic clock stands still while a Linux machine sleeps; CLOCK_BOOTTIME does not. Elsewhere the clock
     # of time.monotonic counts sleep already (CLOCK_MONOTONIC on macOS, the tick count on Windows).
-    boot_clock = getattr(time, "CLOCK_BOOTTIME", None)
-    nanoseconds = time.monotonic_ns() if boot_clock is None else time.clock_gettime_ns(boot_clock)
+    nanoseconds = time.monotonic_ns() if _BOOT_CLOCK is None else time.clock_gettime_ns(_BOOT_CLOCK)
     return nanoseconds // 1_000_000
 
 

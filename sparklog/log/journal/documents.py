@@ -62,7 +62,7 @@ def encode(document: Mapping[str, object]) -> bytes:
 def decode(data: bytes, key: str, what: str) -> Fields:
     """Return the object in `data`. `BadRequest` if a newer release wrote it; `Corrupt` naming `key` if damaged."""
     try:
-        document = json.loads(data)
+        document = json.loads(data.decode())
     except (ValueError, RecursionError):
         raise Corrupt(f"{what} is not the JSON it was written as; restore it", file=key) from None
     if not isinstance(document, dict):
@@ -101,8 +101,8 @@ class Fields:
 
     def only(self, names: frozenset[str]) -> None:
         """Refuse members that are not known: they may mean something, and dropping them could lose it."""
-        if extra := self.document.keys() - names:
-            listed = ", ".join(sorted(extra))[:200]
+        if not self.document.keys() <= names:
+            listed = ", ".join(sorted(self.document.keys() - names))[:200]
             raise Corrupt(f"{self.what}: unknown members {listed}; upgrade sparklog", file=self.key)
 
     def integer(self, name: str, low: int = INT64_MIN, high: int = INT64_MAX) -> int:
@@ -125,7 +125,7 @@ class Fields:
 
     def texts(self, name: str) -> tuple[str, ...]:
         values = self.document.get(name)
-        if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        if not isinstance(values, list) or not set(map(type, values)) <= {str}:
             raise self.bad(name, "a list of texts")
         return tuple(values)
 
@@ -133,9 +133,6 @@ class Fields:
         values = self.document.get(name)
         if not isinstance(values, list) or (length is not None and len(values) != length):
             raise self.bad(name, "a list of whole numbers" if length is None else f"a list of {length} whole numbers")
-        if len(values) == 1 and type(values[0]) is int and low <= values[0] <= high:
-            # One partition, one slice: so are most lists.
-            return (values[0],)
         if values and (set(map(type, values)) != {int} or min(values) < low or max(values) > high):
             raise self.bad(name, f"a list of whole numbers from {low} to {high}")
         return tuple(values)
@@ -195,7 +192,14 @@ def wholes(low: int = INT64_MIN, high: int | None = INT64_MAX, like: str | None 
     most = INT64_MAX if high is None else high
 
     def read(item: Fields, name: str) -> tuple[int, ...]:
-        return item.integers(name, None if like is None else len(item.document[like]), low, most)
+        document = item.document
+        values, length = document.get(name), None if like is None else len(document[like])
+        if length == 1 and type(values) is list and len(values) == 1:
+            value = values[0]
+            if type(value) is int and low <= value <= most:
+                # One partition, one slice: so are most lists.
+                return (value,)
+        return item.integers(name, length, low, most)
 
     return MemberKind(read)
 
@@ -289,6 +293,12 @@ def members(kind: MemberKind, *names: str, nullable: bool = False, optional: boo
     return tuple(Member(name, kind, nullable=nullable, optional=optional) for name in names)
 
 
+_Reader = tuple[str, str, Callable[[Fields, str], Any]]
+"""An attribute, the member that it is in, and what reads that."""
+MOST_SHAPES = 256
+"""Objects have few sets of members; damaged ones may have any."""
+
+
 class Document(Generic[T]):
     """The table of a JSON object: its members in the order in which they are written.
 
@@ -314,10 +324,9 @@ class Document(Generic[T]):
         self._inline = tuple((inline or {}).items())
         # Plain tuples: an append and each look of a reader go through these.
         self._writers = [(member.name, member.kind.write, member.optional) for member in members]
-        self._readers = [
-            (attribute, member.name, member.kind.read, member.nullable, member.optional)
-            for attribute, member in zip(attributes, members, strict=True)
-        ]
+        self._members = list(zip(attributes, members, strict=True))
+        self._readers: dict[tuple[str, ...], list[_Reader]] = {}
+        """What to read of an object with these members: most have more that are optional than they have members."""
         self.names = tuple(member.name for member in members)
         self.names += tuple(name for _, table in self._inline for name in table.names)
         self._known = frozenset(self.names)
@@ -335,23 +344,43 @@ class Document(Generic[T]):
 
     def from_json(self, item: Fields, **others: Any) -> T:
         """Return the value of a JSON object, with attributes that are `known` otherwise. `Corrupt` if it is damaged."""
-        item.only(self._known)
-        value = self._make(**others, **self._values(item))
+        value = self._make(**others, **self.attributes(item))
         if self._check is not None:
             self._check(item, value)
         return value
 
+    def attributes(self, item: Fields) -> dict[str, Any]:
+        """Return the attributes in a JSON object, by name, for a caller that makes the value. `Corrupt`: damaged."""
+        item.only(self._known)
+        return self._values(item)
+
     def _values(self, item: Fields) -> dict[str, Any]:
         document = item.document
+        names = tuple(document)
+        readers = self._readers.get(names)
         values = {
-            attribute: None if nullable and document.get(name) is None else read(item, name)
-            for attribute, name, read, nullable, optional in self._readers
-            if not optional or name in document
+            attribute: read(item, name)
+            for attribute, name, read in (self._readers_of(names) if readers is None else readers)
         }
         for attribute, table in self._inline:
             if not document.keys().isdisjoint(table.names):
                 values[attribute] = table._make(**table._values(item))
         return values
+
+    def _readers_of(self, names: tuple[str, ...]) -> list[_Reader]:
+        members = [pair for pair in self._members if not pair[1].optional or pair[1].name in names]
+        readers = [
+            (attribute, member.name, _or_null(member.kind.read) if member.nullable else member.kind.read)
+            for attribute, member in members
+        ]
+        if len(self._readers) >= MOST_SHAPES:
+            self._readers.clear()
+        self._readers[names] = readers
+        return readers
+
+
+def _or_null(read: Callable[[Fields, str], Any]) -> Callable[[Fields, str], Any]:
+    return lambda item, name: None if item.document.get(name) is None else read(item, name)
 
 
 class StoredDocument(Document[T]):

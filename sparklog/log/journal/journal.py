@@ -285,7 +285,7 @@ class Journal(ABC, Generic[S, E, D]):
             opened = self._opened([number for number in numbers if below is None or number < below], seen)
             refusal = self._refusal(opened.newest, numbers)
             if refusal is None:
-                return replace(opened, newest=self._publish(opened.newest))
+                return Advance(self._publish(opened.newest), opened.entries)
             # A directory cache may hide for a while what exists: look again before calling it lost.
             self.env.pause(tries)
         assert refusal is not None

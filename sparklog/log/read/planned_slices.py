@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import repeat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -51,6 +51,29 @@ class PlannedSlice(SliceRow):
 _NUMBERS = tuple(field.name for field in fields(PlannedSlice) if field.name in PLANNED)
 
 
+class ColumnRows(Mapping[str, npt.NDArray[Any]]):
+    """Rows `[low, high)` of columns, by name, cut when they are asked for: a plan has ten thousand times a row."""
+
+    __slots__ = ("high", "low", "whole")
+
+    def __init__(self, whole: Columns, low: int, high: int) -> None:
+        self.whole = whole
+        self.low = low
+        self.high = high
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        return self.whole[name][self.low : self.high]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.whole)
+
+    def __len__(self) -> int:
+        return len(self.whole)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return dict, (dict(self),)
+
+
 @dataclass(frozen=True, eq=False)
 class PlannedSlices(ColumnsByName):
     """Slices of one partition in offset order."""
@@ -58,7 +81,7 @@ class PlannedSlices(ColumnsByName):
     topic: str
     partition: int
     paths: tuple[str, ...]
-    columns: Columns  # as in the slice table, but `file` is an index into `paths`
+    columns: Mapping[str, npt.NDArray[Any]]  # as in the slice table, but `file` is an index into `paths`
     hidden: AbortedTransactions | None = None  # as in `PlannedSlice`, one for all of them
 
     def __getitem__(self, rows: slice | npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> PlannedSlices:
@@ -86,10 +109,26 @@ class PlannedSlices(ColumnsByName):
 
 
 def planned_slices(topic: str, partition: int, rows: Slices, low: int = 0, high: int | None = None) -> PlannedSlices:
-    numbers: dict[int, int] = {}
-    file = np.array([numbers.setdefault(code, len(numbers)) for code in rows.file[low:high].tolist()], np.int32)
-    columns = {name: rows.columns[name][low:high] for name in PLANNED}
-    return PlannedSlices(topic, partition, tuple(map(rows.paths.__getitem__, numbers)), {"file": file, **columns})
+    rows = rows[slice(low, high)]
+    return planned_ranges([(topic, partition)], rows, [0, len(rows)])[0]
+
+
+def planned_ranges(places: Sequence[tuple[str, int]], rows: Slices, cuts: Sequence[int]) -> list[PlannedSlices]:
+    """Return the slices of ranges, each of a topic and a partition; those of range i are `rows[cuts[i] : cuts[i + 1]]`.
+
+    They share their columns.
+    """
+    codes, file = rows.file.tolist(), np.zeros(len(rows), np.int32)
+    columns = {"file": file, **{name: rows.columns[name] for name in PLANNED}}
+    plans = []
+    for (topic, partition), low, high in zip(places, cuts, cuts[1:], strict=False):
+        numbers: dict[int, int] = {}
+        of_each = [numbers.setdefault(code, len(numbers)) for code in codes[low:high]]
+        if len(numbers) > 1:
+            file[low:high] = of_each
+        paths = tuple([rows.paths[code] for code in numbers])
+        plans.append(PlannedSlices(topic, partition, paths, ColumnRows(columns, low, high)))
+    return plans
 
 
 def joined(parts: Sequence[PlannedSlices]) -> PlannedSlices:

@@ -20,7 +20,8 @@ import numpy.typing as npt
 from sparklog.errors import BadRequest, Conflict, NotFound
 from sparklog.format.record_batch import HEADER_BYTES
 from sparklog.log.decisions.decision_log import reader_of
-from sparklog.log.read.planned_slices import PlannedSlices, planned_slices
+from sparklog.log.read.planned_slices import ColumnRows, PlannedSlices, planned_ranges
+from sparklog.log.state.range_slices import RangeSlices, select_ranges
 from sparklog.log.state.slice_table import ABORTED, OPEN, Columns, Newer, Slices, Snapshot
 from sparklog.log.state.slices import SliceFlag
 from sparklog.log.state.topic_state import Offsets
@@ -117,7 +118,8 @@ class NativeReadPart:
                     "records were deleted before they were read"
                 )
             start = min(log_start, self.range.end)
-        return start, _planned(snapshot, [replace(self.range, start=start)], self.isolation)[0]
+        left = select_ranges({name: snapshot}, [replace(self.range, start=start)])
+        return start, _planned(left, self.isolation)[0]
 
 
 class TaskParts(tuple[Any, ...]):
@@ -128,16 +130,23 @@ class TaskParts(tuple[Any, ...]):
     def __reduce__(self) -> tuple[object, ...]:
         if not self or any(type(part) is not NativeReadPart or part.store is not self[0].store for part in self):
             return tuple, (list(self),)
-        names = self[0].slices.columns
-        columns = {name: np.concatenate([part.slices.columns[name] for part in self]) for name in names}
+        columns = _one_after_the_other([part.slices.columns for part in self])
         return _unpickled, (self[0].store, columns, [part.flat() for part in self])
+
+
+def _one_after_the_other(columns: Sequence[Mapping[str, npt.NDArray[Any]]]) -> Columns:
+    first, last = columns[0], columns[-1]
+    rows = [item for item in columns if isinstance(item, ColumnRows)]
+    is_one = len(rows) == len(columns) and all(a.whole is b.whole and a.high == b.low for a, b in pairwise(rows))
+    if is_one and isinstance(first, ColumnRows) and isinstance(last, ColumnRows):
+        return dict(ColumnRows(first.whole, first.low, last.high))
+    return {name: np.concatenate([item[name] for item in columns]) for name in first}
 
 
 def _unpickled(store: Store, columns: Columns, flat: Sequence[tuple[Any, ...]]) -> TaskParts:
     parts, low = [], 0
     for topic_id, place, isolation, (count, paths, hidden), others in flat:
-        rows = {name: column[low : low + count] for name, column in columns.items()}
-        slices = PlannedSlices(place[0], place[1], paths, rows, hidden)
+        slices = PlannedSlices(place[0], place[1], paths, ColumnRows(columns, low, low + count), hidden)
         parts.append(NativeReadPart(store, topic_id, OffsetRange(*place), isolation, slices, *others))
         low += count
     return TaskParts(parts)
@@ -172,61 +181,71 @@ def read_parts(
                 yield from part.read(columns, batch_bytes=batch_bytes)
 
 
-def plan_parts(snapshot: Snapshot, ranges: Sequence[OffsetRange], isolation: str) -> list[NativeReadPart]:
-    """Return one part per non-empty range, in order. `NotFound` for what is not there, or `isolation` does not see."""
+def plan_parts(selected: RangeSlices, isolation: str) -> list[NativeReadPart]:
+    """Return one part per non-empty range, in the order given.
+
+    `NotFound` for a partition that does not exist, and for offsets below the log start or beyond what `isolation` sees.
+    """
     check_isolation(isolation)
-    bounds = bounds_of(snapshot)
-    filled = [wanted for wanted in ranges if wanted.start < wanted.end]
+    filled = [wanted for wanted in selected.ranges if wanted.start < wanted.end]
+    bounds = {topic: bounds_of(selected.snapshots[topic]) for topic in dict.fromkeys(wanted.topic for wanted in filled)}
     for wanted in filled:
-        limits = check_partition(wanted.topic, wanted.partition, bounds)
+        limits = check_partition(wanted.topic, wanted.partition, bounds[wanted.topic])
         if wanted.start < limits.log_start or wanted.end > limits.end(isolation):
             raise NotFound(
                 f"expected offsets {limits.log_start} to {limits.end(isolation)} of {wanted.topic}-{wanted.partition} "
                 f"({isolation}), found {wanted.start} to {wanted.end}"
             )
-    planned = _planned(snapshot, filled, isolation)
-    topic_id = snapshot.head.topic_id
-    return [
-        NativeReadPart(snapshot.store, topic_id, wanted, isolation, slices)
-        for wanted, slices in zip(filled, planned, strict=True)
-    ]
+    parts = []
+    for wanted, slices in zip(selected.ranges, _planned(selected, isolation), strict=True):
+        if wanted.start < wanted.end:
+            snapshot = selected.snapshots[wanted.topic]
+            parts.append(NativeReadPart(snapshot.store, snapshot.head.topic_id, wanted, isolation, slices))
+    return parts
 
 
-def _planned(snapshot: Snapshot, ranges: Sequence[OffsetRange], isolation: str) -> list[PlannedSlices]:
+def _planned(selected: RangeSlices, isolation: str) -> list[PlannedSlices]:
     """Return the slices of each range, with what Kafka's aborted transactions hide of them."""
-    hidden: dict[int, AbortedTransactions | None] = {}
-    if isolation == READ_COMMITTED and snapshot.slices.has_flag(SliceFlag.KAFKA_ABORTED):
-        # Other plans need nothing that reads files.
-        from sparklog.log.read.aborted import aborted_ranges
-
-        # Once for all ranges of a partition: a long one may be cut into many.
-        spans: dict[int, tuple[int, int]] = {}
-        for offsets in ranges:
-            low, high = spans.get(offsets.partition, (offsets.start, offsets.end))
-            spans[offsets.partition] = min(low, offsets.start), max(high, offsets.end)
-        for partition, span in spans.items():
-            hidden[partition] = aborted_ranges(snapshot.store, snapshot.topic, snapshot.slices, partition, *span)
-    rows, cuts = _selected(snapshot, ranges)
+    hidden = _hidden(selected) if isolation == READ_COMMITTED else {}
+    rows, cuts = selected.rows, selected.cuts
     if isolation == READ_COMMITTED:
         is_visible = _visible(rows)
         if not is_visible.all():
             rows, cuts = rows[is_visible], np.cumsum([0, *is_visible])[cuts]
-    plans = []
-    for offsets, (low, high) in zip(ranges, pairwise(cuts.tolist()), strict=True):
-        aborted = hidden.get(offsets.partition)
+    places = [(offsets.topic, offsets.partition) for offsets in selected.ranges]
+    plans = planned_ranges(places, rows, cuts.tolist())
+    for number, offsets in enumerate(selected.ranges if hidden else ()):
+        aborted = hidden.get(places[number])
         covered = None if aborted is None else aborted.overlapping(offsets.start, offsets.end)
-        planned = planned_slices(snapshot.topic, offsets.partition, rows, low, high)
-        plans.append(replace(planned, hidden=covered) if covered is not None and len(covered) else planned)
+        if covered is not None and len(covered):
+            plans[number] = replace(plans[number], hidden=covered)
     return plans
 
 
-def _selected(snapshot: Snapshot, ranges: Sequence[OffsetRange]) -> tuple[Slices, Offsets]:
-    if len(ranges) == 1:
-        # One partition in each of a thousand topics.
-        rows = snapshot.slices.select(ranges[0].partition, ranges[0].start, ranges[0].end)
-        return rows, np.array([0, len(rows)])
-    columns = [(offsets.partition, offsets.start, offsets.end) for offsets in ranges]
-    return snapshot.slices.select_each(*np.array(columns, np.int64).reshape(-1, 3).T)
+def _hidden(selected: RangeSlices) -> dict[tuple[str, int], AbortedTransactions | None]:
+    """Return what Kafka's aborted transactions hide in each partition, by topic and partition."""
+    marked = {
+        topic
+        for topic in {offsets.topic for offsets in selected.ranges}
+        if selected.snapshots[topic].slices.has_flag(SliceFlag.KAFKA_ABORTED)
+    }
+    if not marked:
+        return {}
+    # Other plans need nothing that reads files.
+    from sparklog.log.read.aborted import aborted_ranges
+
+    # Once for all ranges of a partition: a long one may be cut into many.
+    spans: dict[tuple[str, int], tuple[int, int]] = {}
+    for offsets in selected.ranges:
+        if offsets.topic in marked and offsets.start < offsets.end:
+            place = offsets.topic, offsets.partition
+            low, high = spans.get(place, (offsets.start, offsets.end))
+            spans[place] = min(low, offsets.start), max(high, offsets.end)
+    hidden = {}
+    for (topic, partition), span in spans.items():
+        snapshot = selected.snapshots[topic]
+        hidden[topic, partition] = aborted_ranges(snapshot.store, topic, snapshot.slices, partition, *span)
+    return hidden
 
 
 def check_partition(topic: str, partition: int, bounds: Mapping[int, Bounds]) -> Bounds:
@@ -245,18 +264,28 @@ def _visible(slices: Slices) -> npt.NDArray[np.bool_]:
     return is_visible
 
 
-def stored_in(snapshot: Snapshot, ranges: Sequence[OffsetRange]) -> list[Stored]:
+def stored_in(selected: RangeSlices) -> list[Stored]:
     """Return the contents of ranges, by metadata: a slice is a run, of as many batches as its bytes have room for."""
-    rows, cuts = _selected(snapshot, ranges)
+    rows = selected.rows
     batches = np.minimum(rows.records, rows.size // HEADER_BYTES)
     runs = BatchRuns(rows.base, rows.end, rows.records, rows.size, batches).counted()
     contents = []
-    for offsets, (low, high) in zip(ranges, pairwise(cuts.tolist()), strict=True):
-        content = runs[low:high]
-        if low < high and (content.base[0] < offsets.start or content.end[-1] > offsets.end):
-            content = content.clipped(offsets.start, offsets.end)
+    spans = pairwise(selected.cuts.tolist())
+    for offsets, (low, high), is_cut in zip(selected.ranges, spans, _cut(selected), strict=True):
+        content = runs[low:high].clipped(offsets.start, offsets.end) if is_cut else runs[low:high]
         contents.append(Stored(offsets.start, offsets.end, content))
     return contents
+
+
+def _cut(selected: RangeSlices) -> list[bool]:
+    """Tell of each range whether it begins or ends inside of a slice."""
+    start, end = np.array([(offsets.start, offsets.end) for offsets in selected.ranges], np.int64).reshape(-1, 2).T
+    low, high = selected.cuts[:-1], selected.cuts[1:]
+    is_cut = low < high
+    first, last = low[is_cut], high[is_cut] - 1
+    is_cut[is_cut] = (selected.rows.base[first] < start[is_cut]) | (selected.rows.end[last] > end[is_cut])
+    answers: list[bool] = is_cut.tolist()
+    return answers
 
 
 def sizes_of(snapshot: Snapshot) -> list[PartitionSize]:

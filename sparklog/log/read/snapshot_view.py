@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import groupby
 
 from sparklog.log.decisions.decision_log import whole_ends
 from sparklog.log.read.read_plan import bounds_of, plan_parts, sizes_of, stored_in
+from sparklog.log.state.range_slices import RangeSlices, select_ranges
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.view import (
     READ_UNCOMMITTED,
@@ -29,6 +29,8 @@ class SnapshotView:
         self._newer = newer
         self._ends = whole_ends(snapshots)
         self._bounds: dict[str, Mapping[int, Bounds]] = {}
+        self._measured: RangeSlices | None = None
+        """What was measured last: a plan asks for the sizes of ranges, then for the same ranges."""
 
     def bounds(self, topic: str) -> Mapping[int, Bounds]:
         bounds = self._bounds.get(topic)
@@ -43,14 +45,14 @@ class SnapshotView:
         return dict(enumerate(self.snapshots[topic].head.cleaned_through.tolist()))
 
     def stored(self, ranges: Sequence[OffsetRange]) -> list[Stored]:
-        groups = groupby(ranges, lambda offsets: offsets.topic)
-        return [held for topic, group in groups for held in stored_in(self.snapshots[topic], list(group))]
+        self._measured = select_ranges(self.snapshots, ranges)
+        return stored_in(self._measured)
 
     def plan(self, ranges: Sequence[OffsetRange], isolation: str) -> list[ReadPart]:
-        parts: list[ReadPart] = []
-        for topic, group in groupby(ranges, lambda offsets: offsets.topic):
-            parts += plan_parts(self.snapshots[topic], list(group), isolation)
-        return parts
+        selected, self._measured = self._measured, None
+        if selected is None or selected.ranges != tuple(ranges):
+            selected = select_ranges(self.snapshots, ranges)
+        return [*plan_parts(selected, isolation)]
 
     def offsets_for_timestamps(
         self, topic: str, targets: Mapping[int, int], isolation: str = READ_UNCOMMITTED

@@ -18,7 +18,7 @@ import numpy as np
 from sparklog.errors import Corrupt
 from sparklog.format.record_batch import Place
 from sparklog.log.read import fetch
-from sparklog.log.read.planned_slices import PlannedSlice, planned_slices
+from sparklog.log.read.planned_slices import PlannedSlice, planned_ranges, planned_slices
 from sparklog.log.read.read_plan import NativeReadPart, bounds_of, check_isolation, check_partition, read_parts
 from sparklog.log.read.segment_entrance import entrance_for_timestamp, read_offset_index, read_time_index
 from sparklog.log.state.slice_table import Newer, Snapshot
@@ -68,13 +68,15 @@ def _in_small_slices(snapshot: Snapshot, offsets: Mapping[int, int]) -> dict[int
     firsts = firsts[rows.size[firsts] <= SMALL_BYTES]
     starts = np.full(snapshot.head.partitions, -1, np.int64)
     starts[[partition for partition, _, _ in asked]] = [start for _, start, _ in asked]
-    starts[rows.partition[firsts]] = np.maximum(starts[rows.partition[firsts]], rows.base[firsts])
-    parts = []
-    for row in firsts.tolist():
-        partition = int(rows.partition[row])
-        place = OffsetRange(snapshot.topic, partition, int(rows.base[row]), int(rows.end[row]))
-        planned = planned_slices(snapshot.topic, partition, rows, row, row + 1)
-        parts.append(NativeReadPart(snapshot.store, snapshot.head.topic_id, place, READ_UNCOMMITTED, planned, False))
+    rows = rows[firsts]
+    places = zip(rows.partition.tolist(), rows.base.tolist(), rows.end.tolist(), strict=True)
+    ranges = [OffsetRange(snapshot.topic, *place) for place in places]
+    planned = planned_ranges([(offsets.topic, offsets.partition) for offsets in ranges], rows, range(len(rows) + 1))
+    starts[rows.partition] = np.maximum(starts[rows.partition], rows.base)
+    parts = [
+        NativeReadPart(snapshot.store, snapshot.head.topic_id, offsets, READ_UNCOMMITTED, slices, False)
+        for offsets, slices in zip(ranges, planned, strict=True)
+    ]
     answers = {}
     for batch in read_parts(parts, ("partition", "offset", "timestamp")):
         partitions, present = (batch.column(name).to_numpy() for name in ("partition", "offset"))

@@ -21,7 +21,7 @@ import json
 import weakref
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.format.compression import compress, decompress
@@ -68,7 +68,9 @@ def unpacked(carried: Carried | None) -> list[bytes]:
 def carried_in(commit: Commit, data: bytes) -> Carried | None:
     """Return what a commit carries, from the bytes of its object."""
     carried = commit.carried
-    return None if carried is None else replace(carried, data=data[commit.nbytes : commit.tail_start])
+    if carried is None:
+        return None
+    return Carried(carried.commits, carried.nbytes, carried.crc, data[commit.nbytes : commit.tail_start])
 
 
 def with_carried(topic: str, objects: Mapping[int, tuple[Commit, bytes]], first: int) -> dict[int, Commit]:
@@ -118,6 +120,8 @@ class RecentDocuments:
         """Keep what a commit's object has; in all up to `most_bytes`, besides the newest."""
         number, kept = commit.version, self._commits
         kept[number] = _RecentCommit(commit.crc, commit.prev_crc, data[: commit.nbytes], carried_in(commit, data))
+        if len(kept) == 1:
+            return
         before = kept.get(number - 1)
         is_known = before is not None and before.crc == commit.prev_crc
         low = number - 1 - (before.carried.commits if is_known and before is not None and before.carried else 0)

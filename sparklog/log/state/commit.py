@@ -162,9 +162,13 @@ class Carried:
     data: bytes = field(default=b"", compare=False, repr=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Changes:
-    """Changes of a commit to a topic; a field without a value changes nothing."""
+    """Changes of a commit to a topic; a field without a value changes nothing.
+
+    Not frozen, nor are commits: a read of a thousand topics makes thousands, and takes three times as long for each.
+    They are not changed even so.
+    """
 
     writer: Writer | None = None
     writers: tuple[Writer, ...] = ()
@@ -186,7 +190,7 @@ class Changes:
     expired: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Commit(Changes):
     """One commit."""
 
@@ -376,18 +380,19 @@ def decode_commit(data: bytes, key: str, version: int, *, whole: bool = True) ->
     item = COMMIT_JSON.fields(document, key)
     if (stored := item.integer("version", 0)) != version:
         raise Corrupt(f"commit {version} should be here, found version {stored}; restore it", file=key)
-    commit = COMMIT_JSON.from_json(item, crc=crc32c.crc32c(document), nbytes=len(document))
-    _check_inline(item, commit)
-    parts = [part for part in (commit.carried, commit.inline) if part is not None]
+    attributes = COMMIT_JSON.attributes(item)
+    carried, inline, files = attributes.get("carried"), attributes.get("inline"), attributes.get("files", ())
+    _check_inline(item, files, inline)
+    parts = [part for part in (carried, inline) if part is not None]
     if whole or not parts:
         _check_parts(parts, memoryview(data)[len(document) :], key)
-    if not parts:
-        return commit
-    crc = commit.crc
+    crc = crc32c.crc32c(document)
     for part in parts:
         crc = appended_crc(crc, part.nbytes, part.crc)
-    files = commit.files if commit.inline is None else _placed(commit, commit.tail_start)
-    return replace(commit, crc=crc, files=files)
+    if inline is not None:
+        start = len(document) + (0 if carried is None else carried.nbytes)
+        _place(files, commit_path(version), start)
+    return Commit(**attributes, crc=crc, nbytes=len(document))
 
 
 def tail_of(data: bytes) -> bytes:
@@ -409,10 +414,10 @@ def _check_parts(parts: Sequence[Carried | Inline], rest: memoryview, key: str) 
         rest = rest[part.nbytes :]
 
 
-def _check_inline(item: Fields, commit: Commit) -> None:
+def _check_inline(item: Fields, files: Sequence[FileSlices], inline: Inline | None) -> None:
     """Raise `Corrupt` unless the document names its records as one file's."""
-    nbytes = None if commit.inline is None else commit.inline.nbytes
-    here = [file for file in commit.files if file.path == INLINE_PATH]
+    nbytes = None if inline is None else inline.nbytes
+    here = [file for file in files if file.path == INLINE_PATH]
     if len(here) != (nbytes is not None):
         raise item.bad("inline", f"there with one file without a path (there are {len(here)})")
     for file in here:
@@ -421,12 +426,9 @@ def _check_inline(item: Fields, commit: Commit) -> None:
         raise item.bad("inline", f"as many bytes as its file of {file.size}, which its slices and its footer fill")
 
 
-def _placed(commit: Commit, start: int) -> tuple[FileSlices, ...]:
-    """Return the files of a commit whose tail begins at `start`, the one in it under the commit's own path."""
-    path = commit_path(commit.version)
-    return tuple(
-        file
-        if file.path != INLINE_PATH
-        else replace(file, path=path, size=start + file.size, position=tuple(start + place for place in file.starts))
-        for file in commit.files
-    )
+def _place(files: Sequence[FileSlices], path: str, start: int) -> None:
+    """Give the file in a commit, just read, the commit's own path, and the place of its tail, which is at `start`."""
+    for file in files:
+        if file.path == INLINE_PATH:
+            file.position = tuple([start + place for place in file.starts])
+            file.path, file.size = path, start + file.size

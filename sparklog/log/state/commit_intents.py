@@ -64,7 +64,7 @@ _CHANGES = tuple(change.name for change in fields(Changes))
 HAS_NULL_KEYS = int(SliceFlag.HAS_NULL_KEYS)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Draft(Changes):
     """The part of a commit that an intent decides; `None` takes the head's. `dropped`: edits that no longer stand."""
 

@@ -67,6 +67,9 @@ class LogState:
         return -1 if self.checkpoint is None else self.checkpoint.head.version
 
 
+_EMPTY_STATE = LogState(EMPTY, None, (), SliceTable())
+
+
 @dataclass(frozen=True, slots=True)
 class CommitOutcome:
     """The commit that was written (None: `nothing` has the reason), the head after it, and the dropped edits."""
@@ -95,7 +98,15 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
 
     def snapshot(self, refresh: bool = True) -> Snapshot:
         """Return the same with all slices."""
-        state = self._with_table(self._existing(refresh)).state
+        return self._snapshot(self._existing(refresh))
+
+    def snapshot_if_exists(self) -> Snapshot | None:
+        """Return the newest state with all slices; None if there is no topic."""
+        newest = self._read_on(self._newest).newest
+        return self._snapshot(newest) if newest.state.head.exists else None
+
+    def _snapshot(self, base: SeenState[LogState]) -> Snapshot:
+        state = self._with_table(base).state
         if state.table is None or not state.head.exists:
             raise self._not_found()
         return Snapshot(self.topic, self.store, state.head, state.table)
@@ -156,7 +167,7 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         return CommitOutcome(written, newest.state.head, last if isinstance(last, Nothing) else None, last.dropped)
 
     def _empty(self) -> LogState:
-        return LogState(EMPTY, None, (), SliceTable())
+        return _EMPTY_STATE
 
     def _decode(self, data: bytes, key: str, number: int) -> Commit:
         # Damaged records are for those who read them; what the document says of the topic holds.

@@ -11,7 +11,7 @@ Here `file` and `txn` are codes of texts; -1 is no transaction.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import add
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -36,7 +36,6 @@ PLAIN, OPEN, COMMITTED, ABORTED = 0, 1, 2, 3
 STATUS_NAMES = ("plain", "open", "committed", "aborted")
 PENDING_COMMITS = 256
 SPARE_TEXTS = 4096
-KEPT_ROWS = 64
 Columns = dict[str, npt.NDArray[Any]]
 
 
@@ -87,7 +86,7 @@ class Texts:
 class ColumnsByName:
     """Columns of slices as attributes, one array each."""
 
-    columns: Columns
+    columns: Mapping[str, npt.NDArray[Any]]
 
     def __len__(self) -> int:
         return len(self.columns["base"])
@@ -142,7 +141,7 @@ class Slices(ColumnsByName):
 class SliceTable:
     """All slices at a version. Immutable: `apply` gives the table after the next commit."""
 
-    __slots__ = ("_last", "_rows", "texts", "version")
+    __slots__ = ("_rows", "texts", "version")
 
     def __init__(
         self,
@@ -157,17 +156,20 @@ class SliceTable:
         self._rows = (parts, pending)
         self.texts = (Texts() if paths is None else paths, Texts() if txn_ids is None else txn_ids)
         """Paths and transactional ids by code."""
-        self._last: tuple[tuple[int, int, int], Slices] | None = None
-        """A few slices that were selected last, and of what: a plan asks for their sizes, then for them."""
 
     def __len__(self) -> int:
-        return sum(len(part) for part in self.parts())
+        parts, pending = self._rows
+        return sum(map(len, parts)) + sum([len(file) for commit in pending for file in commit.files])
+
+    def unfolded(self) -> tuple[tuple[Slices, ...], tuple[Commit, ...]]:
+        """Return the parts that there are, and the commits whose slices are in none yet."""
+        return self._rows
 
     def parts(self) -> tuple[Slices, ...]:
         """Return the rows in parts sorted by (partition, base); of a partition, later parts hold later offsets."""
         parts, pending = self._rows
         if pending:
-            parts = (*parts, _part(pending, *self.texts))
+            parts = (*parts, in_order(columns_of(pending, *self.texts), *self.texts))
             while len(parts) > 1 and len(parts[-2]) < 2 * len(parts[-1]):
                 parts = (*parts[:-2], _joined(parts[-2:], *self.texts))
             self._rows = (parts, ())
@@ -181,14 +183,8 @@ class SliceTable:
 
     def select(self, partition: int, start: int = 0, end: int = 2**63 - 1) -> Slices:
         """Return the slices of one partition that overlap offsets `[start, end)`, in offset order."""
-        place, last = (partition, start, end), self._last
-        if last is not None and last[0] == place:
-            return last[1]
         spans = ((part, part.overlapping(partition, start, end)) for part in self.parts())
-        selected = _joined([part[rows] for part, rows in spans if rows.stop > rows.start], *self.texts)
-        if len(selected) <= KEPT_ROWS:
-            self._last = place, selected
-        return selected
+        return _joined([part[rows] for part, rows in spans if rows.stop > rows.start], *self.texts)
 
     def select_each(self, partition: Offsets, start: Offsets, end: Offsets) -> tuple[Slices, Offsets]:
         """Select for many ranges, int64[n] each, at once: their slices, and where those of each begin (n + 1)."""
@@ -246,11 +242,14 @@ class SliceTable:
         keep[rows] = False
         if not commit.files:
             return whole[keep]
-        outputs = _part((commit,), *self.texts)
+        outputs = in_order(columns_of((commit,), *self.texts), *self.texts)
         return _joined((whole[keep], outputs), *self.texts)
 
     def has_flag(self, flag: int) -> bool:
-        return any(bool((part.flags & flag).any()) for part in self.parts())
+        parts, pending = self._rows
+        if any(flags & flag for commit in pending for file in commit.files for flags in file.flags):
+            return True
+        return any(bool((part.flags & flag).any()) for part in parts)
 
     def find(self, *items: RemovedSlices) -> npt.NDArray[np.int64]:
         """Return the row in `all()` of each slice that `items` name exactly, in their order; -1 where there is none."""
@@ -304,7 +303,8 @@ def _swept(version: int, parts: tuple[Slices, ...], paths: Texts, txn_ids: Texts
 
 def added(commit: Commit) -> Slices:
     """Return the slices that a commit adds, as rows of a table of their own."""
-    return _part((commit,), Texts(), Texts())
+    texts = Texts(), Texts()
+    return in_order(columns_of((commit,), *texts), *texts)
 
 
 def _joined(parts: Sequence[Slices], paths: Texts, txn_ids: Texts) -> Slices:
@@ -314,10 +314,11 @@ def _joined(parts: Sequence[Slices], paths: Texts, txn_ids: Texts) -> Slices:
         name: np.concatenate([part.columns[name] for part in parts] or [np.zeros(0, dtype)])
         for name, dtype in COLUMN_TYPES.items()
     }
-    return _sorted(columns, paths, txn_ids)
+    return in_order(columns, paths, txn_ids)
 
 
-def _sorted(columns: Columns, paths: Texts, txn_ids: Texts) -> Slices:
+def in_order(columns: Columns, paths: Texts, txn_ids: Texts) -> Slices:
+    """Return rows of these columns sorted by (partition, base)."""
     if len(columns["base"]) < 2:
         return Slices(columns, paths, txn_ids)
     order = np.lexsort((columns["base"], columns["partition"]))
@@ -342,7 +343,8 @@ def _resolved(part: Slices, resolved: Sequence[Resolved]) -> Slices:
     return Slices({**part.columns, "status": status}, part.paths, part.txn_ids)
 
 
-def _part(commits: Sequence[Commit], paths: Texts, txn_ids: Texts) -> Slices:
+def columns_of(commits: Sequence[Commit], paths: Texts, txn_ids: Texts) -> Columns:
+    """Return the slices that commits name, in their order. The texts get what these name."""
     values: dict[str, list[int]] = {name: [] for name in COLUMN_TYPES}
     for commit in commits:
         for file in commit.files:
@@ -357,8 +359,7 @@ def _part(commits: Sequence[Commit], paths: Texts, txn_ids: Texts) -> Slices:
             values[name] += [value] * count
     # One array for all columns: most commits are of few slices.
     rows = zip(COLUMN_TYPES.items(), np.array([values[name] for name in COLUMN_TYPES], np.int64), strict=True)
-    columns = {name: row.astype(dtype, copy=False) for (name, dtype), row in rows}
-    return _sorted(columns, paths, txn_ids)
+    return {name: row.astype(dtype, copy=False) for (name, dtype), row in rows}
 
 
 def _add_file(values: dict[str, list[int]], commit: Commit, file: FileSlices, code: int) -> None:

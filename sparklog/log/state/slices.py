@@ -106,9 +106,11 @@ def with_tier(flags: int, tier: int) -> int:
     return flags & ~MERGE_TIER_MASK | min(tier, 0xF) << MERGE_TIER_SHIFT
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FileSlices:
     """One data file and its slices, in file order, as a commit lists them (docs/reference/format-commits.md).
+
+    Not frozen, as commits are not: changed by what reads a commit alone.
 
     Each tuple has one entry per slice. `base` is empty before the commit. Only merging, sealing and imports set
     `position` and what follows; where it is empty, the rule for absent lists there holds. `counts` goes along from a

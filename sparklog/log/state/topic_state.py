@@ -150,15 +150,14 @@ class Head:
     def apply(self, commit: Commit) -> Head:
         """The head after the next commit. `Corrupt` if it does not follow this head (number, chain, topic id)."""
         self._follows(commit)
-        before = self
-        if commit.op == CREATE:
-            before = Head(topic_id=commit.topic_id, deleted=False, holds=self.holds, floor=self.floor)
-        elif commit.op == DELETE:
-            # Numbering, holds and the upload floor outlive the topic: its files may still be held or waited for.
-            before = Head(topic_id=self.topic_id, holds=self.holds, floor=self.floor)
-        return replace(
-            before,
+        before, identity = self, dict[str, Any]()
+        if commit.op in (CREATE, DELETE):
+            # Numbering, holds and the upload floor outlive a topic: its files may still be held or waited for.
+            before = EMPTY if self is EMPTY else EMPTY._with(holds=self.holds, floor=self.floor)
+            identity = {"topic_id": commit.topic_id, "deleted": commit.op == DELETE}
+        return before._with(
             **({} if commit.op == DELETE else _changes(before, commit)),
+            **identity,
             version=commit.version,
             crc=commit.crc,
             time_ms=commit.time_ms,
@@ -167,6 +166,13 @@ class Head:
             read_features=_union(before.read_features, commit.read_features),
             write_features=_union(before.write_features, commit.write_features),
         )
+
+    def _with(self, **changes: Any) -> Head:
+        """Return the head with these attributes: `dataclasses.replace` takes four times as long, for each commit."""
+        head = object.__new__(Head)
+        head.__dict__.update(self.__dict__, **changes)
+        head.__dict__.pop("_last_stable", None)
+        return head
 
     def _follows(self, commit: Commit) -> None:
         if commit.version != self.version + 1:
@@ -254,9 +260,10 @@ EMPTY = Head()
 
 def _changes(head: Head, commit: Commit) -> dict[str, Any]:
     """Return what a commit changes of an existing topic, or one just created; without what all commits change."""
-    partitions = head.partitions if commit.partitions is None else commit.partitions
+    before = head.partitions
+    partitions = before if commit.partitions is None else commit.partitions
     end = _grown(head.log_end, partitions)
-    is_same_start = not commit.log_starts and partitions == head.partitions
+    is_same_start = not commit.log_starts and partitions == before
     start = head.log_start if is_same_start else _grown(head.log_start, partitions)
     named = [*commit.log_starts, *(edit.partition for edit in commit.edits)]
     if named and max(named) >= len(end):
@@ -407,4 +414,4 @@ def _frozen(values: Offsets) -> Offsets:
 
 
 def _union(left: tuple[str, ...], right: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(sorted({*left, *right})) if right else left
+    return tuple(sorted({*left, *right})) if right and right != left else left

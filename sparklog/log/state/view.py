@@ -43,7 +43,9 @@ class BatchRuns:
         return len(self.base)
 
     def __getitem__(self, rows: slice | npt.NDArray[np.bool_]) -> BatchRuns:
-        return BatchRuns(*(column[rows] for column in self._columns()))
+        # A plan may have ten thousand ranges of a run each.
+        base, end, records, nbytes, batches = self._columns()
+        return BatchRuns(base[rows], end[rows], records[rows], nbytes[rows], batches[rows])
 
     def _columns(self) -> tuple[Int64s, ...]:
         return self.base, self.end, self.records, self.nbytes, self.batches
@@ -253,6 +255,9 @@ class LogView(TakenView, Protocol):
 
     def topics(self, wanted: Callable[[str], bool] | None = None) -> list[str]:
         """Return the names of all topics, sorted; only of those wanted, the others are not opened. Finds new ones."""
+
+    def take(self, wanted: Callable[[str], bool] | None = None) -> list[str]:
+        """Take a snapshot of all topics, or of those of wanted names, and return their names, sorted."""
 
     def topic_id(self, topic: str) -> str:
         """22-character id; differs when a name was deleted and created again. `NotFound` if there is no such topic."""

@@ -7,7 +7,7 @@ that is another disk on each executor loses no data.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING
 
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, nearest
@@ -327,8 +327,14 @@ class RootView:
 
     # -- looking
 
+    def take(self, wanted: Callable[[str], bool] | None = None) -> list[str]:
+        # A topic that is listed is looked at once: what tells that it exists is its snapshot.
+        names = sorted(filter(wanted, self.root.engine.folders()))
+        gone = self._look(names, lambda name: self.root.engine.log(name).snapshot_if_exists())
+        return [name for name in names if name not in gone]
+
     def refresh(self, topics: Sequence[str]) -> None:
-        self._look(topics, self._take)
+        self._require(self._look(topics, self._take))
 
     def follow(self, topics: Sequence[str]) -> None:
         """As `refresh`, for a reader that looks again and again: it may see more commits the next time.
@@ -336,27 +342,36 @@ class RootView:
         After a look that found nothing, a store with round trips is asked for the next commit alone: its records are
         read a round trip earlier so.
         """
-        self._look(topics, self._take_next if self._idle and self.root.store.parallel_reads > 1 else self._take)
+        step = self._take_next if self._idle and self.root.store.parallel_reads > 1 else self._take
+        self._require(self._look(topics, step))
 
-    def _look(self, topics: Sequence[str], take: Callable[[str], Snapshot]) -> None:
-        names = list(dict.fromkeys(topics))
+    def _require(self, gone: Set[str]) -> None:
+        """Raise NotFound, with similar names, if a topic is gone."""
+        for name in gone:
+            self.root.topic(name)
+
+    def _look(self, topics: Sequence[str], take: Callable[[str], Snapshot | None]) -> Set[str]:
+        """Take snapshots; return the topics that do not exist, or not any more."""
+        names, missing = list(dict.fromkeys(topics)), set[str]()
         self._idle, begun = True, self.env.now()
         for name, snapshot in zip(names, list(ask_each(self.root.store, take, names)), strict=True):
+            if snapshot is None:
+                missing.add(name)
+                continue
             before = self._raw.get(name)
-            if before is None or before.version != snapshot.version:
-                self._came, self._idle = self.env.now(), False
+            self._idle = self._idle and before is not None and before.version == snapshot.version
             self._raw[name] = snapshot
-        self._look_ms = self.env.now().elapsed_ms(begun)
+        ended = self.env.now()
+        self._look_ms, self._came = ended.elapsed_ms(begun), self._came if self._idle else ended
         if self._idle and self._agree and not any(snapshot.head.open for snapshot in self._raw.values()):
-            return
+            return missing
         self._agree = False
         snapshots, gone = settle(self.root.engine.decisions, self._raw, self._take)
         # Who asks for names alone imports nothing that reads records.
         from sparklog.log.read.snapshot_view import SnapshotView
 
         self._view, self._agree = SnapshotView(self.location, snapshots, self._newer), True
-        for name in gone & set(names):
-            self.root.topic(name)
+        return missing | (gone & set(names))
 
     def _take(self, name: str) -> Snapshot:
         log = self.root.engine.log(check_topic_name(name))

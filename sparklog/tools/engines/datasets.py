@@ -39,7 +39,6 @@ from sparklog.log.state.view import (
     LogView,
     OffsetRange,
     check_columns,
-    refresh_existing,
 )
 from sparklog.log.topic.root import ROOT, Root, RootView, open_root
 from sparklog.opening import open_view, resolve
@@ -210,7 +209,7 @@ def datasets(
     check_threads(threads)
     view = _view(root)
     if topics is None:
-        names = refresh_existing(view, view.topics())
+        names = view.take()
     else:
         names = list(dict.fromkeys(topics))
         view.refresh(names)

@@ -19,6 +19,7 @@ from sparklog.errors import BadRequest, Corrupt, NotFound
 from sparklog.limits import Limits
 from sparklog.log.read.decode_slices import _back_to_back
 from sparklog.log.read.read_plan import NativeReadPart, plan_parts, read_parts
+from sparklog.log.state.range_slices import select_ranges
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
 from sparklog.log.topic.root import RootView
 from sparklog.log.topic.topic import Topic
@@ -49,7 +50,8 @@ def gets(place: CountedRoot) -> int:
 
 def part_of(topic: Topic, partition: int, start: int, end: int, isolation: str = READ_COMMITTED) -> NativeReadPart:
     snapshot = topic.log.snapshot()
-    (part,) = plan_parts(snapshot, [OffsetRange(topic.name, partition, start, end)], isolation)
+    selected = select_ranges({topic.name: snapshot}, [OffsetRange(topic.name, partition, start, end)])
+    (part,) = plan_parts(selected, isolation)
     return part
 
 

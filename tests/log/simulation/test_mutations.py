@@ -12,6 +12,7 @@ from sparklog.log.journal import journal, numbered_objects
 from sparklog.log.journal.numbered_objects import NumberedObjects
 from sparklog.log.state import append_offsets, carried, checkpoint, commit, commit_intents, commit_log, rewrites
 from sparklog.log.state.commit import CREATE, Commit, RemovedSlices
+from sparklog.log.state.slices import INLINE_PATH, FileSlices
 from sparklog.log.state.topic_state import Head
 from sparklog.log.state.writer_runs import BatchVerdict, WriterEntry, WriterKey
 from tests.log.simulation.seeds import run_seed
@@ -165,21 +166,20 @@ def features_are_forgotten(patch: Patch) -> None:
 
 def a_lost_race_keeps_the_path(patch: Patch) -> None:
     """Records in a commit are named by the number of the first attempt."""
-    numbers: dict[int, int] = {}
-    real = commit._placed
+    paths: dict[tuple[int, ...], str] = {}
+    real = commit._place
 
-    def first(attempt: Commit, start: int) -> Any:
-        assert attempt.inline is not None
-        number = numbers.setdefault(attempt.inline.crc, attempt.version)
-        return real(replace(attempt, version=number), start)
+    def first(files: Sequence[FileSlices], path: str, start: int) -> None:
+        (inline,) = [file for file in files if file.path == INLINE_PATH]
+        real(files, paths.setdefault(inline.crc, path), start)
 
-    patch.setattr(commit, "_placed", first)
+    patch.setattr(commit, "_place", first)
 
 
 def positions_count_from_the_tail(patch: Patch) -> None:
     """Slices in a commit are looked for where its document is."""
-    real = commit._placed
-    patch.setattr(commit, "_placed", lambda attempt, start: real(attempt, 0))
+    real = commit._place
+    patch.setattr(commit, "_place", lambda files, path, start: real(files, path, 0))
 
 
 @pytest.mark.parametrize("mutate", [features_are_forgotten, a_lost_race_keeps_the_path, positions_count_from_the_tail])

@@ -1,0 +1,114 @@
+"""Slices of many ranges, of one topic or of a thousand, selected at once: the start of a plan.
+
+numpy takes as long for a row as for a thousand, some microseconds a call. So topics with few slices are not asked one
+after the other: their slices become one table, in which the number of the topic is the upper half of a partition's. Of
+a topic with many slices that table has those that are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+
+from sparklog.format.slice_columns import COLUMN_TYPES
+from sparklog.log.state.commit import Commit
+from sparklog.log.state.slice_table import Columns, Slices, SliceTable, Snapshot, Texts, columns_of, in_order
+from sparklog.log.state.topic_state import Offsets
+from sparklog.log.state.view import OffsetRange
+
+FEW_SLICES = 64
+"""As many for each range of a topic are taken together without a look at which of them the ranges are in."""
+_TOPIC_SHIFT = 32
+_PARTITION_MASK = (1 << _TOPIC_SHIFT) - 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RangeSlices:
+    """The slices of ranges, of topics in these snapshots.
+
+    Those of `ranges[i]` are `rows[cuts[i] : cuts[i + 1]]`, in offset order. `cuts`: int64[n + 1].
+    """
+
+    snapshots: Mapping[str, Snapshot]
+    ranges: tuple[OffsetRange, ...]
+    rows: Slices
+    cuts: Offsets
+
+
+def select_ranges(snapshots: Mapping[str, Snapshot], ranges: Sequence[OffsetRange]) -> RangeSlices:
+    """Return the slices that overlap each range."""
+    by_topic: dict[str, list[OffsetRange]] = {}
+    for offsets in ranges:
+        by_topic.setdefault(offsets.topic, []).append(offsets)
+    if len(ranges) == 1:
+        (only,) = ranges
+        rows = snapshots[only.topic].slices.select(only.partition, only.start, only.end)
+        return RangeSlices(snapshots, (only,), rows, np.array([0, len(rows)]))
+    numbers = {topic: number << _TOPIC_SHIFT for number, topic in enumerate(by_topic)}
+    places = [(numbers[offsets.topic] | offsets.partition, offsets.start, offsets.end) for offsets in ranges]
+    table = _joined([(snapshots[topic].slices, of_topic) for topic, of_topic in by_topic.items()])
+    rows, cuts = table.select_each(*np.array(places, np.int64).reshape(-1, 3).T)
+    if len(by_topic) > 1:
+        rows.columns["partition"] = (rows.partition & _PARTITION_MASK).astype(np.int32)
+    return RangeSlices(snapshots, tuple(ranges), rows, cuts)
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Rows to join: parts of tables and commits that are in none, each with the number of its topic."""
+
+    parts: list[tuple[int, Slices]] = field(default_factory=list)
+    commits: list[tuple[int, Commit]] = field(default_factory=list)
+
+
+def _joined(tables: Sequence[tuple[SliceTable, Sequence[OffsetRange]]]) -> SliceTable:
+    """Return one table with all slices of these ranges; topics are numbered in the order given."""
+    if len(tables) == 1:
+        return tables[0][0]
+    rows = _Rows()
+    for number, (table, ranges) in enumerate(tables):
+        if len(table) <= FEW_SLICES * len(ranges):
+            parts, pending = table.unfolded()
+            rows.parts += [(number, part) for part in parts]
+            rows.commits += [(number, commit) for commit in pending]
+        else:
+            rows.parts += [(number, part) for part in _of_partitions(table, ranges)]
+    texts = Texts(), Texts()
+    columns = [_numbered(columns_of([commit for _, commit in rows.commits], *texts), _topics(rows.commits))]
+    columns += [_numbered(_recoded(part, *texts), np.int64(number)) for number, part in rows.parts]
+    whole = {name: np.concatenate([part[name] for part in columns]) for name in COLUMN_TYPES}
+    return SliceTable(0, (in_order(whole, *texts),), *texts)
+
+
+def _of_partitions(table: SliceTable, ranges: Sequence[OffsetRange]) -> list[Slices]:
+    """Return the slices of each partition from where its first range begins to where its last one ends."""
+    spans: dict[int, tuple[int, int]] = {}
+    for offsets in ranges:
+        low, high = spans.get(offsets.partition, (offsets.start, offsets.end))
+        spans[offsets.partition] = min(low, offsets.start), max(high, offsets.end)
+    return [table.select(partition, *span) for partition, span in spans.items()]
+
+
+def _topics(commits: Sequence[tuple[int, Commit]]) -> Offsets:
+    """Return the number of the topic of each slice of these commits: int64[n]."""
+    slices = ([number] * len(file) for number, commit in commits for file in commit.files)
+    return np.fromiter(chain.from_iterable(slices), np.int64)
+
+
+def _numbered(columns: Columns, topics: Offsets | np.int64) -> Columns:
+    return {**columns, "partition": topics << _TOPIC_SHIFT | columns["partition"]}
+
+
+def _recoded(part: Slices, paths: Texts, txn_ids: Texts) -> Columns:
+    """Return columns whose texts have the codes of another table."""
+
+    def codes(column: npt.NDArray[np.int32], before: Texts, after: Texts) -> npt.NDArray[np.int32]:
+        numbers = {code: after.code(before[code]) if code >= 0 else code for code in set(column.tolist())}
+        return np.array([numbers[code] for code in column.tolist()], np.int32)
+
+    texts = {"file": codes(part.file, part.paths, paths), "txn": codes(part.txn, part.txn_ids, txn_ids)}
+    return {**part.columns, **texts}

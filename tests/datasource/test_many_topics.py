@@ -1,0 +1,116 @@
+"""What a plan over many topics costs for each of them, counted: requests, calls, passes of the garbage collector."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from sparklog.datasource.options import parse_options
+from sparklog.datasource.starting_offsets import batch_ranges
+from sparklog.datasource.subscription import Subscriber
+from sparklog.log.state.view import LogView, OffsetRange
+from sparklog.log.topic.root import RootView
+from sparklog.opening import ROOT, Location, open_view
+from tests.support.counted_root import KINDS_AND_BUCKET, CountedRoot
+from tests.support.records import rows
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql.types import BinaryType, StructType
+
+from sparklog.datasource import reader
+from sparklog.datasource.data_source import SparklogDataSource
+from sparklog.datasource.read_task import log_partitions
+
+MANY = 24
+MOST_CALLS = 490
+"""Calls of Python functions for one more topic with a record, from its listing to its part of a task (3.11: 441)."""
+
+
+def topics_of(place: CountedRoot, count: int) -> None:
+    for number in range(count):
+        place.topic(name=f"topic-{number:03d}").append(rows("x", partition=0))
+    place.topic(name="other").append(rows("y", partition=0))
+    place.topic(name="topic-gone")
+    place.root.delete_topic("topic-gone")
+
+
+def plan(place: CountedRoot) -> list[OffsetRange]:
+    """Plan a read of all topics of a pattern by a process that has met none of them; the ranges of its tasks."""
+    read = parse_options({"subscribepattern": "topic-.*"}).read
+    view = RootView(place.world.root(place.store))
+    ranges = batch_ranges(view, Subscriber(view, Location(ROOT, "/log", "/log"), read.subscription), read)
+    return [part.range for task in log_partitions(view, ranges, read) for part in task.value]
+
+
+@pytest.mark.parametrize("kind", KINDS_AND_BUCKET)
+def test_a_topic_of_a_pattern_is_looked_at_once(kind: str, tmp_path: Path) -> None:
+    place = CountedRoot(kind, tmp_path)
+    topics_of(place, MANY)
+    place.store.reset()
+    assert plan(place) == [OffsetRange(f"topic-{number:03d}", 0, 0, 1) for number in range(MANY)]
+    listings = 2 if kind == "bucket" else 1
+    # Two commits, and after them none; of the topic that is gone as many. The root is read when it is opened.
+    expected = {"get": 3 * (MANY + 1) + 1, "list": listings * (MANY + 1), "list_folders": 1}
+    assert {verb: place.store.counts[verb] for verb in place.store.counts} == expected, place.store.keys
+
+
+@contextmanager
+def python_calls() -> Iterator[list[int]]:
+    count = [0]
+
+    def note(frame: FrameType, event: str, argument: Any) -> None:
+        count[0] += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        yield count
+    finally:
+        sys.setprofile(before)
+
+
+def test_one_more_topic_is_few_calls(tmp_path: Path) -> None:
+    counts = []
+    for number in (MANY, 2 * MANY):
+        place = CountedRoot("local", tmp_path / str(number))
+        topics_of(place, number)
+        plan(place)
+        with python_calls() as count:
+            assert len(plan(place)) == number
+        counts.append(count[0])
+    assert (counts[1] - counts[0]) / MANY < MOST_CALLS
+
+
+def test_no_garbage_is_collected_while_a_plan_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    topics_of(CountedRoot("local", tmp_path), 2)
+    schema, meanwhile = StructType().add("value", BinaryType()), []
+
+    def opened(*given: Any, **options: Any) -> LogView:
+        meanwhile.append(gc.isenabled())
+        return open_view(*given, **options)
+
+    monkeypatch.setattr(reader, "open_view", opened)
+
+    def planned(**options: str) -> list[Any]:
+        return SparklogDataSource({"path": str(tmp_path), **options}).reader(schema).partitions()
+
+    assert len(planned(subscribePattern="topic-.*")) == 1
+    assert gc.isenabled()
+    with pytest.raises(Exception, match="There is no topic 'none'"):
+        planned(subscribe="none")
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        assert len(planned(subscribe="other")) == 1
+        assert not gc.isenabled(), "it stays as it was"
+    finally:
+        gc.enable()
+    assert meanwhile == [False] * 3
