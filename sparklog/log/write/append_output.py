@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from sparklog.format.append_file import WrittenSlice, encode_footer
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.write.inline_records import slice_bytes, written_slices
@@ -36,14 +38,21 @@ class AppendOutput:
         self._writer.discard()
 
 
-def write_out(store: Store, topic: str, path: str, file: FileSlices) -> FileSlices:
-    """Write a file that is not written, as an append file."""
+def write_file(
+    store: Store, topic: str, path: str, slices: Iterable[WrittenSlice], data: Iterable[bytes | bytearray | memoryview]
+) -> FileSlices:
+    """Write an append file of these slices; `data`: their bytes, back to back."""
     output = AppendOutput(store, topic, path)
     try:
-        output.write(slice_bytes(file))
-        for written in written_slices(file):
+        output.write(*data)
+        for written in slices:
             output.end_slice(written)
         return output.close()
     except BaseException:
         output.discard()
         raise
+
+
+def write_out(store: Store, topic: str, path: str, file: FileSlices) -> FileSlices:
+    """Write a file that is not written, as an append file."""
+    return write_file(store, topic, path, written_slices(file), [slice_bytes(file)])
