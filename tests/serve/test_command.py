@@ -14,8 +14,7 @@ import pytest
 
 import sparklog
 from sparklog.errors import BadRequest, Unavailable
-from sparklog.serve.addresses import Address
-from sparklog.serve.options import tls_context
+from sparklog.serve.options import Address, tls_context
 from tests.serve.clients import read_with_kafka_python
 from tests.support.command_line import invoke
 
