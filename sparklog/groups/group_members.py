@@ -17,7 +17,7 @@ the member gave up a partition, and got it back, is refused as well.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import chain, groupby, repeat
 from operator import itemgetter
@@ -130,12 +130,13 @@ def _read_partitions(item: Fields, name: str) -> Partitions:
     )
 
 
-def _write_partitions(partitions: Partitions) -> dict[str, list[int]]:
-    by_topic = groupby(sorted(partitions), key=itemgetter(0))
-    return {topic: [partition for _, partition in pairs] for topic, pairs in by_topic}
+def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
+    """Return the numbers of partitions by topic, both in order."""
+    topics = groupby(sorted(partitions), key=itemgetter(0))
+    return {topic: [partition for _, partition in pairs] for topic, pairs in topics}
 
 
-PARTITIONS_BY_TOPIC = MemberKind(_read_partitions, _write_partitions)
+PARTITIONS_BY_TOPIC = MemberKind(_read_partitions, by_topic)
 """`{"topic": [partitions]}`"""
 
 MEMBER_JSON = Document(

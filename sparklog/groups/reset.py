@@ -27,6 +27,7 @@ from enum import Enum
 from sparklog.errors import BadRequest
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups.group import Group
+from sparklog.groups.group_members import by_topic
 from sparklog.log.journal.documents import INT32_MAX, INT64_MAX
 from sparklog.log.read.time_lookup import offsets_for_timestamps
 from sparklog.log.state.topic_state import Head
@@ -137,13 +138,6 @@ def _clamped(topic: str, partition: int, asked: int, old: int | None, head: Head
         which = "lower than the earliest" if asked < start else "higher than the latest"
         warning = f"New offset ({asked}) is {which} offset for topic partition {topic}-{partition}. It will be {new}."
     return NewOffset(topic, partition, old, new, warning)
-
-
-def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, set[int]]:
-    grouped: dict[str, set[int]] = {}
-    for topic, partition in partitions:
-        grouped.setdefault(topic, set()).add(partition)
-    return grouped
 
 
 def with_offsets(plan: Iterable[NewOffset]) -> dict[str, dict[int, int]]:

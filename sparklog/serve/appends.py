@@ -5,7 +5,7 @@ producers the next waits until as many batches are there as producers had sent: 
 commit costs as much for one batch as for five. It waits for a linger at most, or as long as the last commit took. What
 is in sockets yet is not seen, so the number that is expected falls by a quarter a commit at most.
 
-A batch of an idempotent producer is judged by the state that its commit is based on (`producer_sequences`); where that
+A batch of an idempotent producer is judged by the state that its commit is based on (`batch_checks`); where that
 was not the newest, all are judged again. A failure of unknown outcome is answered so that the client tries again: then
 the commits tell.
 """
@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -25,16 +25,21 @@ from sparklog.errors import SparklogError, Unavailable
 from sparklog.format.append_file import WrittenSlice, build_index
 from sparklog.format.crc32c import crc32c
 from sparklog.log.journal.names import append_path
-from sparklog.log.state.slices import FileSlices
-from sparklog.log.state.writer_runs import KafkaWriterKey, SequenceConflict
+from sparklog.log.state.slices import FileSlices, SliceFlag
+from sparklog.log.state.writer_runs import KafkaWriterKey, SequenceConflict, WriterEntry
 from sparklog.log.topic.engine import TopicLog
-from sparklog.log.write.append_output import AppendOutput, tail_bytes, unwritten
+from sparklog.log.write.append_output import tail_bytes, unwritten, write_file
 from sparklog.log.write.append_target import AppendTarget
-from sparklog.serve.addresses import Runner
-from sparklog.serve.batch_checks import ProducedBatch, SentBatch, check_batches
+from sparklog.serve.batch_checks import (
+    ProducedBatch,
+    SentBatch,
+    check_batches,
+    last_number,
+    next_number,
+    writer_id,
+)
 from sparklog.serve.codes import Code, CodeError, ProduceAnswer, code_of
-from sparklog.serve.producer_sequences import LANDED, NEXT, OLD_EPOCH, judge, last_number, writer_id
-from sparklog.serve.served_log import ServedLog
+from sparklog.serve.served_log import Runner, ServedLog
 
 LINGER_SECONDS, BUCKET_LINGER_SECONDS = 0.005, 0.05
 COMMIT_BYTES = 64 << 20
@@ -44,17 +49,15 @@ TRIES = 8
 
 
 @dataclass(slots=True, eq=False)
-class _Item:
-    """A batch as it arrived, and once it is checked."""
+class _Item(SentBatch):
+    """A batch as it arrived, and its answer: `result` before it is given."""
 
-    sent: SentBatch
     answer: asyncio.Future[ProduceAnswer]
-    batch: ProducedBatch | None = None
     result: ProduceAnswer | None = None
 
     @property
     def size(self) -> int:
-        return len(self.sent.records or b"")
+        return len(self.records or b"")
 
 
 @dataclass(slots=True)
@@ -78,11 +81,9 @@ class Appends:
     def __init__(self, log: ServedLog, run: Runner, linger_seconds: float | None = None) -> None:
         self._log = log
         self._run = run
-        root = log.root
-        assert root is not None
-        self._root = root
-        local = root.store.parallel_reads == 1
-        default = LINGER_SECONDS if local else BUCKET_LINGER_SECONDS
+        assert log.root is not None
+        self._root = log.root
+        default = LINGER_SECONDS if log.root.store.parallel_reads == 1 else BUCKET_LINGER_SECONDS
         self._linger = default if linger_seconds is None else linger_seconds
         self._topics: dict[str, _Topic] = {}
         self._bases: OrderedDict[tuple[str, int, int, int, int], int] = OrderedDict()
@@ -92,7 +93,7 @@ class Appends:
     ) -> asyncio.Future[ProduceAnswer]:
         """Take a batch; the future is done once it is durable, or refused."""
         loop = asyncio.get_running_loop()
-        item = _Item(SentBatch(partition, records, version), loop.create_future())
+        item = _Item(partition, records, version, loop.create_future())
         queue = self._topics.setdefault(topic, _Topic())
         queue.waiting.append(item)
         if len(queue.waiting) >= queue.expected:
@@ -135,71 +136,62 @@ class Appends:
 
     def _append(self, topic: str, items: Sequence[_Item]) -> None:
         """Check batches and commit those that can be; each gets its result."""
-        log = self._root.engine.log(topic)
+        log, batches = self._root.engine.log(topic), dict[_Item, ProducedBatch]()
         for _ in range(TRIES):
             target = log.append_target()
-            head = log.head(refresh=False)
-            numbers = dict[str, int | None]()
-            self._check([item for item in items if item.result is None and item.batch is None], target)
-            taken = [
-                (item, item.batch)
-                for item in items
-                if item.result is None and item.batch is not None and self._is_next(topic, item, head.registry, numbers)
-            ]
+            registry, keys = log.head(refresh=False).registry, dict[str, KafkaWriterKey]()
+            batches = batches or self._checked(items, target)
+            rest = [(item, batch) for item, batch in batches.items() if item.result is None]
+            taken = [(item, batch) for item, batch in rest if self._is_next(topic, item, batch, registry, keys)]
             if not taken:
                 return
-            keys = tuple(
-                KafkaWriterKey(
-                    id_, number, _batch_of(head.registry, id_), sum(_count(id_, batch) for _, batch in taken)
-                )
-                for id_, number in numbers.items()
-                if number is not None
-            )
             try:
-                self._commit(topic, log, target, taken, keys)
+                self._commit(topic, log, target, taken, tuple(keys.values()))
             except SequenceConflict:
                 continue
             if all(item.result is not None for item in items):
                 return
         raise Unavailable(f"producers of topic '{topic}' write by several servers at once: try again")
 
-    def _check(self, items: Sequence[_Item], target: AppendTarget) -> None:
+    def _checked(self, items: Sequence[_Item], target: AppendTarget) -> dict[_Item, ProducedBatch]:
+        """Return the batches that are right; the others get their result."""
         for item in items:
-            if not 0 <= item.sent.partition < target.partitions:
+            if not 0 <= item.partition < target.partitions:
                 item.result = ProduceAnswer(Code.UNKNOWN_TOPIC_OR_PARTITION)
-        rest = [item for item in items if item.result is None]
-        checked = check_batches([item.sent for item in rest], target.configs, self._root.env.wall_ms())
-        for item, batch in zip(rest, checked, strict=True):
+        rest, batches = [item for item in items if item.result is None], dict[_Item, ProducedBatch]()
+        for item, batch in zip(rest, check_batches(rest, target.configs, self._root.env.wall_ms()), strict=True):
             if isinstance(batch, CodeError):
                 item.result = ProduceAnswer(batch.code, message=str(batch))
             else:
-                item.batch = batch
+                batches[item] = batch
+        return batches
 
-    def _is_next(self, topic: str, item: _Item, registry: object, numbers: dict[str, int | None]) -> bool:
-        """Judge a batch after those before it in the same commit; `numbers`: the last ones by writer."""
-        batch = item.batch
-        assert batch is not None
-        if not batch.is_idempotent:
+    def _is_next(
+        self,
+        topic: str,
+        item: _Item,
+        batch: ProducedBatch,
+        registry: Mapping[str, WriterEntry],
+        keys: dict[str, KafkaWriterKey],
+    ) -> bool:
+        """Judge a batch after those before it in the same commit; `keys`: of their producers, by writer."""
+        if not batch.flags & SliceFlag.KAFKA_PRODUCERS:
             return True
-        header, id_ = batch.header, writer_id(batch.header.producer_id, batch.partition)
-        last = numbers.get(id_)
-        if last is None:
-            last = last_number(registry, header.producer_id, batch.partition)  # type: ignore[arg-type]
-        verdict = judge(last, header)
-        if verdict.kind == LANDED and id_ in numbers:
-            # A retry of what is in this very commit: it is judged once that has landed, or has not.
+        header, id_ = batch.header, writer_id(batch.header.producer_id, item.partition)
+        before, follows = keys.get(id_), last_number(registry, id_)
+        try:
+            number = next_number(follows if before is None else before.batch, header)
+        except CodeError as error:
+            code, base = error.code, None
+            if code is Code.DUPLICATE_SEQUENCE_NUMBER:
+                if before is not None:
+                    # A retry of what is in this very commit: it is judged once that has landed, or has not.
+                    return False
+                base = self._bases.get(_place(topic, item, batch))
+            item.result = ProduceAnswer(code) if base is None else ProduceAnswer(Code.NONE, base)
             return False
-        if verdict.kind == NEXT:
-            numbers[id_] = verdict.number
-            return True
-        if verdict.kind == LANDED:
-            base = self._bases.get(_place(topic, batch))
-            code = Code.DUPLICATE_SEQUENCE_NUMBER if base is None else Code.NONE
-            item.result = ProduceAnswer(code, -1 if base is None else base)
-        else:
-            old = verdict.kind == OLD_EPOCH
-            item.result = ProduceAnswer(Code.INVALID_PRODUCER_EPOCH if old else Code.OUT_OF_ORDER_SEQUENCE_NUMBER)
-        return False
+        keys[id_] = KafkaWriterKey(id_, number, follows, header.count + (before.count if before else 0))
+        return True
 
     def _commit(
         self,
@@ -210,37 +202,27 @@ class Appends:
         keys: tuple[KafkaWriterKey, ...],
     ) -> None:
         by_partition: dict[int, list[ProducedBatch]] = {}
-        inside: list[int] = []
-        for _, batch in taken:
-            before = by_partition.setdefault(batch.partition, [])
-            inside.append(sum(other.header.count for other in before))
+        inside, records = list[int](), Counter[int]()
+        for item, batch in taken:
+            by_partition.setdefault(item.partition, []).append(batch)
+            inside.append(records[item.partition])
             batch.data[:8] = inside[-1].to_bytes(8, "big")
-            before.append(batch)
-        file = _file(log, target, by_partition)
-        outcome = log.commit_append([file], target, kafka_writers=keys)
+            records[item.partition] += batch.header.count
+        outcome = log.commit_append([_file(log, target, by_partition)], target, kafka_writers=keys)
         starts = log.head(refresh=False).log_start
+        time_ms = outcome.time_ms if target.configs.log_append_time else -1
         for (item, batch), offset in zip(taken, inside, strict=True):
-            base = outcome.base[batch.partition] + offset
-            time_ms = outcome.time_ms if target.configs.log_append_time else -1
-            item.result = ProduceAnswer(Code.NONE, base, time_ms, int(starts[batch.partition]))
-            if batch.is_idempotent:
-                self._bases[_place(topic, batch)] = base
+            base = outcome.base[item.partition] + offset
+            item.result = ProduceAnswer(Code.NONE, base, time_ms, int(starts[item.partition]))
+            if batch.flags & SliceFlag.KAFKA_PRODUCERS:
+                self._bases[_place(topic, item, batch)] = base
         while len(self._bases) > REMEMBERED:
             self._bases.popitem(last=False)
 
 
-def _place(topic: str, batch: ProducedBatch) -> tuple[str, int, int, int, int]:
+def _place(topic: str, item: _Item, batch: ProducedBatch) -> tuple[str, int, int, int, int]:
     header = batch.header
-    return topic, batch.partition, header.producer_id, header.producer_epoch, header.base_sequence
-
-
-def _batch_of(registry: object, id_: str) -> int | None:
-    entry = registry.get(id_)  # type: ignore[attr-defined]
-    return None if entry is None else int(entry.batch)
-
-
-def _count(id_: str, batch: ProducedBatch) -> int:
-    return batch.header.count if writer_id(batch.header.producer_id, batch.partition) == id_ else 0
+    return topic, item.partition, header.producer_id, header.producer_epoch, header.base_sequence
 
 
 def _file(log: TopicLog, target: AppendTarget, by_partition: dict[int, list[ProducedBatch]]) -> FileSlices:
@@ -250,15 +232,7 @@ def _file(log: TopicLog, target: AppendTarget, by_partition: dict[int, list[Prod
     small = all(one.index is None for one in slices)
     if small and tail_bytes(len(slices), sum(map(len, parts))) <= target.inline_bytes:
         return unwritten(slices, b"".join(parts))
-    output = AppendOutput(target.store, target.topic, append_path(target.read_version, log.env.new_id()))
-    try:
-        output.write(*parts)
-        for one in slices:
-            output.end_slice(one)
-        return output.close()
-    except BaseException:
-        output.discard()
-        raise
+    return write_file(target.store, target.topic, append_path(target.read_version, log.env.new_id()), slices, parts)
 
 
 def _slice(partition: int, batches: Sequence[ProducedBatch]) -> WrittenSlice:

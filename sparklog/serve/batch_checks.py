@@ -1,14 +1,19 @@
-"""The checks of produced batches, as Kafka's `LogValidator` makes them, and what a slice says of each.
+"""The checks of produced batches, as Kafka's `LogValidator` makes them, what a slice says of each, and sequences.
 
 All batches of a commit are checked together, as one run of batches: a call costs as much for one batch as for many.
 Records are read to see that they fit, for their least time and for keys that are missing; they stay as they came. Under
 LogAppendTime the batch is given its bit and another checksum; the time itself comes with the commit. The codec stays
 the producer's: a topic's `compression.type` changes nothing here.
+
+Of an idempotent producer the topic's registry has an entry for each partition: the number of the last record that
+landed. It is of the commits alone, so every server says the same of a batch, and a retry is written once, whichever
+server it meets. A number is the epoch, then how many records the producer has written under it (47 bits), the last of
+them counted: a sequence itself begins again after 2^31 - 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +30,7 @@ from sparklog.format.record_batch import (
     LOG_OVERHEAD,
     MAGIC,
     MAGIC_POSITION,
+    MAX_SEQUENCE,
     NO_PRODUCER_ID,
     BatchHeader,
     BatchHeaders,
@@ -33,6 +39,7 @@ from sparklog.format.record_batch import (
 )
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.slices import SliceFlag
+from sparklog.log.state.writer_runs import KAFKA_WRITER, WriterEntry
 from sparklog.serve.codes import Code, CodeError
 
 ZSTD, ZSTD_SINCE = CODECS.index("zstd"), 7
@@ -40,9 +47,12 @@ ZSTD, ZSTD_SINCE = CODECS.index("zstd"), 7
 GROUP_BYTES = 1 << 20
 """Stored bytes of batches that are decompressed at once."""
 _ATTRIBUTES, _CRC = 22, slice(17, 21)
+EPOCH_SHIFT = 47
+_WRITTEN = (1 << EPOCH_SHIFT) - 1
+_HALF = 1 << 30
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class SentBatch:
     """Bytes that a producer sent for a partition, in this version of Produce: one batch, if they are right."""
 
@@ -51,30 +61,15 @@ class SentBatch:
     version: int
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class ProducedBatch:
     """A batch of a producer, checked: its bytes, and what a slice says of it. `min_ts`, `max_ts`: ms."""
 
-    partition: int
     data: memoryview
     header: BatchHeader
     min_ts: int
     max_ts: int
     flags: SliceFlag
-
-    @property
-    def is_idempotent(self) -> bool:
-        return self.header.producer_id != NO_PRODUCER_ID
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Records:
-    """Facts of the records of batches, a row for each batch. `min_ts`, `max_ts`: int64, ms."""
-
-    min_ts: Int64Array
-    max_ts: Int64Array
-    has_gaps: BoolArray
-    has_null_keys: BoolArray
 
 
 def check_batches(sent: Sequence[SentBatch], configs: TopicConfigs, now_ms: int) -> list[ProducedBatch | CodeError]:
@@ -88,11 +83,11 @@ def check_batches(sent: Sequence[SentBatch], configs: TopicConfigs, now_ms: int)
     for row, problem in rejected.items():
         results[rows[row]] = problem
     sound = np.array([row for row in range(len(rows)) if row not in rejected], np.int64)
-    for group in _groups(headers, sound):
+    before = np.cumsum(headers.size[sound]) - headers.size[sound]
+    groups = np.split(sound, np.flatnonzero(np.diff(before // GROUP_BYTES)) + 1)
+    for group in groups if len(sound) else ():
         for row, result in zip(group.tolist(), _checked(data, headers[group], configs, now_ms), strict=True):
             results[rows[row]] = result
-            if isinstance(result, ProducedBatch):
-                result.partition = sent[rows[row]].partition
     return [result for result in results if result is not None]
 
 
@@ -141,62 +136,89 @@ def _first_problems(columns: Mapping[str, Int64Array], *rules: tuple[BoolArray, 
     return problems
 
 
-def _groups(headers: BatchHeaders, rows: Int64Array) -> Iterator[Int64Array]:
-    """Divide rows into groups of about `GROUP_BYTES`."""
-    group = (np.cumsum(headers.size[rows]) - headers.size[rows]) // GROUP_BYTES
-    yield from (part for part in np.split(rows, np.flatnonzero(np.diff(group)) + 1) if len(part))
-
-
 def _checked(
     data: bytearray, headers: BatchHeaders, configs: TopicConfigs, now_ms: int
 ) -> list[ProducedBatch | CodeError]:
     """Check the records of batches. Where one of several cannot be read, each is read by itself."""
     try:
-        records = _read(data, headers)
+        fields = record_fields(payloads(data, headers, check_crc=False), headers)
     except (Corrupt, BadRequest) as error:
         if len(headers) == 1:
             reason = error.message if isinstance(error, Corrupt) else str(error)
             return [CodeError(Code.INVALID_RECORD, reason)]
         return [_checked(data, headers[row : row + 1], configs, now_ms)[0] for row in range(len(headers))]
+    starts = np.cumsum(fields.batch_rows) - fields.batch_rows
+    inside = np.arange(len(fields), dtype=np.int64) - np.repeat(starts, fields.batch_rows)
+    gaps = fields.offset - np.repeat(headers.base_offset, fields.batch_rows) != inside
+    null_keys = np.logical_or.reduceat(~fields.has_key, starts)
+    low, high = np.minimum.reduceat(fields.timestamp, starts), np.maximum.reduceat(fields.timestamp, starts)
     before, after = now_ms - configs.timestamp_before_max_ms, now_ms + configs.timestamp_after_max_ms
-    low, high, timed = records.min_ts, records.max_ts, not configs.log_append_time
-    no_key, far = records.has_null_keys & configs.is_compacted, timed & ((low < max(before, 0)) | (high > after))
+    timed = not configs.log_append_time
     problems = _first_problems(
         {"low": low, "high": high, "header": headers.max_timestamp},
-        (records.has_gaps, Code.INVALID_RECORD, "offsets in a batch count from 0"),
-        (no_key, Code.INVALID_RECORD, "the topic is compacted: every record needs a key"),
-        (far, Code.INVALID_TIMESTAMP, f"times are {{low}} to {{high}}, the topic takes {before} to {after}"),
+        (np.logical_or.reduceat(gaps, starts), Code.INVALID_RECORD, "offsets in a batch count from 0"),
+        (null_keys & configs.is_compacted, Code.INVALID_RECORD, "the topic is compacted: every record needs a key"),
+        (
+            timed & ((low < max(before, 0)) | (high > after)),
+            Code.INVALID_TIMESTAMP,
+            f"times are {{low}} to {{high}}, the topic takes {before} to {after}",
+        ),
         (
             timed & (high != headers.max_timestamp),
             Code.INVALID_TIMESTAMP,
             "the greatest time is {high}, the batch says {header}",
         ),
     )
-    return [problems.get(row) or _produced(data, headers, records, row, timed) for row in range(len(headers))]
+    return [
+        problems.get(row) or _produced(data, headers, row, bool(null_keys[row]), times if timed else None)
+        for row, times in enumerate(zip(low.tolist(), high.tolist(), strict=True))
+    ]
 
 
-def _read(data: bytearray, headers: BatchHeaders) -> _Records:
-    fields = record_fields(payloads(data, headers, check_crc=False), headers)
-    starts = np.cumsum(fields.batch_rows) - fields.batch_rows
-    inside = np.arange(len(fields), dtype=np.int64) - np.repeat(starts, fields.batch_rows)
-    gaps = fields.offset - np.repeat(headers.base_offset, fields.batch_rows) != inside
-    return _Records(
-        np.minimum.reduceat(fields.timestamp, starts),
-        np.maximum.reduceat(fields.timestamp, starts),
-        np.logical_or.reduceat(gaps, starts),
-        np.logical_or.reduceat(~fields.has_key, starts),
-    )
-
-
-def _produced(data: bytearray, headers: BatchHeaders, records: _Records, row: int, timed: bool) -> ProducedBatch:
-    """Return a sound batch. `timed`: its records have times of their own, not that of the commit."""
+def _produced(
+    data: bytearray, headers: BatchHeaders, row: int, null_keys: bool, times: tuple[int, int] | None
+) -> ProducedBatch:
+    """Return a sound batch. `times`: the least and the greatest of its records; None: they have that of the commit."""
     header, start = headers.row(row), int(headers.position[row])
     batch = memoryview(data)[start : start + int(headers.size[row])]
     flags = SliceFlag.NONE if header.producer_id == NO_PRODUCER_ID else SliceFlag.KAFKA_PRODUCERS
-    if records.has_null_keys[row]:
+    if null_keys:
         flags |= SliceFlag.HAS_NULL_KEYS
-    if timed:
-        return ProducedBatch(-1, batch, header, int(records.min_ts[row]), int(records.max_ts[row]), flags)
+    if times is not None:
+        return ProducedBatch(batch, header, *times, flags)
     batch[_ATTRIBUTES] |= LOG_APPEND_TIME_BIT
     batch[_CRC] = crc32c(batch[CRC_START:]).to_bytes(4, "big")
-    return ProducedBatch(-1, batch, header, -1, -1, flags | SliceFlag.LOG_APPEND_TIME)
+    return ProducedBatch(batch, header, -1, -1, flags | SliceFlag.LOG_APPEND_TIME)
+
+
+def writer_id(producer: int, partition: int) -> str:
+    return f"{KAFKA_WRITER}{producer}-{partition}"
+
+
+def last_number(registry: Mapping[str, WriterEntry], writer: str) -> int | None:
+    """Return the number of the last record of a producer that landed; None: it is not known."""
+    return registry[writer].batch if writer in registry else None
+
+
+def next_number(last: int | None, header: BatchHeader) -> int:
+    """Return the number of a batch's last record, by Kafka's rules: a producer that is not known may begin anywhere.
+
+    `CodeError` for a batch that is not the next one after number `last`; DUPLICATE_SEQUENCE_NUMBER: it landed.
+    """
+    epoch, first, count = header.producer_epoch, header.base_sequence, header.count
+    if epoch < 0 or first < 0:
+        raise CodeError(Code.OUT_OF_ORDER_SEQUENCE_NUMBER)
+    begin = epoch << EPOCH_SHIFT
+    if last is None:
+        return begin + first + count - 1
+    last_epoch, written = last >> EPOCH_SHIFT, last & _WRITTEN
+    if epoch < last_epoch:
+        raise CodeError(Code.INVALID_PRODUCER_EPOCH)
+    if epoch > last_epoch and first == 0:
+        return begin + count - 1
+    ahead = (first - (written + 1)) & MAX_SEQUENCE
+    if epoch == last_epoch and ahead == 0:
+        return last + count
+    behind = MAX_SEQUENCE + 1 - ahead
+    landed = epoch == last_epoch and behind <= _HALF and count <= behind
+    raise CodeError(Code.DUPLICATE_SEQUENCE_NUMBER if landed else Code.OUT_OF_ORDER_SEQUENCE_NUMBER)

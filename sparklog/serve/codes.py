@@ -1,7 +1,9 @@
-"""Error codes of Kafka's protocol, and which of them an error of sparklog's is answered with."""
+"""Error codes of Kafka's protocol, which of them an error is answered with, and answers that are made of them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -63,44 +65,48 @@ class Code(IntEnum):
     UNSTABLE_OFFSET_COMMIT = 88
 
 
-_BY_KIND: tuple[tuple[type[SparklogError], Code], ...] = (
-    (NotFound, Code.UNKNOWN_TOPIC_OR_PARTITION),
-    (BadRequest, Code.INVALID_REQUEST),
-    (Corrupt, Code.CORRUPT_MESSAGE),
-    (Fenced, Code.NOT_COORDINATOR),
+_BY_KIND: dict[type[SparklogError], Code] = {
+    NotFound: Code.UNKNOWN_TOPIC_OR_PARTITION,
+    BadRequest: Code.INVALID_REQUEST,
+    Corrupt: Code.CORRUPT_MESSAGE,
+    Fenced: Code.NOT_COORDINATOR,
     # A client tries again after these two, and looks for its topic again.
-    (Unavailable, Code.KAFKA_STORAGE_ERROR),
-    (Conflict, Code.KAFKA_STORAGE_ERROR),
-)
+    Unavailable: Code.KAFKA_STORAGE_ERROR,
+    Conflict: Code.KAFKA_STORAGE_ERROR,
+}
+
+
+class CodeError(Exception):
+    """A request, or part of one, that is answered with a code, and with `fields` beside it."""
+
+    def __init__(self, code: Code, message: str = "", **fields: object) -> None:
+        super().__init__(message or code.name)
+        self.code = code
+        self.fields = fields
+
+
+FAILURES = (CodeError, SparklogError)
 
 
 def code_of(error: SparklogError | CodeError) -> Code:
     """Return the code that tells a client what the error means to it: whether to try again, above all."""
     if isinstance(error, CodeError):
         return error.code
-    return next((code for kind, code in _BY_KIND if isinstance(error, kind)), Code.UNKNOWN_SERVER_ERROR)
-
-
-class CodeError(Exception):
-    """A request, or part of one, that is answered with a code. `member`: the id that a member is to come back with."""
-
-    def __init__(self, code: Code, message: str = "", *, member: str = "") -> None:
-        super().__init__(message or code.name)
-        self.code = code
-        self.member = member
-
-
-FAILURES = (CodeError, SparklogError)
-
-
-def message_of(error: Exception) -> str:
-    """Return the text of an error, as long as a response can have it: it may repeat what a client has sent."""
-    return str(error)[:LONGEST_MESSAGE]
+    return next((code for kind, code in _BY_KIND.items() if isinstance(error, kind)), Code.UNKNOWN_SERVER_ERROR)
 
 
 def failure(error: SparklogError | CodeError) -> Fields:
-    """Return the code and the message that a part of a request is answered with."""
-    return {"errorCode": code_of(error), "errorMessage": message_of(error)}
+    """Return the code and the message that a part of a request is answered with: it may repeat what was sent."""
+    return {"errorCode": code_of(error), "errorMessage": str(error)[:LONGEST_MESSAGE]}
+
+
+@contextmanager
+def answered(kind: type[SparklogError], code: Code) -> Iterator[None]:
+    """Answer errors of a kind with another code."""
+    try:
+        yield
+    except kind as error:
+        raise CodeError(code, str(error)) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,3 +118,12 @@ class ProduceAnswer:
     time_ms: int = -1
     log_start: int = -1
     message: str | None = None
+
+
+def by_partition(request: Fields, answer: Callable[[str, Fields], Fields]) -> list[Fields]:
+    """Return the answers to all partitions that a request names, in its order; `answer` takes topic and partition."""
+
+    def rows(topic: Fields) -> list[Fields]:
+        return [{"partitionIndex": row["partitionIndex"], **answer(topic["name"], row)} for row in topic["partitions"]]
+
+    return [{"name": topic["name"], "partitions": rows(topic)} for topic in request["topics"]]

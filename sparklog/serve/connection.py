@@ -18,8 +18,7 @@ from typing import TypeAlias
 from sparklog.errors import Corrupt, SparklogError
 from sparklog.format.coordinators.message_codec import Buffer, MessageBytes, read_message, write_message
 from sparklog.format.coordinators.message_schema import Fields, message
-from sparklog.serve.apis.api_versions import version_list
-from sparklog.serve.apis.table import API_VERSIONS, APIS, FOLDER, PRODUCE, SASL_AUTHENTICATE, SASL_HANDSHAKE
+from sparklog.serve.apis import table
 from sparklog.serve.codes import Code
 from sparklog.serve.services import Client, ServedRequest, Services
 
@@ -28,13 +27,10 @@ _SIZE = struct.Struct(">i")
 _HEADER = struct.Struct(">hhi")
 LEAST_REQUEST = _HEADER.size
 PRODUCES_UNDER_WAY = 5
-BEFORE_LOGIN = (API_VERSIONS, SASL_HANDSHAKE, SASL_AUTHENTICATE)
 WRITE_BYTES = 256 << 10
 """Handed to a stream at once: what it cannot send is copied, and waits in memory."""
 MOST_BUFFERS = 512
 """Of one call of the system, which takes 1,024."""
-
-
 Answer: TypeAlias = "asyncio.Task[Fields | None]"
 """The fields of a response, or None, once they are there."""
 
@@ -79,7 +75,7 @@ class Connection:
             with suppress(asyncio.CancelledError):
                 await answers
             self._writer.close()
-            with suppress(ConnectionError, TimeoutError, OSError):
+            with suppress(OSError):
                 await self._writer.wait_closed()
 
     async def _next(self, size: int) -> None:
@@ -101,22 +97,22 @@ class Connection:
         """Answer a request; return what is under way if it is not answered yet."""
         self.last = asyncio.get_running_loop().time()
         key, version, correlation = _HEADER.unpack_from(data)
-        api = APIS.get(key)
+        api = table.APIS.get(key)
         if api is None:
             raise Refused(f"expected an API that is served, found number {key}")
         request = ServedRequest(self._services, self.client, api, version, correlation)
         if not api.lowest <= version <= api.highest:
-            if key != API_VERSIONS:
+            if key != table.API_VERSIONS:
                 raise Refused(f"{api.name} is served in versions {api.lowest} to {api.highest}, found {version}")
             # The client learns what is served, and asks again.
             request.version = 0
-            await self._answer(request, version_list(Code.UNSUPPORTED_VERSION))
+            await self._answer(request, await table.api_versions(request, Code.UNSUPPORTED_VERSION))
             return None
-        if self._services.options.users is not None and self.client.user is None and key not in BEFORE_LOGIN:
+        if self._services.options.users is not None and self.client.user is None and key not in table.BEFORE_LOGIN:
             raise Refused(f"expected an authentication, found {api.name}")
         self._read(request, data)
         self._services.metrics.requests[api.name, version] += 1
-        if key == PRODUCE:
+        if key == table.PRODUCE:
             task = asyncio.create_task(self._handled(request))
             await self._produces.put((request, task))
             return task
@@ -126,7 +122,7 @@ class Connection:
 
     def _read(self, request: ServedRequest, data: bytes) -> None:
         schema, version = request.api.request, request.version
-        header, position = read_message(message(FOLDER, "RequestHeader"), 1 + schema.is_flexible(version), data)
+        header, position = read_message(message(table.FOLDER, "RequestHeader"), 1 + schema.is_flexible(version), data)
         self.client.name = (header["clientId"] or "")[:100]
         request.fields, end = read_message(schema, version, data, position)
         if end != len(data):
@@ -157,9 +153,9 @@ class Connection:
             return
         output, schema = MessageBytes(), request.api.response
         # The header of ApiVersions is never flexible: its reader does not know yet what it talks to.
-        flexible = request.api.key != API_VERSIONS and schema.is_flexible(request.version)
+        flexible = request.api.key != table.API_VERSIONS and schema.is_flexible(request.version)
         header = {"correlationId": request.correlation}
-        write_message(message(FOLDER, "ResponseHeader"), int(flexible), header, output)
+        write_message(message(table.FOLDER, "ResponseHeader"), int(flexible), header, output)
         write_message(schema, request.version, fields, output)
         first, *rest = output.finish()
         size = len(first) + sum(map(len, rest))
@@ -171,11 +167,11 @@ class Connection:
         if len(parts) > 1 and self._writer.get_extra_info("ssl_object") is None:
             await self._send_records([memoryview(part) for part in parts])
             return
-        for part in parts:
-            view = memoryview(part)
-            for start in range(0, len(view), WRITE_BYTES):
-                self._writer.write(view[start : start + WRITE_BYTES])
-                await self._writer.drain()
+        # In as few records of TLS as can be.
+        view = memoryview(b"".join(parts))
+        for start in range(0, len(view), WRITE_BYTES):
+            self._writer.write(view[start : start + WRITE_BYTES])
+            await self._writer.drain()
 
     async def _send_records(self, parts: Sequence[memoryview]) -> None:
         """Send by the socket itself: the stream takes one part at a time, and copies what is not sent at once."""

@@ -18,9 +18,10 @@ from sparklog.errors import Fenced, SparklogError
 from sparklog.groups.group import STABLE, Group, Membership
 from sparklog.groups.group_state import OffsetAndMetadata
 from sparklog.log.topic.root import Root
-from sparklog.serve.addresses import Address, Runner
 from sparklog.serve.codes import Code, CodeError
 from sparklog.serve.group_members import GroupMembers
+from sparklog.serve.options import Address
+from sparklog.serve.served_log import Runner
 
 _LOG = logging.getLogger("sparklog.serve")
 INSTANCE = "serve@"

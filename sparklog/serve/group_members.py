@@ -225,7 +225,7 @@ class GroupMembers:
         if details.instance is None and id_first:
             loop = asyncio.get_running_loop()
             self._pending[new_id] = loop.call_later(details.session_ms / 1000, self._pending.pop, new_id, None)
-            raise CodeError(Code.MEMBER_ID_REQUIRED, member=new_id)
+            raise CodeError(Code.MEMBER_ID_REQUIRED, memberId=new_id)
         member = self._new(replace(details, member=new_id))
         if holder is not None:
             # The instance came back as another process: the one before it is told so.

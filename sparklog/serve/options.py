@@ -4,25 +4,55 @@ from __future__ import annotations
 
 import ipaddress
 import ssl
+import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sparklog.errors import BadRequest
-from sparklog.serve.addresses import Address
+from sparklog.parsing import is_digits
 
 if TYPE_CHECKING:
     from sparklog.serve.users import User
 
 
 @dataclass(frozen=True, slots=True)
+class Address:
+    """A host and a port; `node_id` is the same on every server that is told of it."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @classmethod
+    def of(cls, text: str) -> Address:
+        """Parse `host:port`. `BadRequest` for anything else."""
+        host, _, port = text.rpartition(":")
+        if not host or not is_digits(port) or not 0 <= int(port) <= 65535:
+            raise BadRequest(f"expected an address as host:port, found {text!r}")
+        return cls(host.removeprefix("[").removesuffix("]"), int(port))
+
+    @property
+    def node_id(self) -> int:
+        return zlib.crc32(str(self).encode()) & 0x7FFFFFFF
+
+    @property
+    def is_loopback(self) -> bool:
+        with suppress(ValueError):
+            return ipaddress.ip_address(self.host).is_loopback
+        return self.host == "localhost"
+
+
+@dataclass(frozen=True, slots=True)
 class ServeLimits:
-    """Limits of a server: connections, bytes of a request, bytes of a fetch's answer, threads."""
+    """Limits of a server. `waiting_request_bytes`: of all requests that are read and not answered."""
 
     connections: int = 1_000
     request_bytes: int = 100 << 20
     waiting_request_bytes: int = 256 << 20
-    """Of all requests that are read and not answered."""
     answer_bytes: int = 8 << 20
     threads: int = 16
     idle_seconds: float = 600.0
@@ -35,16 +65,16 @@ class ServeOptions:
     * `listen`: the address to listen on; port 0 takes a free one
     * `advertise`: what clients are told of: this server's own address first, then others of the same root; empty: the
       address that it listens on
+    * `insecure`: allow an address that other machines reach, without TLS
     * `writable`: take what producers send, and changes of topics
     * `linger_seconds`: the time between two commits of a topic; None: 5 ms on a disk, 50 ms in a bucket
     * `auto_create`: create topics that clients ask for
     * `tls`: the certificate and key that connections are encrypted with
-    * `users`: who may connect, by name; None: all
     * `metrics_port`: where Prometheus reads counters, on the same host
-    * `insecure`: allow an address that other machines reach, without TLS
+    * `users`: who may connect, by name; None: all
     """
 
-    listen: Address = field(default_factory=lambda: Address("127.0.0.1", 9092))
+    listen: Address = Address("127.0.0.1", 9092)
     advertise: tuple[Address, ...] = ()
     insecure: bool = False
     writable: bool = False
@@ -57,21 +87,11 @@ class ServeOptions:
 
     def check(self) -> None:
         """Raise `BadRequest` for an address that is open to others without a word that it may be."""
-        if self.insecure or self.tls is not None or is_loopback(self.listen.host):
-            return
-        raise BadRequest(
-            f"the address {self.listen} is open to other machines, and what is sent there is not encrypted: listen on"
-            " 127.0.0.1, give --tls-cert and --tls-key, or say --insecure"
-        )
-
-
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+        if not (self.insecure or self.tls is not None or self.listen.is_loopback):
+            raise BadRequest(
+                f"the address {self.listen} is open to other machines, and what is sent there is not encrypted: listen"
+                " on 127.0.0.1, give --tls-cert and --tls-key, or say --insecure"
+            )
 
 
 def tls_context(cert: str, key: str) -> ssl.SSLContext:

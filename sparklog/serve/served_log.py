@@ -7,15 +7,22 @@ here. One task looks at all topics that are waited for, as often as the view say
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
-from sparklog.errors import NotFound, SparklogError
-from sparklog.log.journal.clocks import Moment
+from sparklog.errors import SparklogError
+from sparklog.log.journal.clocks import Env, Moment
 from sparklog.log.journal.names import is_topic_name
-from sparklog.log.state.view import Bounds, LogView, OffsetRange, PartitionSize, ReadPart, TimestampOffset
+from sparklog.log.state.view import (
+    Bounds,
+    LogView,
+    OffsetRange,
+    PartitionSize,
+    ReadPart,
+    TimestampOffset,
+    refresh_existing,
+)
 from sparklog.log.topic.root import Root
 from sparklog.serve.codes import Code, code_of
 from sparklog.storage.fork_safety import ForkLock
@@ -23,7 +30,9 @@ from sparklog.storage.fork_safety import ForkLock
 LISTING_MS = 1_000
 """A list of topics is believed so long where it costs round trips: tools ask for it again and again."""
 NEAR_OFFSETS = 1 << 16
-Ends = Mapping[int, Bounds]
+Ends: TypeAlias = Mapping[int, Bounds]
+Runner: TypeAlias = Callable[..., Awaitable[Any]]
+"""Calls a function, with arguments, in a thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +56,6 @@ class StoredPlace:
     offset: int
 
 
-@dataclass(slots=True, eq=False)
-class _Waiter:
-    seen: Mapping[str, SeenTopic]
-    changed: asyncio.Future[None]
-
-
 class ServedLog:
     """Topics to read. `root` is None for a Kafka directory; `topic`: the only one that is served, None: all."""
 
@@ -66,12 +69,12 @@ class ServedLog:
         self._seen: dict[str, SeenTopic] = {}
         self._poked: Moment | None = None
         self._listed: tuple[Moment, list[str]] | None = None
-        self._waiters: set[_Waiter] = set()
+        self._waiting: dict[asyncio.Future[None], Mapping[str, SeenTopic]] = {}
         self._watch: asyncio.Task[None] | None = None
         self._pause: asyncio.Future[None] | None = None
 
     @property
-    def env(self) -> Any:
+    def env(self) -> Env:
         return self._view.env
 
     # -- looking, in threads
@@ -97,20 +100,15 @@ class ServedLog:
 
     def look(self, topics: Collection[str]) -> dict[str, SeenTopic]:
         """Take a new look; return the topics that exist."""
-        names = [name for name in topics if self.serves(name)]
+        view = self._view
         with self._lock:
             begun = self.env.now()
-            try:
-                self._view.refresh(names)
-            except NotFound:
-                names = [name for name in names if self._exists(name)]
-            rows = [(name, self._view.bounds(name), self._view.topic_id(name)) for name in names]
-            looked = {name: SeenTopic(ends, topic_id, begun, self.env.now()) for name, ends, topic_id in rows}
+            names = refresh_existing(view, [name for name in topics if self.serves(name)])
+            looked = {name: SeenTopic(view.bounds(name), view.topic_id(name), begun, self.env.now()) for name in names}
             # Others look up one topic without the lock.
             self._seen.update(looked)
-            for name in topics:
-                if name not in looked:
-                    self._seen.pop(name, None)
+            for name in set(topics) - looked.keys():
+                self._seen.pop(name, None)
             return looked
 
     def look_at_each(self, topics: Collection[str]) -> tuple[dict[str, SeenTopic], dict[str, Code]]:
@@ -126,16 +124,6 @@ class ServedLog:
                     failures[name] = code_of(error)
         return looked, failures
 
-    def _exists(self, name: str) -> bool:
-        with suppress(NotFound):
-            self._view.refresh([name])
-            return True
-        return False
-
-    def bounds(self, topic: str) -> Ends:
-        """Return the bounds as they were seen last; empty if there was no such topic."""
-        return self.seen(topic).ends or self.look([topic]).get(topic, SeenTopic()).ends
-
     def seen(self, topic: str) -> SeenTopic:
         """Return a topic as it was seen last. Asks nothing, and waits for nothing."""
         return self._seen.get(topic) or SeenTopic()
@@ -146,7 +134,7 @@ class ServedLog:
             return False
         if self._poked is not None and seen.begun.elapsed_ms(self._poked) <= 0:
             return False
-        return bool(self.env.now().elapsed_ms(seen.done) < self._view.poll_interval_ms)
+        return self.env.now().elapsed_ms(seen.done) < self._view.poll_interval_ms
 
     def plan(self, offsets: OffsetRange, isolation: str, nbytes: int) -> tuple[ReadPart | None, int]:
         """Plan the first part of a range, of about so many stored bytes; and where the part ends.
@@ -184,19 +172,17 @@ class ServedLog:
 
     # -- waiting, in the event loop
 
-    async def changed(self, seen: Mapping[str, SeenTopic], seconds: float, run: Callable[..., Any]) -> None:
-        """Wait until one of these topics differs from what was seen of it, at most so many seconds.
-
-        `run` calls a function in a thread.
-        """
-        waiter = _Waiter(seen, asyncio.get_running_loop().create_future())
-        self._waiters.add(waiter)
+    async def changed(self, seen: Mapping[str, SeenTopic], seconds: float, run: Runner) -> None:
+        """Wait until one of these topics differs from what was seen of it, at most so many seconds."""
+        changed = asyncio.get_running_loop().create_future()
+        self._waiting[changed] = seen
         if self._watch is None or self._watch.done():
             self._watch = asyncio.create_task(self._watching(run))
         try:
-            await _at_most(waiter.changed, seconds)
+            # Unlike `wait_for` it makes no task, and loses no cancellation.
+            await asyncio.wait([changed], timeout=seconds)
         finally:
-            self._waiters.discard(waiter)
+            del self._waiting[changed]
 
     def poke(self) -> None:
         """Look now: this process has committed."""
@@ -209,30 +195,21 @@ class ServedLog:
         if self._watch is not None:
             self._watch.cancel()
 
-    async def _watching(self, run: Callable[..., Any]) -> None:
-        while self._waiters:
+    async def _watching(self, run: Runner) -> None:
+        while self._waiting:
             self._pause = asyncio.get_running_loop().create_future()
-            topics = {topic for waiter in self._waiters for topic in waiter.seen}
+            topics = {topic for seen in self._waiting.values() for topic in seen}
             try:
                 looked = await run(self.look, topics)
             except SparklogError:
                 # Fetches ask again when their time is over, and get the error then.
                 looked = None
-            for waiter in list(self._waiters) if looked is not None else ():
-                if any(looked.get(topic, SeenTopic()).ends != seen.ends for topic, seen in waiter.seen.items()):
-                    _end(waiter.changed)
-            await _at_most(self._pause, self._view.poll_interval_ms / 1000)
+            for changed, seen in self._waiting.items() if looked is not None else ():
+                if any(looked.get(name, SeenTopic()).ends != topic.ends for name, topic in seen.items()):
+                    _end(changed)
+            await asyncio.wait([self._pause], timeout=self._view.poll_interval_ms / 1000)
 
 
 def _end(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
-
-
-async def _at_most(future: asyncio.Future[None], seconds: float) -> None:
-    """Wait for a future, at most so many seconds. Unlike `wait_for` it makes no task, and loses no cancellation."""
-    timer = asyncio.get_running_loop().call_later(seconds, _end, future)
-    try:
-        await future
-    finally:
-        timer.cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -11,8 +12,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from sparklog.format.coordinators.message_schema import Fields
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED
-from sparklog.serve.addresses import Address
-from sparklog.serve.metrics import RequestMemory, ServerMetrics
 from sparklog.serve.options import ServeOptions
 from sparklog.serve.served_log import ServedLog, StoredPlace
 
@@ -26,19 +25,68 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-@dataclass
+@dataclass(slots=True)
+class ServerMetrics:
+    """Requests by API and version, bytes sent, connections: open, in total, and refused for the limit."""
+
+    requests: Counter[tuple[str, int]] = field(default_factory=Counter)
+    sent_bytes: int = 0
+    connections: int = 0
+    accepted: int = 0
+    refused: int = 0
+
+    def text(self) -> str:
+        """Return the counters as Prometheus reads them."""
+        from sparklog.tools.report.metrics import Labels, Metric, text_of
+
+        def metric(name: str, text: str, *values: tuple[Labels, int]) -> Metric:
+            return Metric(f"sparklog_serve_{name}", text, values, "counter" if name.endswith("_total") else "gauge")
+
+        requests = (({"api": api, "version": n}, count) for (api, n), count in sorted(self.requests.items()))
+        metrics = (
+            metric("connections", "Connections that are open.", ({}, self.connections)),
+            metric("accepted_total", "Connections that were accepted.", ({}, self.accepted)),
+            metric("refused_total", "Connections over the limit.", ({}, self.refused)),
+            metric("sent_bytes_total", "Bytes of responses.", ({}, self.sent_bytes)),
+            metric("requests_total", "Requests by API and version.", *requests),
+        )
+        return text_of(metrics)
+
+
+class RequestMemory:
+    """Bytes that requests may take together: one more waits until others were answered, in the order they came."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._room = nbytes
+        self._turn = asyncio.Lock()
+        self._freed = asyncio.Event()
+
+    async def take(self, nbytes: int) -> None:
+        async with self._turn:
+            while self._room < nbytes:
+                self._freed.clear()
+                await self._freed.wait()
+            self._room -= nbytes
+
+    def give_back(self, nbytes: int) -> None:
+        self._room += nbytes
+        self._freed.set()
+
+
 class Services:
     """The log, what reads and writes it, and who the server is. `nodes`: the servers of this root, this one first.
 
     What only some requests need is made, and imported, with the first of them.
     """
 
-    log: ServedLog
-    nodes: tuple[Address, ...]
-    options: ServeOptions
-    pool: ThreadPoolExecutor
-    memory: RequestMemory
-    metrics: ServerMetrics
+    def __init__(self, log: ServedLog, options: ServeOptions) -> None:
+        limits = options.limits
+        self.log = log
+        self.options = options
+        self.nodes = options.advertise
+        self.memory = RequestMemory(max(limits.waiting_request_bytes, limits.request_bytes))
+        self.metrics = ServerMetrics()
+        self._pool = ThreadPoolExecutor(limits.threads, "sparklog-serve")
 
     @cached_property
     def batches(self) -> StoredBatches:
@@ -60,10 +108,7 @@ class Services:
         return Coordinator(self.log.root, self.nodes, self.run)
 
     @cached_property
-    def appends(self) -> Appends | None:
-        """None where nothing is written."""
-        if not self.options.writable:
-            return None
+    def appends(self) -> Appends:
         from sparklog.serve.appends import Appends
 
         return Appends(self.log, self.run, self.options.linger_seconds)
@@ -72,19 +117,11 @@ class Services:
         self.log.close()
         if "coordinator" in vars(self) and self.coordinator is not None:
             self.coordinator.close()
-        self.pool.shutdown(wait=False, cancel_futures=True)
-
-    @property
-    def me(self) -> Address:
-        return self.nodes[0]
-
-    @property
-    def cluster_id(self) -> str:
-        return self.log.root.id if self.log.root is not None else "sparklog"
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def run(self, function: Callable[..., T], *arguments: object) -> T:
         """Call a function that waits for the store, in a thread."""
-        return await asyncio.get_running_loop().run_in_executor(self.pool, function, *arguments)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
 
 
 @dataclass(slots=True)
@@ -117,6 +154,5 @@ class ServedRequest:
 
     def may(self, operation: str, name: str) -> bool:
         """Return True if the client may read or write this topic, or use this group."""
-        if self.services.options.users is None:
-            return True
-        return self.client.user is not None and self.client.user.may(operation, name)
+        user = self.client.user
+        return self.services.options.users is None or (user is not None and user.may(operation, name))

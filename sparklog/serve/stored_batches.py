@@ -12,8 +12,9 @@ A window is read at once and served in the sizes that a client asks for. What is
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -30,7 +31,7 @@ from sparklog.log.read.fetch import Cursor, Fetcher
 from sparklog.log.read.planned_slices import PlannedSlice
 from sparklog.log.read.read_plan import NativeReadPart
 from sparklog.log.state.slice_table import Newer
-from sparklog.log.state.view import READ_COMMITTED, OffsetRange, ReadPart
+from sparklog.log.state.view import READ_COMMITTED, OffsetRange
 from sparklog.serve.served_log import ServedLog, StoredPlace
 from sparklog.storage.fork_safety import ForkLock
 
@@ -60,12 +61,10 @@ class _Chunk:
 
     def take(self, nbytes: int, *, at_least_one: bool) -> memoryview:
         """Take whole batches of at most so many bytes; `first` moves on."""
-        start, count = self.position[self.first], len(self.following)
-        stop = self.first
-        while stop < count and (self.position[stop + 1] - start <= nbytes or (at_least_one and stop == self.first)):
-            stop += 1
-        self.first = stop
-        return self.data[start : self.position[stop]]
+        start = self.position[self.first]
+        fitting = bisect_right(self.position, start + nbytes) - 1
+        self.first = min(max(fitting, self.first + at_least_one), len(self.following))
+        return self.data[start : self.position[self.first]]
 
 
 @dataclass(slots=True)
@@ -82,11 +81,11 @@ class FetchedRecords:
 class StoredBatches:
     """Reads batches of a served log. Safe between threads."""
 
-    def __init__(self, log: ServedLog, waiting_bytes: int = WAITING_BYTES) -> None:
+    def __init__(self, log: ServedLog) -> None:
         self._log = log
         self._lock = ForkLock()
         self._waiting: OrderedDict[StoredPlace, _Chunk] = OrderedDict()
-        self._room = waiting_bytes
+        self._room = WAITING_BYTES
 
     def holds(self, place: StoredPlace, nbytes: int) -> bool:
         """Return True if so many bytes from a place on were read and wait. Neither waits itself nor takes them."""
@@ -100,7 +99,7 @@ class StoredBatches:
         gone, `Corrupt` for damage.
         """
         records = FetchedRecords(next=place.offset)
-        gone: list[AbortedTransactions] = []
+        gone = list[AbortedTransactions]()
         while records.next < end:
             here = replace(place, offset=records.next)
             chunk = self._taken(here) or self._load(here, end, max(WINDOW_BYTES, min(nbytes, 2 * WINDOW_BYTES)))
@@ -137,10 +136,9 @@ class StoredBatches:
         while start < end:
             wanted = OffsetRange(place.topic, place.partition, start, end)
             part, stop = self._log.plan(wanted, place.isolation, nbytes)
-            if part is not None:
-                chunk = _chunk_of(part, place.offset, end)
-                if chunk.following:
-                    return chunk
+            chunk = None if part is None else _chunk_of(part, place.offset, end)
+            if chunk is not None and chunk.following:
+                return chunk
             start = stop
         return _empty_batch(place.offset, end)
 
@@ -154,11 +152,15 @@ def _aborted_in(parts: list[AbortedTransactions], start: int, end: int) -> list[
     return sorted(transactions, key=lambda item: item[1])
 
 
-def _chunk_of(part: ReadPart, start: int, end: int) -> _Chunk:
+def _chunk_of(part: Any, start: int, end: int) -> _Chunk:
     """Read the batches of a part that end above `start` and begin below `end`, patched."""
     if isinstance(part, NativeReadPart):
         return _joined([_patched(part)], start, end, part.slices.hidden)
-    return _joined(_kafka_windows(part), start, end, getattr(part, "aborted", None))
+    from sparklog.kafka.in_place.read_part import WindowBudget
+
+    windows = part.windows(WindowBudget(WINDOW_BYTES, WINDOW_BYTES // 4))
+    pairs = ((memoryview(window.data), window.headers) for window in windows)
+    return _joined(pairs, start, end, getattr(part, "aborted", None))
 
 
 def _patched(part: NativeReadPart) -> tuple[memoryview, BatchHeaders]:
@@ -189,21 +191,8 @@ def _patched(part: NativeReadPart) -> tuple[memoryview, BatchHeaders]:
     of_piece = np.searchsorted(starts, headers.position, side="right") - 1
     rows = [(planned.shift, planned.leader_epoch, planned.append_time) for planned, _ in pieces]
     shift, epoch, append_time = np.array(rows, np.int64).reshape(-1, 3)[of_piece].T.copy()
-    after = rewrite_headers(
-        data,
-        headers,
-        offset_shift=shift,
-        leader_epoch=epoch,
-        append_time=append_time if (append_time >= 0).any() else None,
-    )
-    return data, after
-
-
-def _kafka_windows(part: Any) -> Iterator[tuple[memoryview, BatchHeaders]]:
-    from sparklog.kafka.in_place.read_part import WindowBudget
-
-    for window in part.windows(WindowBudget(WINDOW_BYTES, WINDOW_BYTES // 4)):
-        yield memoryview(window.data), window.headers
+    times = append_time if (append_time >= 0).any() else None
+    return data, rewrite_headers(data, headers, offset_shift=shift, leader_epoch=epoch, append_time=times)
 
 
 def _joined(
@@ -228,6 +217,5 @@ def _joined(
 
 def _empty_batch(start: int, end: int) -> _Chunk:
     delta = min(end - start - 1, MAX_DELTA)
-    header = BatchHeader(start, delta, 0, NO_TIMESTAMP, NO_TIMESTAMP)
-    data = header.pack()
+    data = BatchHeader(start, delta, 0, NO_TIMESTAMP, NO_TIMESTAMP).pack()
     return _Chunk(memoryview(data), [0, len(data)], [start + delta + 1], None)

@@ -8,32 +8,31 @@ A file has a line for each user: the name, a hash of the password, and what is a
 PostgreSQL uses; salt and keys are base64. Neither the file nor the server has the password.
 
 SASL/PLAIN (the password comes in clear text: use it with TLS) and SCRAM-SHA-256 (RFC 5802, RFC 7677) are judged by the
-same hash. Channel binding is not offered. An unknown user is answered as one with a wrong password.
+same hash. Channel binding is not offered.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import hmac
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
 from sparklog.errors import BadRequest
-from sparklog.parsing import is_digits
+from sparklog.serve.codes import Code, CodeError
 
 PLAIN, SCRAM = "PLAIN", "SCRAM-SHA-256"
 MECHANISMS = (PLAIN, SCRAM)
 READ, WRITE, GROUP = OPERATIONS = ("read", "write", "group")
+DENIED = Code.SASL_AUTHENTICATION_FAILED
 ITERATIONS = 4096
 MAX_ITERATIONS = 1_000_000
-
-
-class Denied(Exception):  # noqa: N818
-    """A name, a password or a proof that is wrong."""
+_HASH = re.compile(r"SCRAM-SHA-256\$([0-9]{1,9}):([^$:]*)\$([^$:]{43}=):([^$:]{43}=)")
+"""Iterations, salt, stored key and server key; the keys have 32 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +53,10 @@ class Verifier:
     @classmethod
     def parse(cls, text: str) -> Verifier:
         """Parse a hash. `ValueError` for anything else."""
-        kind, numbers, keys = text.split("$")
-        iterations, salt = numbers.split(":")
-        stored, server = (base64.b64decode(key, validate=True) for key in keys.split(":"))
-        if kind != SCRAM or not is_digits(iterations) or not ITERATIONS <= int(iterations) <= MAX_ITERATIONS:
+        match = _HASH.fullmatch(text)
+        if match is None or not ITERATIONS <= int(match[1]) <= MAX_ITERATIONS:
             raise ValueError(text)
-        if len(stored) != 32 or len(server) != 32:
-            raise ValueError(text)
-        return cls(int(iterations), base64.b64decode(salt, validate=True), stored, server)
+        return cls(int(match[1]), *(base64.b64decode(part, validate=True) for part in match.groups()[1:]))
 
     def __str__(self) -> str:
         salt, stored, server = map(_text, (self.salt, self.stored_key, self.server_key))
@@ -101,13 +96,11 @@ def read_users(path: str) -> dict[str, User]:
             continue
         try:
             name, verifier = words[0], Verifier.parse(words[1])
-            prefixes: dict[str, tuple[str, ...]] = {}
+            prefixes: dict[str, tuple[str, ...]] = dict.fromkeys(OPERATIONS, ())
             for word in words[2:]:
-                operation, colon, prefix = word.partition(":")
-                if operation not in OPERATIONS or not colon:
-                    raise ValueError(word)
-                prefixes[operation] = (*prefixes.get(operation, ()), prefix)
-        except (ValueError, IndexError, binascii.Error):
+                operation, prefix = word.split(":", 1)
+                prefixes[operation] += (prefix,)
+        except (ValueError, LookupError):
             raise BadRequest(
                 f"line {number} of {path}: expected a name, a hash ({SCRAM}$...) and any of "
                 f"{', '.join(f'{operation}:PREFIX' for operation in OPERATIONS)}"
@@ -126,31 +119,33 @@ class SaslExchange:
         self._mechanism = mechanism
         self._users = users
         self._random = random
+        self._asked = self._named("")
         self._messages: list[str] = []
-        self._asked: User | None = None
-        self._verifier = Verifier.of("", b"")
         self._nonce = ""
 
     def step(self, data: bytes) -> bytes:
-        """Raises `Denied`."""
+        """Raises `CodeError` for a name, a password or a proof that is wrong."""
         try:
             text = data.decode()
         except UnicodeDecodeError:
-            raise Denied("the message is not UTF-8") from None
+            raise CodeError(DENIED, "the message is not UTF-8") from None
         if self._mechanism == PLAIN:
             return self._plain(text)
         return self._first(text) if not self._messages else self._final(text)
 
+    def _named(self, name: str) -> User:
+        """Return a user, or one that no password fits: neither answers nor their time tell names that exist."""
+        salt = hashlib.sha256(name.encode()).digest()[:16]
+        return self._users.get(name) or User(name, Verifier(ITERATIONS, salt, bytes(32), bytes(32)), {})
+
     def _plain(self, text: str) -> bytes:
         parts = text.split("\0")
         if len(parts) != 3:
-            raise Denied("expected an identity, a name and a password")
+            raise CodeError(DENIED, "expected an identity, a name and a password")
         identity, name, password = parts
-        user = self._users.get(name)
-        # The time of the answer does not tell names that exist.
-        right = (user.verifier if user is not None else self._verifier).fits(password)
-        if user is None or not right or identity not in ("", name):
-            raise Denied("the name or the password is wrong")
+        user = self._named(name)
+        if not user.verifier.fits(password) or identity not in ("", name):
+            raise CodeError(DENIED, "the name or the password is wrong")
         self.user = user
         return b""
 
@@ -158,35 +153,32 @@ class SaslExchange:
         header, _, bare = text.partition(",,")
         fields = _fields(bare)
         if not header.startswith(("n", "y")) or not fields.get("n") or not fields.get("r") or "m" in fields:
-            raise Denied("expected a first message of SCRAM without channel binding")
-        name = fields["n"].replace("=2C", ",").replace("=3D", "=")
-        self._asked = self._users.get(name)
-        salt = hashlib.sha256(name.encode()).digest()[:16]
-        self._verifier = self._asked.verifier if self._asked else Verifier(ITERATIONS, salt, bytes(32), bytes(32))
+            raise CodeError(DENIED, "expected a first message of SCRAM without channel binding")
+        self._asked = self._named(fields["n"].replace("=2C", ",").replace("=3D", "="))
         self._nonce = fields["r"] + _text(self._random.getrandbits(192).to_bytes(24, "big"))
-        answer = f"r={self._nonce},s={_text(self._verifier.salt)},i={self._verifier.iterations}"
+        answer = f"r={self._nonce},s={_text(self._asked.verifier.salt)},i={self._asked.verifier.iterations}"
         self._messages = [bare, answer, header]
         return answer.encode()
 
     def _final(self, text: str) -> bytes:
         bare, answer, header = self._messages
         without, _, proof_text = text.rpartition(",p=")
-        fields = _fields(without)
+        fields, verifier = _fields(without), self._asked.verifier
         try:
             proof = base64.b64decode(proof_text, validate=True)
             binding = base64.b64decode(fields.get("c", ""), validate=True).decode()
-        except (ValueError, binascii.Error):
-            raise Denied("the proof is not base64") from None
+        except ValueError:
+            raise CodeError(DENIED, "the proof is not base64") from None
         message = f"{bare},{answer},{without}".encode()
-        signature = _hmac(self._verifier.stored_key, message)
+        signature = _hmac(verifier.stored_key, message)
         key = bytes(left ^ right for left, right in zip(proof, signature, strict=False))
-        right = hmac.compare_digest(hashlib.sha256(key).digest(), self._verifier.stored_key)
+        right = hmac.compare_digest(hashlib.sha256(key).digest(), verifier.stored_key)
         # As Kafka: librdkafka before 2.6 puts its own nonce in front once more.
         fresh = fields.get("r", "").endswith(self._nonce)
-        if not right or self._asked is None or not fresh or binding != f"{header},,":
-            raise Denied("the name or the password is wrong")
+        if not right or not fresh or binding != f"{header},,":
+            raise CodeError(DENIED, "the name or the password is wrong")
         self.user = self._asked
-        return b"v=" + _text(_hmac(self._verifier.server_key, message)).encode()
+        return b"v=" + _text(_hmac(verifier.server_key, message)).encode()
 
 
 def _fields(text: str) -> dict[str, str]:

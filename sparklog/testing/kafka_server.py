@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from sparklog.groups.lag import Groups
 from sparklog.log.journal.clocks import SYSTEM
 from sparklog.log.topic.root import Root, RootView
-from sparklog.serve.addresses import Address
-from sparklog.serve.options import ServeOptions
+from sparklog.serve.options import Address, ServeOptions
 from sparklog.serve.served_log import ServedLog
 from sparklog.serve.server import serving
 from sparklog.testing.world import World

@@ -16,8 +16,7 @@ import pytest
 import sparklog as library
 from sparklog.cli.kafka_words import ACTIONS, KCAT, PROPERTIES, TOOLS, WORDS, KafkaAnswer, command_words, option_words
 from sparklog.groups.lag import Groups
-from sparklog.serve.addresses import Address
-from sparklog.serve.options import ServeOptions
+from sparklog.serve.options import Address, ServeOptions
 from sparklog.serve.server import serving
 from tests.cli.conftest import Sparklog
 from tests.cli.kafka_options import of_the_jars, stored

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from sparklog.serve.addresses import Address
-from sparklog.serve.options import ServeOptions
+from sparklog.serve.options import Address, ServeOptions
 from sparklog.serve.server import serving
 
 FREE = Address("127.0.0.1", 0)

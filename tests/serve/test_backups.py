@@ -13,8 +13,8 @@ from sparklog.errors import BadRequest, NotFound
 from sparklog.log.topic.backup_manifest import BackupStore
 from sparklog.log.topic.root import open_root
 from sparklog.opening import ROOT, TOPIC, resolve
-from sparklog.serve.addresses import Address
 from sparklog.serve.codes import Code
+from sparklog.serve.options import Address
 from sparklog.serve.server import open_served
 from tests.serve.clients import read_with_kafka_python
 from tests.serve.wire import Wire
@@ -77,8 +77,8 @@ def test_an_older_backup_is_served(tmp_path: Path) -> None:
         topic.append({"value": ["x"]})
         sparklog.backup(root, tmp_path / "backup", topics=topics)
     place = resolve(str(tmp_path / "backup"))
-    assert open_served(place, backup=2).bounds("t")[0].log_end == 2
-    assert open_served(place).bounds("t")[0].log_end == 1, "the second is not of all topics"
+    assert open_served(place, backup=2).look(["t"])["t"].ends[0].log_end == 2
+    assert open_served(place).look(["t"])["t"].ends[0].log_end == 1, "the second is not of all topics"
     with pytest.raises(NotFound, match="no backup 3"):
         open_served(place, backup=3)
     with pytest.raises(NotFound, match="no backup 1"):

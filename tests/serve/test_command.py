@@ -14,9 +14,10 @@ import pytest
 
 import sparklog
 from sparklog.errors import BadRequest, Unavailable
-from sparklog.serve.addresses import Address
-from sparklog.serve.options import tls_context
+from sparklog.serve.options import Address, tls_context
 from tests.serve.clients import read_with_kafka_python
+from tests.serve.test_reading import fetch_of
+from tests.serve.wire import Wire
 from tests.support.command_line import invoke
 
 
@@ -75,6 +76,13 @@ def test_connections_are_encrypted_and_counted(tmp_path: Path, serve: Callable[.
         ),
     ):
         pass
+    wire = Wire(address)
+    wire.socket = ssl.create_default_context(cafile=str(cert)).wrap_socket(wire.socket, server_hostname="127.0.0.1")
+    wire.send("Fetch", 4, fetch_of({"t": 0}, 0))
+    # A read gives one record of TLS, and the answer is one: clients may miss the second of two.
+    answer = wire.socket.recv(1 << 14)
+    assert int.from_bytes(answer[:4], "big") == len(answer) - 4 > 61
+    wire.close()
     text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
     assert 'sparklog_serve_requests_total{api="Fetch",version="' in text
     with pytest.raises(BadRequest, match="cannot be used"):

@@ -12,10 +12,10 @@ from sparklog.groups.group import Membership
 from sparklog.groups.group_state import OffsetAndMetadata
 from sparklog.log.journal.clocks import SYSTEM
 from sparklog.log.topic.root import open_root
-from sparklog.serve.addresses import Address
 from sparklog.serve.codes import Code, CodeError
 from sparklog.serve.coordinator import Coordinator
 from sparklog.serve.group_members import JoinDetails, MemberState
+from sparklog.serve.options import Address
 from sparklog.storage.memory import MemoryStore
 
 GROUP = "g"

@@ -11,8 +11,8 @@ import pytest
 import sparklog
 from sparklog.log.state.configs import CONFIGS
 from sparklog.log.topic.defaults import DefaultsLog
-from sparklog.serve.addresses import Address
 from sparklog.serve.codes import Code
+from sparklog.serve.options import Address
 from tests.serve.test_producing import connected
 from tests.serve.wire import Wire
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from sparklog.format.coordinators.message_codec import MessageBytes, write_message
-from sparklog.serve.addresses import Address
 from sparklog.serve.apis.table import API_VERSIONS, APIS, Api
+from sparklog.serve.options import Address
 from sparklog.testing.kafka_server import KafkaServer
 from tests.serve.test_codec import as_buffers, some_fields
 from tests.serve.wire import Wire, batch_of

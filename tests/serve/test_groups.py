@@ -14,8 +14,8 @@ import pytest
 
 import sparklog
 from sparklog.errors import Conflict, Fenced
-from sparklog.serve.addresses import Address
 from sparklog.serve.codes import Code
+from sparklog.serve.options import Address
 from tests.serve.wire import Wire
 
 SECONDS = 30

@@ -17,16 +17,10 @@ import pytest
 import sparklog
 from sparklog.format.record_batch import BatchHeader
 from sparklog.log.topic.root import RootView
-from sparklog.serve.addresses import Address
 from sparklog.serve.appends import Appends, _Topic
-from sparklog.serve.codes import Code
-from sparklog.serve.producer_sequences import (
-    LANDED,
-    NEXT,
-    OLD_EPOCH,
-    OUT_OF_ORDER,
-    judge,
-)
+from sparklog.serve.batch_checks import next_number
+from sparklog.serve.codes import Code, CodeError
+from sparklog.serve.options import Address
 from sparklog.serve.served_log import ServedLog
 from sparklog.storage import local
 from tests.serve.clients import read_with_kafka_python
@@ -253,24 +247,31 @@ def header(first: int, count: int = 1, epoch: int = 0) -> BatchHeader:
     return BatchHeader(0, count - 1, count, 0, 0, producer_id=1, producer_epoch=epoch, base_sequence=first)
 
 
+def refusal(last: int, batch: BatchHeader) -> Code:
+    with pytest.raises(CodeError) as refused:
+        next_number(last, batch)
+    return refused.value.code
+
+
 def test_sequences_are_judged_as_kafka_does() -> None:
-    last = judge(None, header(5, 3)).number
-    assert judge(last, header(8)).kind == NEXT
-    assert judge(last, header(9)).kind == OUT_OF_ORDER
-    assert judge(last, header(5, 3)).kind == LANDED
-    assert judge(last, header(7)).kind == LANDED
-    assert judge(last, header(7, 2)).kind == OUT_OF_ORDER
-    assert judge(last, header(0, epoch=1)).kind == NEXT
-    assert judge(last, header(8, epoch=1)).kind == OUT_OF_ORDER
-    bumped = judge(last, header(0, epoch=1)).number
-    assert judge(bumped, header(8)).kind == OLD_EPOCH
+    out_of_order, landed = Code.OUT_OF_ORDER_SEQUENCE_NUMBER, Code.DUPLICATE_SEQUENCE_NUMBER
+    last = next_number(None, header(5, 3))
+    assert next_number(last, header(8)) == last + 1
+    assert refusal(last, header(9)) == out_of_order
+    assert refusal(last, header(5, 3)) == landed
+    assert refusal(last, header(7)) == landed
+    assert refusal(last, header(7, 2)) == out_of_order
+    assert refusal(last, header(8, epoch=1)) == out_of_order
+    assert refusal(last, header(-1)) == out_of_order
+    bumped = next_number(last, header(0, epoch=1))
+    assert refusal(bumped, header(8)) == Code.INVALID_PRODUCER_EPOCH
     assert bumped > last
     # After 2^31 - 1 comes 0; the number goes on.
-    end = judge(None, header(2**31 - 2, 2)).number
-    wrapped = judge(end, header(0, 4))
-    assert (wrapped.kind, wrapped.number) == (NEXT, end + 4)
-    assert judge(wrapped.number, header(2**31 - 2, 2)).kind == LANDED
-    assert judge(wrapped.number, header(4)).kind == NEXT
+    end = next_number(None, header(2**31 - 2, 2))
+    wrapped = next_number(end, header(0, 4))
+    assert wrapped == end + 4
+    assert refusal(wrapped, header(2**31 - 2, 2)) == landed
+    assert next_number(wrapped, header(4)) == wrapped + 1
 
 
 def broken(**changes: Any) -> bytes:

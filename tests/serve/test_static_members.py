@@ -14,8 +14,8 @@ import pytest
 import sparklog
 from sparklog.format.coordinators.message_codec import encode_versioned
 from sparklog.format.coordinators.message_schema import message
-from sparklog.serve.addresses import Address
 from sparklog.serve.codes import Code
+from sparklog.serve.options import Address
 from tests.serve.member_process import MemberProcess
 from tests.serve.test_groups import PARTITIONS, topic_of, wait_for
 from tests.serve.wire import Wire

@@ -12,9 +12,9 @@ import pytest
 
 import sparklog
 from sparklog.errors import BadRequest
-from sparklog.serve.addresses import Address
-from sparklog.serve.codes import Code
-from sparklog.serve.users import SCRAM, Denied, SaslExchange, User, Verifier, hashed, read_users
+from sparklog.serve.codes import Code, CodeError
+from sparklog.serve.options import Address
+from sparklog.serve.users import SCRAM, SaslExchange, User, Verifier, hashed, read_users
 from tests.serve.clients import read_with_kafka_python
 from tests.serve.wire import Wire, batch_of
 
@@ -107,7 +107,7 @@ def answered(exchange: SaslExchange, *messages: bytes) -> None:
 def test_broken_messages_are_denied(message: str) -> None:
     for mechanism in ("PLAIN", SCRAM):
         exchange = SaslExchange(mechanism, {"user": User("user", Verifier.of("pencil", b"salt"), {})}, random.Random(1))
-        with pytest.raises(Denied):
+        with pytest.raises(CodeError):
             answered(exchange, message.encode(), b"c=biws,r=x,p=AAAA")
         assert exchange.user is None
 

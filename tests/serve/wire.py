@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from sparklog.format.coordinators.message_codec import MessageBytes, read_message, write_message
-from sparklog.serve.addresses import Address
 from sparklog.serve.apis.table import APIS
+from sparklog.serve.options import Address
 
 Fields = dict[str, Any]
 BY_NAME = {api.name: api for api in APIS.values()}

@@ -443,25 +443,22 @@ def _members(described: Sequence[GroupDescription], failures: Sequence[SparklogE
 
 
 def _member_document(member: GroupMember) -> dict[str, object]:
+    from sparklog.groups.group_members import by_topic
+
     return {
         "memberId": member.id,
         "groupInstanceId": member.instance_id,
         "host": member.host,
         "clientId": member.client_id,
         "epoch": member.generation,
-        "assignment": _by_topic(member.owned),
+        "assignment": by_topic(member.owned),
     }
 
 
-def _by_topic(partitions: Partitions) -> dict[str, list[int]]:
-    topics: dict[str, list[int]] = {}
-    for topic, partition in sorted(partitions):
-        topics.setdefault(topic, []).append(partition)
-    return topics
-
-
 def _assignment(partitions: Partitions) -> str:
-    return ";".join(f"{name}:{','.join(map(str, numbers))}" for name, numbers in _by_topic(partitions).items()) or "-"
+    from sparklog.groups.group_members import by_topic
+
+    return ";".join(f"{name}:{','.join(map(str, numbers))}" for name, numbers in by_topic(partitions).items()) or "-"
 
 
 def _show_plan(group: str, plan: Sequence[NewOffset], export: bool) -> None:

@@ -12,8 +12,7 @@ from sparklog.cli.options import comma_separated, whole_number
 from sparklog.cli.parameters import Argument, Commands, Option
 
 if TYPE_CHECKING:
-    from sparklog.serve.addresses import Address
-    from sparklog.serve.options import ServeOptions
+    from sparklog.serve.options import Address, ServeOptions
 
 app = Commands()
 
@@ -48,8 +47,7 @@ class Listening:
     ] = None
 
     def options(self, *, writable: bool, auto_create: bool) -> ServeOptions:
-        from sparklog.serve.addresses import Address
-        from sparklog.serve.options import ServeOptions, tls_context
+        from sparklog.serve.options import Address, ServeOptions, tls_context
 
         if (self.tls_cert is None) != (self.tls_key is None):
             raise BadParameter("--tls-cert and --tls-key belong together")

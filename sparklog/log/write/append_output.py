@@ -7,12 +7,15 @@ commit the driver joins those of all tasks: they become the commit's tail, or on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from sparklog.format.append_file import HEAD_BYTES, SLICE_BYTES, TAIL_BYTES, WrittenSlice, encode_footer
 from sparklog.format.slice_columns import WRITTEN
 from sparklog.log.state.slices import INLINE_PATH, FileSlices
 from sparklog.storage.store import ObjectWriter, Store
+
+TASK_BYTES = 16 << 10
+"""Of one task at least: see `task_bytes`."""
 
 
 class AppendOutput:
@@ -43,21 +46,19 @@ class AppendOutput:
         self._writer.discard()
 
 
-def write_out(store: Store, topic: str, path: str, file: FileSlices) -> FileSlices:
-    """Write a file that is not written, as an append file."""
+def write_file(
+    store: Store, topic: str, path: str, slices: Iterable[WrittenSlice], data: Iterable[bytes | bytearray | memoryview]
+) -> FileSlices:
+    """Write an append file of these slices; `data`: their bytes, back to back."""
     output = AppendOutput(store, topic, path)
     try:
-        output.write(slice_bytes(file))
-        for written in written_slices(file):
+        output.write(*data)
+        for written in slices:
             output.end_slice(written)
         return output.close()
     except BaseException:
         output.discard()
         raise
-
-
-TASK_BYTES = 16 << 10
-"""Of one task at least: see `task_bytes`."""
 
 
 def is_unwritten(file: FileSlices) -> bool:
@@ -98,3 +99,8 @@ def written_slices(file: FileSlices) -> list[WrittenSlice]:
     columns = {name: getattr(file, name) for name in WRITTEN}
     rows = zip(*columns.values(), strict=True)
     return [WrittenSlice(**dict(zip(columns, row, strict=True))) for row in rows]
+
+
+def write_out(store: Store, topic: str, path: str, file: FileSlices) -> FileSlices:
+    """Write a file that is not written, as an append file."""
+    return write_file(store, topic, path, written_slices(file), [slice_bytes(file)])

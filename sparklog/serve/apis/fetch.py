@@ -1,8 +1,8 @@
-"""Fetch 4 to 11: batches as they are stored, from an offset on, within the bytes and the wait that a client names.
+"""Fetch: batches as they are stored, from an offset on, within the bytes and the wait that a client names.
 
 `read_committed` ends at the last stable offset, is not given what is open or aborted here, and is told of Kafka's
-aborted transactions of imported topics. A fetch with nothing to give waits until a commit is seen. Left out: sessions
-(a client that asks for one is given none, and names all partitions each time), topic ids (version 13), followers.
+aborted transactions of imported topics. A fetch with nothing to give waits until a commit is seen. A client that asks
+for a session is given none, and names all partitions each time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from sparklog.serve.served_log import Ends, SeenTopic, StoredPlace
 from sparklog.serve.services import ServedRequest
 from sparklog.serve.users import READ
 
-NO_SESSION = 0
 FULL_EPOCHS = (0, -1)
 """Epochs of a fetch that names all of its partitions: one that begins a session, and one without."""
 
@@ -35,7 +34,7 @@ class _Answer:
 
 async def fetch(request: ServedRequest) -> Fields:
     fields, services = request.fields, request.services
-    if request.version >= 7 and (fields["sessionId"] != NO_SESSION or fields["sessionEpoch"] not in FULL_EPOCHS):
+    if fields["sessionId"] or fields["sessionEpoch"] not in FULL_EPOCHS:
         return {"errorCode": Code.FETCH_SESSION_ID_NOT_FOUND}
     loop = asyncio.get_running_loop()
     until = loop.time() + max(0, fields["maxWaitMs"]) / 1000
@@ -45,7 +44,7 @@ async def fetch(request: ServedRequest) -> Fields:
         answer = _read(request, fresh) if at_hand else await services.run(_read, request, fresh)
         left = until - loop.time()
         if answer.failed or answer.nbytes >= fields["minBytes"] or left <= 0 or not answer.seen:
-            return {"sessionId": NO_SESSION, "responses": answer.topics}
+            return {"responses": answer.topics}
         await services.log.changed(answer.seen, left, services.run)
         fresh, at_hand = True, False
 
@@ -95,11 +94,8 @@ def _fill(row: Fields, request: ServedRequest, topic: str, partition: Fields, an
     row["abortedTransactions"] = [] if request.isolation == READ_COMMITTED else None
     if not bound.log_start <= offset <= bound.high_watermark:
         raise CodeError(Code.OFFSET_OUT_OF_RANGE)
-    end, first, nbytes = (
-        bound.end(request.isolation),
-        not answer.nbytes,
-        min(partition["partitionMaxBytes"], answer.room),
-    )
+    end, nbytes = bound.end(request.isolation), min(partition["partitionMaxBytes"], answer.room)
+    first = not answer.nbytes
     if offset >= end or (nbytes <= 0 and not first):
         return
     place = StoredPlace(topic, seen.topic_id, number, request.isolation, offset)

@@ -28,9 +28,10 @@ from sparklog.groups.group import DEAD, MAX_METADATA
 from sparklog.groups.group_state import OffsetAndMetadata
 from sparklog.groups.lag import Groups
 from sparklog.log.journal.clocks import MAX_SESSION_TIMEOUT_MS
-from sparklog.serve.codes import FAILURES, Code, CodeError, message_of
+from sparklog.serve.codes import FAILURES, LONGEST_MESSAGE, Code, CodeError
 from sparklog.serve.coordinator import Coordinator, Positions
 from sparklog.serve.group_members import COMPLETING, GroupMembers, JoinDetails
+from sparklog.serve.served_log import SeenTopic
 from sparklog.serve.services import ServedRequest
 from sparklog.serve.users import GROUP, READ
 
@@ -108,7 +109,7 @@ async def join_group(request: ServedRequest) -> Fields:
         await _coordinator_of(request, fields["groupId"]).check_owner(fields["groupId"])
         joined = await _members_of(request).join(details, id_first=request.version >= 4)
     except FAILURES as error:
-        member = error.member if isinstance(error, CodeError) else ""
+        member = error.fields.get("memberId", "") if isinstance(error, CodeError) else ""
         return {"errorCode": _code(error), "generationId": -1, "memberId": member or details.member}
     return {
         "generationId": joined.generation,
@@ -168,10 +169,10 @@ async def offset_commit(request: ServedRequest) -> Fields:
 
 def _checked(request: ServedRequest, positions: Positions) -> dict[Place, Code]:
     """Return the answer to each partition; those that can be committed are put into `positions`."""
-    codes: dict[Place, Code] = {}
+    log, codes = request.services.log, dict[Place, Code]()
     for topic in request.fields["topics"]:
         name = topic["name"]
-        bounds = request.services.log.bounds(name)
+        bounds = log.seen(name).ends or log.look([name]).get(name, SeenTopic()).ends
         for partition in topic["partitions"]:
             number, metadata = partition["partitionIndex"], partition["committedMetadata"] or ""
             code = Code.NONE
@@ -279,10 +280,10 @@ async def find_coordinator(request: ServedRequest) -> Fields:
     try:
         _check_group(request, fields["key"])
         # A Kafka directory has no groups. librdkafka asks also for reads without one, which a refusal would fail.
-        node = request.services.me if coordinator is None else await coordinator.owner(fields["key"])
+        node = request.services.nodes[0] if coordinator is None else await coordinator.owner(fields["key"])
     except FAILURES as error:
-        text = "the group has no name, or is not yours" if isinstance(error, CodeError) else message_of(error)
-        return {"errorCode": _code(error), "errorMessage": text, "nodeId": -1}
+        text = "the group has no name, or is not yours" if isinstance(error, CodeError) else str(error)
+        return {"errorCode": _code(error), "errorMessage": text[:LONGEST_MESSAGE], "nodeId": -1}
     return {"nodeId": node.node_id, "host": node.host, "port": node.port}
 
 

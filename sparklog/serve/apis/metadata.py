@@ -1,10 +1,8 @@
-"""Metadata 0 to 9, DescribeCluster 0 to 1, DescribeLogDirs 1 to 4: topics, partitions, servers, stored bytes.
+"""Metadata, DescribeCluster, DescribeLogDirs, ListOffsets: topics, partitions, servers, stored bytes, offsets.
 
-Every server leads every partition: the one that is asked says so of itself. Left out: topic ids (version 10), leader
-epochs (-1: a client need not check them) and operations that a client is allowed. A question creates a topic where the
-root's default `auto.create.topics.enable` is true, or the server is in memory, for tests.
-
-There is one log directory: the location that is served. Left out: the size of the disk, and lags of replicas.
+Every server leads every partition: the one that is asked says so of itself. Leader epochs are -1: a client need not
+check them. A question creates a topic where the root's default `auto.create.topics.enable` is true, or the server is in
+memory, for tests. There is one log directory: the location that is served.
 """
 
 from __future__ import annotations
@@ -14,12 +12,14 @@ from contextlib import suppress
 from sparklog.errors import SparklogError
 from sparklog.format.coordinators.message_schema import Fields
 from sparklog.log.journal.names import is_topic_name
-from sparklog.serve.codes import Code
+from sparklog.log.state.view import READ_UNCOMMITTED
+from sparklog.serve.codes import Code, by_partition, code_of
 from sparklog.serve.served_log import SeenTopic
 from sparklog.serve.services import ServedRequest, Services
 from sparklog.serve.users import READ, WRITE
 
 INTERNAL = ("__consumer_offsets", "__transaction_state", "__share_group_state")
+LATEST, EARLIEST, GREATEST_TIME = -1, -2, -3
 
 
 def metadata(request: ServedRequest) -> Fields:
@@ -33,17 +33,18 @@ def metadata(request: ServedRequest) -> Fields:
     looked, failures = services.log.look_at_each(visible)
     if not every:
         failures |= dict.fromkeys(set(names) - set(visible), Code.TOPIC_AUTHORIZATION_FAILED)
-    topics = [
-        _topic(name, looked[name], services.me.node_id)
-        if name in looked
-        else {"name": name, "errorCode": failures.get(name) or _missing(name)}
-        for name in (visible if every else names)
-    ]
+    node = services.nodes[0].node_id
+    leads = {"leaderId": node, "replicaNodes": [node], "isrNodes": [node]}
+
+    def topic(name: str) -> Fields:
+        if name not in looked:
+            missing = Code.UNKNOWN_TOPIC_OR_PARTITION if is_topic_name(name) else Code.INVALID_TOPIC
+            return {"name": name, "errorCode": failures.get(name, missing)}
+        partitions = [{"partitionIndex": number, **leads} for number in sorted(looked[name].ends)]
+        return {"name": name, "isInternal": name in INTERNAL, "partitions": partitions}
+
+    topics = [topic(name) for name in (visible if every else names)]
     return {**_cluster(services, "nodeId"), "topics": topics}
-
-
-def _missing(name: str) -> Code:
-    return Code.UNKNOWN_TOPIC_OR_PARTITION if is_topic_name(name) else Code.INVALID_TOPIC
 
 
 def describe_cluster(request: ServedRequest) -> Fields:
@@ -52,7 +53,8 @@ def describe_cluster(request: ServedRequest) -> Fields:
 
 def _cluster(services: Services, id_name: str) -> Fields:
     brokers = [{id_name: node.node_id, "host": node.host, "port": node.port} for node in services.nodes]
-    return {"clusterId": services.cluster_id, "controllerId": services.me.node_id, "brokers": brokers}
+    cluster_id = "sparklog" if services.log.root is None else services.log.root.id
+    return {"clusterId": cluster_id, "controllerId": services.nodes[0].node_id, "brokers": brokers}
 
 
 def _create_missing(services: Services, names: list[str]) -> None:
@@ -63,17 +65,9 @@ def _create_missing(services: Services, names: list[str]) -> None:
     defaults = root.engine.defaults.read()
     answers = {name: defaults.auto_create(name) for name in names if log.serves(name)}
     wanted = [name for name, answer in answers.items() if (services.options.auto_create if answer is None else answer)]
-    looked = log.look(wanted) if wanted else {}
-    for name in wanted:
-        if name not in looked:
-            root.ensure_topic(name)
-            log.forget_listing()
-
-
-def _topic(name: str, seen: SeenTopic, node: int) -> Fields:
-    one: Fields = {"leaderId": node, "leaderEpoch": -1, "replicaNodes": [node], "isrNodes": [node]}
-    partitions = [{"partitionIndex": number, **one} for number in sorted(seen.ends)]
-    return {"name": name, "isInternal": name in INTERNAL, "partitions": partitions}
+    for name in set(wanted) - log.look(wanted).keys() if wanted else ():
+        root.ensure_topic(name)
+        log.forget_listing()
 
 
 def describe_log_dirs(request: ServedRequest) -> Fields:
@@ -89,4 +83,36 @@ def describe_log_dirs(request: ServedRequest) -> Fields:
                 if wanted is None or size.partition in wanted
             ]
             topics += [{"name": name, "partitions": rows}] if rows else []
-    return {"results": [{"errorCode": Code.NONE, "logDir": log.location, "topics": topics}]}
+    return {"results": [{"logDir": log.location, "topics": topics}]}
+
+
+def list_offsets(request: ServedRequest) -> Fields:
+    names = [topic["name"] for topic in request.fields["topics"]]
+    failures = {name: Code.TOPIC_AUTHORIZATION_FAILED for name in names if not request.may(READ, name)}
+    looked, unreadable = request.services.log.look_at_each([name for name in names if name not in failures])
+    failures |= unreadable
+
+    def answer(topic: str, row: Fields) -> Fields:
+        bounds = looked.get(topic, SeenTopic()).ends.get(row["partitionIndex"])
+        if bounds is None:
+            return {"errorCode": failures.get(topic, Code.UNKNOWN_TOPIC_OR_PARTITION)}
+        if row["timestamp"] == EARLIEST:
+            return {"offset": bounds.log_start}
+        end = bounds.end(request.isolation)
+        return {"offset": end} if row["timestamp"] == LATEST else _by_time(request, topic, row, end)
+
+    return {"topics": by_partition(request.fields, answer)}
+
+
+def _by_time(request: ServedRequest, topic: str, row: Fields, end: int) -> Fields:
+    """Return the first record at or after a time, below offset `end`; nothing if there is none."""
+    log, partition = request.services.log, row["partitionIndex"]
+    time_ms, isolation = row["timestamp"], request.isolation
+    try:
+        if time_ms == GREATEST_TIME:
+            # As in Kafka, the greatest time is of all records, and no answer if its record cannot be seen.
+            time_ms, isolation = log.greatest_timestamp(topic, partition), READ_UNCOMMITTED
+        record = log.offset_for_timestamp(topic, partition, time_ms, isolation) if time_ms >= 0 else None
+    except SparklogError as error:
+        return {"errorCode": code_of(error)}
+    return {} if record is None or record.offset >= end else {"offset": record.offset, "timestamp": record.timestamp}

@@ -1,10 +1,8 @@
-"""Produce 3 to 9: batches are checked, and appended as they come. InitProducerId 0 to 4: ids of idempotent producers.
+"""Produce: batches are checked, and appended as they come. InitProducerId: ids of idempotent producers.
 
 An answer to `acks` 1 or all means that the commit is durable; 0 is not answered. Without `--writable` it is refused, as
-are transactions. Left out: what a leader's change would bring (version 10 on), and errors of single records.
-
-An id is random and has 62 bits, so that no two producers share one, and no server keeps a counter. A producer that
-comes with an id and an epoch is given a new id. Left out: transactional ids, which are refused.
+are transactions. An id is random and has 62 bits, so that no two producers share one, and no server keeps a counter. A
+producer that comes with an id and an epoch is given a new id.
 """
 
 from __future__ import annotations
@@ -46,14 +44,13 @@ async def produce(request: ServedRequest) -> Fields | None:
 
 def _taken(request: ServedRequest, topic: str, row: Fields, code: Code) -> Waiting:
     """Take a batch, where the request as a whole has no `code` that refuses it."""
-    appends = request.services.appends
-    if code is not Code.NONE or appends is None:
+    if code is not Code.NONE:
         return ProduceAnswer(code)
     if not request.may(WRITE, topic):
         return ProduceAnswer(Code.TOPIC_AUTHORIZATION_FAILED)
     if not request.services.log.serves(topic):
         return ProduceAnswer(Code.UNKNOWN_TOPIC_OR_PARTITION)
-    return appends.add(topic, row["index"], row["records"], request.version)
+    return request.services.appends.add(topic, row["index"], row["records"], request.version)
 
 
 def _is_transactional(fields: Fields) -> bool:
@@ -74,9 +71,11 @@ async def _row(number: int, waiting: Waiting) -> Fields:
 
 
 async def init_producer_id(request: ServedRequest) -> Fields:
-    services = request.services
+    services, code = request.services, Code.NONE
     if not services.options.writable:
-        return {"errorCode": Code.CLUSTER_AUTHORIZATION_FAILED, "producerId": -1, "producerEpoch": -1}
-    if request.fields["transactionalId"] is not None:
-        return {"errorCode": Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "producerId": -1, "producerEpoch": -1}
+        code = Code.CLUSTER_AUTHORIZATION_FAILED
+    elif request.fields["transactionalId"] is not None:
+        code = Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    if code is not Code.NONE:
+        return {"errorCode": code, "producerId": -1, "producerEpoch": -1}
     return {"producerId": services.log.env.random.getrandbits(61) + LEAST_PRODUCER_ID, "producerEpoch": 0}

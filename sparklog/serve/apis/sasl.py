@@ -1,22 +1,22 @@
-"""SaslHandshake 0 to 1, SaslAuthenticate 0 to 2: PLAIN and SCRAM-SHA-256, where the server has a file of users.
+"""SaslHandshake, SaslAuthenticate: PLAIN and SCRAM-SHA-256, where the server has a file of users.
 
-A handshake of version 0, whose exchange follows without requests, is answered and then not served. Left out: GSSAPI,
-OAUTHBEARER, SCRAM-SHA-512, sessions that end.
+A handshake of version 0, whose exchange follows without requests, is answered and then not served.
 """
 
 from __future__ import annotations
 
 from sparklog.format.coordinators.message_schema import Fields
-from sparklog.serve.codes import Code
+from sparklog.serve.codes import Code, CodeError
 from sparklog.serve.services import ServedRequest
-from sparklog.serve.users import MECHANISMS, Denied, SaslExchange
+from sparklog.serve.users import MECHANISMS, SaslExchange
 
 
 async def sasl_handshake(request: ServedRequest) -> Fields:
     mechanism, users = request.fields["mechanism"], request.services.options.users
-    if users is None or mechanism not in MECHANISMS:
-        code = Code.ILLEGAL_SASL_STATE if users is None else Code.UNSUPPORTED_SASL_MECHANISM
-        return {"errorCode": code, "mechanisms": [] if users is None else list(MECHANISMS)}
+    if users is None:
+        return {"errorCode": Code.ILLEGAL_SASL_STATE}
+    if mechanism not in MECHANISMS:
+        return {"errorCode": Code.UNSUPPORTED_SASL_MECHANISM, "mechanisms": list(MECHANISMS)}
     request.client.user = None
     request.client.exchange = SaslExchange(mechanism, users, request.services.log.env.random)
     return {"mechanisms": list(MECHANISMS)}
@@ -28,9 +28,9 @@ async def sasl_authenticate(request: ServedRequest) -> Fields:
         return {"errorCode": Code.ILLEGAL_SASL_STATE, "errorMessage": "a handshake comes first"}
     try:
         answer = await request.services.run(exchange.step, request.fields["authBytes"])
-    except Denied as error:
+    except CodeError as error:
         client.exchange = None
-        return {"errorCode": Code.SASL_AUTHENTICATION_FAILED, "errorMessage": f"authentication failed: {error}"}
+        return {"errorCode": error.code, "errorMessage": f"authentication failed: {error}"}
     if exchange.user is not None:
         client.user, client.exchange = exchange.user, None
     return {"authBytes": answer}

@@ -2,6 +2,7 @@
 
 Versions end where clients of Kafka 4.1, librdkafka, kafka-python and aiokafka ask for no more, and where a newer one
 would bring topic ids (Fetch 13, Metadata 10) or what needs a broker's state. Produce 9 is the first flexible one.
+docs/reference/serve.md names what is left out.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from importlib import import_module
 from inspect import iscoroutinefunction
 from typing import Any, TypeAlias
 
-from sparklog.format.coordinators.message_schema import Struct, message
+from sparklog.format.coordinators.message_schema import Fields, Struct, message
+from sparklog.serve.codes import Code
 
 FOLDER = "protocol"
 Handler: TypeAlias = Callable[[Any], Any]
@@ -41,8 +43,7 @@ class Api:
 
     @cached_property
     def handler(self) -> Handler:
-        """The function that answers. Its module is imported with the first such request, so that a server listens
-        before it has read all of them."""
+        """The function that answers, imported with the first such request: a server listens before it has read all."""
         function = re.sub(r"(?<!^)(?=[A-Z])", "_", self.name).lower()
         handler: Handler = getattr(import_module(f"sparklog.serve.apis.{self.module}"), function)
         return handler
@@ -53,13 +54,14 @@ class Api:
         return not iscoroutinefunction(self.handler)
 
 
-API_VERSIONS, PRODUCE, FETCH, SASL_HANDSHAKE, SASL_AUTHENTICATE = 18, 0, 1, 17, 36
+PRODUCE, API_VERSIONS = 0, 18
+BEFORE_LOGIN = (17, API_VERSIONS, 36)
 APIS = {
     api.key: api
     for api in (
         Api(PRODUCE, "Produce", 3, 9, "produce"),
-        Api(FETCH, "Fetch", 4, 11, "fetch"),
-        Api(2, "ListOffsets", 1, 7, "list_offsets"),
+        Api(1, "Fetch", 4, 11, "fetch"),
+        Api(2, "ListOffsets", 1, 7, "metadata"),
         Api(3, "Metadata", 0, 9, "metadata"),
         Api(8, "OffsetCommit", 2, 8, "groups"),
         Api(9, "OffsetFetch", 1, 7, "groups"),
@@ -70,15 +72,15 @@ APIS = {
         Api(14, "SyncGroup", 0, 4, "groups"),
         Api(15, "DescribeGroups", 0, 5, "groups"),
         Api(16, "ListGroups", 0, 5, "groups"),
-        Api(SASL_HANDSHAKE, "SaslHandshake", 0, 1, "sasl"),
-        Api(API_VERSIONS, "ApiVersions", 0, 3, "api_versions"),
+        Api(17, "SaslHandshake", 0, 1, "sasl"),
+        Api(API_VERSIONS, "ApiVersions", 0, 3, "table"),
         Api(19, "CreateTopics", 2, 6, "topics"),
         Api(20, "DeleteTopics", 1, 5, "topics"),
         Api(21, "DeleteRecords", 0, 2, "topics"),
         Api(22, "InitProducerId", 0, 4, "produce"),
-        Api(32, "DescribeConfigs", 1, 4, "configs"),
+        Api(32, "DescribeConfigs", 1, 4, "topics"),
         Api(35, "DescribeLogDirs", 1, 4, "metadata"),
-        Api(SASL_AUTHENTICATE, "SaslAuthenticate", 0, 2, "sasl"),
+        Api(36, "SaslAuthenticate", 0, 2, "sasl"),
         Api(37, "CreatePartitions", 0, 3, "topics"),
         Api(42, "DeleteGroups", 0, 2, "groups"),
         Api(44, "IncrementalAlterConfigs", 0, 1, "topics"),
@@ -86,6 +88,11 @@ APIS = {
         Api(60, "DescribeCluster", 0, 1, "metadata"),
     )
 }
+
+
+async def api_versions(request: Any, code: Code = Code.NONE) -> Fields:
+    rows = [{"apiKey": api.key, "minVersion": api.lowest, "maxVersion": api.highest} for api in APIS.values()]
+    return {"errorCode": code, "apiKeys": rows}
 
 
 def import_handlers() -> None:

@@ -1,27 +1,38 @@
-"""CreateTopics 2 to 6, DeleteTopics 1 to 5, CreatePartitions 0 to 3, DeleteRecords 0 to 2, IncrementalAlterConfigs 0 to
-1: changes of topics, with `--writable`.
+"""CreateTopics, DeleteTopics, CreatePartitions, DeleteRecords, IncrementalAlterConfigs: changes, with `--writable`.
 
-A replication factor is taken as it comes, for there are no replicas; an assignment of replicas is refused. Left out:
-topic ids, and configs of anything but topics and, as the defaults of a root, all brokers together.
+DescribeConfigs: configs, with their sources. Those of a server, or of all brokers together, are the defaults of the
+root; of a Kafka directory none are known, for Kafka keeps them elsewhere. A replication factor is taken as it comes,
+for there are no replicas; an assignment of replicas is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 
-from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError
+from sparklog.errors import BadRequest, Conflict, NotFound
 from sparklog.format.coordinators.message_schema import Fields
 from sparklog.log.state.broker_names import BY_NAME
-from sparklog.log.state.configs import CONFIGS, ConfigDef, TopicConfigs
+from sparklog.log.state.configs import CONFIGS, DEFAULT_CONFIG, ROOT_DEFAULT, TOPIC_CONFIG, ConfigDef, TopicConfigs
+from sparklog.log.state.description import describe_configs as described
+from sparklog.log.state.root_defaults import (
+    AUTO_CREATE,
+    EXPIRATION,
+    NUM_PARTITIONS,
+    ConfigSynonym,
+    DefaultRow,
+    RootDefaults,
+)
 from sparklog.log.topic.root import Root
-from sparklog.serve.apis.configs import BROKER, TOPIC
-from sparklog.serve.codes import FAILURES, Code, CodeError, failure
+from sparklog.serve.codes import FAILURES, Code, CodeError, answered, by_partition, failure
 from sparklog.serve.services import ServedRequest
-from sparklog.serve.users import WRITE
+from sparklog.serve.users import READ, WRITE
 
+TOPIC, BROKER = 2, 4
 SET, DELETE, APPEND, SUBTRACT = range(4)
+SOURCES = {TOPIC_CONFIG: 1, ROOT_DEFAULT: 3, DEFAULT_CONFIG: 5}
+OTHER_KINDS = {NUM_PARTITIONS: "int", AUTO_CREATE: "boolean", EXPIRATION: "int"}
+TYPES = {"boolean": 1, "string": 2, "int": 3, "long": 5, "double": 6, "list": 7}
 
 
 def _change(
@@ -42,18 +53,14 @@ def _change(
         return failure(error)
 
 
-@contextmanager
-def _answered(kind: type[SparklogError], code: Code) -> Iterator[None]:
-    """Answer errors of a kind with a code of this request's own."""
-    try:
-        yield
-    except kind as error:
-        raise CodeError(code, str(error)) from None
+def _changes(request: ServedRequest, change: Callable[[Fields, bool, Root], Fields | None]) -> list[Fields]:
+    """Make a change of each topic that a request names; it takes the topic, and whether it is only checked."""
+    topics, only_check = request.fields["topics"], request.fields["validateOnly"]
+    return [{"name": row["name"], **_change(request, row["name"], partial(change, row, only_check))} for row in topics]
 
 
 def create_topics(request: ServedRequest) -> Fields:
-    topics, only_check = request.fields["topics"], request.fields["validateOnly"]
-    rows = [{"name": row["name"], **_change(request, row["name"], partial(_create, row, only_check))} for row in topics]
+    rows = _changes(request, _create)
     request.services.log.forget_listing()
     return {"topics": rows}
 
@@ -62,12 +69,12 @@ def _create(topic: Fields, only_check: bool, root: Root) -> Fields:
     name, partitions = topic["name"], topic["numPartitions"]
     _refuse_assignments(topic)
     configs = {item["name"]: item["value"] for item in topic["configs"] if item["value"] is not None}
-    with _answered(BadRequest, Code.INVALID_CONFIG):
+    with answered(BadRequest, Code.INVALID_CONFIG):
         TopicConfigs.of(configs)
     partitions = root.defaults().partitions(name) if partitions == -1 else partitions
     if partitions < 1:
         raise CodeError(Code.INVALID_PARTITIONS, f"expected partitions of 1 and more, found {partitions}")
-    with _answered(Conflict, Code.TOPIC_ALREADY_EXISTS), _answered(BadRequest, Code.INVALID_TOPIC):
+    with answered(Conflict, Code.TOPIC_ALREADY_EXISTS), answered(BadRequest, Code.INVALID_TOPIC):
         if root.engine.exists(name):
             raise CodeError(Code.TOPIC_ALREADY_EXISTS, f"topic '{name}' exists")
         if not only_check:
@@ -82,44 +89,41 @@ def _refuse_assignments(topic: Fields) -> None:
 
 def delete_topics(request: ServedRequest) -> Fields:
     names = request.fields["topicNames"]
-    rows = [{"name": name, **_change(request, name, partial(_delete_topic, name))} for name in names]
+    rows = [{"name": name, **_change(request, name, partial(Root.delete_topic, name=name))} for name in names]
     request.services.log.forget_listing()
     return {"responses": rows}
 
 
-def _delete_topic(name: str, root: Root) -> None:
-    root.delete_topic(name)
-
-
 def create_partitions(request: ServedRequest) -> Fields:
-    topics, add = request.fields["topics"], partial(_add_partitions, request.fields["validateOnly"])
-    return {"results": [{"name": row["name"], **_change(request, row["name"], partial(add, row))} for row in topics]}
+    return {"results": _changes(request, _add_partitions)}
 
 
-def _add_partitions(only_check: bool, topic: Fields, root: Root) -> None:
+def _add_partitions(topic: Fields, only_check: bool, root: Root) -> None:
     _refuse_assignments(topic)
     opened = root.topic(topic["name"])
-    with _answered(BadRequest, Code.INVALID_PARTITIONS):
+    with answered(BadRequest, Code.INVALID_PARTITIONS):
         (opened.plan_alter if only_check else opened.alter)(partitions=topic["count"])
 
 
 def delete_records(request: ServedRequest) -> Fields:
-    topics = []
+    done = {}
     for topic in request.fields["topics"]:
         before = {row["partitionIndex"]: row["offset"] for row in topic["partitions"]}
-        done = _change(request, topic["name"], partial(_delete_records, topic["name"], before))
-        code, starts = done.get("errorCode", Code.NONE), done.get("starts", {})
-        rows = [
-            {"partitionIndex": number, "lowWatermark": starts.get(number, -1), "errorCode": code} for number in before
-        ]
-        topics.append({"name": topic["name"], "partitions": rows})
-    return {"topics": topics}
+        done[topic["name"]] = _change(request, topic["name"], partial(_delete_records, topic["name"], before))
+
+    def answer(topic: str, row: Fields) -> Fields:
+        starts = done[topic].get("starts")
+        if starts is None:
+            return {"lowWatermark": -1, "errorCode": done[topic]["errorCode"]}
+        return {"lowWatermark": starts.get(row["partitionIndex"], -1)}
+
+    return {"topics": by_partition(request.fields, answer)}
 
 
 def _delete_records(name: str, before: dict[int, int], root: Root) -> Fields:
     topic = root.topic(name)
     try:
-        with _answered(BadRequest, Code.POLICY_VIOLATION):
+        with answered(BadRequest, Code.POLICY_VIOLATION):
             return {"starts": dict(topic.delete_records(before))}
     except NotFound as error:
         exists = all(number in topic.bounds() for number in before)
@@ -127,34 +131,41 @@ def _delete_records(name: str, before: dict[int, int], root: Root) -> Fields:
         raise CodeError(code, str(error)) from None
 
 
+# -- configs
+
+
+def _place(resource: Fields) -> Fields:
+    return {name: resource[name] for name in ("resourceType", "resourceName")}
+
+
 def incremental_alter_configs(request: ServedRequest) -> Fields:
     only_check, rows = request.fields["validateOnly"], []
     for resource in request.fields["resources"]:
-        kind, name = resource["resourceType"], resource["resourceName"]
-        refused = Code.TOPIC_AUTHORIZATION_FAILED if kind == TOPIC else Code.CLUSTER_AUTHORIZATION_FAILED
-        done = _change(request, name, partial(_alter, resource, only_check), refused)
-        rows.append({"errorCode": Code.NONE, "resourceType": kind, "resourceName": name, **done})
+        is_topic = resource["resourceType"] == TOPIC
+        refused = Code.TOPIC_AUTHORIZATION_FAILED if is_topic else Code.CLUSTER_AUTHORIZATION_FAILED
+        done = _change(request, resource["resourceName"], partial(_alter, resource, only_check), refused)
+        rows.append({**_place(resource), **done})
     return {"responses": rows}
 
 
 def _alter(resource: Fields, only_check: bool, root: Root) -> None:
-    kind, name = resource["resourceType"], resource["resourceName"]
+    kind, name, items = resource["resourceType"], resource["resourceName"], resource["configs"]
     if kind != TOPIC and (kind != BROKER or name):
         raise CodeError(Code.INVALID_REQUEST, "configs are of topics, or of all brokers: a root's defaults")
-    with _answered(BadRequest, Code.INVALID_CONFIG):
+    with answered(BadRequest, Code.INVALID_CONFIG):
         if kind == BROKER:
             before = root.defaults()
             values = {row.name: row.value for row in before.rows() if row.pattern is None}
-            changes = _changes(resource["configs"], values, {name: item.definition for name, item in BY_NAME.items()})
+            changes = _changed(items, values, {name: item.definition for name, item in BY_NAME.items()})
             before.changed(changes) if only_check else root.alter_defaults(changes)
         else:
             topic = root.topic(name)
             configs = topic.log.read_configs()
-            changes = _changes(resource["configs"], {name: configs.text(name) for name in CONFIGS}, CONFIGS)
+            changes = _changed(items, {name: configs.text(name) for name in CONFIGS}, CONFIGS)
             (topic.plan_alter if only_check else topic.alter)(configs=changes)
 
 
-def _changes(
+def _changed(
     items: list[Fields], values: Mapping[str, str], definitions: Mapping[str, ConfigDef]
 ) -> dict[str, object | None]:
     """Return what operations on configs with these `values` set, by name, and take back (None)."""
@@ -169,3 +180,55 @@ def _changes(
             value = ",".join(kept + (words if operation == APPEND else []))
         changes[name] = None if operation == DELETE else value
     return changes
+
+
+def describe_configs(request: ServedRequest) -> Fields:
+    results, root, with_synonyms = [], request.services.log.root, request.fields["includeSynonyms"]
+    # Read once for all resources: clients ask for every topic at once.
+    defaults: Callable[[], RootDefaults | None] = cache(root.defaults) if root is not None else lambda: None
+    for resource in request.fields["resources"]:
+        try:
+            rows = _described(request, resource["resourceType"], resource["resourceName"], defaults)
+            keys = resource["configurationKeys"]
+            rows = [row for row in rows if keys is None or row["name"] in keys]
+            about: Fields = {"configs": rows if with_synonyms else [{**row, "synonyms": []} for row in rows]}
+        except FAILURES as error:
+            about = failure(error)
+        results.append({**_place(resource), **about})
+    return {"results": results}
+
+
+def _described(
+    request: ServedRequest, kind: int, name: str, defaults: Callable[[], RootDefaults | None]
+) -> list[Fields]:
+    log = request.services.log
+    if kind == TOPIC:
+        if not request.may(READ, name):
+            raise CodeError(Code.TOPIC_AUTHORIZATION_FAILED, "not allowed")
+        of_root = defaults()
+        if log.root is not None and of_root is not None:
+            configs = described(name, log.root.topic(name).log.head(refresh=False), of_root)
+            return [_row(item.name, item.value, CONFIGS[item.name].kind, item.doc, item.synonyms) for item in configs]
+        if name not in log.look([name]):
+            raise NotFound(f"no topic '{name}'")
+        return []
+    if kind != BROKER:
+        raise CodeError(Code.INVALID_REQUEST, f"resources of type {kind} are not served")
+    of_root = defaults() if request.may(READ, "") else None
+    rows = [] if of_root is None else [row for row in of_root.rows() if row.pattern is None]
+    # Without a name: the defaults of all brokers that are set.
+    return [_default_row(row) for row in rows if name or row.source == ROOT_DEFAULT]
+
+
+def _default_row(row: DefaultRow) -> Fields:
+    kind, doc = OTHER_KINDS.get(row.name, ""), ""
+    if row.name in BY_NAME:
+        kind, doc = BY_NAME[row.name].kind, BY_NAME[row.name].definition.doc
+    values = [ConfigSynonym(row.name, row.value, row.source)] if row.source == ROOT_DEFAULT else []
+    return _row(row.name, row.value, kind, doc, [*values, ConfigSynonym(row.name, row.default, DEFAULT_CONFIG)])
+
+
+def _row(name: str, value: str, kind: str, doc: str, synonyms: Sequence[ConfigSynonym]) -> Fields:
+    rows = [{"name": item.name, "value": item.value, "source": SOURCES[item.source]} for item in synonyms]
+    about = {"name": name, "value": value, "configType": TYPES.get(kind, 2), "documentation": doc}
+    return {**about, "configSource": rows[0]["source"], "synonyms": rows}

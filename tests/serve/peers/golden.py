@@ -13,8 +13,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import sparklog
-from sparklog.serve.addresses import Address
-from sparklog.serve.options import ServeOptions
+from sparklog.serve.options import Address, ServeOptions
 from sparklog.serve.server import serving
 from tests.fixture_data import expected_records, partitions, split_partition
 from tests.kafka_broker import free_ports
