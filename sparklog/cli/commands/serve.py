@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,8 @@ from sparklog.cli.user_settings import root_of_name
 if TYPE_CHECKING:
     from sparklog.serve.addresses import Address
     from sparklog.serve.options import ServeOptions
+
+SWITCH_SECONDS = 0.001
 
 app = Commands()
 
@@ -111,4 +114,6 @@ def serve(
     def ready(address: Address) -> None:
         print(f"serving {log.location} on {address}", flush=True)
 
+    # After each fsync and kernel the thread of a commit waits for Python's lock: up to 5 ms by default, as long as it takes.
+    sys.setswitchinterval(SWITCH_SECONDS)
     asyncio.run(serve_until_signal(log, options, ready))
