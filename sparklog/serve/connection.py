@@ -142,7 +142,7 @@ class Connection:
             raise Refused(f"{request.api.name} cannot be answered: {error}") from error
 
     async def _answer_produces(self) -> None:
-        """Answer in the order of the requests; those that are done by then, as batches of one commit are, in one call."""
+        """Answer in the order of the requests; what is done by then, as batches of one commit are, in one call."""
         while True:
             waiting = [await self._produces.get()]
             try:

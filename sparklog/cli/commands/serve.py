@@ -114,6 +114,6 @@ def serve(
     def ready(address: Address) -> None:
         print(f"serving {log.location} on {address}", flush=True)
 
-    # After each fsync and kernel the thread of a commit waits for Python's lock: up to 5 ms by default, as long as it takes.
+    # After an fsync the thread of a commit waits for Python's lock: up to 5 ms by default, as long as the rest of it.
     sys.setswitchinterval(SWITCH_SECONDS)
     asyncio.run(serve_until_signal(log, options, ready))
