@@ -1,9 +1,9 @@
 """Maintenance: compaction, sealing, merging. Records a second of a task, MB/s of a core, memory, two tasks against one.
 
-Run: `python benchmarks/bench_maintenance.py [--records N] [--rounds N] [--big-map N] [--no-spark]`. The data is that of
-Kafka's cleaner in docs/design/performance.md: 16-byte keys, 100-byte values, so that figures compare. Wall seconds of
-the work itself (read, filter, write, fsync), local disk, page cache warm; a run prepares its topic anew, the median
-counts.
+Run: `python benchmarks/bench_maintenance.py [--records N] [--rounds N] [--big-map N] [--no-spark] [--only-spark]`. The
+data is that of Kafka's cleaner in docs/design/performance.md: 16-byte keys, 100-byte values, so that figures compare.
+Wall seconds of the work itself (read, filter, write, fsync), local disk, page cache warm; a run prepares its topic
+again, the median counts.
 """
 
 from __future__ import annotations
@@ -207,27 +207,33 @@ def bench_two_tasks(records: int) -> None:
     spark = benchmark_session()
     try:
         runner = SparkRunner(spark)
-        seconds: dict[bool, list[float]] = {False: [], True: []}
         # The first round warms up Spark's Python workers.
-        for turn in range(6):
-            together = turn % 2 == 1
-            with tempfile.TemporaryDirectory() as folder:
-                topic = filled(
-                    Path(folder), "t", records, records // 10, codec="none", partitions=2, cleanup_policy="compact",
-                    segment_bytes=256 << 20,
-                )  # fmt: skip
-                sealed(topic, runner)
-                works = plan_cleaning(topic.store, topic.log.snapshot(), settings())
-                batches = [works] if together else [[work] for work in works]
-                spent = sum(run(topic, batch, runner)[0] for batch in batches)
-                if turn > 1:
-                    seconds[together].append(spent)
-        one, two = statistics.median(seconds[False]), statistics.median(seconds[True])
-        print(
-            f"compact  2 partitions, Spark: {one:.2f} s one after the other, {two:.2f} s on 2 cores: {one / two:.2f}x"
-        )
+        two_tasks(runner, records, "none", together=True)
+        for codec in ("none", "zstd"):
+            seconds: dict[bool, list[float]] = {False: [], True: []}
+            for together in (False, True) * 3:
+                seconds[together].append(two_tasks(runner, records, codec, together=together))
+            one, two = statistics.median(seconds[False]), statistics.median(seconds[True])
+            print(
+                f"compact  {codec:5} 2 partitions, Spark: {one:.2f} s one after the other, {two:.2f} s on 2 cores: "
+                f"{one / two:.2f}x, {2 * records / two / 1e6:.2f} M records/s",
+                flush=True,
+            )
     finally:
         spark.stop()
+
+
+def two_tasks(runner: Runner, records: int, codec: Codec, *, together: bool) -> float:
+    """Compact two partitions of so many records, all of them dirty; seconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        topic = filled(
+            Path(folder), "t", records, records // 10, codec=codec, partitions=2, cleanup_policy="compact",
+            segment_bytes=256 << 20,
+        )  # fmt: skip
+        sealed(topic, runner)
+        works = plan_cleaning(topic.store, topic.log.snapshot(), settings())
+        batches = [works] if together else [[work] for work in works]
+        return sum(run(topic, batch, runner)[0] for batch in batches)
 
 
 def main() -> None:
@@ -236,13 +242,15 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=5_000_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--big-map", type=int, default=50_000_000, help="unique keys of the memory test")
+    parser.add_argument("--only-spark", action="store_true", help="the two Spark tasks alone")
     parser.add_argument("--no-spark", action="store_true", help="leave out the two Spark tasks")
     chosen = parser.parse_args()
     warm_up()
-    bench_compaction(chosen.records, chosen.rounds)
-    bench_linear(chosen.records)
-    bench_rewriting(chosen.records, chosen.rounds)
-    bench_big_map(chosen.big_map)
+    if not chosen.only_spark:
+        bench_compaction(chosen.records, chosen.rounds)
+        bench_linear(chosen.records)
+        bench_rewriting(chosen.records, chosen.rounds)
+        bench_big_map(chosen.big_map)
     if not chosen.no_spark:
         bench_two_tasks(chosen.records)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

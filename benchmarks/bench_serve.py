@@ -6,8 +6,9 @@ Both are processes of this machine that serve on loopback, and every client is K
 confluent-kafka is installed; not a dependency of the project). They take turns; medians of `--rounds` are printed.
 
 `bulk`: Java's producer performance tool (acks=all, linger 5 ms, lz4, records of 116 bytes) into a new topic, then
-Java's consumer performance tool and librdkafka read it. `cpu` is processor time of the server alone: sparklog syncs
-each commit, a broker leaves its files to the page cache.
+Java's consumer performance tool and librdkafka read it. `cpu` is processor time of the server alone. sparklog syncs
+each commit, a broker leaves its files to the page cache; `broker-durable` is a topic with flush.messages=1, which syncs
+each batch as well.
 `seen`: a record each 10 ms with its time as the value, until a consumer that waits has it.
 `start`: `sparklog serve` from its start to the first answer, and memory with 100 connections that wait.
 Needs Linux, Java, and the network once, for Kafka's jars.
@@ -29,7 +30,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -45,11 +46,12 @@ CONSUMER_TOOL = "org.apache.kafka.tools.ConsumerPerformance"
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A server that runs: its address, and its process."""
+    """A server that runs: its address, its process, and configs of the topics that are created there."""
 
     name: str
     address: str
     pid: int
+    configs: dict[str, str] = field(default_factory=dict)
 
     def cpu_s(self) -> float:
         return cpu_seconds(self.pid)
@@ -127,16 +129,19 @@ def bulk(servers: list[Served], broker: Broker, records: int, rounds: int) -> No
     figures: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for number in range(rounds):
         for server in servers if number % 2 == 0 else servers[::-1]:
-            create(server, f"bulk-{number}")
+            topic = f"bulk-{server.name}-{number}"
+            create(server, topic)
             for work, run in works.items():
+                if server.configs and work != "produce":
+                    continue
                 begun = server.cpu_s()
-                rate = run(broker, server, f"bulk-{number}", records)
+                rate = run(broker, server, topic, records)
                 figures.setdefault((work, server.name), []).append((rate, server.cpu_s() - begun))
     for (work, name), pairs in figures.items():
         rate, cpu = (statistics.median(column) for column in zip(*pairs, strict=True))
         unit = "records/s" if work == "produce" else "MB/s"
         share = records * RECORD_BYTES / 2**20 / max(cpu, 0.01)
-        print(f"{work:20} {name:9} {rate:12,.1f} {unit:10} server cpu {cpu:6.2f} s, {share:6.0f} MB a CPU second")
+        print(f"{work:20} {name:14} {rate:12,.1f} {unit:10} server cpu {cpu:6.2f} s, {share:6.0f} MB a CPU second")
 
 
 def seen(servers: list[Served]) -> None:
@@ -207,7 +212,7 @@ def create(server: Served, topic: str) -> None:
     from kafka.admin import KafkaAdminClient, NewTopic
 
     admin = KafkaAdminClient(bootstrap_servers=server.address)
-    admin.create_topics([NewTopic(topic, 1, 1)])
+    admin.create_topics([NewTopic(topic, 1, 1, topic_configs=server.configs)])
     admin.close()
 
 
@@ -236,7 +241,8 @@ def main() -> None:
                 if "seen" in parts and has_librdkafka():
                     seen(servers)
                 if "bulk" in parts:
-                    bulk(servers, broker, chosen.records, chosen.rounds)
+                    durable = replace(servers[1], name="broker-durable", configs={"flush.messages": "1"})
+                    bulk([*servers, durable], broker, chosen.records, chosen.rounds)
         if "start" in parts:
             start(folder / "root", chosen.rounds)
     finally:

@@ -106,7 +106,7 @@ class Connection:
                 raise Refused(f"{api.name} is served in versions {api.lowest} to {api.highest}, found {version}")
             # The client learns what is served, and asks again.
             request.version = 0
-            await self._answer(request, await table.api_versions(request, Code.UNSUPPORTED_VERSION))
+            await self._send(self._encoded(request, await table.api_versions(request, Code.UNSUPPORTED_VERSION)))
             return None
         if self._services.options.users is not None and self.client.user is None and key not in table.BEFORE_LOGIN:
             raise Refused(f"expected an authentication, found {api.name}")
@@ -117,7 +117,7 @@ class Connection:
             await self._produces.put((request, task))
             return task
         await self._produces.join()
-        await self._answer(request, await self._handled(request))
+        await self._send(self._encoded(request, await self._handled(request)))
         return None
 
     def _read(self, request: ServedRequest, data: bytes) -> None:
@@ -138,19 +138,31 @@ class Connection:
             raise Refused(f"{request.api.name} cannot be answered: {error}") from error
 
     async def _answer_produces(self) -> None:
+        """Answer in the order of the requests; what is done by then, as batches of one commit are, in one call."""
         while True:
-            request, task = await self._produces.get()
+            waiting = [await self._produces.get()]
             try:
-                await self._answer(request, await task)
+                await asyncio.wait([waiting[0][1]])
+                while not self._produces.empty():
+                    waiting.append(self._produces.get_nowait())
+                answers: list[Buffer] = []
+                for request, task in waiting:
+                    if not task.done():
+                        await self._send([b"".join(answers)])
+                        answers = []
+                    answers += self._encoded(request, await task)
+                await self._send([b"".join(answers)])
             except (Refused, ConnectionError) as error:
                 _LOG.warning("dropped %s: %s", self.client, error)
                 self.close()
             finally:
-                self._produces.task_done()
+                for _ in waiting:
+                    self._produces.task_done()
 
-    async def _answer(self, request: ServedRequest, fields: Fields | None) -> None:
+    def _encoded(self, request: ServedRequest, fields: Fields | None) -> list[Buffer]:
+        """Return the parts of an answer; none to a request that wants none."""
         if fields is None:
-            return
+            return []
         output, schema = MessageBytes(), request.api.response
         # The header of ApiVersions is never flexible: its reader does not know yet what it talks to.
         flexible = request.api.key != table.API_VERSIONS and schema.is_flexible(request.version)
@@ -161,7 +173,7 @@ class Connection:
         size = len(first) + sum(map(len, rest))
         self._services.metrics.sent_bytes += size
         # With the size in front: a small answer is one call of the system, and one packet.
-        await self._send([_SIZE.pack(size) + first, *rest])
+        return [_SIZE.pack(size) + first, *rest]
 
     async def _send(self, parts: Sequence[Buffer]) -> None:
         if len(parts) > 1 and self._writer.get_extra_info("ssl_object") is None:

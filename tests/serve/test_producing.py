@@ -15,11 +15,13 @@ from typing import Any
 import pytest
 
 import sparklog
+from sparklog.format.coordinators.message_codec import Buffer
 from sparklog.format.record_batch import BatchHeader
 from sparklog.log.topic.root import RootView
 from sparklog.serve.appends import Appends, _Topic
 from sparklog.serve.batch_checks import next_number
 from sparklog.serve.codes import Code, CodeError
+from sparklog.serve.connection import Connection
 from sparklog.serve.options import Address
 from sparklog.serve.served_log import ServedLog
 from sparklog.storage import local
@@ -104,6 +106,29 @@ def test_a_topic_has_one_commit_in_a_linger(serve: Callable[..., Address], tmp_p
         assert wires[0].produce("t", {0: batch_of([b"6"])})[0]["errorCode"] == Code.NONE
     assert topic.log.head().version <= 3, "the topic's creation (0), the first, the others, the one after them"
     assert sorted(values(topic, 0) + values(topic, 1)) == [b"%d" % n for n in range(7)]
+
+
+def test_answers_to_the_batches_of_a_commit_are_sent_in_one_call(
+    serve: Callable[..., Address], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, sizes = topic_of(tmp_path), list[int]()
+    send = Connection._send
+
+    async def counting(connection: Connection, parts: Sequence[Buffer]) -> None:
+        sizes.append(sum(map(len, parts)))
+        await send(connection, parts)
+
+    monkeypatch.setattr(Connection, "_send", counting)
+    with connected(serve(tmp_path, writable=True, linger_seconds=0.5)) as (wire,):
+        for n in range(4):
+            rows = [{"index": 0, "records": [batch_of([b"%d" % n])]}]
+            topics = [{"name": "t", "partitionData": rows}]
+            wire.send("Produce", 7, {"acks": -1, "timeoutMs": 1000, "topicData": topics})
+        answers = [wire.receive("Produce", 7)["responses"][0]["partitionResponses"][0] for _ in range(4)]
+    assert [(answer["errorCode"], answer["baseOffset"]) for answer in answers] == [(0, n) for n in range(4)]
+    first, others = (size for size in sizes if size)
+    assert others == 3 * first, "the first commit has one batch, the next one all that arrived meanwhile"
+    assert values(topic) == [b"0", b"1", b"2", b"3"]
 
 
 def test_a_commit_begins_once_each_busy_producer_has_sent(tmp_path: Path) -> None:
