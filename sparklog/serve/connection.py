@@ -146,8 +146,11 @@ class Connection:
             request, task = await self._produces.get()
             try:
                 await self._answer(request, await task)
-            except (Refused, ConnectionError) as error:
+            except (Refused, OSError) as error:
                 _LOG.warning("dropped %s: %s", self.client, error)
+                self.close()
+            except Exception:  # noqa: BLE001 - as in `run`
+                _LOG.exception("dropped %s for an error of this server", self.client)
                 self.close()
             finally:
                 self._produces.task_done()
