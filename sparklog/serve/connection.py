@@ -51,15 +51,11 @@ class Connection:
         self._reader = reader
         self._writer = writer
         # `drain` waits until nothing is left. Under TLS asyncio would take an empty buffer for a full one at 0.
-        writer.transport.set_write_buffer_limits(int(self._is_encrypted), 0)
+        writer.transport.set_write_buffer_limits(int(writer.get_extra_info("ssl_object") is not None), 0)
         peer = writer.get_extra_info("peername")
         self.client = Client("?" if not peer else f"{peer[0]}:{peer[1]}")
         self.last = asyncio.get_running_loop().time()
         self._produces: asyncio.Queue[tuple[ServedRequest, Answer]] = asyncio.Queue(PRODUCES_UNDER_WAY)
-
-    @property
-    def _is_encrypted(self) -> bool:
-        return self._writer.get_extra_info("ssl_object") is not None
 
     def close(self) -> None:
         with suppress(OSError):
@@ -175,7 +171,7 @@ class Connection:
         await self._send([_SIZE.pack(size) + first, *rest])
 
     async def _send(self, parts: Sequence[Buffer]) -> None:
-        if len(parts) > 1 and not self._is_encrypted:
+        if len(parts) > 1 and self._writer.get_extra_info("ssl_object") is None:
             await self._send_records([memoryview(part) for part in parts])
             return
         for part in parts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import socket
 import struct
@@ -90,18 +91,18 @@ ASK_VERSIONS = struct.pack(">ihhih", 10, 18, 0, 1, -1)
 def test_an_encrypted_answer_comes_whole_however_its_request_arrived(
     tmp_path: Path, serve: Callable[..., Address]
 ) -> None:
-    """An answer with records is sent in several parts: asyncio must not hold one back for a buffer that is empty."""
+    """A large answer is sent in several parts: asyncio must not hold one back for a buffer that is empty."""
     import ssl
 
     cert, key = certificate(tmp_path)
     root = tmp_path / "root"
-    sparklog.open(root, create=True).create_topic("t").append({"value": ["a"]})
+    sparklog.open(root, create=True).create_topic("t").append({"value": [random.Random(1).randbytes(700_000)]})
     wire = Wire(serve(root, tls=tls_context(str(cert), str(key))))
     context = ssl.create_default_context(cafile=str(cert))
     context.check_hostname = False
     wire.socket = context.wrap_socket(wire.socket)
-    partition = {"partition": 0, "fetchOffset": 0, "partitionMaxBytes": 1_000}
-    fields = {"maxWaitMs": 0, "minBytes": 1, "maxBytes": 1_000, "topics": [{"topic": "t", "partitions": [partition]}]}
+    partition = {"partition": 0, "fetchOffset": 0, "partitionMaxBytes": 1 << 20}
+    fields = {"maxWaitMs": 0, "minBytes": 1, "maxBytes": 1 << 20, "topics": [{"topic": "t", "partitions": [partition]}]}
     for pieces in (1, 2, 3):
         for place in range(pieces):
             wire.socket.sendall(ASK_VERSIONS[place * 4 : None if place == pieces - 1 else place * 4 + 4])

@@ -207,7 +207,8 @@ def test_clients_at_one_place_take_no_room_from_others(tmp_path: Path) -> None:
         for number in range(4):
             topic.append({"value": [random.Random(number).randbytes(100)]})
         places.append(StoredPlace(name, log.look([name])[name].topic_id, 0, "read_uncommitted", 0))
-    batches = StoredBatches(log, 2_000)
+    batches = StoredBatches(log)
+    batches._room = 2_000
     for place in (*places[:1] * 9, places[1]):
         batches.read(place, 4, 1, at_least_one=True)
     assert [batches.holds(replace(place, offset=1), 300) for place in places] == [True, True]
