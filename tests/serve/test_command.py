@@ -20,7 +20,6 @@ from sparklog.errors import BadRequest, Unavailable
 from sparklog.serve.addresses import Address
 from sparklog.serve.options import tls_context
 from tests.serve.clients import read_with_kafka_python
-from tests.serve.wire import Wire
 from tests.support.command_line import invoke
 
 
@@ -93,6 +92,8 @@ def test_an_encrypted_answer_comes_whole_however_its_request_arrived(
 ) -> None:
     """A large answer is sent in several parts: asyncio must not hold one back for a buffer that is empty."""
     import ssl
+
+    from tests.serve.wire import Wire
 
     cert, key = certificate(tmp_path)
     root = tmp_path / "root"
