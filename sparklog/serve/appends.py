@@ -2,8 +2,9 @@
 
 One commit of a topic is under way at a time. After a quiet time the first batch does not wait. After a commit of busy
 producers the next waits until as many batches are there as producers had sent: each answer brings another one, and a
-commit costs as much for one batch as for five. It waits for a linger at most, or as long as the last commit took. What
-is in sockets yet is not seen, so the number that is expected falls by a quarter a commit at most.
+commit costs as much for one batch as for five. It waits for a linger at most, or as long as the last commit took, but
+not for a store that fails or is slow. What is in sockets yet is not seen, so the number that is expected falls by a
+quarter a commit at most.
 
 A batch of an idempotent producer is judged by the state that its commit is based on (`batch_checks`); where that
 was not the newest, all are judged again. A failure of unknown outcome is answered so that the client tries again: then
@@ -13,6 +14,7 @@ the commits tell.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
@@ -42,10 +44,13 @@ from sparklog.serve.codes import Code, CodeError, ProduceAnswer, code_of
 from sparklog.serve.served_log import Runner, ServedLog
 
 LINGER_SECONDS, BUCKET_LINGER_SECONDS = 0.005, 0.05
+LONGEST_WAIT_SECONDS = 0.5
+"""For busy producers, however long the last commit took: after a failing store they may be gone."""
 COMMIT_BYTES = 64 << 20
 """Of one commit, about: what is over waits for the next."""
 REMEMBERED = 10_000
 TRIES = 8
+_LOG = logging.getLogger("sparklog.serve")
 
 
 @dataclass(slots=True, eq=False)
@@ -116,8 +121,10 @@ class Appends:
             except SparklogError as error:
                 for item in items:
                     item.result = item.result or ProduceAnswer(code_of(error), message=str(error))
+            except Exception:  # noqa: BLE001 - each batch is answered: a client waits for it, and memory is taken
+                _LOG.exception("an error of this server in an append to topic '%s'", topic)
             queue.earliest = begun + self._linger
-            queue.latest = loop.time() + max(self._linger, loop.time() - begun)
+            queue.latest = loop.time() + max(self._linger, min(loop.time() - begun, LONGEST_WAIT_SECONDS))
             queue.expected = max(len(items) + len(queue.waiting), queue.expected * 3 // 4)
             self._log.poke()
             for item in items:

@@ -46,8 +46,8 @@ class Connection:
         self._services = services
         self._reader = reader
         self._writer = writer
-        # `drain` waits until nothing is left.
-        writer.transport.set_write_buffer_limits(0)
+        # `drain` waits until nothing is left. Under TLS asyncio would take an empty buffer for a full one at 0.
+        writer.transport.set_write_buffer_limits(int(writer.get_extra_info("ssl_object") is not None), 0)
         peer = writer.get_extra_info("peername")
         self.client = Client("?" if not peer else f"{peer[0]}:{peer[1]}")
         self.last = asyncio.get_running_loop().time()
@@ -152,8 +152,11 @@ class Connection:
                         answers = []
                     answers += self._encoded(request, await task)
                 await self._send([b"".join(answers)])
-            except (Refused, ConnectionError) as error:
+            except (Refused, OSError) as error:
                 _LOG.warning("dropped %s: %s", self.client, error)
+                self.close()
+            except Exception:  # noqa: BLE001 - as in `run`
+                _LOG.exception("dropped %s for an error of this server", self.client)
                 self.close()
             finally:
                 for _ in waiting:

@@ -152,6 +152,8 @@ class GroupMembers:
         if self.state == STABLE:
             return member.assignment
         if member_id != self.leader:
+            # A client that asks again has left the connection on which it asked before.
+            member.fail(Code.UNKNOWN_MEMBER_ID)
             waiting: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
             member.syncing = waiting
             return await waiting

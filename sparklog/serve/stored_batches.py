@@ -125,8 +125,10 @@ class StoredBatches:
 
     def _keep(self, place: StoredPlace, chunk: _Chunk) -> None:
         with self._lock:
+            # Two clients at one place: both have read what is there.
+            other = self._waiting.pop(place, None)
+            self._room += (other.left if other else 0) - chunk.left
             self._waiting[place] = chunk
-            self._room -= chunk.left
             while self._room < 0 and len(self._waiting) > 1:
                 self._room += self._waiting.popitem(last=False)[1].left
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -87,6 +90,35 @@ def test_connections_are_encrypted_and_counted(tmp_path: Path, serve: Callable[.
     assert 'sparklog_serve_requests_total{api="Fetch",version="' in text
     with pytest.raises(BadRequest, match="cannot be used"):
         tls_context(str(key), str(cert))
+
+
+ASK_VERSIONS = struct.pack(">ihhih", 10, 18, 0, 1, -1)
+
+
+def test_an_encrypted_answer_comes_whole_however_its_request_arrived(
+    tmp_path: Path, serve: Callable[..., Address]
+) -> None:
+    """A large answer is sent in several parts: asyncio must not hold one back for a buffer that is empty."""
+    import ssl
+
+    from tests.serve.wire import Wire
+
+    cert, key = certificate(tmp_path)
+    root = tmp_path / "root"
+    sparklog.open(root, create=True).create_topic("t").append({"value": [random.Random(1).randbytes(700_000)]})
+    wire = Wire(serve(root, tls=tls_context(str(cert), str(key))))
+    context = ssl.create_default_context(cafile=str(cert))
+    context.check_hostname = False
+    wire.socket = context.wrap_socket(wire.socket)
+    partition = {"partition": 0, "fetchOffset": 0, "partitionMaxBytes": 1 << 20}
+    fields = {"maxWaitMs": 0, "minBytes": 1, "maxBytes": 1 << 20, "topics": [{"topic": "t", "partitions": [partition]}]}
+    for pieces in (1, 2, 3):
+        for place in range(pieces):
+            wire.socket.sendall(ASK_VERSIONS[place * 4 : None if place == pieces - 1 else place * 4 + 4])
+            time.sleep(0.05)
+        assert wire.receive("ApiVersions", 0)["apiKeys"]
+        assert wire.ask("Fetch", 4, fields)["responses"][0]["partitions"][0]["records"]
+    wire.close()
 
 
 def test_a_port_that_is_taken_is_named(tmp_path: Path, serve: Callable[..., Address]) -> None:

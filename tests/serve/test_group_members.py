@@ -60,6 +60,24 @@ def test_a_member_that_waits_for_a_slow_leader_stays() -> None:
     asyncio.run(run())
 
 
+def test_a_member_that_asks_for_its_assignment_again_ends_its_former_request() -> None:
+    """That was of a connection which the client has left: it must not be held open until the group is gone."""
+
+    async def run() -> None:
+        async def begin() -> Membership:
+            return cast(Membership, Entered(1))
+
+        group = group_of(begin)
+        leader, other = await joined(group, details("leader", 60_000), details("other", 60_000))
+        asked = [asyncio.create_task(group.sync(other.member, 1, None, {})) for _ in range(2)]
+        with pytest.raises(CodeError, match="UNKNOWN_MEMBER_ID"):
+            await asyncio.wait_for(asked[0], 20)
+        await group.sync(leader.member, 1, None, {other.member: b"B"})
+        assert await asked[1] == b"B"
+
+    asyncio.run(run())
+
+
 def test_a_group_that_is_given_up_in_a_rebalance_ends_in_the_journal() -> None:
     async def run() -> None:
         entered, beginning, go = Entered(1), asyncio.Event(), asyncio.Event()

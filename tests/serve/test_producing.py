@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import sparklog
+from sparklog.errors import Unavailable
 from sparklog.format.coordinators.message_codec import Buffer
 from sparklog.format.record_batch import BatchHeader
 from sparklog.log.topic.root import RootView
@@ -192,6 +193,60 @@ def test_busy_producers_are_waited_for_as_long_as_a_commit_takes(tmp_path: Path)
         assert appends._topics["t"].latest >= ended[0] + slow
 
     asyncio.run(produce())
+
+
+def test_producers_are_not_waited_for_as_long_as_a_store_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that had batches under way may have left meanwhile: the next one must not wait for as long again."""
+    monkeypatch.setattr("sparklog.serve.appends.LONGEST_WAIT_SECONDS", 0.01)
+
+    async def run(work: Callable[..., None], name: str, items: Sequence[Any]) -> None:
+        await asyncio.sleep(0.1)
+        raise Unavailable("the store is away")
+
+    async def produce() -> float:
+        root = sparklog.open(tmp_path, create=True)
+        appends = Appends(ServedLog(RootView(root), root, None), run, 0.0)
+        answers = [appends.add("t", 0, memoryview(batch_of([b"%d" % n])), 9) for n in range(3)]
+        assert {(await answer).code for answer in answers} == {Code.KAFKA_STORAGE_ERROR}
+        return appends._topics["t"].latest - asyncio.get_running_loop().time()
+
+    assert asyncio.run(produce()) <= 0.01
+
+
+def test_an_error_of_the_server_itself_is_answered(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root = sparklog.open(tmp_path, create=True)
+    topic = root.create_topic("t")
+    errors = [ZeroDivisionError("a mistake"), None]
+
+    async def run(work: Callable[..., None], name: str, items: Sequence[Any]) -> None:
+        error = errors.pop(0)
+        if error is not None:
+            raise error
+        work(name, items)
+
+    async def produce() -> list[Code]:
+        appends = Appends(ServedLog(RootView(root), root, None), run, 0.0)
+        batches = [memoryview(batch_of([b"%d" % n])) for n in range(2)]
+        return [(await asyncio.wait_for(appends.add("t", 0, batch, 9), 20)).code for batch in batches]
+
+    assert asyncio.run(produce()) == [Code.UNKNOWN_SERVER_ERROR, Code.NONE]
+    assert values(topic) == [b"1"]
+    assert "a mistake" in caplog.text
+
+
+def test_a_request_that_meets_an_error_of_the_server_ends_its_connection_alone(
+    serve: Callable[..., Address], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic_of(tmp_path)
+    address = serve(tmp_path, writable=True)
+    with connected(address, address) as (wire, other):
+        with monkeypatch.context() as patch:
+            patch.setattr(Appends, "add", lambda *given: 1 // 0)
+            with pytest.raises(AssertionError, match="the server has closed the connection"):
+                wire.produce("t", {0: batch_of([b"a"])})
+        assert other.produce("t", {0: batch_of([b"b"])})[0]["errorCode"] == Code.NONE
 
 
 def test_the_batches_that_javas_producer_has_under_way_are_one_object(

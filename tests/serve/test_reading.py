@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +196,22 @@ def test_windows_of_all_sizes_have_the_same_batches(tmp_path: Path, monkeypatch:
         read[size] = b"".join(records.buffers)
     assert scan_headers(read[100]).base_offset.tolist() == list(range(20))
     assert read[100] == read[700] == read[4 << 20]
+
+
+def test_clients_at_one_place_take_no_room_from_others(tmp_path: Path) -> None:
+    """Each of them reads the same window, of which one is kept."""
+    root = sparklog.open(tmp_path, create=True)
+    log, places = ServedLog(RootView(root), root, None), []
+    for name in "tu":
+        topic = root.create_topic(name)
+        for number in range(4):
+            topic.append({"value": [random.Random(number).randbytes(100)]})
+        places.append(StoredPlace(name, log.look([name])[name].topic_id, 0, "read_uncommitted", 0))
+    batches = StoredBatches(log)
+    batches._room = 2_000
+    for place in (*places[:1] * 9, places[1]):
+        batches.read(place, 4, 1, at_least_one=True)
+    assert [batches.holds(replace(place, offset=1), 300) for place in places] == [True, True]
 
 
 def fetch_of(offsets: dict[str, int], wait_ms: int) -> dict[str, Any]:
