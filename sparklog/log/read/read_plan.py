@@ -19,11 +19,8 @@ import numpy.typing as npt
 
 from sparklog.errors import BadRequest, Conflict, NotFound
 from sparklog.format.record_batch import HEADER_BYTES
-from sparklog.log.decisions.decision_log import reader_of
 from sparklog.log.read.planned_slices import PlannedSlices, planned_slices
 from sparklog.log.state.slice_table import ABORTED, OPEN, Columns, Newer, Slices, Snapshot
-from sparklog.log.state.slices import SliceFlag
-from sparklog.log.state.topic_state import Offsets
 from sparklog.log.state.view import (
     COUNTED,
     READ_COMMITTED,
@@ -41,6 +38,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from sparklog.format.transaction_index import AbortedTransactions
+    from sparklog.log.state.topic_state import Offsets
 
 BATCH_BYTES = 4 << 20
 
@@ -101,6 +99,8 @@ class NativeReadPart:
 
     def replan(self, opened: dict[tuple[str, str], Newer], start: int) -> tuple[int, PlannedSlices]:
         """Plan the remaining offsets again. `opened`: topics opened for that already."""
+        from sparklog.log.decisions.decision_log import reader_of
+
         name, partition = self.range.topic, self.range.partition
         newer = opened.get((self.store.location, name))
         if newer is None:
@@ -201,6 +201,8 @@ def plan_parts(snapshot: Snapshot, ranges: Sequence[OffsetRange], isolation: str
 
 def _planned(snapshot: Snapshot, ranges: Sequence[OffsetRange], isolation: str) -> list[PlannedSlices]:
     """Return the slices of each range, with what Kafka's aborted transactions hide of them."""
+    from sparklog.log.state.slices import SliceFlag
+
     hidden: dict[int, AbortedTransactions | None] = {}
     if isolation == READ_COMMITTED and snapshot.slices.has_flag(SliceFlag.KAFKA_ABORTED):
         # Other plans need nothing that reads files.
