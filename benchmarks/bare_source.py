@@ -6,6 +6,7 @@ records between the JVM and Python is all that is left, so a real source is meas
 
 from __future__ import annotations
 
+import functools
 import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,8 +26,9 @@ from pyspark.sql.types import StructType
 SCHEMA = "key binary, value binary, topic string, partition int, offset long, timestamp timestamp"
 
 
+@functools.cache
 def prepared_batch(rows: int, value_bytes: int) -> pa.RecordBatch:
-    """`rows` records of a 16-byte key and a value of `value_bytes`, in the six columns of `SCHEMA`."""
+    """`rows` records of a 16-byte key and a value of `value_bytes`, once in each worker; columns as in `SCHEMA`."""
     keys = [b"key-%012d" % i for i in range(rows)]
     values = [(b"%08d" % i).ljust(value_bytes, b"x") for i in range(rows)]
     return pa.RecordBatch.from_arrays(

@@ -160,15 +160,16 @@ def scan_variants(spark: SparkSession, folder: Path, chosen: argparse.Namespace)
 
 
 def drain_variants(spark: SparkSession, folder: Path, chosen: argparse.Namespace) -> dict[str, Callable[[], object]]:
-    """The bare source, and the log with each codec."""
+    """The bare source in one task a core, and in as many as the log has partitions; the log with each codec."""
 
     def drain(source: str, options: dict[str, str], path: str) -> Callable[[], object]:
         frame = spark.readStream.format(source).schema(SIX).options(**options).load(path)
         return partial(drain_stream, frame, folder / "drained", chosen.records)
 
     bare = {"rows": str(chosen.records), "valueBytes": str(chosen.value_bytes), "batchRows": "10000", "tasks": "2"}
+    many = {**bare, "tasks": str(PARTITIONS)}
     read = {"subscribe": "events", "startingOffsets": "earliest"}
-    variants = {"bare": drain("bare", bare, str(folder))}
+    variants = {"bare": drain("bare", bare, str(folder)), "bare in many tasks": drain("bare", many, str(folder))}
     for codec in CODECS:
         variants[f"sparklog-{codec}"] = drain("sparklog", read, str(folder / f"root-{codec}"))
     return variants

@@ -127,7 +127,7 @@ def _figures(work: Mapping[str, Any], what: str) -> dict[str, float]:
 
 
 def _kind(name: str) -> str:
-    return "ours" if name.startswith(OURS) else "floor" if name in FLOORS else "peer"
+    return "ours" if name.startswith(OURS) else "floor" if name.startswith(FLOORS) else "peer"
 
 
 def plot_name(work: Mapping[str, Any]) -> str:

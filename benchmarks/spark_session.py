@@ -21,6 +21,8 @@ TICKS, PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 def benchmark_session(**settings: str) -> SparkSession:
     """`local[2]`, UI off, a heap of 5 GB; `settings` override."""
     os.environ.setdefault("PYSPARK_PYTHON", workers_python())
+    # Else each of Spark's Pythons compiles the modules that have changed, which an installation has done.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")])
     sys.path.insert(0, str(HERE))
     chosen = {

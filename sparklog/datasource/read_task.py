@@ -216,12 +216,14 @@ class ReadTask:
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         """Read a task; without a partition, or with one without a value, Spark means that there is nothing to read."""
+        from sparklog.format.kernels.kernel_choice import choice
+
         parts = () if partition is None else partition.value or ()
         with user_errors():
             records, keys = self._records(parts), self._options.keys
             for batch in joined(records if keys is None else keys.rows(records), BATCH_BYTES):
                 shown = self._projection.to_spark(batch)
-                freeze_gc("read")
+                freeze_gc("read", choice.loaded)
                 yield shown
 
     def _records(self, parts: Sequence[Any]) -> Iterator[pa.RecordBatch]:

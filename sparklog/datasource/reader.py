@@ -1,12 +1,14 @@
 """Readers as Spark sees them: a batch, planned once, and a stream, a thin shell around `stream_plan.StreamPlanner`.
 
 Spark builds the stream's reader twice per query: once in a long-lived process that answers for offsets, where the
-planner is kept, and once to be pickled for the tasks, which never see what the first one learnt.
+planner is kept, and once to be pickled for the tasks, which never see what the first one learnt. What plans is imported
+where it is needed: the second process needs none of it, and a task gets a `ReadTask` in place of its reader.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
@@ -22,19 +24,15 @@ from sparklog.datasource.spark_workers import (
     unwind_on_termination,
     user_errors,
 )
-from sparklog.datasource.starting_offsets import batch_ranges
-from sparklog.datasource.stream_plan import StreamPlanner
-from sparklog.datasource.subscription import Subscriber
-from sparklog.datasource.table_view import table_partitions
 from sparklog.errors import SparklogError
-from sparklog.log.state.view import LogView
-from sparklog.log.topic.root import RootView
 from sparklog.opening import Location, open_view
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from sparklog.datasource.group_progress import GroupProgress
+    from sparklog.datasource.stream_plan import StreamPlanner
+    from sparklog.log.state.view import LogView
 
 
 class SparklogBatchReader(DataSourceReader):  # type: ignore[misc]
@@ -45,9 +43,16 @@ class SparklogBatchReader(DataSourceReader):  # type: ignore[misc]
         self._options = options
         self._task = ReadTask(location, options.read, projection)
 
+    def __reduce__(self) -> Any:
+        return copy, (self._task,)
+
     @user_errors()
     @gc_paused()
     def partitions(self) -> list[InputPartition]:
+        from sparklog.datasource.starting_offsets import batch_ranges
+        from sparklog.datasource.subscription import Subscriber
+        from sparklog.datasource.table_view import table_partitions
+
         # Spark turns an empty list into one partition without a value.
         freeze_gc("plan")
         read = self._options.read
@@ -75,11 +80,15 @@ class SparklogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planner: StreamPlanner | None = None
         self._progress: GroupProgress | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_view": None, "_planner": None, "_progress": None}
+    def __reduce__(self) -> Any:
+        return copy, (self._task,)
 
     def _opened(self) -> tuple[LogView, StreamPlanner]:
         if self._view is None or self._planner is None:
+            from sparklog.datasource.stream_plan import StreamPlanner
+            from sparklog.datasource.subscription import Subscriber
+            from sparklog.log.topic.root import RootView
+
             read = self._options.read
             self._view = open_view(self._location, tailing=True, corrupt_records=read.corrupt_records)
             self._planner = StreamPlanner(self._view, Subscriber(self._view, self._location, read.subscription), read)

@@ -106,6 +106,9 @@ def set_workers_python(options: dict[str, object], environ: MutableMapping[str, 
     elsewhere = "spark.remote" in options or "SPARK_REMOTE" in environ
     submitted = "PYSPARK_GATEWAY_PORT" in environ  # spark-submit has started the JVM, its configuration holds
     if local and not elsewhere and not submitted and "spark.pyspark.python" not in options:
+        if "PYSPARK_PYTHON" not in environ and "PYSPARK_DRIVER_PYTHON" in environ:
+            # The driver runs already. Spark starts this one, be it `jupyter`, for formats that it finds by itself.
+            environ["PYSPARK_DRIVER_PYTHON"] = python
         environ.setdefault("PYSPARK_PYTHON", python)
 
 

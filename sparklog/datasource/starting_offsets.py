@@ -230,11 +230,11 @@ def group_offsets(view: LogView, read: ReadOptions) -> GroupOffsets:
 
     Raises BadRequest for a view that is no root, Unavailable if a transaction is not decided within a minute.
     """
+    if read.start is None or read.start.kind != GROUP:
+        return {}
     from sparklog.groups.group import Group
     from sparklog.log.topic.root import RootView
 
-    if read.start is None or read.start.kind != GROUP:
-        return {}
     if not isinstance(view, RootView):
         raise BadRequest(
             f"{view.location} is a Kafka directory, which keeps no groups of ours: leave startingOffsets=group out, "

@@ -73,6 +73,7 @@ def write_task(plan: SinkPlan, batches: Iterable[pa.RecordBatch], job: str) -> S
     """Write the rows of a task. `job` tells writes apart, so that keyless rows do not all begin in one partition."""
     from pyspark import TaskContext
 
+    from sparklog.format.kernels.kernel_choice import choice
     from sparklog.log.write.rows import sticky_seed
 
     context = TaskContext.get()
@@ -87,7 +88,7 @@ def write_task(plan: SinkPlan, batches: Iterable[pa.RecordBatch], job: str) -> S
         for batch in batches:
             sink.write(batch)
         message = SparklogCommitMessage(sink.finish(), query_id, run_id)
-        freeze_gc("write")
+        freeze_gc("write", choice.loaded)
         return message
     except BaseException:
         sink.discard()

@@ -63,6 +63,17 @@ def test_workers_become_this_python_in_a_local_session_alone(
     assert environ.get("PYSPARK_PYTHON") == python
 
 
+def test_a_format_that_spark_finds_is_planned_by_the_same_python_as_its_tasks() -> None:
+    """Spark's `PythonUtils.defaultPythonExec` is PYSPARK_DRIVER_PYTHON where that is set, and starts both."""
+    environ = {"PYSPARK_DRIVER_PYTHON": "jupyter"}
+    set_workers_python({}, environ, "/here/python")
+    assert environ == {"PYSPARK_DRIVER_PYTHON": "/here/python", "PYSPARK_PYTHON": "/here/python"}
+    kept = {"PYSPARK_DRIVER_PYTHON": "/users/python", "PYSPARK_PYTHON": "/users/workers"}
+    environ = dict(kept)
+    set_workers_python({}, environ, "/here/python")
+    assert environ == kept
+
+
 def test_workers_start_by_the_script_where_it_was_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python3"))
     assert workers_python() == str(tmp_path / "python3")

@@ -19,12 +19,8 @@ import numpy.typing as npt
 
 from sparklog.errors import BadRequest, Conflict, NotFound
 from sparklog.format.record_batch import HEADER_BYTES
-from sparklog.log.decisions.decision_log import reader_of
 from sparklog.log.read.planned_slices import ColumnRows, PlannedSlices, planned_ranges
-from sparklog.log.state.range_slices import RangeSlices, select_ranges
 from sparklog.log.state.slice_table import ABORTED, OPEN, Columns, Newer, Slices, Snapshot
-from sparklog.log.state.slices import SliceFlag
-from sparklog.log.state.topic_state import Offsets
 from sparklog.log.state.view import (
     COUNTED,
     READ_COMMITTED,
@@ -42,6 +38,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from sparklog.format.transaction_index import AbortedTransactions
+    from sparklog.log.state.range_slices import RangeSlices
+    from sparklog.log.state.topic_state import Offsets
 
 BATCH_BYTES = 4 << 20
 
@@ -98,6 +96,10 @@ class NativeReadPart:
 
     def replan(self, opened: dict[tuple[str, str], Newer], start: int) -> tuple[int, PlannedSlices]:
         """Plan the remaining offsets again. `opened`: topics opened for that already."""
+
+        from sparklog.log.decisions.decision_log import reader_of
+        from sparklog.log.state.range_slices import select_ranges
+
         name, partition = self.range.topic, self.range.partition
         newer = opened.get((self.store.location, name))
         if newer is None:
@@ -224,6 +226,8 @@ def _planned(selected: RangeSlices, isolation: str) -> list[PlannedSlices]:
 
 def _hidden(selected: RangeSlices) -> dict[tuple[str, int], AbortedTransactions | None]:
     """Return what Kafka's aborted transactions hide in each partition, by topic and partition."""
+    from sparklog.log.state.slices import SliceFlag
+
     marked = {
         topic
         for topic in {offsets.topic for offsets in selected.ranges}

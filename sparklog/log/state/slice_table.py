@@ -22,14 +22,16 @@ import numpy.typing as npt
 from sparklog.errors import Conflict
 from sparklog.format.slice_columns import COLUMN_TYPES
 from sparklog.log.journal.names import is_sealed, path_read_version
-from sparklog.log.state.commit import Commit, RemovedSlices, Resolved
-from sparklog.log.state.slices import FileSlices
-from sparklog.log.state.topic_state import Head, Offsets
 from sparklog.storage.fork_safety import ForkLock
-from sparklog.storage.store import Store
 
 if TYPE_CHECKING:
+    # Tasks read planned slices, and no commits: each of Spark's workers would load what describes them.
     import pyarrow as pa
+
+    from sparklog.log.state.commit import Commit, RemovedSlices, Resolved
+    from sparklog.log.state.slices import FileSlices
+    from sparklog.log.state.topic_state import Head, Offsets
+    from sparklog.storage.store import Store
 
 
 PLAIN, OPEN, COMMITTED, ABORTED = 0, 1, 2, 3
