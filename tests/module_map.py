@@ -82,7 +82,6 @@ INDIRECT: Mapping[str, tuple[str, ...]] = {
     "sparklog/serve/apis/groups.py": ("tests/serve/test_groups.py",),
     "sparklog/serve/apis/metadata.py": ("tests/serve/test_reading.py",),
     "sparklog/serve/apis/produce.py": ("tests/serve/test_producing.py",),
-    "sparklog/serve/connection.py": ("tests/serve/test_reading.py",),
     "sparklog/serve/services.py": ("tests/serve/test_reading.py",),
     "sparklog/serve/stored_batches.py": ("tests/serve/test_reading.py",),
 }
