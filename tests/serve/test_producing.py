@@ -127,8 +127,9 @@ def test_answers_to_the_batches_of_a_commit_are_sent_in_one_call(
             wire.send("Produce", 7, {"acks": -1, "timeoutMs": 1000, "topicData": topics})
         answers = [wire.receive("Produce", 7)["responses"][0]["partitionResponses"][0] for _ in range(4)]
     assert [(answer["errorCode"], answer["baseOffset"]) for answer in answers] == [(0, n) for n in range(4)]
-    first, others = (size for size in sizes if size)
-    assert others == 3 * first, "the first commit has one batch, the next one all that arrived meanwhile"
+    commits = topic.log.head().version
+    assert commits <= 2, "the first commit has what was there, the next one all that arrived meanwhile"
+    assert len([size for size in sizes if size]) == commits
     assert values(topic) == [b"0", b"1", b"2", b"3"]
 
 
