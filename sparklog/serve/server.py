@@ -23,7 +23,7 @@ from sparklog.storage import open_store
 
 BACKLOG = 512
 SWEEP_SECONDS = 5.0
-IMPORT_SECONDS = 0.2
+IMPORT_SECONDS, KERNEL_SECONDS = 0.2, 1.0
 SCRAPE_SECONDS = 10.0
 BUFFER_BYTES = 1 << 20
 
@@ -146,6 +146,14 @@ async def serve_until_signal(log: ServedLog, options: ServeOptions, ready: Calla
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     server = Server(log, options)
     ready(await server.start())
+    if options.writable:
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(stopped.wait(), KERNEL_SECONDS)
+    if options.writable and not stopped.is_set():
+        # Else commits wait while plain Python reads the first 50,000 records, and then until the kernels are there.
+        from sparklog.format.kernels.record_kernels import find_records
+
+        await asyncio.to_thread(find_records.load)
     await stopped.wait()
     await server.stop()
 

@@ -17,6 +17,7 @@ import pytest
 
 import sparklog
 from sparklog.errors import BadRequest, Unavailable
+from sparklog.opening import resolve
 from sparklog.serve.options import Address, tls_context
 from tests.serve.clients import read_with_kafka_python
 from tests.serve.test_reading import fetch_of
@@ -156,3 +157,27 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_a_server_that_takes_records_loads_their_kernels_before_a_producer_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writable: bool
+) -> None:
+    import asyncio
+    import os
+
+    from sparklog.format.kernels.kernel_choice import Kernel
+    from sparklog.serve import server
+    from sparklog.serve.options import ServeOptions
+
+    sparklog.open(tmp_path, create=True)
+    loaded: list[str] = []
+    monkeypatch.setattr(Kernel, "load", lambda kernel: loaded.append(kernel.function.__name__))
+    monkeypatch.setattr(server, "KERNEL_SECONDS", 0.01)
+
+    def ready(_: Address) -> None:
+        asyncio.get_running_loop().call_later(0.1, os.kill, os.getpid(), signal.SIGTERM)
+
+    options = ServeOptions(Address("127.0.0.1", 0), writable=writable)
+    asyncio.run(server.serve_until_signal(server.open_served(resolve(str(tmp_path))), options, ready))
+    assert loaded == ["find_records"] * writable
