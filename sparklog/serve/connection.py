@@ -147,7 +147,8 @@ class Connection:
                     waiting.append(self._produces.get_nowait())
                 answers: list[Buffer] = []
                 for request, task in waiting:
-                    if not task.done():
+                    if not task.done() or task.exception() is not None:
+                        # What is durable is answered, also where the next request drops the connection.
                         await self._send([b"".join(answers)])
                         answers = []
                     answers += self._encoded(request, await task)

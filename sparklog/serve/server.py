@@ -149,11 +149,11 @@ async def serve_until_signal(log: ServedLog, options: ServeOptions, ready: Calla
     if options.writable:
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(stopped.wait(), KERNEL_SECONDS)
-    if options.writable and not stopped.is_set():
-        # Else commits wait while plain Python reads the first 50,000 records, and then until the kernels are there.
-        from sparklog.format.kernels.record_kernels import find_records
+        if not stopped.is_set():
+            # Else commits wait while plain Python reads the first 50,000 records, and then until the kernels are there.
+            from sparklog.format.kernels.record_kernels import find_records
 
-        await asyncio.to_thread(find_records.load)
+            await asyncio.to_thread(find_records.load)
     await stopped.wait()
     await server.stop()
 

@@ -22,7 +22,7 @@ from sparklog.log.topic.root import RootView
 from sparklog.serve.appends import Appends, _Topic
 from sparklog.serve.batch_checks import next_number
 from sparklog.serve.codes import Code, CodeError
-from sparklog.serve.connection import Connection
+from sparklog.serve.connection import Connection, Refused
 from sparklog.serve.options import Address
 from sparklog.serve.served_log import ServedLog
 from sparklog.storage import local
@@ -131,6 +131,29 @@ def test_answers_to_the_batches_of_a_commit_are_sent_in_one_call(
     assert commits <= 2, "the first commit has what was there, the next one all that arrived meanwhile"
     assert len([size for size in sizes if size]) == commits
     assert values(topic) == [b"0", b"1", b"2", b"3"]
+
+
+def test_batches_that_are_durable_are_answered_before_a_request_that_drops_the_connection(
+    serve: Callable[..., Address], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, requests = topic_of(tmp_path), list[int]()
+    handled = Connection._handled
+
+    async def dropping_the_third(connection: Connection, request: Any) -> Any:
+        requests.append(len(requests))
+        if len(requests) == 3:
+            raise Refused("the third")
+        return await handled(connection, request)
+
+    monkeypatch.setattr(Connection, "_handled", dropping_the_third)
+    with connected(serve(tmp_path, writable=True)) as (wire,):
+        for n in range(3):
+            topics = [{"name": "t", "partitionData": [{"index": 0, "records": [batch_of([b"%d" % n])]}]}]
+            wire.send("Produce", 7, {"acks": -1, "timeoutMs": 1000, "topicData": topics})
+        answers = [wire.receive("Produce", 7)["responses"][0]["partitionResponses"][0] for _ in range(2)]
+        assert wire.socket.recv(1) == b""
+    assert [answer["baseOffset"] for answer in answers] == [0, 1]
+    assert values(topic) == [b"0", b"1"]
 
 
 def test_a_commit_begins_once_each_busy_producer_has_sent(tmp_path: Path) -> None:

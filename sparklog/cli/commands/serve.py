@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,8 +13,6 @@ from sparklog.cli.parameters import Argument, Commands, Option
 
 if TYPE_CHECKING:
     from sparklog.serve.options import Address, ServeOptions
-
-SWITCH_SECONDS = 0.001
 
 app = Commands()
 
@@ -112,6 +109,4 @@ def serve(
     def ready(address: Address) -> None:
         print(f"serving {log.location} on {address}", flush=True)
 
-    # After an fsync the thread of a commit waits for Python's lock: up to 5 ms by default, as long as the rest of it.
-    sys.setswitchinterval(SWITCH_SECONDS)
     asyncio.run(serve_until_signal(log, options, ready))

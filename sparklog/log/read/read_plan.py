@@ -96,7 +96,6 @@ class NativeReadPart:
 
     def replan(self, opened: dict[tuple[str, str], Newer], start: int) -> tuple[int, PlannedSlices]:
         """Plan the remaining offsets again. `opened`: topics opened for that already."""
-
         from sparklog.log.decisions.decision_log import reader_of
         from sparklog.log.state.range_slices import select_ranges
 
@@ -237,16 +236,12 @@ def _hidden(selected: RangeSlices) -> dict[tuple[str, int], AbortedTransactions 
         return {}
     # Other plans need nothing that reads files.
     from sparklog.log.read.aborted import aborted_ranges
+    from sparklog.log.state.range_slices import spans_of
 
     # Once for all ranges of a partition: a long one may be cut into many.
-    spans: dict[tuple[str, int], tuple[int, int]] = {}
-    for offsets in selected.ranges:
-        if offsets.topic in marked and offsets.start < offsets.end:
-            place = offsets.topic, offsets.partition
-            low, high = spans.get(place, (offsets.start, offsets.end))
-            spans[place] = min(low, offsets.start), max(high, offsets.end)
+    filled = (offsets for offsets in selected.ranges if offsets.topic in marked and offsets.start < offsets.end)
     hidden = {}
-    for (topic, partition), span in spans.items():
+    for (topic, partition), span in spans_of(filled).items():
         snapshot = selected.snapshots[topic]
         hidden[topic, partition] = aborted_ranges(snapshot.store, topic, snapshot.slices, partition, *span)
     return hidden

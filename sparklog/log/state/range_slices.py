@@ -7,7 +7,7 @@ a topic with many slices that table has those that are asked for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -86,11 +86,17 @@ def _joined(tables: Sequence[tuple[SliceTable, Sequence[OffsetRange]]]) -> Slice
 
 def _of_partitions(table: SliceTable, ranges: Sequence[OffsetRange]) -> list[Slices]:
     """Return the slices of each partition from where its first range begins to where its last one ends."""
-    spans: dict[int, tuple[int, int]] = {}
+    return [table.select(partition, *span) for (_, partition), span in spans_of(ranges).items()]
+
+
+def spans_of(ranges: Iterable[OffsetRange]) -> dict[tuple[str, int], tuple[int, int]]:
+    """Return the least start and the greatest end of the ranges of each partition, by topic and partition."""
+    spans: dict[tuple[str, int], tuple[int, int]] = {}
     for offsets in ranges:
-        low, high = spans.get(offsets.partition, (offsets.start, offsets.end))
-        spans[offsets.partition] = min(low, offsets.start), max(high, offsets.end)
-    return [table.select(partition, *span) for partition, span in spans.items()]
+        place = offsets.topic, offsets.partition
+        low, high = spans.get(place, (offsets.start, offsets.end))
+        spans[place] = min(low, offsets.start), max(high, offsets.end)
+    return spans
 
 
 def _topics(commits: Sequence[tuple[int, Commit]]) -> Offsets:
