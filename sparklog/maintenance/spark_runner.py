@@ -18,7 +18,7 @@ import queue
 import re
 import signal
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -231,20 +231,22 @@ class _SparkJobs:
         self._context.setJobGroup(self._group, work.title)
         try:
             rows = self._context.parallelize((0,), 1)
-            answer = rows.mapPartitions(partial(_task, work, self._quiet)).collect()[0]
+            # `map` reads the row. Spark ends a worker that leaves one unread, and the next piece would wait for another
+            # to start, to import everything and to load the kernels.
+            answer = rows.map(partial(_task, work, self._quiet)).collect()[0]
         except (Py4JError, PySparkException) as error:
             return Unavailable(f"the Spark task of '{work.title}' failed: {_cause(str(error))}; run it again")
         return cast("Done | SparklogError", answer)
 
 
-def _task(work: Work, quiet: bool, _rows: Iterable[int]) -> Iterator[Done | SparklogError]:
+def _task(work: Work, quiet: bool, _row: int) -> Done | SparklogError:
     progress: Progress = silent if quiet else Meter(work.title)
     try:
-        yield work.run(progress)
+        return work.run(progress)
     except SparklogError as error:
-        yield error
+        return error
     except MemoryError:
-        yield Unavailable(
+        return Unavailable(
             f"'{work.title}' ran out of memory; lower log.cleaner.dedupe.buffer.size, or give Spark's executors more "
             "spark.executor.memoryOverhead"
         )

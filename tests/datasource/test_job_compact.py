@@ -448,6 +448,16 @@ def test_results_come_as_they_are_finished(spark: SparkSession, tmp_path: Path) 
         assert result.reports[0].partition != os.getpid(), "in a worker"
 
 
+def test_a_worker_does_one_piece_after_the_other(spark: SparkSession) -> None:
+    """A worker that Spark starts anew loads the kernels anew, which takes longer than most pieces."""
+    works = [Small(f"piece {n}", error=None if n % 2 else Conflict("plan again")) for n in range(6)]
+    works += [Small(f"later piece {n}") for n in range(12)]
+    found = [result for _, result in SparkRunner(spark, parallelism=1).run(works)]
+    workers = [result.reports[0].partition for result in found if isinstance(result, Done)]
+    assert len(workers) == 15
+    assert len(set(workers)) < 8, "as many as were idle before, at most"
+
+
 def test_an_error_of_a_task_comes_back_as_itself(spark: SparkSession, standard_error: StandardError) -> None:
     errors = (
         Corrupt("bad CRC", file="t/x.log", position=5, offset=7),
