@@ -19,12 +19,13 @@ from pyspark.sql.datasource import InputPartition
 
 from sparklog.datasource.options import ReadOptions
 from sparklog.datasource.schema import Projection
-from sparklog.datasource.spark_workers import freeze_gc, user_errors, warn
+from sparklog.datasource.spark_workers import user_errors, warn
 from sparklog.errors import NotFound
 from sparklog.log.read.read_plan import TaskParts
 from sparklog.log.read.record_batches import joined
 from sparklog.log.state.view import LogView, OffsetRange, ReadPart, Stored
 from sparklog.opening import Location, open_view
+from sparklog.storage.fork_safety import freeze_gc
 
 PACK_BYTES = 16 << 20
 PACK_RECORDS = 100_000

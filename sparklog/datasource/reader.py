@@ -17,15 +17,10 @@ from sparklog.datasource.options import Options
 from sparklog.datasource.read_task import ReadTask, log_partitions
 from sparklog.datasource.schema import Projection
 from sparklog.datasource.spark_versions import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
-from sparklog.datasource.spark_workers import (
-    end_if_terminated,
-    freeze_gc,
-    gc_paused,
-    unwind_on_termination,
-    user_errors,
-)
+from sparklog.datasource.spark_workers import end_if_terminated, gc_paused, unwind_on_termination, user_errors
 from sparklog.errors import SparklogError
 from sparklog.opening import Location, open_view
+from sparklog.storage.fork_safety import freeze_gc
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -1,4 +1,4 @@
-"""Spark's Python processes: errors as one line, warnings, open roots, and objects exempt from garbage collection.
+"""Spark's Python processes: errors as one line, warnings, open roots.
 
 Spark shows an exception of a Python data source with its whole traceback, unless the environment of the worker that
 fails says `SPARK_HIDE_TRACEBACK`. It then prints `<class name>: <message>`, and the class name without its module only
@@ -10,10 +10,6 @@ Processes that plan and commit writes live between micro-batches, over queries a
 trusted: the root's id is read again each time (a folder may have been deleted and made again), and the topic itself
 probes for the next commit.
 
-Spark's worker daemon runs `gc.collect()` after every task: 28 ms over the objects of pyspark, numpy and pyarrow, and
-several times that once numba is loaded. Frozen objects are not visited. Freezing after the first use in a worker takes
-the Python CPU time of a small micro-batch from 250 to 48 ms.
-
 Up to Spark 4.1 each call into a worker begins with `importlib.invalidate_caches()`. Up to Python 3.12 a zip on the path
 is then read again for each of its packages that was imported from: 140 ms for those of Spark, in each process that
 a micro-batch meets. Finders that are forgotten after each call cost nothing: an import makes them again.
@@ -21,7 +17,6 @@ a micro-batch meets. Finders that are forgotten after each call cost nothing: an
 
 from __future__ import annotations
 
-import functools
 import gc
 import logging
 import os
@@ -110,19 +105,6 @@ def end_if_terminated() -> None:
     for number in _terminated:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
-
-
-@functools.cache
-def freeze_gc(after: str, kernels: int = 0) -> None:
-    """Exempt all objects alive now from garbage collection: once per process for each kind of work.
-
-    `kernels`: how many a task has loaded so far. A first task may be small enough to be interpreted, and numba has more
-    objects than all the rest. Loading it leaves 25,000 in cycles, which are collected first; imports leave none, and
-    looking for them takes 25 ms of a query's start.
-    """
-    if kernels:
-        gc.collect()
-    gc.freeze()
 
 
 @contextmanager

@@ -25,12 +25,13 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from sparklog.datasource.options import Options, SinkOptions
 from sparklog.datasource.schema import pick, write_columns
 from sparklog.datasource.spark_versions import DataSourceStreamArrowWriter
-from sparklog.datasource.spark_workers import freeze_gc, root_at, topic_at, user_errors
+from sparklog.datasource.spark_workers import root_at, topic_at, user_errors
 from sparklog.errors import BadRequest, Conflict
 from sparklog.log.journal.clocks import SYSTEM
 from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.write.append_target import TopicFiles
 from sparklog.opening import NOTHING, ROOT, Location
+from sparklog.storage.fork_safety import freeze_gc
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -23,10 +23,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from sparklog.errors import SparklogError, Unavailable
+from sparklog.format.kernels.kernel_choice import choice
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.maintenance.work_items import Done, InProcess, Meter, Progress, Runner, Work, silent
 from sparklog.output import log
-from sparklog.storage.fork_safety import ForkLock
+from sparklog.storage.fork_safety import ForkLock, freeze_gc
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -242,7 +243,9 @@ class _SparkJobs:
 def _task(work: Work, quiet: bool, _row: int) -> Done | SparklogError:
     progress: Progress = silent if quiet else Meter(work.title)
     try:
-        return work.run(progress)
+        done = work.run(progress)
+        freeze_gc("work", choice.loaded)
+        return done
     except SparklogError as error:
         return error
     except MemoryError:

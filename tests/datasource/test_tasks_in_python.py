@@ -669,20 +669,6 @@ def plan_without_pickling(path: str) -> SinkPlan:
     return plan_write(resolve(path), parse_options({"path": path, "topic": "t"}), schema)
 
 
-def test_garbage_collection_is_frozen_once_per_kind_of_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    import gc
-
-    calls: list[str] = []
-    spark_workers.freeze_gc.cache_clear()
-    monkeypatch.setattr(gc, "collect", lambda: calls.append("collect"))
-    monkeypatch.setattr(gc, "freeze", lambda: calls.append("freeze"))
-    for after in ("read", "read", "write"):
-        spark_workers.freeze_gc(after)
-    assert calls == ["freeze"] * 2, "imports leave nothing to collect, and looking takes as long as they do"
-    spark_workers.freeze_gc("read", 1)
-    assert calls[2:] == ["collect", "freeze"], "numba came after the first task"
-
-
 def test_a_zip_of_the_path_is_not_read_again_at_each_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Up to Spark 4.1 each call begins with `importlib.invalidate_caches()`, which reads a zip once for each finder."""
     import importlib

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from types import SimpleNamespace
@@ -10,8 +11,11 @@ from typing import Any
 import pytest
 
 from sparklog.errors import Unavailable
+from sparklog.format.kernels import kernel_choice
 from sparklog.maintenance import spark_runner
-from sparklog.maintenance.spark_runner import CLUSTER_JOBS, NAMED, SparkRunner, _at_once, _SparkJobs
+from sparklog.maintenance.spark_runner import CLUSTER_JOBS, NAMED, SparkRunner, _at_once, _SparkJobs, _task
+from sparklog.maintenance.work_items import Done
+from sparklog.storage import fork_safety
 from sparklog.testing.world import World
 
 
@@ -80,3 +84,24 @@ def test_a_thread_that_cannot_be_started_ends_the_others(monkeypatch: pytest.Mon
     with pytest.raises(RuntimeError, match="can't start new thread"):
         list(runner.run(works))
     assert [batch._stopped for batch in batches] == [True]
+
+
+def test_garbage_collection_is_frozen_once_per_kind_of_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    fork_safety.freeze_gc.cache_clear()
+    monkeypatch.setattr(gc, "collect", lambda: calls.append("collect"))
+    monkeypatch.setattr(gc, "freeze", lambda: calls.append("freeze"))
+    for after in ("read", "read", "write"):
+        fork_safety.freeze_gc(after)
+    assert calls == ["freeze"] * 2, "imports leave nothing to collect, and looking takes as long as they do"
+    fork_safety.freeze_gc("read", 1)
+    assert calls[2:] == ["collect", "freeze"], "numba came after the first task"
+
+
+def test_a_piece_of_work_leaves_little_for_the_collection_that_spark_makes(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(spark_runner, "freeze_gc", lambda after, kernels: calls.append(f"{after} {kernels}"))
+    monkeypatch.setattr(kernel_choice.choice, "loaded", 7)
+    done = Done((), (), ())
+    assert _task(SimpleNamespace(run=lambda progress: done), True, 0) is done  # type: ignore[arg-type]
+    assert calls == ["work 7"]
