@@ -24,7 +24,6 @@ from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.root import Root
 from sparklog.storage.retries import SETTLE_MS
 
-OFFSETS_RETENTION_MS = 7 * 86_400_000
 LEAST_ENTRIES_MS = 86_400_000
 """A day: no session and no open transaction lasts longer, so questions about an older entry have one answer."""
 MARGIN_MS = 3_600_000
@@ -47,7 +46,7 @@ def kept_entries_ms(delay_ms: int) -> int:
 def collect_groups(
     root: Root,
     *,
-    retention_ms: int = OFFSETS_RETENTION_MS,
+    retention_ms: int = 7 * 86_400_000,
     keep_ms: int = LEAST_ENTRIES_MS + MARGIN_MS,
     now_ms: int | None = None,
     dry_run: bool = False,

@@ -15,20 +15,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from sparklog.errors import SparklogError
-from sparklog.groups.collecting import OFFSETS_RETENTION_MS
 from sparklog.log.journal.clocks import SYSTEM, Env, reading_clock_ms
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.rewrites import Rewrite
 from sparklog.log.state.root_defaults import ID, RootDefaults
 from sparklog.log.state.slices import FileSlices
-from sparklog.log.topic.root import Root
 from sparklog.maintenance.throttle import UNLIMITED
 from sparklog.output import log
 from sparklog.storage.store import Store
 from sparklog.units import rates, size_text
+
+if TYPE_CHECKING:
+    from sparklog.log.topic.root import Root  # tasks open none
 
 
 def store_clock_ms(store: Store, env: Env, *, dry_run: bool) -> int:
@@ -53,7 +54,7 @@ class Settings:
     dedupe_buffer_bytes: int = 128 << 20
     dedupe_load_factor: float = 0.9
     producer_expiration_ms: int = 86_400_000
-    offsets_retention_ms: int = OFFSETS_RETENTION_MS
+    offsets_retention_ms: int = 7 * 86_400_000
     io_bytes_per_second: float = UNLIMITED
     root: RootDefaults = field(default_factory=lambda: RootDefaults(ID))  # these count after `defaults`
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -105,3 +107,15 @@ def test_a_piece_of_work_leaves_little_for_the_collection_that_spark_makes(monke
     done = Done((), (), ())
     assert _task(SimpleNamespace(run=lambda progress: done), True, 0) is done  # type: ignore[arg-type]
     assert calls == ["work 7"]
+
+
+def test_a_task_loads_nothing_that_opens_topics_or_groups() -> None:
+    """What a worker imports before its first piece of work, which carries all that it needs."""
+    program = """
+import sys
+import sparklog.maintenance.spark_runner, sparklog.compaction.clean_work, sparklog.compaction.merge_work
+heavy = ("sparklog.groups", "sparklog.transactions", "sparklog.log.decisions", "sparklog.log.topic", "numba")
+print([name for name in sorted(sys.modules) if name.startswith(heavy)])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
