@@ -117,6 +117,27 @@ def get_keys(table: Any, hashes: Any, offsets: Any) -> None:
         store_i64(offset_at + 8 * row, stored - 1)
 
 
+@kernel(VOID(INT64_IN, INT64))
+def move_keys(table: Any, larger: Any) -> None:
+    """Put the keys of a table into a larger one without keys: the order of their slots is the same, so both are read
+    from front to back."""
+    slots = len(larger) // 3
+    source, start = address(table), address(larger)
+    table_end = start + SLOT_BYTES * slots
+    for _ in range(len(table) // 3):
+        stored = load_i64(source + 16)
+        if stored != 0:
+            slot = start + SLOT_BYTES * first_slot(source, slots)
+            while load_i64(slot + 16) != 0:
+                slot += SLOT_BYTES
+                if slot == table_end:
+                    slot = start
+            store_i64(slot, load_i64(source))
+            store_i64(slot + 8, load_i64(source + 8))
+            store_i64(slot + 16, stored)
+        source += SLOT_BYTES
+
+
 def slots_of(nbytes: int) -> int:
     """Return the number of slots of a buffer of this many bytes (`log.cleaner.dedupe.buffer.size`)."""
     return min(nbytes // SLOT_BYTES, MAX_SLOTS)
@@ -146,7 +167,7 @@ class OffsetMap:
         self.limit = limit if room == slots else min(limit, room - 1)
         # One slot always stays empty: it ends the probe for a key that is absent.
         self._most = max(room, self.limit + 1)
-        first = self._most if expected is None else min(self._most, max(self._most // _FIRST_SHARE, _LEAST_SLOTS))
+        first = self._most if expected is None else min(self._most, max(-(-self._most // _FIRST_SHARE), _LEAST_SLOTS))
         self._table: Int64s = np.zeros(3 * first, np.int64)
         self._entries = 0
         self.latest_offset = -1
@@ -196,22 +217,16 @@ class OffsetMap:
         return self.limit if slots == self._most else min(self.limit, slots // 2)
 
     def _grow(self) -> None:
-        words, offsets = self._keys()
-        self._table = np.zeros(min(_GROWTH * len(self._table), 3 * self._most), np.int64)
-        put_keys(self._table, words, offsets, 0, len(offsets) + 1)
-
-    def _keys(self) -> tuple[Int64s, Int64s]:
-        """Return all keys, two words each (int64[2 * n]), and their offsets."""
-        slots = self._table.reshape(-1, 3)
-        used = slots[slots[:, 2] != 0]
-        return used[:, :2].reshape(-1), used[:, 2] - 1
+        larger = np.zeros(min(_GROWTH * len(self._table), 3 * self._most), np.int64)
+        move_keys(self._table, larger)
+        self._table = larger
 
     def grown(self, more: int) -> OffsetMap:
         """Return a map of twice the slots or more, with the same keys and room for `more` of them."""
         least = int((self._entries + more) / self._load_factor) + 1
         larger = OffsetMap(max(2 * self.slots, least), self._load_factor)
-        words, offsets = self._keys()
-        larger.put(words.view(np.uint64).reshape(-1, 2), offsets)
+        move_keys(self._table, larger._table)
+        larger._entries, larger.latest_offset = self._entries, self.latest_offset
         return larger
 
     def advance(self, offset: int) -> None:

@@ -111,9 +111,10 @@ def test_more_keys_than_expected_only_fill_it_earlier() -> None:
     assert small.get(keys).tolist() == [*range(taken), *[-1] * (5000 - taken)]
 
 
+@pytest.mark.parametrize("slots", [1 << 17, (1 << 16) + 13])
 @pytest.mark.parametrize("load_factor", [0.02, 0.9])
-def test_a_map_grows_to_what_was_expected_and_keeps_its_keys(load_factor: float) -> None:
-    whole, growing = OffsetMap(1 << 17, load_factor), OffsetMap(1 << 17, load_factor, expected=60_000)
+def test_a_map_grows_to_what_was_expected_and_keeps_its_keys(load_factor: float, slots: int) -> None:
+    whole, growing = OffsetMap(slots, load_factor), OffsetMap(slots, load_factor, expected=60_000)
     words = np.random.default_rng(3).integers(0, 2**64, (60_000, 2), dtype=np.uint64)
     sizes = set()
     for first in range(0, len(words), 999):
@@ -122,7 +123,7 @@ def test_a_map_grows_to_what_was_expected_and_keeps_its_keys(load_factor: float)
         offsets = 3 * first + np.arange(len(some))
         assert growing.put(some, offsets) == whole.put(some, offsets)
         sizes.add(growing.nbytes)
-    assert len(sizes) == (1 if load_factor < 0.1 else 3)
+    assert len(sizes) == (1 if load_factor < 0.1 else 3), "no last step for a few slots: two tables of that size"
     assert len(growing) == len(whole) == min(60_000, whole.limit)
     assert growing.get(words).tolist() == whole.get(words).tolist()
     assert growing.offsets().tolist() == whole.offsets().tolist()
