@@ -105,7 +105,8 @@ def test_a_piece_of_work_leaves_little_for_the_collection_that_spark_makes(monke
     monkeypatch.setattr(spark_runner, "freeze_gc", lambda after, kernels: calls.append(f"{after} {kernels}"))
     monkeypatch.setattr(kernel_choice.choice, "loaded", 7)
     done = Done((), (), ())
-    assert _task(SimpleNamespace(run=lambda progress: done), True, 0) is done  # type: ignore[arg-type]
+    work: Any = SimpleNamespace(run=lambda progress: done)
+    assert _task(work, True, 0) is done
     assert calls == ["work 7"]
 
 
