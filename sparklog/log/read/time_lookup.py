@@ -80,8 +80,8 @@ def _in_small_slices(snapshot: Snapshot, offsets: Mapping[int, int]) -> dict[int
         types = np.int32, np.int64, np.int64
         partition, offset, time = map(fixed_values, batch.columns, types)
         first = np.flatnonzero(starts[partition] == offset)
-        found = map(TimestampOffset, offset[first].tolist(), time[first].tolist())
-        answers.update(zip(partition[first].tolist(), found, strict=True))
+        records = map(TimestampOffset, offset[first].tolist(), time[first].tolist())
+        answers.update(zip(partition[first].tolist(), records, strict=True))
     return answers
 
 
