@@ -61,10 +61,11 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], left: Collecti
     """Return columns two blanks apart, those in `left` aligned to the left, the others to the right."""
     columns = []
     for number, texts in enumerate(zip(headings, *rows, strict=True)):
-        width = max(map(_width, texts))
-        blanks = [" " * (width - _width(text)) for text in texts]
-        pairs = zip(texts, blanks, strict=True)
-        columns.append([text + blank if number in left else blank + text for text, blank in pairs])
+        widths = list(map(_width, texts))
+        widest = max(widths)
+        # As many characters as make the text so wide: a wide one counts for two.
+        lengths = [widest - width + len(text) for width, text in zip(widths, texts, strict=True)]
+        columns.append(list(map(str.ljust if number in left else str.rjust, texts, lengths)))
     return "\n".join("  ".join(cells).rstrip() for cells in zip(*columns, strict=True))
 
 

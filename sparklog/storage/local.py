@@ -398,7 +398,7 @@ class LocalStore(FolderStore):
 
     def _scan(self, folder: str) -> Sequence[FolderItem]:
         try:
-            with os.scandir(os.path.join(self._path, folder)) as entries:
+            with os.scandir(self._above_keys + folder) as entries:
                 return [self._item(entry, folder) for entry in entries]
         except (FileNotFoundError, NotADirectoryError):
             return []

@@ -46,6 +46,8 @@ UINT32_MAX = 2**32 - 1
 T = TypeVar("T")
 _LEFT_OUT: tuple[object, ...] = (None, (), {}, [], frozenset())
 """Values of optional members that are not written."""
+_parse = json.JSONDecoder().decode
+"""`json.loads` of a text, without a look for options and other encodings."""
 _TRAILER = b',"crc":'
 _TRAILER_BYTES = len(_TRAILER) + len("4294967295}\n")
 
@@ -62,7 +64,7 @@ def encode(document: Mapping[str, object]) -> bytes:
 def decode(data: bytes, key: str, what: str) -> Fields:
     """Return the object in `data`. `BadRequest` if a newer release wrote it; `Corrupt` naming `key` if damaged."""
     try:
-        document = json.loads(data.decode())
+        document = _parse(data.decode())
     except (ValueError, RecursionError):
         raise Corrupt(f"{what} is not the JSON it was written as; restore it", file=key) from None
     if not isinstance(document, dict):
@@ -74,9 +76,10 @@ def decode(data: bytes, key: str, what: str) -> Fields:
         raise BadRequest(f"{what} {key} has format {version}, this sparklog reads format {FORMAT}; upgrade sparklog")
     if not is_sound:
         raise Corrupt(f"{what} does not match its own CRC-32C; restore it", file=key)
-    unknown = sorted(set(fields.texts("readFeatures")) - KNOWN_READ_FEATURES)
-    if unknown:
-        raise BadRequest(f"{what} {key} needs the sparklog features {', '.join(unknown)} to be read; upgrade sparklog")
+    features = fields.texts("readFeatures")
+    if not KNOWN_READ_FEATURES.issuperset(features):
+        unknown = ", ".join(sorted(set(features) - KNOWN_READ_FEATURES))
+        raise BadRequest(f"{what} {key} needs the sparklog features {unknown} to be read; upgrade sparklog")
     return fields
 
 
@@ -140,7 +143,7 @@ class Fields:
     def objects(self, name: str) -> list[Fields]:
         """A list of objects; absent is empty."""
         values = self.document.get(name, [])
-        if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
+        if not isinstance(values, list) or not set(map(type, values)) <= {dict}:
             raise self.bad(name, "a list of objects")
         return [Fields(value, self.key, f"{self.what}: {name}") for value in values]
 
@@ -293,8 +296,10 @@ def members(kind: MemberKind, *names: str, nullable: bool = False, optional: boo
     return tuple(Member(name, kind, nullable=nullable, optional=optional) for name in names)
 
 
-_Reader = tuple[str, str, Callable[[Fields, str], Any]]
-"""An attribute, the member that it is in, and what reads that."""
+_Readers = list[tuple[str, str, Callable[[Fields, str], Any]]]
+"""Of each attribute the member that it is in, and what reads that."""
+_Shape = tuple[_Readers, list[tuple[str, Callable[..., Any], _Readers]]]
+"""How to read an object with certain members, all of them known: its attributes, and those that are inline objects."""
 MOST_SHAPES = 256
 """Objects have few sets of members; damaged ones may have any."""
 
@@ -325,8 +330,8 @@ class Document(Generic[T]):
         # Plain tuples: an append and each look of a reader go through these.
         self._writers = [(member.name, member.kind.write, member.optional) for member in members]
         self._members = list(zip(attributes, members, strict=True))
-        self._readers: dict[tuple[str, ...], list[_Reader]] = {}
-        """What to read of an object with these members: most have more that are optional than they have members."""
+        self._shapes: dict[tuple[str, ...], _Shape] = {}
+        """By the members of an object: most have more that are optional than they have members."""
         self.names = tuple(member.name for member in members)
         self.names += tuple(name for _, table in self._inline for name in table.names)
         self._known = frozenset(self.names)
@@ -351,32 +356,30 @@ class Document(Generic[T]):
 
     def attributes(self, item: Fields) -> dict[str, Any]:
         """Return the attributes in a JSON object, by name, for a caller that makes the value. `Corrupt`: damaged."""
-        item.only(self._known)
-        return self._values(item)
-
-    def _values(self, item: Fields) -> dict[str, Any]:
-        document = item.document
-        names = tuple(document)
-        readers = self._readers.get(names)
-        values = {
-            attribute: read(item, name)
-            for attribute, name, read in (self._readers_of(names) if readers is None else readers)
-        }
-        for attribute, table in self._inline:
-            if not document.keys().isdisjoint(table.names):
-                values[attribute] = table._make(**table._values(item))
+        shape = self._shapes.get(tuple(item.document))
+        if shape is None:
+            item.only(self._known)
+            shape = self._shape_of(tuple(item.document))
+        readers, inlined = shape
+        values = {attribute: read(item, name) for attribute, name, read in readers}
+        for attribute, make, readers in inlined:
+            values[attribute] = make(**{inner: read(item, name) for inner, name, read in readers})
         return values
 
-    def _readers_of(self, names: tuple[str, ...]) -> list[_Reader]:
+    def _shape_of(self, names: tuple[str, ...]) -> _Shape:
+        tables = [pair for pair in self._inline if not set(names).isdisjoint(pair[1].names)]
+        inlined = [(attribute, table._make, table._readers_of(names)) for attribute, table in tables]
+        if len(self._shapes) >= MOST_SHAPES:
+            self._shapes.clear()
+        self._shapes[names] = shape = self._readers_of(names), inlined
+        return shape
+
+    def _readers_of(self, names: tuple[str, ...]) -> _Readers:
         members = [pair for pair in self._members if not pair[1].optional or pair[1].name in names]
-        readers = [
+        return [
             (attribute, member.name, _or_null(member.kind.read) if member.nullable else member.kind.read)
             for attribute, member in members
         ]
-        if len(self._readers) >= MOST_SHAPES:
-            self._readers.clear()
-        self._readers[names] = readers
-        return readers
 
 
 def _or_null(read: Callable[[Fields, str], Any]) -> Callable[[Fields, str], Any]:

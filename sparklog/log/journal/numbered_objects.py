@@ -116,14 +116,18 @@ class NumberedObjects:
         return objects
 
     def _reading(self, number: int, ahead: bool) -> Iterator[bytes]:
-        most = READ_AHEAD if self.is_far else 1
-        at_once = most if ahead else 1
+        while not self.is_far:
+            if (data := self.read(number)) is None:
+                return
+            yield data
+            number += 1
+        at_once = READ_AHEAD if ahead else 1
         while True:
             for data in ask_each(self.store, self.read, range(number, number + at_once)):
                 if data is None:
                     return
                 yield data
-            number, at_once = number + at_once, min(2 * at_once, most)
+            number, at_once = number + at_once, min(2 * at_once, READ_AHEAD)
 
     def read_some(self, numbers: Sequence[int]) -> dict[int, bytes]:
         """Return the objects of these numbers, without missing ones: read at once where requests have round trips."""

@@ -165,7 +165,9 @@ class Fetcher:
             del self._heads[key]
 
     def _advance(self, cursor: Cursor, planned: PlannedSlice) -> None:
-        self._unlist(cursor)
+        """Go on after the slice that came next for a range."""
+        if self._heads.get(place := (cursor.store.location, planned.file, planned.position)) is cursor:
+            del self._heads[place]
         cursor.next, cursor.at = min(planned.end, cursor.range.end), cursor.at + 1
         self._list(cursor)
 

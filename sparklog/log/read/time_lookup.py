@@ -55,20 +55,18 @@ def _in_small_slices(snapshot: Snapshot, offsets: Mapping[int, int]) -> dict[int
     """
     if not offsets:
         return {}
-    import pyarrow as pa
+    # Arrow's own ways to take rows and to make numbers of them would load its functions, and pandas.
+    from sparklog.format.arrow_numpy import fixed_values
 
-    bounds = bounds_of(snapshot)
-    asked = [
-        (partition, max(low, bounds[partition].log_start), bounds[partition].end(READ_UNCOMMITTED))
-        for partition, low in offsets.items()
-        if partition in bounds
-    ]
-    rows, cuts = snapshot.slices.select_each(*np.array(asked, np.int64).reshape(-1, 3).T)
+    head = snapshot.head
+    asked = np.array(list(offsets.items()), np.int64)
+    asked = asked[(asked[:, 0] >= 0) & (asked[:, 0] < head.partitions)]
+    wanted, low = asked.T
+    starts = np.full(head.partitions, -1, np.int64)
+    starts[wanted] = np.maximum(low, head.log_start[wanted])
+    rows, cuts = snapshot.slices.select_each(wanted, starts[wanted], head.log_end[wanted])
     firsts = cuts[:-1][cuts[:-1] < cuts[1:]]
-    firsts = firsts[rows.size[firsts] <= SMALL_BYTES]
-    starts = np.full(snapshot.head.partitions, -1, np.int64)
-    starts[[partition for partition, _, _ in asked]] = [start for _, start, _ in asked]
-    rows = rows[firsts]
+    rows = rows[firsts[rows.size[firsts] <= SMALL_BYTES]]
     places = zip(rows.partition.tolist(), rows.base.tolist(), rows.end.tolist(), strict=True)
     ranges = [OffsetRange(snapshot.topic, *place) for place in places]
     planned = planned_ranges([(offsets.topic, offsets.partition) for offsets in ranges], rows, range(len(rows) + 1))
@@ -77,13 +75,13 @@ def _in_small_slices(snapshot: Snapshot, offsets: Mapping[int, int]) -> dict[int
         NativeReadPart(snapshot.store, snapshot.head.topic_id, offsets, READ_UNCOMMITTED, slices, False)
         for offsets, slices in zip(ranges, planned, strict=True)
     ]
-    answers = {}
+    answers: dict[int, TimestampOffset] = {}
     for batch in read_parts(parts, ("partition", "offset", "timestamp")):
-        partitions, present = (batch.column(name).to_numpy() for name in ("partition", "offset"))
-        batch = batch.take(pa.array(np.flatnonzero(starts[partitions] == present)))
-        columns = batch.column("partition"), batch.column("offset"), batch.column("timestamp").cast(pa.int64())
-        for partition, offset, time in zip(*(column.to_pylist() for column in columns), strict=True):
-            answers[partition] = TimestampOffset(offset, time)
+        types = np.int32, np.int64, np.int64
+        partition, offset, time = map(fixed_values, batch.columns, types)
+        first = np.flatnonzero(starts[partition] == offset)
+        records = map(TimestampOffset, offset[first].tolist(), time[first].tolist())
+        answers.update(zip(partition[first].tolist(), records, strict=True))
     return answers
 
 
@@ -93,7 +91,7 @@ def _looked_up(
     """`targets`: partition to (least time, least offset)."""
     check_isolation(isolation)
     answers: dict[int, TimestampOffset | None] = {}
-    bounds = bounds_of(snapshot)
+    bounds = bounds_of(snapshot) if targets else {}
     for partition, (target, low) in targets.items():
         missed = ""
         while partition not in answers:

@@ -99,7 +99,7 @@ def linked(commits: Mapping[int, Commit], first: int, last: int, crc: int | None
     return chain
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _RecentCommit:
     crc: int
     prev_crc: int | None
@@ -120,9 +120,10 @@ class RecentDocuments:
         """Keep what a commit's object has; in all up to `most_bytes`, besides the newest."""
         number, kept = commit.version, self._commits
         kept[number] = _RecentCommit(commit.crc, commit.prev_crc, data[: commit.nbytes], carried_in(commit, data))
-        if len(kept) == 1:
-            return
         before = kept.get(number - 1)
+        others = len(kept) - 1
+        if others == 0 or (others == 1 and before is not None and len(before.document) + commit.nbytes <= most_bytes):
+            return
         is_known = before is not None and before.crc == commit.prev_crc
         low = number - 1 - (before.carried.commits if is_known and before is not None and before.carried else 0)
         nbytes = 0
@@ -154,7 +155,7 @@ class RecentDocuments:
         return packed(documents[::-1]) if nbytes else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Kept:
     """Bytes `[start, start + len(data))` of an object."""
 

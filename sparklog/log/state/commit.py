@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import repeat
+from itertools import accumulate, repeat
 from operator import add, gt
 from typing import Any
 
@@ -282,7 +282,7 @@ def _check_file(item: Fields, file: FileSlices) -> None:
         raise item.bad("footerLength", "0 in a sealed segment and more in any other file")
     if not file.position and sum(file.nbytes) + file.footer_length > size:
         raise item.bad("bytes", f"at most the file's size {size} together")
-    if any(map(gt, map(add, file.position, file.nbytes), repeat(size - file.footer_length))):
+    if file.position and any(map(gt, map(add, file.position, file.nbytes), repeat(size - file.footer_length))):
         raise item.bad("position", f"such that each slice ends before the footer of a file of {size} bytes")
     if any(map(gt, map(add, file.base, file.offsets), repeat(INT64_MAX))):
         raise item.bad("base", f"such that each slice ends at offset {INT64_MAX} or below")
@@ -430,5 +430,6 @@ def _place(files: Sequence[FileSlices], path: str, start: int) -> None:
     """Give the file in a commit, just read, the commit's own path, and the place of its tail, which is at `start`."""
     for file in files:
         if file.path == INLINE_PATH:
-            file.position = tuple([start + place for place in file.starts])
+            # Back to back, as `_check_inline` has seen.
+            file.position = tuple(accumulate(file.nbytes, initial=start))[: len(file)]
             file.path, file.size = path, start + file.size

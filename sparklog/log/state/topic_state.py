@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -150,28 +150,31 @@ class Head:
     def apply(self, commit: Commit) -> Head:
         """The head after the next commit. `Corrupt` if it does not follow this head (number, chain, topic id)."""
         self._follows(commit)
-        before, identity = self, dict[str, Any]()
+        before, changes = self, dict[str, Any]()
         if commit.op in (CREATE, DELETE):
             # Numbering, holds and the upload floor outlive a topic: its files may still be held or waited for.
-            before = EMPTY if self is EMPTY else EMPTY._with(holds=self.holds, floor=self.floor)
-            identity = {"topic_id": commit.topic_id, "deleted": commit.op == DELETE}
-        return before._with(
-            **({} if commit.op == DELETE else _changes(before, commit)),
-            **identity,
-            version=commit.version,
-            crc=commit.crc,
-            time_ms=commit.time_ms,
-            clock_ms=commit.clock_ms,
-            clock_since=commit.clock_since,
-            read_features=_union(before.read_features, commit.read_features),
-            write_features=_union(before.write_features, commit.write_features),
-        )
+            before = EMPTY if self is EMPTY else EMPTY._with({"holds": self.holds, "floor": self.floor})
+            changes = {"topic_id": commit.topic_id, "deleted": commit.op == DELETE}
+        if commit.op != DELETE:
+            _change(before, commit, changes)
+        changes |= {
+            "version": commit.version,
+            "crc": commit.crc,
+            "time_ms": commit.time_ms,
+            "clock_ms": commit.clock_ms,
+            "clock_since": commit.clock_since,
+            "read_features": _union(before.read_features, commit.read_features),
+            "write_features": _union(before.write_features, commit.write_features),
+        }
+        return before._with(changes)
 
-    def _with(self, **changes: Any) -> Head:
+    def _with(self, changes: Mapping[str, Any]) -> Head:
         """Return the head with these attributes: `dataclasses.replace` takes four times as long, for each commit."""
         head = object.__new__(Head)
-        head.__dict__.update(self.__dict__, **changes)
-        head.__dict__.pop("_last_stable", None)
+        attributes = head.__dict__
+        attributes.update(self.__dict__)
+        attributes.pop("_last_stable", None)
+        attributes.update(changes)
         return head
 
     def _follows(self, commit: Commit) -> None:
@@ -258,25 +261,26 @@ HEAD_JSON = Document(
 EMPTY = Head()
 
 
-def _changes(head: Head, commit: Commit) -> dict[str, Any]:
-    """Return what a commit changes of an existing topic, or one just created; without what all commits change."""
+def _change(head: Head, commit: Commit, changes: dict[str, Any]) -> None:
+    """Put in what a commit changes of an existing topic, or one just created; without what all commits change."""
     before = head.partitions
     partitions = before if commit.partitions is None else commit.partitions
-    end = _grown(head.log_end, partitions)
-    is_same_start = not commit.log_starts and partitions == before
-    start = head.log_start if is_same_start else _grown(head.log_start, partitions)
-    named = [*commit.log_starts, *(edit.partition for edit in commit.edits)]
-    if named and max(named) >= len(end):
-        raise Corrupt(f"commit {commit.version} names partition {max(named)} of a topic with {len(end)}")
-    for partition, offset in commit.log_starts.items():
-        start[partition] = max(start[partition], offset)
+    start, end = _longer(head.log_start, partitions), _longer(head.log_end, partitions)
+    if named := [*commit.log_starts, *(edit.partition for edit in commit.edits)]:
+        if max(named) >= len(end):
+            raise Corrupt(f"commit {commit.version} names partition {max(named)} of a topic with {len(end)}")
+        start = start.copy()
+        for partition, offset in commit.log_starts.items():
+            start[partition] = max(start[partition], offset)
+    if named or commit.files:
+        end = end.copy()
     appended = _append(commit, end)
-    if commit.op in FILLING:
+    if named and commit.op in FILLING:
         # A log that Kafka wrote, or a clone, may end after its last record.
         for partition, offset in (*((edit.partition, edit.end) for edit in commit.edits), *commit.log_starts.items()):
             end[partition] = max(end[partition], offset)
     prepares, siblings = _resolve(head, (*head.open, *appended), commit.resolved)
-    return {
+    changes |= {
         "leader_epoch": commit.leader_epoch,
         "configs": _configs(head, commit),
         "log_start": _frozen(start),
@@ -318,9 +322,10 @@ def _configs(head: Head, commit: Commit) -> TopicConfigs:
 
 
 def _cleaned_through(head: Head, commit: Commit, partitions: int) -> Offsets:
-    if not commit.edits and partitions == head.partitions:
-        return head.cleaned_through
-    cleaned = _grown(head.cleaned_through, partitions)
+    cleaned = _longer(head.cleaned_through, partitions)
+    if not commit.edits:
+        return cleaned
+    cleaned = cleaned.copy()
     for edit in commit.edits:
         if edit.cleaned_through is not None:
             cleaned[edit.partition] = max(cleaned[edit.partition], edit.cleaned_through)
@@ -402,10 +407,18 @@ def _forget(prepares: tuple[Prepare, ...], log_start: Offsets) -> tuple[Prepare,
     return tuple(left)
 
 
-def _grown(values: Offsets, partitions: int) -> Offsets:
-    grown = np.zeros(max(partitions, len(values)), np.int64)
-    grown[: len(values)] = values
-    return grown
+def _longer(values: Offsets, partitions: int) -> Offsets:
+    """Return these values, and zeros up to so many: an array that is not written to."""
+    more = partitions - len(values)
+    if more <= 0:
+        return values
+    return _frozen(np.concatenate([values, _zeros(more)])) if len(values) else _zeros(more)
+
+
+@lru_cache(maxsize=8)
+def _zeros(count: int) -> Offsets:
+    # What topics begin with: those of a root have few numbers of partitions.
+    return _frozen(np.zeros(count, np.int64))
 
 
 def _frozen(values: Offsets) -> Offsets:
@@ -413,5 +426,6 @@ def _frozen(values: Offsets) -> Offsets:
     return values
 
 
+@lru_cache(maxsize=64)
 def _union(left: tuple[str, ...], right: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(sorted({*left, *right})) if right and right != left else left
