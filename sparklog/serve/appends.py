@@ -166,8 +166,8 @@ class Appends:
 
         False if it is not, or refuses a batch: a newer one may take it.
         """
-        known = log.known()
-        if known is None or not known.head.exists:
+        recent = log.known()
+        if recent is None or not recent.head.exists:
             return False
         target = log.append_target(refresh=False)
         taken, keys = self._judged(log, self._checked(items, target))
