@@ -87,18 +87,16 @@ def payload_groups(
     kind[headers.is_legacy] = _LEGACY
     start = headers.position + HEADER_BYTES
     stop = np.where(headers.count == 0, start, headers.position + headers.size)
-    stored = np.concatenate((np.zeros(1, np.int64), np.cumsum(stop - start)))
-    edges = np.flatnonzero(np.diff(kind)) + 1
-    for low, high in zip([0, *edges.tolist()], [*edges.tolist(), len(headers)], strict=True):
+    edges = ((kind[1:] != kind[:-1]).nonzero()[0] + 1).tolist()
+    for low, high in zip([0, *edges], [*edges, len(headers)], strict=True):
         if low == high:
             continue
         if kind[low] == _LEGACY:
             yield from old_messages.records(data, headers, low, high, place)
         elif kind[low]:
-            for group in _decompressed(data, headers, low, high, place, group_bytes):
-                yield replace(group, stored=int(stored[group.last] - stored[group.first]))
+            yield from _decompressed(data, headers, low, high, place, group_bytes)
         else:
-            nbytes = int(stored[high] - stored[low])
+            nbytes = int((stop[low:high] - start[low:high]).sum())
             yield Payloads(data, start[low:high], stop[low:high], low, high, nbytes, plain=True)
 
 
@@ -107,28 +105,29 @@ def _decompressed(
 ) -> Iterator[Payloads]:
     view = data.data
     columns = (column[low:high].tolist() for column in (headers.position, headers.size, headers.codec))
-    out, first, edges, total = data[:0], low, [0], 0
+    out, first, edges, stored, total = data[:0], low, [0], 0, 0
     for batch, (position, size, codec) in enumerate(zip(*columns, strict=True), low):
         try:
             room, fill = compression.opened(CODECS[codec], view[position + HEADER_BYTES : position + size])
             if batch > first and edges[-1] + room > len(out):
-                yield _group(out, edges, first)
-                out, first, edges = data[:0], batch, [0]
+                yield _group(out, edges, first, stored)
+                out, first, edges, stored = data[:0], batch, [0], 0
             if batch == first:
                 out = new_array(max(room, min(group_bytes, room * (high - low))), np.uint8)
             filled = fill(out.data[edges[-1] :])
         except Corrupt as error:
             raise place.corrupt(headers, batch, f"the batch cannot be decompressed: {error.message}") from None
         edges.append(edges[-1] + filled)
+        stored += size - HEADER_BYTES
         total += filled
         if total > CALL_LIMIT:
             raise BadRequest(f"the batches hold more than {CALL_LIMIT} bytes: read fewer batches at a time")
-    yield _group(out, edges, first)
+    yield _group(out, edges, first, stored)
 
 
-def _group(out: ByteArray, edges: list[int], first: int) -> Payloads:
+def _group(out: ByteArray, edges: list[int], first: int, stored: int) -> Payloads:
     ends = np.array(edges, np.int64)
-    return Payloads(out[: edges[-1]], ends[:-1], ends[1:], first, first + len(edges) - 1, stored=0)
+    return Payloads(out[: edges[-1]], ends[:-1], ends[1:], first, first + len(edges) - 1, stored)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -23,11 +23,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sparklog.errors import SparklogError, Unavailable
-from sparklog.format.append_file import WrittenSlice, build_index
+from sparklog.errors import Conflict, SparklogError, Unavailable
+from sparklog.format.append_file import INDEX_MIN_BYTES, WrittenSlice, build_index
 from sparklog.format.crc32c import crc32c
+from sparklog.format.record_batch import NO_PRODUCER_ID
 from sparklog.log.journal.names import append_path
-from sparklog.log.state.slices import FileSlices, SliceFlag
+from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.writer_runs import KafkaWriterKey, SequenceConflict, WriterEntry
 from sparklog.log.topic.engine import TopicLog
 from sparklog.log.write.append_output import tail_bytes, unwritten, write_file
@@ -77,7 +78,7 @@ class _Topic:
     earliest: float = -math.inf
     latest: float = -math.inf
     expected: int = 1
-    is_full: asyncio.Event = field(default_factory=asyncio.Event)
+    full: asyncio.Future[None] | None = None
 
 
 class Appends:
@@ -101,8 +102,8 @@ class Appends:
         item = _Item(partition, records, version, loop.create_future())
         queue = self._topics.setdefault(topic, _Topic())
         queue.waiting.append(item)
-        if len(queue.waiting) >= queue.expected:
-            queue.is_full.set()
+        if queue.full is not None and not queue.full.done() and len(queue.waiting) >= queue.expected:
+            queue.full.set_result(None)
         if queue.worker is None or queue.worker.done():
             queue.worker = loop.create_task(self._work(topic, queue))
         return item.answer
@@ -133,32 +134,50 @@ class Appends:
 
     async def _linger_on(self, queue: _Topic) -> None:
         loop = asyncio.get_running_loop()
-        await asyncio.sleep(max(0.0, queue.earliest - loop.time()))
-        queue.is_full.clear()
+        if queue.earliest > loop.time():
+            await asyncio.sleep(queue.earliest - loop.time())
         if len(queue.waiting) < queue.expected and queue.latest > loop.time():
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(queue.is_full.wait(), queue.latest - loop.time())
+            queue.full = loop.create_future()
+            # Unlike `wait_for` it makes no task.
+            await asyncio.wait([queue.full], timeout=queue.latest - loop.time())
+            queue.full = None
 
     # -- in a thread
 
     def _append(self, topic: str, items: Sequence[_Item]) -> None:
         """Check batches and commit those that can be; each gets its result."""
         log, batches = self._root.engine.log(topic), dict[_Item, ProducedBatch]()
+        if self._append_all(log, items):
+            return
         for _ in range(TRIES):
             target = log.append_target()
-            registry, keys = log.head(refresh=False).registry, dict[str, KafkaWriterKey]()
             batches = batches or self._checked(items, target)
-            rest = [(item, batch) for item, batch in batches.items() if item.result is None]
-            taken = [(item, batch) for item, batch in rest if self._is_next(topic, item, batch, registry, keys)]
+            taken, keys = self._judged(log, batches)
             if not taken:
                 return
-            try:
-                self._commit(topic, log, target, taken, tuple(keys.values()))
-            except SequenceConflict:
-                continue
-            if all(item.result is not None for item in items):
-                return
+            with suppress(SequenceConflict):
+                self._commit(log, target, taken, keys)
+                if all(item.result is not None for item in items):
+                    return
         raise Unavailable(f"producers of topic '{topic}' write by several servers at once: try again")
+
+    def _append_all(self, log: TopicLog, items: Sequence[_Item]) -> bool:
+        """Commit all batches by the state that is known here: the newest one as a rule, so no look is made for it.
+
+        False if it is not, or refuses a batch: a newer one may take it.
+        """
+        recent = log.known()
+        if recent is None or not recent.head.exists:
+            return False
+        target = log.append_target(refresh=False)
+        taken, keys = self._judged(log, self._checked(items, target))
+        if len(taken) == len(items):
+            with suppress(Conflict):
+                self._commit(log, target, taken, keys, unless_changed=True)
+                return True
+        for item in items:
+            item.result = None
+        return False
 
     def _checked(self, items: Sequence[_Item], target: AppendTarget) -> dict[_Item, ProducedBatch]:
         """Return the batches that are right; the others get their result."""
@@ -173,6 +192,15 @@ class Appends:
                 batches[item] = batch
         return batches
 
+    def _judged(
+        self, log: TopicLog, batches: Mapping[_Item, ProducedBatch]
+    ) -> tuple[list[tuple[_Item, ProducedBatch]], tuple[KafkaWriterKey, ...]]:
+        """Return the batches that can be committed now, and what the commit says of their producers."""
+        registry, keys = log.head(refresh=False).registry, dict[str, KafkaWriterKey]()
+        rest = [(item, batch) for item, batch in batches.items() if item.result is None]
+        taken = [(item, batch) for item, batch in rest if self._is_next(log.topic, item, batch, registry, keys)]
+        return taken, tuple(keys.values())
+
     def _is_next(
         self,
         topic: str,
@@ -182,12 +210,12 @@ class Appends:
         keys: dict[str, KafkaWriterKey],
     ) -> bool:
         """Judge a batch after those before it in the same commit; `keys`: of their producers, by writer."""
-        if not batch.flags & SliceFlag.KAFKA_PRODUCERS:
+        if batch.producer_id == NO_PRODUCER_ID:
             return True
-        header, id_ = batch.header, writer_id(batch.header.producer_id, item.partition)
+        id_ = writer_id(batch.producer_id, item.partition)
         before, follows = keys.get(id_), last_number(registry, id_)
         try:
-            number = next_number(follows if before is None else before.batch, header)
+            number = next_number(follows if before is None else before.batch, batch)
         except CodeError as error:
             code, base = error.code, None
             if code is Code.DUPLICATE_SEQUENCE_NUMBER:
@@ -197,16 +225,17 @@ class Appends:
                 base = self._bases.get(_place(topic, item, batch))
             item.result = ProduceAnswer(code) if base is None else ProduceAnswer(Code.NONE, base)
             return False
-        keys[id_] = KafkaWriterKey(id_, number, follows, header.count + (before.count if before else 0))
+        keys[id_] = KafkaWriterKey(id_, number, follows, batch.count + (before.count if before else 0))
         return True
 
     def _commit(
         self,
-        topic: str,
         log: TopicLog,
         target: AppendTarget,
         taken: Sequence[tuple[_Item, ProducedBatch]],
         keys: tuple[KafkaWriterKey, ...],
+        *,
+        unless_changed: bool = False,
     ) -> None:
         by_partition: dict[int, list[ProducedBatch]] = {}
         inside, records = list[int](), Counter[int]()
@@ -214,22 +243,22 @@ class Appends:
             by_partition.setdefault(item.partition, []).append(batch)
             inside.append(records[item.partition])
             batch.data[:8] = inside[-1].to_bytes(8, "big")
-            records[item.partition] += batch.header.count
-        outcome = log.commit_append([_file(log, target, by_partition)], target, kafka_writers=keys)
+            records[item.partition] += batch.count
+        files = [_file(log, target, by_partition)]
+        outcome = log.commit_append(files, target, kafka_writers=keys, unless_changed=unless_changed)
         starts = log.head(refresh=False).log_start
         time_ms = outcome.time_ms if target.configs.log_append_time else -1
         for (item, batch), offset in zip(taken, inside, strict=True):
             base = outcome.base[item.partition] + offset
             item.result = ProduceAnswer(Code.NONE, base, time_ms, int(starts[item.partition]))
-            if batch.flags & SliceFlag.KAFKA_PRODUCERS:
-                self._bases[_place(topic, item, batch)] = base
+            if batch.producer_id != NO_PRODUCER_ID:
+                self._bases[_place(log.topic, item, batch)] = base
         while len(self._bases) > REMEMBERED:
             self._bases.popitem(last=False)
 
 
 def _place(topic: str, item: _Item, batch: ProducedBatch) -> tuple[str, int, int, int, int]:
-    header = batch.header
-    return topic, item.partition, header.producer_id, header.producer_epoch, header.base_sequence
+    return topic, item.partition, batch.producer_id, batch.producer_epoch, batch.base_sequence
 
 
 def _file(log: TopicLog, target: AppendTarget, by_partition: dict[int, list[ProducedBatch]]) -> FileSlices:
@@ -243,21 +272,23 @@ def _file(log: TopicLog, target: AppendTarget, by_partition: dict[int, list[Prod
 
 
 def _slice(partition: int, batches: Sequence[ProducedBatch]) -> WrittenSlice:
-    sizes = np.array([len(batch.data) for batch in batches], np.int64)
-    counts = np.array([batch.header.count for batch in batches], np.int64)
-    times = np.array([batch.max_ts for batch in batches], np.int64)
-    crc, flags = 0, 0
+    sizes, counts = [len(batch.data) for batch in batches], [batch.count for batch in batches]
+    times = [batch.max_ts for batch in batches]
+    crc, flags, index = 0, 0, None
     for batch in batches:
-        crc, flags = crc32c(batch.data, crc), flags | int(batch.flags)
-    nbytes, records = int(sizes.sum()), int(counts.sum())
+        crc, flags = crc32c(batch.data, crc), flags | batch.flags
+    nbytes, records = sum(sizes), sum(counts)
+    if nbytes > INDEX_MIN_BYTES:
+        position, offset = (np.cumsum(column) - column for column in (np.array(sizes), np.array(counts)))
+        index = build_index(position, offset, np.array(times), nbytes)
     return WrittenSlice(
         partition=partition,
         nbytes=nbytes,
         offsets=records,
         records=records,
         min_ts=min(batch.min_ts for batch in batches),
-        max_ts=int(times.max()),
+        max_ts=max(times),
         crc=crc,
         flags=flags,
-        index=build_index(np.cumsum(sizes) - sizes, np.cumsum(counts) - counts, times, nbytes),
+        index=index,
     )

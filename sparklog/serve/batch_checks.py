@@ -47,6 +47,8 @@ ZSTD, ZSTD_SINCE = CODECS.index("zstd"), 7
 GROUP_BYTES = 1 << 20
 """Stored bytes of batches that are decompressed at once."""
 _ATTRIBUTES, _CRC = 22, slice(17, 21)
+_PRODUCERS, _NULL_KEYS = int(SliceFlag.KAFKA_PRODUCERS), int(SliceFlag.HAS_NULL_KEYS)
+_APPEND_TIME = int(SliceFlag.LOG_APPEND_TIME)
 EPOCH_SHIFT = 47
 _WRITTEN = (1 << EPOCH_SHIFT) - 1
 _HALF = 1 << 30
@@ -61,15 +63,21 @@ class SentBatch:
     version: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class ProducedBatch:
-    """A batch of a producer, checked: its bytes, and what a slice says of it. `min_ts`, `max_ts`: ms."""
+    """A batch of a producer, checked: its bytes, its place in the producer's numbers, and what a slice says of it.
+
+    `min_ts`, `max_ts`: ms; `flags`: of `SliceFlag`.
+    """
 
     data: memoryview
-    header: BatchHeader
+    count: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
     min_ts: int
     max_ts: int
-    flags: SliceFlag
+    flags: int
 
 
 def check_batches(sent: Sequence[SentBatch], configs: TopicConfigs, now_ms: int) -> list[ProducedBatch | CodeError]:
@@ -82,12 +90,17 @@ def check_batches(sent: Sequence[SentBatch], configs: TopicConfigs, now_ms: int)
     rejected = _header_problems(data, headers, versions, configs)
     for row, problem in rejected.items():
         results[rows[row]] = problem
-    sound = np.array([row for row in range(len(rows)) if row not in rejected], np.int64)
-    before = np.cumsum(headers.size[sound]) - headers.size[sound]
-    groups = np.split(sound, np.flatnonzero(np.diff(before // GROUP_BYTES)) + 1)
-    for group in groups if len(sound) else ():
-        for row, result in zip(group.tolist(), _checked(data, headers[group], configs, now_ms), strict=True):
-            results[rows[row]] = result
+    sound, group, size = [row for row in range(len(rows)) if row not in rejected], list[int](), 0
+    sizes = headers.size.tolist()
+    for row in sound:
+        group.append(row)
+        size += sizes[row]
+        if size < GROUP_BYTES and row != sound[-1]:
+            continue
+        some = headers if len(group) == len(headers) else headers[group]
+        for place, result in zip(group, _checked(data, some, configs, now_ms), strict=True):
+            results[rows[place]] = result
+        group, size = [], 0
     return [result for result in results if result is not None]
 
 
@@ -130,7 +143,7 @@ def _first_problems(columns: Mapping[str, Int64Array], *rules: tuple[BoolArray, 
     """
     problems: dict[int, CodeError] = {}
     for broken, code, message in rules:
-        for row in np.flatnonzero(broken).tolist():
+        for row in broken.nonzero()[0].tolist():
             values = {name: column[row] for name, column in columns.items()}
             problems.setdefault(row, CodeError(code, message.format(**values)))
     return problems
@@ -147,16 +160,14 @@ def _checked(
             reason = error.message if isinstance(error, Corrupt) else str(error)
             return [CodeError(Code.INVALID_RECORD, reason)]
         return [_checked(data, headers[row : row + 1], configs, now_ms)[0] for row in range(len(headers))]
+    # That offsets count from 0 is known: there are as many as records, and they rise within them.
     starts = np.cumsum(fields.batch_rows) - fields.batch_rows
-    inside = np.arange(len(fields), dtype=np.int64) - np.repeat(starts, fields.batch_rows)
-    gaps = fields.offset - np.repeat(headers.base_offset, fields.batch_rows) != inside
-    null_keys = np.logical_or.reduceat(~fields.has_key, starts)
+    null_keys = ~np.logical_and.reduceat(fields.has_key, starts)
     low, high = np.minimum.reduceat(fields.timestamp, starts), np.maximum.reduceat(fields.timestamp, starts)
     before, after = now_ms - configs.timestamp_before_max_ms, now_ms + configs.timestamp_after_max_ms
     timed = not configs.log_append_time
     problems = _first_problems(
         {"low": low, "high": high, "header": headers.max_timestamp},
-        (np.logical_or.reduceat(gaps, starts), Code.INVALID_RECORD, "offsets in a batch count from 0"),
         (null_keys & configs.is_compacted, Code.INVALID_RECORD, "the topic is compacted: every record needs a key"),
         (
             timed & ((low < max(before, 0)) | (high > after)),
@@ -169,26 +180,27 @@ def _checked(
             "the greatest time is {high}, the batch says {header}",
         ),
     )
-    return [
-        problems.get(row) or _produced(data, headers, row, bool(null_keys[row]), times if timed else None)
-        for row, times in enumerate(zip(low.tolist(), high.tolist(), strict=True))
-    ]
+    batches = _produced(data, headers, null_keys, (low, high) if timed else None)
+    return [problems.get(row) or batch for row, batch in enumerate(batches)]
 
 
 def _produced(
-    data: bytearray, headers: BatchHeaders, row: int, null_keys: bool, times: tuple[int, int] | None
-) -> ProducedBatch:
-    """Return a sound batch. `times`: the least and the greatest of its records; None: they have that of the commit."""
-    header, start = headers.row(row), int(headers.position[row])
-    batch = memoryview(data)[start : start + int(headers.size[row])]
-    flags = SliceFlag.NONE if header.producer_id == NO_PRODUCER_ID else SliceFlag.KAFKA_PRODUCERS
-    if null_keys:
-        flags |= SliceFlag.HAS_NULL_KEYS
-    if times is not None:
-        return ProducedBatch(batch, header, *times, flags)
-    batch[_ATTRIBUTES] |= LOG_APPEND_TIME_BIT
-    batch[_CRC] = crc32c(batch[CRC_START:]).to_bytes(4, "big")
-    return ProducedBatch(batch, header, -1, -1, flags | SliceFlag.LOG_APPEND_TIME)
+    data: bytearray, headers: BatchHeaders, null_keys: BoolArray, times: tuple[Int64Array, Int64Array] | None
+) -> list[ProducedBatch]:
+    """Return sound batches. `times`: the least and the greatest of each; None: they have that of the commit."""
+    view, sealed = memoryview(data), np.full(len(headers), -1, np.int64)
+    flags = np.where(null_keys, _NULL_KEYS, 0) + np.where(headers.producer_id == NO_PRODUCER_ID, 0, _PRODUCERS)
+    flags = flags if times is not None else flags + _APPEND_TIME
+    numbers = headers.count, headers.producer_id, headers.producer_epoch, headers.base_sequence
+    columns = headers.position, headers.position + headers.size, *numbers, *(times or (sealed, sealed)), flags
+    batches = [
+        ProducedBatch(view[start:end], *values)
+        for start, end, *values in zip(*(column.tolist() for column in columns), strict=True)
+    ]
+    for batch in batches if times is None else ():
+        batch.data[_ATTRIBUTES] |= LOG_APPEND_TIME_BIT
+        batch.data[_CRC] = crc32c(batch.data[CRC_START:]).to_bytes(4, "big")
+    return batches
 
 
 def writer_id(producer: int, partition: int) -> str:
@@ -200,12 +212,12 @@ def last_number(registry: Mapping[str, WriterEntry], writer: str) -> int | None:
     return registry[writer].batch if writer in registry else None
 
 
-def next_number(last: int | None, header: BatchHeader) -> int:
+def next_number(last: int | None, batch: BatchHeader | ProducedBatch) -> int:
     """Return the number of a batch's last record, by Kafka's rules: a producer that is not known may begin anywhere.
 
     `CodeError` for a batch that is not the next one after number `last`; DUPLICATE_SEQUENCE_NUMBER: it landed.
     """
-    epoch, first, count = header.producer_epoch, header.base_sequence, header.count
+    epoch, first, count = batch.producer_epoch, batch.base_sequence, batch.count
     if epoch < 0 or first < 0:
         raise CodeError(Code.OUT_OF_ORDER_SEQUENCE_NUMBER)
     begin = epoch << EPOCH_SHIFT

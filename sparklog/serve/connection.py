@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from socket import SHUT_RDWR
 from typing import TypeAlias
@@ -183,10 +183,8 @@ class Connection:
         if len(parts) > 1 and self._writer.get_extra_info("ssl_object") is None:
             await self._send_records([memoryview(part) for part in parts])
             return
-        # In as few records of TLS as can be.
-        view = memoryview(b"".join(parts))
-        for start in range(0, len(view), WRITE_BYTES):
-            self._writer.write(view[start : start + WRITE_BYTES])
+        for piece in _pieces(parts):
+            self._writer.write(piece)
             await self._writer.drain()
 
     async def _send_records(self, parts: Sequence[memoryview]) -> None:
@@ -202,3 +200,19 @@ class Connection:
                 sent -= skipped
                 if skipped < len(part):
                     await asyncio.get_running_loop().sock_sendall(direct, part[skipped:])
+
+
+def _pieces(parts: Sequence[Buffer]) -> Iterator[bytearray]:
+    """Yield the bytes of parts so many at a time: in as few records of TLS as can be, and never all of them twice."""
+    piece = bytearray()
+    for part in parts:
+        view = memoryview(part)
+        while len(view):
+            room = WRITE_BYTES - len(piece)
+            piece += view[:room]
+            view = view[room:]
+            if len(piece) == WRITE_BYTES:
+                yield piece
+                piece = bytearray()
+    if piece:
+        yield piece

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import signal
 import socket
@@ -10,14 +11,18 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 import sparklog
 from sparklog.errors import BadRequest, Unavailable
 from sparklog.opening import resolve
+from sparklog.serve.connection import WRITE_BYTES, Connection
 from sparklog.serve.options import Address, tls_context
 from tests.serve.clients import read_with_kafka_python
 from tests.serve.test_reading import fetch_of
@@ -120,6 +125,35 @@ def test_an_encrypted_answer_comes_whole_however_its_request_arrived(
         assert wire.receive("ApiVersions", 0)["apiKeys"]
         assert wire.ask("Fetch", 4, fields)["responses"][0]["partitions"][0]["records"]
     wire.close()
+
+
+def test_under_tls_a_large_answer_is_not_held_twice() -> None:
+    parts = [random.Random(n).randbytes(size) for n, size in enumerate((4, 100, 5_000_000, 7, 3_000_000))]
+    sent, digest = list[int](), sha256()
+
+    class Writer:
+        transport = Mock()
+
+        def get_extra_info(self, name: str) -> object:
+            return ("host", 1) if name == "peername" else object()
+
+        def write(self, piece: bytes) -> None:
+            sent.append(len(piece))
+            digest.update(piece)
+
+        async def drain(self) -> None: ...
+
+    async def send() -> None:
+        connection = Connection(Mock(), Mock(), Writer())  # type: ignore[arg-type]
+        tracemalloc.start()
+        await connection._send(parts)
+
+    asyncio.run(send())
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 4 * WRITE_BYTES
+    assert digest.digest() == sha256(b"".join(parts)).digest()
+    assert set(sent[:-1]) == {WRITE_BYTES}, "the header goes with the first records"
 
 
 def test_a_port_that_is_taken_is_named(tmp_path: Path, serve: Callable[..., Address]) -> None:

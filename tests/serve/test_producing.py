@@ -7,8 +7,8 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import sparklog
 from sparklog.errors import Unavailable
 from sparklog.format.coordinators.message_codec import Buffer
 from sparklog.format.record_batch import BatchHeader
+from sparklog.log.topic.engine import TopicLog
 from sparklog.log.topic.root import RootView
 from sparklog.serve.appends import Appends, _Topic
 from sparklog.serve.batch_checks import next_number
@@ -237,6 +238,63 @@ def test_producers_are_not_waited_for_as_long_as_a_store_failed(
         return appends._topics["t"].latest - asyncio.get_running_loop().time()
 
     assert asyncio.run(produce()) <= 0.01
+
+
+@asynccontextmanager
+async def appending(path: Path) -> AsyncIterator[Callable[..., Awaitable[list[Code]]]]:
+    """Yield what appends batches together by a server that has seen topic `t`; it returns the codes of the answers."""
+    root = sparklog.open(path)
+
+    async def run(work: Callable[..., None], name: str, items: Sequence[Any]) -> None:
+        work(name, items)
+
+    appends = Appends(ServedLog(RootView(root), root, None), run, 0.0)
+
+    async def add(*batches: bytes, partition: int = 0) -> list[Code]:
+        return [
+            (await answer).code for answer in [appends.add("t", partition, memoryview(data), 9) for data in batches]
+        ]
+
+    assert await add(batch_of([b"first"])) == [Code.NONE]
+    yield add
+
+
+def test_a_commit_is_not_looked_for_before_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks, look, topic = list[str](), TopicLog.look, topic_of(tmp_path)
+
+    def counted(log: TopicLog) -> Any:
+        looks.extend([log.topic] if log is not topic.log else [])
+        return look(log)
+
+    async def produce() -> None:
+        async with appending(tmp_path) as add:
+            monkeypatch.setattr(TopicLog, "look", counted)
+            assert await add(batch_of([b"1"]), batch_of([b"2"])) == [Code.NONE] * 2
+            assert looks == []
+            topic.append([{"value": b"of another process"}])
+            assert await add(batch_of([b"3"])) == [Code.NONE]
+
+    asyncio.run(produce())
+    assert looks == []
+    assert values(topic) == [b"first", b"1", b"2", b"of another process", b"3"]
+
+
+def test_what_the_newest_state_takes_is_taken(tmp_path: Path) -> None:
+    topic = topic_of(tmp_path, configs={"max.message.bytes": "150"})
+
+    async def produce() -> None:
+        async with appending(tmp_path) as add:
+            assert await add(batch_of([b"x" * 500]), batch_of([b"small"])) == [Code.MESSAGE_TOO_LARGE, Code.NONE]
+            topic.alter(configs={"max.message.bytes": "1000"})
+            assert await add(batch_of([b"y" * 500])) == [Code.NONE]
+            topic.alter(partitions=2)
+            assert await add(batch_of([b"new"]), partition=1) == [Code.NONE]
+            topic.alter(configs={"max.message.bytes": "150"})
+            assert await add(batch_of([b"z" * 500])) == [Code.MESSAGE_TOO_LARGE]
+
+    asyncio.run(produce())
+    assert values(topic) == [b"first", b"small", b"y" * 500]
+    assert values(topic, 1) == [b"new"]
 
 
 def test_an_error_of_the_server_itself_is_answered(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

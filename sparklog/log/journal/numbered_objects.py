@@ -219,7 +219,7 @@ class NumberedObjects:
                     raise Unavailable(f"{error}; nothing was written", is_denied=True) from error
             is_over = backoff.is_over()
             stored = sight.objects[0] if sight.objects else None
-            stored_id = None if stored is None else peek_commit_id(stored)
+            stored_id = commit_id if stored is data else None if stored is None else peek_commit_id(stored)
             if self.env.now().elapsed_ms(basis.seen) > STALE_MS:
                 # Whichever object is there: ours may have come first and been collected, and another sleeper's after.
                 self._check_root(number, unknown=True)
