@@ -143,15 +143,29 @@ def test_a_release_of_spark_that_is_none_is_one_line(tmp_path: Path) -> None:
 
 
 def test_set_up_takes_the_newest_of_everything(tmp_path: Path) -> None:
+    """At first PySpark's wheel is made beside all else, without compression; later one call brings all up to date."""
     python = script(
-        tmp_path, "bin/python3", 'case "$1" in -m) mkdir -p "$4/bin"; cp "$0" "$4/bin/python" ;; esac; echo "$@"'
+        tmp_path,
+        "bin/python3",
+        f'case "$2" in venv) /bin/mkdir -p "$4/bin"; /bin/cp "$0" "$4/bin/python" ;; esac; echo "$@" >>{tmp_path}/calls'
+        f'\ncase "$*" in *" wheel "*) /bin/cat "$DIST_EXTRA_CONFIG" >{tmp_path}/configured ;; esac',
     )
-    for name in ("mkdir", "cp"):
+    for name in ("mkdir", "rm", "sed"):
         script(python.parent, name, f'PATH=/bin:/usr/bin exec {name} "$@"')
-    done = set_up(tmp_path, python.parent)
-    assert done.returncode == 0, done.stderr
-    arguments = "--no-compile --upgrade --upgrade-strategy eager -e .[spark,connect,state,dev,docs]"
-    assert done.stdout.splitlines()[-1] == f"scripts/install.py {arguments}"
+    everything, calls, folder = "-e .[spark,connect,state,dev,docs]", tmp_path / "calls", tmp_path / "venv"
+    for _ in range(2):
+        done = set_up(tmp_path, python.parent)
+        assert done.returncode == 0, done.stderr
+    *first, last = [call for call in calls.read_text().splitlines() if call.startswith(("-m", "scripts/install"))]
+    assert sorted(first) == [
+        f"-m pip --quiet --disable-pip-version-check wheel --no-deps --wheel-dir {folder}/wheels pyspark>=4.0,<4.4",
+        f"-m venv --clear {folder}",
+        f"scripts/install.py --no-compile --find-links {folder}/wheels {everything}",
+        "scripts/install.py --no-compile -e .[dev,docs]",
+    ]
+    assert (tmp_path / "configured").read_text() == "[bdist_wheel]\ncompression = stored\n"
+    assert not (folder / "wheels").exists()
+    assert last == f"scripts/install.py --no-compile --upgrade --upgrade-strategy eager {everything}"
 
 
 def oldest_versions(folder: Path, *arguments: str) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,7 +55,8 @@ def environment() -> dict[str, str]:
     return {
         **LAUNCHING,
         "PYSPARK_PYTHON": workers_python(),
-        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        # Of the Pythons that plan for the JVM: as where neither is set, and a second of CPU less for each kind.
+        "PYSPARK_DRIVER_PYTHON": workers_python(),
         "PYTHONPATH": path,
         "SPARK_LOCAL_IP": "127.0.0.1",
         # Workers have the environment that Spark was started in: with these they reach the buckets of `moto_server`.

@@ -69,6 +69,21 @@ def stages() -> list[tuple[str, str]]:
 
 
 STAGES = stages()
+STEPS_OF = ("plain", "compressed", "old-formats", "producer-state", "transactions")
+"""Compacted logs that each run tries before, between and after passes of the cleaner; others after the last alone."""
+
+
+def tried() -> list[Any]:
+    """Return `STAGES` as parameters: those that each run tries, and others for the slow one."""
+    found = []
+    for fixture, stage in STAGES:
+        room, _, log = fixture.partition("/")
+        usual = room != "compaction" or stage == "after" or log in STEPS_OF
+        found.append(pytest.param(fixture, stage, marks=() if usual else pytest.mark.slow))
+    return found
+
+
+TRIED = tried()
 DAMAGED_TAILS = ("garbage-appended", "zeros-appended", "last-batch-cut", "length-field-huge", "empty-segment-last")
 
 
@@ -102,7 +117,7 @@ def test_all_fixtures_are_tried() -> None:
     }
 
 
-@pytest.mark.parametrize(("fixture", "stage"), STAGES)
+@pytest.mark.parametrize(("fixture", "stage"), TRIED)
 def test_a_log_dir_reads_as_kafkas_consumer_reads_it(fixtures: Path, root: Root, fixture: str, stage: str) -> None:
     folder = fixtures / fixture / stage
     names = [name for name in partitions(folder) if not is_internal(split_partition(name)[0])]
@@ -125,7 +140,7 @@ def test_a_log_dir_reads_as_kafkas_consumer_reads_it(fixtures: Path, root: Root,
     assert {name for name in root.topics() if is_internal(name)} == set()
 
 
-@pytest.mark.parametrize(("fixture", "stage"), STAGES)
+@pytest.mark.parametrize(("fixture", "stage"), TRIED)
 def test_segments_stay_what_they_are(fixtures: Path, root: Root, fixture: str, stage: str) -> None:
     folder = fixtures / fixture / stage
     import_log_dir(root, folder)
@@ -173,7 +188,9 @@ def optional_bytes(file: Path) -> bytes | None:
     return file.read_bytes() if file.exists() else None
 
 
-@pytest.mark.parametrize(("fixture", "stage"), [each for each in STAGES if each[0].startswith(("compaction/", "ret"))])
+@pytest.mark.parametrize(
+    ("fixture", "stage"), [each for each in TRIED if each.values[0].startswith(("compaction/", "ret"))]
+)
 def test_segments_have_the_times_by_which_kafka_expires_them(
     fixtures: Path, root: Root, fixture: str, stage: str
 ) -> None:

@@ -32,7 +32,7 @@ from sparklog.log.topic.root import Root
 from sparklog.testing.world import World
 from tests.fixture_data import expected_offsets, expected_records, fixture_tree, partitions, split_partition
 from tests.kafka.logs import read, without_epochs
-from tests.kafka.test_importing import STAGES, keeps
+from tests.kafka.test_importing import STAGES, TRIED, keeps
 from tests.kafka_tools import KafkaTools
 
 CONVERTED = ("compaction/old-formats", "legacy/broker-2.8.2")
@@ -68,7 +68,10 @@ class Trip:
     topics: list[ExportedTopic]
 
 
-@pytest.fixture(scope="module", params=STAGES, ids=lambda place: "-".join(place))
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(each.values, id="-".join(each.values), marks=each.marks) for each in TRIED],
+)
 def trip(request: pytest.FixtureRequest, fixtures: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trip]:
     """One for all tests of a log dir, which run one after the other: never write into it."""
     fixture, stage = request.param
