@@ -2,9 +2,9 @@
 
 Run: `python benchmarks/bench_log.py [--rows N] [--commits N] [--rounds N] [--quick] [--throughput]`. One thread, a
 local disk (its page cache warm). Throughput is CPU seconds of the process, contenders taking turns in every round (A,
-B, then B, A), the median counts, and what matters is the ratio within the run; so it is with the codec and the checksum
-alone, which bound it. The yardstick is Parquet through pyarrow with the same columns: a format without offsets, headers
-and checksums of batches.
+B, then B, A), the median counts, and what matters is the ratio within the run. The yardstick is Parquet through pyarrow
+with the same columns: a format without offsets, headers and checksums of batches. What bounds a ratio takes turns too:
+the codec, the checksum and the move of the same bytes alone, which is a write of new files, or a read and one copy.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -153,12 +154,14 @@ def throughput_contenders(
 
 
 def bench_codec_alone(topic: Path, codec: Codec, seconds: Mapping[str, float], rounds: int) -> None:
-    """The codec and the checksum of the same batches and nothing else: what an append and a scan cannot be faster than.
+    """What an append and a scan cannot be faster than: codec, checksum and move of the same bytes, and nothing else.
 
     `seconds`: Parquet's for `append` and `scan`.
     """
     stored, plain = [], []
-    for path in sorted(topic.rglob("*.slices")):
+    files = sorted(topic.rglob("*.slices"))
+    written, number = [path.read_bytes() for path in files], count()
+    for path in files:
         data = memoryview(path.read_bytes())
         data = data[: -footer_length(bytes(data[-TAIL_BYTES:]))]
         headers = scan_headers(data)
@@ -204,11 +207,24 @@ def bench_codec_alone(topic: Path, codec: Codec, seconds: Mapping[str, float], r
             "cramjam": spent_on(lambda part: cramjam.zstd.decompress_into(part, out), stored),
             "pyarrow": spent_on(decompressed, [*zip(stored, map(len, plain), strict=True)]),
         }
-    for what, contenders in (("append", packing), ("scan", unpacking)):
-        alone = contest({**contenders, "crc32c": spent_on(crc32c, stored)}, rounds)
-        least = alone.get("sparklog", 0.0) + alone["crc32c"]
+
+    def write_files() -> None:
+        for data in written:
+            (topic / f"alone-{next(number)}").write_bytes(data)
+
+    def read_files() -> None:
+        for path in files:
+            path.read_bytes()
+        deque(map(bytearray, plain), maxlen=0)
+
+    moves: tuple[tuple[str, dict[str, Callable[[], object]], Callable[[], object]], ...] = (
+        ("append", packing, write_files), ("scan", unpacking, read_files)
+    )  # fmt: skip
+    for what, contenders, move in moves:
+        alone = contest({**contenders, "crc32c": spent_on(crc32c, stored), "bytes": move}, rounds)
+        least = alone.get("sparklog", 0.0) + alone["crc32c"] + alone["bytes"]
         figures = ", ".join(f"{name} {spent:.3f}" for name, spent in alone.items())
-        print(f"{what:6}  {codec:6}  codec and checksum alone, CPU s: {figures}; at best {seconds[what] / least:.2f}x")
+        print(f"{what:6}  {codec:6}  alone, CPU s: {figures}; at best {seconds[what] / least:.2f}x")
 
 
 def bench_seeks(folder: Path, rows: int, seeks: int) -> None:

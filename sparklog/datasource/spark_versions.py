@@ -12,6 +12,7 @@ A stream on 4.0 and 4.1 runs one micro-batch with `availableNow`, as with `once`
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamReader, DataSourceStreamWriter, InputPartition
@@ -92,6 +93,10 @@ class LimitsInside(DataSourceStreamReader):  # type: ignore[misc]
         self._reader = reader
         self._limited = read is not None and (read.max_offsets_per_trigger or read.max_bytes_per_trigger) is not None
         self._at: Document | None = None
+
+    def __reduce__(self) -> Any:
+        # A task gets what the reader itself becomes: it answers for no offsets.
+        return copy, (self._reader,)
 
     def initialOffset(self) -> Document:  # noqa: N802
         offset: Document = self._reader.initialOffset()
