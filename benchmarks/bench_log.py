@@ -159,10 +159,10 @@ def bench_codec_alone(topic: Path, codec: Codec, seconds: Mapping[str, float], r
     `seconds`: Parquet's for `append` and `scan`.
     """
     stored, plain = [], []
-    files = sorted(topic.rglob("*.slices"))
-    written, number = [path.read_bytes() for path in files], count()
-    for path in files:
-        data = memoryview(path.read_bytes())
+    written = {path: path.read_bytes() for path in sorted(topic.rglob("*.slices"))}
+    number = count()
+    for whole in written.values():
+        data = memoryview(whole)
         data = data[: -footer_length(bytes(data[-TAIL_BYTES:]))]
         headers = scan_headers(data)
         for position, size in zip(headers.position.tolist(), headers.size.tolist(), strict=True):
@@ -209,18 +209,15 @@ def bench_codec_alone(topic: Path, codec: Codec, seconds: Mapping[str, float], r
         }
 
     def write_files() -> None:
-        for data in written:
+        for data in written.values():
             (topic / f"alone-{next(number)}").write_bytes(data)
 
     def read_files() -> None:
-        for path in files:
+        for path in written:
             path.read_bytes()
         deque(map(bytearray, plain), maxlen=0)
 
-    moves: tuple[tuple[str, dict[str, Callable[[], object]], Callable[[], object]], ...] = (
-        ("append", packing, write_files), ("scan", unpacking, read_files)
-    )  # fmt: skip
-    for what, contenders, move in moves:
+    for what, contenders, move in (("append", packing, write_files), ("scan", unpacking, read_files)):
         alone = contest({**contenders, "crc32c": spent_on(crc32c, stored), "bytes": move}, rounds)
         least = alone.get("sparklog", 0.0) + alone["crc32c"] + alone["bytes"]
         figures = ", ".join(f"{name} {spent:.3f}" for name, spent in alone.items())
