@@ -20,7 +20,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +159,6 @@ def bench_codec_alone(topic: Path, codec: Codec, seconds: Mapping[str, float], r
     """
     stored, plain = [], []
     written = {path: path.read_bytes() for path in sorted(topic.rglob("*.slices"))}
-    number = count()
     for whole in written.values():
         data = memoryview(whole)
         data = data[: -footer_length(bytes(data[-TAIL_BYTES:]))]
@@ -208,20 +206,36 @@ def bench_codec_alone(topic: Path, codec: Codec, seconds: Mapping[str, float], r
             "pyarrow": spent_on(decompressed, [*zip(stored, map(len, plain), strict=True)]),
         }
 
-    def write_files() -> None:
-        for data in written.values():
-            (topic / f"alone-{next(number)}").write_bytes(data)
-
-    def read_files() -> None:
-        for path in written:
-            path.read_bytes()
-        deque(map(bytearray, plain), maxlen=0)
-
+    write_files, read_files = moves_alone(topic / "alone", written, plain, out)
     for what, contenders, move in (("append", packing, write_files), ("scan", unpacking, read_files)):
         alone = contest({**contenders, "crc32c": spent_on(crc32c, stored), "bytes": move}, rounds)
         least = alone.get("sparklog", 0.0) + alone["crc32c"] + alone["bytes"]
         figures = ", ".join(f"{name} {spent:.3f}" for name, spent in alone.items())
         print(f"{what:6}  {codec:6}  alone, CPU s: {figures}; at best {seconds[what] / least:.2f}x")
+
+
+def moves_alone(
+    place: Path, written: Mapping[Path, bytes], plain: Sequence[bytes], out: memoryview
+) -> tuple[Callable[[], object], Callable[[], object]]:
+    """Return what writes files, and what reads them and copies what they hold once.
+
+    Both take memory that was used before: fresh pages can cost more than all else.
+    """
+    room = memoryview(bytearray(max(map(len, written.values()))))
+
+    def write_files() -> None:
+        for data in written.values():
+            place.write_bytes(data)
+        place.unlink()
+
+    def read_files() -> None:
+        for path, data in written.items():
+            with path.open("rb") as file:
+                file.readinto(room[: len(data)])
+        for part in plain:
+            out[: len(part)] = part
+
+    return write_files, read_files
 
 
 def bench_seeks(folder: Path, rows: int, seeks: int) -> None:
