@@ -153,7 +153,7 @@ def throughput_contenders(
 
 
 def bench_codec_alone(topic: Path, codec: Codec, seconds: Mapping[str, float], rounds: int) -> None:
-    """What an append and a scan cannot be faster than: codec, checksum and move of the same bytes, and nothing else.
+    """Measure the bound of an append and a scan: codec, checksum and move of the same bytes, and nothing else.
 
     `seconds`: Parquet's for `append` and `scan`.
     """

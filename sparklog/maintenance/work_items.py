@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from sparklog.errors import SparklogError
-from sparklog.log.journal.clocks import SYSTEM, Env, reading_clock_ms
+from sparklog.log.journal.clocks import OFFSETS_RETENTION_MS, SYSTEM, Env, reading_clock_ms
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.rewrites import Rewrite
 from sparklog.log.state.root_defaults import ID, RootDefaults
@@ -54,7 +54,7 @@ class Settings:
     dedupe_buffer_bytes: int = 128 << 20
     dedupe_load_factor: float = 0.9
     producer_expiration_ms: int = 86_400_000
-    offsets_retention_ms: int = 7 * 86_400_000
+    offsets_retention_ms: int = OFFSETS_RETENTION_MS
     io_bytes_per_second: float = UNLIMITED
     root: RootDefaults = field(default_factory=lambda: RootDefaults(ID))  # these count after `defaults`
 

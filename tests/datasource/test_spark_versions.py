@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from pyspark.sql import functions
 
 from sparklog.datasource import spark_versions, spark_workers
 from sparklog.datasource.data_source import SparklogDataSource, _hasher
+from sparklog.datasource.read_task import ReadTask
 from sparklog.datasource.session import check_version
 from sparklog.datasource.spark_versions import LimitsInside
 from sparklog.errors import BadRequest
@@ -49,6 +51,11 @@ class OldQuery:
         end = self.latest()
         start = committed or json.loads(json.dumps(self.reader.initialOffset()))
         return end, self.plan(start, end) if planned and start != end else []
+
+
+def test_a_task_gets_what_reads_and_not_the_reader_that_plans(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = OldQuery(root, monkeypatch, subscribe="in").reader
+    assert type(pickle.loads(pickle.dumps(reader))) is ReadTask
 
 
 @pytest.fixture

@@ -32,6 +32,8 @@ ASK_AGAIN_MS = 600_000
 MAX_DRIFT_MS = 1_000
 MAX_SESSION_TIMEOUT_MS = 86_400_000
 """A day: of members of groups."""
+OFFSETS_RETENTION_MS = 7 * 86_400_000
+"""A week: of groups without members (`offsets.retention.minutes`)."""
 DEFAULT_TIMEOUT_MS = 60_000
 """Of transactions."""
 MAX_TIMEOUT_MS = 86_400_000
