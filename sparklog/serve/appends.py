@@ -100,7 +100,7 @@ class Appends:
         """Take a batch; the future is done once it is durable, or refused."""
         loop = asyncio.get_running_loop()
         item = _Item(partition, records, version, loop.create_future())
-        queue = self._topics.setdefault(topic, _Topic())
+        queue = self._topics.get(topic) or self._topics.setdefault(topic, _Topic())
         queue.waiting.append(item)
         if queue.full is not None and not queue.full.done() and len(queue.waiting) >= queue.expected:
             queue.full.set_result(None)

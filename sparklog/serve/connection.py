@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from socket import SHUT_RDWR
-from typing import TypeAlias
+from typing import TYPE_CHECKING
 
 from sparklog.errors import Corrupt, SparklogError
 from sparklog.format.coordinators.message_codec import Buffer, MessageBytes, read_message, write_message
@@ -21,6 +22,9 @@ from sparklog.format.coordinators.message_schema import Fields, message
 from sparklog.serve.apis import table
 from sparklog.serve.codes import Code
 from sparklog.serve.services import Client, ServedRequest, Services
+
+if TYPE_CHECKING:
+    from sparklog.serve.apis.produce import Produced
 
 _LOG = logging.getLogger("sparklog.serve")
 _SIZE = struct.Struct(">i")
@@ -31,8 +35,6 @@ WRITE_BYTES = 256 << 10
 """Handed to a stream at once: what it cannot send is copied, and waits in memory."""
 MOST_BUFFERS = 512
 """Of one call of the system, which takes 1,024."""
-Answer: TypeAlias = "asyncio.Task[Fields | None]"
-"""The fields of a response, or None, once they are there."""
 
 
 class Refused(Exception):  # noqa: N818
@@ -51,7 +53,8 @@ class Connection:
         peer = writer.get_extra_info("peername")
         self.client = Client("?" if not peer else f"{peer[0]}:{peer[1]}")
         self.last = asyncio.get_running_loop().time()
-        self._produces: asyncio.Queue[tuple[ServedRequest, Answer]] = asyncio.Queue(PRODUCES_UNDER_WAY)
+        self._produces: deque[tuple[ServedRequest, Produced, int]] = deque()
+        """Those that are not answered yet, in their order, with their sizes in bytes."""
 
     def close(self) -> None:
         with suppress(OSError):
@@ -60,7 +63,6 @@ class Connection:
         self._writer.transport.abort()
 
     async def run(self) -> None:
-        answers = asyncio.create_task(self._answer_produces())
         try:
             while True:
                 await self._next(_SIZE.unpack(await self._reader.readexactly(_SIZE.size))[0])
@@ -68,12 +70,11 @@ class Connection:
             pass
         except (Refused, Corrupt) as error:
             _LOG.warning("dropped %s: %s", self.client, error)
+            await self._answered(0)
         except Exception:  # noqa: BLE001 - one client's request must not end the server
             _LOG.exception("dropped %s for an error of this server", self.client)
+            await self._answered(0)
         finally:
-            answers.cancel()
-            with suppress(asyncio.CancelledError):
-                await answers
             self._writer.close()
             with suppress(OSError):
                 await self._writer.wait_closed()
@@ -84,17 +85,15 @@ class Connection:
         if not LEAST_REQUEST <= size <= limit:
             raise Refused(f"expected a request of {LEAST_REQUEST} to {limit} bytes, found {size}")
         await memory.take(size)
-        task = None
+        is_under_way = False
         try:
-            task = await self._serve(await self._reader.readexactly(size))
+            is_under_way = await self._serve(await self._reader.readexactly(size))
         finally:
-            if task is None:
+            if not is_under_way:
                 memory.give_back(size)
-            else:
-                task.add_done_callback(lambda _: memory.give_back(size))
 
-    async def _serve(self, data: bytes) -> Answer | None:
-        """Answer a request; return what is under way if it is not answered yet."""
+    async def _serve(self, data: bytes) -> bool:
+        """Answer a request; True if it is under way: its answer, and its memory, follow."""
         self.last = asyncio.get_running_loop().time()
         key, version, correlation = _HEADER.unpack_from(data)
         api = table.APIS.get(key)
@@ -107,18 +106,17 @@ class Connection:
             # The client learns what is served, and asks again.
             request.version = 0
             await self._send(self._encoded(request, await table.api_versions(request, Code.UNSUPPORTED_VERSION)))
-            return None
+            return False
         if self._services.options.users is not None and self.client.user is None and key not in table.BEFORE_LOGIN:
             raise Refused(f"expected an authentication, found {api.name}")
         self._read(request, data)
         self._services.metrics.requests[api.name, version] += 1
         if key == table.PRODUCE:
-            task = asyncio.create_task(self._handled(request))
-            await self._produces.put((request, task))
-            return task
-        await self._produces.join()
+            await self._produce(request, len(data))
+            return True
+        await self._answered(0)
         await self._send(self._encoded(request, await self._handled(request)))
-        return None
+        return False
 
     def _read(self, request: ServedRequest, data: bytes) -> None:
         schema, version = request.api.request, request.version
@@ -137,31 +135,36 @@ class Connection:
         except SparklogError as error:
             raise Refused(f"{request.api.name} cannot be answered: {error}") from error
 
-    async def _answer_produces(self) -> None:
-        """Answer in the order of the requests; what is done by then, as batches of one commit are, in one call."""
-        while True:
-            waiting = [await self._produces.get()]
-            try:
-                await asyncio.wait([waiting[0][1]])
-                while not self._produces.empty():
-                    waiting.append(self._produces.get_nowait())
-                answers: list[Buffer] = []
-                for request, task in waiting:
-                    if not task.done() or task.exception() is not None:
-                        # What is durable is answered, also where the next request drops the connection.
-                        await self._send([b"".join(answers)])
-                        answers = []
-                    answers += self._encoded(request, await task)
-                await self._send([b"".join(answers)])
-            except (Refused, OSError) as error:
-                _LOG.warning("dropped %s: %s", self.client, error)
-                self.close()
-            except Exception:  # noqa: BLE001 - as in `run`
-                _LOG.exception("dropped %s for an error of this server", self.client)
-                self.close()
-            finally:
-                for _ in waiting:
-                    self._produces.task_done()
+    async def _produce(self, request: ServedRequest, size: int) -> None:
+        """Take the batches of a request, once there is room for it; its answer follows in its turn."""
+        await self._answered(PRODUCES_UNDER_WAY - 1)
+        # A client that takes no answers is not read on.
+        await self._writer.drain()
+        produced: Produced = request.api.handler(request)
+        self._produces.append((request, produced, size))
+        for batch in produced.waiting:
+            batch.add_done_callback(self._answer_produces)
+        if not produced.waiting:
+            self._answer_produces()
+
+    async def _answered(self, most: int) -> None:
+        """Wait until at most so many requests are under way."""
+        while len(self._produces) > most:
+            await asyncio.wait(self._produces[0][1].waiting)
+
+    def _answer_produces(self, _: object = None) -> None:
+        """Answer in the order of the requests; what is done by now, as batches of one commit are, in one call."""
+        answers: list[Buffer] = []
+        try:
+            while self._produces and self._produces[0][1].is_done():
+                request, produced, size = self._produces.popleft()
+                self._services.memory.give_back(size)
+                answers += self._encoded(request, produced.fields())
+        except Exception:  # noqa: BLE001 - as in `run`
+            _LOG.exception("dropped %s for an error of this server", self.client)
+            self.close()
+        if answers and not self._writer.is_closing():
+            self._writer.write(b"".join(answers))
 
     def _encoded(self, request: ServedRequest, fields: Fields | None) -> list[Buffer]:
         """Return the parts of an answer; none to a request that wants none."""

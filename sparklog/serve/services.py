@@ -62,6 +62,9 @@ class RequestMemory:
         self._freed = asyncio.Event()
 
     async def take(self, nbytes: int) -> None:
+        if self._room >= nbytes and not self._turn.locked():
+            self._room -= nbytes
+            return
         async with self._turn:
             while self._room < nbytes:
                 self._freed.clear()

@@ -16,14 +16,13 @@ import pytest
 
 import sparklog
 from sparklog.errors import Unavailable
-from sparklog.format.coordinators.message_codec import Buffer
 from sparklog.format.record_batch import BatchHeader
 from sparklog.log.topic.engine import TopicLog
 from sparklog.log.topic.root import RootView
 from sparklog.serve.appends import Appends, _Topic
 from sparklog.serve.batch_checks import next_number
 from sparklog.serve.codes import Code, CodeError
-from sparklog.serve.connection import Connection, Refused
+from sparklog.serve.connection import Refused
 from sparklog.serve.options import Address
 from sparklog.serve.served_log import ServedLog
 from sparklog.storage import local
@@ -114,13 +113,13 @@ def test_answers_to_the_batches_of_a_commit_are_sent_in_one_call(
     serve: Callable[..., Address], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic, sizes = topic_of(tmp_path), list[int]()
-    send = Connection._send
+    write = asyncio.StreamWriter.write
 
-    async def counting(connection: Connection, parts: Sequence[Buffer]) -> None:
-        sizes.append(sum(map(len, parts)))
-        await send(connection, parts)
+    def counting(writer: asyncio.StreamWriter, data: bytes) -> None:
+        sizes.append(len(data))
+        write(writer, data)
 
-    monkeypatch.setattr(Connection, "_send", counting)
+    monkeypatch.setattr(asyncio.StreamWriter, "write", counting)
     with connected(serve(tmp_path, writable=True, linger_seconds=0.5)) as (wire,):
         for n in range(4):
             rows = [{"index": 0, "records": [batch_of([b"%d" % n])]}]
@@ -130,23 +129,23 @@ def test_answers_to_the_batches_of_a_commit_are_sent_in_one_call(
     assert [(answer["errorCode"], answer["baseOffset"]) for answer in answers] == [(0, n) for n in range(4)]
     commits = topic.log.head().version
     assert commits <= 2, "the first commit has what was there, the next one all that arrived meanwhile"
-    assert len([size for size in sizes if size]) == commits
+    assert len(sizes) == commits
     assert values(topic) == [b"0", b"1", b"2", b"3"]
 
 
 def test_batches_that_are_durable_are_answered_before_a_request_that_drops_the_connection(
     serve: Callable[..., Address], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    topic, requests = topic_of(tmp_path), list[int]()
-    handled = Connection._handled
+    topic, batches = topic_of(tmp_path), list[int]()
+    add = Appends.add
 
-    async def dropping_the_third(connection: Connection, request: Any) -> Any:
-        requests.append(len(requests))
-        if len(requests) == 3:
+    def dropping_the_third(appends: Appends, *given: Any) -> Any:
+        batches.append(len(batches))
+        if len(batches) == 3:
             raise Refused("the third")
-        return await handled(connection, request)
+        return add(appends, *given)
 
-    monkeypatch.setattr(Connection, "_handled", dropping_the_third)
+    monkeypatch.setattr(Appends, "add", dropping_the_third)
     with connected(serve(tmp_path, writable=True)) as (wire,):
         for n in range(3):
             topics = [{"name": "t", "partitionData": [{"index": 0, "records": [batch_of([b"%d" % n])]}]}]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from sparklog.format.coordinators.message_schema import Fields
@@ -21,10 +22,31 @@ LEAST_PRODUCER_ID = 1 << 32
 """Ids of brokers count from 0: none of theirs, in imported topics, is so high."""
 ACKS = (0, 1, -1)
 TRANSACTIONAL_BIT = 0x10
-Waiting: TypeAlias = "ProduceAnswer | asyncio.Future[ProduceAnswer]"
+Taken: TypeAlias = "ProduceAnswer | asyncio.Future[ProduceAnswer]"
 
 
-async def produce(request: ServedRequest) -> Fields | None:
+@dataclass(slots=True)
+class Produced:
+    """A request whose batches were taken: their answers, or what these will be in, by topic and partition."""
+
+    topics: list[tuple[str, list[tuple[int, Taken]]]]
+    is_answered: bool
+    waiting: list[asyncio.Future[ProduceAnswer]] = field(default_factory=list)
+    """The batches that are not answered yet, and maybe others."""
+
+    def is_done(self) -> bool:
+        while self.waiting and self.waiting[-1].done():
+            self.waiting.pop()
+        return not self.waiting
+
+    def fields(self) -> Fields | None:
+        """Return the response's fields, None to a client that wants none. Each batch must be done."""
+        responses = [{"name": name, "partitionResponses": [_row(*row) for row in rows]} for name, rows in self.topics]
+        return {"responses": responses} if self.is_answered else None
+
+
+def produce(request: ServedRequest) -> Produced:
+    """Take all batches: each is answered once it is durable, or refused."""
     fields, code = request.fields, Code.NONE
     if not request.services.options.writable:
         code = Code.TOPIC_AUTHORIZATION_FAILED
@@ -33,16 +55,15 @@ async def produce(request: ServedRequest) -> Fields | None:
     elif fields["transactionalId"] is not None or _is_transactional(fields):
         _LOG.warning("refused a transaction of %s: only sparklog.transactional has them", request.client)
         code = Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-    # All batches are taken before the first answer is waited for.
     topics = [
         (topic["name"], [(row["index"], _taken(request, topic["name"], row, code)) for row in topic["partitionData"]])
         for topic in fields["topicData"]
     ]
-    responses = [{"name": name, "partitionResponses": [await _row(*row) for row in rows]} for name, rows in topics]
-    return {"responses": responses} if fields["acks"] else None
+    waiting = [taken for _, rows in topics for _, taken in rows if not isinstance(taken, ProduceAnswer)]
+    return Produced(topics, fields["acks"] != 0, waiting)
 
 
-def _taken(request: ServedRequest, topic: str, row: Fields, code: Code) -> Waiting:
+def _taken(request: ServedRequest, topic: str, row: Fields, code: Code) -> Taken:
     """Take a batch, where the request as a whole has no `code` that refuses it."""
     if code is not Code.NONE:
         return ProduceAnswer(code)
@@ -58,8 +79,8 @@ def _is_transactional(fields: Fields) -> bool:
     return any(batch is not None and len(batch) > 22 and batch[22] & TRANSACTIONAL_BIT for batch in batches)
 
 
-async def _row(number: int, waiting: Waiting) -> Fields:
-    answer = waiting if isinstance(waiting, ProduceAnswer) else await waiting
+def _row(number: int, taken: Taken) -> Fields:
+    answer = taken if isinstance(taken, ProduceAnswer) else taken.result()
     return {
         "index": number,
         "errorCode": answer.code,
