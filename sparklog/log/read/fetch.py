@@ -66,6 +66,10 @@ class Cursor:
     _rows: list[PlannedSlice] = field(default_factory=list)
     _first: int = 0
     """`_rows` are the slices from this one on, made some at a time."""
+    location: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.location = self.store.location
 
     def head(self) -> PlannedSlice | None:
         row = self.at - self._first
@@ -77,7 +81,7 @@ class Cursor:
 
     def place(self) -> tuple[str, str, int] | None:
         planned = self.head()
-        return None if planned is None else (self.store.location, planned.file, planned.position)
+        return None if planned is None else (self.location, planned.file, planned.position)
 
     def cuts(self, planned: PlannedSlice) -> bool:
         return self.next > planned.base or self.range.end < planned.end
@@ -166,7 +170,7 @@ class Fetcher:
 
     def _advance(self, cursor: Cursor, planned: PlannedSlice) -> None:
         """Go on after the slice that came next for a range."""
-        if self._heads.get(place := (cursor.store.location, planned.file, planned.position)) is cursor:
+        if self._heads.get(place := (cursor.location, planned.file, planned.position)) is cursor:
             del self._heads[place]
         cursor.next, cursor.at = min(planned.end, cursor.range.end), cursor.at + 1
         self._list(cursor)
@@ -209,7 +213,7 @@ class Fetcher:
         taken = [(cursor, planned, cursor.next)]
         self._advance(cursor, planned)
         end = planned.position + planned.size
-        while (other := self._heads.get((cursor.store.location, planned.file, end))) is not None:
+        while (other := self._heads.get((cursor.location, planned.file, end))) is not None:
             neighbour = other.head()
             if neighbour is None or self._in_windows(other, neighbour):
                 break

@@ -39,6 +39,7 @@ class ReadAhead:
     ) -> None:
         self._limits = limits
         self._at_once = at_once
+        self.is_on = at_once > 1
         self._read = read
         self._more = more
         self._waiting: deque[Request] = deque()
@@ -47,26 +48,22 @@ class ReadAhead:
         self._pool: ThreadPoolExecutor | None = None
         self._taken = 0
 
-    @property
-    def is_on(self) -> bool:
-        return self._at_once > 1
-
     def add(self, requests: Iterable[Request]) -> None:
-        self._waiting.extend(requests)
+        if self.is_on:
+            self._waiting.extend(requests)
 
     def take(self, request: Request) -> bytes | memoryview:
         """Return the bytes of the oldest request that was added and neither taken nor dropped."""
-        if self.is_on:
-            self._begin()
-            self._begun.discard(request)
-            self._taken += request.length
-        else:
-            self._waiting.popleft()
+        if not self.is_on:
+            return self._read(request)
+        self._begin()
+        self._begun.discard(request)
+        self._taken += request.length
         return self._read(request) if request.answer is None else request.answer.result()
 
     def drop(self, requests: Iterable[Request]) -> None:
         """Forget requests, those that were taken too."""
-        for request in requests:
+        for request in requests if self.is_on else ():
             if request in self._begun:
                 self._begun.discard(request)
                 if request.answer is not None:
