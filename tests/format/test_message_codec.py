@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from sparklog.format.coordinators.message_codec import (
     write_message,
 )
 from sparklog.format.coordinators.message_schema import Field, Struct, message
+from sparklog.format.coordinators.message_source import reader_source, writer_source
 
 INNER = Struct("Inner", (Field("number", "int32"),))
 TEST = Struct(
@@ -48,6 +51,8 @@ TEST = Struct(
         ({"text": "ü" * 16_384}, "field text takes at most 32767 bytes of text, not 32768"),
         ({"numbers": 3}, "field numbers takes a value of type list, not 3"),
         ({"numbers": [1, None]}, "field numbers takes a value of type int16, not None"),
+        ({"small": 1, "numbers": [1, 1 << 15]}, "field numbers takes a value of type int16, not 32768"),
+        ({"inner": {"number": 1 << 31}}, "field number takes a value of type int32, not 2147483648"),
         ({"inner": [1]}, r"field inner takes a value of type Inner, not \[1\]"),
         ({"inner": {"numbers": 1}}, "Inner has no field 'numbers'"),
         ({"data": "x"}, "field data takes a value of type bytes, not 'x'"),
@@ -120,3 +125,145 @@ def test_records_are_neither_copied_when_they_are_read_nor_when_they_are_written
     fields, _ = read_message(records, 0, b"".join(written))
     assert isinstance(fields["records"], memoryview)
     assert bytes(fields["records"]) == b"firstsecond"
+
+
+def test_tags_that_are_unknown_are_skipped_and_of_one_that_is_there_twice_the_last_counts() -> None:
+    data = encode(TEST, 1, {"text": "t"})
+    assert data[-1] == 0
+    known, unknown = "00 06 01 00000007 00", "8101 03 ffffff"
+    found = data[:-1] + bytes.fromhex(f"04 {unknown} 00 06 01 00000005 00 {known} 05 00")
+    assert decode(TEST, 1, found) == decode(TEST, 1, data) | {"tagged": {"number": 7}}
+    # A number of variable length may be longer than it has to be.
+    assert decode(TEST, 1, data[:-1] + b"\x80\x00") == decode(TEST, 1, data)
+    with pytest.raises(Corrupt, match="a tagged field ends after"):
+        decode(TEST, 1, found[:-1] + b"\x01")
+    with pytest.raises(Corrupt, match="more than 5 bytes"):
+        decode(TEST, 1, data[:-1] + b"\xff" * 6)
+
+
+def test_the_length_of_an_array_is_checked_before_its_numbers() -> None:
+    numbers = Struct("Numbers", tuple(Field(f"of{kind}", kind, array=True) for kind in ("bool", "uint16", "int64")))
+    fields = {"ofbool": [True, False], "ofuint16": [65_535], "ofint64": [-1, 1 << 62]}
+    data = encode(numbers, 0, fields)
+    assert data == bytes.fromhex("00000002 0100 00000001 ffff 00000002 ffffffffffffffff 4000000000000000")
+    assert decode(numbers, 0, data) == fields
+    with pytest.raises(Corrupt, match="field ofbool announces 99 elements, 28 bytes are left"):
+        decode(numbers, 0, data.replace(b"\x02", b"\x63", 1))
+    with pytest.raises(Corrupt, match="bytes that end or break off"):
+        decode(numbers, 0, data[:-1])
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_fields_may_have_the_names_that_the_functions_use(version: int) -> None:
+    names = (
+        "data",
+        "p",
+        "n",
+        "q",
+        "size",
+        "errors",
+        "values",
+        "output",
+        "small",
+        "names",
+        "element",
+        "given",
+        "tag",
+        "value",
+    )
+    inner = Struct("Inner", tuple(Field(name, "string") for name in names))
+    tagged = Field("content", inner, array=True, tag=3, since=1)
+    outer = Struct("Outer", (*(Field(name, inner, array=True) for name in names), tagged), highest=1, flexible=1)
+    text = {name: f"{name} of inner" for name in names}
+    fields = {name: [text, text | {"p": ""}] for name in (*names, "content")} | ({} if version else {"content": []})
+    assert decode(outer, version, encode(outer, version, fields)) == fields
+
+
+def calls(function: Callable[[], object]) -> list[str]:
+    """The functions in Python that are called by a function."""
+    called: list[str] = []
+
+    def profile(frame: Any, event: str, _: object) -> None:
+        if event == "call":
+            called.append(frame.f_code.co_name)
+
+    sys.setprofile(profile)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return called[1:]
+
+
+def test_a_message_is_read_and_written_by_one_function() -> None:
+    request, partition = message("protocol", "ProduceRequest"), {"index": 3, "records": [b"x" * 200]}
+    values = {"acks": -1, "topicData": [{"name": "t", "partitionData": [partition, partition]}] * 3}
+    output = MessageBytes()
+    write_message(request, 9, values, output)
+    data = b"".join(output.finish())
+    read_message(request, 9, data)
+    # A length of two bytes is a call of its own.
+    assert calls(lambda: read_message(request, 9, data)) == ["read_message", "read", *["_uvarint_at"] * 6]
+    assert calls(lambda: write_message(request, 9, values, output)) == ["write_message", "write", *["uvarint"] * 6]
+
+
+def test_the_text_of_what_reads_and_writes_a_message() -> None:
+    small = Struct(
+        "Small", (Field("id", "int16"), Field("names", "string", array=True), Field("later", "bool", since=2))
+    )
+    assert (
+        reader_source(small, 1)
+        == """\
+unpack_hi = Struct('>hi').unpack_from
+unpack_h = Struct('>h').unpack_from
+def read(data, p, errors):
+    size = len(data)
+    [id_1, n] = unpack_hi(data, p)
+    p += 6
+    if n < 0:
+        raise Corrupt(f'field names is null, and must not be')
+    if n > size - p:
+        raise Corrupt(f'field names announces {n} elements, {size - p} bytes are left')
+    names_1 = []
+    for _ in range(n):
+        [n] = unpack_h(data, p)
+        p += 2
+        if n < 0:
+            raise Corrupt(f'field names is null, and must not be')
+        q = p + n
+        if q > size:
+            raise Corrupt(f'field names has {n} bytes, {size - p} are left')
+        value = data[p:q].decode('utf-8', errors)
+        p = q
+        names_1.append(value)
+    return {'id': id_1, 'names': names_1, 'later': 0}, p
+"""
+    )
+    assert (
+        writer_source(small, 1)
+        == """\
+names1 = frozenset(['id', 'names', 'later'])
+pack_hi = Struct('>hi').pack
+pack_h = Struct('>h').pack
+def write(output, values):
+    small = output.small
+    if not names1.issuperset(values):
+        raise BadRequest(f'Small has no field {min(values.keys() - names1)!r}')
+    names_1 = values.get('names', [])
+    if isinstance(names_1, list):
+        n = len(names_1)
+    else:
+        raise BadRequest(f'field names takes a value of type list, not {names_1!r}')
+    small += pack_hi(values.get('id', 0), n)
+    for element1 in names_1:
+        if isinstance(element1, str):
+            element1 = element1.encode('utf-8', 'replace')
+            n = len(element1)
+            if n > 32767:
+                raise BadRequest(f'field names takes at most 32767 bytes of text, not {n}')
+        else:
+            raise BadRequest(f'field names takes a value of type string, not {element1!r}')
+        small += pack_h(n)
+        small += element1
+"""
+    )
