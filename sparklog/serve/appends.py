@@ -34,9 +34,9 @@ from sparklog.log.topic.engine import TopicLog
 from sparklog.log.write.append_output import tail_bytes, unwritten, write_file
 from sparklog.log.write.append_target import AppendTarget
 from sparklog.serve.batch_checks import (
+    BatchChecks,
     ProducedBatch,
     SentBatch,
-    check_batches,
     last_number,
     next_number,
     writer_id,
@@ -92,6 +92,7 @@ class Appends:
         default = LINGER_SECONDS if log.root.store.parallel_reads == 1 else BUCKET_LINGER_SECONDS
         self._linger = default if linger_seconds is None else linger_seconds
         self._topics: dict[str, _Topic] = {}
+        self._checks: dict[str, BatchChecks] = {}
         self._bases: OrderedDict[tuple[str, int, int, int, int], int] = OrderedDict()
 
     def add(
@@ -181,15 +182,18 @@ class Appends:
 
     def _checked(self, items: Sequence[_Item], target: AppendTarget) -> dict[_Item, ProducedBatch]:
         """Return the batches that are right; the others get their result."""
+        checks, batches = self._checks.get(target.topic), dict[_Item, ProducedBatch]()
+        if checks is None or checks.configs is not target.configs:
+            checks = self._checks[target.topic] = BatchChecks(target.configs)
+        now_ms = self._root.env.wall_ms()
         for item in items:
             if not 0 <= item.partition < target.partitions:
                 item.result = ProduceAnswer(Code.UNKNOWN_TOPIC_OR_PARTITION)
-        rest, batches = [item for item in items if item.result is None], dict[_Item, ProducedBatch]()
-        for item, batch in zip(rest, check_batches(rest, target.configs, self._root.env.wall_ms()), strict=True):
-            if isinstance(batch, CodeError):
-                item.result = ProduceAnswer(batch.code, message=str(batch))
-            else:
-                batches[item] = batch
+            elif item.result is None:
+                try:
+                    batches[item] = checks.checked(item, now_ms)
+                except CodeError as problem:
+                    item.result = ProduceAnswer(problem.code, message=str(problem))
         return batches
 
     def _judged(
