@@ -190,7 +190,7 @@ def record_fields(
     return fields
 
 
-def check_batch(stored: BytesLike, codec: Codec, count: int, base_time: int) -> tuple[int, int, int]:
+def check_batch(stored: BytesLike, codec: Codec, count: int, base_time: int) -> Int64Array:
     """Check the records of one batch, whose offsets count from 0; return their least and greatest time, and how many
     have no key. `stored`: all bytes after its header; `count` is not 0, times are ms.
 
@@ -211,8 +211,7 @@ def check_batch(stored: BytesLike, codec: Codec, count: int, base_time: int) -> 
     code = kernels.check_records.sized(count)(payload, count, base_time, totals)
     if code != kernels.OK:
         raise Corrupt(RECORD_MESSAGES[code])
-    low, high, keyless = totals.tolist()
-    return low, high, keyless
+    return totals
 
 
 def check_fit(payloads: Payloads, headers: BatchHeaders, place: Place) -> Int64Array:

@@ -53,19 +53,10 @@ _HALF = 1 << 30
 
 
 @dataclass(slots=True, eq=False)
-class SentBatch:
-    """Bytes that a producer sent for a partition, in this version of Produce: one batch, if they are right."""
-
-    partition: int
-    records: memoryview | None
-    version: int
-
-
-@dataclass(slots=True, eq=False)
 class ProducedBatch:
     """A batch of a producer, checked: its bytes, its place in the producer's numbers, and what a slice says of it.
 
-    `min_ts`, `max_ts`: ms; `flags`: of `SliceFlag`.
+    `min_ts`, `max_ts`: ms; `flags`: of `SliceFlag`; `offset`: in its slice, once it is in one.
     """
 
     data: memoryview
@@ -75,7 +66,8 @@ class ProducedBatch:
     base_sequence: int
     min_ts: int
     max_ts: int
-    flags: int
+    flags: int = 0
+    offset: int = 0
 
 
 class BatchChecks:
@@ -88,9 +80,12 @@ class BatchChecks:
         self._append_time = configs.log_append_time
         self._before_ms, self._after_ms = configs.timestamp_before_max_ms, configs.timestamp_after_max_ms
 
-    def checked(self, sent: SentBatch, now_ms: int) -> ProducedBatch:
-        """Return the batch as it is written, or raise a `CodeError` that says why it is not taken."""
-        data = memoryview(bytearray(sent.records or b""))
+    def checked(self, records: memoryview | None, version: int, now_ms: int) -> ProducedBatch:
+        """Return what was sent in this version of Produce as it is written: one batch.
+
+        Raises `CodeError`, which says why it is not taken.
+        """
+        data = memoryview(bytearray(records or b""))
         size = data.nbytes
         if size < HEADER_BYTES:
             raise _frame_problem(data)
@@ -107,8 +102,8 @@ class BatchChecks:
         if count < 1 or count != delta + 1:
             raise _invalid(f"{count} records have {delta + 1} offsets")
         codec = attributes & CODEC_MASK
-        if codec == ZSTD and sent.version < ZSTD_SINCE:
-            raise CodeError(Code.UNSUPPORTED_COMPRESSION_TYPE, f"zstd in Produce {sent.version}")
+        if codec == ZSTD and version < ZSTD_SINCE:
+            raise CodeError(Code.UNSUPPORTED_COMPRESSION_TYPE, f"zstd in Produce {version}")
         if attributes & LOG_APPEND_TIME_BIT:
             raise CodeError(Code.INVALID_TIMESTAMP, "a producer gives no LogAppendTime")
         if codec not in _KNOWN_CODECS:
@@ -117,16 +112,17 @@ class BatchChecks:
             raise _invalid("the batch has a negative base offset")
         if base > MAX_OFFSET - delta:
             raise _invalid(f"the batch's offsets go beyond {MAX_OFFSET}")
-        batch = ProducedBatch(data, count, producer, epoch, sequence, base_ms, max_ms, 0)
+        batch = ProducedBatch(data, count, producer, epoch, sequence, base_ms, max_ms)
         self._read(batch, CODECS[codec], now_ms)
         return batch
 
     def _read(self, batch: ProducedBatch, codec: Codec, now_ms: int) -> None:
         """Check the records of a batch, which has the times of its header, and give it what a slice says of it."""
         try:
-            low, high, keyless = check_batch(batch.data[HEADER_BYTES:], codec, batch.count, batch.min_ts)
+            totals = check_batch(batch.data[HEADER_BYTES:], codec, batch.count, batch.min_ts)
         except Corrupt as error:
             raise _invalid(error.message) from None
+        low, high, keyless = totals.tolist()
         if keyless and self._needs_keys:
             raise _invalid("the topic is compacted: every record needs a key")
         batch.flags = (_NULL_KEYS if keyless else 0) | (0 if batch.producer_id == NO_PRODUCER_ID else _PRODUCERS)
