@@ -242,10 +242,10 @@ def _lz4_decompress(data: memoryview, limit: int) -> bytes:
 
 def _lz4_opened(data: memoryview, limit: int) -> tuple[int, Fill] | None:
     """Open a frame of plain blocks, as this and Kafka's Java clients write; any other, or a damaged one: None."""
-    if data[: len(LZ4_WRITTEN)] != LZ4_WRITTEN:
+    position, room = len(LZ4_WRITTEN), 0
+    if data[:position] != LZ4_WRITTEN:
         return None
     blocks: list[tuple[int, int]] = []
-    position, room = len(LZ4_WRITTEN), 0
     while (size := int.from_bytes(data[position : position + 4], "little")) != 0:
         plain, size = size >> 31, size & 0x7FFFFFFF
         start, position = position + 4, position + 4 + size

@@ -29,6 +29,7 @@ from sparklog.format.record_batch import (
     BoolArray,
     ByteArray,
     BytesLike,
+    Codec,
     Int64Array,
     Payloads,
     Place,
@@ -187,6 +188,30 @@ def record_fields(
     if code != kernels.OK:
         raise record_error(code, state, payloads, headers, place)
     return fields
+
+
+def check_batch(stored: BytesLike, codec: Codec, count: int, base_time: int) -> Int64Array:
+    """Check the records of one batch, whose offsets count from 0; return their least and greatest time, and how many
+    have no key. `stored`: all bytes after its header; `count` is not 0, times are ms.
+
+    Raises `Corrupt`, without a place.
+    """
+    if codec == "none":
+        payload = as_bytes_array(stored)
+    else:
+        try:
+            room, fill = compression.opened(codec, stored)
+            out = new_array(room, np.uint8)
+            payload = out[: fill(out.data)]
+        except Corrupt as error:
+            raise Corrupt(f"the batch cannot be decompressed: {error.message}") from None
+    if count * MIN_RECORD_BYTES > payload.size:
+        raise Corrupt(f"{count} records do not fit into the batch")
+    totals = np.empty(3, np.int64)
+    code = kernels.check_records.sized(count)(payload, count, base_time, totals)
+    if code != kernels.OK:
+        raise Corrupt(RECORD_MESSAGES[code])
+    return totals
 
 
 def check_fit(payloads: Payloads, headers: BatchHeaders, place: Place) -> Int64Array:

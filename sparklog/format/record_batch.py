@@ -93,7 +93,7 @@ HEADER_DTYPE = np.dtype(
         ("count", ">i4"),
     ]
 )
-_HEADER_STRUCT = struct.Struct(">qiibIhiqqqhii")
+HEADER_STRUCT = struct.Struct(">qiibIhiqqqhii")
 _CRC_STRUCT = struct.Struct(">I")
 
 
@@ -137,7 +137,7 @@ class BatchHeader:
         return b"".join((self.pack_header(payload)[0], payload))
 
     def _pack_fields(self, to: bytearray | memoryview, size: int) -> None:
-        _HEADER_STRUCT.pack_into(
+        HEADER_STRUCT.pack_into(
             to, 0, self.base_offset, size - LOG_OVERHEAD, self.leader_epoch, MAGIC, 0, self.attributes,
             self.last_offset_delta, self.base_timestamp, self.max_timestamp, self.producer_id, self.producer_epoch,
             self.base_sequence, self.count

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -33,14 +33,7 @@ from sparklog.log.state.writer_runs import KafkaWriterKey, SequenceConflict, Wri
 from sparklog.log.topic.engine import TopicLog
 from sparklog.log.write.append_output import tail_bytes, unwritten, write_file
 from sparklog.log.write.append_target import AppendTarget
-from sparklog.serve.batch_checks import (
-    ProducedBatch,
-    SentBatch,
-    check_batches,
-    last_number,
-    next_number,
-    writer_id,
-)
+from sparklog.serve.batch_checks import BatchChecks, ProducedBatch, last_number, next_number, writer_id
 from sparklog.serve.codes import Code, CodeError, ProduceAnswer, code_of
 from sparklog.serve.served_log import Runner, ServedLog
 
@@ -55,9 +48,12 @@ _LOG = logging.getLogger("sparklog.serve")
 
 
 @dataclass(slots=True, eq=False)
-class _Item(SentBatch):
+class _Item:
     """A batch as it arrived, and its answer: `result` before it is given."""
 
+    partition: int
+    records: memoryview | None
+    version: int
     answer: asyncio.Future[ProduceAnswer]
     result: ProduceAnswer | None = None
 
@@ -92,6 +88,7 @@ class Appends:
         default = LINGER_SECONDS if log.root.store.parallel_reads == 1 else BUCKET_LINGER_SECONDS
         self._linger = default if linger_seconds is None else linger_seconds
         self._topics: dict[str, _Topic] = {}
+        self._checks: dict[str, BatchChecks] = {}
         self._bases: OrderedDict[tuple[str, int, int, int, int], int] = OrderedDict()
 
     def add(
@@ -181,15 +178,18 @@ class Appends:
 
     def _checked(self, items: Sequence[_Item], target: AppendTarget) -> dict[_Item, ProducedBatch]:
         """Return the batches that are right; the others get their result."""
+        checks, batches = self._checks.get(target.topic), dict[_Item, ProducedBatch]()
+        if checks is None or checks.configs is not target.configs:
+            checks = self._checks[target.topic] = BatchChecks(target.configs)
+        now_ms = self._root.env.wall_ms()
         for item in items:
             if not 0 <= item.partition < target.partitions:
                 item.result = ProduceAnswer(Code.UNKNOWN_TOPIC_OR_PARTITION)
-        rest, batches = [item for item in items if item.result is None], dict[_Item, ProducedBatch]()
-        for item, batch in zip(rest, check_batches(rest, target.configs, self._root.env.wall_ms()), strict=True):
-            if isinstance(batch, CodeError):
-                item.result = ProduceAnswer(batch.code, message=str(batch))
-            else:
-                batches[item] = batch
+            elif item.result is None:
+                try:
+                    batches[item] = checks.checked(item.records, item.version, now_ms)
+                except CodeError as problem:
+                    item.result = ProduceAnswer(problem.code, message=str(problem))
         return batches
 
     def _judged(
@@ -213,7 +213,8 @@ class Appends:
         if batch.producer_id == NO_PRODUCER_ID:
             return True
         id_ = writer_id(batch.producer_id, item.partition)
-        before, follows = keys.get(id_), last_number(registry, id_)
+        before = keys.get(id_)
+        follows = last_number(registry, id_) if before is None else before.follows
         try:
             number = next_number(follows if before is None else before.batch, batch)
         except CodeError as error:
@@ -238,18 +239,17 @@ class Appends:
         unless_changed: bool = False,
     ) -> None:
         by_partition: dict[int, list[ProducedBatch]] = {}
-        inside, records = list[int](), Counter[int]()
         for item, batch in taken:
-            by_partition.setdefault(item.partition, []).append(batch)
-            inside.append(records[item.partition])
-            batch.data[:8] = inside[-1].to_bytes(8, "big")
-            records[item.partition] += batch.count
+            batches = by_partition.setdefault(item.partition, [])
+            batch.offset = batches[-1].offset + batches[-1].count if batches else 0
+            batch.data[:8] = batch.offset.to_bytes(8, "big")
+            batches.append(batch)
         files = [_file(log, target, by_partition)]
         outcome = log.commit_append(files, target, kafka_writers=keys, unless_changed=unless_changed)
         starts = log.head(refresh=False).log_start
         time_ms = outcome.time_ms if target.configs.log_append_time else -1
-        for (item, batch), offset in zip(taken, inside, strict=True):
-            base = outcome.base[item.partition] + offset
+        for item, batch in taken:
+            base = outcome.base[item.partition] + batch.offset
             item.result = ProduceAnswer(Code.NONE, base, time_ms, int(starts[item.partition]))
             if batch.producer_id != NO_PRODUCER_ID:
                 self._bases[_place(log.topic, item, batch)] = base
@@ -263,31 +263,30 @@ def _place(topic: str, item: _Item, batch: ProducedBatch) -> tuple[str, int, int
 
 def _file(log: TopicLog, target: AppendTarget, by_partition: dict[int, list[ProducedBatch]]) -> FileSlices:
     """Return the batches as a file of a slice for each partition: written, or not where it is to go into the commit."""
-    slices = [_slice(partition, batches) for partition, batches in sorted(by_partition.items())]
-    parts = [batch.data for _, batches in sorted(by_partition.items()) for batch in batches]
+    ordered = sorted(by_partition.items())
+    slices = [_slice(partition, batches) for partition, batches in ordered]
+    parts = [batch.data for _, batches in ordered for batch in batches]
     small = all(one.index is None for one in slices)
-    if small and tail_bytes(len(slices), sum(map(len, parts))) <= target.inline_bytes:
+    if small and tail_bytes(len(slices), sum(one.nbytes for one in slices)) <= target.inline_bytes:
         return unwritten(slices, b"".join(parts))
     return write_file(target.store, target.topic, append_path(target.read_version, log.env.new_id()), slices, parts)
 
 
 def _slice(partition: int, batches: Sequence[ProducedBatch]) -> WrittenSlice:
-    sizes, counts = [len(batch.data) for batch in batches], [batch.count for batch in batches]
-    times = [batch.max_ts for batch in batches]
-    crc, flags, index = 0, 0, None
+    crc, flags, index, nbytes = 0, 0, None, sum([len(batch.data) for batch in batches])
     for batch in batches:
         crc, flags = crc32c(batch.data, crc), flags | batch.flags
-    nbytes, records = sum(sizes), sum(counts)
     if nbytes > INDEX_MIN_BYTES:
-        position, offset = (np.cumsum(column) - column for column in (np.array(sizes), np.array(counts)))
-        index = build_index(position, offset, np.array(times), nbytes)
+        columns = np.array([(len(batch.data), batch.offset, batch.max_ts) for batch in batches], np.int64).T
+        index = build_index(np.cumsum(columns[0]) - columns[0], columns[1], columns[2], nbytes)
+    records = batches[-1].offset + batches[-1].count
     return WrittenSlice(
         partition=partition,
         nbytes=nbytes,
         offsets=records,
         records=records,
-        min_ts=min(batch.min_ts for batch in batches),
-        max_ts=max(times),
+        min_ts=min([batch.min_ts for batch in batches]),
+        max_ts=max([batch.max_ts for batch in batches]),
         crc=crc,
         flags=flags,
         index=index,

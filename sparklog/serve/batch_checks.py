@@ -1,6 +1,5 @@
 """The checks of produced batches, as Kafka's `LogValidator` makes them, what a slice says of each, and sequences.
 
-All batches of a commit are checked together, as one run of batches: a call costs as much for one batch as for many.
 Records are read to see that they fit, for their least time and for keys that are missing; they stay as they came. Under
 LogAppendTime the batch is given its bit and another checksum; the time itself comes with the commit. The codec stays
 the producer's: a topic's `compression.type` changes nothing here.
@@ -13,19 +12,21 @@ them counted: a sequence itself begins again after 2^31 - 1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
-from sparklog.errors import BadRequest, Corrupt
-from sparklog.format.batch_scan import crc_failures, scan_headers
+from sparklog.errors import Corrupt
+from sparklog.format.batch_scan import MAX_OFFSET, scan_headers
 from sparklog.format.crc32c import crc32c
-from sparklog.format.payloads import payloads, record_fields
+from sparklog.format.payloads import check_batch
 from sparklog.format.record_batch import (
+    CODEC_MASK,
     CODECS,
+    CONTROL_BIT,
     CRC_START,
+    DELETE_HORIZON_BIT,
     HEADER_BYTES,
+    HEADER_STRUCT,
     LOG_APPEND_TIME_BIT,
     LOG_OVERHEAD,
     MAGIC,
@@ -33,9 +34,7 @@ from sparklog.format.record_batch import (
     MAX_SEQUENCE,
     NO_PRODUCER_ID,
     BatchHeader,
-    BatchHeaders,
-    BoolArray,
-    Int64Array,
+    Codec,
 )
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.slices import SliceFlag
@@ -44,8 +43,7 @@ from sparklog.serve.codes import Code, CodeError
 
 ZSTD, ZSTD_SINCE = CODECS.index("zstd"), 7
 """Older versions of Produce are of clients that cannot read what they send."""
-GROUP_BYTES = 1 << 20
-"""Stored bytes of batches that are decompressed at once."""
+_KNOWN_CODECS = range(len(CODECS))
 _ATTRIBUTES, _CRC = 22, slice(17, 21)
 _PRODUCERS, _NULL_KEYS = int(SliceFlag.KAFKA_PRODUCERS), int(SliceFlag.HAS_NULL_KEYS)
 _APPEND_TIME = int(SliceFlag.LOG_APPEND_TIME)
@@ -55,19 +53,10 @@ _HALF = 1 << 30
 
 
 @dataclass(slots=True, eq=False)
-class SentBatch:
-    """Bytes that a producer sent for a partition, in this version of Produce: one batch, if they are right."""
-
-    partition: int
-    records: memoryview | None
-    version: int
-
-
-@dataclass(slots=True, eq=False)
 class ProducedBatch:
     """A batch of a producer, checked: its bytes, its place in the producer's numbers, and what a slice says of it.
 
-    `min_ts`, `max_ts`: ms; `flags`: of `SliceFlag`.
+    `min_ts`, `max_ts`: ms; `flags`: of `SliceFlag`; `offset`: in its slice, once it is in one.
     """
 
     data: memoryview
@@ -77,130 +66,91 @@ class ProducedBatch:
     base_sequence: int
     min_ts: int
     max_ts: int
-    flags: int
+    flags: int = 0
+    offset: int = 0
 
 
-def check_batches(sent: Sequence[SentBatch], configs: TopicConfigs, now_ms: int) -> list[ProducedBatch | CodeError]:
-    """Return each batch as it is written, or why it is not taken."""
-    results: list[ProducedBatch | CodeError | None] = [_frame_problem(batch.records) for batch in sent]
-    rows = [row for row, result in enumerate(results) if result is None]
-    data = bytearray().join(sent[row].records or b"" for row in rows)
-    headers = scan_headers(data)
-    versions = np.array([sent[row].version for row in rows], np.int64)
-    rejected = _header_problems(data, headers, versions, configs)
-    for row, problem in rejected.items():
-        results[rows[row]] = problem
-    sound, group, size = [row for row in range(len(rows)) if row not in rejected], list[int](), 0
-    sizes = headers.size.tolist()
-    for row in sound:
-        group.append(row)
-        size += sizes[row]
-        if size < GROUP_BYTES and row != sound[-1]:
-            continue
-        some = headers if len(group) == len(headers) else headers[group]
-        for place, result in zip(group, _checked(data, some, configs, now_ms), strict=True):
-            results[rows[place]] = result
-        group, size = [], 0
-    return [result for result in results if result is not None]
+class BatchChecks:
+    """Checks of the batches for a topic that has these configs."""
+
+    def __init__(self, configs: TopicConfigs) -> None:
+        self.configs = configs
+        self._most = configs.max_message_bytes
+        self._needs_keys = configs.is_compacted
+        self._append_time = configs.log_append_time
+        self._before_ms, self._after_ms = configs.timestamp_before_max_ms, configs.timestamp_after_max_ms
+
+    def checked(self, records: memoryview | None, version: int, now_ms: int) -> ProducedBatch:
+        """Return what was sent in this version of Produce as it is written: one batch.
+
+        Raises `CodeError`, which says why it is not taken.
+        """
+        data = memoryview(bytearray(records or b""))
+        size = data.nbytes
+        if size < HEADER_BYTES:
+            raise _frame_problem(data)
+        header = HEADER_STRUCT.unpack_from(data)
+        base, length, _, magic, crc, attributes, delta, base_ms, max_ms, producer, epoch, sequence, count = header
+        if magic != MAGIC or length != size - LOG_OVERHEAD:
+            raise _frame_problem(data)
+        if crc32c(data[CRC_START:]) != crc:
+            raise CodeError(Code.CORRUPT_MESSAGE, "the batch's CRC-32C does not match its bytes")
+        if size > self._most:
+            raise CodeError(Code.MESSAGE_TOO_LARGE, f"{size} bytes, max.message.bytes is {self._most}")
+        if attributes & (CONTROL_BIT | DELETE_HORIZON_BIT):
+            raise _invalid("control batches are a coordinator's")
+        if count < 1 or count != delta + 1:
+            raise _invalid(f"{count} records have {delta + 1} offsets")
+        codec = attributes & CODEC_MASK
+        if codec == ZSTD and version < ZSTD_SINCE:
+            raise CodeError(Code.UNSUPPORTED_COMPRESSION_TYPE, f"zstd in Produce {version}")
+        if attributes & LOG_APPEND_TIME_BIT:
+            raise CodeError(Code.INVALID_TIMESTAMP, "a producer gives no LogAppendTime")
+        if codec not in _KNOWN_CODECS:
+            raise _invalid("the batch names an unknown compression codec (5 to 7)")
+        if base < 0:
+            raise _invalid("the batch has a negative base offset")
+        if base > MAX_OFFSET - delta:
+            raise _invalid(f"the batch's offsets go beyond {MAX_OFFSET}")
+        batch = ProducedBatch(data, count, producer, epoch, sequence, base_ms, max_ms)
+        self._read(batch, CODECS[codec], now_ms)
+        return batch
+
+    def _read(self, batch: ProducedBatch, codec: Codec, now_ms: int) -> None:
+        """Check the records of a batch, which has the times of its header, and give it what a slice says of it."""
+        try:
+            totals = check_batch(batch.data[HEADER_BYTES:], codec, batch.count, batch.min_ts)
+        except Corrupt as error:
+            raise _invalid(error.message) from None
+        low, high, keyless = totals.tolist()
+        if keyless and self._needs_keys:
+            raise _invalid("the topic is compacted: every record needs a key")
+        batch.flags = (_NULL_KEYS if keyless else 0) | (0 if batch.producer_id == NO_PRODUCER_ID else _PRODUCERS)
+        if self._append_time:
+            batch.min_ts = batch.max_ts = -1
+            batch.flags |= _APPEND_TIME
+            batch.data[_ATTRIBUTES] |= LOG_APPEND_TIME_BIT
+            batch.data[_CRC] = crc32c(batch.data[CRC_START:]).to_bytes(4, "big")
+            return
+        before, after = now_ms - self._before_ms, now_ms + self._after_ms
+        if low < 0 or low < before or high > after:
+            text = f"times are {low} to {high}, the topic takes {before} to {after}"
+            raise CodeError(Code.INVALID_TIMESTAMP, text)
+        if high != batch.max_ts:
+            raise CodeError(Code.INVALID_TIMESTAMP, f"the greatest time is {high}, the batch says {batch.max_ts}")
+        batch.min_ts = low
 
 
-def _frame_problem(records: memoryview | None) -> CodeError | None:
-    """Return what is wrong if these bytes are not one whole batch of magic 2."""
-    data = memoryview(records or b"")
+def _invalid(message: str) -> CodeError:
+    return CodeError(Code.INVALID_RECORD, message)
+
+
+def _frame_problem(data: memoryview) -> CodeError:
+    """Return why these bytes are not one whole batch of magic 2."""
     if len(data) > MAGIC_POSITION and data[MAGIC_POSITION] < MAGIC:
         return CodeError(Code.UNSUPPORTED_FOR_MESSAGE_FORMAT, "messages of formats v0 and v1 are not taken")
-    whole = len(data) >= HEADER_BYTES and data[MAGIC_POSITION] == MAGIC
-    if whole and int.from_bytes(data[8:12], "big", signed=True) == len(data) - LOG_OVERHEAD:
-        return None
     headers = scan_headers(data, whole=False)
-    return CodeError(Code.INVALID_RECORD, f"expected one record batch, found {len(headers)}: {headers.reason}")
-
-
-def _header_problems(
-    data: bytearray, headers: BatchHeaders, versions: Int64Array, configs: TopicConfigs
-) -> dict[int, CodeError]:
-    """Return the first rule that a batch breaks, by row."""
-    count, offsets, size, most = headers.count, headers.last_offset_delta + 1, headers.size, configs.max_message_bytes
-    wrong_crc = np.zeros(len(headers), np.bool_)
-    wrong_crc[crc_failures(data, headers)] = True
-    is_control = headers.is_control | headers.has_delete_horizon
-    old_zstd = (headers.codec == ZSTD) & (versions < ZSTD_SINCE)
-    return _first_problems(
-        {"count": count, "offsets": offsets, "size": size, "version": versions},
-        (wrong_crc, Code.CORRUPT_MESSAGE, "the batch's CRC-32C does not match its bytes"),
-        (size > most, Code.MESSAGE_TOO_LARGE, f"{{size}} bytes, max.message.bytes is {most}"),
-        (is_control, Code.INVALID_RECORD, "control batches are a coordinator's"),
-        ((count < 1) | (count != offsets), Code.INVALID_RECORD, "{count} records have {offsets} offsets"),
-        (old_zstd, Code.UNSUPPORTED_COMPRESSION_TYPE, "zstd in Produce {version}"),
-        (headers.is_log_append_time, Code.INVALID_TIMESTAMP, "a producer gives no LogAppendTime"),
-    )
-
-
-def _first_problems(columns: Mapping[str, Int64Array], *rules: tuple[BoolArray, Code, str]) -> dict[int, CodeError]:
-    """Return the first rule that a batch breaks, by row.
-
-    `rules`: the rows that break it, its code, and its message, which takes values of `columns`.
-    """
-    problems: dict[int, CodeError] = {}
-    for broken, code, message in rules:
-        for row in broken.nonzero()[0].tolist():
-            values = {name: column[row] for name, column in columns.items()}
-            problems.setdefault(row, CodeError(code, message.format(**values)))
-    return problems
-
-
-def _checked(
-    data: bytearray, headers: BatchHeaders, configs: TopicConfigs, now_ms: int
-) -> list[ProducedBatch | CodeError]:
-    """Check the records of batches. Where one of several cannot be read, each is read by itself."""
-    try:
-        fields = record_fields(payloads(data, headers, check_crc=False), headers)
-    except (Corrupt, BadRequest) as error:
-        if len(headers) == 1:
-            reason = error.message if isinstance(error, Corrupt) else str(error)
-            return [CodeError(Code.INVALID_RECORD, reason)]
-        return [_checked(data, headers[row : row + 1], configs, now_ms)[0] for row in range(len(headers))]
-    # That offsets count from 0 is known: there are as many as records, and they rise within them.
-    starts = np.cumsum(fields.batch_rows) - fields.batch_rows
-    null_keys = ~np.logical_and.reduceat(fields.has_key, starts)
-    low, high = np.minimum.reduceat(fields.timestamp, starts), np.maximum.reduceat(fields.timestamp, starts)
-    before, after = now_ms - configs.timestamp_before_max_ms, now_ms + configs.timestamp_after_max_ms
-    timed = not configs.log_append_time
-    problems = _first_problems(
-        {"low": low, "high": high, "header": headers.max_timestamp},
-        (null_keys & configs.is_compacted, Code.INVALID_RECORD, "the topic is compacted: every record needs a key"),
-        (
-            timed & ((low < max(before, 0)) | (high > after)),
-            Code.INVALID_TIMESTAMP,
-            f"times are {{low}} to {{high}}, the topic takes {before} to {after}",
-        ),
-        (
-            timed & (high != headers.max_timestamp),
-            Code.INVALID_TIMESTAMP,
-            "the greatest time is {high}, the batch says {header}",
-        ),
-    )
-    batches = _produced(data, headers, null_keys, (low, high) if timed else None)
-    return [problems.get(row) or batch for row, batch in enumerate(batches)]
-
-
-def _produced(
-    data: bytearray, headers: BatchHeaders, null_keys: BoolArray, times: tuple[Int64Array, Int64Array] | None
-) -> list[ProducedBatch]:
-    """Return sound batches. `times`: the least and the greatest of each; None: they have that of the commit."""
-    view, sealed = memoryview(data), np.full(len(headers), -1, np.int64)
-    flags = np.where(null_keys, _NULL_KEYS, 0) + np.where(headers.producer_id == NO_PRODUCER_ID, 0, _PRODUCERS)
-    flags = flags if times is not None else flags + _APPEND_TIME
-    numbers = headers.count, headers.producer_id, headers.producer_epoch, headers.base_sequence
-    columns = headers.position, headers.position + headers.size, *numbers, *(times or (sealed, sealed)), flags
-    batches = [
-        ProducedBatch(view[start:end], *values)
-        for start, end, *values in zip(*(column.tolist() for column in columns), strict=True)
-    ]
-    for batch in batches if times is None else ():
-        batch.data[_ATTRIBUTES] |= LOG_APPEND_TIME_BIT
-        batch.data[_CRC] = crc32c(batch.data[CRC_START:]).to_bytes(4, "big")
-    return batches
+    return _invalid(f"expected one record batch, found {len(headers)}: {headers.reason}")
 
 
 def writer_id(producer: int, partition: int) -> str:

@@ -151,9 +151,9 @@ async def serve_until_signal(log: ServedLog, options: ServeOptions, ready: Calla
             await asyncio.wait_for(stopped.wait(), KERNEL_SECONDS)
         if not stopped.is_set():
             # Else commits wait while plain Python reads the first 50,000 records, and then until the kernels are there.
-            from sparklog.format.kernels.record_kernels import find_records
+            from sparklog.format.kernels.record_kernels import check_records
 
-            await asyncio.to_thread(find_records.load)
+            await asyncio.to_thread(check_records.load)
     await stopped.wait()
     await server.stop()
 

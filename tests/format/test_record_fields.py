@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 import textwrap
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,8 +19,8 @@ from sparklog.format import payloads as payloads_module
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.compression import compress
 from sparklog.format.decode import decode
-from sparklog.format.payloads import RecordFields, payloads, record_fields
-from sparklog.format.record_batch import BatchHeader, BatchHeaders, Payloads, Place
+from sparklog.format.payloads import RecordFields, check_batch, payloads, record_fields
+from sparklog.format.record_batch import CODECS, HEADER_BYTES, BatchHeader, BatchHeaders, Payloads, Place
 from tests.format.batch_samples import (
     ALL,
     CODEC_NAMES,
@@ -30,8 +31,9 @@ from tests.format.batch_samples import (
     encode_sample,
 )
 from tests.format.plain_encoder import with_create_time
-from tests.format.test_damage import damaged, samples
+from tests.format.test_damage import damaged, resealed, samples
 from tests.support.forked import outcome
+from tests.support.kernel_ways import both_ways
 
 
 def fields_of(data: bytes, headers: BatchHeaders | None = None, **place: object) -> tuple[Payloads, RecordFields]:
@@ -171,6 +173,47 @@ def test_what_the_decoder_refuses_is_refused_in_the_same_words() -> None:
     assert sum(kinds.values()) > 200
 
 
+def checked(data: bytes, headers: BatchHeaders) -> list[int]:
+    """What a check of the first batch says, interpreted and compiled."""
+    header = headers.row(0)
+    stored = memoryview(data)[HEADER_BYTES : header.size]
+
+    def check() -> list[int] | Corrupt:
+        try:
+            return check_batch(stored, CODECS[header.attributes & 7], header.count, header.base_timestamp).tolist()
+        except Corrupt as error:
+            return error
+
+    first, second = both_ways(check)
+    assert str(first) == str(second)
+    if isinstance(first, Corrupt):
+        raise first
+    return first
+
+
+def test_a_check_of_a_batch_agrees_with_the_fields_of_its_records() -> None:
+    chance, kinds = random.Random(8), Counter[str]()
+    batches = [encode_sample(count, codec, value_bytes=40).data for codec in CODEC_NAMES for count in (1, 9)]
+    for number in range(500):
+        batch = chance.choice(batches)
+        data = resealed(damaged(batch, chance)) if number % 5 else batch
+        headers = scan_headers(data, whole=False)
+        fits = len(headers) == 1 and headers.count[0] == headers.last_offset_delta[0] + 1 and headers.count[0] > 0
+        if not fits or headers.codec[0] >= len(CODECS) or headers.base_offset[0] < 0:
+            continue
+        words, *_ = refusal(fields_of, data, headers) or (None,)
+        assert (refusal(checked, data, headers) or (None,))[0] == words
+        kinds[str(words).split(":")[0]] += 1
+        if words is None:
+            _, fields = fields_of(data, headers)
+            times = fields.timestamp
+            assert checked(data, headers) == [times.min(), times.max(), (~fields.has_key).sum()]
+    assert kinds["None"] > 100
+    assert len(kinds) >= 5, kinds
+    with pytest.raises(Corrupt, match="3 records do not fit into the batch"):
+        check_batch(bytes(20), "none", 3, 0)
+
+
 @pytest.mark.parametrize("codec", range(5))
 def test_arbitrary_bytes_as_records(codec: int) -> None:
     chance = random.Random(6)
@@ -203,6 +246,8 @@ def test_hostile_records(record: str, words: str) -> None:
     assert raised.value.position is not None
     assert raised.value.position >= 5 + len(GOLDEN_BATCH)
     assert raised.value.offset == (101 if "goes on" in words else 100)
+    with pytest.raises(Corrupt, match=words):
+        checked(header.pack(bytes.fromhex(record)), scan_headers(data)[1:])
 
 
 def test_wrong_crcs_count_unless_they_are_not_checked() -> None:
@@ -223,6 +268,8 @@ def test_a_bomb_is_refused_at_its_limit(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(Corrupt, match=r"cannot be decompressed.*at most") as raised:
         payloads(data, scan_headers(data), file="x.log", file_position=7)
     assert (raised.value.file, raised.value.position, raised.value.offset) == ("x.log", 7 + len(good), 100)
+    with pytest.raises(Corrupt, match=r"cannot be decompressed.*at most"):
+        check_batch(bomb("zstd", 1 << 29), "zstd", 3, 0)
     monkeypatch.setattr(payloads_module, "CALL_LIMIT", 1000)
     with pytest.raises(BadRequest, match="fewer batches"):
         payloads(good, scan_headers(good))
@@ -240,14 +287,15 @@ def test_payloads_belong_to_their_headers() -> None:
 
 GUARDED = """
     import ctypes, mmap, random
+    from contextlib import suppress
     from dataclasses import replace
     import numpy as np
     from sparklog.errors import Corrupt
     from sparklog.format.filter_batches import filter_batches
     from sparklog.format.key_hash import HashKey, key_hashes
-    from sparklog.format.payloads import payloads, record_fields
+    from sparklog.format.payloads import check_batch, payloads, record_fields
     from sparklog.format.batch_scan import scan_headers
-    from tests.format.test_damage import damaged, samples
+    from tests.format.test_damage import damaged, resealed, samples
 
     ROOM, PAGE = 1 << 20, mmap.PAGESIZE
     region = mmap.mmap(-1, ROOM + PAGE)
@@ -275,6 +323,9 @@ GUARDED = """
             if (headers.codec != 0).any():
                 plain = replace(plain, data=at_the_end(plain.data))
                 data = original
+            for begin, end, count in zip(plain.start, plain.stop, headers.count.tolist(), strict=True):
+                with suppress(Corrupt):
+                    check_batch(plain.data[begin:end], "none", count, 0)
             fields = record_fields(plain, headers)
         except Corrupt:
             continue

@@ -214,4 +214,4 @@ def test_a_server_that_takes_records_loads_their_kernels_before_a_producer_comes
 
     options = ServeOptions(Address("127.0.0.1", 0), writable=writable)
     asyncio.run(server.serve_until_signal(server.open_served(resolve(str(tmp_path))), options, ready))
-    assert loaded == ["find_records"] * writable
+    assert loaded == ["check_records"] * writable

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import cProfile
 import os
 import stat
 import threading
@@ -17,10 +18,11 @@ import pytest
 import sparklog
 from sparklog.errors import Unavailable
 from sparklog.format.record_batch import BatchHeader
+from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.topic.engine import TopicLog
 from sparklog.log.topic.root import RootView
 from sparklog.serve.appends import Appends, _Topic
-from sparklog.serve.batch_checks import next_number
+from sparklog.serve.batch_checks import BatchChecks, next_number
 from sparklog.serve.codes import Code, CodeError
 from sparklog.serve.connection import Refused
 from sparklog.serve.options import Address
@@ -28,6 +30,7 @@ from sparklog.serve.served_log import ServedLog
 from sparklog.storage import local
 from tests.serve.clients import read_with_kafka_python
 from tests.serve.wire import Wire, batch_of
+from tests.support.kernel_ways import compiled
 
 PRODUCER = (1 << 40) + 7
 
@@ -465,11 +468,14 @@ def broken(**changes: Any) -> bytes:
         (broken(attributes=0x08), Code.INVALID_TIMESTAMP, 7),
         (broken(attributes=5), Code.INVALID_RECORD, 7),
         (broken(max_timestamp=BASE_MS + 10**6), Code.INVALID_TIMESTAMP, 7),
+        (broken(base_offset=-1), Code.INVALID_RECORD, 7),
+        (broken(base_offset=2**63 - 2), Code.INVALID_RECORD, 7),
+        (batch_of([b"a"])[:16] + b"\1" + batch_of([b"a"])[17:], Code.UNSUPPORTED_FOR_MESSAGE_FORMAT, 7),
     ],
     # The batches have times in them: every process is to name the cases alike.
     ids=[
         *("empty", "none", "cut", "two", "checksum", "too-large", "no-key", "zstd-for-6", "old", "transactional"),
-        *("count", "last-offset", "control", "log-append-time", "codec", "ahead"),
+        *("count", "last-offset", "control", "log-append-time", "codec", "ahead", "below", "beyond", "magic"),
     ],
 )
 def test_what_is_wrong_is_refused_and_nothing_is_written(
@@ -488,6 +494,17 @@ def test_what_is_wrong_is_refused_and_nothing_is_written(
         assert wire.produce("none", {0: batch_of([b"a"])})[0]["errorCode"] == Code.UNKNOWN_TOPIC_OR_PARTITION
         assert wire.produce("t", {0: batch_of([b"a"])}, acks=5)[0]["errorCode"] == Code.INVALID_REQUIRED_ACKS
     assert values(topic) == [b"good"]
+
+
+def test_a_batch_is_checked_by_few_calls() -> None:
+    checks, sent = BatchChecks(TopicConfigs()), memoryview(batch_of([b"x"] * 100, codec=3))
+    with compiled():
+        checks.checked(sent, 9, BASE_MS)
+        profile = cProfile.Profile()
+        with profile:
+            assert checks.checked(sent, 9, BASE_MS).count == 100
+    calls = sum(entry.callcount for entry in profile.getstats())
+    assert calls <= 40, "however many records it has"
 
 
 def test_under_log_append_time_the_commit_gives_the_time(serve: Callable[..., Address], tmp_path: Path) -> None:

@@ -318,6 +318,37 @@ def find_records(
 
 
 @kernel(INT(
+    BYTES_IN, INT, INT, INT64
+))  # fmt: skip
+def check_records(data: Any, count: int, base_time: int, totals: Any) -> int:
+    """Check that `data` is the records of one batch, whose offsets count from 0; the error code, `OK` if none.
+
+    `totals` receives the least time, the greatest one, and how many records have no key.
+    """
+    cursor = address(data)
+    end, previous, low, high, keyless = cursor + len(data), -1, 0, 0, 0
+    for _ in range(count):
+        length, cursor = read_varint(cursor, end)
+        if length < 0 or length > end - cursor:
+            return LENGTH
+        record_end = cursor + length
+        time, delta, key_length, _, _, _, headers, cursor = read_record(cursor, record_end)
+        if headers != 0:
+            cursor, _, _ = skip_headers(cursor, record_end, headers)
+        if cursor != record_end:
+            return FIELDS
+        if delta <= previous or delta >= count:
+            return ORDER
+        time = wrap(base_time + time)
+        low = time if previous < 0 else min(low, time)
+        high = time if previous < 0 else max(high, time)
+        previous = delta
+        keyless += key_length < 0
+    totals[0], totals[1], totals[2] = low, high, keyless
+    return OK if cursor == end else REMAINING
+
+
+@kernel(INT(
     BYTES_IN, INT64_IN, INT64_IN, INT64_IN, INT64_IN, INT64_IN, INT64_IN, INT, TABLE
 ))  # fmt: skip
 def survey(
