@@ -92,7 +92,7 @@ class ServedLog:
 
     def serves(self, topic: str) -> bool:
         """Return True if a topic of this name may be served."""
-        return is_topic_name(topic) and self._topic in (None, topic)
+        return topic in self._seen or (is_topic_name(topic) and self._topic in (None, topic))
 
     def forget_listing(self) -> None:
         with self._lock:
