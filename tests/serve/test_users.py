@@ -112,6 +112,17 @@ def test_broken_messages_are_denied(message: str) -> None:
         assert exchange.user is None
 
 
+def test_a_salt_does_not_tell_that_a_name_does_not_exist() -> None:
+    """It is the same each time, as that of a user, and only who has the file of users can compute it."""
+
+    def salt(password: str) -> str:
+        users = {"user": User("user", Verifier.of(password, b"salt"), {})}
+        exchange = SaslExchange(SCRAM, users, random.Random(1))
+        return exchange.step(b"n,,n=nobody,r=a").decode().split(",")[1]
+
+    assert salt("pencil") == salt("pencil") != salt("another")
+
+
 def test_nothing_is_answered_before_an_authentication(address: Address) -> None:
     wire = Wire(address)
     assert wire.ask("ApiVersions", 3, {})["errorCode"] == 0
