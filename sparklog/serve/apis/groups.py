@@ -272,22 +272,17 @@ async def list_groups(request: ServedRequest) -> Fields:
     coordinator = request.services.coordinator
     if coordinator is None:
         return {"groups": []}
-    states: dict[str, str] = await coordinator.run(_states, coordinator)
-    here = {name: members.state for name in states if (members := coordinator.held(name)) is not None}
+    groups = Groups(coordinator.root)
+    # A group that cannot be read is left out: questions about it name the error.
+    descriptions = await coordinator.run(lambda: groups.descriptions(groups.names([]), []))
+    states = {name: (coordinator.held(name) or description).state for name, description in descriptions.items()}
     wanted, types = ({word.lower() for word in request.fields[name]} for name in ("statesFilter", "typesFilter"))
     rows = [
         {"groupId": name, "protocolType": CONSUMER, "groupState": state, "groupType": CLASSIC}
-        for name, state in (states | here).items()
+        for name, state in states.items()
         if (not wanted or state.lower() in wanted) and (not types or CLASSIC in types) and request.may(GROUP, name)
     ]
     return {"groups": rows}
-
-
-def _states(coordinator: Coordinator) -> dict[str, str]:
-    groups = Groups(coordinator.root)
-    # A group that cannot be read is left out: questions about it name the error.
-    descriptions = groups.descriptions(groups.names([]), [])
-    return {name: description.state for name, description in descriptions.items()}
 
 
 async def describe_groups(request: ServedRequest) -> Fields:

@@ -14,7 +14,7 @@ from sparklog.errors import BadRequest, Conflict, NotFound
 from sparklog.format.coordinators.message_schema import Fields
 from sparklog.log.journal.names import MAX_PARTITIONS, check_topic_name
 from sparklog.log.state.broker_names import BY_NAME
-from sparklog.log.state.configs import CONFIGS, DEFAULT_CONFIG, ROOT_DEFAULT, TOPIC_CONFIG, ConfigDef, TopicConfigs
+from sparklog.log.state.configs import CONFIGS, DEFAULT_CONFIG, ROOT_DEFAULT, TOPIC_CONFIG, TopicConfigs
 from sparklog.log.state.description import describe_configs as described
 from sparklog.log.state.root_defaults import (
     AUTO_CREATE,
@@ -32,7 +32,8 @@ from sparklog.serve.users import READ, WRITE
 TOPIC, BROKER = 2, 4
 SET, DELETE, APPEND, SUBTRACT = range(4)
 SOURCES = {TOPIC_CONFIG: 1, ROOT_DEFAULT: 3, DEFAULT_CONFIG: 5}
-OTHER_KINDS = {NUM_PARTITIONS: "int", AUTO_CREATE: "boolean", EXPIRATION: "int"}
+KINDS = {name: broker.kind for name, broker in BY_NAME.items()}
+KINDS |= {NUM_PARTITIONS: "int", AUTO_CREATE: "boolean", EXPIRATION: "int"}
 TYPES = {"boolean": 1, "string": 2, "int": 3, "long": 5, "double": 6, "list": 7}
 
 
@@ -157,28 +158,26 @@ def _alter(resource: Fields, only_check: bool, root: Root) -> None:
     with answered(BadRequest, Code.INVALID_CONFIG):
         if kind == BROKER:
             before = root.defaults()
-            values = {row.name: row.value for row in before.rows() if row.pattern is None}
-            changes = _changed(items, values, {name: item.definition for name, item in BY_NAME.items()})
+            rows = [row for row in before.rows() if row.pattern is None]
+            changes = _changed(items, {row.name: row.value for row in rows if KINDS[row.name] == "list"})
             before.changed(changes) if only_check else root.alter_defaults(changes)
         else:
             topic = root.topic(name)
             configs = topic.log.read_configs()
-            changes = _changed(items, {name: configs.text(name) for name in CONFIGS}, CONFIGS)
+            changes = _changed(items, {name: configs.text(name) for name in CONFIGS if CONFIGS[name].kind == "list"})
             (topic.plan_alter if only_check else topic.alter)(configs=changes)
 
 
-def _changed(
-    items: list[Fields], values: Mapping[str, str], definitions: Mapping[str, ConfigDef]
-) -> dict[str, object | None]:
-    """Return what operations on configs with these `values` set, by name, and take back (None)."""
+def _changed(items: list[Fields], lists: Mapping[str, str]) -> dict[str, object | None]:
+    """Return what operations set, by name, and take back (None). `lists`: the values of configs that are lists."""
     changes: dict[str, object | None] = {}
     for item in items:
         name, value, operation = item["name"], item["value"], item["configOperation"]
         if operation in (APPEND, SUBTRACT):
-            if name not in definitions or definitions[name].kind != "list":
+            if name not in lists:
                 raise CodeError(Code.INVALID_CONFIG, f"{name} is not a list")
             words = value.split(",")
-            kept = [word for word in values[name].split(",") if word and word not in words]
+            kept = [word for word in lists[name].split(",") if word and word not in words]
             value = ",".join(kept + (words if operation == APPEND else []))
         changes[name] = None if operation == DELETE else value
     return changes
@@ -221,11 +220,10 @@ def _described(request: ServedRequest, kind: int, name: str, defaults: Callable[
 
 
 def _default_row(row: DefaultRow) -> Fields:
-    kind, doc = OTHER_KINDS.get(row.name, ""), ""
-    if row.name in BY_NAME:
-        kind, doc = BY_NAME[row.name].kind, BY_NAME[row.name].definition.doc
+    doc = BY_NAME[row.name].definition.doc if row.name in BY_NAME else ""
     values = [ConfigSynonym(row.name, row.value, row.source)] if row.source == ROOT_DEFAULT else []
-    return _row(row.name, row.value, kind, doc, [*values, ConfigSynonym(row.name, row.default, DEFAULT_CONFIG)])
+    values.append(ConfigSynonym(row.name, row.default, DEFAULT_CONFIG))
+    return _row(row.name, row.value, KINDS[row.name], doc, values)
 
 
 def _row(name: str, value: str, kind: str, doc: str, synonyms: Sequence[ConfigSynonym]) -> Fields:
