@@ -113,6 +113,9 @@ def test_the_defaults_of_all_brokers_are_those_of_the_root(serve: Callable[..., 
         assert altered(wire, "", ("num.partitions", SET, "0")) == Code.INVALID_CONFIG
         assert altered(wire, "", ("no.such", SET, "0")) == Code.INVALID_CONFIG
         assert altered(wire, "", ("num.partitions", APPEND, "0")) == Code.INVALID_CONFIG
+        assert altered(wire, "", ("num.partitions", SET, None)) == Code.INVALID_REQUEST
+        assert altered(wire, "", ("log.cleanup.policy", APPEND, None)) == Code.INVALID_REQUEST
+        assert altered(wire, "", ("num.partitions", 4, "3")) == Code.INVALID_REQUEST
         assert altered(wire, "0", ("num.partitions", SET, "3")) == Code.INVALID_REQUEST
         assert altered(wire, "g", ("num.partitions", SET, "3"), kind=GROUP) == Code.INVALID_REQUEST
 

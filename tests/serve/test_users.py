@@ -165,6 +165,24 @@ def test_each_user_does_what_is_allowed_and_no_more(address: Address) -> None:
     wire.close()
 
 
+def test_offsets_of_topics_that_a_user_may_not_read_are_not_shown(address: Address, tmp_path: Path) -> None:
+    group = sparklog.Groups(tmp_path / "root").group("shop")
+    group.alter({"orders": {0: 1}, "payments": {0: 1}})
+    wire, denied = Wire(address), Code.TOPIC_AUTHORIZATION_FAILED
+    wire.ask("SaslHandshake", 1, {"mechanism": "PLAIN"})
+    assert wire.ask("SaslAuthenticate", 1, {"authBytes": b"\0anna\0pencil"})["errorCode"] == 0
+    asked = [{"name": name, "partitionIndexes": [0]} for name in ("orders", "payments")]
+    for topics, expected in ((None, {"orders": (1, 0)}), (asked, {"orders": (1, 0), "payments": (-1, denied)})):
+        rows = wire.ask("OffsetFetch", 7, {"groupId": "shop", "topics": topics})["topics"]
+        shown = {row["name"]: row["partitions"][0] for row in rows}
+        assert {name: (row["committedOffset"], row["errorCode"]) for name, row in shown.items()} == expected
+    gone = [{"name": name, "partitions": [{"partitionIndex": 0}]} for name in ("orders", "payments")]
+    rows = wire.ask("OffsetDelete", 0, {"groupId": "shop", "topics": gone})["topics"]
+    assert [row["partitions"][0]["errorCode"] for row in rows] == [Code.NONE, denied]
+    assert list(group.committed()) == [("payments", 0)]
+    wire.close()
+
+
 @pytest.mark.parametrize(
     "line",
     [

@@ -158,7 +158,8 @@ async def offset_commit(request: ServedRequest) -> Fields:
         if positions:
             await _commit(coordinator, request.fields, positions)
     except FAILURES as error:
-        rows = _all_partitions(request, _code(error))
+        code = _code(error)
+        rows = by_partition(request.fields, lambda *_: {"errorCode": code})
     return {"topics": rows}
 
 
@@ -183,10 +184,6 @@ def _checked(request: ServedRequest, positions: Positions) -> list[Fields]:
     return by_partition(request.fields, lambda topic, row: {"errorCode": code(topic, row)})
 
 
-def _all_partitions(request: ServedRequest, code: Code) -> list[Fields]:
-    return by_partition(request.fields, lambda *_: {"errorCode": code})
-
-
 async def _commit(coordinator: Coordinator, fields: Fields, positions: Positions) -> None:
     group, member, generation = fields["groupId"], fields["memberId"], fields["generationIdOrMemberEpoch"]
     if generation < 0 and not member:
@@ -203,24 +200,27 @@ async def _commit(coordinator: Coordinator, fields: Fields, positions: Positions
 
 
 async def offset_fetch(request: ServedRequest) -> Fields:
-    name, asked, stable = (request.fields[field] for field in ("groupId", "topics", "requireStable"))
+    group, asked = request.fields["groupId"], request.fields["topics"]
     numbers = None if asked is None else {topic["name"]: topic["partitionIndexes"] for topic in asked}
     try:
-        coordinator = _coordinator_of(request, name, reading=True)
-        return {"topics": await coordinator.run(_offsets, coordinator.group(name), numbers, stable)}
+        coordinator = _coordinator_of(request, group, reading=True)
+        return {"topics": await coordinator.run(_offsets, request, coordinator.group(group), numbers)}
     except FAILURES as error:
         code = _code(error)
     # Version 1 has no place for an error but the partitions.
     return {"errorCode": code, "topics": _offset_rows(numbers or {}, lambda _: {"errorCode": code})}
 
 
-def _offsets(group: Group, numbers: dict[str, list[int]] | None, stable: bool) -> list[Fields]:
-    """Return what is committed of partitions by topic (None: all). `stable`: where no transaction can change it."""
-    committed, waiting = group.committed(), set[TopicPartition]()
-    if stable:
+def _offsets(request: ServedRequest, group: Group, numbers: dict[str, list[int]] | None) -> list[Fields]:
+    """Return what is committed of partitions by topic (None: all that the client may read)."""
+    committed = {place: item for place, item in group.committed().items() if request.may(READ, place[0])}
+    waiting = set[TopicPartition]()
+    if request.fields["requireStable"]:
         waiting = {(topic, partition) for _, _, topic, partition, _ in group.description().pending}
 
     def row(place: TopicPartition) -> Fields:
+        if not request.may(READ, place[0]):
+            return {"errorCode": Code.TOPIC_AUTHORIZATION_FAILED}
         if place in waiting:
             return {"errorCode": Code.UNSTABLE_OFFSET_COMMIT}
         item = committed.get(place)
@@ -239,7 +239,7 @@ def _offset_rows(numbers: dict[str, list[int]], row: Callable[[TopicPartition], 
 @_with_code
 async def offset_delete(request: ServedRequest) -> Fields:
     group, code = request.fields["groupId"], Code.NONE
-    topics = request.fields["topics"]
+    topics = [topic for topic in request.fields["topics"] if request.may(READ, topic["name"])]
     places = {topic["name"]: [row["partitionIndex"] for row in topic["partitions"]] for topic in topics}
     coordinator = _coordinator_of(request, group)
     try:
@@ -247,7 +247,9 @@ async def offset_delete(request: ServedRequest) -> Fields:
             await coordinator.run(coordinator.group(group).delete_offsets, places)
     except Conflict:
         code = Code.GROUP_SUBSCRIBED_TO_TOPIC
-    return {"topics": _all_partitions(request, code)}
+    denied = Code.TOPIC_AUTHORIZATION_FAILED
+    rows = by_partition(request.fields, lambda topic, _: {"errorCode": code if topic in places else denied})
+    return {"topics": rows}
 
 
 # -- whole groups

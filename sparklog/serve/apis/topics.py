@@ -30,7 +30,7 @@ from sparklog.serve.services import ServedRequest
 from sparklog.serve.users import READ, WRITE
 
 TOPIC, BROKER = 2, 4
-SET, DELETE, APPEND, SUBTRACT = range(4)
+SET, DELETE, APPEND, SUBTRACT = OPERATIONS = range(4)
 SOURCES = {TOPIC_CONFIG: 1, ROOT_DEFAULT: 3, DEFAULT_CONFIG: 5}
 KINDS = {name: broker.kind for name, broker in BY_NAME.items()}
 KINDS |= {NUM_PARTITIONS: "int", AUTO_CREATE: "boolean", EXPIRATION: "int"}
@@ -173,6 +173,10 @@ def _changed(items: list[Fields], lists: Mapping[str, str]) -> dict[str, object 
     changes: dict[str, object | None] = {}
     for item in items:
         name, value, operation = item["name"], item["value"], item["configOperation"]
+        if operation not in OPERATIONS or (value is None and operation != DELETE):
+            raise CodeError(
+                Code.INVALID_REQUEST, f"expected operation 0 to 3 on {name}, and a value but for 1, found {operation}"
+            )
         if operation in (APPEND, SUBTRACT):
             if name not in lists:
                 raise CodeError(Code.INVALID_CONFIG, f"{name} is not a list")
