@@ -56,13 +56,13 @@ class JoinDetails:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """The answer to a member that has joined; `members` (id, instance, metadata) is for the leader alone."""
+    """The answer to a member that has joined; `members` is for the leader alone."""
 
     generation: int
     protocol: str
     leader: str
     member: str
-    members: tuple[tuple[str, str | None, bytes], ...] = ()
+    members: tuple[MemberState, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -275,9 +275,8 @@ class GroupMembers:
         return is_same and (self.state == COMPLETING or member.id != self.leader)
 
     def _joined(self, member: MemberState) -> Joined:
-        listed = self.members.values() if member.id == self.leader else ()
-        rows = tuple((one.id, one.details.instance, one.metadata(self.protocol)) for one in listed)
-        return Joined(self.generation, self.protocol, self.leader, member.id, rows)
+        listed = tuple(self.members.values()) if member.id == self.leader else ()
+        return Joined(self.generation, self.protocol, self.leader, member.id, listed)
 
     # -- rebalances
 

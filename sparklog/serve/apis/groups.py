@@ -112,8 +112,8 @@ async def join_group(request: ServedRequest) -> Fields:
         "leader": joined.leader,
         "memberId": joined.member,
         "members": [
-            {"memberId": member, "groupInstanceId": instance, "metadata": metadata}
-            for member, instance, metadata in joined.members
+            {"memberId": one.id, "groupInstanceId": one.details.instance, "metadata": one.metadata(joined.protocol)}
+            for one in joined.members
         ],
     }
 
