@@ -15,7 +15,7 @@ import zlib
 from contextlib import suppress
 from functools import partial
 
-from sparklog.errors import Fenced, SparklogError
+from sparklog.errors import Fenced
 from sparklog.groups.group import STABLE, Group, Membership
 from sparklog.groups.group_state import OffsetAndMetadata
 from sparklog.log.topic.root import Root
@@ -130,7 +130,7 @@ class Coordinator:
                     except Fenced:
                         if members.membership is membership:
                             self._give_up(name)
-                    except SparklogError as error:
+                    except Exception as error:  # noqa: BLE001 - the signs of the other groups go on
                         _LOG.warning("group %s: no sign of life could be written: %s", name, error)
 
     def close(self) -> None:

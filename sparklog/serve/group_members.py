@@ -315,7 +315,7 @@ class GroupMembers:
                 _LOG.warning("group %s: %s", self.id, conflict)
                 self.close(Code.INCONSISTENT_GROUP_PROTOCOL)
                 return
-            except SparklogError as error:
+            except Exception as error:  # noqa: BLE001 - members wait for an answer
                 _LOG.warning("group %s: a rebalance could not be written, members try again: %s", self.id, error)
                 for member in self.members.values():
                     member.fail(Code.COORDINATOR_NOT_AVAILABLE)
