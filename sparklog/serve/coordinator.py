@@ -13,8 +13,9 @@ import asyncio
 import logging
 import zlib
 from contextlib import suppress
+from functools import partial
 
-from sparklog.errors import Fenced, SparklogError
+from sparklog.errors import Fenced
 from sparklog.groups.group import STABLE, Group, Membership
 from sparklog.groups.group_state import OffsetAndMetadata
 from sparklog.log.topic.root import Root
@@ -39,7 +40,8 @@ class Coordinator:
         self._nodes = nodes
         self.run = run
         self._groups: dict[str, GroupMembers] = {}
-        self._commits: dict[str, _Commits] = {}
+        self._next: dict[tuple[str, int], tuple[Positions, asyncio.Task[None]]] = {}
+        """Of a group and generation: the offsets of the next entry, and its writing."""
         self._signs = asyncio.create_task(self._keep_alive())
 
     def group(self, name: str) -> Group:
@@ -49,18 +51,16 @@ class Coordinator:
     def members(self, name: str) -> GroupMembers:
         """Return the members of a group, none if this server has not heard of it."""
         if name not in self._groups:
-            self._groups[name] = GroupMembers(name, lambda: self._begin(name), self.root.env.new_id)
+            self._groups[name] = GroupMembers(name, partial(self.run, self._join, name), self.root.env.new_id)
         return self._groups[name]
+
+    def _join(self, name: str) -> Membership:
+        return self.group(name).join(f"{INSTANCE}{self._nodes[0]}", session_timeout_ms=SESSION_MS)
 
     def held(self, name: str) -> GroupMembers | None:
         """Return the members of a group that has some here."""
         members = self._groups.get(name)
         return members if members is not None and members.members else None
-
-    async def _begin(self, name: str) -> Membership:
-        instance = f"{INSTANCE}{self._nodes[0]}"
-        membership: Membership = await self.run(lambda: self.group(name).join(instance, session_timeout_ms=SESSION_MS))
-        return membership
 
     async def owner(self, name: str) -> Address:
         """Return the server that coordinates a group."""
@@ -88,14 +88,26 @@ class Coordinator:
         membership = members.membership
         if membership is None:
             raise CodeError(Code.UNKNOWN_MEMBER_ID)
+        entry = name, membership.generation
+        if entry not in self._next:
+            self._next[entry] = {}, asyncio.create_task(self._write(members, membership))
+        together, written = self._next[entry]
+        for topic, rows in offsets.items():
+            together.setdefault(topic, {}).update(rows)
         try:
-            await self._commits.setdefault(name, _Commits(self.run)).add(membership, offsets)
+            # A client that goes away must not take the commits of others with it.
+            await asyncio.shield(written)
         except Fenced:
             if members.membership is not membership:
                 # By the next generation of this server's own, which was entered meanwhile.
                 raise CodeError(Code.ILLEGAL_GENERATION) from None
             self._give_up(name)
             raise CodeError(Code.UNKNOWN_MEMBER_ID) from None
+
+    async def _write(self, members: GroupMembers, membership: Membership) -> None:
+        async with members.committing:
+            offsets, _ = self._next.pop((members.id, membership.generation))
+            await self.run(membership.commit, offsets)
 
     def _give_up(self, name: str) -> None:
         """Forget the members of a group that was taken over: they join again, here or elsewhere."""
@@ -112,45 +124,19 @@ class Coordinator:
                 membership = members.membership
                 if not members.members and members.membership is None and not members.lock.locked():
                     self._groups.pop(name, None)
-                    self._commits.pop(name, None)
                 elif membership is not None:
                     try:
                         await self.run(membership.keep_alive)
                     except Fenced:
                         if members.membership is membership:
                             self._give_up(name)
-                    except SparklogError as error:
+                    except Exception as error:  # noqa: BLE001 - the signs of the other groups go on
                         _LOG.warning("group %s: no sign of life could be written: %s", name, error)
 
     def close(self) -> None:
         self._signs.cancel()
         for members in self._groups.values():
             members.close(Code.NOT_COORDINATOR)
-
-
-class _Commits:
-    """Commits of one group: one entry is being written, what comes meanwhile is the next."""
-
-    def __init__(self, run: Runner) -> None:
-        self._run = run
-        self._writing = asyncio.Lock()
-        self._next: tuple[Membership, Positions, asyncio.Task[None]] | None = None
-
-    async def add(self, membership: Membership, offsets: Positions) -> None:
-        if self._next is None or self._next[0] is not membership:
-            taken: Positions = {}
-            self._next = membership, taken, asyncio.create_task(self._write(membership, taken))
-        _, taken, written = self._next
-        for topic, rows in offsets.items():
-            taken.setdefault(topic, {}).update(rows)
-        # A client that goes away must not take the commits of others with it.
-        await asyncio.shield(written)
-
-    async def _write(self, membership: Membership, taken: Positions) -> None:
-        async with self._writing:
-            if self._next is not None and self._next[1] is taken:
-                self._next = None
-            await self._run(membership.commit, taken)
 
 
 async def _answers(node: Address) -> bool:

@@ -24,7 +24,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from sparklog.errors import Conflict, Corrupt, SparklogError
@@ -56,13 +56,13 @@ class JoinDetails:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """The answer to a member that has joined; `members` (id, instance, metadata) is for the leader alone."""
+    """The answer to a member that has joined; `members` is for the leader alone."""
 
     generation: int
     protocol: str
     leader: str
     member: str
-    members: tuple[tuple[str, str | None, bytes], ...] = ()
+    members: tuple[MemberState, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -105,6 +105,7 @@ class GroupMembers:
     protocol: str = ""
     leader: str = ""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    committing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _pending: dict[str, asyncio.TimerHandle] = field(default_factory=dict)
     _deadline: asyncio.TimerHandle | None = None
     _settling: bool = False
@@ -133,14 +134,14 @@ class GroupMembers:
             if before is not None and self._comes_back(member, before):
                 self.touch(member)
                 return Joined(self.generation, self.protocol, leader, member.id)
-            member.details = details if details.member else member.details
+            member.details = replace(details, member=member.id)
             member.fail(Code.UNKNOWN_MEMBER_ID)
-            waiting: asyncio.Future[Joined] = asyncio.get_running_loop().create_future()
-            member.joining = waiting
-            self._stop_timer(member)
+            _stop(member.expiry)
             if self.state != PREPARING:
                 self._prepare(first=self.state == EMPTY)
-            self._maybe_complete()
+            waiting: asyncio.Future[Joined] = asyncio.get_running_loop().create_future()
+            member.joining = waiting
+            self._complete_soon()
         return await waiting
 
     async def sync(self, member_id: str, generation: int, instance: str | None, given: dict[str, bytes]) -> bytes:
@@ -199,17 +200,17 @@ class GroupMembers:
 
     def touch(self, member: MemberState) -> None:
         """Begin the member's session timeout again."""
-        self._stop_timer(member)
-        loop = asyncio.get_running_loop()
-        member.expiry = loop.call_later(member.details.session_ms / 1000, self._expire, member)
+        _stop(member.expiry)
+        seconds = member.details.session_ms / 1000
+        member.expiry = asyncio.get_running_loop().call_later(seconds, self._expire, member)
 
     def close(self, code: Code) -> None:
         """Give up all members: another one has the group."""
         for member in self.members.values():
-            self._stop_timer(member)
+            _stop(member.expiry)
             member.fail(code)
         self.members.clear()
-        self._forget_deadline()
+        _stop(self._deadline)
         self.state, self.membership = EMPTY, None
 
     # -- joining
@@ -219,8 +220,9 @@ class GroupMembers:
         self._check_protocols(details)
         holder = self._holder(details.instance)
         if details.member:
-            is_new = self._was_pending(details.member)
-            return self._new(details) if is_new else self._member(details.member, details.instance)
+            if self._was_pending(details.member):
+                return self._new(details)
+            return self._member(details.member, details.instance)
         if holder is None and len(self.members) + len(self._pending) >= MAX_MEMBERS:
             raise CodeError(Code.GROUP_MAX_SIZE_REACHED)
         new_id = f"{details.instance or details.client or 'member'}-{self.new_id()}"
@@ -240,8 +242,7 @@ class GroupMembers:
     def _was_pending(self, member_id: str) -> bool:
         """Return True for an id that was given, and that its member comes back with for the first time."""
         timer = self._pending.pop(member_id, None)
-        if timer is not None:
-            timer.cancel()
+        _stop(timer)
         return timer is not None
 
     def _new(self, details: JoinDetails) -> MemberState:
@@ -269,88 +270,65 @@ class GroupMembers:
             raise CodeError(Code.INCONSISTENT_GROUP_PROTOCOL)
 
     def _goes_on(self, member: MemberState, details: JoinDetails) -> bool:
-        """Return True if a member asks again for what it has: its answer may have been lost."""
-        same = details.member == member.id and member.details.protocols == details.protocols
-        return (
-            same
-            and member.joining is None
-            and member.expiry is not None
-            and (self.state == COMPLETING or member.id != self.leader)
-        )
+        """Return True if a member, not a new one, asks again for what it has: its answer may have been lost."""
+        is_same = member.expiry is not None and member.details.protocols == details.protocols
+        return is_same and (self.state == COMPLETING or member.id != self.leader)
 
     def _joined(self, member: MemberState) -> Joined:
-        listed = self.members.values() if member.id == self.leader else ()
-        rows = tuple((one.id, one.details.instance, one.metadata(self.protocol)) for one in listed)
-        return Joined(self.generation, self.protocol, self.leader, member.id, rows)
+        listed = tuple(self.members.values()) if member.id == self.leader else ()
+        return Joined(self.generation, self.protocol, self.leader, member.id, listed)
 
     # -- rebalances
 
     def _prepare(self, *, first: bool = False) -> None:
-        self.state = PREPARING
+        """Begin a rebalance. `first`: of an empty group, whose first member waits for others."""
+        self.state, self._settling = PREPARING, first
         for member in self.members.values():
-            if member.syncing is not None and not member.syncing.done():
-                member.syncing.set_exception(CodeError(Code.REBALANCE_IN_PROGRESS))
-            member.syncing = None
-        self._forget_deadline()
-        loop = asyncio.get_running_loop()
-        self._settling = first
+            member.fail(Code.REBALANCE_IN_PROGRESS)
         longest_ms = max((member.details.rebalance_ms for member in self.members.values()), default=0)
         seconds = FIRST_DELAY if first else longest_ms / 1000
-        self._deadline = loop.call_later(seconds, self._start, self._end_of_wait)
+        _stop(self._deadline)
+        self._deadline = asyncio.get_running_loop().call_later(seconds, self._complete_soon, True)
 
-    def _start(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
-        task = asyncio.get_running_loop().create_task(work())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def _complete_soon(self, late: bool = False) -> None:
+        if late or not self._settling:
+            task = asyncio.get_running_loop().create_task(self._complete(late))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
-    async def _end_of_wait(self) -> None:
+    async def _complete(self, late: bool) -> None:
+        """End the rebalance once all have joined: the next generation is entered in the journal, and all are answered.
+
+        `late`: who has not joined by now is removed.
+        """
         async with self.lock:
-            if self.state != PREPARING:
+            absent = [member for member in self.members.values() if member.joining is None]
+            if self.state != PREPARING or (absent and not late):
                 return
-            if self._settling:
-                self._settling = False
-                self._prepare()
-                self._maybe_complete()
-                return
-            for member in [member for member in self.members.values() if member.joining is None]:
+            _stop(self._deadline)
+            for member in absent:
                 self._drop(member)
-            await self._complete()
+            try:
+                if self.members:
+                    self.membership = await self.begin()
+            except Conflict as conflict:
+                _LOG.warning("group %s: %s", self.id, conflict)
+                self.close(Code.INCONSISTENT_GROUP_PROTOCOL)
+                return
+            except Exception as error:  # noqa: BLE001 - members wait for an answer
+                _LOG.warning("group %s: a rebalance could not be written, members try again: %s", self.id, error)
+                for member in self.members.values():
+                    member.fail(Code.COORDINATOR_NOT_AVAILABLE)
+                    self.touch(member)
+                self._prepare()
+                return
+            if self.members:
+                self._answer_joins()
+            else:
+                # All have left, or were given up meanwhile.
+                await self._leave_journal()
 
-    def _maybe_complete(self) -> None:
-        if self.state == PREPARING and not self._settling and self._all_joined():
-            self._start(self._complete_locked)
-
-    def _all_joined(self) -> bool:
-        return all(member.joining is not None for member in self.members.values())
-
-    async def _complete_locked(self) -> None:
-        async with self.lock:
-            if self.state == PREPARING and self._all_joined():
-                await self._complete()
-
-    async def _complete(self) -> None:
-        """End the rebalance: the next generation is entered in the journal, and all are answered."""
-        self._forget_deadline()
-        if not self.members:
-            await self._leave_journal()
-            return
-        try:
-            self.membership = await self.begin()
-        except Conflict as conflict:
-            _LOG.warning("group %s: %s", self.id, conflict)
-            self.close(Code.INCONSISTENT_GROUP_PROTOCOL)
-            return
-        except SparklogError as error:
-            _LOG.warning("group %s: a rebalance could not be written, members try again: %s", self.id, error)
-            for member in self.members.values():
-                member.fail(Code.COORDINATOR_NOT_AVAILABLE)
-                self.touch(member)
-            self._prepare()
-            return
-        if not self.members:
-            # Given up meanwhile.
-            await self._leave_journal()
-            return
+    def _answer_joins(self) -> None:
         self.protocol = self._elected()
         if self.leader not in self.members:
             self.leader = next(iter(self.members))
@@ -367,7 +345,7 @@ class GroupMembers:
         membership, self.membership = self.membership, None
         if membership is not None:
             try:
-                await asyncio.get_running_loop().run_in_executor(None, membership.leave)
+                await asyncio.to_thread(membership.leave)
             except SparklogError as error:
                 _LOG.warning("group %s: its end could not be written, it ends by its timeout: %s", self.id, error)
 
@@ -381,14 +359,9 @@ class GroupMembers:
     def _remove(self, member: MemberState) -> None:
         member.fail(Code.UNKNOWN_MEMBER_ID)
         self._drop(member)
-        if not self.members:
-            self._forget_deadline()
-            self.state = PREPARING
-            self._start(self._complete_locked)
-        elif self.state in (STABLE, COMPLETING):
+        if self.state in (STABLE, COMPLETING):
             self._prepare()
-        else:
-            self._maybe_complete()
+        self._complete_soon(late=not self.members)
 
     def _expire(self, member: MemberState) -> None:
         # A member that waits for an answer cannot say more.
@@ -397,18 +370,13 @@ class GroupMembers:
             self._remove(member)
 
     def _drop(self, member: MemberState) -> None:
-        self._stop_timer(member)
+        _stop(member.expiry)
         self.members.pop(member.id, None)
 
-    def _stop_timer(self, member: MemberState) -> None:
-        if member.expiry is not None:
-            member.expiry.cancel()
-            member.expiry = None
 
-    def _forget_deadline(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
+def _stop(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()
 
 
 def _common_assignors(all_details: Sequence[JoinDetails]) -> set[str]:

@@ -85,7 +85,7 @@ class ServeOptions:
     users: Mapping[str, User] | None = None
     limits: ServeLimits = field(default_factory=ServeLimits)
 
-    def check(self) -> None:
+    def __post_init__(self) -> None:
         """Raise `BadRequest` for an address that is open to others without a word that it may be."""
         if not (self.insecure or self.tls is not None or self.listen.is_loopback):
             raise BadRequest(

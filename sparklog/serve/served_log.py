@@ -15,6 +15,7 @@ from sparklog.errors import SparklogError
 from sparklog.log.journal.clocks import Env, Moment
 from sparklog.log.journal.names import is_topic_name
 from sparklog.log.state.view import (
+    READ_UNCOMMITTED,
     Bounds,
     LogView,
     OffsetRange,
@@ -37,12 +38,16 @@ Runner: TypeAlias = Callable[..., Awaitable[Any]]
 
 @dataclass(frozen=True, slots=True)
 class SeenTopic:
-    """A topic as it was seen between two moments; without `ends` it cannot be read."""
+    """A topic as it was seen between two moments; without `ends` it cannot be read, and `code` says why."""
 
     ends: Ends = field(default_factory=dict)
     topic_id: str = ""
     begun: Moment | None = None
     done: Moment | None = None
+    code: Code = Code.UNKNOWN_TOPIC_OR_PARTITION
+
+
+UNSEEN, DENIED = SeenTopic(), SeenTopic(code=Code.TOPIC_AUTHORIZATION_FAILED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,22 +116,19 @@ class ServedLog:
                 self._seen.pop(name, None)
             return looked
 
-    def look_at_each(self, topics: Collection[str]) -> tuple[dict[str, SeenTopic], dict[str, Code]]:
-        """Take a new look, so that a topic that cannot be read fails alone; return also the codes of those."""
-        looked, failures = dict[str, SeenTopic](), dict[str, Code]()
+    def look_at_each(self, topics: Collection[str]) -> dict[str, SeenTopic]:
+        """Take a new look; return all topics: one that does not exist or cannot be read fails alone."""
         try:
             looked = self.look(topics) if topics else {}
-        except SparklogError:
-            for name in topics:
-                try:
-                    looked |= self.look([name])
-                except SparklogError as error:
-                    failures[name] = code_of(error)
-        return looked, failures
+            return {name: looked.get(name, UNSEEN) for name in topics}
+        except SparklogError as error:
+            if len(topics) == 1:
+                return dict.fromkeys(topics, SeenTopic(code=code_of(error)))
+            return {name: self.look_at_each([name])[name] for name in topics}
 
     def seen(self, topic: str) -> SeenTopic:
         """Return a topic as it was seen last. Asks nothing, and waits for nothing."""
-        return self._seen.get(topic) or SeenTopic()
+        return self._seen.get(topic, UNSEEN)
 
     def is_recent(self, seen: SeenTopic) -> bool:
         """Return True for a look a moment ago, since which this process has not committed."""
@@ -152,19 +154,21 @@ class ServedLog:
             parts = self._view.plan([replace(offsets, end=stop)], isolation)
             return (parts[0] if parts else None), stop
 
-    def offset_for_timestamp(self, topic: str, partition: int, time_ms: int, isolation: str) -> TimestampOffset | None:
+    def record_at(self, topic: str, partition: int, time_ms: int | None, isolation: str) -> TimestampOffset | None:
+        """Return the first record at or after a time; None: at the greatest time of all, whatever the isolation."""
         with self._lock:
-            return self._view.offsets_for_timestamps(topic, {partition: time_ms}, isolation)[partition]
+            if time_ms is None:
+                time_ms, isolation = self._greatest_timestamp(topic, partition), READ_UNCOMMITTED
+            targets = {partition: time_ms} if time_ms >= 0 else {}
+            return self._view.offsets_for_timestamps(topic, targets, isolation).get(partition)
 
-    def greatest_timestamp(self, topic: str, partition: int) -> int:
+    def _greatest_timestamp(self, topic: str, partition: int) -> int:
         """Return the greatest time (ms) of a record, by metadata alone; -1: there is none with a time."""
-        with self._lock:
-            view: Any = self._view
-            if self.root is None:
-                segments = view.partition_states(topic)[partition].segments
-                return max((int(segment.max_timestamp) for segment in segments), default=-1)
-            slices = view.snapshot(topic).slices.select(partition)
-            return int(slices.max_ts.max()) if len(slices) else -1
+        view: Any = self._view
+        if self.root is None:
+            segments = view.partition_states(topic)[partition].segments
+            return max((int(segment.max_timestamp) for segment in segments), default=-1)
+        return int(view.snapshot(topic).slices.select(partition).max_ts.max(initial=-1))
 
     def sizes(self, topic: str) -> list[PartitionSize]:
         with self._lock:
@@ -205,7 +209,7 @@ class ServedLog:
                 # Fetches ask again when their time is over, and get the error then.
                 looked = None
             for changed, seen in self._waiting.items() if looked is not None else ():
-                if any(looked.get(name, SeenTopic()).ends != topic.ends for name, topic in seen.items()):
+                if any(looked.get(name, UNSEEN).ends != topic.ends for name, topic in seen.items()):
                     _end(changed)
             await asyncio.wait([self._pause], timeout=self._view.poll_interval_ms / 1000)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from sparklog.errors import BadRequest, Unavailable
 from sparklog.log.journal.clocks import SYSTEM
+from sparklog.log.topic.root import RootView, open_root
 from sparklog.opening import NOTHING, ROOT, TOPIC, Location, open_log, open_view, resolve
 from sparklog.serve.apis.table import import_handlers
 from sparklog.serve.connection import Connection
@@ -33,22 +34,19 @@ def open_served(location: Location, *, create: bool = False, backup: int | None 
 
     `create`: make a new root where there is nothing. `backup`: the number of one, in a place of backups.
     """
-    if location.kind in (ROOT, TOPIC) or (create and location.kind == NOTHING):
-        from sparklog.log.topic.root import RootView, open_root
+    if backup is not None:
+        from sparklog.log.topic.backup_manifest import one_backup
 
-        if backup is None:
-            root = open_log(location, create=create)
-        else:
-            from sparklog.log.topic.backup_manifest import one_backup
-
-            root = open_root(one_backup(open_store(location.root), backup))
-        return ServedLog(RootView(root), root, location.topic)
-    return ServedLog(open_view(location, tailing=True), None, location.topic)
+        root = open_root(one_backup(open_store(location.root), backup))
+    elif location.kind in (ROOT, TOPIC) or (create and location.kind == NOTHING):
+        root = open_log(location, create=create)
+    else:
+        return ServedLog(open_view(location, tailing=True), None, location.topic)
+    return ServedLog(RootView(root), root, location.topic)
 
 
 def in_memory() -> ServedLog:
     """Return an empty root in this process's memory, to be served."""
-    from sparklog.log.topic.root import RootView, open_root
     from sparklog.storage.memory import MemoryStore
 
     root = open_root(MemoryStore(SYSTEM.wall_ms), create=True)
@@ -59,7 +57,6 @@ class Server:
     """Serves a log. `start` returns once it listens, `stop` closes all connections."""
 
     def __init__(self, log: ServedLog, options: ServeOptions) -> None:
-        options.check()
         if options.writable and (log.root is None or not log.root.store.writable):
             raise BadRequest(
                 f"{log.location} is only read, as backups and Kafka's directories are: leave --writable out"
@@ -105,20 +102,18 @@ class Server:
         connection = Connection(self._services, reader, writer)
         self._connections.add(connection)
         metrics.accepted += 1
-        metrics.connections += 1
         try:
             # Of a server that ends: the task is ours, and its end needs no word.
             with suppress(asyncio.CancelledError):
                 await connection.run()
         finally:
             self._connections.discard(connection)
-            metrics.connections -= 1
 
     async def _scraped(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer Prometheus: whatever it asks for, the counters."""
         with suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.TimeoutError):
             await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), SCRAPE_SECONDS)
-            body = self._services.metrics.text().encode()
+            body = self._services.metrics.text(len(self._connections)).encode()
             head = f"HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {len(body)}\r\n"
             writer.write(head.encode() + b"Connection: close\r\n\r\n" + body)
             await writer.drain()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from sparklog.format.coordinators.message_schema import Fields
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED
 from sparklog.serve.options import ServeOptions
-from sparklog.serve.served_log import ServedLog, StoredPlace
+from sparklog.serve.served_log import ServedLog
 
 if TYPE_CHECKING:
     from sparklog.serve.apis.table import Api
@@ -27,16 +27,15 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class ServerMetrics:
-    """Requests by API and version, bytes sent, connections: open, in total, and refused for the limit."""
+    """Requests by API and version, bytes sent, connections: in total, and refused for the limit."""
 
     requests: Counter[tuple[str, int]] = field(default_factory=Counter)
     sent_bytes: int = 0
-    connections: int = 0
     accepted: int = 0
     refused: int = 0
 
-    def text(self) -> str:
-        """Return the counters as Prometheus reads them."""
+    def text(self, connections: int) -> str:
+        """Return the counters, and how many connections are open, as Prometheus reads them."""
         from sparklog.tools.report.metrics import Labels, Metric, text_of
 
         def metric(name: str, text: str, *values: tuple[Labels, int]) -> Metric:
@@ -44,7 +43,7 @@ class ServerMetrics:
 
         requests = (({"api": api, "version": n}, count) for (api, n), count in sorted(self.requests.items()))
         metrics = (
-            metric("connections", "Connections that are open.", ({}, self.connections)),
+            metric("connections", "Connections that are open.", ({}, connections)),
             metric("accepted_total", "Connections that were accepted.", ({}, self.accepted)),
             metric("refused_total", "Connections over the limit.", ({}, self.refused)),
             metric("sent_bytes_total", "Bytes of responses.", ({}, self.sent_bytes)),
@@ -96,10 +95,6 @@ class Services:
         from sparklog.serve.stored_batches import StoredBatches
 
         return StoredBatches(self.log)
-
-    def holds(self, place: StoredPlace, nbytes: int) -> bool:
-        """Return True if a fetch of so many bytes finds them in memory."""
-        return "batches" in vars(self) and self.batches.holds(place, nbytes)
 
     @cached_property
     def coordinator(self) -> Coordinator | None:

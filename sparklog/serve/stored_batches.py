@@ -46,7 +46,8 @@ MAX_DELTA = 2**31 - 2
 class _Chunk:
     """Batches back to back: `position[i]` to `position[i + 1]` is batch i, `following[i]` the offset after it.
 
-    `aborted`: of Kafka's transactions, None where a reader is not told.
+    `data` begins at position `base`, and `first` is the first batch that is left. `aborted`: of Kafka's transactions,
+    None where a reader is not told.
     """
 
     data: memoryview
@@ -54,6 +55,7 @@ class _Chunk:
     following: list[int]
     aborted: AbortedTransactions | None
     first: int = 0
+    base: int = 0
 
     @property
     def left(self) -> int:
@@ -64,7 +66,12 @@ class _Chunk:
         start = self.position[self.first]
         fitting = bisect_right(self.position, start + nbytes) - 1
         self.first = min(max(fitting, self.first + at_least_one), len(self.following))
-        return self.data[start : self.position[self.first]]
+        end = self.position[self.first]
+        taken, rest = self.data[start - self.base : end - self.base], self.data[end - self.base :]
+        if 2 * len(rest) < len(self.data):
+            # What is left must not keep memory for all that was read.
+            self.data, self.base = memoryview(bytes(rest)), end
+        return taken
 
 
 @dataclass(slots=True)

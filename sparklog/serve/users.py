@@ -28,7 +28,7 @@ from sparklog.serve.codes import Code, CodeError
 PLAIN, SCRAM = "PLAIN", "SCRAM-SHA-256"
 MECHANISMS = (PLAIN, SCRAM)
 READ, WRITE, GROUP = OPERATIONS = ("read", "write", "group")
-DENIED = Code.SASL_AUTHENTICATION_FAILED
+WRONG = "the name or the password is wrong"
 ITERATIONS = 4096
 MAX_ITERATIONS = 1_000_000
 _HASH = re.compile(r"SCRAM-SHA-256\$([0-9]{1,9}):([^$:]*)\$([^$:]{43}=):([^$:]{43}=)")
@@ -125,27 +125,26 @@ class SaslExchange:
 
     def step(self, data: bytes) -> bytes:
         """Raises `CodeError` for a name, a password or a proof that is wrong."""
+        answer = self._plain if self._mechanism == PLAIN else self._final if self._messages else self._first
         try:
-            text = data.decode()
-        except UnicodeDecodeError:
-            raise CodeError(DENIED, "the message is not UTF-8") from None
-        if self._mechanism == PLAIN:
-            return self._plain(text)
-        return self._first(text) if not self._messages else self._final(text)
+            return answer(data.decode())
+        except ValueError as error:
+            # Of text that is not UTF-8 or base64, too.
+            raise CodeError(Code.SASL_AUTHENTICATION_FAILED, str(error)) from None
 
     def _named(self, name: str) -> User:
         """Return a user, or one that no password fits: neither answers nor their time tell names that exist."""
-        salt = hashlib.sha256(name.encode()).digest()[:16]
+        secret = b"".join(user.verifier.server_key for user in self._users.values())
+        salt = _hmac(secret, name.encode())[:16]
         return self._users.get(name) or User(name, Verifier(ITERATIONS, salt, bytes(32), bytes(32)), {})
 
     def _plain(self, text: str) -> bytes:
-        parts = text.split("\0")
-        if len(parts) != 3:
-            raise CodeError(DENIED, "expected an identity, a name and a password")
-        identity, name, password = parts
+        if text.count("\0") != 2:
+            raise ValueError("expected an identity, a name and a password")
+        identity, name, password = text.split("\0")
         user = self._named(name)
         if not user.verifier.fits(password) or identity not in ("", name):
-            raise CodeError(DENIED, "the name or the password is wrong")
+            raise ValueError(WRONG)
         self.user = user
         return b""
 
@@ -153,7 +152,7 @@ class SaslExchange:
         header, _, bare = text.partition(",,")
         fields = _fields(bare)
         if not header.startswith(("n", "y")) or not fields.get("n") or not fields.get("r") or "m" in fields:
-            raise CodeError(DENIED, "expected a first message of SCRAM without channel binding")
+            raise ValueError("expected a first message of SCRAM without channel binding")
         self._asked = self._named(fields["n"].replace("=2C", ",").replace("=3D", "="))
         self._nonce = fields["r"] + _text(self._random.getrandbits(192).to_bytes(24, "big"))
         answer = f"r={self._nonce},s={_text(self._asked.verifier.salt)},i={self._asked.verifier.iterations}"
@@ -164,11 +163,8 @@ class SaslExchange:
         bare, answer, header = self._messages
         without, _, proof_text = text.rpartition(",p=")
         fields, verifier = _fields(without), self._asked.verifier
-        try:
-            proof = base64.b64decode(proof_text, validate=True)
-            binding = base64.b64decode(fields.get("c", ""), validate=True).decode()
-        except ValueError:
-            raise CodeError(DENIED, "the proof is not base64") from None
+        proof = base64.b64decode(proof_text, validate=True)
+        binding = base64.b64decode(fields.get("c", ""), validate=True).decode()
         message = f"{bare},{answer},{without}".encode()
         signature = _hmac(verifier.stored_key, message)
         key = bytes(left ^ right for left, right in zip(proof, signature, strict=False))
@@ -176,7 +172,7 @@ class SaslExchange:
         # As Kafka: librdkafka before 2.6 puts its own nonce in front once more.
         fresh = fields.get("r", "").endswith(self._nonce)
         if not right or not fresh or binding != f"{header},,":
-            raise CodeError(DENIED, "the name or the password is wrong")
+            raise ValueError(WRONG)
         self.user = self._asked
         return b"v=" + _text(_hmac(verifier.server_key, message)).encode()
 

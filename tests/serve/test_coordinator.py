@@ -102,6 +102,24 @@ def test_a_commit_that_comes_late_is_refused(taken: bool) -> None:
     asyncio.run(run())
 
 
+def test_a_sign_of_life_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        signs: list[str] = []
+
+        async def call(function: Callable[..., Any]) -> None:
+            signs.append(function.__name__)
+            raise RuntimeError("broken")
+
+        asked = Coordinator(open_root(MemoryStore(SYSTEM.wall_ms), create=True), (HERE,), call)
+        join(asked)
+        while len(signs) < 2:
+            assert not asked._signs.done()
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr("sparklog.serve.coordinator.ALIVE_SECONDS", 0)
+    asyncio.run(run())
+
+
 def test_servers_agree_on_who_has_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
     root = open_root(MemoryStore(SYSTEM.wall_ms), create=True)
     nodes = [Address("one", 1), Address("two", 2), Address("three", 3)]

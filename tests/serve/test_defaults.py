@@ -113,6 +113,9 @@ def test_the_defaults_of_all_brokers_are_those_of_the_root(serve: Callable[..., 
         assert altered(wire, "", ("num.partitions", SET, "0")) == Code.INVALID_CONFIG
         assert altered(wire, "", ("no.such", SET, "0")) == Code.INVALID_CONFIG
         assert altered(wire, "", ("num.partitions", APPEND, "0")) == Code.INVALID_CONFIG
+        assert altered(wire, "", ("num.partitions", SET, None)) == Code.INVALID_REQUEST
+        assert altered(wire, "", ("log.cleanup.policy", APPEND, None)) == Code.INVALID_REQUEST
+        assert altered(wire, "", ("num.partitions", 4, "3")) == Code.INVALID_REQUEST
         assert altered(wire, "0", ("num.partitions", SET, "3")) == Code.INVALID_REQUEST
         assert altered(wire, "g", ("num.partitions", SET, "3"), kind=GROUP) == Code.INVALID_REQUEST
 
@@ -149,3 +152,23 @@ def test_a_server_that_creates_topics_does_not_where_the_root_forbids_it(
     root.alter_defaults({"auto.create.topics.enable": False})
     with connected(serve(tmp_path, writable=True, auto_create=True)) as (wire,):
         assert asked(wire, "t") == Code.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_a_topic_that_only_case_tells_from_another_is_not_known(serve: Callable[..., Address], tmp_path: Path) -> None:
+    root = sparklog.open(tmp_path, create=True)
+    root.create_topic("orders")
+    with connected(serve(tmp_path, writable=True, auto_create=True)) as (wire,):
+        assert asked(wire, "Orders") == Code.UNKNOWN_TOPIC_OR_PARTITION
+        assert asked(wire, "visits") == Code.NONE
+    assert root.topics() == ["orders", "visits"]
+
+
+def test_a_topic_that_cannot_be_created_is_refused_by_what_is_wrong(
+    serve: Callable[..., Address], tmp_path: Path
+) -> None:
+    sparklog.open(tmp_path, create=True)
+    soon = [{"name": "file.delete.delay.ms", "value": "1000"}]
+    topics = [{"name": "a", "numPartitions": 1 << 30}, {"name": "b", "numPartitions": 1, "configs": soon}]
+    with connected(serve(tmp_path, writable=True)) as (wire,):
+        codes = [row["errorCode"] for row in wire.ask("CreateTopics", 5, {"topics": topics})["topics"]]
+    assert codes == [Code.INVALID_PARTITIONS, Code.INVALID_CONFIG]

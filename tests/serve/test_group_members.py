@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from itertools import count
 from typing import Any, cast
 
@@ -74,6 +75,24 @@ def test_a_member_that_asks_for_its_assignment_again_ends_its_former_request() -
             await asyncio.wait_for(asked[0], 20)
         await group.sync(leader.member, 1, None, {other.member: b"B"})
         assert await asked[1] == b"B"
+
+    asyncio.run(run())
+
+
+def test_members_are_answered_where_a_rebalance_ends_in_an_error_of_this_server() -> None:
+    async def run() -> None:
+        errors: list[Exception] = [RuntimeError("broken")]
+
+        async def begin() -> Membership:
+            if errors:
+                raise errors.pop()
+            return cast(Membership, Entered(1))
+
+        group = group_of(begin)
+        with pytest.raises(CodeError, match="COORDINATOR_NOT_AVAILABLE"):
+            await asyncio.wait_for(joined(group, details("one", 60_000)), 20)
+        (again,) = group.members
+        assert (await group.join(replace(details("one", 60_000), member=again), id_first=False)).generation == 1
 
     asyncio.run(run())
 

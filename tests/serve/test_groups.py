@@ -215,6 +215,17 @@ def test_operators_see_and_change_groups(serve: Callable[..., Address], tmp_path
     admin.close()
 
 
+def test_a_name_that_no_group_can_have_is_refused(serve: Callable[..., Address], tmp_path: Path) -> None:
+    topic_of(tmp_path, partitions=1)
+    wire = Wire(serve(tmp_path))
+    for name in ("", "g" * 2000):
+        asked = {"groupId": name, "sessionTimeoutMs": 9_000, "rebalanceTimeoutMs": 100, "protocolType": "consumer"}
+        asked |= {"protocols": [{"name": "range", "metadata": b""}]}
+        assert wire.ask("JoinGroup", 2, asked)["errorCode"] == Code.INVALID_GROUP_ID
+        assert wire.ask("FindCoordinator", 2, {"key": name})["errorCode"] == Code.INVALID_GROUP_ID
+    wire.close()
+
+
 def test_a_kafka_directory_has_no_groups(serve: Callable[..., Address], fixtures: Path) -> None:
     from kafka import KafkaConsumer
     from kafka.errors import GroupAuthorizationFailedError

@@ -214,6 +214,22 @@ def test_clients_at_one_place_take_no_room_from_others(tmp_path: Path) -> None:
     assert [batches.holds(replace(place, offset=1), 300) for place in places] == [True, True]
 
 
+def test_what_is_left_of_a_window_keeps_no_memory_for_what_was_read(tmp_path: Path) -> None:
+    root = sparklog.open(tmp_path, create=True)
+    topic = root.create_topic("t")
+    for number in range(9):
+        topic.append({"value": [random.Random(number).randbytes(1_000)]})
+    log = ServedLog(RootView(root), root, None)
+    place = StoredPlace("t", log.look(["t"])["t"].topic_id, 0, "read_uncommitted", 0)
+    whole = b"".join(StoredBatches(log).read(place, 9, 1 << 20, at_least_one=True).buffers)
+    batches, read = StoredBatches(log), list[memoryview]()
+    for offset in range(9):
+        read += batches.read(replace(place, offset=offset), 9, 1, at_least_one=True).buffers
+        kept = sum(len(memoryview(chunk.data.obj).cast("B")) for chunk in batches._waiting.values())
+        assert kept <= 2 * (len(whole) - sum(map(len, read)))
+    assert b"".join(read) == whole
+
+
 def fetch_of(offsets: dict[str, int], wait_ms: int) -> dict[str, Any]:
     """Return the fields of a fetch of partition 0 of topics."""
     rows = {

@@ -112,6 +112,17 @@ def test_broken_messages_are_denied(message: str) -> None:
         assert exchange.user is None
 
 
+def test_a_salt_does_not_tell_that_a_name_does_not_exist() -> None:
+    """It is the same each time, as that of a user, and only who has the file of users can compute it."""
+
+    def salt(password: str) -> str:
+        users = {"user": User("user", Verifier.of(password, b"salt"), {})}
+        exchange = SaslExchange(SCRAM, users, random.Random(1))
+        return exchange.step(b"n,,n=nobody,r=a").decode().split(",")[1]
+
+    assert salt("pencil") == salt("pencil") != salt("another")
+
+
 def test_nothing_is_answered_before_an_authentication(address: Address) -> None:
     wire = Wire(address)
     assert wire.ask("ApiVersions", 3, {})["errorCode"] == 0
@@ -151,6 +162,24 @@ def test_each_user_does_what_is_allowed_and_no_more(address: Address) -> None:
     assert wire.ask("FindCoordinator", 2, {"key": "audit"})["errorCode"] == Code.GROUP_AUTHORIZATION_FAILED
     described = wire.ask("DescribeGroups", 0, {"groups": ["audit"]})["groups"][0]
     assert described["errorCode"] == Code.GROUP_AUTHORIZATION_FAILED
+    wire.close()
+
+
+def test_offsets_of_topics_that_a_user_may_not_read_are_not_shown(address: Address, tmp_path: Path) -> None:
+    group = sparklog.Groups(tmp_path / "root").group("shop")
+    group.alter({"orders": {0: 1}, "payments": {0: 1}})
+    wire, denied = Wire(address), Code.TOPIC_AUTHORIZATION_FAILED
+    wire.ask("SaslHandshake", 1, {"mechanism": "PLAIN"})
+    assert wire.ask("SaslAuthenticate", 1, {"authBytes": b"\0anna\0pencil"})["errorCode"] == 0
+    asked = [{"name": name, "partitionIndexes": [0]} for name in ("orders", "payments")]
+    for topics, expected in ((None, {"orders": (1, 0)}), (asked, {"orders": (1, 0), "payments": (-1, denied)})):
+        rows = wire.ask("OffsetFetch", 7, {"groupId": "shop", "topics": topics})["topics"]
+        shown = {row["name"]: row["partitions"][0] for row in rows}
+        assert {name: (row["committedOffset"], row["errorCode"]) for name, row in shown.items()} == expected
+    gone = [{"name": name, "partitions": [{"partitionIndex": 0}]} for name in ("orders", "payments")]
+    rows = wire.ask("OffsetDelete", 0, {"groupId": "shop", "topics": gone})["topics"]
+    assert [row["partitions"][0]["errorCode"] for row in rows] == [Code.NONE, denied]
+    assert list(group.committed()) == [("payments", 0)]
     wire.close()
 
 

@@ -56,7 +56,7 @@ class Listening:
             from sparklog.serve.users import read_users
 
             users = read_users(self.users)
-        options = ServeOptions(
+        return ServeOptions(
             Address.of(self.listen),
             tuple(map(Address.of, comma_separated(self.advertise))),
             insecure=self.insecure,
@@ -66,8 +66,6 @@ class Listening:
             metrics_port=self.metrics_port,
             users=users,
         )
-        options.check()
-        return options
 
 
 @app.add("serve", "sparklog serve /data/log --listen 127.0.0.1:9092")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from sparklog.format.coordinators.message_schema import Fields
 from sparklog.log.state.view import READ_COMMITTED
 from sparklog.serve.codes import FAILURES, Code, CodeError, code_of
-from sparklog.serve.served_log import Ends, SeenTopic, StoredPlace
+from sparklog.serve.served_log import DENIED, Ends, SeenTopic, StoredPlace
 from sparklog.serve.services import ServedRequest
 from sparklog.serve.users import READ
 
@@ -23,9 +23,9 @@ FULL_EPOCHS = (0, -1)
 
 @dataclass(slots=True)
 class _Answer:
-    """Partitions so far, their bytes, how many more there may be, and the topics as they were seen."""
+    """Partitions so far, their bytes, the most that there may be, and the topics as they were seen."""
 
-    room: int
+    most: int
     seen: dict[str, SeenTopic]
     topics: list[Fields] = field(default_factory=list)
     nbytes: int = 0
@@ -58,7 +58,7 @@ def _is_at_hand(request: ServedRequest) -> bool:
         for row in topic["partitions"]:
             place = StoredPlace(name, seen.topic_id, row["partition"], request.isolation, row["fetchOffset"])
             nbytes = max(row["partitionMaxBytes"], fields["minBytes"])
-            if not (_suffices(row, seen.ends, recent=False) and services.holds(place, nbytes)):
+            if not (_suffices(row, seen.ends, recent=False) and services.batches.holds(place, nbytes)):
                 return False
     return bool(fields["topics"])
 
@@ -66,9 +66,8 @@ def _is_at_hand(request: ServedRequest) -> bool:
 def _read(request: ServedRequest, fresh: bool) -> _Answer:
     """Read what there is. `fresh`: the bounds were looked at a moment ago."""
     fields = request.fields
-    seen, failures = _seen(request, fresh)
-    most = fields["maxBytes"] if fields["maxBytes"] > 0 else 2**31
-    answer = _Answer(min(most, request.services.options.limits.answer_bytes), seen)
+    most = request.services.options.limits.answer_bytes
+    answer = _Answer(min(fields["maxBytes"], most) if fields["maxBytes"] > 0 else most, _seen(request, fresh))
     for topic in fields["topics"]:
         name, rows = topic["topic"], list[Fields]()
         for partition in topic["partitions"]:
@@ -77,7 +76,7 @@ def _read(request: ServedRequest, fresh: bool) -> _Answer:
                 _fill(row, request, name, partition, answer)
             except FAILURES as error:
                 answer.failed = True
-                row["errorCode"] = failures.get(name) or code_of(error)
+                row["errorCode"] = code_of(error)
             rows.append(row)
         answer.topics.append({"topic": name, "partitions": rows})
     return answer
@@ -88,13 +87,13 @@ def _fill(row: Fields, request: ServedRequest, topic: str, partition: Fields, an
     number, offset, seen = partition["partition"], partition["fetchOffset"], answer.seen[topic]
     bound = seen.ends.get(number)
     if bound is None:
-        raise CodeError(Code.UNKNOWN_TOPIC_OR_PARTITION)
+        raise CodeError(seen.code)
     row["highWatermark"], row["lastStableOffset"] = bound.high_watermark, bound.last_stable
     row["logStartOffset"] = bound.log_start
     row["abortedTransactions"] = [] if request.isolation == READ_COMMITTED else None
     if not bound.log_start <= offset <= bound.high_watermark:
         raise CodeError(Code.OFFSET_OUT_OF_RANGE)
-    end, nbytes = bound.end(request.isolation), min(partition["partitionMaxBytes"], answer.room)
+    end, nbytes = bound.end(request.isolation), min(partition["partitionMaxBytes"], answer.most - answer.nbytes)
     first = not answer.nbytes
     if offset >= end or (nbytes <= 0 and not first):
         return
@@ -102,29 +101,27 @@ def _fill(row: Fields, request: ServedRequest, topic: str, partition: Fields, an
     records = request.services.batches.read(place, end, nbytes, at_least_one=first)
     row["records"] = records.buffers
     answer.nbytes += records.nbytes
-    answer.room -= records.nbytes
     if records.aborted is not None:
         row["abortedTransactions"] = [{"producerId": id_, "firstOffset": start} for id_, start in records.aborted]
 
 
-def _seen(request: ServedRequest, fresh: bool) -> tuple[dict[str, SeenTopic], dict[str, Code]]:
-    """Return all topics as they were seen, and why some were not.
+def _seen(request: ServedRequest, fresh: bool) -> dict[str, SeenTopic]:
+    """Return all topics as they were seen.
 
     One look is taken for all that may have more: a client that has read most of its topics to their ends names them
     beside the one that it reads on. One that waits will look again, and takes what was seen a moment ago.
     """
-    log, topics, failures, stale = request.services.log, dict[str, SeenTopic](), dict[str, Code](), list[str]()
+    log, topics, stale = request.services.log, dict[str, SeenTopic](), list[str]()
     waits = request.fields["maxWaitMs"] > 0 and request.fields["minBytes"] > 0
     for topic in request.fields["topics"]:
         name = topic["topic"]
         seen = topics[name] = log.seen(name)
         recent = waits and log.is_recent(seen)
         if not request.may(READ, name):
-            topics[name], failures[name] = SeenTopic(), Code.TOPIC_AUTHORIZATION_FAILED
+            topics[name] = DENIED
         elif not (fresh or all(_suffices(row, seen.ends, recent) for row in topic["partitions"])):
             stale.append(name)
-    looked, unreadable = log.look_at_each(stale)
-    return topics | {name: looked.get(name, SeenTopic()) for name in stale}, failures | unreadable
+    return topics | log.look_at_each(stale)
 
 
 def _suffices(partition: Fields, bounds: Ends, recent: bool) -> bool:

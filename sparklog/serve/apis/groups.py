@@ -1,11 +1,5 @@
 """Groups: their members, their offsets, and what operators ask about them.
 
-| requests                                                | what they are about                              |
-|---------------------------------------------------------|--------------------------------------------------|
-| JoinGroup 0 to 6, SyncGroup, Heartbeat, LeaveGroup 0 to 4 | members, whose clients compute the assignment  |
-| OffsetCommit 2 to 8, OffsetFetch 1 to 7, OffsetDelete 0 | offsets, in the groups' journals                 |
-| FindCoordinator 0 to 3, ListGroups, DescribeGroups 0 to 5, DeleteGroups 0 to 2 | whole groups              |
-
 `sparklog groups`, consumers of sparklog's and Spark queries with `kafka.group.id` see the same offsets. A commit by no
 member (generation -1) sets offsets as an operator does, while the group has no members. A group whose members are not
 this server's (consumers of sparklog's, a Spark query, another server) is described by its journal.
@@ -16,41 +10,41 @@ FindCoordinator 4); a retention of one commit's own; leader epochs in answers; c
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from functools import wraps
-from typing import Any, TypeAlias
+from typing import Any
 
 from sparklog.errors import BadRequest, Conflict, NotFound
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.format.coordinators.message_codec import encode_versioned
 from sparklog.format.coordinators.message_schema import Fields, message
-from sparklog.groups.group import DEAD, MAX_METADATA
+from sparklog.groups.group import DEAD, MAX_METADATA, Group
+from sparklog.groups.group_members import GroupMember, by_topic
 from sparklog.groups.group_state import OffsetAndMetadata
 from sparklog.groups.lag import Groups
 from sparklog.log.journal.clocks import MAX_SESSION_TIMEOUT_MS
-from sparklog.serve.codes import FAILURES, LONGEST_MESSAGE, Code, CodeError
+from sparklog.log.journal.names import check_id
+from sparklog.serve.codes import FAILURES, Code, CodeError, answered, by_partition, failure
 from sparklog.serve.coordinator import Coordinator, Positions
 from sparklog.serve.group_members import COMPLETING, GroupMembers, JoinDetails
-from sparklog.serve.served_log import SeenTopic
+from sparklog.serve.served_log import UNSEEN
 from sparklog.serve.services import ServedRequest
 from sparklog.serve.users import GROUP, READ
 
 CONSUMER, CLASSIC = "consumer", "classic"
 OF_A_GROUP = 0
 NO_OFFSET: Fields = {"committedOffset": -1, "metadata": ""}
-Place: TypeAlias = TopicPartition
 
 
 def _check_group(request: ServedRequest, group: str) -> None:
-    """Raise `CodeError` for a group without a name, and for one that the client may not use."""
-    if not group:
-        raise CodeError(Code.INVALID_GROUP_ID)
+    """Raise `BadRequest` for a name that no group can have, and `CodeError` for one that the client may not use."""
+    check_id(group, "group id")
     if not request.may(GROUP, group):
-        raise CodeError(Code.GROUP_AUTHORIZATION_FAILED)
+        raise CodeError(Code.GROUP_AUTHORIZATION_FAILED, "the group is not yours")
 
 
 def _coordinator_of(request: ServedRequest, group: str, *, reading: bool = False) -> Coordinator:
-    """Return the coordinator. `CodeError` as `_check_group`, and where groups have no journal.
+    """Return the coordinator. Raises as `_check_group`, and `CodeError` where the groups have no journal.
 
     The same where they have one that cannot be written, except for `reading`.
     """
@@ -74,13 +68,13 @@ def _code(error: Exception) -> Code:
     return Code.INVALID_GROUP_ID if isinstance(error, BadRequest) else Code.COORDINATOR_NOT_AVAILABLE
 
 
-def _with_code(handler: Callable[[ServedRequest], Awaitable[Fields]]) -> Callable[[ServedRequest], Awaitable[Fields]]:
-    """Answer a request that fails with the code alone."""
+def _with_code(handler: Callable[..., Awaitable[Fields]]) -> Callable[..., Awaitable[Fields]]:
+    """Answer a request, or a part of one, that fails with the code alone."""
 
     @wraps(handler)
-    async def answer(request: ServedRequest) -> Fields:
+    async def answer(*arguments: Any) -> Fields:
         try:
-            return await handler(request)
+            return await handler(*arguments)
         except FAILURES as error:
             return {"errorCode": _code(error)}
 
@@ -106,8 +100,9 @@ async def join_group(request: ServedRequest) -> Fields:
     try:
         if not 1 <= details.session_ms <= MAX_SESSION_TIMEOUT_MS:
             raise CodeError(Code.INVALID_SESSION_TIMEOUT)
-        await _coordinator_of(request, fields["groupId"]).check_owner(fields["groupId"])
-        joined = await _members_of(request).join(details, id_first=request.version >= 4)
+        coordinator = _coordinator_of(request, fields["groupId"])
+        await coordinator.check_owner(fields["groupId"])
+        joined = await coordinator.members(fields["groupId"]).join(details, id_first=request.version >= 4)
     except FAILURES as error:
         member = error.fields.get("memberId", "") if isinstance(error, CodeError) else ""
         return {"errorCode": _code(error), "generationId": -1, "memberId": member or details.member}
@@ -117,8 +112,8 @@ async def join_group(request: ServedRequest) -> Fields:
         "leader": joined.leader,
         "memberId": joined.member,
         "members": [
-            {"memberId": member, "groupInstanceId": instance, "metadata": metadata}
-            for member, instance, metadata in joined.members
+            {"memberId": one.id, "groupInstanceId": one.details.instance, "metadata": one.metadata(joined.protocol)}
+            for one in joined.members
         ],
     }
 
@@ -159,35 +154,34 @@ async def offset_commit(request: ServedRequest) -> Fields:
     positions = Positions()
     try:
         coordinator = _coordinator_of(request, request.fields["groupId"])
-        codes = await request.services.run(_checked, request, positions)
+        rows = await request.services.run(_checked, request, positions)
         if positions:
             await _commit(coordinator, request.fields, positions)
     except FAILURES as error:
-        return _all_partitions(request, _code(error))
-    return _by_topic({place: {"errorCode": code} for place, code in codes.items()})
+        code = _code(error)
+        rows = by_partition(request.fields, lambda *_: {"errorCode": code})
+    return {"topics": rows}
 
 
-def _checked(request: ServedRequest, positions: Positions) -> dict[Place, Code]:
-    """Return the answer to each partition; those that can be committed are put into `positions`."""
-    log, codes = request.services.log, dict[Place, Code]()
-    for topic in request.fields["topics"]:
-        name = topic["name"]
-        bounds = log.seen(name).ends or log.look([name]).get(name, SeenTopic()).ends
-        for partition in topic["partitions"]:
-            number, metadata = partition["partitionIndex"], partition["committedMetadata"] or ""
-            code = Code.NONE
-            if not request.may(READ, name):
-                code = Code.TOPIC_AUTHORIZATION_FAILED
-            elif number not in bounds:
-                code = Code.UNKNOWN_TOPIC_OR_PARTITION
-            elif len(metadata.encode()) > MAX_METADATA:
-                code = Code.OFFSET_METADATA_TOO_LARGE
-            elif partition["committedOffset"] >= 0:
-                epoch = partition["committedLeaderEpoch"]
-                place = OffsetAndMetadata(partition["committedOffset"], metadata, None if epoch < 0 else epoch)
-                positions.setdefault(name, {})[number] = place
-            codes[name, number] = code
-    return codes
+def _checked(request: ServedRequest, positions: Positions) -> list[Fields]:
+    """Return the answers to all partitions; those that can be committed are put into `positions`."""
+    log, names = request.services.log, [topic["name"] for topic in request.fields["topics"]]
+    bounds = {name: log.seen(name).ends or log.look([name]).get(name, UNSEEN).ends for name in names}
+
+    def code(topic: str, row: Fields) -> Code:
+        number, metadata, epoch = row["partitionIndex"], row["committedMetadata"] or "", row["committedLeaderEpoch"]
+        if not request.may(READ, topic):
+            return Code.TOPIC_AUTHORIZATION_FAILED
+        if number not in bounds[topic]:
+            return Code.UNKNOWN_TOPIC_OR_PARTITION
+        if len(metadata.encode()) > MAX_METADATA:
+            return Code.OFFSET_METADATA_TOO_LARGE
+        if row["committedOffset"] >= 0:
+            place = OffsetAndMetadata(row["committedOffset"], metadata, None if epoch < 0 else epoch)
+            positions.setdefault(topic, {})[number] = place
+        return Code.NONE
+
+    return by_partition(request.fields, lambda topic, row: {"errorCode": code(topic, row)})
 
 
 async def _commit(coordinator: Coordinator, fields: Fields, positions: Positions) -> None:
@@ -195,10 +189,8 @@ async def _commit(coordinator: Coordinator, fields: Fields, positions: Positions
     if generation < 0 and not member:
         if coordinator.held(group) is not None:
             raise CodeError(Code.UNKNOWN_MEMBER_ID)
-        try:
+        with answered(Conflict, Code.UNKNOWN_MEMBER_ID):
             await coordinator.run(coordinator.group(group).alter, positions)
-        except Conflict:
-            raise CodeError(Code.UNKNOWN_MEMBER_ID) from None
         return
     members = coordinator.members(group)
     members.touch(members.checked(member, generation, fields["groupInstanceId"]))
@@ -208,82 +200,72 @@ async def _commit(coordinator: Coordinator, fields: Fields, positions: Positions
 
 
 async def offset_fetch(request: ServedRequest) -> Fields:
-    fields = request.fields
+    group, asked = request.fields["groupId"], request.fields["topics"]
+    numbers = None if asked is None else {topic["name"]: topic["partitionIndexes"] for topic in asked}
     try:
-        coordinator = _coordinator_of(request, fields["groupId"], reading=True)
-        committed: Fields = await coordinator.run(_offsets, coordinator, fields)
-        return committed
+        coordinator = _coordinator_of(request, group, reading=True)
+        return {"topics": await coordinator.run(_offsets, request, coordinator.group(group), numbers)}
     except FAILURES as error:
         code = _code(error)
     # Version 1 has no place for an error but the partitions.
-    rows = {place: {**NO_OFFSET, "errorCode": code} for place in _asked_places(fields)}
-    return {"errorCode": code, **_by_topic(rows)}
+    return {"errorCode": code, "topics": _offset_rows(numbers or {}, lambda _: {"errorCode": code})}
 
 
-def _asked_places(fields: Fields) -> list[Place]:
-    return [(topic["name"], number) for topic in fields["topics"] or () for number in topic["partitionIndexes"]]
+def _offsets(request: ServedRequest, group: Group, numbers: dict[str, list[int]] | None) -> list[Fields]:
+    """Return what is committed of partitions by topic (None: all that the client may read)."""
+    committed = {place: item for place, item in group.committed().items() if request.may(READ, place[0])}
+    waiting = set[TopicPartition]()
+    if request.fields["requireStable"]:
+        waiting = {(topic, partition) for _, _, topic, partition, _ in group.description().pending}
 
-
-def _offsets(coordinator: Coordinator, fields: Fields) -> Fields:
-    group = coordinator.group(fields["groupId"])
-    committed, waiting = group.committed(), set[Place]()
-    if fields["requireStable"]:
-        waiting = {(item[2], item[3]) for item in group.description().pending}
-    rows: dict[Place, Fields] = {}
-    for place in sorted(committed) if fields["topics"] is None else _asked_places(fields):
-        item = committed.get(place)
-        rows[place] = NO_OFFSET
+    def row(place: TopicPartition) -> Fields:
+        if not request.may(READ, place[0]):
+            return {"errorCode": Code.TOPIC_AUTHORIZATION_FAILED}
         if place in waiting:
-            rows[place] = {**NO_OFFSET, "errorCode": Code.UNSTABLE_OFFSET_COMMIT}
-        elif item is not None:
-            rows[place] = {"committedOffset": item.offset, "metadata": item.metadata}
-    return _by_topic(rows)
+            return {"errorCode": Code.UNSTABLE_OFFSET_COMMIT}
+        item = committed.get(place)
+        return {} if item is None else {"committedOffset": item.offset, "metadata": item.metadata}
+
+    return _offset_rows(by_topic(committed) if numbers is None else numbers, row)
 
 
-def _all_partitions(request: ServedRequest, code: Code) -> Fields:
-    topics = request.fields["topics"]
-    places = [(topic["name"], row["partitionIndex"]) for topic in topics for row in topic["partitions"]]
-    return _by_topic({place: {"errorCode": code} for place in places})
-
-
-def _by_topic(rows: dict[Place, Fields]) -> Fields:
-    topics: dict[str, list[Fields]] = {}
-    for (topic, partition), row in rows.items():
-        topics.setdefault(topic, []).append({"partitionIndex": partition, **row})
-    return {"topics": [{"name": topic, "partitions": partitions} for topic, partitions in topics.items()]}
+def _offset_rows(numbers: dict[str, list[int]], row: Callable[[TopicPartition], Fields]) -> list[Fields]:
+    return [
+        {"name": topic, "partitions": [{"partitionIndex": n, **NO_OFFSET, **row((topic, n))} for n in partitions]}
+        for topic, partitions in numbers.items()
+    ]
 
 
 @_with_code
 async def offset_delete(request: ServedRequest) -> Fields:
     group, code = request.fields["groupId"], Code.NONE
-    topics = request.fields["topics"]
+    topics = [topic for topic in request.fields["topics"] if request.may(READ, topic["name"])]
     places = {topic["name"]: [row["partitionIndex"] for row in topic["partitions"]] for topic in topics}
     coordinator = _coordinator_of(request, group)
     try:
-        await coordinator.run(lambda: coordinator.group(group).delete_offsets(places))
+        with answered(NotFound, Code.GROUP_ID_NOT_FOUND):
+            await coordinator.run(coordinator.group(group).delete_offsets, places)
     except Conflict:
         code = Code.GROUP_SUBSCRIBED_TO_TOPIC
-    except NotFound:
-        return {"errorCode": Code.GROUP_ID_NOT_FOUND}
-    return _all_partitions(request, code)
+    denied = Code.TOPIC_AUTHORIZATION_FAILED
+    rows = by_partition(request.fields, lambda topic, _: {"errorCode": code if topic in places else denied})
+    return {"topics": rows}
 
 
 # -- whole groups
 
 
 async def find_coordinator(request: ServedRequest) -> Fields:
-    fields = request.fields
-    if fields["keyType"] != OF_A_GROUP:
-        text = "transactions are not served: use sparklog.transactional"
-        return {"errorCode": Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "errorMessage": text, "nodeId": -1}
-    coordinator = request.services.coordinator
+    group, coordinator = request.fields["key"], request.services.coordinator
     try:
-        _check_group(request, fields["key"])
+        if request.fields["keyType"] != OF_A_GROUP:
+            text = "transactions are not served: use sparklog.transactional"
+            raise CodeError(Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, text)
+        _check_group(request, group)
         # A Kafka directory has no groups. librdkafka asks also for reads without one, which a refusal would fail.
-        node = request.services.nodes[0] if coordinator is None else await coordinator.owner(fields["key"])
+        node = request.services.nodes[0] if coordinator is None else await coordinator.owner(group)
     except FAILURES as error:
-        text = "the group has no name, or is not yours" if isinstance(error, CodeError) else str(error)
-        return {"errorCode": _code(error), "errorMessage": text[:LONGEST_MESSAGE], "nodeId": -1}
+        return {**failure(error), "errorCode": _code(error), "nodeId": -1}
     return {"nodeId": node.node_id, "host": node.host, "port": node.port}
 
 
@@ -292,60 +274,44 @@ async def list_groups(request: ServedRequest) -> Fields:
     coordinator = request.services.coordinator
     if coordinator is None:
         return {"groups": []}
-    states = await coordinator.run(_states, coordinator)
-    for name in states:
-        members = coordinator.held(name)
-        states[name] = states[name] if members is None else members.state
+    groups = Groups(coordinator.root)
+    # A group that cannot be read is left out: questions about it name the error.
+    descriptions = await coordinator.run(lambda: groups.descriptions(groups.names([]), []))
+    states = {name: (coordinator.held(name) or description).state for name, description in descriptions.items()}
     wanted, types = ({word.lower() for word in request.fields[name]} for name in ("statesFilter", "typesFilter"))
     rows = [
         {"groupId": name, "protocolType": CONSUMER, "groupState": state, "groupType": CLASSIC}
         for name, state in states.items()
-        if (not wanted or state.lower() in wanted) and request.may(GROUP, name)
+        if (not wanted or state.lower() in wanted) and (not types or CLASSIC in types) and request.may(GROUP, name)
     ]
-    return {"groups": rows if not types or CLASSIC in types else []}
-
-
-def _states(coordinator: Coordinator) -> dict[str, str]:
-    groups = Groups(coordinator.root)
-    # A group that cannot be read is left out: questions about it name the error.
-    descriptions = groups.descriptions(groups.names([]), [])
-    return {name: description.state for name, description in descriptions.items()}
+    return {"groups": rows}
 
 
 async def describe_groups(request: ServedRequest) -> Fields:
     return {"groups": [{"groupId": name, **await _described(request, name)} for name in request.fields["groups"]]}
 
 
+@_with_code
 async def _described(request: ServedRequest, name: str) -> Fields:
-    try:
-        coordinator = _coordinator_of(request, name, reading=True)
-        members = coordinator.held(name)
-        if members is not None:
-            return _members_here(members)
-        await coordinator.check_owner(name)
-        description = await coordinator.run(coordinator.group(name).description)
-    except FAILURES as error:
-        return {"errorCode": _code(error)}
-    owned = {member.id: member.owned for member in description.members}
+    coordinator = _coordinator_of(request, name, reading=True)
+    members = coordinator.held(name)
+    if members is not None:
+        return _members_here(members)
+    await coordinator.check_owner(name)
+    description = await coordinator.run(coordinator.group(name).description)
+    members = description.members
+    rows = [{"memberId": one.id, "clientId": one.id, "memberAssignment": _assignment(one)} for one in members]
     if description.instance is not None:
-        owned[description.instance] = ()
-    rows = [
-        {"memberId": member, "clientId": member, "memberAssignment": _assignment(places)}
-        for member, places in owned.items()
-    ]
+        rows += [{"memberId": description.instance, "clientId": description.instance}]
     protocol_type = CONSUMER if description.state != DEAD else ""
     return {"groupState": description.state, "protocolType": protocol_type, "members": rows}
 
 
-def _assignment(places: Iterable[Place]) -> bytes:
-    """Return partitions as members of Kafka's are told of them; nothing where they are not known."""
-    topics: dict[str, list[Any]] = {}
-    for topic, partition in sorted(places):
-        topics.setdefault(topic, []).append(partition)
-    if not topics:
-        return b""
-    rows: list[Any] = [{"topic": topic, "partitions": numbers} for topic, numbers in topics.items()]
-    return encode_versioned(message("groups", "ConsumerProtocolAssignment"), 0, {"assignedPartitions": rows})
+def _assignment(member: GroupMember) -> bytes:
+    """Return the member's partitions as those of Kafka's are told of them; nothing where it has none."""
+    rows: list[Any] = [{"topic": topic, "partitions": numbers} for topic, numbers in by_topic(member.owned).items()]
+    fields = {"assignedPartitions": rows}
+    return encode_versioned(message("groups", "ConsumerProtocolAssignment"), 0, fields) if rows else b""
 
 
 def _members_here(members: GroupMembers) -> Fields:
@@ -360,29 +326,20 @@ def _members_here(members: GroupMembers) -> Fields:
         }
         for member in members.members.values()
     ]
-    return {
-        "groupState": members.state,
-        "protocolType": members.kind,
-        "protocolData": members.protocol,
-        "members": rows,
-    }
+    about = {"groupState": members.state, "protocolType": members.kind, "protocolData": members.protocol}
+    return {**about, "members": rows}
 
 
 async def delete_groups(request: ServedRequest) -> Fields:
     names = request.fields["groupsNames"]
-    return {"results": [{"groupId": name, "errorCode": await _deleted(request, name)} for name in names]}
+    return {"results": [{"groupId": name, **await _deleted(request, name)} for name in names]}
 
 
-async def _deleted(request: ServedRequest, name: str) -> Code:
-    try:
-        coordinator = _coordinator_of(request, name)
-        if coordinator.held(name) is not None:
-            return Code.NON_EMPTY_GROUP
+@_with_code
+async def _deleted(request: ServedRequest, name: str) -> Fields:
+    coordinator = _coordinator_of(request, name)
+    if coordinator.held(name) is not None:
+        raise CodeError(Code.NON_EMPTY_GROUP)
+    with answered(Conflict, Code.NON_EMPTY_GROUP), answered(NotFound, Code.GROUP_ID_NOT_FOUND):
         await coordinator.run(coordinator.group(name).delete)
-    except Conflict:
-        return Code.NON_EMPTY_GROUP
-    except NotFound:
-        return Code.GROUP_ID_NOT_FOUND
-    except FAILURES as error:
-        return _code(error)
-    return Code.NONE
+    return {}

@@ -12,9 +12,8 @@ from contextlib import suppress
 from sparklog.errors import SparklogError
 from sparklog.format.coordinators.message_schema import Fields
 from sparklog.log.journal.names import is_topic_name
-from sparklog.log.state.view import READ_UNCOMMITTED
 from sparklog.serve.codes import Code, by_partition, code_of
-from sparklog.serve.served_log import SeenTopic
+from sparklog.serve.served_log import DENIED
 from sparklog.serve.services import ServedRequest, Services
 from sparklog.serve.users import READ, WRITE
 
@@ -30,17 +29,16 @@ def metadata(request: ServedRequest) -> Fields:
     visible = [name for name in names if request.may(READ, name) or request.may(WRITE, name)]
     if services.options.writable and not every and request.fields["allowAutoTopicCreation"]:
         _create_missing(services, [name for name in visible if request.may(WRITE, name)])
-    looked, failures = services.log.look_at_each(visible)
-    if not every:
-        failures |= dict.fromkeys(set(names) - set(visible), Code.TOPIC_AUTHORIZATION_FAILED)
+    looked = services.log.look_at_each(visible)
     node = services.nodes[0].node_id
     leads = {"leaderId": node, "replicaNodes": [node], "isrNodes": [node]}
 
     def topic(name: str) -> Fields:
-        if name not in looked:
-            missing = Code.UNKNOWN_TOPIC_OR_PARTITION if is_topic_name(name) else Code.INVALID_TOPIC
-            return {"name": name, "errorCode": failures.get(name, missing)}
-        partitions = [{"partitionIndex": number, **leads} for number in sorted(looked[name].ends)]
+        seen = looked.get(name, DENIED)
+        if not seen.ends:
+            is_invalid = seen is not DENIED and not is_topic_name(name)
+            return {"name": name, "errorCode": Code.INVALID_TOPIC if is_invalid else seen.code}
+        partitions = [{"partitionIndex": number, **leads} for number in sorted(seen.ends)]
         return {"name": name, "isInternal": name in INTERNAL, "partitions": partitions}
 
     topics = [topic(name) for name in (visible if every else names)]
@@ -66,21 +64,22 @@ def _create_missing(services: Services, names: list[str]) -> None:
     answers = {name: defaults.auto_create(name) for name in names if log.serves(name)}
     wanted = [name for name, answer in answers.items() if (services.options.auto_create if answer is None else answer)]
     for name in set(wanted) - log.look(wanted).keys() if wanted else ():
-        root.ensure_topic(name)
+        # What cannot be made, as where only case tells it from another topic, is then not known.
+        with suppress(SparklogError):
+            root.ensure_topic(name)
         log.forget_listing()
 
 
 def describe_log_dirs(request: ServedRequest) -> Fields:
-    log, asked = request.services.log, request.fields["topics"]
-    numbers = dict.fromkeys(log.topics()) if asked is None else {row["topic"]: set(row["partitions"]) for row in asked}
-    topics = []
-    for name, wanted in numbers.items():
+    log, asked, topics = request.services.log, request.fields["topics"], list[Fields]()
+    wanted = dict.fromkeys(log.topics()) if asked is None else {row["topic"]: set(row["partitions"]) for row in asked}
+    for name, seen in log.look_at_each([name for name in wanted if request.may(READ, name)]).items():
+        numbers = wanted[name]
         with suppress(SparklogError):
-            sizes = log.sizes(name) if request.may(READ, name) and name in log.look([name]) else []
             rows = [
                 {"partitionIndex": size.partition, "partitionSize": size.total_bytes, "offsetLag": 0}
-                for size in sizes
-                if wanted is None or size.partition in wanted
+                for size in (log.sizes(name) if seen.ends else ())
+                if numbers is None or size.partition in numbers
             ]
             topics += [{"name": name, "partitions": rows}] if rows else []
     return {"results": [{"logDir": log.location, "topics": topics}]}
@@ -88,14 +87,13 @@ def describe_log_dirs(request: ServedRequest) -> Fields:
 
 def list_offsets(request: ServedRequest) -> Fields:
     names = [topic["name"] for topic in request.fields["topics"]]
-    failures = {name: Code.TOPIC_AUTHORIZATION_FAILED for name in names if not request.may(READ, name)}
-    looked, unreadable = request.services.log.look_at_each([name for name in names if name not in failures])
-    failures |= unreadable
+    looked = request.services.log.look_at_each([name for name in names if request.may(READ, name)])
 
     def answer(topic: str, row: Fields) -> Fields:
-        bounds = looked.get(topic, SeenTopic()).ends.get(row["partitionIndex"])
+        seen = looked.get(topic, DENIED)
+        bounds = seen.ends.get(row["partitionIndex"])
         if bounds is None:
-            return {"errorCode": failures.get(topic, Code.UNKNOWN_TOPIC_OR_PARTITION)}
+            return {"errorCode": seen.code}
         if row["timestamp"] == EARLIEST:
             return {"offset": bounds.log_start}
         end = bounds.end(request.isolation)
@@ -106,13 +104,10 @@ def list_offsets(request: ServedRequest) -> Fields:
 
 def _by_time(request: ServedRequest, topic: str, row: Fields, end: int) -> Fields:
     """Return the first record at or after a time, below offset `end`; nothing if there is none."""
-    log, partition = request.services.log, row["partitionIndex"]
-    time_ms, isolation = row["timestamp"], request.isolation
+    # As in Kafka, the greatest time is of all records, and no answer if its record cannot be seen.
+    log, time_ms = request.services.log, None if row["timestamp"] == GREATEST_TIME else row["timestamp"]
     try:
-        if time_ms == GREATEST_TIME:
-            # As in Kafka, the greatest time is of all records, and no answer if its record cannot be seen.
-            time_ms, isolation = log.greatest_timestamp(topic, partition), READ_UNCOMMITTED
-        record = log.offset_for_timestamp(topic, partition, time_ms, isolation) if time_ms >= 0 else None
+        record = log.record_at(topic, row["partitionIndex"], time_ms, request.isolation)
     except SparklogError as error:
         return {"errorCode": code_of(error)}
     return {} if record is None or record.offset >= end else {"offset": record.offset, "timestamp": record.timestamp}

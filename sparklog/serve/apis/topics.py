@@ -12,8 +12,9 @@ from functools import cache, partial
 
 from sparklog.errors import BadRequest, Conflict, NotFound
 from sparklog.format.coordinators.message_schema import Fields
+from sparklog.log.journal.names import MAX_PARTITIONS, check_topic_name
 from sparklog.log.state.broker_names import BY_NAME
-from sparklog.log.state.configs import CONFIGS, DEFAULT_CONFIG, ROOT_DEFAULT, TOPIC_CONFIG, ConfigDef, TopicConfigs
+from sparklog.log.state.configs import CONFIGS, DEFAULT_CONFIG, ROOT_DEFAULT, TOPIC_CONFIG, TopicConfigs
 from sparklog.log.state.description import describe_configs as described
 from sparklog.log.state.root_defaults import (
     AUTO_CREATE,
@@ -29,9 +30,10 @@ from sparklog.serve.services import ServedRequest
 from sparklog.serve.users import READ, WRITE
 
 TOPIC, BROKER = 2, 4
-SET, DELETE, APPEND, SUBTRACT = range(4)
+SET, DELETE, APPEND, SUBTRACT = OPERATIONS = range(4)
 SOURCES = {TOPIC_CONFIG: 1, ROOT_DEFAULT: 3, DEFAULT_CONFIG: 5}
-OTHER_KINDS = {NUM_PARTITIONS: "int", AUTO_CREATE: "boolean", EXPIRATION: "int"}
+KINDS = {name: broker.kind for name, broker in BY_NAME.items()}
+KINDS |= {NUM_PARTITIONS: "int", AUTO_CREATE: "boolean", EXPIRATION: "int"}
 TYPES = {"boolean": 1, "string": 2, "int": 3, "long": 5, "double": 6, "list": 7}
 
 
@@ -69,12 +71,13 @@ def _create(topic: Fields, only_check: bool, root: Root) -> Fields:
     name, partitions = topic["name"], topic["numPartitions"]
     _refuse_assignments(topic)
     configs = {item["name"]: item["value"] for item in topic["configs"] if item["value"] is not None}
-    with answered(BadRequest, Code.INVALID_CONFIG):
-        TopicConfigs.of(configs)
+    with answered(BadRequest, Code.INVALID_TOPIC):
+        check_topic_name(name)
     partitions = root.defaults().partitions(name) if partitions == -1 else partitions
-    if partitions < 1:
-        raise CodeError(Code.INVALID_PARTITIONS, f"expected partitions of 1 and more, found {partitions}")
-    with answered(Conflict, Code.TOPIC_ALREADY_EXISTS), answered(BadRequest, Code.INVALID_TOPIC):
+    if not 1 <= partitions <= MAX_PARTITIONS:
+        raise CodeError(Code.INVALID_PARTITIONS, f"expected 1 to {MAX_PARTITIONS} partitions, found {partitions}")
+    with answered(Conflict, Code.TOPIC_ALREADY_EXISTS), answered(BadRequest, Code.INVALID_CONFIG):
+        TopicConfigs.of(configs)
         if root.engine.exists(name):
             raise CodeError(Code.TOPIC_ALREADY_EXISTS, f"topic '{name}' exists")
         if not only_check:
@@ -155,77 +158,76 @@ def _alter(resource: Fields, only_check: bool, root: Root) -> None:
     with answered(BadRequest, Code.INVALID_CONFIG):
         if kind == BROKER:
             before = root.defaults()
-            values = {row.name: row.value for row in before.rows() if row.pattern is None}
-            changes = _changed(items, values, {name: item.definition for name, item in BY_NAME.items()})
+            rows = [row for row in before.rows() if row.pattern is None]
+            changes = _changed(items, {row.name: row.value for row in rows if KINDS[row.name] == "list"})
             before.changed(changes) if only_check else root.alter_defaults(changes)
         else:
             topic = root.topic(name)
             configs = topic.log.read_configs()
-            changes = _changed(items, {name: configs.text(name) for name in CONFIGS}, CONFIGS)
+            changes = _changed(items, {name: configs.text(name) for name in CONFIGS if CONFIGS[name].kind == "list"})
             (topic.plan_alter if only_check else topic.alter)(configs=changes)
 
 
-def _changed(
-    items: list[Fields], values: Mapping[str, str], definitions: Mapping[str, ConfigDef]
-) -> dict[str, object | None]:
-    """Return what operations on configs with these `values` set, by name, and take back (None)."""
+def _changed(items: list[Fields], lists: Mapping[str, str]) -> dict[str, object | None]:
+    """Return what operations set, by name, and take back (None). `lists`: the values of configs that are lists."""
     changes: dict[str, object | None] = {}
     for item in items:
         name, value, operation = item["name"], item["value"], item["configOperation"]
+        if operation not in OPERATIONS or (value is None and operation != DELETE):
+            raise CodeError(
+                Code.INVALID_REQUEST, f"expected operation 0 to 3 on {name}, and a value but for 1, found {operation}"
+            )
         if operation in (APPEND, SUBTRACT):
-            if name not in definitions or definitions[name].kind != "list":
+            if name not in lists:
                 raise CodeError(Code.INVALID_CONFIG, f"{name} is not a list")
             words = value.split(",")
-            kept = [word for word in values[name].split(",") if word and word not in words]
+            kept = [word for word in lists[name].split(",") if word and word not in words]
             value = ",".join(kept + (words if operation == APPEND else []))
         changes[name] = None if operation == DELETE else value
     return changes
 
 
 def describe_configs(request: ServedRequest) -> Fields:
-    results, root, with_synonyms = [], request.services.log.root, request.fields["includeSynonyms"]
     # Read once for all resources: clients ask for every topic at once.
-    defaults: Callable[[], RootDefaults | None] = cache(root.defaults) if root is not None else lambda: None
+    results, defaults = [], cache(Root.defaults)
     for resource in request.fields["resources"]:
         try:
             rows = _described(request, resource["resourceType"], resource["resourceName"], defaults)
             keys = resource["configurationKeys"]
             rows = [row for row in rows if keys is None or row["name"] in keys]
-            about: Fields = {"configs": rows if with_synonyms else [{**row, "synonyms": []} for row in rows]}
+            if not request.fields["includeSynonyms"]:
+                rows = [{**row, "synonyms": []} for row in rows]
+            about: Fields = {"configs": rows}
         except FAILURES as error:
             about = failure(error)
         results.append({**_place(resource), **about})
     return {"results": results}
 
 
-def _described(
-    request: ServedRequest, kind: int, name: str, defaults: Callable[[], RootDefaults | None]
-) -> list[Fields]:
+def _described(request: ServedRequest, kind: int, name: str, defaults: Callable[[Root], RootDefaults]) -> list[Fields]:
     log = request.services.log
-    if kind == TOPIC:
-        if not request.may(READ, name):
-            raise CodeError(Code.TOPIC_AUTHORIZATION_FAILED, "not allowed")
-        of_root = defaults()
-        if log.root is not None and of_root is not None:
-            configs = described(name, log.root.topic(name).log.head(refresh=False), of_root)
-            return [_row(item.name, item.value, CONFIGS[item.name].kind, item.doc, item.synonyms) for item in configs]
-        if name not in log.look([name]):
-            raise NotFound(f"no topic '{name}'")
-        return []
-    if kind != BROKER:
+    root = log.root
+    if kind not in (TOPIC, BROKER):
         raise CodeError(Code.INVALID_REQUEST, f"resources of type {kind} are not served")
-    of_root = defaults() if request.may(READ, "") else None
-    rows = [] if of_root is None else [row for row in of_root.rows() if row.pattern is None]
+    if kind == TOPIC and not request.may(READ, name):
+        raise CodeError(Code.TOPIC_AUTHORIZATION_FAILED, "not allowed")
+    if kind == TOPIC and root is None and name not in log.look([name]):
+        raise NotFound(f"no topic '{name}'")
+    if root is None:
+        return []
+    if kind == TOPIC:
+        configs = described(name, root.topic(name).log.head(refresh=False), defaults(root))
+        return [_row(item.name, item.value, CONFIGS[item.name].kind, item.doc, item.synonyms) for item in configs]
+    rows = defaults(root).rows() if request.may(READ, "") else ()
     # Without a name: the defaults of all brokers that are set.
-    return [_default_row(row) for row in rows if name or row.source == ROOT_DEFAULT]
+    return [_default_row(row) for row in rows if row.pattern is None and (name or row.source == ROOT_DEFAULT)]
 
 
 def _default_row(row: DefaultRow) -> Fields:
-    kind, doc = OTHER_KINDS.get(row.name, ""), ""
-    if row.name in BY_NAME:
-        kind, doc = BY_NAME[row.name].kind, BY_NAME[row.name].definition.doc
+    doc = BY_NAME[row.name].definition.doc if row.name in BY_NAME else ""
     values = [ConfigSynonym(row.name, row.value, row.source)] if row.source == ROOT_DEFAULT else []
-    return _row(row.name, row.value, kind, doc, [*values, ConfigSynonym(row.name, row.default, DEFAULT_CONFIG)])
+    values.append(ConfigSynonym(row.name, row.default, DEFAULT_CONFIG))
+    return _row(row.name, row.value, KINDS[row.name], doc, values)
 
 
 def _row(name: str, value: str, kind: str, doc: str, synonyms: Sequence[ConfigSynonym]) -> Fields:
