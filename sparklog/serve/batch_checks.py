@@ -43,8 +43,7 @@ from sparklog.serve.codes import Code, CodeError
 
 ZSTD, ZSTD_SINCE = CODECS.index("zstd"), 7
 """Older versions of Produce are of clients that cannot read what they send."""
-_KNOWN_CODECS = range(len(CODECS))
-_ATTRIBUTES, _CRC = 22, slice(17, 21)
+_ATTRIBUTES, _CRC, _KNOWN_CODECS = 22, slice(17, 21), range(len(CODECS))
 _PRODUCERS, _NULL_KEYS = int(SliceFlag.KAFKA_PRODUCERS), int(SliceFlag.HAS_NULL_KEYS)
 _APPEND_TIME = int(SliceFlag.LOG_APPEND_TIME)
 EPOCH_SHIFT = 47
@@ -119,10 +118,9 @@ class BatchChecks:
     def _read(self, batch: ProducedBatch, codec: Codec, now_ms: int) -> None:
         """Check the records of a batch, which has the times of its header, and give it what a slice says of it."""
         try:
-            totals = check_batch(batch.data[HEADER_BYTES:], codec, batch.count, batch.min_ts)
+            low, high, keyless = check_batch(batch.data[HEADER_BYTES:], codec, batch.count, batch.min_ts).tolist()
         except Corrupt as error:
             raise _invalid(error.message) from None
-        low, high, keyless = totals.tolist()
         if keyless and self._needs_keys:
             raise _invalid("the topic is compacted: every record needs a key")
         batch.flags = (_NULL_KEYS if keyless else 0) | (0 if batch.producer_id == NO_PRODUCER_ID else _PRODUCERS)
@@ -134,8 +132,7 @@ class BatchChecks:
             return
         before, after = now_ms - self._before_ms, now_ms + self._after_ms
         if low < 0 or low < before or high > after:
-            text = f"times are {low} to {high}, the topic takes {before} to {after}"
-            raise CodeError(Code.INVALID_TIMESTAMP, text)
+            raise CodeError(Code.INVALID_TIMESTAMP, f"times are {low} to {high}, the topic takes {before} to {after}")
         if high != batch.max_ts:
             raise CodeError(Code.INVALID_TIMESTAMP, f"the greatest time is {high}, the batch says {batch.max_ts}")
         batch.min_ts = low

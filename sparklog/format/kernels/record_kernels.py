@@ -317,9 +317,7 @@ def find_records(
     return OK
 
 
-@kernel(INT(
-    BYTES_IN, INT, INT, INT64
-))  # fmt: skip
+@kernel(INT(BYTES_IN, INT, INT, INT64))
 def check_records(data: Any, count: int, base_time: int, totals: Any) -> int:
     """Check that `data` is the records of one batch, whose offsets count from 0; the error code, `OK` if none.
 
