@@ -174,9 +174,11 @@ class RecentTails:
 
     def keep(self, store: Store, key: str, start: int, tail: bytes) -> None:
         """Keep the tail of a commit, which begins at `start` of its object."""
+        place = id(store), key
         with self._lock:
-            self._drop((id(store), key))
-            self._kept[id(store), key] = _Kept(weakref.ref(store), start, tail)
+            if place in self._kept:
+                self._drop(place)
+            self._kept[place] = _Kept(weakref.ref(store), start, tail)
             self._bytes += len(tail)
             limits = store.limits
             while self._kept and (len(self._kept) > limits.kept_tails or self._bytes > limits.kept_tail_bytes):
