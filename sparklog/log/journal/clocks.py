@@ -144,9 +144,8 @@ class Env:
         return Moment(self.wall_ms(), self.boot_ms())
 
     def elapsed_ms(self, earlier: Moment) -> int:
-        """Return the ms since a moment: see there."""
-        wall, boot = self.wall_ms() - earlier.wall_ms, self.boot_ms() - earlier.boot_ms
-        return wall if wall > boot else boot
+        """Return the ms since a moment: the larger time counts, as in `Moment`."""
+        return max(self.wall_ms() - earlier.wall_ms, self.boot_ms() - earlier.boot_ms)
 
     def stopwatch(self) -> Callable[[], float]:
         return partial(self.elapsed_ms, self.now())

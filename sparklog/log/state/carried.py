@@ -127,9 +127,8 @@ class RecentDocuments:
         is_known = before is not None and before.crc == commit.prev_crc
         low = number - 1 - (before.carried.commits if is_known and before is not None and before.carried else 0)
         nbytes = 0
-        for other in sorted(kept, reverse=True):
-            item = kept.get(other)
-            nbytes += 0 if item is None else len(item.document)
+        for other, item in sorted(kept.items(), reverse=True):
+            nbytes += len(item.document)
             if other < number - BLOCK or low <= other < number - 1 or (nbytes > most_bytes and other < number):
                 kept.pop(other, None)
 
@@ -174,11 +173,9 @@ class RecentTails:
 
     def keep(self, store: Store, key: str, start: int, tail: bytes) -> None:
         """Keep the tail of a commit, which begins at `start` of its object."""
-        place = id(store), key
         with self._lock:
-            if place in self._kept:
-                self._drop(place)
-            self._kept[place] = _Kept(weakref.ref(store), start, tail)
+            self._drop((id(store), key))
+            self._kept[id(store), key] = _Kept(weakref.ref(store), start, tail)
             self._bytes += len(tail)
             limits = store.limits
             while self._kept and (len(self._kept) > limits.kept_tails or self._bytes > limits.kept_tail_bytes):

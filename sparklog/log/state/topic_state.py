@@ -282,8 +282,9 @@ def _change(head: Head, commit: Commit, changes: dict[str, Any]) -> None:
         # A log that Kafka wrote, or a clone, may end after its last record.
         for partition, offset in (*((edit.partition, edit.end) for edit in commit.edits), *commit.log_starts.items()):
             end[partition] = max(end[partition], offset)
+    start.flags.writeable = end.flags.writeable = False
     changes["leader_epoch"] = commit.leader_epoch
-    changes["log_start"], changes["log_end"] = _frozen(start), _frozen(end)
+    changes["log_start"], changes["log_end"] = start, end
     changes["open"] = _forget(prepares, start) if commit.log_starts else prepares
     if commit.partitions is not None or commit.edits:
         changes["cleaned_through"] = _cleaned_through(_longer(head.cleaned_through, len(end)), commit.edits)
