@@ -105,7 +105,7 @@ class CleanWork:
             tombstones_dropped=counts.tombstones_dropped,
             keyless_dropped=counts.keyless_dropped,
             dirty_ratio=plan.ratio,
-            seconds=self.env.now().elapsed_ms(started) / 1000,
+            seconds=self.env.elapsed_ms(started) / 1000,
         )
         rewrite = Rewrite(edit, tuple(source.input() for source in inputs))
         more = cleaned.end_offset < plan.first_uncleanable

@@ -99,7 +99,7 @@ class MergeWork:
         except BaseException:
             files.discard()
             raise
-        seconds = self.env.now().elapsed_ms(started) / 1000
+        seconds = self.env.elapsed_ms(started) / 1000
         return Done(tuple(run.rewrite() for run in runs), written, _reports(self, runs, seconds))
 
 

@@ -321,7 +321,7 @@ class SealWork:
         started = self.env.now()
         unique = self.env.new_id()
         files = write_segments([self._output(part, unique) for part in self.parts], progress)
-        seconds, nbytes = self.env.now().elapsed_ms(started) / 1000, self.nbytes
+        seconds, nbytes = self.env.elapsed_ms(started) / 1000, self.nbytes
         rewrites = [
             Rewrite(Edit(part.partition, int(sources.base[0]), int(sources.end[-1])), sources.inputs())
             for part in self.parts

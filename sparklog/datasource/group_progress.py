@@ -45,7 +45,7 @@ class GroupProgress:
         """
         if self._left and start == self._published:
             return
-        if self._failed is not None and self._env.now().elapsed_ms(self._failed) < RETRY_MS:
+        if self._failed is not None and self._env.elapsed_ms(self._failed) < RETRY_MS:
             return
         try:
             self._publish(start)

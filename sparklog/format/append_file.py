@@ -45,7 +45,6 @@ import re
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -54,7 +53,7 @@ from sparklog.errors import BadRequest, Corrupt
 from sparklog.format import transaction_index
 from sparklog.format.crc32c import crc32c
 from sparklog.format.record_batch import Int64Array
-from sparklog.format.slice_columns import FOOTER_FIELDS, WRITTEN
+from sparklog.format.slice_columns import FOOTER_FIELDS, WRITTEN, written_values
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.limits import DEFAULTS
 
@@ -71,8 +70,6 @@ TAIL_BYTES = TAIL.size
 SLICE_DTYPE = np.dtype([*FOOTER_FIELDS, ("entries", ">u4")])
 INDEX_DTYPE = np.dtype([("position", ">i8"), ("offset", ">i8"), ("max_ts", ">i8")])
 ABORTED_DTYPE = np.dtype([("slice", ">u4"), ("producer", ">i8"), ("first", ">i8"), ("last", ">i8")])
-_FIELDS_OF = attrgetter(*WRITTEN)
-"""The fields of the slice table, of one slice."""
 SLICE_BYTES = SLICE_DTYPE.itemsize
 ABORTED_BYTES = ABORTED_DTYPE.itemsize
 INDEX_BYTES = INDEX_DTYPE.itemsize
@@ -171,15 +168,15 @@ def build_index(
 def encode_footer(slices: Sequence[WrittenSlice]) -> bytes:
     indexes = [entry.index for entry in slices]
     entries = [0 if index is None else len(index) for index in indexes]
-    rows = [(*_FIELDS_OF(entry), count) for entry, count in zip(slices, entries, strict=True)]
+    rows = [(*written_values(entry), count) for entry, count in zip(slices, entries, strict=True)]
     table = np.array(rows, SLICE_DTYPE)
     aborted = _aborted_rows(slices)
-    parts = [HEAD.pack(MAGIC, ABORTED_VERSION if len(aborted) else FORMAT_VERSION, len(table), sum(entries))]
-    if len(aborted):
-        parts.append(ABORTED_COUNT.pack(len(aborted)))
-    parts.append(table.tobytes())
+    version, count, rest = FORMAT_VERSION, b"", b""
+    if aborted is not None:
+        version, count, rest = ABORTED_VERSION, ABORTED_COUNT.pack(len(aborted)), aborted.tobytes()
+    parts = [HEAD.pack(MAGIC, version, len(slices), sum(entries)), count, table.tobytes()]
     parts += [_rows(INDEX_DTYPE, index.position, index.offset, index.max_ts).tobytes() for index in indexes if index]
-    parts.append(aborted.tobytes())
+    parts.append(rest)
     body = b"".join(parts)
     return body + TAIL.pack(crc32c(body), len(body) + TAIL_BYTES, MAGIC)
 
@@ -191,9 +188,9 @@ def _rows(kind: np.dtype[np.void], *columns: Int64Array) -> npt.NDArray[np.void]
     return rows
 
 
-def _aborted_rows(slices: Sequence[WrittenSlice]) -> npt.NDArray[np.void]:
+def _aborted_rows(slices: Sequence[WrittenSlice]) -> npt.NDArray[np.void] | None:
     if not any(len(entry.aborted) for entry in slices):
-        return np.zeros(0, ABORTED_DTYPE)
+        return None
     transactions = transaction_index.concatenate([entry.aborted for entry in slices])
     number = np.repeat(np.arange(len(slices)), np.array([len(entry.aborted) for entry in slices], np.int64))
     names = ("producer_ids", "first_offsets", "last_offsets")

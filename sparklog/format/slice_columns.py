@@ -8,6 +8,7 @@ classes that hold it (tests/format/test_slice_columns.py compares them with the 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 
 UINT32_MAX = 2**32 - 1
 INT32_MAX = 2**31 - 1
@@ -113,5 +114,7 @@ FOOTER_FIELDS = [(attribute, kind) for _, attribute, _, kind in _FOOTER]
 """Fields of a footer's slice table and their types, in their order there."""
 WRITTEN = {attribute: name for _, attribute, name, _ in _FOOTER}
 """Attributes of a `WrittenSlice` that a footer holds, with the columns that they become."""
+written_values = attrgetter(*WRITTEN)
+"""Returns them all, of a `WrittenSlice`, or of a `FileSlices` for each of its slices."""
 PLANNED = tuple(column.name for column in SLICE_COLUMNS if column.planned and column.name != "partition")
 """Columns that a plan carries to tasks, besides the partition, which is the same for all of its slices."""

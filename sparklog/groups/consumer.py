@@ -354,7 +354,7 @@ class Consumer(PartitionReader):
         member = self._reader()
         member.keep_alive()
         self._commits.run_due(member)
-        if self._env.now().elapsed_ms(self._matched) >= self._options.metadata_max_age_ms:
+        if self._env.elapsed_ms(self._matched) >= self._options.metadata_max_age_ms:
             self._match_again()
         if self._rebalances.follow(member):
             self._match_again()

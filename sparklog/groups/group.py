@@ -435,7 +435,7 @@ class Membership:
 
     def keep_alive(self) -> None:
         """Send a heartbeat if one is due."""
-        if self.group.root.env.now().elapsed_ms(self.written) >= self.heartbeat_ms:
+        if self.group.root.env.elapsed_ms(self.written) >= self.heartbeat_ms:
             self.heartbeat()
 
     def _write(self, step: Step[GroupState]) -> GroupState:

@@ -148,7 +148,7 @@ class PartitionReader(ABC):
                 return batches
             if self._plan():
                 continue
-            left_ms = timeout * 1000 - self._env.now().elapsed_ms(begun)
+            left_ms = timeout * 1000 - self._env.elapsed_ms(begun)
             if left_ms <= 0:
                 return []
             self._env.sleep(min(self._view.poll_interval_ms, left_ms) / 1000)

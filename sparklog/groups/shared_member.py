@@ -232,7 +232,7 @@ class SharedMember:
 
     def beat(self) -> None:
         """Send a heartbeat if one is due; leave, if the program has not polled for too long."""
-        idle_ms = self._env.now().elapsed_ms(self._polled)
+        idle_ms = self._env.elapsed_ms(self._polled)
         with self._lock:
             if self._over:
                 return

@@ -283,8 +283,8 @@ class LocalStore(FolderStore):
 
     def _temporary(self, path: str, key: str) -> tuple[int, str]:
         """Open a new file next to `path`, whose folder is made, again if a concurrent delete removes it."""
-        folder = os.path.dirname(path)
-        temporary = os.path.join(folder, temporary_name())
+        folder = _folder(path)
+        temporary = f"{folder}/{temporary_name()}"
         for attempt in range(_ATTEMPTS):
             try:
                 return os.open(temporary, NEW_FILE, 0o666), temporary
@@ -332,12 +332,11 @@ class LocalStore(FolderStore):
         """Make the name `path` durable, and once per process the names of the folders above it."""
         if not self._durable:
             return
-        folder = os.path.dirname(path)
+        folder = _folder(path)
         try:
             inode = self._sync_folder(folder)
-            with self._lock:
-                if self._synced.get(folder) == inode:
-                    return
+            if self._synced.get(folder) == inode:
+                return
             above = folder
             while len(above) >= len(self._path):
                 above = os.path.dirname(above)
@@ -463,6 +462,11 @@ class LocalWriter:
             with suppress(OSError):
                 self._file.close()
             self._store._unlink(self._temporary)
+
+
+def _folder(path: str) -> str:
+    """Return the folder of an absolute path to a file: what `os.path.dirname` does in nine calls."""
+    return path.rpartition("/")[0] or "/"
 
 
 def _info(key: str, status: os.stat_result) -> ObjectInfo:

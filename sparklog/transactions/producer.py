@@ -325,7 +325,7 @@ class Transaction:
         log = self._producer.log
         if self.state != PREPARED:
             self._check_open()
-            if self._root.env.now().elapsed_ms(self._begun) > LOOK_AGAIN_MS:
+            if self._root.env.elapsed_ms(self._begun) > LOOK_AGAIN_MS:
                 # Fenced long ago, it writes nothing: no rows for read_uncommitted, no gap in the offsets.
                 try:
                     check_undecided(log.refresh(), self.n, self._instance)

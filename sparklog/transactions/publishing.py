@@ -55,7 +55,7 @@ def _without_id(root: Root, timeout_ms: int) -> TransactionalProducer:
             spare = spares.pop()
         except IndexError:
             break
-        if root.env.now().elapsed_ms(spare.committed) < root.store.limits.reused_ms:
+        if root.env.elapsed_ms(spare.committed) < root.store.limits.reused_ms:
             return TransactionalProducer(
                 root, spare.id, timeout_ms=timeout_ms, instance=spare.instance, epoch=spare.epoch
             )

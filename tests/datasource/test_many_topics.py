@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import gc
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -18,6 +14,7 @@ from sparklog.datasource.subscription import Subscriber
 from sparklog.log.state.view import LogView, OffsetRange
 from sparklog.log.topic.root import RootView
 from sparklog.opening import ROOT, Location, open_view
+from tests.support.counted_calls import counted_calls
 from tests.support.counted_root import KINDS_AND_BUCKET, CountedRoot
 from tests.support.records import rows
 
@@ -62,28 +59,13 @@ def test_a_topic_of_a_pattern_is_looked_at_once(kind: str, tmp_path: Path) -> No
     assert {verb: place.store.counts[verb] for verb in place.store.counts} == expected, place.store.keys
 
 
-@contextmanager
-def python_calls() -> Iterator[list[int]]:
-    count = [0]
-
-    def note(frame: FrameType, event: str, argument: Any) -> None:
-        count[0] += event == "call"
-
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        yield count
-    finally:
-        sys.setprofile(before)
-
-
 def test_one_more_topic_is_few_calls(tmp_path: Path) -> None:
     counts = []
     for number in (MANY, 2 * MANY):
         place = CountedRoot("local", tmp_path / str(number))
         topics_of(place, number)
         plan(place)
-        with python_calls() as count:
+        with counted_calls("call") as count:
             assert len(plan(place)) == number
         counts.append(count[0])
     assert (counts[1] - counts[0]) / MANY < MOST_CALLS

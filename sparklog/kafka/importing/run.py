@@ -274,7 +274,7 @@ class _TopicImport:
             with suppress(SparklogError):
                 self._delete_files(topic)
             raise
-        topic.log.warn_of_older(self.new, topic.log.read_configs())
+        topic.log.warn_of_older(self.new, topic.log.read_configs(), self.root.env.wall_ms())
         reports = tuple(self.reports[part.number] for part in source.partitions)
         configs = self.kafka_configs.get(source.name)
         return ImportedTopic(source.name, source.topic_id, not self.plan.exists, reports, configs)

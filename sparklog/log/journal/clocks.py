@@ -17,10 +17,10 @@ from __future__ import annotations
 import base64
 import random
 import time
-import uuid
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol, TypedDict
 
 from sparklog.errors import Unavailable
@@ -117,8 +117,9 @@ class ClockGuard:
         agree = step_ms > 1 and abs(ahead) < 2 * step_ms
         self._asked, self._ahead_ms = now, 0 if agree else ahead
 
-    def store_ms(self) -> int:
-        return self._env.wall_ms() - self._ahead_ms
+    def store_ms(self, wall_ms: int) -> int:
+        """Return the store's clock at a time of this machine's."""
+        return wall_ms - self._ahead_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,17 +134,21 @@ class Env:
     def new_id(self) -> str:
         """Return a random UUID as Kafka writes ids, 22 characters: a letter first, so no option and no number."""
         while True:
-            raw = uuid.UUID(int=self.random.getrandbits(128), version=4).bytes
-            text = base64.urlsafe_b64encode(raw).decode("ascii").rstrip("=")
+            # Version 4 and variant 2: what the module uuid does in ten calls.
+            number = self.random.getrandbits(128) & ~(0xF << 76 | 0x3 << 62) | 0x4 << 76 | 0x2 << 62
+            text = base64.urlsafe_b64encode(number.to_bytes(16, "big")).decode("ascii")
             if text[0].isalpha():
-                return text
+                return text[:22]
 
     def now(self) -> Moment:
         return Moment(self.wall_ms(), self.boot_ms())
 
+    def elapsed_ms(self, earlier: Moment) -> int:
+        """Return the ms since a moment: the larger time counts, as in `Moment`."""
+        return max(self.wall_ms() - earlier.wall_ms, self.boot_ms() - earlier.boot_ms)
+
     def stopwatch(self) -> Callable[[], float]:
-        begun = self.now()
-        return lambda: self.now().elapsed_ms(begun)
+        return partial(self.elapsed_ms, self.now())
 
     def chance(self) -> float:
         return self.random.random()

@@ -13,7 +13,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 from sparklog.errors import BadRequest, Corrupt
@@ -46,15 +47,16 @@ UINT32_MAX = 2**32 - 1
 T = TypeVar("T")
 _LEFT_OUT: tuple[object, ...] = (None, (), {}, [], frozenset())
 """Values of optional members that are not written."""
-_parse = json.JSONDecoder().decode
-"""`json.loads` of a text, without a look for options and other encodings."""
+_parse = json.JSONDecoder().raw_decode
+_text_of = json.JSONEncoder(separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode
+"""`json.loads` and `json.dumps`, without a look for options and other encodings."""
 _TRAILER = b',"crc":'
 _TRAILER_BYTES = len(_TRAILER) + len("4294967295}\n")
 
 
 def encode(document: Mapping[str, object]) -> bytes:
     """Canonical bytes of an object, its own CRC last."""
-    body = json.dumps(document, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode("ascii")[:-1]
+    body = _text_of(document).encode("ascii")[:-1]
     if len(body) > MAX_DOCUMENT - _TRAILER_BYTES:
         size = len(body)
         raise BadRequest(f"an object of {size} bytes is not written, at most {MAX_DOCUMENT} are; write less at once")
@@ -64,7 +66,10 @@ def encode(document: Mapping[str, object]) -> bytes:
 def decode(data: bytes, key: str, what: str) -> Fields:
     """Return the object in `data`. `BadRequest` if a newer release wrote it; `Corrupt` naming `key` if damaged."""
     try:
-        document = _parse(data.decode())
+        text = data.decode()
+        document, end = _parse(text)
+        if text[end:].strip():
+            raise ValueError(text)
     except (ValueError, RecursionError):
         raise Corrupt(f"{what} is not the JSON it was written as; restore it", file=key) from None
     if not isinstance(document, dict):
@@ -170,51 +175,47 @@ class Fields:
 
 @dataclass(frozen=True, slots=True)
 class MemberKind:
-    """The type of a member: `read(item, name)` checks and returns it, `write` makes JSON of it (None: as it is)."""
+    """The type of a member: `read(item, name)` checks and returns it, `write` makes JSON of it (None: as it is).
+
+    Most members are good, and read without a call (`_read`): whole numbers from `low` to `high` where `plain` is `int`,
+    texts of such a length (`str`), lists of one such number (`list`). `read` is asked for all others.
+    """
 
     read: Callable[[Fields, str], Any]
     write: Callable[[Any], object] | None = None
+    plain: type[Any] | None = None
+    low: int = 0
+    high: int = 0
 
 
-TEXT = MemberKind(Fields.text)
+TEXT = MemberKind(Fields.text, plain=str, high=MAX_TEXT)
 TEXTS = MemberKind(Fields.texts, list)
 BOOLEAN = MemberKind(Fields.boolean)
 
 
 def whole(low: int = INT64_MIN, high: int = INT64_MAX) -> MemberKind:
-    def read(item: Fields, name: str) -> int:
-        # Ten of them in each commit: one call is spared where the number is good.
-        value = item.document.get(name)
-        return value if type(value) is int and low <= value <= high else item.integer(name, low, high)
-
-    return MemberKind(read)
+    return MemberKind(lambda item, name: item.integer(name, low, high), None, int, low, high)
 
 
 def wholes(low: int = INT64_MIN, high: int | None = INT64_MAX, like: str | None = None) -> MemberKind:
-    """A list of whole numbers, as long as the list that member `like` is. `high` None: `check` knows the limit."""
+    """A list of whole numbers, as long as member `like`, a list before it. `high` None: `check` knows the limit."""
     most = INT64_MAX if high is None else high
 
     def read(item: Fields, name: str) -> tuple[int, ...]:
-        document = item.document
-        values, length = document.get(name), None if like is None else len(document[like])
-        if length == 1 and type(values) is list and len(values) == 1:
-            value = values[0]
-            if type(value) is int and low <= value <= most:
-                # One partition, one slice: so are most lists.
-                return (value,)
-        return item.integers(name, length, low, most)
+        return item.integers(name, None if like is None else len(item.document[like]), low, most)
 
-    return MemberKind(read)
+    return MemberKind(read, None, list, low, most)
 
 
 def one_of(*values: str, nullable: bool = False) -> MemberKind:
     """One of these texts; `nullable`: of a member that may be null."""
 
     def read(item: Fields, name: str) -> str:
-        value = item.text(name)
+        value = item.document.get(name)
         if value not in values:
+            item.text(name)
             raise item.bad(name, f"{'null or ' if nullable else ''}one of {', '.join(values)}")
-        return value
+        return str(value)
 
     return MemberKind(read)
 
@@ -296,8 +297,8 @@ def members(kind: MemberKind, *names: str, nullable: bool = False, optional: boo
     return tuple(Member(name, kind, nullable=nullable, optional=optional) for name in names)
 
 
-_Readers = list[tuple[str, str, Callable[[Fields, str], Any]]]
-"""Of each attribute the member that it is in, and what reads that."""
+_Readers = list[tuple[str, str, MemberKind]]
+"""Of each attribute the member that it is in, and the kind of that."""
 _Shape = tuple[_Readers, list[tuple[str, Callable[..., Any], _Readers]]]
 """How to read an object with certain members, all of them known: its attributes, and those that are inline objects."""
 MOST_SHAPES = 256
@@ -305,7 +306,7 @@ MOST_SHAPES = 256
 
 
 class Document(Generic[T]):
-    """The table of a JSON object: its members in the order in which they are written.
+    """The table of a JSON object: its members, two or more, in the order in which they are written.
 
     Args:
         make: the data class, called with the attributes by name
@@ -324,12 +325,13 @@ class Document(Generic[T]):
     ) -> None:
         attributes = [member.attribute or _snake_case(member.name) for member in members]
         self._make = make
-        self._parts = parts or (lambda value: [getattr(value, name) for name in attributes])
+        self._parts = parts or attrgetter(*attributes)
         self._check = check
         self._inline = tuple((inline or {}).items())
         # Plain tuples: an append and each look of a reader go through these.
         self._writers = [(member.name, member.kind.write, member.optional) for member in members]
-        self._members = list(zip(attributes, members, strict=True))
+        kinds = [_or_null(member.kind) if member.nullable else member.kind for member in members]
+        self._members = list(zip(attributes, members, kinds, strict=True))
         self._shapes: dict[tuple[str, ...], _Shape] = {}
         """By the members of an object: most have more that are optional than they have members."""
         self.names = tuple(member.name for member in members)
@@ -339,7 +341,7 @@ class Document(Generic[T]):
     def to_json(self, value: T) -> dict[str, Any]:
         document: dict[str, Any] = {}
         for (name, write, optional), item in zip(self._writers, self._parts(value), strict=True):
-            if not (optional and item in _LEFT_OUT):
+            if not (optional and not item and item in _LEFT_OUT):
                 document[name] = item if write is None or item is None else write(item)
         for attribute, table in self._inline:
             item = getattr(value, attribute)
@@ -361,9 +363,9 @@ class Document(Generic[T]):
             item.only(self._known)
             shape = self._shape_of(tuple(item.document))
         readers, inlined = shape
-        values = {attribute: read(item, name) for attribute, name, read in readers}
+        values = _read(item, readers)
         for attribute, make, readers in inlined:
-            values[attribute] = make(**{inner: read(item, name) for inner, name, read in readers})
+            values[attribute] = make(**_read(item, readers))
         return values
 
     def _shape_of(self, names: tuple[str, ...]) -> _Shape:
@@ -375,15 +377,27 @@ class Document(Generic[T]):
         return shape
 
     def _readers_of(self, names: tuple[str, ...]) -> _Readers:
-        members = [pair for pair in self._members if not pair[1].optional or pair[1].name in names]
-        return [
-            (attribute, member.name, _or_null(member.kind.read) if member.nullable else member.kind.read)
-            for attribute, member in members
-        ]
+        wanted = [item for item in self._members if not item[1].optional or item[1].name in names]
+        return [(attribute, member.name, kind) for attribute, member, kind in wanted]
 
 
-def _or_null(read: Callable[[Fields, str], Any]) -> Callable[[Fields, str], Any]:
-    return lambda item, name: None if item.document.get(name) is None else read(item, name)
+def _read(item: Fields, readers: _Readers) -> dict[str, Any]:
+    document, values, single = item.document, dict[str, Any](), True
+    for attribute, name, kind in readers:
+        if name not in document or type(value := document[name]) is not kind.plain:
+            value = kind.read(item, name)
+        elif kind.plain is list:
+            # One partition, one slice: so are most lists. Those after the first are as long as that.
+            single = single and len(value) == 1 and type(value[0]) is int and kind.low <= value[0] <= kind.high
+            value = (value[0],) if single else kind.read(item, name)
+        elif not kind.low <= (value if kind.plain is int else len(value)) <= kind.high:
+            value = kind.read(item, name)
+        values[attribute] = value
+    return values
+
+
+def _or_null(kind: MemberKind) -> MemberKind:
+    return replace(kind, read=lambda item, name: None if item.document.get(name) is None else kind.read(item, name))
 
 
 class StoredDocument(Document[T]):

@@ -122,11 +122,11 @@ class EntryLog(Journal[E, E, E]):
         return entry
 
     def _encode(self, draft: E, state: E, commit_id: str) -> bytes:
-        unknown = sorted(set(state.write_features) - KNOWN_WRITE_FEATURES)
-        if unknown:
-            raise BadRequest(f"{self.title} needs the sparklog features {', '.join(unknown)}; upgrade sparklog")
-        number = state.number + 1
-        times = next_times(state, number, self.env.wall_ms(), self._guard.store_ms())
+        if not KNOWN_WRITE_FEATURES.issuperset(state.write_features):
+            unknown = ", ".join(sorted(set(state.write_features) - KNOWN_WRITE_FEATURES))
+            raise BadRequest(f"{self.title} needs the sparklog features {unknown}; upgrade sparklog")
+        number, now_ms = state.number + 1, self.env.wall_ms()
+        times = next_times(state, number, now_ms, self._guard.store_ms(now_ms))
         chained = replace(draft, number=number, commit_id=commit_id, prev_crc=state.crc, **times)
         return self.kind.table.encode(chained)
 

@@ -98,7 +98,10 @@ class Advance(Generic[S, E]):
     root_seen: bool = False
 
     def with_id(self, commit_id: str) -> E | None:
-        return next((entry for entry in self.entries if entry.commit_id == commit_id), None)
+        for entry in self.entries:
+            if entry.commit_id == commit_id:
+                return entry
+        return None
 
 
 class Journal(ABC, Generic[S, E, D]):
@@ -220,7 +223,7 @@ class Journal(ABC, Generic[S, E, D]):
         return self._take_in(base, self._numbered.look(base.state.number + 1), seen)
 
     def _is_stale(self, seen: Moment) -> bool:
-        return self.env.now().elapsed_ms(seen) > STALE_MS
+        return self.env.elapsed_ms(seen) > STALE_MS
 
     def _publish(self, newer: SeenState[S]) -> SeenState[S]:
         base = self._newest
@@ -263,7 +266,7 @@ class Journal(ABC, Generic[S, E, D]):
             if any(entry.prev_crc != crc for crc, entry in zip(crcs, entries, strict=False)):
                 self._numbered.distrust()
             raise error if error.file else Corrupt(error.message, file=f"{self.prefix}/_log") from None
-        return SeenState(state, seen, base.checkpoint, base.tail_bytes + sum(entry.nbytes for entry in entries))
+        return SeenState(state, seen, base.checkpoint, base.tail_bytes + sum([entry.nbytes for entry in entries]))
 
     def _decode_all(self, objects: Sequence[bytes], first: int) -> list[E]:
         entries = []
@@ -364,9 +367,10 @@ class Journal(ABC, Generic[S, E, D]):
             latest = self._attempt(
                 base, self._encode_checked(base.state, draft, commit_id), repeatable, latest.root_seen
             )
-            if latest.with_id(commit_id) is None and tries >= WAIT_AFTER_LOSSES:
-                latest = self._wait_and_look(latest.newest, tries)
             written = latest.with_id(commit_id)
+            if written is None and tries >= WAIT_AFTER_LOSSES:
+                latest = self._wait_and_look(latest.newest, tries)
+                written = latest.with_id(commit_id)
             if written is not None:
                 return written, self._write_checkpoint_if_due(latest.newest)
 
@@ -411,12 +415,12 @@ class Journal(ABC, Generic[S, E, D]):
     ) -> Advance[S, E]:
         """Try to create the next number. Ours is among the entries of the answer if it was created."""
         (entry, data), seen = drafted, self.env.now()
-        if self._is_stale(base.seen):  # Else what is created where numbers were collected has a late time as well.
+        if seen.elapsed_ms(base.seen) > STALE_MS:
+            # Else what is created where numbers were collected has a late time as well.
             return self._reopen()
-        number = base.state.number + 1
-        title = f"commit {entry.commit_id} to {self.title}"
+        number, title = base.state.number + 1, f"commit {entry.commit_id} to {self.title}"
+        basis = Basis(base.seen, entry.prev_crc, root_seen, base.earlier)
         try:
-            basis = Basis(base.seen, entry.prev_crc, root_seen, base.earlier)
             answer, sight = self._numbered.create(number, data, entry.commit_id, basis)
         except Unavailable as error:
             raise Unavailable(f"{title}: {error}") from error
@@ -481,8 +485,9 @@ class Journal(ABC, Generic[S, E, D]):
         self._write_checkpoint(self._open_if_stale())
 
     def _is_checkpoint_due(self, base: SeenState[S]) -> bool:
-        done, now = ((number + 1) // self._entries_per_checkpoint for number in (base.checkpoint, base.state.number))
-        return done < now or base.tail_bytes >= self.store.limits.checkpoint_bytes
+        many = self._entries_per_checkpoint
+        is_due = (base.checkpoint + 1) // many < (base.state.number + 1) // many
+        return is_due or base.tail_bytes >= self.store.limits.checkpoint_bytes
 
     def _write_checkpoint_if_due(self, base: SeenState[S]) -> SeenState[S]:
         try:

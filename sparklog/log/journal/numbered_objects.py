@@ -217,14 +217,13 @@ class NumberedObjects:
                     is_denied = error.is_denied and stored is None and backoff.tries == 1
                 if is_denied:
                     raise Unavailable(f"{error}; nothing was written", is_denied=True) from error
-            is_over = backoff.is_over()
             stored = sight.objects[0] if sight.objects else None
             stored_id = commit_id if stored is data else None if stored is None else peek_commit_id(stored)
-            if self.env.now().elapsed_ms(basis.seen) > STALE_MS:
+            if self.env.elapsed_ms(basis.seen) > STALE_MS:
                 # Whichever object is there: ours may have come first and been collected, and another sleeper's after.
                 self._check_root(number, unknown=True)
                 return Answer.STALLED, sight
-            if stored is not None and (stored_id is not None or is_over):
+            if stored is not None and (stored_id is not None or backoff.is_over()):
                 answer = Answer.OURS if stored_id == commit_id else Answer.LOST
                 if answer is Answer.LOST and sight.before is not None and crc32c.crc32c(sight.before) == basis.crc:
                     return answer, sight
@@ -232,7 +231,7 @@ class NumberedObjects:
                 if answer is Answer.OURS:
                     self._remember(number, crc32c.crc32c(stored), commit_id)
                 return answer, sight
-            if is_over:
+            if backoff.is_over():
                 raise self._unknown(number, failure)
             backoff.sleep()
 
@@ -242,8 +241,7 @@ class NumberedObjects:
 
     def _check_root(self, number: int, *, unknown: bool) -> None:
         """`Fenced` if this is no longer the root that was opened; `Unavailable` if `number` may have been written."""
-        now = self._root_id() if self.root_id is not None else None
-        if now == self.root_id:
+        if self.root_id is None or (now := self._root_id()) == self.root_id:
             return
         state = "no root any more" if now is None else f"another root (id {now}) than this process opened"
         message = f"{self.store.location} is {state} ({self.root_id})"
@@ -325,29 +323,31 @@ class NumberedObjects:
                 for place, data in zip(places, answers, strict=True)
                 if not isinstance(data, bytes) or crc32c.crc32c(data) != place[1]
             ]
-        stalled = any(self._is_uncertain(number, place, commit_id, basis.seen) for place in places)
-        return Answer.STALLED if stalled else answer
+        for place in places:
+            if self._is_uncertain(number, place, commit_id, basis.seen):
+                return Answer.STALLED
+        return answer
 
     def _is_uncertain(self, number: int, place: Place, commit_id: str, seen: Moment) -> bool:
         """True if it took too long to see an object before `number`: it may have been collected since."""
-        earlier, crc = place
-        backoff = Backoff(self.env)
-        failure = f"{self.key(earlier)}, which is before it, cannot be read"
-        others = 0
+        (earlier, crc), others = place, 0
+        backoff: Backoff | None = None
+        failure = ""
         while True:
             data, gap = None, False
             try:
                 data = self.read(earlier)
-                if data is None or crc32c.crc32c(data) != crc:
-                    packed = self.packed()
-                    if packed is not None and number > packed[0] and (earlier < packed[0] or place == packed):
-                        return False
+                if data is not None and crc32c.crc32c(data) == crc:
+                    return False
+                packed = self.packed()
+                if packed is not None and number > packed[0] and (earlier < packed[0] or place == packed):
+                    return False
                 gap = data is None and self._is_gap(number, earlier)
             except Unavailable as error:
                 failure = str(error)
-            if data is not None and crc32c.crc32c(data) == crc:
-                return False
-            if self.env.now().elapsed_ms(seen) > STALE_MS:
+            # Made late: the first look is enough for nearly every commit.
+            backoff = backoff or Backoff(self.env)
+            if self.env.elapsed_ms(seen) > STALE_MS:
                 self._check_root(number, unknown=True)
                 return True
             backoff.tries += 1
@@ -361,7 +361,7 @@ class NumberedObjects:
                     return False
                 self._refuse(number, earlier, commit_id)
             if backoff.is_over():
-                raise self._unknown(number, failure)
+                raise self._unknown(number, failure or f"{self.key(earlier)}, which is before it, cannot be read")
             self.env.pause(backoff.tries)
 
     def _is_gap(self, number: int, earlier: int) -> bool:
@@ -392,11 +392,11 @@ class NumberedObjects:
 
     def _remember(self, number: int, crc: int, commit_id: str) -> None:
         """Remember the newest number created here. `Fenced` if another thread was told that it had created it, too."""
-        if self._created.get(number, (crc, commit_id)) != (crc, commit_id):
+        if self._created.setdefault(number, (crc, commit_id)) != (crc, commit_id):
             raise self._replaced(number)
-        self._created[number] = crc, commit_id
-        for older in [other for other in tuple(self._created) if other < number]:
-            self._created.pop(older, None)
+        for older in tuple(self._created):
+            if older < number:
+                self._created.pop(older, None)
 
     def check_created(self, first: int, crcs: Sequence[int | None]) -> None:
         """`Fenced` if a number that was created here is among objects just read, from `first` on, with another CRC."""

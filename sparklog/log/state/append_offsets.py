@@ -55,16 +55,18 @@ class AppendIntent:
                 return Nothing(verdict.note, entry.version, skipped=True)
         if self.written_for not in (None, (head.partitions, head.configs)):
             raise Conflict(f"topic '{topic}' takes rows otherwise by now: write them again")
-        files = tuple(file for file in self.files if len(file))
+        files = [file for file in self.files if file.partition]
         if not files:
             return Nothing("nothing to append", head.version)
-        check_floor(topic, [file for file in files if file.path != INLINE_PATH], head.floor)
+        written = [file for file in files if file.path != INLINE_PATH]
+        check_floor(topic, written, head.floor)
         if head.configs.is_compacted and any(flags & HAS_NULL_KEYS for file in files for flags in file.flags):
             raise BadRequest(f"topic '{topic}' is compacted: every record needs a key, found records without one")
-        inline = next((Inline.of(file.data) for file in files if file.path == INLINE_PATH), None)
+        inline = None
+        if len(written) < len(files):
+            inline = Inline.of(next(file.data for file in files if file.path == INLINE_PATH))
         placed = assign_offsets(topic, files, head)
-        place = f"topic '{topic}'"
-        writers = tuple(writer.writer(head.registry.get(writer.id), place) for writer in self.kafka_writers)
+        writers = tuple([writer.writer(head.registry.get(writer.id), topic) for writer in self.kafka_writers])
         return Draft(APPEND, writer=writer, writers=writers, files=placed, inline=inline, txn=self.txn)
 
 

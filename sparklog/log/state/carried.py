@@ -127,9 +127,8 @@ class RecentDocuments:
         is_known = before is not None and before.crc == commit.prev_crc
         low = number - 1 - (before.carried.commits if is_known and before is not None and before.carried else 0)
         nbytes = 0
-        for other in sorted(kept, reverse=True):
-            item = kept.get(other)
-            nbytes += 0 if item is None else len(item.document)
+        for other, item in sorted(kept.items(), reverse=True):
+            nbytes += len(item.document)
             if other < number - BLOCK or low <= other < number - 1 or (nbytes > most_bytes and other < number):
                 kept.pop(other, None)
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate, repeat
 from operator import add, gt
 from typing import Any
@@ -269,15 +269,18 @@ HOLD_JSON = Document(Hold, Member("version", whole(0)), Member("expiresMs", whol
 
 
 def _path(item: Fields, name: str) -> str:
+    if item.document.get(name) == INLINE_PATH:
+        return INLINE_PATH
     path = item.text(name)
-    if path != INLINE_PATH and path_read_version(path) is None:
+    if path_read_version(path) is None:
         raise item.bad(name, "a path of a data file")
     return path
 
 
 def _check_file(item: Fields, file: FileSlices) -> None:
     size = file.size
-    item.integer("footerLength", 0, min(size, INT32_MAX))
+    if file.footer_length > min(size, INT32_MAX):
+        item.integer("footerLength", 0, min(size, INT32_MAX))
     if (file.footer_length == 0) != is_sealed(file.path):
         raise item.bad("footerLength", "0 in a sealed segment and more in any other file")
     if not file.position and sum(file.nbytes) + file.footer_length > size:
@@ -344,23 +347,22 @@ def features_of(changes: Changes, op: str) -> dict[str, Any]:
         default = definition(config).default if op == CREATE else "0"
         return (changes.configs.get(config) or default) != "0"
 
-    needs = {
-        CARRIED_COMMITS: is_set(CARRIED_CONFIG),
-        INLINE_RECORDS: changes.inline is not None
-        or is_set(INLINE_CONFIG)
-        or any(is_commit(file.path) for file in changes.files),
-        KAFKA_WRITERS: bool(changes.writers),
-    }
-    features = tuple(feature for feature, is_needed in needs.items() if is_needed)
-    return {"read_features": features, "write_features": features}
+    features = list[str]()
+    if (changes.configs or op == CREATE) and is_set(CARRIED_CONFIG):
+        features.append(CARRIED_COMMITS)
+    if changes.inline is not None or is_set(INLINE_CONFIG) or any(is_commit(file.path) for file in changes.files):
+        features.append(INLINE_RECORDS)
+    if changes.writers:
+        features.append(KAFKA_WRITERS)
+    return {"read_features": tuple(features), "write_features": tuple(features)}
 
 
 def carrying(commit: Commit, carried: Carried) -> Commit:
-    """Return a commit that carries documents, with the feature for it."""
-    reading, writing = (
-        tuple(sorted({*features, CARRIED_COMMITS})) for features in (commit.read_features, commit.write_features)
-    )
-    return replace(commit, carried=carried, read_features=reading, write_features=writing)
+    """Let a commit that is being made carry documents, with the feature for it; return it."""
+    commit.carried = carried
+    commit.read_features = tuple(sorted({*commit.read_features, CARRIED_COMMITS}))
+    commit.write_features = tuple(sorted({*commit.write_features, CARRIED_COMMITS}))
+    return commit
 
 
 def encode_commit(commit: Commit) -> bytes:
@@ -384,15 +386,14 @@ def decode_commit(data: bytes, key: str, version: int, *, whole: bool = True) ->
     carried, inline, files = attributes.get("carried"), attributes.get("inline"), attributes.get("files", ())
     _check_inline(item, files, inline)
     parts = [part for part in (carried, inline) if part is not None]
+    nbytes, crc = len(document), crc32c.crc32c(document)
     if whole or not parts:
-        _check_parts(parts, memoryview(data)[len(document) :], key)
-    crc = crc32c.crc32c(document)
+        _check_parts(parts, memoryview(data)[nbytes:], key)
     for part in parts:
         crc = appended_crc(crc, part.nbytes, part.crc)
     if inline is not None:
-        start = len(document) + (0 if carried is None else carried.nbytes)
-        _place(files, commit_path(version), start)
-    return Commit(**attributes, crc=crc, nbytes=len(document))
+        _place(files, commit_path(version), nbytes + (0 if carried is None else carried.nbytes))
+    return Commit(**attributes, crc=crc, nbytes=nbytes)
 
 
 def tail_of(data: bytes) -> bytes:
@@ -416,12 +417,11 @@ def _check_parts(parts: Sequence[Carried | Inline], rest: memoryview, key: str) 
 
 def _check_inline(item: Fields, files: Sequence[FileSlices], inline: Inline | None) -> None:
     """Raise `Corrupt` unless the document names its records as one file's."""
-    nbytes = None if inline is None else inline.nbytes
     here = [file for file in files if file.path == INLINE_PATH]
-    if len(here) != (nbytes is not None):
+    if len(here) != (inline is not None):
         raise item.bad("inline", f"there with one file without a path (there are {len(here)})")
     for file in here:
-        if not file.position and file.size == nbytes == sum(file.nbytes) + file.footer_length:
+        if not file.position and inline and file.size == inline.nbytes == sum(file.nbytes) + file.footer_length:
             continue
         raise item.bad("inline", f"as many bytes as its file of {file.size}, which its slices and its footer fill")
 

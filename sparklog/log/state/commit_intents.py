@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -61,6 +62,7 @@ from sparklog.log.state.slices import FileSlices, SliceFlag
 from sparklog.log.state.topic_state import Head
 
 _CHANGES = tuple(change.name for change in fields(Changes))
+_changes = attrgetter(*_CHANGES)
 HAS_NULL_KEYS = int(SliceFlag.HAS_NULL_KEYS)
 
 
@@ -86,7 +88,7 @@ class Draft(Changes):
             leader_epoch=head.leader_epoch if self.leader_epoch is None else self.leader_epoch,
             op=self.op,
             **features_of(self, self.op),
-            **{name: getattr(self, name) for name in _CHANGES},
+            **dict(zip(_CHANGES, _changes(self), strict=True)),
         )
 
 
@@ -115,9 +117,9 @@ class Intent(Protocol):
 
 def check_features(head: Head) -> None:
     """Raise `BadRequest` if the log asks for features this release cannot write: a checkpoint would lose them, too."""
-    unknown = sorted(set(head.write_features) - KNOWN_WRITE_FEATURES)
-    if unknown:
-        raise BadRequest(f"this topic needs the sparklog features {', '.join(unknown)} to be written; upgrade sparklog")
+    if not KNOWN_WRITE_FEATURES.issuperset(head.write_features):
+        unknown = ", ".join(sorted(set(head.write_features) - KNOWN_WRITE_FEATURES))
+        raise BadRequest(f"this topic needs the sparklog features {unknown} to be written; upgrade sparklog")
 
 
 def check_topic(topic: str, head: Head, topic_id: str) -> None:

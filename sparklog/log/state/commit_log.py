@@ -222,7 +222,8 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
     def _encode(self, draft: Draft, state: LogState, commit_id: str) -> bytes:
         if self._resolver is not None and state.head.open and not draft.resolved:
             draft = replace(draft, resolved=tuple(self._resolver(self.topic, state.head)))
-        commit = draft.commit(state.head, commit_id, self.env.wall_ms(), self._guard.store_ms())
+        now_ms = self.env.wall_ms()
+        commit = draft.commit(state.head, commit_id, now_ms, self._guard.store_ms(now_ms))
         most, most_bytes = state.head.carried_commits, self.store.limits.checkpoint_bytes
         carried = self._documents.before(commit.version, state.crc, most, most_bytes) if most else None
         return encode_commit(commit if carried is None else carrying(commit, carried))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 
 from sparklog.errors import BadRequest, did_you_mean
 from sparklog.parsing import INT32_MAX, INT64_MAX, INT64_MIN, fraction, whole_number, whole_range
@@ -262,20 +262,25 @@ LEAST_DELETE_DELAY_MS = 3_600_000
 
 
 class _Integer:
-    """The value of an int or long config, as an attribute."""
+    """The value of an int or long config, as an attribute: kept under the config's name once it was asked for."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def __get__(self, configs: TopicConfigs, _: type[TopicConfigs]) -> int:
-        return configs.integer(self._name)
+        values: dict[str, int] = configs.__dict__
+        value = values.get(self._name)
+        if value is None:
+            value = values[self._name] = configs.integer(self._name)
+        return value
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TopicConfigs:
     """A topic's configs: what was set on it (`explicit`, canonical text) over the defaults. Values come out typed.
 
     `defaults`: those of the root, which is asked once for each open handle or run; a topic's state does not have them.
+    Values that each append asks for are kept: to parse their texts takes longer than all else that it does with them.
     """
 
     explicit: Mapping[str, str] = field(default_factory=dict)
@@ -345,23 +350,23 @@ class TopicConfigs:
     def cleanup_policy(self) -> tuple[str, ...]:
         return policy(self.text("cleanup.policy"))
 
-    @property
+    @cached_property
     def is_compacted(self) -> bool:
         return "compact" in self.cleanup_policy
 
-    @property
+    @cached_property
     def is_deleting(self) -> bool:
         return "delete" in self.cleanup_policy
 
-    @property
+    @cached_property
     def log_append_time(self) -> bool:
         return self.text("message.timestamp.type") == "LogAppendTime"
 
-    @property
+    @cached_property
     def timestamp_before_max_ms(self) -> int:
         return self._bound("message.timestamp.before.max.ms")
 
-    @property
+    @cached_property
     def timestamp_after_max_ms(self) -> int:
         return self._bound("message.timestamp.after.max.ms")
 

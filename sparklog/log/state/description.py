@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from sparklog.log.state.commit import CARRIED_CONFIG, INLINE_CONFIG
 from sparklog.log.state.configs import CONFIGS, TopicConfigs
@@ -58,7 +58,7 @@ class TopicDescription:
 def describe_configs(topic: str, head: Head, defaults: RootDefaults) -> tuple[ConfigDescription, ...]:
     """Every config of a topic, set or default, with the value that counts."""
     configs = TopicConfigs(head.configs.explicit, defaults.of_topic(topic))
-    ours = {INLINE_CONFIG: replace(head, configs=configs).inline_bytes, CARRIED_CONFIG: head.carried_commits}
+    ours = {INLINE_CONFIG: head.inline_bytes(configs), CARRIED_CONFIG: head.carried_commits}
     return tuple(
         ConfigDescription(
             name,

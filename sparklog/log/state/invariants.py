@@ -46,10 +46,11 @@ def partitions_exist(before: Head, commit: Commit, after: Head) -> str | None:
     count = after.partitions
     if commit.op != CREATE and commit.partitions is not None and commit.partitions < before.partitions:
         return f"partitions cannot go from {before.partitions} to {commit.partitions}"
-    named = {partition for file in commit.files for partition in file.partition}
-    named.update(commit.log_starts, (edit.partition for edit in commit.edits))
-    wrong = sorted(partition for partition in named if partition >= count)
-    return f"partition {wrong[0]} does not exist, there are {count}" if wrong else None
+    named = [*commit.log_starts, *[edit.partition for edit in commit.edits]]
+    for file in commit.files:
+        named += file.partition
+    wrong = [partition for partition in named if partition >= count]
+    return f"partition {min(wrong)} does not exist, there are {count}" if wrong else None
 
 
 def log_start_in_range(before: Head, commit: Commit, after: Head) -> str | None:
@@ -57,11 +58,12 @@ def log_start_in_range(before: Head, commit: Commit, after: Head) -> str | None:
     if after.deleted or commit.op == CREATE:
         return None
     n = before.partitions
-    if (after.log_start[:n] < before.log_start).any() or (after.log_end[:n] < before.log_end).any():
-        return "a log start or log end would go back"
-    wrong = np.flatnonzero(after.log_start > after.log_end)
-    if len(wrong):
-        p = int(wrong[0])
+    for older, newer in ((before.log_start, after.log_start), (before.log_end, after.log_end)):
+        if older is not newer and (newer[:n] < older).any():
+            return "a log start or log end would go back"
+    wrong = after.log_start > after.log_end
+    if wrong.any():
+        p = int(wrong.argmax())
         return f"log start {after.log_start[p]} of partition {p} would be beyond its end {after.log_end[p]}"
     return None
 
@@ -111,6 +113,8 @@ def outputs_within_edits(before: Head, commit: Commit, after: Head) -> str | Non
 
 def kafka_transactions_are_known(before: Head, commit: Commit, after: Head) -> str | None:
     """Kafka's open transactions come with an import, once each, and end by markers that the same commit appends."""
+    if not (after.kafka_open or commit.kafka_open or commit.kafka_ended):
+        return None
     if commit.kafka_open and commit.op not in FILLING:
         return "only an import or a clone brings Kafka's open transactions"
     ended = [transaction.ended for transaction in after.kafka_open]
@@ -127,9 +131,8 @@ def floor_and_holds_in_range(before: Head, commit: Commit, after: Head) -> str |
     """The upload floor is a version that exists and never goes back; a new hold is not below it, or held already."""
     if commit.floor is not None and not before.floor <= commit.floor <= before.version:
         return f"upload floor {commit.floor} must lie between {before.floor} and {before.version}"
-    versions = {hold.version for hold in before.holds.values()}
     for name, hold in commit.holds.items():
-        if hold is None or hold.version in versions:
+        if hold is None or any(hold.version == held.version for held in before.holds.values()):
             continue
         if not after.floor <= hold.version <= max(before.version, 0):
             return f"hold '{name}' of version {hold.version} must lie between {after.floor} and {before.version}"

@@ -45,6 +45,7 @@ from sparklog.log.state.commit import (
     MAINTAIN,
     TXN_JSON,
     Commit,
+    Edit,
     Hold,
     Resolved,
     Txn,
@@ -126,10 +127,9 @@ class Head:
         # Retention may pass an open slice: the last stable offset is never below the log start.
         return _frozen(np.maximum(stable, self.log_start))
 
-    @property
-    def inline_bytes(self) -> int:
+    def inline_bytes(self, configs: TopicConfigs) -> int:
         """The largest tail of a commit; 0 in a topic of an older release on which `inline.records.bytes` is not set."""
-        return self.configs.inline_records_bytes if INLINE_RECORDS in self.write_features else 0
+        return configs.inline_records_bytes if INLINE_RECORDS in self.write_features else 0
 
     @property
     def carried_commits(self) -> int:
@@ -263,10 +263,13 @@ EMPTY = Head()
 
 def _change(head: Head, commit: Commit, changes: dict[str, Any]) -> None:
     """Put in what a commit changes of an existing topic, or one just created; without what all commits change."""
-    before = head.partitions
-    partitions = before if commit.partitions is None else commit.partitions
-    start, end = _longer(head.log_start, partitions), _longer(head.log_end, partitions)
-    if named := [*commit.log_starts, *(edit.partition for edit in commit.edits)]:
+    start, end = head.log_start, head.log_end
+    if commit.partitions is not None:
+        start, end = _longer(start, commit.partitions), _longer(end, commit.partitions)
+        changes["earlier_partitions"] = head.earlier_partitions
+        if 0 < head.partitions < commit.partitions:
+            changes["earlier_partitions"] += (head.partitions,)
+    if named := [*commit.log_starts, *[edit.partition for edit in commit.edits]]:
         if max(named) >= len(end):
             raise Corrupt(f"commit {commit.version} names partition {max(named)} of a topic with {len(end)}")
         start = start.copy()
@@ -274,27 +277,34 @@ def _change(head: Head, commit: Commit, changes: dict[str, Any]) -> None:
             start[partition] = max(start[partition], offset)
     if named or commit.files:
         end = end.copy()
-    appended = _append(commit, end)
+    prepares, changes["siblings"] = _resolve(head, (*head.open, *_append(commit, end)), commit.resolved)
     if named and commit.op in FILLING:
         # A log that Kafka wrote, or a clone, may end after its last record.
         for partition, offset in (*((edit.partition, edit.end) for edit in commit.edits), *commit.log_starts.items()):
             end[partition] = max(end[partition], offset)
-    prepares, siblings = _resolve(head, (*head.open, *appended), commit.resolved)
-    changes |= {
-        "leader_epoch": commit.leader_epoch,
-        "configs": _configs(head, commit),
-        "log_start": _frozen(start),
-        "log_end": _frozen(end),
-        "cleaned_through": _cleaned_through(head, commit, partitions),
-        "earlier_partitions": _earlier_partitions(head, commit, partitions),
-        "open": _forget(prepares, start) if commit.log_starts else prepares,
-        "kafka_open": _kafka_open(head, commit, start),
-        "kafka_source": _kafka_source(head, commit),
-        "registry": _registry(head, commit),
-        "siblings": siblings,
-        "holds": _holds(head, commit),
-        "floor": head.floor if commit.floor is None else max(head.floor, commit.floor),
-    }
+    start.flags.writeable = end.flags.writeable = False
+    changes["leader_epoch"] = commit.leader_epoch
+    changes["log_start"], changes["log_end"] = start, end
+    changes["open"] = _forget(prepares, start) if commit.log_starts else prepares
+    if commit.partitions is not None or commit.edits:
+        changes["cleaned_through"] = _cleaned_through(_longer(head.cleaned_through, len(end)), commit.edits)
+    if commit.earlier_partitions:
+        changes["earlier_partitions"] = commit.earlier_partitions
+    if commit.configs:
+        merged = sorted({**head.configs.explicit, **commit.configs}.items())
+        changes["configs"] = TopicConfigs({name: text for name, text in merged if text is not None})
+    if head.kafka_open or commit.kafka_open or commit.kafka_ended:
+        changes["kafka_open"] = _kafka_open(head, commit, start)
+    if commit.kafka_source is not None:
+        before = head.kafka_source
+        changes["kafka_source"] = commit.kafka_source if before is None else before.after(commit.kafka_source)
+    if commit.writer is not None or commit.writers or commit.expired:
+        changes["registry"] = _registry(head, commit)
+    if commit.holds:
+        held = {**head.holds, **commit.holds}
+        changes["holds"] = {name: hold for name, hold in held.items() if hold is not None}
+    if commit.floor is not None:
+        changes["floor"] = max(head.floor, commit.floor)
 
 
 def _append(commit: Commit, end: Offsets) -> tuple[Prepare, ...]:
@@ -306,36 +316,24 @@ def _append(commit: Commit, end: Offsets) -> tuple[Prepare, ...]:
         for partition, base, offsets in zip(file.partition, file.base, file.offsets, strict=True):
             if partition >= len(end):
                 raise Corrupt(f"commit {commit.version} appends to partition {partition} of a topic with {len(end)}")
-            first[partition] = min(base, first.get(partition, base))
-            end[partition] = max(end[partition], base + offsets)
+            if base < first.setdefault(partition, base):
+                first[partition] = base
+            if end[partition] < base + offsets:
+                end[partition] = base + offsets
     if commit.txn is None:
         return ()
     ends = {partition: int(end[partition]) for partition in first}
     return (Prepare(commit.txn, commit.version, commit.commit_id, commit.made_ms, first, ends),)
 
 
-def _configs(head: Head, commit: Commit) -> TopicConfigs:
-    if not commit.configs:
-        return head.configs
-    merged = sorted({**head.configs.explicit, **commit.configs}.items())
-    return TopicConfigs({name: text for name, text in merged if text is not None})
-
-
-def _cleaned_through(head: Head, commit: Commit, partitions: int) -> Offsets:
-    cleaned = _longer(head.cleaned_through, partitions)
-    if not commit.edits:
+def _cleaned_through(cleaned: Offsets, edits: Sequence[Edit]) -> Offsets:
+    if not edits:
         return cleaned
     cleaned = cleaned.copy()
-    for edit in commit.edits:
+    for edit in edits:
         if edit.cleaned_through is not None:
             cleaned[edit.partition] = max(cleaned[edit.partition], edit.cleaned_through)
     return _frozen(cleaned)
-
-
-def _earlier_partitions(head: Head, commit: Commit, partitions: int) -> tuple[int, ...]:
-    if commit.earlier_partitions:
-        return commit.earlier_partitions
-    return (*head.earlier_partitions, head.partitions) if 0 < head.partitions < partitions else head.earlier_partitions
 
 
 def _kafka_open(head: Head, commit: Commit, log_start: Offsets) -> tuple[KafkaOpen, ...]:
@@ -355,28 +353,14 @@ def _kafka_open(head: Head, commit: Commit, log_start: Offsets) -> tuple[KafkaOp
     return transactions
 
 
-def _kafka_source(head: Head, commit: Commit) -> KafkaSource | None:
-    if commit.kafka_source is None or head.kafka_source is None:
-        return commit.kafka_source or head.kafka_source
-    return head.kafka_source.after(commit.kafka_source)
-
-
 def _registry(head: Head, commit: Commit) -> Mapping[str, WriterEntry]:
-    registry = head.registry
-    writers = (*(() if commit.writer is None else (commit.writer,)), *commit.writers)
-    if writers:
-        newer = {item.id: advance(registry.get(item.id), item, commit.version, commit.made_ms) for item in writers}
-        registry = {**registry, **newer}
+    registry = dict(head.registry)
+    for item in commit.writers if commit.writer is None else (commit.writer, *commit.writers):
+        registry[item.id] = advance(head.registry.get(item.id), item, commit.version, commit.made_ms)
     if commit.expired:
         # The commit's own writer was entered just above: an entry that it renews is not idle.
         registry = {id_: entry for id_, entry in registry.items() if commit.expired.get(id_) != entry.version}
     return registry
-
-
-def _holds(head: Head, commit: Commit) -> Mapping[str, Hold]:
-    if not commit.holds:
-        return head.holds
-    return {name: hold for name, hold in {**head.holds, **commit.holds}.items() if hold is not None}
 
 
 def _resolve(

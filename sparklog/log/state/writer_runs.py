@@ -139,10 +139,10 @@ class KafkaWriterKey:
     follows: int | None
     count: int
 
-    def writer(self, entry: WriterEntry | None, place: str) -> Writer:
+    def writer(self, entry: WriterEntry | None, topic: str) -> Writer:
         """Return the writer of a commit. `SequenceConflict` if its entry is not the one that was looked at."""
         if (None if entry is None else entry.batch) != self.follows:
-            raise SequenceConflict(f"producer {self.id} of {place} has written meanwhile: look again")
+            raise SequenceConflict(f"producer {self.id} of topic '{topic}' has written meanwhile: look again")
         return Writer(TXN, self.id, self.batch, None, self.count)
 
 
@@ -230,11 +230,11 @@ def advance(entry: WriterEntry | None, writer: Writer, version: int, time_ms: in
     """Return the entry after a commit by `writer` at this time."""
     if entry is None:
         return WriterEntry(writer.batch, writer.count, version, time_ms, writer.run, (), writer.epoch, writer.content)
-    after = replace(entry, time_ms=time_ms)
+    run, earlier, epoch = entry.run, entry.earlier_runs, entry.epoch
     if writer.run is not None:
         epoch = entry.epoch if writer.epoch is None else writer.epoch
         earlier = entry.earlier_runs if writer.run == entry.run else earlier_runs(entry, writer.run)
-        after = replace(after, run=writer.run, earlier_runs=earlier, epoch=epoch)
+        run = writer.run
     if writer.batch <= entry.batch:
-        return after
-    return replace(after, batch=writer.batch, count=writer.count, version=version, content=writer.content)
+        return replace(entry, time_ms=time_ms, run=run, earlier_runs=earlier, epoch=epoch)
+    return WriterEntry(writer.batch, writer.count, version, time_ms, run, earlier, epoch, writer.content)

@@ -138,7 +138,7 @@ def clone_topic(
         # There is no such clone. After any other error there may be one.
         _release(held, clone_hold(name, topic_id))
         raise
-    if root.env.now().elapsed_ms(begun) > STALE_MS:
+    if root.env.elapsed_ms(begun) > STALE_MS:
         # The holds may have been found to be without a clone, and ended, before it was created.
         with suppress(Conflict, NotFound):
             clone.commit(DeleteIntent(topic_id))

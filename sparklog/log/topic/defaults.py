@@ -6,7 +6,6 @@ request, where the root has none; runs of jobs read the newest ones at their sta
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sparklog.errors import NotFound, Unavailable
@@ -22,11 +21,11 @@ METADATA_MAX_AGE_MS = 300_000
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """Defaults, when they were looked at, and what they are for topics that were asked for."""
+    """Defaults, when they were looked at, and over them the configs of topics that were asked for."""
 
     looked: Moment
     defaults: RootDefaults
-    of_topics: dict[str, Mapping[str, str]]
+    of_topics: dict[str, TopicConfigs]
 
 
 class DefaultsLog(EntryLog[RootDefaults]):
@@ -43,10 +42,10 @@ class DefaultsLog(EntryLog[RootDefaults]):
     def of_topic(self, topic: str, configs: TopicConfigs, *, newest: bool = False) -> TopicConfigs:
         """Return the configs that were set on a topic, over the root's defaults for it."""
         last = self._look(newest)
-        of_topic = last.of_topics.get(topic)
-        if of_topic is None:
-            of_topic = last.of_topics.setdefault(topic, last.defaults.of_topic(topic))
-        return TopicConfigs(configs.explicit, of_topic) if of_topic else configs
+        known = last.of_topics.get(topic)
+        if known is None or known.explicit is not configs.explicit:
+            known = last.of_topics[topic] = TopicConfigs(configs.explicit, last.defaults.of_topic(topic))
+        return known if known.defaults else configs
 
     def change(self, step: Step[RootDefaults]) -> RootDefaults:
         """Write what the step makes of the newest defaults, if it makes something else of them."""

@@ -62,7 +62,7 @@ class RootEngine:
     def by_store_clock(self, wall_ms: int) -> int:
         """Return a time of this machine's clock by the store's. `Unavailable` if this clock is far ahead."""
         self._access.guard.check()
-        return wall_ms - self.env.wall_ms() + self._access.guard.store_ms()
+        return self._access.guard.store_ms(wall_ms)
 
     def log(self, topic: str) -> TopicLog:
         """Return the log of a topic, which may not exist."""
@@ -238,27 +238,23 @@ class TopicLog(CommitLog):
         recent, seen = self.known(), self.known_since()
         if self.store.parallel_reads == 1 or recent is None or seen is None or not recent.head.exists:
             return None
-        return self._target(None) if self.env.now().elapsed_ms(seen) < METADATA_MAX_AGE_MS else None
+        return self._target(None) if self.env.elapsed_ms(seen) < METADATA_MAX_AGE_MS else None
 
     def _target(self, looked: Moment | None) -> AppendTarget:
         from sparklog.log.write.append_target import AppendTarget
 
         state = self.existing(refresh=False)
-        head = self._with_defaults(state.head)
+        head, configs = state.head, self.engine.defaults.of_topic(self.topic, state.head.configs)
         if state.checkpoint is not None and state.checkpoint.table.unsealed > self.store.limits.many_unsealed:
             many = state.checkpoint.table.unsealed
             _LOG.warning("topic %s holds %d unsealed slices: run sparklog compact, which merges them", self.topic, many)
         names = self.store, self.engine.root_id, self.topic, head.topic_id
-        newest = head.version, head.leader_epoch, head.inline_bytes
-        return AppendTarget(*names, head.partitions, head.configs, *newest, looked)
+        newest = head.version, head.leader_epoch, head.inline_bytes(configs)
+        return AppendTarget(*names, head.partitions, configs, *newest, looked)
 
     def read_configs(self) -> TopicConfigs:
         """Return the configs in the state known here, over the root's newest defaults."""
         return self.engine.defaults.of_topic(self.topic, self.head(refresh=False).configs, newest=True)
-
-    def _with_defaults(self, head: Head) -> Head:
-        configs = self.engine.defaults.of_topic(self.topic, head.configs)
-        return head if configs is head.configs else replace(head, configs=configs)
 
     def commit_append(
         self,
@@ -294,7 +290,8 @@ class TopicLog(CommitLog):
                 f"files were written for topic '{target.topic}' of root {target.root_id}, not for "
                 f"'{self.topic}' of {self.engine.root_id}"
             )
-        if self.current().head.kafka_open:
+        head = self.current().head
+        if head.kafka_open:
             from sparklog.log.write.kafka_markers import end_kafka_transactions
 
             for transaction in end_kafka_transactions(self):
@@ -304,7 +301,7 @@ class TopicLog(CommitLog):
         written_for = (target.partitions, target.configs) if unless_changed else None
         now_ms = self.env.wall_ms()
         intent = AppendIntent(target.topic_id, tuple(files), now_ms, writer, txn, kafka_writers, written_for)
-        outcome = self.commit(intent, looked=target.looked)
+        outcome = self.commit(intent, head, looked=target.looked)
         if writer is not None and writer.run is not None:
             entry = outcome.head.registry.get(writer.id)
             if entry is not None and entry.run == writer.run:
@@ -314,28 +311,26 @@ class TopicLog(CommitLog):
             if nothing.skipped and writer is not None and writer.mode == "txn":
                 _LOG.warning("%s", nothing.note)
             return AppendOutcome(nothing.version, {}, {}, 0, nothing.skipped, nothing.note)
-        self.warn_of_older(files, target.configs, now=target.configs.log_append_time)
+        if not target.configs.log_append_time:
+            self.warn_of_older(files, target.configs, now_ms)
         return appended(outcome.commit, intent.count)
 
     def _placed(self, files: Sequence[FileSlices], most_bytes: int) -> list[FileSlices]:
         """Return the files with those that are not written as one of at most so many bytes, or one that is written."""
         from sparklog.log.write.append_output import is_unwritten, joined, write_out
 
-        small = [file for file in files if is_unwritten(file)]
+        small = [number for number, file in enumerate(files) if is_unwritten(file)]
         if not small:
             return list(files)
-        one = joined(small)
+        one = joined([files[number] for number in small])
         if one.size > most_bytes:
             path = append_path(self.current().head.version, self.env.new_id())
             one = write_out(self.store, self.topic, path, one)
-        first = next(number for number, file in enumerate(files) if is_unwritten(file))
-        return [one if number == first else file for number, file in enumerate(files) if number == first or file.path]
+        return [one if number == small[0] else file for number, file in enumerate(files) if number not in small[1:]]
 
-    def warn_of_older(self, files: Sequence[FileSlices], configs: TopicConfigs, *, now: bool = False) -> None:
-        """Warn of old records in new files, which retention deletes; `now`: all got the commit's time."""
-        if now:
-            return
+    def warn_of_older(self, files: Sequence[FileSlices], configs: TopicConfigs, now_ms: int) -> None:
+        """Warn of old records in new files, which retention deletes."""
         warn_of_seconds_in(self.engine.root_id, self.topic, files)
-        before_ms = expires_before(configs, self.env.wall_ms())
+        before_ms = expires_before(configs, now_ms)
         if before_ms is not None:
             warn_of_older(self.engine.root_id, self.topic, configs, count_older(files, before_ms))

@@ -317,7 +317,7 @@ class RootView:
     @property
     def poll_interval_ms(self) -> int:
         """The pause from now to the next `refresh`: the longer, the less came, and on a disk the longer looks take."""
-        idle_ms = self.env.now().elapsed_ms(self._came)
+        idle_ms = self.env.elapsed_ms(self._came)
         if self.root.store.parallel_reads > 1:
             return poll_pause_ms(idle_ms)
         return max(LOCAL_POLL_MS, min(idle_ms // IDLE_SHARE, LOOK_SHARE * self._look_ms))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from sparklog.format.append_file import HEAD_BYTES, SLICE_BYTES, TAIL_BYTES, WrittenSlice, encode_footer
-from sparklog.format.slice_columns import WRITTEN
+from sparklog.format.slice_columns import WRITTEN, written_values
 from sparklog.log.state.slices import INLINE_PATH, FileSlices
 from sparklog.storage.store import ObjectWriter, Store
 
@@ -96,9 +96,8 @@ def slice_bytes(file: FileSlices) -> bytes:
 
 def written_slices(file: FileSlices) -> list[WrittenSlice]:
     """Return the slices of a file as its writer described them. They are small, so they have no index."""
-    columns = {name: getattr(file, name) for name in WRITTEN}
-    rows = zip(*columns.values(), strict=True)
-    return [WrittenSlice(**dict(zip(columns, row, strict=True))) for row in rows]
+    rows = zip(*written_values(file), strict=True)
+    return [WrittenSlice(**dict(zip(WRITTEN, row, strict=True))) for row in rows]
 
 
 def write_out(store: Store, topic: str, path: str, file: FileSlices) -> FileSlices:
