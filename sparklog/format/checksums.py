@@ -37,8 +37,8 @@ def index_crc(index: bytes, timeindex: bytes, txnindex: bytes) -> int:
 
 def appended_crc(before: int, following: int, crc: int) -> int:
     """Return the CRC-32C of bytes whose own is `before` and of `following` bytes after them, whose own is `crc`."""
-    # But for its inversions a CRC is linear: that of `before` goes on over zeros.
-    return int(~crc32c(bytes(following), ~before & 0xFFFFFFFF) & 0xFFFFFFFF ^ crc)
+    # Zeros move a CRC alone if it is inverted: a CRC begins and ends with all bits inverted.
+    return int(crc32c(bytes(following), before ^ 0xFFFFFFFF) ^ 0xFFFFFFFF ^ crc)
 
 
 POLYNOMIAL = 0x82F63B78

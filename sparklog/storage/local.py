@@ -27,7 +27,7 @@ from typing import Any, NoReturn, TypeVar
 
 from sparklog.errors import BadRequest, NotFound
 from sparklog.storage.durable_files import NEW_FILE, full_fsync, start_writeback
-from sparklog.storage.folder_store import FolderItem, FolderStore, temporary_name
+from sparklog.storage.folder_store import FolderItem, FolderStore, folder_of, temporary_name
 from sparklog.storage.fork_safety import ForkLock
 from sparklog.storage.store import (
     ObjectInfo,
@@ -283,7 +283,7 @@ class LocalStore(FolderStore):
 
     def _temporary(self, path: str, key: str) -> tuple[int, str]:
         """Open a new file next to `path`, whose folder is made, again if a concurrent delete removes it."""
-        folder = _folder(path)
+        folder = folder_of(path)
         temporary = f"{folder}/{temporary_name()}"
         for attempt in range(_ATTEMPTS):
             try:
@@ -332,7 +332,7 @@ class LocalStore(FolderStore):
         """Make the name `path` durable, and once per process the names of the folders above it."""
         if not self._durable:
             return
-        folder = _folder(path)
+        folder = folder_of(path)
         try:
             inode = self._sync_folder(folder)
             if self._synced.get(folder) == inode:
@@ -462,11 +462,6 @@ class LocalWriter:
             with suppress(OSError):
                 self._file.close()
             self._store._unlink(self._temporary)
-
-
-def _folder(path: str) -> str:
-    """Return the folder of an absolute path to a file: what `os.path.dirname` does in nine calls."""
-    return path.rpartition("/")[0] or "/"
 
 
 def _info(key: str, status: os.stat_result) -> ObjectInfo:

@@ -358,7 +358,7 @@ def features_of(changes: Changes, op: str) -> dict[str, Any]:
 
 
 def carrying(commit: Commit, carried: Carried) -> Commit:
-    """Let a commit that is being made carry documents, with the feature for it; return it."""
+    """Add the documents that it carries to a commit in the making, with the feature for them; return it."""
     commit.carried = carried
     commit.read_features = tuple(sorted({*commit.read_features, CARRIED_COMMITS}))
     commit.write_features = tuple(sorted({*commit.write_features, CARRIED_COMMITS}))

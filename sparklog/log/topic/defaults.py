@@ -42,10 +42,10 @@ class DefaultsLog(EntryLog[RootDefaults]):
     def of_topic(self, topic: str, configs: TopicConfigs, *, newest: bool = False) -> TopicConfigs:
         """Return the configs that were set on a topic, over the root's defaults for it."""
         last = self._look(newest)
-        known = last.of_topics.get(topic)
-        if known is None or known.explicit is not configs.explicit:
-            known = last.of_topics[topic] = TopicConfigs(configs.explicit, last.defaults.of_topic(topic))
-        return known if known.defaults else configs
+        of_topic = last.of_topics.get(topic)
+        if of_topic is None or of_topic.explicit is not configs.explicit:
+            of_topic = last.of_topics[topic] = TopicConfigs(configs.explicit, last.defaults.of_topic(topic))
+        return of_topic if of_topic.defaults else configs
 
     def change(self, step: Step[RootDefaults]) -> RootDefaults:
         """Write what the step makes of the newest defaults, if it makes something else of them."""

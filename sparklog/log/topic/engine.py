@@ -326,7 +326,8 @@ class TopicLog(CommitLog):
         if one.size > most_bytes:
             path = append_path(self.current().head.version, self.env.new_id())
             one = write_out(self.store, self.topic, path, one)
-        return [one if number == small[0] else file for number, file in enumerate(files) if number not in small[1:]]
+        first = small[0]
+        return [one if number == first else file for number, file in enumerate(files) if number == first or file.path]
 
     def warn_of_older(self, files: Sequence[FileSlices], configs: TopicConfigs, now_ms: int) -> None:
         """Warn of old records in new files, which retention deletes."""
