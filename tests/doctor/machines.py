@@ -19,7 +19,7 @@ def python_says(**changes: object) -> str:
         "executable": "/venv/bin/python",
         "pyarrow": "20.0.0",
         "numba": "0.61.0",
-        "sparklog": "0.11.0",
+        "sparklog": "0.12.0",
     }
     return f"some warning\n{json.dumps({**found, **changes})}\n"
 

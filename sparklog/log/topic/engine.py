@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from sparklog.log.write.append_writer import ArrowData
 
 E = TypeVar("E", bound=StateEntry)
+HANDLES_PER_SWEEP = 4_096
 _LOG = logging.getLogger("sparklog.log")
 
 
@@ -52,6 +53,7 @@ class RootEngine:
         self._logs: dict[str, TopicLog] = {}
         self._entries: dict[str, EntryLog[Any]] = {}
         self._combined: dict[str, CombinedWrites[Any]] = {}
+        self._made = 0
 
     def ensure_probed(self) -> None:
         """Check, once a day in each process that commits, that the store keeps its promises."""
@@ -67,13 +69,30 @@ class RootEngine:
     def log(self, topic: str) -> TopicLog:
         """Return the log of a topic, which may not exist."""
         log = self._logs.get(topic)
-        return self._logs.setdefault(topic, TopicLog(self, topic, self._access)) if log is None else log
+        if log is None:
+            self._make_room()
+            log = self._logs.setdefault(topic, TopicLog(self, topic, self._access))
+        return log
 
     def entries(self, kind: EntryKind[E], id_: str) -> EntryLog[E]:
         """Return the log of an id, which may have no entries."""
         prefix = kind.prefix(id_)
         log = self._entries.get(prefix)
-        return self._entries.setdefault(prefix, EntryLog(self._access, kind, id_)) if log is None else log
+        if log is None:
+            self._make_room()
+            log = self._entries.setdefault(prefix, EntryLog(self._access, kind, id_))
+        return log
+
+    def _make_room(self) -> None:
+        """Now and then forget the names under which nothing is: clients of a server may ask for any number of them."""
+        self._made += 1
+        if self._made % HANDLES_PER_SWEEP:
+            return
+        for handles in (self._logs, self._entries):
+            for name, log in list(handles.items()):
+                state = log.known()
+                if state is None or state.number < 0:
+                    handles.pop(name, None)
 
     def combined(self, log: EntryLog[E]) -> CombinedWrites[E]:
         """Return what writes entries of a log for all threads of this process."""

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound
+from sparklog.groups.group import Group
+from sparklog.groups.group_state import GROUPS
 from sparklog.log.journal.clocks import SYSTEM
 from sparklog.log.journal.documents import Fields, decode, encode
 from sparklog.log.journal.names import ROOT_JSON, ROOT_KEY, read_root_id
@@ -18,6 +20,7 @@ from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.slices import SliceFlag
 from sparklog.log.state.topic_state import HEAD_JSON
 from sparklog.log.state.writer_runs import WriterKey
+from sparklog.log.topic import engine as engine_module
 from sparklog.log.topic.root import Root, open_root
 from sparklog.storage.local import LocalStore
 from sparklog.testing.faulty_store import Crash, Fault, FaultKind, FaultyStore, Script
@@ -161,6 +164,22 @@ def test_unknown_topics_come_with_similar_ones(world: World) -> None:
         root.topic("zzzz")
     with pytest.raises(BadRequest, match="may hold only"):
         root.topic("../orders")
+
+
+def test_names_under_which_nothing_is_are_forgotten(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "HANDLES_PER_SWEEP", 8)
+    root = world.root()
+    engine, topic = root.engine, root.create_topic("t").log
+    Group(root, "g").alter({"t": {0: 0}})
+    group, empty = engine.entries(GROUPS, "g"), engine.log("empty")
+    assert not engine.exists("empty")
+    for number in range(8):
+        assert not engine.exists(f"empty-{number}")
+        assert Group(root, f"empty-{number}").committed() == {}
+    assert engine.log("t") is topic
+    assert engine.entries(GROUPS, "g") is group
+    assert engine.log("empty") is not empty, "a client may ask for any number of names: none of them stays in memory"
+    assert not engine.exists("empty")
 
 
 @pytest.mark.parametrize("partitions", [0, -1, 100_001, 1.5, True, "3"])
