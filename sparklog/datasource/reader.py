@@ -17,7 +17,7 @@ from sparklog.datasource.options import Options
 from sparklog.datasource.read_task import ReadTask, log_partitions
 from sparklog.datasource.schema import Projection
 from sparklog.datasource.spark_versions import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
-from sparklog.datasource.spark_workers import end_if_terminated, gc_paused, unwind_on_termination, user_errors
+from sparklog.datasource.spark_workers import gc_paused, last_work, unwind_on_termination, user_errors
 from sparklog.errors import SparklogError
 from sparklog.opening import Location, open_view
 from sparklog.storage.fork_safety import freeze_gc
@@ -134,9 +134,9 @@ class SparklogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """Leave the group. Nothing depends on it, for Spark does not call this reliably."""
-        if self._progress is not None:
-            self._progress.finish()
-        end_if_terminated()
+        with last_work():
+            if self._progress is not None:
+                self._progress.finish()
 
 
 class FailingStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]

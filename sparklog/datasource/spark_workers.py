@@ -84,7 +84,7 @@ def forget_zips() -> None:
 def unwind_on_termination() -> None:
     """Unwind this process, so that `stop` is called, where Spark ends a query: it sends SIGTERM and no word before.
 
-    Only in a process that Spark started for its questions. `end_if_terminated` is what `stop` ends with.
+    Only in a process that Spark started for its questions. `stop` does its work inside of `last_work`.
     """
     started_by_spark = any(name.startswith("PYTHON_WORKER_FACTORY_") for name in os.environ)
     if started_by_spark and threading.current_thread() is threading.main_thread():
@@ -100,8 +100,20 @@ def _unwind(number: int, _: object) -> NoReturn:
     raise SystemExit
 
 
-def end_if_terminated() -> None:
-    """End this process as the signal would have: Spark's own clean-up meets a closed socket, and shows a traceback."""
+def _note(number: int, _: object) -> None:
+    _terminated.append(number)
+
+
+@contextmanager
+def last_work() -> Iterator[None]:
+    """Do this whole, and end the process then if Spark's signal has come, before or meanwhile.
+
+    Spark closes the socket before it sends the signal: `stop` may be called for the one, and be met by the other. The
+    process ends as the signal would have ended it: Spark's own clean-up shows a traceback of the closed socket.
+    """
+    if signal.getsignal(signal.SIGTERM) is _unwind:
+        signal.signal(signal.SIGTERM, _note)
+    yield
     for number in _terminated:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -731,3 +732,24 @@ def test_few_objects_are_visited_after_a_task_that_loaded_kernels(tmp_path: Path
     assert small[0] == 0
     assert large[0] > 0
     assert max(small[1], large[1]) < 5_000
+
+
+@pytest.mark.parametrize("meanwhile", [False, True], ids=["before", "meanwhile"])
+def test_a_signal_of_spark_lets_the_last_work_be_done(meanwhile: bool) -> None:
+    """Spark closes the socket of a query's process, and sends it a signal then: the group is left in any case."""
+    end = "os.kill(os.getpid(), signal.SIGTERM)"
+    program = f"""
+import os, signal
+from sparklog.datasource.spark_workers import last_work, unwind_on_termination
+unwind_on_termination()
+try:
+    {"pass" if meanwhile else end}
+finally:
+    with last_work():
+        {end if meanwhile else "pass"}
+        print("left", flush=True)
+    print("Spark's clean-up", flush=True)
+"""
+    of_spark = {**os.environ, "PYTHON_WORKER_FACTORY_PORT": "1"}
+    answer = subprocess.run([sys.executable, "-c", program], env=of_spark, capture_output=True, text=True, check=False)
+    assert (answer.returncode, answer.stdout, answer.stderr) == (-signal.SIGTERM, "left\n", "")
