@@ -33,7 +33,7 @@ from sparklog.log.state.writer_runs import KafkaWriterKey, SequenceConflict, Wri
 from sparklog.log.topic.engine import TopicLog
 from sparklog.log.write.append_output import tail_bytes, unwritten, write_file
 from sparklog.log.write.append_target import AppendTarget
-from sparklog.serve.batch_checks import BatchChecks, ProducedBatch, last_number, next_number, writer_id
+from sparklog.serve.batch_checks import ProducedBatch, checked_batch, last_number, next_number, writer_id
 from sparklog.serve.codes import Code, CodeError, ProduceAnswer, code_of
 from sparklog.serve.served_log import Runner, ServedLog
 
@@ -88,7 +88,6 @@ class Appends:
         default = LINGER_SECONDS if log.root.store.parallel_reads == 1 else BUCKET_LINGER_SECONDS
         self._linger = default if linger_seconds is None else linger_seconds
         self._topics: dict[str, _Topic] = {}
-        self._checks: dict[str, BatchChecks] = {}
         self._bases: OrderedDict[tuple[str, int, int, int, int], int] = OrderedDict()
 
     def add(
@@ -178,16 +177,13 @@ class Appends:
 
     def _checked(self, items: Sequence[_Item], target: AppendTarget) -> dict[_Item, ProducedBatch]:
         """Return the batches that are right; the others get their result."""
-        checks, batches = self._checks.get(target.topic), dict[_Item, ProducedBatch]()
-        if checks is None or checks.configs is not target.configs:
-            checks = self._checks[target.topic] = BatchChecks(target.configs)
-        now_ms = self._root.env.wall_ms()
+        batches, now_ms = dict[_Item, ProducedBatch](), self._root.env.wall_ms()
         for item in items:
             if not 0 <= item.partition < target.partitions:
                 item.result = ProduceAnswer(Code.UNKNOWN_TOPIC_OR_PARTITION)
             elif item.result is None:
                 try:
-                    batches[item] = checks.checked(item.records, item.version, now_ms)
+                    batches[item] = checked_batch(item.records, item.version, target.configs, now_ms)
                 except CodeError as problem:
                     item.result = ProduceAnswer(problem.code, message=str(problem))
         return batches

@@ -69,73 +69,64 @@ class ProducedBatch:
     offset: int = 0
 
 
-class BatchChecks:
-    """Checks of the batches for a topic that has these configs."""
+def checked_batch(records: memoryview | None, version: int, configs: TopicConfigs, now_ms: int) -> ProducedBatch:
+    """Return what was sent in this version of Produce as it is written: one batch.
 
-    def __init__(self, configs: TopicConfigs) -> None:
-        self.configs = configs
-        self._most = configs.max_message_bytes
-        self._needs_keys = configs.is_compacted
-        self._append_time = configs.log_append_time
-        self._before_ms, self._after_ms = configs.timestamp_before_max_ms, configs.timestamp_after_max_ms
+    Raises `CodeError`, which says why a topic with these configs does not take it.
+    """
+    data = memoryview(bytearray(records or b""))
+    size, most = data.nbytes, configs.max_message_bytes
+    if size < HEADER_BYTES:
+        raise _frame_problem(data)
+    header = HEADER_STRUCT.unpack_from(data)
+    base, length, _, magic, crc, attributes, delta, base_ms, max_ms, producer, epoch, sequence, count = header
+    if magic != MAGIC or length != size - LOG_OVERHEAD:
+        raise _frame_problem(data)
+    if crc32c(data[CRC_START:]) != crc:
+        raise CodeError(Code.CORRUPT_MESSAGE, "the batch's CRC-32C does not match its bytes")
+    if size > most:
+        raise CodeError(Code.MESSAGE_TOO_LARGE, f"{size} bytes, max.message.bytes is {most}")
+    if attributes & (CONTROL_BIT | DELETE_HORIZON_BIT):
+        raise _invalid("control batches are a coordinator's")
+    if count < 1 or count != delta + 1:
+        raise _invalid(f"{count} records have {delta + 1} offsets")
+    codec = attributes & CODEC_MASK
+    if codec == ZSTD and version < ZSTD_SINCE:
+        raise CodeError(Code.UNSUPPORTED_COMPRESSION_TYPE, f"zstd in Produce {version}")
+    if attributes & LOG_APPEND_TIME_BIT:
+        raise CodeError(Code.INVALID_TIMESTAMP, "a producer gives no LogAppendTime")
+    if codec not in _KNOWN_CODECS:
+        raise _invalid("the batch names an unknown compression codec (5 to 7)")
+    if base < 0:
+        raise _invalid("the batch has a negative base offset")
+    if base > MAX_OFFSET - delta:
+        raise _invalid(f"the batch's offsets go beyond {MAX_OFFSET}")
+    batch = ProducedBatch(data, count, producer, epoch, sequence, base_ms, max_ms)
+    _check_records(batch, CODECS[codec], configs, now_ms)
+    return batch
 
-    def checked(self, records: memoryview | None, version: int, now_ms: int) -> ProducedBatch:
-        """Return what was sent in this version of Produce as it is written: one batch.
 
-        Raises `CodeError`, which says why it is not taken.
-        """
-        data = memoryview(bytearray(records or b""))
-        size = data.nbytes
-        if size < HEADER_BYTES:
-            raise _frame_problem(data)
-        header = HEADER_STRUCT.unpack_from(data)
-        base, length, _, magic, crc, attributes, delta, base_ms, max_ms, producer, epoch, sequence, count = header
-        if magic != MAGIC or length != size - LOG_OVERHEAD:
-            raise _frame_problem(data)
-        if crc32c(data[CRC_START:]) != crc:
-            raise CodeError(Code.CORRUPT_MESSAGE, "the batch's CRC-32C does not match its bytes")
-        if size > self._most:
-            raise CodeError(Code.MESSAGE_TOO_LARGE, f"{size} bytes, max.message.bytes is {self._most}")
-        if attributes & (CONTROL_BIT | DELETE_HORIZON_BIT):
-            raise _invalid("control batches are a coordinator's")
-        if count < 1 or count != delta + 1:
-            raise _invalid(f"{count} records have {delta + 1} offsets")
-        codec = attributes & CODEC_MASK
-        if codec == ZSTD and version < ZSTD_SINCE:
-            raise CodeError(Code.UNSUPPORTED_COMPRESSION_TYPE, f"zstd in Produce {version}")
-        if attributes & LOG_APPEND_TIME_BIT:
-            raise CodeError(Code.INVALID_TIMESTAMP, "a producer gives no LogAppendTime")
-        if codec not in _KNOWN_CODECS:
-            raise _invalid("the batch names an unknown compression codec (5 to 7)")
-        if base < 0:
-            raise _invalid("the batch has a negative base offset")
-        if base > MAX_OFFSET - delta:
-            raise _invalid(f"the batch's offsets go beyond {MAX_OFFSET}")
-        batch = ProducedBatch(data, count, producer, epoch, sequence, base_ms, max_ms)
-        self._read(batch, CODECS[codec], now_ms)
-        return batch
-
-    def _read(self, batch: ProducedBatch, codec: Codec, now_ms: int) -> None:
-        """Check the records of a batch, which has the times of its header, and give it what a slice says of it."""
-        try:
-            low, high, keyless = check_batch(batch.data[HEADER_BYTES:], codec, batch.count, batch.min_ts).tolist()
-        except Corrupt as error:
-            raise _invalid(error.message) from None
-        if keyless and self._needs_keys:
-            raise _invalid("the topic is compacted: every record needs a key")
-        batch.flags = (_NULL_KEYS if keyless else 0) | (0 if batch.producer_id == NO_PRODUCER_ID else _PRODUCERS)
-        if self._append_time:
-            batch.min_ts = batch.max_ts = -1
-            batch.flags |= _APPEND_TIME
-            batch.data[_ATTRIBUTES] |= LOG_APPEND_TIME_BIT
-            batch.data[_CRC] = crc32c(batch.data[CRC_START:]).to_bytes(4, "big")
-            return
-        before, after = now_ms - self._before_ms, now_ms + self._after_ms
-        if low < 0 or low < before or high > after:
-            raise CodeError(Code.INVALID_TIMESTAMP, f"times are {low} to {high}, the topic takes {before} to {after}")
-        if high != batch.max_ts:
-            raise CodeError(Code.INVALID_TIMESTAMP, f"the greatest time is {high}, the batch says {batch.max_ts}")
-        batch.min_ts = low
+def _check_records(batch: ProducedBatch, codec: Codec, configs: TopicConfigs, now_ms: int) -> None:
+    """Check the records of a batch, which has the times of its header, and give it what a slice says of it."""
+    try:
+        low, high, keyless = check_batch(batch.data[HEADER_BYTES:], codec, batch.count, batch.min_ts).tolist()
+    except Corrupt as error:
+        raise _invalid(error.message) from None
+    if keyless and configs.is_compacted:
+        raise _invalid("the topic is compacted: every record needs a key")
+    batch.flags = (_NULL_KEYS if keyless else 0) | (0 if batch.producer_id == NO_PRODUCER_ID else _PRODUCERS)
+    if configs.log_append_time:
+        batch.min_ts = batch.max_ts = -1
+        batch.flags |= _APPEND_TIME
+        batch.data[_ATTRIBUTES] |= LOG_APPEND_TIME_BIT
+        batch.data[_CRC] = crc32c(batch.data[CRC_START:]).to_bytes(4, "big")
+        return
+    before, after = now_ms - configs.timestamp_before_max_ms, now_ms + configs.timestamp_after_max_ms
+    if low < 0 or low < before or high > after:
+        raise CodeError(Code.INVALID_TIMESTAMP, f"times are {low} to {high}, the topic takes {before} to {after}")
+    if high != batch.max_ts:
+        raise CodeError(Code.INVALID_TIMESTAMP, f"the greatest time is {high}, the batch says {batch.max_ts}")
+    batch.min_ts = low
 
 
 def _invalid(message: str) -> CodeError:

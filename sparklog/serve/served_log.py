@@ -89,7 +89,7 @@ class ServedLog:
         if self._topic is not None:
             return [self._topic]
         with self._lock:
-            if not self._is_far or self._listed is None or self.env.now().elapsed_ms(self._listed[0]) > LISTING_MS:
+            if not self._is_far or self._listed is None or self.env.elapsed_ms(self._listed[0]) > LISTING_MS:
                 # A topic that cannot be read is left out: its own requests name the error.
                 listed = self._view.topics() if self.root is None else self.root.topics([])
                 self._listed = self.env.now(), listed
@@ -136,7 +136,7 @@ class ServedLog:
             return False
         if self._poked is not None and seen.begun.elapsed_ms(self._poked) <= 0:
             return False
-        return self.env.now().elapsed_ms(seen.done) < self._view.poll_interval_ms
+        return self.env.elapsed_ms(seen.done) < self._view.poll_interval_ms
 
     def plan(self, offsets: OffsetRange, isolation: str, nbytes: int) -> tuple[ReadPart | None, int]:
         """Plan the first part of a range, of about so many stored bytes; and where the part ends.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from sparklog.format.coordinators.message_schema import Fields
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED
 from sparklog.serve.options import ServeOptions
-from sparklog.serve.served_log import ServedLog
+from sparklog.serve.served_log import ServedLog, StoredPlace
 
 if TYPE_CHECKING:
     from sparklog.serve.apis.table import Api
@@ -95,6 +95,10 @@ class Services:
         from sparklog.serve.stored_batches import StoredBatches
 
         return StoredBatches(self.log)
+
+    def holds(self, place: StoredPlace, nbytes: int) -> bool:
+        """Return True if a fetch of so many bytes finds them in memory. Imports nothing: the event loop asks."""
+        return "batches" in vars(self) and self.batches.holds(place, nbytes)
 
     @cached_property
     def coordinator(self) -> Coordinator | None:

@@ -19,11 +19,6 @@ def temporary_name() -> str:
     return f"{TEMPORARY_PREFIX}{os.urandom(12).hex()}"
 
 
-def folder_of(path: str) -> str:
-    """Return the folder of a file by its absolute path: what `os.path.dirname` does in nine calls."""
-    return path.rpartition("/")[0] or "/"
-
-
 @dataclass(slots=True)
 class FolderItem:
     """One name in a folder. `look(key)` tells size and time of what has it: of a file; None if it is gone since."""

@@ -27,7 +27,7 @@ from typing import Any, NoReturn, TypeVar
 
 from sparklog.errors import BadRequest, NotFound
 from sparklog.storage.durable_files import NEW_FILE, full_fsync, start_writeback
-from sparklog.storage.folder_store import FolderItem, FolderStore, folder_of, temporary_name
+from sparklog.storage.folder_store import FolderItem, FolderStore, temporary_name
 from sparklog.storage.fork_safety import ForkLock
 from sparklog.storage.store import (
     ObjectInfo,
@@ -283,7 +283,7 @@ class LocalStore(FolderStore):
 
     def _temporary(self, path: str, key: str) -> tuple[int, str]:
         """Open a new file next to `path`, whose folder is made, again if a concurrent delete removes it."""
-        folder = folder_of(path)
+        folder = os.path.dirname(path)
         temporary = f"{folder}/{temporary_name()}"
         for attempt in range(_ATTEMPTS):
             try:
@@ -332,7 +332,7 @@ class LocalStore(FolderStore):
         """Make the name `path` durable, and once per process the names of the folders above it."""
         if not self._durable:
             return
-        folder = folder_of(path)
+        folder = os.path.dirname(path)
         try:
             inode = self._sync_folder(folder)
             if self._synced.get(folder) == inode:

@@ -22,7 +22,7 @@ from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.topic.engine import TopicLog
 from sparklog.log.topic.root import RootView
 from sparklog.serve.appends import Appends, _Topic
-from sparklog.serve.batch_checks import BatchChecks, next_number
+from sparklog.serve.batch_checks import checked_batch, next_number
 from sparklog.serve.codes import Code, CodeError
 from sparklog.serve.connection import Refused
 from sparklog.serve.options import Address
@@ -497,12 +497,12 @@ def test_what_is_wrong_is_refused_and_nothing_is_written(
 
 
 def test_a_batch_is_checked_by_few_calls() -> None:
-    checks, sent = BatchChecks(TopicConfigs()), memoryview(batch_of([b"x"] * 100, codec=3))
+    configs, sent = TopicConfigs(), memoryview(batch_of([b"x"] * 100, codec=3))
     with compiled():
-        checks.checked(sent, 9, BASE_MS)
+        checked_batch(sent, 9, configs, BASE_MS)
         profile = cProfile.Profile()
         with profile:
-            assert checks.checked(sent, 9, BASE_MS).count == 100
+            assert checked_batch(sent, 9, configs, BASE_MS).count == 100
     calls = sum(entry.callcount for entry in profile.getstats())
     assert calls <= 40, "however many records it has"
 

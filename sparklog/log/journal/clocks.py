@@ -144,7 +144,7 @@ class Env:
         return Moment(self.wall_ms(), self.boot_ms())
 
     def elapsed_ms(self, earlier: Moment) -> int:
-        """Return the ms since a moment: the larger time counts, as in `Moment`."""
+        """Return `now().elapsed_ms(earlier)`, without a moment that is made for it: each commit asks many times."""
         return max(self.wall_ms() - earlier.wall_ms, self.boot_ms() - earlier.boot_ms)
 
     def stopwatch(self) -> Callable[[], float]:

@@ -324,6 +324,7 @@ class Document(Generic[T]):
         check: Callable[[Fields, T], object] | None = None,
     ) -> None:
         attributes = [member.attribute or _snake_case(member.name) for member in members]
+        assert len(attributes) > 1, "attrgetter gives no tuple of one"
         self._make = make
         self._parts = parts or attrgetter(*attributes)
         self._check = check

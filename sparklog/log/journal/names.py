@@ -222,7 +222,7 @@ def is_sealed(path: str) -> bool:
 
 def local_path(path: str) -> str:
     """Return the path below the folder of the topic that wrote it: `/other/append/x` is `append/x`."""
-    return path.split("/", 2)[2] if path[:1] == "/" and path.count("/") >= 2 else path
+    return path.split("/", 2)[2] if path.startswith("/") and path.count("/") >= 2 else path
 
 
 def path_read_version(path: str) -> int | None:

@@ -262,7 +262,10 @@ LEAST_DELETE_DELAY_MS = 3_600_000
 
 
 class _Integer:
-    """The value of an int or long config, as an attribute: kept under the config's name once it was asked for."""
+    """The value of an int or long config, as an attribute: kept under the config's name once it was asked for.
+
+    Unlike a `cached_property`, an attribute of the class that is replaced counts at once, as in simulations.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name

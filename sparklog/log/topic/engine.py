@@ -93,6 +93,7 @@ class RootEngine:
                 state = log.known()
                 if state is None or state.number < 0:
                     handles.pop(name, None)
+                    self._combined.pop(name, None)
 
     def combined(self, log: EntryLog[E]) -> CombinedWrites[E]:
         """Return what writes entries of a log for all threads of this process."""

@@ -58,7 +58,7 @@ def _is_at_hand(request: ServedRequest) -> bool:
         for row in topic["partitions"]:
             place = StoredPlace(name, seen.topic_id, row["partition"], request.isolation, row["fetchOffset"])
             nbytes = max(row["partitionMaxBytes"], fields["minBytes"])
-            if not (_suffices(row, seen.ends, recent=False) and services.batches.holds(place, nbytes)):
+            if not (_suffices(row, seen.ends, recent=False) and services.holds(place, nbytes)):
                 return False
     return bool(fields["topics"])
 

@@ -299,8 +299,10 @@ async def _described(request: ServedRequest, name: str) -> Fields:
         return _members_here(members)
     await coordinator.check_owner(name)
     description = await coordinator.run(coordinator.group(name).description)
-    members = description.members
-    rows = [{"memberId": one.id, "clientId": one.id, "memberAssignment": _assignment(one)} for one in members]
+    rows: list[Fields] = [
+        {"memberId": member.id, "clientId": member.id, "memberAssignment": _assignment(member)}
+        for member in description.members
+    ]
     if description.instance is not None:
         rows += [{"memberId": description.instance, "clientId": description.instance}]
     protocol_type = CONSUMER if description.state != DEAD else ""

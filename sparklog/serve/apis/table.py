@@ -20,7 +20,7 @@ from sparklog.serve.codes import Code
 
 FOLDER = "protocol"
 Handler: TypeAlias = Callable[[Any], Any]
-"""Takes a `ServedRequest` and returns the response's fields, None where none are waited for; or a coroutine of them."""
+"""Takes a `ServedRequest` and returns the response's fields, or a coroutine of them; for Produce a `Produced`."""
 
 
 @dataclass(frozen=True)

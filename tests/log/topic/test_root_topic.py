@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from weakref import ref
 
 import pytest
 
@@ -172,6 +174,7 @@ def test_names_under_which_nothing_is_are_forgotten(world: World, monkeypatch: p
     engine, topic = root.engine, root.create_topic("t").log
     Group(root, "g").alter({"t": {0: 0}})
     group, empty = engine.entries(GROUPS, "g"), engine.log("empty")
+    combined = ref(engine.combined(engine.entries(GROUPS, "empty")))
     assert not engine.exists("empty")
     for number in range(8):
         assert not engine.exists(f"empty-{number}")
@@ -179,6 +182,8 @@ def test_names_under_which_nothing_is_are_forgotten(world: World, monkeypatch: p
     assert engine.log("t") is topic
     assert engine.entries(GROUPS, "g") is group
     assert engine.log("empty") is not empty, "a client may ask for any number of names: none of them stays in memory"
+    gc.collect()
+    assert combined() is None
     assert not engine.exists("empty")
 
 
