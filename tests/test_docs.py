@@ -1,4 +1,4 @@
-"""The pages of docs/ and the README: links lead somewhere, pages are short, headings use plain words, paths exist.
+"""The pages of docs/ and the README: links and anchors resolve, figures and tables match the code, paths exist.
 
 Snippets of the README and of docs/start are run by test_readme.py, those of guides by the tests of their subjects.
 """
@@ -24,11 +24,7 @@ PAGES = [*FACES, *sorted(DOCS.rglob("*.md")), *sorted(EXAMPLES.glob("*.md"))]
 PARTS = ("start", "guides", "reference", "design")
 GENERATED = {"configs.md", "spark-options.md"}
 
-PAGE_LINES = 300
-README_LINES = 120
 PICTURE_BYTES = 150_000
-SENTENCE_WORDS = 30
-"""Words between two stops (a colon and a semicolon count as stops)."""
 
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -36,9 +32,6 @@ HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 REPOSITORY_PATH = re.compile(
     r"`((?:sparklog|pyspark_sparklog|tests|conf|jobs|docs|notebooks|examples|benchmarks)/[\w./-]+)`"
 )
-RIDDLES = re.compile(r"\b(anew|lies|lying|goes by|nobody|somebody|whoever|stands)\b")
-"""Words of another language's order: again, is, follows, no process."""
-RETIRED = "Retired, not used in headings here:"
 
 
 def name(page: Path) -> str:
@@ -68,32 +61,6 @@ def broken_links(page: Path) -> list[str]:
     return broken
 
 
-def paragraphs(page: Path) -> list[str]:
-    """Paragraphs, list items and cells of tables, each as one line."""
-    found: list[list[str]] = [[]]
-    for line in prose(page).split("\n"):
-        text = line.strip()
-        if text.startswith("|"):
-            found += [[cell] for cell in re.split(r"(?<!\\)\|", text)]
-            found.append([])
-            continue
-        if not text or re.match(r"(\* |\d+\. |#+ |    )", line):
-            found.append([])
-        found[-1].append(re.sub(r"^(\*|\d+\.|#+) ", "", text))
-    return [" ".join(lines) for lines in found]
-
-
-def sentences(page: Path) -> list[str]:
-    texts = (re.sub(r"`[^`]*`", "X", LINK.sub("]", paragraph)) for paragraph in paragraphs(page))
-    return [sentence for text in texts for sentence in re.split(r"(?<=[.!?:;])(?:\*\*)?\s+", text)]
-
-
-def retired_words() -> set[str]:
-    """The words that the glossary retires."""
-    text = (DOCS / "reference" / "glossary.md").read_text().partition(RETIRED)[2]
-    return {" ".join(word.split()) for word in text.strip().rstrip(".").split(",")}
-
-
 def first_cells(page: Path) -> list[str]:
     """The first cell of each row of the page's tables, without the rows of headings."""
     rows = [line for line in prose(page).split("\n") if line.startswith("|")]
@@ -103,16 +70,6 @@ def first_cells(page: Path) -> list[str]:
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links_and_anchors_lead_somewhere(page: Path) -> None:
     assert broken_links(page) == []
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_pages_and_sentences_are_short(page: Path) -> None:
-    assert page.name in GENERATED or page.read_text().count("\n") <= PAGE_LINES
-    assert page.name in GENERATED or [text for text in sentences(page) if len(text.split()) > SENTENCE_WORDS] == []
-
-
-def test_the_readme_is_short() -> None:
-    assert PAGES[0].read_text().count("\n") <= README_LINES
 
 
 def test_figures_of_the_readme_are_those_of_performance() -> None:
@@ -136,33 +93,11 @@ def test_links_to_other_hosts_are_whole(page: Path) -> None:
     assert [link for link in links if not re.fullmatch(r"https://[a-z0-9-]+(\.[a-z0-9-]+)+(/[\w./#-]*)?", link)] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_prose_is_in_plain_words(page: Path) -> None:
-    if page.name not in GENERATED | {"glossary.md"}:
-        quoted = re.compile(r'`[^`]*`|"[^"]*"')
-        assert RIDDLES.findall(quoted.sub("", prose(page))) == []
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_headings_use_no_retired_words(page: Path) -> None:
-    retired = retired_words()
-    assert len(retired) >= 10
-    assert [
-        heading
-        for heading in HEADING.findall(prose(page))
-        for word in retired
-        if re.search(rf"\b{word}s?\b", heading, re.IGNORECASE)
-    ] == []
-
-
-def test_the_glossary_has_twenty_words() -> None:
-    assert len(first_cells(DOCS / "reference" / "glossary.md")) - 2 == 20
-
-
 @pytest.mark.parametrize("part", PARTS)
-def test_each_part_says_who_it_is_for_and_lists_its_pages(part: str) -> None:
+def test_each_part_has_an_introduction_and_lists_its_pages(part: str) -> None:
     index = DOCS / part / "README.md"
-    assert re.search(r"^For ", index.read_text(), re.MULTILINE)
+    introduction = index.read_text().split("\n\n")[1]
+    assert re.match(r"\w", introduction), "the first paragraph says what the pages of this part are for"
     listed = {link.partition("#")[0] for link in LINK.findall(index.read_text())}
     format_pages = set(LINK.findall((DOCS / "reference" / "format.md").read_text())) if part == "reference" else set()
     pages = {page.name for page in (DOCS / part).iterdir()} - {"README.md"}
@@ -223,4 +158,5 @@ def test_sizes_of_kafkas_files_are_the_codes() -> None:
 
 def test_the_default_retention_is_named_where_records_are_written_or_imported() -> None:
     for page in ("README.md", "docs/start/spark.md", "docs/guides/import-from-kafka.md", "docs/guides/mirror-kafka.md"):
-        assert "seven days by the record's time" in " ".join((REPOSITORY / page).read_text().split()), page
+        text = " ".join((REPOSITORY / page).read_text().split())
+        assert re.search(r"seven days.{0,60}record('s)? time|record('s)? time.{0,60}seven days", text), page

@@ -14,8 +14,20 @@ PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 COMMAND_LINES = (REPOSITORY / "docs" / "reference" / "command-line.md").read_text()
 TABLE = COMMAND_LINES.partition("## Daily questions")[2].partition("\n## ")[0]
 QUESTIONS = re.findall(r"`(sparklog [^`]+)`( \*)?", TABLE)
-SHOWN = re.compile(r"`(sparklog [a-z][^`\n]*)`|^(?:    |\$ )?(sparklog [a-z].*)$", re.MULTILINE)
-COMMANDS = sorted({inline or line for page in PAGES for inline, line in SHOWN.findall(page.read_text())})
+FENCED = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
+IN_A_BLOCK = re.compile(r"^ *(?:\$ )?(sparklog [a-z].*)$", re.MULTILINE)
+INDENTED = re.compile(r"^    (?:\$ )?(sparklog [a-z].*)$", re.MULTILINE)
+INLINE = re.compile(r"`(sparklog [a-z][^`\n]*)`")
+
+
+def commands_of(page: str) -> set[str]:
+    """Return the commands in fenced blocks, indented blocks and inline code; a line of prose is none."""
+    prose = FENCED.sub("", page)
+    blocks = [line for block in FENCED.findall(page) for line in IN_A_BLOCK.findall(block)]
+    return {*blocks, *INDENTED.findall(prose), *INLINE.findall(prose)}
+
+
+COMMANDS = sorted(set().union(*(commands_of(page.read_text()) for page in PAGES)))
 
 
 def help_of(sparklog: Sparklog, command: str) -> tuple[list[str], list[str], str]:
@@ -25,6 +37,11 @@ def help_of(sparklog: Sparklog, command: str) -> tuple[list[str], list[str], str
     grouped = len(words) > 1 and "COMMAND [ARGS]" in sparklog(words[0], "--help").out
     path = words[:2] if grouped else words[:1]
     return path, [word for word in words if word.startswith("--")], sparklog(*path, "--help").out
+
+
+def test_prose_that_begins_with_the_name_is_no_command() -> None:
+    page = "sparklog reads it, as `sparklog get a`.\n\n    sparklog topics list\n\n```sh\nsparklog report\n```\n"
+    assert commands_of(page) == {"sparklog get a", "sparklog topics list", "sparklog report"}
 
 
 def test_the_table_is_there() -> None:
