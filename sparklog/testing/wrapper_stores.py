@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from sparklog.storage.fork_safety import ForkLock
@@ -42,20 +42,32 @@ class CountingStore(WrapperStore):
             self.keys.clear()
             self.bytes_read = 0
 
-    def expect(self, **at_most: int) -> None:
-        """Assert the counts since `reset`: verbs not named must be 0, the named ones at most the number given.
+    def expect(self, **counts: int) -> None:
+        """Assert the exact number of calls since `reset`.
 
-        `create_commit=1` bounds one verb and kind; such a bound also allows the verb's total.
+        Args:
+            counts: calls by verb (`get=2`) or by verb and kind of key (`create_commit=1`). The kinds of a verb add up to
+                its total. A verb that is not named must not have been called.
+
+        Raises:
+            AssertionError: a number differs; the message lists the calls.
         """
-        allowed: Counter[str] = Counter()
-        for name, limit in at_most.items():
+        self._check(counts, "expected", lambda made, count: made == count)
+
+    def expect_at_most(self, **limits: int) -> None:
+        """Assert an upper bound for the number of calls since `reset`; `limits` as the counts of `expect`."""
+        self._check(limits, "at most", lambda made, limit: made <= limit)
+
+    def _check(self, counts: Mapping[str, int], bound: str, fits: Callable[[int, int], bool]) -> None:
+        totals: Counter[str] = Counter()
+        for name, count in counts.items():
             verb, _, kind = name.partition("_") if name not in ("list_folders", "now_ms") else (name, "", "")
-            allowed[verb] += limit
-            if kind and self.by_kind[verb, kind] > limit:
-                raise AssertionError(f"{verb} of {kind}: at most {limit} allowed, made {self._calls(verb)}")
-        for verb, made in self.counts.items():
-            if made > allowed[verb]:
-                raise AssertionError(f"{verb}: at most {allowed[verb]} allowed, made {self._calls(verb)}")
+            totals[verb] += count
+            if kind and not fits(self.by_kind[verb, kind], count):
+                raise AssertionError(f"{verb} of {kind}: {bound} {count}, made {self._calls(verb, kind)}")
+        for verb in sorted({*self.counts, *totals}):
+            if not fits(self.counts[verb], totals[verb]):
+                raise AssertionError(f"{verb}: {bound} {totals[verb]}, made {self._calls(verb)}")
 
     def request(self, verb: str, key: str, send: Callable[[], Any]) -> Any:
         with self._lock:
@@ -68,6 +80,6 @@ class CountingStore(WrapperStore):
                 self.bytes_read += len(answer)
         return answer
 
-    def _calls(self, verb: str) -> str:
-        made = [key for name, key in self.keys if name == verb]
-        return f"{len(made)}: {', '.join(made[:20])}"
+    def _calls(self, verb: str, kind: str = "") -> str:
+        made = [key for name, key in self.keys if name == verb and kind in ("", key_kind(key))]
+        return f"{len(made)}: {', '.join(made[:20])}" if made else "0"

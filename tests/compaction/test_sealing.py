@@ -616,7 +616,7 @@ def test_slices_of_many_partitions_are_fetched_together(memory: CountedRoot) -> 
     memory.store.reset()
     told: list[tuple[int, int]] = []
     done = work.run(lambda records, nbytes: told.append((records, nbytes)))
-    memory.store.expect(get=10, writer=24)
+    memory.store.expect_at_most(get=10, writer=24)
     assert sum(records for records, _ in told) == 1000
     assert sum(nbytes for _, nbytes in told) == work.nbytes
     topic.log.commit(RewriteIntent(work.op, work.topic_id, done.rewrites, done.files))

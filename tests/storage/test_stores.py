@@ -111,13 +111,21 @@ def test_counting_by_verb_and_kind() -> None:
     assert store.by_kind["create", "commit"] == 1
     assert store.bytes_read == 2
     store.expect(create=2, get=1, list=1, writer=1)
-    store.expect(create_commit=1, create_other=1, get=1, list=5, writer=1)
-    with pytest.raises(AssertionError, match=r"create: at most 1 allowed, made 2"):
+    store.expect(create_commit=1, create_other=1, get=1, list=1, writer=1)
+    store.expect_at_most(create_commit=1, create_other=1, get=1, list=5, writer=1, delete=1)
+    with pytest.raises(AssertionError, match=r"create: expected 1, made 2"):
         store.expect(create=1, get=1, list=1, writer=1)
-    with pytest.raises(AssertionError, match="list: at most 0 allowed"):
-        store.expect(create=2, get=1, writer=1)
-    with pytest.raises(AssertionError, match="create of other"):
-        store.expect(create_commit=2, create_other=0, get=1, list=1, writer=1)
+    with pytest.raises(AssertionError, match=r"list: expected 5, made 1"):
+        store.expect(create=2, get=1, list=5, writer=1)
+    with pytest.raises(AssertionError, match=r"delete: expected 1, made 0"):
+        store.expect(create=2, get=1, list=1, writer=1, delete=1)
+    with pytest.raises(AssertionError, match=r"create: at most 1, made 2"):
+        store.expect_at_most(create=1, get=1, list=1, writer=1)
+    for check in (store.expect, store.expect_at_most):
+        with pytest.raises(AssertionError, match=r"list: .* 0, made 1"):
+            check(create=2, get=1, writer=1)
+        with pytest.raises(AssertionError, match=r"create of other: .* 0, made 1: x/other"):
+            check(create_commit=1, create_other=0, get=1, list=1, writer=1)
     store.reset()
     store.expect()
     assert store.keys == []

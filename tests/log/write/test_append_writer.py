@@ -132,7 +132,7 @@ def test_a_micro_batch_costs_an_object_per_task_and_one_commit(place: CountedRoo
         micro_batch(number)
         # Reads: one probe before planning, each task looks whether it sees the root of the driver, and so does the
         # commit, which also looks whether the one before is still there.
-        place.store.expect(writer=2, create=1, get_commit=2, get_root=3, now_ms=1)
+        place.store.expect_at_most(writer=2, create=1, get_commit=2, get_root=3, now_ms=1)
         assert place.store.by_kind["get", "commit"] == 2
     place.store.reset()
     view.refresh(["t"])
