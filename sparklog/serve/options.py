@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import ssl
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -16,10 +16,14 @@ from sparklog.parsing import is_digits
 if TYPE_CHECKING:
     from sparklog.serve.users import User
 
+SINGLE_NODE_ID = 1
+NODE_IDS = 2, 1_000
+"""The ids of several servers: from the first up to the last, exclusive; Kafka's `reserved.broker.max.id` is 1000."""
+
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A host and a port; `node_id` is the same on every server that is told of it."""
+    """A host and a port."""
 
     host: str
     port: int
@@ -36,14 +40,31 @@ class Address:
         return cls(host.removeprefix("[").removesuffix("]"), int(port))
 
     @property
-    def node_id(self) -> int:
-        return zlib.crc32(str(self).encode()) & 0x7FFFFFFF
-
-    @property
     def is_loopback(self) -> bool:
         with suppress(ValueError):
             return ipaddress.ip_address(self.host).is_loopback
         return self.host == "localhost"
+
+
+def node_ids(addresses: Sequence[Address]) -> dict[Address, int]:
+    """Return the node id of each server: every server that is given the same addresses, in any order, computes the same.
+
+    The ids are small, as those of brokers are: librdkafka 2.3 to 2.15 crashes on ids of nine digits. A single server has
+    id 1. The ids of several are hashes of their addresses, so that adding a server does not change the others' ids. If
+    two hashes are equal, the address that sorts last gets the next free id.
+    """
+    if len(set(addresses)) == 1:
+        return {addresses[0]: SINGLE_NODE_ID}
+    first, end = NODE_IDS
+    count = max(end - first, len(addresses))
+    by_id: dict[int, Address] = {}
+    for address in sorted(set(addresses), key=str):
+        number = zlib.crc32(str(address).encode()) % count
+        while first + number in by_id:
+            number = (number + 1) % count
+        by_id[first + number] = address
+    ids = {address: node_id for node_id, address in by_id.items()}
+    return {address: ids[address] for address in addresses}
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from sparklog.format.coordinators.message_schema import Fields
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED
-from sparklog.serve.options import ServeOptions
+from sparklog.serve.options import Address, ServeOptions, node_ids
 from sparklog.serve.served_log import ServedLog, StoredPlace
 
 if TYPE_CHECKING:
@@ -89,6 +89,11 @@ class Services:
         self.memory = RequestMemory(max(limits.waiting_request_bytes, limits.request_bytes))
         self.metrics = ServerMetrics()
         self._pool = ThreadPoolExecutor(limits.threads, "sparklog-serve")
+
+    @cached_property
+    def node_ids(self) -> dict[Address, int]:
+        """The node ids of `nodes`."""
+        return node_ids(self.nodes)
 
     @cached_property
     def batches(self) -> StoredBatches:

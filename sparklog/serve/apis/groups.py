@@ -256,17 +256,17 @@ async def offset_delete(request: ServedRequest) -> Fields:
 
 
 async def find_coordinator(request: ServedRequest) -> Fields:
-    group, coordinator = request.fields["key"], request.services.coordinator
+    group, services, coordinator = request.fields["key"], request.services, request.services.coordinator
     try:
         if request.fields["keyType"] != OF_A_GROUP:
             text = "transactions are not served: use sparklog.transactional"
             raise CodeError(Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, text)
         _check_group(request, group)
         # A Kafka directory has no groups. librdkafka asks also for reads without one, which a refusal would fail.
-        node = request.services.nodes[0] if coordinator is None else await coordinator.owner(group)
+        node = services.nodes[0] if coordinator is None else await coordinator.owner(group)
     except FAILURES as error:
         return {**failure(error), "errorCode": _code(error), "nodeId": -1}
-    return {"nodeId": node.node_id, "host": node.host, "port": node.port}
+    return {"nodeId": services.node_ids[node], "host": node.host, "port": node.port}
 
 
 @_with_code

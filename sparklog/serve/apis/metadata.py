@@ -30,7 +30,7 @@ def metadata(request: ServedRequest) -> Fields:
     if services.options.writable and not every and request.fields["allowAutoTopicCreation"]:
         _create_missing(services, [name for name in visible if request.may(WRITE, name)])
     looked = services.log.look_at_each(visible)
-    node = services.nodes[0].node_id
+    node = services.node_ids[services.nodes[0]]
     leads = {"leaderId": node, "replicaNodes": [node], "isrNodes": [node]}
 
     def topic(name: str) -> Fields:
@@ -50,9 +50,10 @@ def describe_cluster(request: ServedRequest) -> Fields:
 
 
 def _cluster(services: Services, id_name: str) -> Fields:
-    brokers = [{id_name: node.node_id, "host": node.host, "port": node.port} for node in services.nodes]
+    ids = services.node_ids
+    brokers = [{id_name: ids[node], "host": node.host, "port": node.port} for node in ids]
     cluster_id = "sparklog" if services.log.root is None else services.log.root.id
-    return {"clusterId": cluster_id, "controllerId": services.nodes[0].node_id, "brokers": brokers}
+    return {"clusterId": cluster_id, "controllerId": ids[services.nodes[0]], "brokers": brokers}
 
 
 def _create_missing(services: Services, names: list[str]) -> None:

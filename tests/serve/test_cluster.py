@@ -1,0 +1,56 @@
+"""What a client is told of the cluster: servers, and their node ids."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import sparklog
+from sparklog.serve.options import Address, node_ids
+from tests.serve.wire import Wire
+
+
+def hosts(*names: str) -> list[Address]:
+    return [Address(name, 9092) for name in names]
+
+
+def test_node_ids_are_small_and_the_same_on_every_server() -> None:
+    for count in (1, 2, 3, 100, 900):
+        addresses = [Address(f"host-{number}", 9092) for number in range(count)]
+        ids = node_ids(addresses)
+        assert list(ids) == addresses
+        assert len(set(ids.values())) == count
+        assert all(0 < node_id < 1000 for node_id in ids.values())
+        shuffled = random.Random(count).sample(addresses, count)
+        assert node_ids(shuffled) == ids
+    # An address that is given twice is one server.
+    assert node_ids(hosts("a", "a")) == {Address("a", 9092): 1}
+
+
+def test_adding_a_server_changes_no_node_id_unless_two_hashes_are_equal() -> None:
+    before = node_ids(hosts("a", "b"))
+    assert before.items() <= node_ids(hosts("a", "b", "c")).items()
+    # "host-0" and the other one have the same hash: the ids differ nevertheless.
+    hashes = {zlib.crc32(f"host-{number}:9092".encode()) % 998: f"host-{number}" for number in range(1, 10_000)}
+    same = hashes[zlib.crc32(b"host-0:9092") % 998]
+    ids = node_ids(hosts("host-0", same))
+    assert sorted(ids.values()) == [min(ids.values()), min(ids.values()) + 1]
+
+
+def test_every_answer_names_the_same_node_id(tmp_path: Path, serve: Callable[..., Address]) -> None:
+    sparklog.open(tmp_path, create=True).create_topic("t")
+    advertised = tuple(hosts("b", "a"))
+    ids = node_ids(advertised)
+    wire = Wire(serve(tmp_path, advertise=advertised))
+    cluster = wire.ask("DescribeCluster", 0, {})
+    assert {row["brokerId"]: row["host"] for row in cluster["brokers"]} == {ids[node]: node.host for node in ids}
+    topics = wire.ask("Metadata", 9, {"topics": None})
+    assert {row["nodeId"]: row["host"] for row in topics["brokers"]} == {ids[node]: node.host for node in ids}
+    assert topics["topics"][0]["partitions"][0]["leaderId"] in ids.values()
+    assert wire.ask("FindCoordinator", 0, {"key": "g"})["nodeId"] in ids.values()
+    wire.close()
+    alone = Wire(serve(tmp_path))
+    assert alone.ask("DescribeCluster", 0, {})["controllerId"] == 1
+    alone.close()
