@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         retain,
         verify,
     )
-    from sparklog.datasource.data_source import partitioned
+    from sparklog.datasource.partitioned import partitioned
     from sparklog.datasource.session import configure, register
     from sparklog.datasource.watch import watch
     from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, SparklogError, Unavailable, Wakeup
@@ -65,7 +65,7 @@ if not TYPE_CHECKING:
         {
             "sparklog.api": "backup clone compact export_kafka import_kafka restore retain verify",
             "sparklog.datasource.session": "configure register",
-            "sparklog.datasource.data_source": "partitioned",
+            "sparklog.datasource.partitioned": "partitioned",
             "sparklog.datasource.watch": "watch",
             "sparklog.errors": "BadRequest Conflict Corrupt Fenced NotFound SparklogError Unavailable Wakeup",
             "sparklog.groups.consumer": "Consumer consumer",

@@ -1,4 +1,4 @@
-"""Names of a package that are imported on first use, so that importing the package costs nothing."""
+"""Optional and deferred imports: names that a package imports on first use, and advice for a missing package."""
 
 from __future__ import annotations
 
@@ -24,3 +24,22 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], object
         return value
 
     return load
+
+
+def install_command(extra: str, python: str = "python") -> str:
+    """Return the command that installs the packages of one of sparklog's extras, such as `avro`.
+
+    The command names these packages instead of `sparklog[avro]`, because sparklog is installed from a wheel or a
+    checkout and pip would not find it by name.
+    """
+    from importlib import metadata
+
+    try:
+        requirements = metadata.requires("sparklog") or []
+    except metadata.PackageNotFoundError:
+        requirements = []
+    pairs = [text.replace('"', "'").partition("; extra == ") for text in requirements]
+    packages = [package for package, _, name in pairs if name == f"'{extra}'"]
+    if not packages:
+        return f"install the packages of the extra {extra!r} in sparklog's pyproject.toml"
+    return f"{python} -m pip install " + " ".join(f'"{package}"' for package in packages)

@@ -11,7 +11,7 @@ from pyspark.sql.datasource import DataSource
 from sparklog.datasource import catalog
 from sparklog.datasource.options import Options, ReadOptions, parse_options
 from sparklog.datasource.schema import Projection, check_chosen, projection, read_schema
-from sparklog.datasource.spark_versions import repartition_by_id, stream_reader, udf_of_keys
+from sparklog.datasource.spark_versions import stream_reader
 from sparklog.datasource.spark_workers import user_errors, warn_once
 from sparklog.datasource.table_view import check_table, refuse_table
 from sparklog.errors import BadRequest, NotFound, SparklogError
@@ -29,8 +29,6 @@ from sparklog.opening import (
 )
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
     from sparklog.datasource.reader import SparklogBatchReader
@@ -162,63 +160,3 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
 
 def _of_table(options: Mapping[str, str]) -> Options:
     return parse_options(catalog.with_both_sides(options), table=True)
-
-
-_COLUMN = "__sparklog_partition"
-
-
-def partitioned(df: DataFrame, n: int) -> DataFrame:
-    """Shuffle a data frame so that all rows of one partition of the log are in one task.
-
-    The order of a key's rows then holds over a whole write, and a task writes for one partition: what a topic with very
-    many partitions needs. Rows follow their `partition` column where that is not null, else murmur2 of the key as in
-    Kafka; rows without either are spread evenly.
-
-    Args:
-        df: with a column `key` or `partition`.
-        n: the number of partitions of the topic.
-
-    Returns:
-        The same rows, to be written.
-
-    Raises:
-        BadRequest: there is neither column.
-
-    Example:
-        rows = spark.createDataFrame([("anna", "book"), ("ben", "lamp")], "key string, value string")
-        parted = sparklog.partitioned(rows, 2)
-        parted.write.format("sparklog").option("topic", "orders").mode("append").save("/data/log")
-    """
-    from pyspark.sql import functions as F  # noqa: N812
-
-    if n < 1:
-        raise BadRequest(f"The number of partitions must be at least 1; found {n}")
-    columns = {name.lower(): name for name in df.columns}
-    if "key" not in columns and "partition" not in columns:
-        raise BadRequest(f"Rows are partitioned by 'key' or 'partition'; the columns are {', '.join(df.columns)}")
-    partition: Any = F.pmod(F.monotonically_increasing_id(), F.lit(n)).cast("int")
-    if "key" in columns:
-        hashed = udf_of_keys(_hasher(n))(F.col(columns["key"]).cast("binary"))
-        partition = F.coalesce(hashed, partition)
-    if "partition" in columns:
-        partition = F.coalesce(F.col(columns["partition"]).cast("int"), partition)
-    return repartition_by_id(df.withColumn(_COLUMN, partition), n, _COLUMN).drop(_COLUMN)
-
-
-def _hasher(n: int) -> Any:
-    """Return a function for Spark's workers: binary keys to partition numbers, null for null."""
-
-    def partition_of(key: pa.Array) -> pa.Array:
-        import pyarrow as pa
-
-        from sparklog.format.key_hash import partition_for_key
-
-        numbers = partition_for_key(key, n)
-        mask = key.is_null().to_numpy(zero_copy_only=False) if key.null_count else None
-        return pa.array(numbers, pa.int32(), mask=mask)
-
-    # arrow_udf reads the signature's types; annotations of this module are texts.
-    import pyarrow as pa
-
-    partition_of.__annotations__ = {"key": pa.Array, "return": pa.Array}
-    return partition_of

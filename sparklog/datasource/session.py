@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from sparklog.errors import BadRequest
+from sparklog.lazy import install_command
 from sparklog.log.journal.clocks import SYSTEM
 from sparklog.version import __version__
 
@@ -60,6 +61,15 @@ def _warn(message: str) -> None:
     warn_once([message])
 
 
+def check_pyspark(name: str) -> None:
+    """Check that PySpark is installed in a supported version, for the public function `name`. Raises BadRequest."""
+    try:
+        import pyspark
+    except ImportError:
+        raise BadRequest(f"{name} needs PySpark: {install_command('spark')}") from None
+    check_version(pyspark.__version__)
+
+
 def configure(builder: SparkSession.Builder, *, fast_start: bool = True) -> SparkSession.Builder:
     """Set what a Spark session needs for sparklog; call it before `getOrCreate`.
 
@@ -75,15 +85,14 @@ def configure(builder: SparkSession.Builder, *, fast_start: bool = True) -> Spar
         The same builder.
 
     Raises:
-        BadRequest: this Spark is older than 4.0.
+        BadRequest: PySpark is not installed, or older than 4.0.
 
     Example:
         spark = sparklog.configure(SparkSession.builder).getOrCreate()
     """
-    import pyspark
+    check_pyspark("sparklog.configure")
     from pyspark.sql import SparkSession
 
-    check_version(pyspark.__version__)
     options: dict[str, object] = builder._options
     if SparkSession.getActiveSession() is not None:
         _warn("a Spark session runs already and keeps its settings: call sparklog.configure before the first one")
@@ -123,16 +132,14 @@ def register(spark: SparkSession) -> None:
         spark: the session.
 
     Raises:
-        BadRequest: Spark is older than 4.0, or the workers' Python does not start, has another version, or has no
-            sparklog or another one.
+        BadRequest: PySpark is not installed or older than 4.0, or the workers' Python does not start, has another
+            version, or has no sparklog or another one.
 
     Example:
         sparklog.register(spark)
         records = spark.read.format("sparklog").option("subscribe", "orders").load("/data/log")
     """
-    import pyspark
-
-    check_version(pyspark.__version__)
+    check_pyspark("sparklog.register")
     from sparklog.datasource.data_source import SparklogDataSource
 
     check_workers(spark)

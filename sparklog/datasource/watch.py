@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.streaming.listener import StreamingQueryListener
-
 from sparklog.datasource.offsets import StreamOffset, parse_partition_numbers
+from sparklog.datasource.session import check_pyspark
 from sparklog.errors import BadRequest
 from sparklog.output import write_output
 from sparklog.storage.fork_safety import ForkLock
@@ -27,6 +26,11 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.listener import QueryProgressEvent, QueryTerminatedEvent
+
+try:
+    from pyspark.sql.streaming.listener import StreamingQueryListener
+except ImportError:  # `help(sparklog)` works without Spark, `watch` does not
+    StreamingQueryListener = object
 
 _LOG = logging.getLogger("sparklog.lag")
 
@@ -71,6 +75,7 @@ def watch(
         print(lags())
         lags.stop()
     """
+    check_pyspark("sparklog.watch")
     lags = QueryLags(spark, tell or _LOG.info, None if metrics_file is None else str(metrics_file))
     if type(spark).__module__.startswith("pyspark.sql.connect"):
         _add_from_daemon(spark, lags)

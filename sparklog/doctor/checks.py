@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from sparklog.datasource.session import LAUNCHER, SETTINGS, set_workers_python, workers_python
 from sparklog.errors import BadRequest, SparklogError
+from sparklog.lazy import install_command
 from sparklog.log.journal.clocks import reading_clock_ms
 from sparklog.log.journal.names import is_topic_name
 from sparklog.log.state.slices import MERGE_TIER_MASK
@@ -191,6 +192,7 @@ def check_packages() -> list[Check]:
         message = "sparklog is not installed, it runs from a folder: the versions of what it needs are not known"
         return [Check("packages", WARN, message, f"{sys.executable} -m pip install -e '.[spark]'")]
     wrong, right, spark = list[str](), list[str](), list[Check]()
+    outdated: list[tuple[str, str]] = []
     for name, bounds, extra in read_requirements(requirements):
         if extra not in ("", "spark"):
             continue
@@ -202,16 +204,18 @@ def check_packages() -> list[Check]:
             spark = [_pyspark(name, version, bounds)]
         elif version is None or out_of_range(version, bounds):
             wrong.append(f"{name} {version or 'missing'} (expected {bounds})")
+            outdated.append((name, bounds))
         else:
             right.append(f"{name} {version}")
     if wrong:
-        fix = f"{sys.executable} -m pip install --upgrade sparklog"
+        needed = " ".join(f'"{name}{bounds}"' for name, bounds in outdated)
+        fix = f"{sys.executable} -m pip install {needed}"
         return [Check("packages", FAIL, ", ".join(wrong), fix), *spark]
     return [Check("packages", OK, ", ".join(right)), *spark]
 
 
 def _pyspark(name: str, version: str | None, bounds: str) -> Check:
-    fix = f"{sys.executable} -m pip install 'sparklog[spark]'"
+    fix = install_command("spark", sys.executable)
     if version is None:
         message = "no pyspark here: the command line and the Python API work, queries and distributed jobs do not"
         return Check("pyspark", WARN, message, fix)
@@ -370,7 +374,7 @@ def ask_spark() -> tuple[SparkSettings, list[Check]]:
     try:
         from pyspark.sql import SparkSession
     except ImportError as error:
-        fix = f"{sys.executable} -m pip install 'sparklog[spark]'"
+        fix = install_command("spark", sys.executable)
         return SparkSettings(None, {}), [Check("spark session", FAIL, f"no pyspark: {error}", fix)]
     running = SparkSession.getActiveSession()
     try:

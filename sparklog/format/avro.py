@@ -17,6 +17,7 @@ import pyarrow as pa
 from sparklog.errors import BadRequest
 from sparklog.format.arrow_numpy import bytes_array
 from sparklog.format.values import ValueFormat, each_row, loads
+from sparklog.lazy import install_command
 
 MAGIC = 0
 FRAME = struct.Struct(">bi")
@@ -36,7 +37,7 @@ def fastavro() -> Any:
     try:
         return import_module("fastavro")
     except ImportError:
-        raise BadRequest("the format avro needs fastavro: pip install 'sparklog[avro]'") from None
+        raise BadRequest(f"the format avro needs fastavro: {install_command('avro')}") from None
 
 
 class AvroFormat(ValueFormat):

@@ -6,6 +6,7 @@ import logging
 import os
 
 from sparklog.errors import BadRequest
+from sparklog.lazy import install_command
 from sparklog.storage.cloud_settings import HDFS
 from sparklog.storage.local import LocalStore
 from sparklog.storage.locations import is_url, local_path, parse_url, refuse_scheme
@@ -46,5 +47,5 @@ def _store_of_url(location: str) -> Store:
         from sparklog.storage.object_store import ObjectStore
     except ImportError:
         library, extra = ("hdfs-native", "hdfs") if url.scheme == HDFS else ("obstore", "cloud")
-        raise BadRequest(f"{url.scheme}:// locations need {library}: pip install 'sparklog[{extra}]'") from None
+        raise BadRequest(f"{url.scheme}:// locations need {library}: {install_command(extra)}") from None
     return ObjectStore(str(url))

@@ -46,8 +46,8 @@ class CountingStore(WrapperStore):
         """Assert the exact number of calls since `reset`.
 
         Args:
-            counts: calls by verb (`get=2`) or by verb and kind of key (`create_commit=1`). The kinds of a verb add up to
-                its total. A verb that is not named must not have been called.
+            counts: calls by verb (`get=2`) or by verb and kind of key (`create_commit=1`). The kinds of a verb add up
+                to its total. A verb that is not named must not have been called.
 
         Raises:
             AssertionError: a number differs; the message lists the calls.

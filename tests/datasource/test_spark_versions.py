@@ -15,7 +15,8 @@ import pytest
 from pyspark.sql import functions
 
 from sparklog.datasource import spark_versions, spark_workers
-from sparklog.datasource.data_source import SparklogDataSource, _hasher
+from sparklog.datasource.data_source import SparklogDataSource
+from sparklog.datasource.partitioned import _hasher
 from sparklog.datasource.read_task import ReadTask
 from sparklog.datasource.session import check_version
 from sparklog.datasource.spark_versions import LimitsInside

@@ -185,7 +185,7 @@ def test_packages_that_are_missing_or_out_of_range_fail(monkeypatch: pytest.Monk
     assert [each.status for each in check_packages()] == [OK, FAIL]
     del have["pyspark"]
     missing = check_packages()[1]
-    assert (missing.status, missing.fix.endswith("pip install 'sparklog[spark]'")) == (WARN, True)
+    assert (missing.status, missing.fix.endswith('pip install "pyspark<4.4,>=4.0"')) == (WARN, True)
 
     def not_installed(name: str) -> list[str]:
         raise metadata.PackageNotFoundError(name)

@@ -374,7 +374,7 @@ def test_settings_that_cannot_be_read_are_one_line(monkeypatch: pytest.MonkeyPat
 def test_without_hdfs_native_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "sparklog.storage.hdfs_store")
     monkeypatch.setitem(sys.modules, "hdfs_native", None)
-    with pytest.raises(BadRequest, match=r"hdfs:// locations need hdfs-native: pip install 'sparklog\[hdfs\]'"):
+    with pytest.raises(BadRequest, match=r'hdfs:// locations need hdfs-native: python -m pip install "hdfs-native'):
         open_store(URL)
 
 

@@ -16,6 +16,7 @@ from click.exceptions import Exit
 
 from sparklog.cli.parameters import Argument, Commands
 from sparklog.errors import BadRequest, NotFound
+from sparklog.lazy import install_command
 from sparklog.tools.inspection.notebook import NOTEBOOK
 from sparklog.version import __version__
 
@@ -46,7 +47,7 @@ def _job(context: Context) -> None:
     except ModuleNotFoundError as error:
         if error.name not in ("pyspark", "py4j"):
             raise
-        raise BadRequest(f"sparklog {name} needs Spark: install sparklog[spark], found no {error.name}") from None
+        raise BadRequest(f"sparklog {name} needs PySpark: {install_command('spark')}") from None
     raise Exit(job.main(context.args))
 
 

@@ -1,0 +1,74 @@
+"""`sparklog.partitioned`: a shuffle of a data frame that puts all rows of a partition of the log into one task."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sparklog.datasource.session import check_pyspark
+from sparklog.errors import BadRequest
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+_COLUMN = "__sparklog_partition"
+
+
+def partitioned(df: DataFrame, n: int) -> DataFrame:
+    """Shuffle a data frame so that all rows of one partition of the log are in one task.
+
+    The order of a key's rows then holds over a whole write, and a task writes for one partition: what a topic with very
+    many partitions needs. Rows follow their `partition` column where that is not null, else murmur2 of the key as in
+    Kafka; rows without either are spread evenly.
+
+    Args:
+        df: with a column `key` or `partition`.
+        n: the number of partitions of the topic.
+
+    Returns:
+        The same rows, to be written.
+
+    Raises:
+        BadRequest: there is neither column, or PySpark is not installed.
+
+    Example:
+        rows = spark.createDataFrame([("anna", "book"), ("ben", "lamp")], "key string, value string")
+        parted = sparklog.partitioned(rows, 2)
+        parted.write.format("sparklog").option("topic", "orders").mode("append").save("/data/log")
+    """
+    check_pyspark("sparklog.partitioned")
+    from pyspark.sql import functions as F  # noqa: N812
+
+    from sparklog.datasource.spark_versions import repartition_by_id, udf_of_keys
+
+    if n < 1:
+        raise BadRequest(f"The number of partitions must be at least 1; found {n}")
+    columns = {name.lower(): name for name in df.columns}
+    if "key" not in columns and "partition" not in columns:
+        raise BadRequest(f"Rows are partitioned by 'key' or 'partition'; the columns are {', '.join(df.columns)}")
+    partition: Any = F.pmod(F.monotonically_increasing_id(), F.lit(n)).cast("int")
+    if "key" in columns:
+        hashed = udf_of_keys(_hasher(n))(F.col(columns["key"]).cast("binary"))
+        partition = F.coalesce(hashed, partition)
+    if "partition" in columns:
+        partition = F.coalesce(F.col(columns["partition"]).cast("int"), partition)
+    return repartition_by_id(df.withColumn(_COLUMN, partition), n, _COLUMN).drop(_COLUMN)
+
+
+def _hasher(n: int) -> Any:
+    """Return a function for Spark's workers: binary keys to partition numbers, null for null."""
+
+    def partition_of(key: pa.Array) -> pa.Array:
+        import pyarrow as pa
+
+        from sparklog.format.key_hash import partition_for_key
+
+        numbers = partition_for_key(key, n)
+        mask = key.is_null().to_numpy(zero_copy_only=False) if key.null_count else None
+        return pa.array(numbers, pa.int32(), mask=mask)
+
+    # arrow_udf reads the signature's types; annotations of this module are texts.
+    import pyarrow as pa
+
+    partition_of.__annotations__ = {"key": pa.Array, "return": pa.Array}
+    return partition_of

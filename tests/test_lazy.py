@@ -1,0 +1,72 @@
+"""Public names exist without optional packages, and say which package is missing when they are used."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import sparklog
+from sparklog.lazy import install_command
+
+REPOSITORY = Path(__file__).parents[1]
+WITHOUT_SPARK = """
+import inspect, pydoc, sys
+
+class NoSpark:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("pyspark", "pandas"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, NoSpark())
+import sparklog
+exec("from sparklog import *", names := {})
+assert set(sparklog.__all__) - {"__version__"} <= set(names), set(sparklog.__all__) - set(names)
+assert len(inspect.getmembers(sparklog)) >= len(sparklog.__all__)
+text = pydoc.plain(pydoc.render_doc(sparklog))
+assert all(name in text for name in ("class Topic", "watch(spark", "partitioned(df")), text[:500]
+for name, call in {
+    "configure": lambda: sparklog.configure(None),
+    "register": lambda: sparklog.register(None),
+    "partitioned": lambda: sparklog.partitioned(None, 2),
+    "watch": lambda: sparklog.watch(None),
+}.items():
+    try:
+        call()
+    except sparklog.BadRequest as error:
+        print(error)
+"""
+
+
+def test_everything_public_can_be_imported_and_documented_without_spark() -> None:
+    program = [sys.executable, "-c", WITHOUT_SPARK]
+    done = subprocess.run(program, capture_output=True, text=True, check=False, cwd=REPOSITORY)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    names = ("configure", "register", "partitioned", "watch")
+    assert [line.partition(" needs PySpark: ")[0] for line in lines] == [f"sparklog.{name}" for name in names]
+    assert all('-m pip install "pyspark' in line for line in lines)
+
+
+def test_the_advice_names_packages_that_an_index_has() -> None:
+    assert install_command("avro").startswith('python -m pip install "fastavro')
+    assert install_command("cloud", "/opt/python").startswith('/opt/python -m pip install "obstore')
+    for extra in ("spark", "hdfs", "delta"):
+        assert "sparklog" not in install_command(extra)
+
+
+def test_without_metadata_the_advice_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> list[str]:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "requires", missing)
+    assert install_command("avro") == "install the packages of the extra 'avro' in sparklog's pyproject.toml"
+
+
+def test_no_message_advises_to_install_sparklog_by_name() -> None:
+    package = Path(sparklog.__file__).parent
+    advice = [path for path in package.rglob("*.py") if "pip install 'sparklog" in path.read_text()]
+    assert advice == []
