@@ -47,11 +47,11 @@ class Address:
 
 
 def node_ids(addresses: Sequence[Address]) -> dict[Address, int]:
-    """Return the node id of each server: every server that is given the same addresses, in any order, computes the same.
+    """Return the node id of each server. All servers with the same addresses, in any order, compute the same ids.
 
-    The ids are small, as those of brokers are: librdkafka 2.3 to 2.15 crashes on ids of nine digits. A single server has
-    id 1. The ids of several are hashes of their addresses, so that adding a server does not change the others' ids. If
-    two hashes are equal, the address that sorts last gets the next free id.
+    The ids are small, as those of brokers are, because librdkafka 2.3 to 2.15 crashes on ids of nine digits. A single
+    server has id 1. The ids of several servers are hashes of their addresses, so that adding a server does not change
+    the ids of the others. If two hashes are equal, the address that sorts last gets the next free id.
     """
     if len(set(addresses)) == 1:
         return {addresses[0]: SINGLE_NODE_ID}
