@@ -27,8 +27,13 @@ class Wire:
     def send(self, name: str, version: int, fields: Fields) -> None:
         output, api = MessageBytes(), BY_NAME[name]
         write_message(api.request, version, fields, output)
+        self.send_raw(name, version, b"".join(output.finish()))
+
+    def send_raw(self, name: str, version: int, message: bytes) -> None:
+        """Send a request whose message is these bytes."""
+        api = BY_NAME[name]
         header = struct.pack(">hhih", api.key, version, 1, 4) + b"test" + b"\0" * api.request.is_flexible(version)
-        body = header + b"".join(output.finish())
+        body = header + message
         self.socket.sendall(struct.pack(">i", len(body)) + body)
 
     def receive(self, name: str, version: int) -> Fields:

@@ -18,7 +18,8 @@ from sparklog.serve.services import ServedRequest
 from sparklog.serve.users import READ
 
 FULL_EPOCHS = (0, -1)
-"""Epochs of a fetch that names all of its partitions: one that begins a session, and one without."""
+"""Epochs of a fetch that names all of its partitions: one that begins a session, and one without. As in Kafka the
+session id does not matter then: kafka-go sends id -1 with epoch -1."""
 
 
 @dataclass(slots=True)
@@ -34,7 +35,7 @@ class _Answer:
 
 async def fetch(request: ServedRequest) -> Fields:
     fields, services = request.fields, request.services
-    if fields["sessionId"] or fields["sessionEpoch"] not in FULL_EPOCHS:
+    if fields["sessionEpoch"] not in FULL_EPOCHS:
         return {"errorCode": Code.FETCH_SESSION_ID_NOT_FOUND}
     loop = asyncio.get_running_loop()
     until = loop.time() + max(0, fields["maxWaitMs"]) / 1000
