@@ -37,9 +37,14 @@ STYLE = """\
 .md-grid { max-width: 82rem; }
 .md-typeset pre > code, .md-typeset code { font-size: .62rem; }
 .md-typeset table:not([class]) { font-size: .68rem; }
-.md-typeset table:not([class]) code { word-break: break-word; }
+.md-typeset table:not([class]) code { white-space: nowrap; word-break: normal; }
 """
 """Lines of 120 columns fit in."""
+
+NOT_SEARCHED = ("tests/", "LICENSE")
+"""Beginnings of paths of pages for contributors, which would push guides down in the search. So would programs."""
+LESS_SEARCHED = {"CHANGELOG.md": 0.2, "CONTRIBUTING.md": 0.5, "docs/design/": 0.7}
+"""Beginnings of paths, with the weight of their pages in the search; others have 1."""
 
 FENCE = re.compile(r"^(```.*?^```)$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<=\]\()([^)\s]+)(?=\))")
@@ -151,6 +156,13 @@ def with_details(paths: Iterable[str]) -> Iterator[str]:
             yield from (link for link in links(path, (REPOSITORY / path).read_text()) if link.startswith(prefix))
 
 
+def search_options(path: str) -> dict[str, Any]:
+    """Return Material's options for the search, for a page made of a file of the repository."""
+    if path.startswith(NOT_SEARCHED) or not path.endswith((".md", ".ipynb")):
+        return {"exclude": True}
+    return {"boost": next((weight for prefix, weight in LESS_SEARCHED.items() if path.startswith(prefix)), 1)}
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages outside of docs/, and those that all pages lead to; set the order of pages."""
     files.append(File.generated(config, "site.css", content=STYLE))
@@ -182,5 +194,7 @@ origins: dict[str, str] = {}
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
-    """Change the links of a page."""
-    return with_links_of_site(origins[page.file.src_uri], markdown)
+    """Change the links of a page, and set its weight in the search."""
+    path = origins[page.file.src_uri]
+    page.meta["search"] = search_options(path)
+    return with_links_of_site(path, markdown)

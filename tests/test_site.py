@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -72,3 +73,32 @@ def test_the_search_finds_words_of_all_parts(site: Path) -> None:
     index = (site / "search" / "search_index.json").read_text()
     for words in ("murmur2", "last stable offset", "WordCountDemo", "sparklog.transactional"):
         assert words in index
+
+
+def test_the_search_splits_texts_into_the_words_that_people_type(site: Path) -> None:
+    index = json.loads((site / "search" / "search_index.json").read_text())
+    words: dict[str, set[str]] = {}
+    for entry in index["docs"]:
+        for word in re.split(index["config"]["separator"], f"{entry['title']} {entry['text']}"):
+            words.setdefault(word.lower(), set()).add(entry["location"].partition("#")[0])
+    for word, page in {
+        "data_source_not_found": "guides/errors.html",
+        "brokenpipeerror": "guides/errors.html",
+        "maxoffsetspertrigger": "reference/spark-options.html",
+        "retention.ms": "reference/configs.html",
+    }.items():
+        assert page in words[word], word
+    titles = {entry["location"]: entry["title"] for entry in index["docs"]}
+    for page, word in {"topics": "delete", "docker": "Docker", "retention": "Retention", "backup": "roll back"}.items():
+        assert word in titles[f"guides/{page}.html"]
+    assert "Quick start" in titles["start/index.html"]
+
+
+def test_the_search_leaves_out_pages_for_contributors(site: Path) -> None:
+    index = json.loads((site / "search" / "search_index.json").read_text())
+    pages = {entry["location"].partition("#")[0] for entry in index["docs"]}
+    assert {
+        page for page in pages if page.startswith("tests/") or page.endswith(".py.html") or "LICENSE" in page
+    } == set()
+    boosts = {entry["location"]: entry.get("boost", 1) for entry in index["docs"]}
+    assert boosts["CHANGELOG.html"] < boosts["design/architecture.html"] < boosts["guides/retention.html"]
