@@ -35,8 +35,10 @@ import numpy as np
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.format.record_batch import NO_TIMESTAMP, BoolArray, BytesLike, Int64Array
 
-REMEDY = "restore it from a backup; a broker writes a deleted one again when it starts"
+REMEDY = "run sparklog repair on its root or directory, which builds it again"
 """For a damaged index file."""
+FOLLOWER_FETCH_BYTES = 1 << 20
+"""`replica.fetch.max.bytes`: a follower adds one entry for all batches of a fetch."""
 MAX_RELATIVE_OFFSET = 2**31 - 1
 _OFFSET_ENTRY = np.dtype([("relative", ">i4"), ("position", ">i4")])
 _TIME_ENTRY = np.dtype([("timestamp", ">i8"), ("relative", ">i4")])
@@ -90,6 +92,17 @@ class OffsetIndex:
         """The greatest entry with offset <= `offset`; `(base, 0)` if there is none (Kafka: OffsetIndex.lookup)."""
         entry = int(np.searchsorted(self.offsets, offset, side="right")) - 1
         return (self.base, 0) if entry < 0 else (int(self.offsets[entry]), int(self.positions[entry]))
+
+    def covers(self, positions: Int64Array, interval: int) -> bool:
+        """Return True if the entries cover a segment whose batches start at `positions`, to its end.
+
+        Between two entries there are at most `interval` bytes and a batch or, if a follower wrote them, a fetch. An
+        empty index passes Kafka's own check, and then every look-up reads the segment from its start.
+        """
+        if len(positions) < 2:
+            return True
+        allowed = interval + FOLLOWER_FETCH_BYTES + int(np.diff(positions).max())
+        return int(np.diff(np.concatenate(([0], self.positions, positions[-1:]))).max()) <= allowed
 
     def to_bytes(self) -> bytes:
         """Kafka's bytes. `BadRequest` if an offset or a position does not fit into 31 bits."""

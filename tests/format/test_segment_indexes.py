@@ -106,7 +106,7 @@ def test_preallocated_files_end_at_their_zeros() -> None:
     ],
 )
 def test_a_wrong_offset_index_is_corrupt(data: bytes) -> None:
-    with pytest.raises(Corrupt, match=r"restore it from a backup.*file a.index"):
+    with pytest.raises(Corrupt, match=r"run sparklog repair.*file a.index"):
         OffsetIndex.parse(data, 0, file="a.index")
 
 
@@ -120,7 +120,7 @@ def test_a_wrong_offset_index_is_corrupt(data: bytes) -> None:
     ],
 )
 def test_a_wrong_time_index_is_corrupt(data: bytes) -> None:
-    with pytest.raises(Corrupt, match=r"restore it from a backup.*file a.timeindex"):
+    with pytest.raises(Corrupt, match=r"run sparklog repair.*file a.timeindex"):
         TimeIndex.parse(data, 0, file="a.timeindex")
 
 

@@ -302,6 +302,16 @@ def test_a_time_index_that_ends_early_is_built_anew(fixtures: Path, root: Root, 
     assert found
 
 
+@pytest.mark.parametrize("data", [b"", bytes(80)])
+def test_an_index_that_leaves_out_its_segment_is_built_anew(root: Root, tmp_path: Path, data: bytes) -> None:
+    """Kafka's check of indexes lets an empty one pass, and reads the segment from its start."""
+    batches = [batch(n, [b"v" * 9000]) for n in range(300)]
+    folder = write_partition(tmp_path, "t-0", {0: b"".join(batches), 300: batch(300, [b"v"])})
+    (folder / f"{0:020d}.index").write_bytes(data)
+    import_log_dir(root, tmp_path)
+    assert len(files_of(root, root.topic("t"))[f"{0:020d}.index"]) == 8 * 299
+
+
 # ---------------------------------------------------------------- ends of logs
 
 

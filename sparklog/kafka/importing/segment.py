@@ -3,8 +3,8 @@
 A closed segment becomes a sealed one: the `.log` byte for byte, and its index files where they are right. Indexes have
 no checksum, so each entry is compared with the batches. An index that is missing, cut off or wrong is built again, as
 Kafka's recovery does. (Entries that a follower wrote name several batches at once. Kafka reads them, its tools call
-them mismatches; they are built again, too. An index with fewer entries than possible stays: the cleaner looks at the
-size of indexes.)
+them mismatches; they are built again, too. An index with fewer entries than possible stays, for the
+cleaner looks at the size of indexes, unless it leaves out more than a follower's fetch.)
 
 The active segment becomes the one slice of an append file: its batches, whose base offsets are those of the log
 (`shift` 0), and a footer with the entries of a `.txnindex`. Only whole, valid batches count, as in reads in place. With
@@ -384,7 +384,7 @@ def offset_index_of(raw: bytes | None, base: int, batches: IndexedBatches, inter
         rows = np.minimum(np.searchsorted(batches.position, index.positions), len(batches.position) - 1)
         named = (batches.position[rows] == index.positions) & (batches.last_offset[rows] == index.offsets)
         index = index if named.all() else None
-    if index is None:
+    if index is None or not index.covers(batches.position, interval):
         index = OffsetIndex.build(base, batches.position, batches.last_offset, interval)
     return index.to_bytes()
 

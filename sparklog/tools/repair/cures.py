@@ -23,7 +23,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeAlias
 
@@ -41,7 +41,8 @@ from sparklog.log.state.slice_table import Snapshot
 from sparklog.output import json_value
 from sparklog.storage.store import Store
 from sparklog.tools.verification.checked_logs import KINDS
-from sparklog.tools.verification.findings import Finding, Report
+from sparklog.tools.verification.findings import RESTORE, Finding, Report
+from sparklog.tools.verification.slice_checks import REBUILD
 from sparklog.units import count
 
 PIECE_BYTES = 8 << 20
@@ -158,7 +159,8 @@ class RepairReport:
 
 def left_after(report: Report, files: Sequence[str]) -> tuple[Finding, ...]:
     """Return the findings of a report that the repair of these files does not cure."""
-    return tuple(finding for finding in report.findings if finding.file not in files)
+    left = (finding for finding in report.findings if finding.file not in files)
+    return tuple(replace(finding, remedy=RESTORE) if finding.remedy == REBUILD else finding for finding in left)
 
 
 def summary(report: RepairReport) -> str:

@@ -15,15 +15,17 @@ Unreferenced files of a root whose logs are whole are set aside where the vacuum
 Uploads in flight, temporary files, rests of probes and files that sparklog gives no such name stay where they are.
 
 **A Kafka directory** gets its index files back in place, as by Kafka's own recovery (`LogSegment.recover`). A broker
-trusts its indexes: one that misleads hides records. Kafka builds them again only after an unclean stop, or where they
-are missing. Here each index that `sparklog verify` calls damaged is built again from the batches of its segment,
-written beside it and renamed. `index.interval.bytes` is a config of the broker or topic, which no file here has. If it
-is not given, it is one by which the sound indexes of the partition were made, Kafka's default where that fits, else a
-round one. An index by another interval is right as well.
+trusts its indexes: one that misleads hides records. Kafka builds them again only after an unclean stop, or if the
+`.index` is missing. Here each index that `sparklog verify` calls damaged, or that leaves out parts of its segment, is
+built again from the batches, written beside it and renamed. `index.interval.bytes` is a config of the broker or topic,
+which no file here has. If it is not given, it is one by which the sound indexes of the partition were made, Kafka's
+default where that fits, else a round one. An index by another interval is right as well.
 
 * `.txnindex`: the transactions that were aborted, by the log from its start on. Where a cleaner has removed the first
   batches of one, it begins with those that are left: readers see the same.
-* A damaged `.snapshot` gets the suffix `.deleted`: the broker removes it when it starts, and makes another one.
+* A damaged `.snapshot` gets the suffix `.deleted` if the partition has a sound one. The only one stays: a broker that
+  was stopped cleanly and finds no snapshot begins with empty producer state, but one that finds a damaged snapshot
+  deletes it and replays the log.
 * Segments stay as they are. After damage to batches the broker or a replica has to help, and indexes of such a segment
   stay as well, but for the end of the last one, which a broker had not written to the end.
 
@@ -41,7 +43,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound
+from sparklog.errors import BadRequest, Conflict, NotFound
 from sparklog.format.checksums import SUFFIXES
 from sparklog.format.segment_indexes import OffsetIndex
 from sparklog.format.transaction_index import AbortedTransactions
@@ -74,15 +76,13 @@ from sparklog.tools.repair.cures import (
 )
 from sparklog.tools.repair.file_cures import FileCures, build_indexes, cure_flipped
 from sparklog.tools.verification.checked_logs import KINDS
-from sparklog.tools.verification.findings import Finding, Orphan, Report
+from sparklog.tools.verification.findings import INDEX, Finding, Orphan, Report
 from sparklog.tools.verification.kafka_directory import verify_log_dir
-from sparklog.tools.verification.kafka_partition import KafkaPartition, SegmentRead
+from sparklog.tools.verification.kafka_partition import INDEX_INTERVAL_BYTES, KafkaPartition, SegmentRead
 from sparklog.tools.verification.run import Say, verify_root
 from sparklog.tools.verification.slice_checks import check_index
 from sparklog.tools.verification.topic_log import CheckedTopic, read_topic
 
-KAFKA_INTERVAL = 4096
-"""Kafka's default of `index.interval.bytes`."""
 ROUND = (1024, 1000, 512, 500, 256, 200, 128, 100, 64, 50, 32, 10)
 _INDEX = re.compile(r"(\d{20})\.(index|timeindex|txnindex)(?:\.swap)?")
 _SNAPSHOT = re.compile(r"\d{20}\.snapshot")
@@ -106,7 +106,7 @@ def repair_log_dir(
     with _without_broker(folder, execute):
         report = verify_log_dir(folder, topics=topics, say=say, env=env)
         repaired: list[Repaired] = []
-        files = sorted({finding.file for finding in report.findings})
+        files = sorted({*(each.file for each in report.findings), *(n.file for n in report.notes if n.kind == INDEX)})
         for name in sorted({file.rpartition("/")[0] for file in files}):
             partition = folder.child(name) if name else folder
             mine = [file.rpartition("/")[2] for file in files if file.rpartition("/")[0] == name]
@@ -115,10 +115,11 @@ def repair_log_dir(
                 repaired.append(Repaired(relative(place, folder), how))
                 if execute:
                     _put(place, data)
-        left = left_after(report, [item.file for item in repaired])
+        after = report
         if execute and repaired:
             folder.renew()
-            left = verify_log_dir(folder, topics=topics, say=say, env=env).findings
+            after = verify_log_dir(folder, topics=topics, say=say, env=env)
+        left = left_after(after, () if execute else [item.file for item in repaired])
     return RepairReport(str(folder), execute, tuple(repaired), left, len(report.findings))
 
 
@@ -139,9 +140,11 @@ def _cures(
     folder: FilePath, names: Sequence[str], interval: int | None, env: Env
 ) -> Iterator[tuple[FilePath, str, bytes | None]]:
     """Yield what to write in a partition folder, how it was made, and its bytes; None: it is renamed to `.deleted`."""
-    for name in names:
-        if _SNAPSHOT.fullmatch(name) and isinstance(folder, LocalPath):
-            yield folder.child(name), "set aside: the broker makes another one", None
+    damaged = {name for name in names if _SNAPSHOT.fullmatch(name)}
+    # With no snapshot at all, a broker that was stopped cleanly would forget its producers.
+    has_others = any(_SNAPSHOT.fullmatch(name) and name not in damaged for name in folder.names())
+    for name in sorted(damaged) if has_others and isinstance(folder, LocalPath) else ():
+        yield folder.child(name), "set aside: the broker builds the state again from an earlier one and the log", None
     wanted = [match.group(1, 2) for name in names if (match := _INDEX.fullmatch(name))]
     if not wanted:
         return
@@ -198,8 +201,8 @@ def _interval(segments: Sequence[SegmentRead]) -> int:
             last = entry
         low = max(low, int(positions[-1]) - last)
     # Those of a follower name several batches at once, and follow no interval.
-    if low <= KAFKA_INTERVAL <= high or low > high:
-        return KAFKA_INTERVAL
+    if low <= INDEX_INTERVAL_BYTES <= high or low > high:
+        return INDEX_INTERVAL_BYTES
     # Many intervals make the same indexes: people choose round ones.
     return next((least for step in ROUND if (least := -(-low // step) * step) <= high), low)
 
@@ -209,9 +212,8 @@ def _sound_index(segment: SegmentRead) -> OffsetIndex | None:
     data = path.data()
     if data is None or check_index("index", data, segment.name.base, segment.batches, file=path.name, active=True):
         return None
-    with suppress(Corrupt):
-        return OffsetIndex.parse(data, segment.name.base)
-    return None
+    index = OffsetIndex.parse(data, segment.name.base)
+    return index if index.covers(segment.batches.columns().position, INDEX_INTERVAL_BYTES) else None
 
 
 def _put(place: FilePath, data: bytes | None) -> None:

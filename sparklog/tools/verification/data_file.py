@@ -37,7 +37,7 @@ from sparklog.maintenance.work_items import Done, Progress, silent
 from sparklog.storage.store import Store
 from sparklog.tools.verification.findings import FOOTER, INDEX, MISSING, SIZE, CheckCounts, Finding
 from sparklog.tools.verification.slice_checks import (
-    WITHOUT_INDEX,
+    REBUILD,
     CheckedFile,
     CollectedBatches,
     CutOff,
@@ -102,7 +102,7 @@ def _needed(suffix: str, claim: SliceClaim) -> bool:
 
 
 def _no_index(key: str) -> Finding:
-    return Finding(MISSING, key, "expected an index beside the segment, found none", WITHOUT_INDEX)
+    return Finding(MISSING, key, "expected an index beside the segment, found none", REBUILD)
 
 
 def _no_filter(key: str) -> Finding:
@@ -184,12 +184,12 @@ def _of_no_entry(file: NamedFile, indexes: Mapping[str, bytes], batches: Collect
     if batches is not None and entries < len(batches.aborts):
         message = f"the index files beside the segment {_NO_MATCH}: entries are missing"
         size = len(indexes.get("txnindex", b""))
-        yield Finding(INDEX, file.index_key("txnindex"), message, WITHOUT_INDEX, size)
+        yield Finding(INDEX, file.index_key("txnindex"), message, REBUILD, size)
         return
     which = ", ".join(f".{suffix}" for suffix in indexes)
     message = f"one of {which} does not match the CRC-32C of them all in the commit: entries are missing or others"
     for suffix, data in indexes.items():
-        yield Finding(INDEX, file.index_key(suffix), message, WITHOUT_INDEX, len(data))
+        yield Finding(INDEX, file.index_key(suffix), message, REBUILD, len(data))
 
 
 _NO_MATCH = "do not match the CRC-32C that the commit gives for them"
@@ -202,7 +202,7 @@ def _flipped(file: NamedFile, indexes: list[bytes], crc: int) -> Finding | None:
         start += 8
         if flip is not None and start <= flip[0] < start + len(data):
             message = f"the index files {_NO_MATCH}"
-            return Finding(INDEX, file.index_key(suffix), message, WITHOUT_INDEX, flip[0] - start, bit=flip[1])
+            return Finding(INDEX, file.index_key(suffix), message, REBUILD, flip[0] - start, bit=flip[1])
         start += len(data)
     return None
 

@@ -20,7 +20,7 @@ PROMISE = "promise"
 RESTORE = "restore the file from a backup"
 TWO_WINNERS = "if it was not changed, the store told two that they had created it: sparklog doctor tries that"
 RESTORE_BOTH = f"one of the two is another one's: restore both; {TWO_WINNERS}"
-_ADVICE = re.compile(r"[;:] (?:restore|delete)\b.*\Z")
+_ADVICE = re.compile(r"[;:] (?:restore|delete|run sparklog)\b.*\Z")
 """Advice at the end of an error's message: here the remedy takes its place."""
 
 

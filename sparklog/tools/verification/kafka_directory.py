@@ -35,7 +35,8 @@ CHECKPOINTS = (
     *(LOG_STARTS_FILE, checkpoint_files.HIGH_WATERMARKS_FILE),
     *(checkpoint_files.RECOVERY_POINTS_FILE, CLEANER_OFFSETS_FILE),
 )
-KNOWN = frozenset({*CHECKPOINTS, "meta.properties", "bootstrap.checkpoint", ".lock", ".kafka_cleanshutdown"})
+CLEAN_SHUTDOWN_FILE = ".kafka_cleanshutdown"
+KNOWN = frozenset({*CHECKPOINTS, "meta.properties", "bootstrap.checkpoint", ".lock", CLEAN_SHUTDOWN_FILE})
 LEFT = (DELETED, CLEANED, SWAP)
 SEGMENT_FILE = re.compile(r"\d{20}\.(?:log|index|timeindex|txnindex)")
 """Files that a swap replaces: where one is there, they do not count."""
@@ -58,6 +59,8 @@ def verify_log_dir(
     for topic in topics:
         if topic not in names:
             raise NotFound(f"topic '{topic}' is not in {folder}{did_you_mean(topic, names)}; check --topic")
+    log_dir = folder if layout == "log-dir" else folder.parent
+    is_stopped = log_dir.child(CLEAN_SHUTDOWN_FILE).exists()
     read: dict[TopicPartition, KafkaPartition] = {}
     notes: list[Finding] = []
     for key in sorted(folders):
@@ -66,7 +69,7 @@ def verify_log_dir(
         say(f"reading {folders[key].name}")
         log_start = offsets.get(LOG_STARTS_FILE, {}).get(key)
         cleaned = offsets.get(CLEANER_OFFSETS_FILE, {}).get(key, 0) if layout == "log-dir" else None
-        read[key] = part = KafkaPartition(folders[key], folder, cleaned, env)
+        read[key] = part = KafkaPartition(folders[key], folder, cleaned, env, is_stopped)
         part.read(log_start or 0)
         _check_bounds(key, part, offsets)
         findings += part.findings

@@ -29,6 +29,7 @@ from sparklog.format.coordinators.producer_snapshot import parse_snapshot
 from sparklog.format.crc32c import crc32c
 from sparklog.format.decode import RecordColumns
 from sparklog.format.record_batch import CRC_START, MAGIC, NO_LEADER_EPOCH
+from sparklog.format.segment_indexes import OffsetIndex
 from sparklog.format.window import Window
 from sparklog.kafka.in_place.directory import SegmentName, settled_segments
 from sparklog.kafka.in_place.files import FilePath, relative
@@ -37,7 +38,7 @@ from sparklog.kafka.in_place.segment_recovery import Damage, sound_windows
 from sparklog.kafka.in_place.transaction_state import TransactionEvents, TransactionState
 from sparklog.log.journal.clocks import Env
 from sparklog.tools.verification.findings import CHECKPOINT, CHECKSUM, CONTENT, INDEX, CheckCounts, Finding
-from sparklog.tools.verification.slice_checks import DELETE_INDEX, CollectedBatches, check_index
+from sparklog.tools.verification.slice_checks import REBUILD, CollectedBatches, check_index
 
 MOST_LOST = 3  # gaps of one segment that are reported one by one
 
@@ -116,6 +117,10 @@ PAUSE_SECONDS = 0.2
 REPLICA = "restore the file from another replica or a backup"
 COMPARE = "compare it with another replica"
 CUT_OFF = "a broker that starts after an unclean stop cuts it off there; " + REPLICA
+SNAPSHOT = "leave it: a broker that starts deletes it and builds the state again from the log"
+"""Without any snapshot a broker that was stopped cleanly begins with empty producer state."""
+INDEX_INTERVAL_BYTES = 4096
+"""Kafka's default of `index.interval.bytes`."""
 T = TypeVar("T")
 
 
@@ -140,6 +145,7 @@ class KafkaPartition:
     """One folder, read whole; files are named relative to `root`.
 
     * `cleaner_offset`: of the log dir's checkpoint, None: unknown; `cleaned`: a cleaner has been below
+    * `is_stopped`: its broker was stopped cleanly, so that the next start believes the files
     * `passes_torn`: look for more after an end that is not written whole; `old`: formats v0, v1 were read
     * `notes`: what may be damage or Kafka's doing; `names`: of its known files
     """
@@ -148,6 +154,7 @@ class KafkaPartition:
     root: FilePath
     cleaner_offset: int | None
     env: Env
+    is_stopped: bool = False
     passes_torn: bool = True
     findings: list[Finding] = field(default_factory=list)
     notes: list[Finding] = field(default_factory=list)
@@ -291,8 +298,16 @@ class KafkaPartition:
                 base, file = segment.name.base, self._place(path)
                 findings = check_index(suffix, data, base, segment.batches, file=file, active=segment.last)
                 self.findings += findings
+                if suffix == "index" and not findings:
+                    self._coverage(segment, data, file)
             elif data is None and suffix != "txnindex" and len(segment.epochs):
-                self._report(INDEX, path, "expected an index beside the segment, found none", DELETE_INDEX)
+                self._report(INDEX, path, "expected an index beside the segment, found none", REBUILD)
+
+    def _coverage(self, segment: SegmentRead, data: bytes, file: str) -> None:
+        index, positions = OffsetIndex.parse(data, segment.name.base), segment.batches.columns().position
+        if not index.covers(positions, INDEX_INTERVAL_BYTES):
+            message = f"its {len(index)} entries leave out parts of the segment: seeks there read more than they need"
+            self.notes.append(Finding(INDEX, file, message, REBUILD))
 
     # -- files next to segments
 
@@ -350,11 +365,15 @@ class KafkaPartition:
                 f"{pair[1]}, the log {right[0]} and {right[1]}"
             )
             place = entry * transaction_index.ENTRY_BYTES
-            self._report(INDEX, path, message, DELETE_INDEX, position=place, offset=last)
-        missing = sorted(set(markers) - set(stored)) if not segment.last else []
-        if missing:
+            self._report(INDEX, path, message, REBUILD, position=place, offset=last)
+        if missing := sorted(set(markers) - set(stored)):
             message = f"it lacks the transaction that an ABORT marker ends at offset {missing[0]}"
-            self._report(INDEX, path, message, DELETE_INDEX)
+            if segment.last and not self.is_stopped:
+                # A broker writes the entry after the marker, and after an unclean stop it builds the index again.
+                message += ": a broker that runs adds it, one that was stopped cleanly would not miss it"
+                self.notes.append(Finding(INDEX, self._place(path), message, REBUILD, offset=missing[0]))
+            else:
+                self._report(INDEX, path, message, REBUILD, offset=missing[0])
 
     def _metadata(self) -> None:
         path = self.folder.child(checkpoint_files.PARTITION_METADATA_FILE)
@@ -368,8 +387,7 @@ class KafkaPartition:
     def _snapshots(self) -> None:
         for name in sorted(self.folder.names()):
             if name.endswith(".snapshot"):
-                remedy = "delete it while the broker is stopped: it builds a new one from the log"
-                self._parsed(self.folder.child(name), parse_snapshot, remedy)
+                self._parsed(self.folder.child(name), parse_snapshot, SNAPSHOT)
 
     def _parsed(self, path: FilePath, parse: Callable[..., T], remedy: str = REPLICA) -> tuple[bytes, T | None]:
         """Return the bytes of a small file and their meaning: None if it is missing, or damaged, which is a finding."""

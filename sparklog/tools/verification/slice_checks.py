@@ -33,10 +33,11 @@ from sparklog.format.window import Window
 from sparklog.log.state.slices import SliceFlag
 from sparklog.maintenance.work_items import Progress
 from sparklog.storage.store import Store
-from sparklog.tools.verification.findings import CHECKSUM, CONTENT, INDEX, RESTORE, CheckCounts, Finding
+from sparklog.tools.verification.findings import CHECKSUM, CONTENT, INDEX, CheckCounts, Finding
 
-DELETE_INDEX = "delete the file: the broker's next start writes it again"
-WITHOUT_INDEX = "restore the file from a backup; no record is lost, reads begin at the segment's start without it"
+REBUILD = "run sparklog repair, which builds the file again from the log's batches"
+"""For an index file. A broker does not: after a clean stop it takes a missing `.txnindex` to mean that nothing was
+aborted, and a missing `.timeindex` for an empty one."""
 
 
 class BatchColumns(NamedTuple):
@@ -102,8 +103,7 @@ def check_index(
             return _check_time_index(data, base, batches, file, active=active)
         return _check_transaction_index(data, base, batches, file)
     except Corrupt as error:
-        remedy = RESTORE if suffix == "txnindex" else WITHOUT_INDEX
-        return [replace(Finding.of(INDEX, error, file, remedy), position=error.position or 0)]
+        return [replace(Finding.of(INDEX, error, file, REBUILD), position=error.position or 0)]
 
 
 def _tail(data: bytes, used: int, preallocated: bool, file: str) -> list[Finding]:
@@ -111,10 +111,10 @@ def _tail(data: bytes, used: int, preallocated: bool, file: str) -> list[Finding
     rest = np.frombuffer(data, np.uint8)[used:]
     odd = np.flatnonzero(rest)
     if len(odd):
-        return [Finding(INDEX, file, "expected zeros after the last entry", WITHOUT_INDEX, used + int(odd[0]))]
+        return [Finding(INDEX, file, "expected zeros after the last entry", REBUILD, used + int(odd[0]))]
     if len(rest) and not preallocated:
         message = f"expected {used} bytes, found {len(data)}: the rest is zeros"
-        return [Finding(INDEX, file, message, WITHOUT_INDEX, used)]
+        return [Finding(INDEX, file, message, REBUILD, used)]
     return []
 
 
@@ -129,7 +129,7 @@ def _check_offset_index(
         return wrong
     position, _, last, _, _ = batches.columns()
     if not len(position):
-        return [Finding(INDEX, file, "expected no entries, for the segment has no batches", WITHOUT_INDEX, 0)]
+        return [Finding(INDEX, file, "expected no entries, for the segment has no batches", REBUILD, 0)]
     rows = np.minimum(np.searchsorted(position, entries.positions), len(position) - 1)
     ends = np.minimum(np.searchsorted(last, entries.offsets), len(last) - 1)
     named = (position[rows] == entries.positions) & (last[ends] == entries.offsets) & (ends >= rows)
@@ -139,7 +139,7 @@ def _check_offset_index(
     for entry in np.flatnonzero(~named).tolist():
         place, offset = int(entries.positions[entry]), int(entries.offsets[entry])
         message = f"no batch at byte {place} of the segment ends with offset {offset}, as entry {entry} says"
-        wrong.append(Finding(INDEX, file, message, WITHOUT_INDEX, entry * OffsetIndex.ENTRY_BYTES, offset))
+        wrong.append(Finding(INDEX, file, message, REBUILD, entry * OffsetIndex.ENTRY_BYTES, offset))
     return wrong
 
 
@@ -165,11 +165,11 @@ def _check_time_index(data: bytes, base: int, batches: CollectedBatches, file: s
         stamped, offset = int(entries.timestamps[entry]), int(entries.offsets[entry])
         batch = f"the batch that ends with offset {offset}"
         message = f"{batch} is not the first with timestamp {stamped}, as entry {entry} says"
-        wrong.append(Finding(INDEX, file, message, WITHOUT_INDEX, entry * size, offset))
+        wrong.append(Finding(INDEX, file, message, REBUILD, entry * size, offset))
     greatest = int(entries.timestamps[-1]) if len(entries) else -1
     if not active and not wrong and greatest < int(running[-1]):
         message = f"expected the last entry to have the greatest timestamp {int(running[-1])}, found {greatest}"
-        wrong.append(Finding(INDEX, file, message, WITHOUT_INDEX, len(entries) * size))
+        wrong.append(Finding(INDEX, file, message, REBUILD, len(entries) * size))
     return wrong
 
 
@@ -181,7 +181,8 @@ def _check_transaction_index(data: bytes, base: int, batches: CollectedBatches, 
     for entry, (producer, first, last, stable) in enumerate(rows):
         if batches.aborts.get(last) != producer or first < 0 or not 0 <= stable <= last + 1:
             message = f"no ABORT marker of producer {producer} is at offset {last}, as entry {entry} says"
-            wrong.append(Finding(INDEX, file, message, position=entry * transaction_index.ENTRY_BYTES, offset=last))
+            place = entry * transaction_index.ENTRY_BYTES
+            wrong.append(Finding(INDEX, file, message, REBUILD, place, last))
     return wrong
 
 

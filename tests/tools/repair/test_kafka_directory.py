@@ -15,7 +15,10 @@ from sparklog.storage.memory import MemoryStore
 from sparklog.tools.repair import run as repairing
 from sparklog.tools.repair.run import repair_log_dir
 from sparklog.tools.verification.kafka_directory import verify_log_dir
+from sparklog.tools.verification.kafka_partition import SNAPSHOT
+from sparklog.tools.verification.slice_checks import REBUILD
 from tests.fixture_data import copied
+from tests.kafka.logs import batch, write_partition
 from tests.support.seeds import thinned
 from tests.tools.verification.damage import flip
 
@@ -136,9 +139,9 @@ def test_of_intervals_that_make_the_same_indexes_a_round_one_is_taken(fixtures: 
     folder = copied(fixtures / "damaged/good/data", tmp_path / "log") / "damaged-0"
     segments = repairing._read(repairing.file_path(folder), ENV)
     interval = repairing._interval(segments)
-    assert interval != repairing.KAFKA_INTERVAL
+    assert interval != repairing.INDEX_INTERVAL_BYTES
     assert any(interval % step == 0 for step in repairing.ROUND)
-    assert repairing._interval([]) == repairing.KAFKA_INTERVAL
+    assert repairing._interval([]) == repairing.INDEX_INTERVAL_BYTES
 
 
 def test_a_directory_in_a_store_of_objects(fixtures: Path) -> None:
@@ -155,3 +158,46 @@ def test_a_directory_in_a_store_of_objects(fixtures: Path) -> None:
     assert len(report.repaired) > 1
     for item in report.repaired:
         assert store.get(f"log/{item.file}") == (good / item.file).read_bytes(), item
+
+
+@pytest.mark.parametrize("is_stopped", [True, False])
+def test_a_missing_index_of_aborts_of_the_active_segment(fixtures: Path, tmp_path: Path, is_stopped: bool) -> None:
+    """After a clean stop Kafka believes that nothing was aborted; after another it builds the index again."""
+    folder = copied(fixtures / "transactions/data", tmp_path / "log")
+    if not is_stopped:
+        (folder / ".kafka_cleanshutdown").unlink()
+    index = folder / "txn-a-0/00000000000000000000.txnindex"
+    data = index.read_bytes()
+    index.unlink()
+    report = verify_log_dir(folder, topics=["txn-a"], env=ENV)
+    assert report.sound is not is_stopped
+    (found,) = report.findings if is_stopped else report.notes
+    assert (found.file, found.remedy) == ("txn-a-0/00000000000000000000.txnindex", REBUILD)
+    assert repair_log_dir(folder, topics=["txn-a"], execute=True, env=ENV).sound
+    assert index.read_bytes() == data
+
+
+@pytest.mark.parametrize("data", [b"", bytes(80)])
+def test_an_index_that_leaves_out_its_segment_is_built_again(tmp_path: Path, data: bytes) -> None:
+    folder = write_partition(tmp_path, "t-0", {0: b"".join(batch(n, [b"v" * 9000]) for n in range(300))})
+    assert repair_log_dir(tmp_path, execute=True, env=ENV).sound
+    index = folder / f"{0:020d}.index"
+    whole = index.read_bytes()
+    assert len(whole) == 8 * 299
+    for sparse in (data, whole[: 8 * 100], whole[8 * 180 :]):
+        index.write_bytes(sparse)
+        (note,) = verify_log_dir(tmp_path, env=ENV).notes
+        assert "leave out parts of the segment" in note.message
+        assert repair_log_dir(tmp_path, execute=True, env=ENV).sound
+        assert index.read_bytes() == whole
+    assert verify_log_dir(tmp_path, env=ENV).notes == ()
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_the_only_snapshot_is_left_to_the_broker(fixtures: Path, tmp_path: Path, others: bool) -> None:
+    folder = copied(fixtures / "transactions/data", tmp_path / "log")
+    snapshot = folder / ("txn-b-0/00000000000000000105.snapshot" if others else "txn-a-0/00000000000000000075.snapshot")
+    snapshot.write_bytes(b"")
+    report = repair_log_dir(folder, execute=True, env=ENV)
+    assert report.sound is snapshot.with_suffix(".snapshot.deleted").exists() is others
+    assert [finding.remedy for finding in report.left] == [SNAPSHOT] * (not others)

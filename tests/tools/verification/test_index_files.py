@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from sparklog.format.batch_scan import scan_headers
-from sparklog.tools.verification.findings import INDEX, RESTORE, Finding
-from sparklog.tools.verification.slice_checks import WITHOUT_INDEX, BatchColumns, CollectedBatches, check_index
+from sparklog.tools.verification.findings import INDEX, Finding
+from sparklog.tools.verification.slice_checks import REBUILD, BatchColumns, CollectedBatches, check_index
 from tests.kafka.logs import batch, marker
 
 BASE = 100
@@ -68,7 +68,7 @@ def test_entries_that_readers_find_batches_by(data: bytes) -> None:
 )
 def test_entries_that_lead_to_no_batch(data: bytes, entry: int, offset: int) -> None:
     (finding,) = check("index", data)
-    assert (finding.kind, finding.file, finding.remedy) == (INDEX, "f", WITHOUT_INDEX)
+    assert (finding.kind, finding.file, finding.remedy) == (INDEX, "f", REBUILD)
     assert (finding.position, finding.offset) == (8 * entry, offset)
     assert f"as entry {entry} says" in finding.message
 
@@ -101,13 +101,13 @@ def test_zeros_belong_to_the_active_segment_alone() -> None:
 def test_files_that_are_no_index(suffix: str, data: bytes, message: str) -> None:
     (finding,) = check(suffix, data)
     assert message in finding.message
-    assert finding.remedy == WITHOUT_INDEX
+    assert finding.remedy == REBUILD
     assert finding.position is not None
 
 
-def test_a_transaction_index_has_no_other_remedy_than_a_backup() -> None:
+def test_a_transaction_index_is_built_again_by_repair() -> None:
     (finding,) = check("txnindex", b"x")
-    assert (finding.kind, finding.remedy) == (INDEX, RESTORE)
+    assert (finding.kind, finding.remedy) == (INDEX, REBUILD)
 
 
 @pytest.mark.parametrize("data", [times((70, 109)), times((50, 104), (70, 109))])
@@ -181,5 +181,5 @@ def test_markers_of_batches_are_known_by_offset() -> None:
 def test_aborts_of_which_there_is_no_marker(entry: tuple[int, int, int, int]) -> None:
     right = (7, 100, 104, 100)
     found = check("txnindex", aborts(entry), with_markers())
-    assert [(finding.kind, finding.remedy) for finding in found] == [(INDEX, RESTORE)]
+    assert [(finding.kind, finding.remedy) for finding in found] == [(INDEX, REBUILD)]
     assert check("txnindex", aborts(right), with_markers()) == []
