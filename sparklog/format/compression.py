@@ -4,14 +4,16 @@ The records of a batch (all bytes after its 61-byte header) are one stream:
 
 | codec  | bytes                                                                                                     |
 |--------|-----------------------------------------------------------------------------------------------------------|
-| gzip   | one RFC 1952 member (further members are read)                                                            |
+| gzip   | one RFC 1952 member. Read too: further members; what follows them and is no member is ignored             |
 | snappy | "xerial" stream: 16-byte header `82 SNAPPY 00`, int32 version 1, int32 compatible version 1, then chunks  |
 |        | of int32 length and a raw block of at most 32 KiB of data. Read too: one raw block without the header (as |
 |        | librdkafka writes), and headers repeated between chunks (concatenated streams)                             |
 | lz4    | one LZ4 frame, version 1, independent blocks; written as `60 40 82`: 64 KiB blocks, no sizes or checksums. |
-|        | Read too: content size, content checksum, block checksums (kafka-python, aiokafka). Linked blocks, reserved |
-|        | bits and dictionaries are refused, as Kafka refuses them                                                  |
-| zstd   | one frame, with or without its content size                                                               |
+|        | Read too: block checksums, content size and content checksum (kafka-python, aiokafka). Kafka does not look |
+|        | at the latter two, nor at anything after the frame. Linked blocks, reserved bits and dictionaries are      |
+|        | refused, as Kafka refuses them                                                                            |
+| zstd   | one frame, with or without its content size. Read too: several frames, also empty and skippable ones;     |
+|        | what follows the last whole frame is ignored                                                              |
 
 Every decompression has a limit in bytes, checked before memory is allocated or as it is filled: whatever wants more is
 `Corrupt`. `decompressed_limit` is what the decoder grants a batch.
@@ -23,7 +25,7 @@ import struct
 import threading
 import zlib
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from importlib import import_module
 from typing import Any
 
@@ -34,6 +36,9 @@ XERIAL_HEADER = b"\x82SNAPPY\x00" + struct.pack(">ii", 1, 1)
 XERIAL_MAGIC = XERIAL_HEADER[:8]
 XERIAL_BLOCK = 32 * 1024
 GZIP_MAGIC = b"\x1f\x8b"
+GZIP_DEFLATE = GZIP_MAGIC + b"\x08"
+GZIP_MIN_BYTES = 20
+"""A header, an empty block and a trailer: Java ignores what follows a member and cannot be another one."""
 SNAPPY_MAX_RATIO = 32
 """A snappy element of 3 bytes yields at most 64."""
 LZ4_MAX_RATIO = 256
@@ -42,7 +47,14 @@ LZ4_MAGIC = 0x184D2204
 LZ4_WRITTEN = bytes.fromhex("04224d18604082")
 """The head of a frame of independent 64 KiB blocks without sizes and checksums."""
 LZ4_BLOCK = 64 * 1024
+LZ4_BLOCK_CHECKSUM, LZ4_CONTENT_SIZE, LZ4_CONTENT_CHECKSUM = 0x10, 0x08, 0x04
+"""Flags of a frame's descriptor."""
 ZSTD_BLOCK = 128 * 1024
+ZSTD_FIRST_BYTE = b"\x28"
+ZSTD_HEADER_BYTES = 18
+"""The longest header of a frame."""
+ZSTD_CHECKSUM = 0x04
+"""The flag of a frame's descriptor for a checksum after its blocks."""
 LIMIT_FLOOR, LIMIT_RATIO, LIMIT_CEILING = 64 << 20, 256, 256 << 20
 """A batch may become 64 MiB + 256 x its compressed bytes, at most 256 MiB. Kafka's own default is 1 MiB compressed."""
 
@@ -155,7 +167,7 @@ def _gzip_decompress(data: memoryview, limit: int) -> bytes:
         if not member.eof:
             raise Corrupt("the gzip stream is cut off")
         rest = member.unused_data
-        if rest[:2] != GZIP_MAGIC:  # anything else after a member is ignored, as Java does
+        if rest[:3] != GZIP_DEFLATE or len(rest) < GZIP_MIN_BYTES:  # it is ignored, as Java does
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
@@ -225,45 +237,54 @@ def _lz4_compress(data: BytesLike, level: int | None) -> bytes:
 def _lz4_decompress(data: memoryview, limit: int) -> bytes:
     import lz4.frame
 
-    _check_lz4_frame(data, limit)
+    frame, trailer = _lz4_plain_frame(data)
     try:
         if LZ4_MAX_RATIO * data.nbytes <= limit:
-            return lz4.frame.decompress(data)  # type: ignore[no-any-return]
-        stream = lz4.frame.LZ4FrameDecompressor()
-        out: bytes = stream.decompress(data, max_length=limit)
-        if not stream.eof and not stream.needs_input:
-            raise _too_large("lz4", limit)
+            out, end = lz4.frame.decompress(frame, return_bytes_read=True)
+            left = len(frame) - end
+        else:
+            stream = lz4.frame.LZ4FrameDecompressor()
+            out = stream.decompress(frame, max_length=limit)
+            if not stream.eof and not stream.needs_input:
+                raise _too_large("lz4", limit)
+            left = len(stream.unused_data or b"") if stream.eof else -1
     except (RuntimeError, ValueError, EOFError, MemoryError, OverflowError) as error:
         raise Corrupt(f"expected an lz4 frame: {error}") from None
-    if not stream.eof:
+    if left < trailer:
         raise Corrupt("the lz4 frame is cut off")
-    return out
+    return out  # type: ignore[no-any-return]
 
 
 def _lz4_opened(data: memoryview, limit: int) -> tuple[int, Fill] | None:
-    """Open a frame of plain blocks, as this and Kafka's Java clients write; any other, or a damaged one: None."""
-    position, room = len(LZ4_WRITTEN), 0
+    """Open a frame without block checksums, as Kafka's clients write; any other, or a damaged one: None."""
+    position, block_max, trailer = len(LZ4_WRITTEN), LZ4_BLOCK, 0
     if data[:position] != LZ4_WRITTEN:
-        return None
+        position, flags, block_max = _lz4_descriptor(data)
+        if flags & LZ4_BLOCK_CHECKSUM:
+            return None
+        trailer = 4 if flags & LZ4_CONTENT_CHECKSUM else 0
+    room = 0
     blocks: list[tuple[int, int]] = []
     while (size := int.from_bytes(data[position : position + 4], "little")) != 0:
         plain, size = size >> 31, size & 0x7FFFFFFF
         start, position = position + 4, position + 4 + size
-        if size > LZ4_BLOCK or position + 4 > data.nbytes:
+        if size > block_max or position + 4 > data.nbytes:
             return None
         blocks.append((start, -position if plain else position))
-        room += size if plain else min(size * LZ4_MAX_RATIO, LZ4_BLOCK)
-    return (room, partial(_lz4_fill, data, blocks)) if blocks and room <= limit else None
+        room += size if plain else min(size * LZ4_MAX_RATIO, block_max)
+    if not blocks or room > limit or position + 4 + trailer > data.nbytes:
+        return None
+    return room, partial(_lz4_fill, data, blocks, block_max)
 
 
-def _lz4_fill(data: memoryview, blocks: list[tuple[int, int]], out: memoryview) -> int:
+def _lz4_fill(data: memoryview, blocks: list[tuple[int, int]], block_max: int, out: memoryview) -> int:
     # Straight to its place, block by block: the package lz4 decompresses frames of an unknown size piece by piece.
     import cramjam
 
     filled, fill = 0, cramjam.lz4.decompress_block_into
     try:
         for start, end in blocks:
-            room = out[filled : filled + LZ4_BLOCK]
+            room = out[filled : filled + block_max]
             if end < 0:
                 filled += _copied(bytes(data[start:-end]), room)
             else:
@@ -273,8 +294,8 @@ def _lz4_fill(data: memoryview, blocks: list[tuple[int, int]], out: memoryview) 
     return filled
 
 
-def _check_lz4_frame(data: memoryview, limit: int) -> None:
-    """Kafka's rules for the frame descriptor (its checksum is verified by the library)."""
+def _lz4_descriptor(data: memoryview) -> tuple[int, int, int]:
+    """Return where a frame's blocks begin, its flags, and the most bytes in a block. The rules are Kafka's."""
     if data.nbytes < 7 or int.from_bytes(data[:4], "little") != LZ4_MAGIC:
         raise Corrupt(f"expected an lz4 frame (04224d18), found {bytes(data[:4]).hex() or 'nothing'}")
     flags, block = data[4], data[5]
@@ -284,10 +305,46 @@ def _check_lz4_frame(data: memoryview, limit: int) -> None:
         raise Corrupt("the lz4 frame has linked blocks: Kafka reads independent blocks only")
     if flags & 0x03 or block & 0x8F or block >> 4 < 4:
         raise Corrupt(f"the lz4 frame has reserved bits or a dictionary (flags {flags:02x}, block {block:02x})")
-    if flags & 0x08:
-        size = int.from_bytes(data[6:14], "little")
-        if size > min(limit, LZ4_MAX_RATIO * data.nbytes):
-            raise _too_large("lz4", min(limit, LZ4_MAX_RATIO * data.nbytes), size)
+    checksum = 14 if flags & LZ4_CONTENT_SIZE else 6
+    if data.nbytes <= checksum:
+        raise Corrupt("the lz4 frame is cut off")
+    if data[checksum] != lz4_header_checksum(bytes(data[4:checksum])):
+        raise Corrupt("expected an lz4 frame: the checksum of its descriptor does not match")
+    return checksum + 1, flags, 1 << (2 * (block >> 4) + 8)
+
+
+def _lz4_plain_frame(data: memoryview) -> tuple[BytesLike, int]:
+    """Return a frame without content size and content checksum, and how many bytes must follow it.
+
+    Kafka skips both, so a frame whose size or checksum is wrong can be read there: Kafka's own checksum of the batch
+    covers the compressed bytes. The library would refuse the frame.
+    """
+    start, flags, _ = _lz4_descriptor(data)
+    if not flags & (LZ4_CONTENT_SIZE | LZ4_CONTENT_CHECKSUM):
+        return data, 0
+    descriptor = bytes((flags & ~(LZ4_CONTENT_SIZE | LZ4_CONTENT_CHECKSUM), data[5]))
+    head = data[:4].tobytes() + descriptor + bytes((lz4_header_checksum(descriptor),))
+    return head + data[start:], 4 if flags & LZ4_CONTENT_CHECKSUM else 0
+
+
+@lru_cache
+def lz4_header_checksum(descriptor: bytes) -> int:
+    """Return the checksum of a frame's flags, block size and content size: a byte of their XXH32 (seed 0)."""
+    primes = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F, 0x165667B1)
+    mask = 0xFFFFFFFF
+
+    def rotated(value: int, by: int) -> int:
+        return (value << by | value >> (32 - by)) & mask
+
+    # XXH32 treats fewer than 16 bytes in this simple way.
+    state, words = (primes[4] + len(descriptor)) & mask, len(descriptor) // 4
+    for word in struct.unpack_from(f"<{words}I", descriptor):
+        state = rotated((state + word * primes[2]) & mask, 17) * primes[3] & mask
+    for byte in descriptor[4 * words :]:
+        state = rotated((state + byte * primes[4]) & mask, 11) * primes[0] & mask
+    state = (state ^ state >> 15) * primes[1] & mask
+    state = (state ^ state >> 13) * primes[2] & mask
+    return (state ^ state >> 16) >> 8 & 0xFF
 
 
 def _zstd_compress(data: BytesLike, level: int | None) -> bytes:
@@ -309,16 +366,13 @@ def _zstd_decompressor() -> Any:
     return decompressor
 
 
-def _zstd_opened(data: memoryview, limit: int) -> tuple[int, Fill] | None:
-    """Open a frame that says how many bytes it holds; any other, or a damaged one: None."""
-    import zstandard
-
-    try:
-        size = zstandard.frame_content_size(data)
-        bound = _zstd_bound(data, zstandard.frame_header_size(data))
-    except (zstandard.ZstdError, Corrupt):
-        return None
-    return (size, partial(_zstd_fill, data, size)) if 0 < size <= min(limit, bound) else None
+def _zstd_opened(data: memoryview, limit: int) -> tuple[int, Fill]:
+    frames = _zstd_frames(data)
+    start, end, size, bound = frames[0] if frames else (0, 0, 0, 0)
+    if end - start == data.nbytes and 0 < size <= limit and size <= bound:
+        return size, partial(_zstd_fill, data, size)
+    content = _zstd_contents(data, frames, limit)
+    return len(content), partial(_copied, content)
 
 
 def _zstd_fill(data: memoryview, size: int, out: memoryview) -> int:
@@ -335,44 +389,102 @@ def _zstd_fill(data: memoryview, size: int, out: memoryview) -> int:
 
 
 def _zstd_decompress(data: memoryview, limit: int) -> bytes:
+    return _zstd_contents(data, _zstd_frames(data), limit)
+
+
+def _zstd_contents(data: memoryview, frames: list[_ZstdFrame], limit: int) -> bytes:
+    # Frames that state their sizes are refused before any of them is decompressed.
+    stated = sum(size for _, _, size, _ in frames if size > 0)
+    if stated > limit:
+        raise _too_large("zstd", limit, stated)
+    parts, left = list[bytes](), limit
+    for frame in frames:
+        part = _zstd_content(data, frame, left)
+        if len(part) > left:
+            raise _too_large("zstd", limit)
+        left -= len(part)
+        parts.append(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+_ZstdFrame = tuple[int, int, int, int]
+"""Start and end of a frame in its payload, its content size (-1: not stated), and the most that its blocks can hold."""
+
+
+def _zstd_frames(data: memoryview) -> list[_ZstdFrame]:
+    """Find the frames of a payload, without the skippable ones, up to its end or the first that is not whole.
+
+    Kafka reads frame after frame while it needs more records, so it never meets damage after the last record.
+    """
+    if data[:1] == ZSTD_FIRST_BYTE:
+        frames = [_zstd_frame(data, 0)]
+        position = frames[0][1]
+    else:
+        frames, position = [], 0
+    while position < data.nbytes:
+        try:
+            if _zstd_is_skippable(data, position):
+                position += 8 + int.from_bytes(data[position + 4 : position + 8], "little")
+                if position > data.nbytes:
+                    raise Corrupt("the zstd frame is cut off")
+            else:
+                frames.append(_zstd_frame(data, position))
+                position = frames[-1][1]
+        except Corrupt:
+            if not frames:
+                raise
+            break
+    if not data.nbytes:
+        raise Corrupt("the zstd frame is cut off")
+    return frames
+
+
+def _zstd_is_skippable(data: memoryview, position: int) -> bool:
+    return data[position] & 0xF0 == 0x50 and bytes(data[position + 1 : position + 4]) == b"\x2a\x4d\x18"
+
+
+def _zstd_frame(data: memoryview, start: int) -> _ZstdFrame:
+    """Measure the frame at `start`: its blocks are counted by their headers, each holds up to 128 KiB.
+
+    Without the bound, a frame that does not state its size would need a guess, and a second attempt after a small one.
+    """
     import zstandard
 
-    decompressor = _zstd_decompressor()
-    bound = 0
+    end, bound = data.nbytes, 0
     try:
-        size = zstandard.frame_content_size(data)
-        bound = _zstd_bound(data, zstandard.frame_header_size(data))
-        if size > min(limit, bound):
-            raise _too_large("zstd", min(limit, bound), size)
+        head = data[start : start + ZSTD_HEADER_BYTES] if start else data
+        size, position = zstandard.frame_content_size(head), start + zstandard.frame_header_size(head)
+    except zstandard.ZstdError as error:
+        raise Corrupt(f"expected a zstd frame: {error}") from None
+    while position + 3 <= end:
+        header = int.from_bytes(data[position : position + 3], "little")
+        nbytes = header >> 3
+        bound += min(nbytes, ZSTD_BLOCK) if header & 6 != 4 else ZSTD_BLOCK  # raw and repeated blocks say their size
+        position += 4 if header & 6 == 2 else 3 + nbytes
+        if header & 1:
+            position += 4 if data[start + 4] & ZSTD_CHECKSUM else 0
+            if position > end:
+                break
+            return start, position, size, bound
+    raise Corrupt("the zstd frame is cut off")
+
+
+def _zstd_content(data: memoryview, frame: _ZstdFrame, limit: int) -> bytes:
+    import zstandard
+
+    start, end, size, bound = frame
+    if size > min(limit, bound):
+        raise _too_large("zstd", min(limit, bound), size)
+    decompressor, content = _zstd_decompressor(), data[start:end]
+    try:
         if size >= 0:
-            return decompressor.decompress(data)  # type: ignore[no-any-return]
+            return decompressor.decompress(content)  # type: ignore[no-any-return]
         # Room for one byte more than the limit tells a frame that is too large from a damaged one.
-        out: bytes = decompressor.decompress(data, max_output_size=max(1, min(bound, limit + 1)))
+        return decompressor.decompress(content, max_output_size=max(1, min(bound, limit + 1)))  # type: ignore[no-any-return]
     except zstandard.ZstdError as error:
         if bound > limit and "full frame" in str(error):
             raise _too_large("zstd", limit) from None
         raise Corrupt(f"expected a zstd frame: {error}") from None
-    if len(out) > limit:
-        raise _too_large("zstd", limit)
-    return out
-
-
-def _zstd_bound(data: memoryview, position: int) -> int:
-    """At most so many bytes are in a frame: its blocks are counted by their headers, each holds up to 128 KiB.
-
-    Without it a frame that does not state its size would need a guess, and a second go when the guess was too small.
-    """
-    bound, end = 0, data.nbytes
-    while position + 3 <= end:
-        header = int.from_bytes(data[position : position + 3], "little")
-        size = header >> 3
-        bound += min(size, ZSTD_BLOCK) if header & 6 != 4 else ZSTD_BLOCK  # raw and repeated blocks say their size
-        position += 4 if header & 6 == 2 else 3 + size
-        if header & 1:
-            if position > end:
-                break
-            return bound
-    raise Corrupt("the zstd frame is cut off")
 
 
 _FUNCTIONS: dict[str, tuple[Callable[[BytesLike, int | None], bytes], Callable[[memoryview, int], bytes]]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import struct
 import zlib
+from typing import Any
 
 import lz4.block
 import lz4.frame
@@ -183,8 +184,127 @@ def test_zstd_frames_of_other_clients(size: bool, checksum: bool) -> None:
 
 def test_gzip_members_and_what_follows() -> None:
     two = gzip.compress(b"one ") + gzip.compress(b"two")
-    assert decompress("gzip", two) == b"one two"
-    assert decompress("gzip", two + b"junk") == b"one two"
+    # Java ignores what follows and cannot be another member.
+    for rest in (b"", b"junk", bytes(40), b"\x1f\x8b", b"\x1f\x8b" + b"\x07" * 40, gzip.compress(b"three")[:9]):
+        assert decompress("gzip", two + rest) == b"one two"
+    with pytest.raises(Corrupt, match="cut off"):
+        decompress("gzip", two + gzip.compress(b"three")[:-2])
+
+
+def zstd_stream(data: bytes) -> bytes:
+    """A frame that does not state its content size."""
+    stream = zstandard.ZstdCompressor(level=3).compressobj()
+    return bytes(stream.compress(data) + stream.flush())
+
+
+def skippable(content: bytes, low: int = 0x50) -> bytes:
+    return bytes((low, 0x2A, 0x4D, 0x18)) + struct.pack("<I", len(content)) + content
+
+
+ONE, TWO = compress("zstd", b"one "), zstd_stream(b"two ")
+ZSTD_PAYLOADS = {
+    "both with sizes": (ONE + compress("zstd", b"two "), b"one two "),
+    "first with its size": (ONE + TWO, b"one two "),
+    "second with its size": (TWO + ONE, b"two one "),
+    "without sizes": (TWO + TWO, b"two two "),
+    "an empty frame before": (compress("zstd", b"") + ONE, b"one "),
+    "an empty frame without a size before": (zstd_stream(b"") + TWO, b"two "),
+    "an empty frame between": (ONE + compress("zstd", b"") + TWO, b"one two "),
+    "an empty frame after": (ONE + compress("zstd", b""), b"one "),
+    "a skippable frame before": (skippable(b"hello") + ONE, b"one "),
+    "a skippable frame of nothing between": (TWO + skippable(b"", 0x5F) + ONE, b"two one "),
+    "a skippable frame after": (TWO + skippable(b"hello", 0x57), b"two "),
+    "a skippable frame alone": (skippable(b"hello"), b""),
+    "a frame a byte": (b"".join(compress("zstd", b"%c" % byte) for byte in range(256)), bytes(range(256))),
+    "garbage after": (ONE + TWO + b"\x00\x01\x02", b"one two "),
+    "half a frame after": (ONE + TWO[:-2], b"one "),
+    "half a skippable frame after": (ONE + skippable(b"hello")[:-2], b"one "),
+}
+
+
+@pytest.mark.parametrize("name", ZSTD_PAYLOADS)
+def test_zstd_payload_is_a_sequence_of_frames(name: str) -> None:
+    payload, content = ZSTD_PAYLOADS[name]
+    assert decompress("zstd", payload) == content
+    assert in_place("zstd", payload) == content
+    if content:
+        with pytest.raises(Corrupt, match="zstd data may decompress to at most"):
+            decompress("zstd", payload, limit=len(content) - 1)
+    assert decompress("zstd", payload, limit=len(content)) == content
+
+
+def test_zstd_frames_that_are_refused() -> None:
+    checked = zstandard.ZstdCompressor(write_checksum=True).compress(b"one ")
+    wrong = checked[:-1] + bytes((checked[-1] ^ 0xFF,))
+    for payload in (b"", skippable(b"hello")[:-2], skippable(b"")[:6], wrong + ONE, ONE + wrong, b"junk" + ONE):
+        with pytest.raises(Corrupt, match="zstd frame"):
+            decompress("zstd", payload)
+        with pytest.raises(Corrupt, match="zstd frame"):
+            in_place("zstd", payload)
+
+
+def test_zstd_sizes_are_summed_before_memory_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = zstandard.ZstdCompressor().compress(bytes(1 << 20))
+    monkeypatch.setattr(compression, "_zstd_content", lambda *_: pytest.fail("a frame was decompressed"))
+    for read in (decompress, in_place):
+        with pytest.raises(Corrupt, match=r"at most \d+ bytes, found 314572800"):
+            read("zstd", frame * 300)
+
+
+def lz4_frame(data: bytes, **options: Any) -> bytes:
+    given: dict[str, Any] = {"block_linked": False, "block_size": 4, "store_size": False, **options}
+    return bytes(lz4.frame.compress(data, **given))
+
+
+def with_size(frame: bytes, size: int) -> bytes:
+    """A frame with content size that states another one, its descriptor's checksum right."""
+    descriptor = frame[4:6] + struct.pack("<Q", size)
+    return frame[:4] + descriptor + bytes((compression.lz4_header_checksum(descriptor),)) + frame[15:]
+
+
+def flipped(data: bytes, position: int) -> bytes:
+    bad = bytearray(data)
+    bad[position] ^= 0xFF
+    return bytes(bad)
+
+
+LZ4_PAYLOADS = {
+    "content checksum wrong": flipped(lz4_frame(b"one ", content_checksum=True), -1),
+    "content checksum wrong, block checksums": flipped(
+        lz4_frame(b"one ", content_checksum=True, block_checksum=True), -1
+    ),
+    "content size wrong": with_size(lz4_frame(b"one ", store_size=True), 2**40),
+    "content size wrong, block checksums": with_size(lz4_frame(b"one ", store_size=True, block_checksum=True), 0),
+    "a frame after": lz4_frame(b"one ") + lz4_frame(b"two "),
+    "bytes after": lz4_frame(b"one ", content_checksum=True) + b"\1\2\3",
+}
+
+
+@pytest.mark.parametrize("name", LZ4_PAYLOADS)
+def test_lz4_is_read_as_kafka_reads_it(name: str) -> None:
+    """Kafka looks neither at sizes and checksums of the content, nor behind the frame."""
+    assert decompress("lz4", LZ4_PAYLOADS[name]) == b"one "
+    assert decompress("lz4", LZ4_PAYLOADS[name], limit=100) == b"one "
+    assert in_place("lz4", LZ4_PAYLOADS[name]) == b"one "
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        lz4_frame(b"one ", content_checksum=True)[:-4],
+        lz4_frame(b"one ", content_checksum=True)[:-1],
+        lz4_frame(b"one ", content_checksum=True, block_checksum=True)[:-1],
+        flipped(lz4_frame(b"one ", block_checksum=True), -5),
+        flipped(lz4_frame(b"one ", store_size=True), 14),
+        skippable(b"ab") + lz4_frame(b"one "),
+    ],
+)
+def test_lz4_frames_that_kafka_cannot_read(frame: bytes) -> None:
+    for limit in (None, 100):
+        with pytest.raises(Corrupt):
+            decompress("lz4", frame, limit=limit)
+    with pytest.raises(Corrupt):
+        in_place("lz4", frame)
 
 
 @pytest.mark.parametrize("writer", ["zlib", "isal.isal_zlib"])
@@ -273,7 +393,6 @@ def test_exactly_the_limit_is_fine(codec: str) -> None:
 def test_sizes_that_streams_claim_are_not_believed() -> None:
     claims = {
         "snappy": b"\xff\xff\xff\xff\x0f" + b"\x00" * 20,
-        "lz4": bytes.fromhex("04224d18 68 40") + struct.pack("<Q", 2**40) + b"\x00" * 9,
         "zstd": bytes.fromhex("28b52ffd e0") + struct.pack("<Q", 2**40) + b"\x01\x00\x00",
     }
     for codec, stream in claims.items():

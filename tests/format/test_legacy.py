@@ -263,7 +263,8 @@ BROKEN = {
     "zstd in v0": (message(7, None, b"x", attributes=4, magic=0), "format v0 names codec 4"),
     "not gzip": (message(7, None, b"no gzip", attributes=1), "expected a gzip stream"),
     "empty": (wrapper(7, "gzip", b""), "holds no messages"),
-    "inner cut off": (wrapper(7, "gzip", INNER[:-1]), "ends within a message"),
+    "inner cut off, nothing before it": (wrapper(7, "gzip", INNER[:20]), "holds no messages"),
+    "inner size": (wrapper(7, "gzip", INNER + struct.pack(">qi", 2, 13) + bytes(13)), "a message of size 13, less"),
     "inner compressed": (wrapper(7, "gzip", wrapper(0, "snappy", INNER)), "compressed itself"),
     "inner checksum": (wrapper(7, "gzip", message(0, b"a", b"b", crc=4)), "CRC-32 of a message within"),
     "inner of v2": (wrapper(7, "gzip", INNER + GOLDEN_BATCH), "holds a message of format v2"),
@@ -274,6 +275,16 @@ BROKEN = {
     "key too long": (message(7, b"k" * 9, b"v"), "does not fit into it"),
     "value too long": (message(7, b"k", b"v" * 9), "does not fit into it"),
 }
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_a_message_that_is_cut_off_within_a_wrapper_is_dropped(magic: int) -> None:
+    """Old clients cut sets anywhere: Kafka reads the whole messages in front of the cut."""
+    inner, last = messages([(0, 1, b"a", b"b"), (1, 2, b"c", b"d")], magic=magic), message(2, b"e", b"f", magic=magic)
+    whole = found(wrapper(1, "gzip", inner, magic=magic))
+    assert [row[0] for row in whole] == [0, 1]
+    for cut in (1, 11, 12, 16, 17, len(last) - 1):
+        assert found(wrapper(1, "gzip", inner + last[:cut], magic=magic)) == whole
 
 
 def with_length(data: bytes, position: int, length: int) -> bytes:

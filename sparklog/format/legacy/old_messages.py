@@ -24,7 +24,6 @@ and hands `payloads` their records, written again in format v2.
 
 from __future__ import annotations
 
-import struct
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -45,6 +44,7 @@ from sparklog.format.record_batch import (
     LOG_OVERHEAD,
     MAGIC,
     MAGIC_POSITION,
+    MIN_LEGACY_SIZE_FIELD,
     NO_TIMESTAMP,
     BatchHeaders,
     ByteArray,
@@ -200,11 +200,8 @@ def _opened(view: memoryview, headers: BatchHeaders, row: int) -> _Inner:
     data = unpacked(view[position : position + int(headers.size[row])], magic, codec)
     entries = find(data, 0)
     if entries.end != len(data):
-        left = len(data) - entries.end
-        kind = data[entries.end + MAGIC_POSITION] if left > MAGIC_POSITION else 0
-        if kind > 1:
-            raise Corrupt(f"the compressed message holds a message of format v{kind}")
-        raise Corrupt("the compressed message ends within a message")
+        _check_cut_message(data[entries.end :])
+        data = data[: entries.end]
     if not len(entries):
         raise Corrupt("the compressed message holds no messages")
     outer = int(headers.base_offset[row] + headers.last_offset_delta[row])
@@ -217,6 +214,17 @@ def _opened(view: memoryview, headers: BatchHeaders, row: int) -> _Inner:
     if first + shift < 0 or not rising or last + shift > end:
         raise Corrupt("offsets within a compressed message do not increase, or go beyond its own")
     return _Inner(data, first + shift, end, shift, len(entries))
+
+
+def _check_cut_message(rest: bytes) -> None:
+    """Raise `Corrupt` unless `rest` is the beginning of a message, which Kafka drops: old clients cut sets anywhere."""
+    size = int.from_bytes(rest[8:LOG_OVERHEAD], "big", signed=True)
+    if len(rest) < LOG_OVERHEAD or (size >= MIN_LEGACY_SIZE_FIELD[0] and size > len(rest) - LOG_OVERHEAD):
+        return
+    kind = rest[MAGIC_POSITION] if len(rest) > MAGIC_POSITION else 0
+    if kind > 1:
+        raise Corrupt(f"the compressed message holds a message of format v{kind}")
+    raise Corrupt(f"the compressed message holds a message of size {size}, less than any message has")
 
 
 def unpacked(entry: memoryview, magic: int, codec: int) -> bytes:
@@ -242,26 +250,8 @@ def _lz4_with_checksum(frame: memoryview) -> bytes:
     if frame.nbytes <= checksum:
         return bytes(frame)
     mended = bytearray(frame)
-    mended[checksum] = _xxh32_of_few(bytes(frame[4:checksum])) >> 8 & 0xFF
+    mended[checksum] = compression.lz4_header_checksum(bytes(frame[4:checksum]))
     return bytes(mended)
-
-
-def _xxh32_of_few(data: bytes) -> int:
-    """XXH32 (seed 0) of fewer than 16 bytes."""
-    primes = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F, 0x165667B1)
-    mask = 0xFFFFFFFF
-
-    def rotated(value: int, by: int) -> int:
-        return (value << by | value >> (32 - by)) & mask
-
-    state, words = (primes[4] + len(data)) & mask, len(data) // 4
-    for word in struct.unpack_from(f"<{words}I", data):
-        state = rotated((state + word * primes[2]) & mask, 17) * primes[3] & mask
-    for byte in data[4 * words :]:
-        state = rotated((state + byte * primes[4]) & mask, 11) * primes[0] & mask
-    state = (state ^ state >> 15) * primes[1] & mask
-    state = (state ^ state >> 13) * primes[2] & mask
-    return state ^ state >> 16
 
 
 def records(source: ByteArray, headers: BatchHeaders, low: int, high: int, place: Place) -> Iterator[Payloads]:

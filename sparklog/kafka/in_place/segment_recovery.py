@@ -34,7 +34,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparklog.errors import BadRequest
-from sparklog.format.batch_scan import MAX_OFFSET, beyond_offsets, crc_failures, crc_message
+from sparklog.format.batch_scan import MAX_OFFSET, crc_failures, crc_message, header_rules
 from sparklog.format.record_batch import (
     CODECS,
     CRC_START,
@@ -327,8 +327,8 @@ def _disordered(window: Window, file: SegmentFile, expected: int, limit: int | N
     headers = window.headers
     base, following = headers.base_offset, headers.next_offset
     before = np.concatenate(([expected], following[:-1]))
-    odd = (base < 0) | beyond_offsets(headers) | (headers.last_offset_delta < 0) | (headers.count < 0)
-    odd |= (headers.count > headers.last_offset_delta + 1) | (headers.codec >= len(CODECS))
+    rules = header_rules(headers)
+    odd = np.logical_or.reduce([broken for broken, _ in rules])
     beyond = following > limit if limit is not None else np.zeros(len(base), np.bool_)
     back = base < before
     last = len(base) - 1
@@ -339,9 +339,7 @@ def _disordered(window: Window, file: SegmentFile, expected: int, limit: int | N
         return None, ""
     row = int(np.argmax(wrong)) if wrong.any() else last + 1
     if row <= last and odd[row]:
-        if base[row] >= 0 and beyond_offsets(headers)[row]:
-            return row, f"the batch's offsets go beyond {MAX_OFFSET}, the greatest that a log can hold"
-        return row, "the batch's header has values that no writer writes"
+        return row, next(message for broken, message in rules if broken[row])
     if row <= last and beyond[row]:
         return row, f"expected offsets below {limit}, where the next segment begins; found {int(following[row]) - 1}"
     second = after if row > last else Span(int(base[row]), int(following[row]))
