@@ -63,6 +63,7 @@ class Code(IntEnum):
     GROUP_SUBSCRIBED_TO_TOPIC = 86
     INVALID_RECORD = 87
     UNSTABLE_OFFSET_COMMIT = 88
+    UNKNOWN_TOPIC_ID = 100
 
 
 _BY_KIND: dict[type[SparklogError], Code] = {

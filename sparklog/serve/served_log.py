@@ -72,6 +72,8 @@ class ServedLog:
         self._is_far = root is None or root.store.parallel_reads > 1
         self._lock = ForkLock()
         self._seen: dict[str, SeenTopic] = {}
+        self._names: dict[str, str] = {}
+        """Names of the topics in `_seen`, by topic id."""
         self._poked: Moment | None = None
         self._listed: tuple[Moment, list[str]] | None = None
         self._waiting: dict[asyncio.Future[None], Mapping[str, SeenTopic]] = {}
@@ -111,9 +113,14 @@ class ServedLog:
             names = refresh_existing(view, [name for name in topics if self.serves(name)])
             looked = {name: SeenTopic(view.bounds(name), view.topic_id(name), begun, self.env.now()) for name in names}
             # Others look up one topic without the lock.
+            earlier_ids = {self.seen(name).topic_id for name in topics}
+            names_by_id = {seen.topic_id: name for name, seen in looked.items()}
             self._seen.update(looked)
+            self._names.update(names_by_id)
             for name in set(topics) - looked.keys():
                 self._seen.pop(name, None)
+            for topic_id in earlier_ids - names_by_id.keys():
+                self._names.pop(topic_id, None)
             return looked
 
     def look_at_each(self, topics: Collection[str]) -> dict[str, SeenTopic]:
@@ -129,6 +136,17 @@ class ServedLog:
     def seen(self, topic: str) -> SeenTopic:
         """Return a topic as it was seen last. Asks nothing, and waits for nothing."""
         return self._seen.get(topic, UNSEEN)
+
+    def name_of(self, topic_id: str) -> str | None:
+        """Return the name of the topic that was seen last with an id. Asks nothing, and waits for nothing."""
+        return self._names.get(topic_id)
+
+    def names_of(self, topic_ids: Collection[str]) -> dict[str, str]:
+        """Return the names of topics by their ids. Takes a look at all topics if an id has not been seen."""
+        if any(self.name_of(topic_id) is None for topic_id in topic_ids):
+            self.look_at_each(self.topics())
+        names = {topic_id: self.name_of(topic_id) for topic_id in topic_ids}
+        return {topic_id: name for topic_id, name in names.items() if name is not None}
 
     def is_recent(self, seen: SeenTopic) -> bool:
         """Return True for a look a moment ago, since which this process has not committed."""

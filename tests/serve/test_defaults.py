@@ -99,6 +99,35 @@ def test_configs_have_the_sources_and_synonyms_of_a_broker(serve: Callable[..., 
         }
 
 
+def test_alter_configs_replaces_all_configs_that_were_set(serve: Callable[..., Address], tmp_path: Path) -> None:
+    root = sparklog.open(tmp_path, create=True)
+    topic = root.create_topic("t", configs={"segment.bytes": 1000, "retention.ms": 5})
+    root.alter_defaults({"log.segment.bytes": 2000})
+    with connected(serve(tmp_path, writable=True)) as (wire,):
+
+        def replaced(kind: int, name: str, version: int = 0, dry: bool = False, **configs: str | None) -> int:
+            items = [{"name": name.replace("_", "."), "value": value} for name, value in configs.items()]
+            resource = {"resourceType": kind, "resourceName": name, "configs": items}
+            answer = wire.ask("AlterConfigs", version, {"resources": [resource], "validateOnly": dry})
+            return int(answer["responses"][0]["errorCode"])
+
+        assert replaced(TOPIC, "t", dry=True, retention_ms="7") == Code.NONE
+        assert replaced(TOPIC, "t", retention_ms="words") == Code.INVALID_CONFIG
+        assert replaced(TOPIC, "t", retention_ms=None) == Code.INVALID_REQUEST
+        assert replaced(TOPIC, "none", retention_ms="7") == Code.UNKNOWN_TOPIC_OR_PARTITION
+        assert topic.log.head().configs.explicit == {"segment.bytes": "1000", "retention.ms": "5"}
+        for version in range(3):
+            assert replaced(TOPIC, "t", version, retention_ms=str(version)) == Code.NONE
+            assert topic.log.head().configs.explicit == {"retention.ms": str(version)}
+        assert replaced(TOPIC, "t") == Code.NONE
+        assert topic.log.head().configs.explicit == {}
+        assert replaced(BROKER, "", num_partitions="3") == Code.NONE
+        assert root.defaults().configs == {"num.partitions": "3"}
+    with connected(serve(tmp_path)) as (wire,):
+        assert replaced(TOPIC, "t") == Code.TOPIC_AUTHORIZATION_FAILED
+        assert replaced(BROKER, "") == Code.CLUSTER_AUTHORIZATION_FAILED
+
+
 def test_the_defaults_of_all_brokers_are_those_of_the_root(serve: Callable[..., Address], tmp_path: Path) -> None:
     root = sparklog.open(tmp_path, create=True)
     with connected(serve(tmp_path, writable=True)) as (wire,):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from sparklog.errors import SparklogError
-from sparklog.format.coordinators.message_schema import Fields
+from sparklog.format.coordinators.message_schema import NO_UUID, Fields
 from sparklog.log.journal.names import is_topic_name
 from sparklog.serve.codes import Code, by_partition, code_of
 from sparklog.serve.served_log import DENIED
@@ -18,6 +18,8 @@ from sparklog.serve.services import ServedRequest, Services
 from sparklog.serve.users import READ, WRITE
 
 INTERNAL = ("__consumer_offsets", "__transaction_state", "__share_group_state")
+ID_VERSION = 12
+"""The first version of Metadata in which topics may be asked for by id."""
 LATEST, EARLIEST, GREATEST_TIME = -1, -2, -3
 
 
@@ -25,9 +27,15 @@ def metadata(request: ServedRequest) -> Fields:
     asked, services = request.fields["topics"], request.services
     # In version 0 an empty list asks for all topics, later a null does.
     every = asked is None or (request.version == 0 and not asked)
-    names = services.log.topics() if every else list(dict.fromkeys(topic["name"] for topic in asked))
-    visible = [name for name in names if request.may(READ, name) or request.may(WRITE, name)]
-    if services.options.writable and not every and request.fields["allowAutoTopicCreation"]:
+    ids = [] if every or request.version < ID_VERSION else asked_ids(asked)
+    # As on a broker, topics are asked for by names or by ids: if there are ids, names are ignored.
+    by_id = services.log.names_of(ids)
+    if ids:
+        names = list(by_id.values())
+    else:
+        names = services.log.topics() if every else list(dict.fromkeys(topic["name"] or "" for topic in asked))
+    visible = [name for name in names if may_see(request, name)]
+    if services.options.writable and not every and not ids and request.fields["allowAutoTopicCreation"]:
         _create_missing(services, [name for name in visible if request.may(WRITE, name)])
     looked = services.log.look_at_each(visible)
     node = services.node_ids[services.nodes[0]]
@@ -39,10 +47,29 @@ def metadata(request: ServedRequest) -> Fields:
             is_invalid = seen is not DENIED and not is_topic_name(name)
             return {"name": name, "errorCode": Code.INVALID_TOPIC if is_invalid else seen.code}
         partitions = [{"partitionIndex": number, **leads} for number in sorted(seen.ends)]
-        return {"name": name, "isInternal": name in INTERNAL, "partitions": partitions}
+        return {"name": name, "topicId": seen.topic_id, "isInternal": name in INTERNAL, "partitions": partitions}
 
-    topics = [topic(name) for name in (visible if every else names)]
-    return {**_cluster(services, "nodeId"), "topics": topics}
+    def topic_of_id(topic_id: str) -> Fields:
+        row = topic(by_id[topic_id]) if topic_id in by_id else {}
+        if row.get("topicId") == topic_id:
+            return row
+        # Without a name: that of a topic which the client may not see is not disclosed.
+        code = row.get("errorCode", Code.UNKNOWN_TOPIC_OR_PARTITION)
+        code = Code.UNKNOWN_TOPIC_ID if code == Code.UNKNOWN_TOPIC_OR_PARTITION else code
+        return {"name": None, "topicId": topic_id, "errorCode": code}
+
+    rows = list(map(topic_of_id, ids)) if ids else list(map(topic, visible if every else names))
+    return {**_cluster(services, "nodeId"), "topics": rows}
+
+
+def asked_ids(topics: list[Fields]) -> list[str]:
+    """Return the ids by which a request names topics, each once."""
+    return list(dict.fromkeys(topic["topicId"] for topic in topics if topic["topicId"] != NO_UUID))
+
+
+def may_see(request: ServedRequest, name: str) -> bool:
+    """Return True if the client may know that a topic exists."""
+    return request.may(READ, name) or request.may(WRITE, name)
 
 
 def describe_cluster(request: ServedRequest) -> Fields:

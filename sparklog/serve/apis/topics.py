@@ -1,19 +1,21 @@
-"""CreateTopics, DeleteTopics, CreatePartitions, DeleteRecords, IncrementalAlterConfigs: changes, with `--writable`.
+"""Changes of topics and configs, with `--writable`, and DescribeConfigs.
 
-DescribeConfigs: configs, with their sources. Those of a server, or of all brokers together, are the defaults of the
-root; of a Kafka directory none are known, for Kafka keeps them elsewhere. A replication factor is taken as it comes,
-for there are no replicas; an assignment of replicas is refused.
+CreateTopics, DeleteTopics (by name or by id), CreatePartitions, DeleteRecords, AlterConfigs and IncrementalAlterConfigs
+change something. DescribeConfigs returns configs, with their sources. Those of a server, or of all brokers together,
+are the defaults of the root; of a Kafka directory none are known, for Kafka keeps them elsewhere. A replication factor is
+taken as it comes, for there are no replicas; an assignment of replicas is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 
 from sparklog.errors import BadRequest, Conflict, NotFound
-from sparklog.format.coordinators.message_schema import Fields
+from sparklog.format.coordinators.message_schema import NO_UUID, Fields
 from sparklog.log.journal.names import MAX_PARTITIONS, check_topic_name
 from sparklog.log.state.broker_names import BY_NAME
+from sparklog.log.state.commit_intents import DeleteIntent
 from sparklog.log.state.configs import CONFIGS, DEFAULT_CONFIG, ROOT_DEFAULT, TOPIC_CONFIG, TopicConfigs
 from sparklog.log.state.description import describe_configs as described
 from sparklog.log.state.root_defaults import (
@@ -25,11 +27,13 @@ from sparklog.log.state.root_defaults import (
     RootDefaults,
 )
 from sparklog.log.topic.root import Root
+from sparklog.serve.apis.metadata import asked_ids, may_see
 from sparklog.serve.codes import FAILURES, Code, CodeError, answered, by_partition, failure
 from sparklog.serve.services import ServedRequest
 from sparklog.serve.users import READ, WRITE
 
 TOPIC, BROKER = 2, 4
+DELETE_BY_ID_VERSION = 6
 SET, DELETE, APPEND, SUBTRACT = OPERATIONS = range(4)
 SOURCES = {TOPIC_CONFIG: 1, ROOT_DEFAULT: 3, DEFAULT_CONFIG: 5}
 KINDS = {name: broker.kind for name, broker in BY_NAME.items()}
@@ -80,9 +84,10 @@ def _create(topic: Fields, only_check: bool, root: Root) -> Fields:
         TopicConfigs.of(configs)
         if root.engine.exists(name):
             raise CodeError(Code.TOPIC_ALREADY_EXISTS, f"topic '{name}' exists")
+        topic_id = NO_UUID
         if not only_check:
-            root.create_topic(name, partitions=partitions, configs=configs)
-    return {"numPartitions": partitions, "replicationFactor": 1, "configs": []}
+            topic_id = root.create_topic(name, partitions=partitions, configs=configs).log.head(refresh=False).topic_id
+    return {"topicId": topic_id, "numPartitions": partitions, "replicationFactor": 1, "configs": []}
 
 
 def _refuse_assignments(topic: Fields) -> None:
@@ -91,10 +96,37 @@ def _refuse_assignments(topic: Fields) -> None:
 
 
 def delete_topics(request: ServedRequest) -> Fields:
-    names = request.fields["topicNames"]
-    rows = [{"name": name, **_change(request, name, partial(Root.delete_topic, name=name))} for name in names]
+    if request.version < DELETE_BY_ID_VERSION:
+        topics = [{"name": name, "topicId": NO_UUID} for name in request.fields["topicNames"]]
+    else:
+        topics = request.fields["topics"]
+    names = request.services.log.names_of(asked_ids(topics))
+    rows = [_deleted(request, topic["name"], topic["topicId"], names) for topic in topics]
     request.services.log.forget_listing()
     return {"responses": rows}
+
+
+def _deleted(request: ServedRequest, name: str | None, topic_id: str, names: Mapping[str, str]) -> Fields:
+    """Delete a topic that is named by its name or its id."""
+    about: Fields = {"name": name, "topicId": topic_id}
+    if topic_id == NO_UUID:
+        return {**about, **_change(request, name or "", partial(Root.delete_topic, name=name or ""))}
+    if name is not None:
+        return {**about, **failure(CodeError(Code.INVALID_REQUEST, "expected a name or an id, found both"))}
+    name = names.get(topic_id)
+    if name is None:
+        return {**about, **failure(CodeError(Code.UNKNOWN_TOPIC_ID))}
+    if not may_see(request, name):
+        return {**about, **failure(CodeError(Code.TOPIC_AUTHORIZATION_FAILED))}
+    return {**about, "name": name, **_change(request, name, partial(_delete_by_id, name, topic_id))}
+
+
+def _delete_by_id(name: str, topic_id: str, root: Root) -> None:
+    topic = root.topic(name)
+    head = topic.log.head()
+    if head.topic_id != topic_id:
+        raise CodeError(Code.UNKNOWN_TOPIC_ID)
+    topic.log.commit(DeleteIntent(topic_id, None), head)
 
 
 def create_partitions(request: ServedRequest) -> Fields:
@@ -141,17 +173,27 @@ def _place(resource: Fields) -> Fields:
     return {name: resource[name] for name in ("resourceType", "resourceName")}
 
 
+def alter_configs(request: ServedRequest) -> Fields:
+    return _alter_each(request, replaces=True)
+
+
 def incremental_alter_configs(request: ServedRequest) -> Fields:
+    return _alter_each(request, replaces=False)
+
+
+def _alter_each(request: ServedRequest, *, replaces: bool) -> Fields:
+    """Change configs of each resource; `replaces`: the configs that a request gives replace all that were set."""
     only_check, rows = request.fields["validateOnly"], []
     for resource in request.fields["resources"]:
         is_topic = resource["resourceType"] == TOPIC
         refused = Code.TOPIC_AUTHORIZATION_FAILED if is_topic else Code.CLUSTER_AUTHORIZATION_FAILED
-        done = _change(request, resource["resourceName"], partial(_alter, resource, only_check), refused)
+        change = partial(_alter, resource, only_check, replaces)
+        done = _change(request, resource["resourceName"], change, refused)
         rows.append({**_place(resource), **done})
     return {"responses": rows}
 
 
-def _alter(resource: Fields, only_check: bool, root: Root) -> None:
+def _alter(resource: Fields, only_check: bool, replaces: bool, root: Root) -> None:
     kind, name, items = resource["resourceType"], resource["resourceName"], resource["configs"]
     if kind != TOPIC and (kind != BROKER or name):
         raise CodeError(Code.INVALID_REQUEST, "configs are of topics, or of all brokers: a root's defaults")
@@ -159,13 +201,23 @@ def _alter(resource: Fields, only_check: bool, root: Root) -> None:
         if kind == BROKER:
             before = root.defaults()
             rows = [row for row in before.rows() if row.pattern is None]
-            changes = _changed(items, {row.name: row.value for row in rows if KINDS[row.name] == "list"})
+            lists = {row.name: row.value for row in rows if KINDS[row.name] == "list"}
+            changes = _replaced(items, before.configs) if replaces else _changed(items, lists)
             before.changed(changes) if only_check else root.alter_defaults(changes)
         else:
             topic = root.topic(name)
             configs = topic.log.read_configs()
-            changes = _changed(items, {name: configs.text(name) for name in CONFIGS if CONFIGS[name].kind == "list"})
+            lists = {name: configs.text(name) for name in CONFIGS if CONFIGS[name].kind == "list"}
+            changes = _replaced(items, topic.log.head().configs.explicit) if replaces else _changed(items, lists)
             (topic.plan_alter if only_check else topic.alter)(configs=changes)
+
+
+def _replaced(items: list[Fields], explicit: Iterable[str]) -> dict[str, object | None]:
+    """Return what AlterConfigs sets, by name, and takes back (None): all that was set and is not named."""
+    for item in items:
+        if item["value"] is None:
+            raise CodeError(Code.INVALID_REQUEST, f"expected a value of {item['name']}, found null")
+    return {**dict.fromkeys(explicit), **{item["name"]: item["value"] for item in items}}
 
 
 def _changed(items: list[Fields], lists: Mapping[str, str]) -> dict[str, object | None]:

@@ -1,0 +1,111 @@
+"""Topics by their ids: a request for a topic that was deleted never reaches its successor of the same name."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sparklog
+from sparklog.format.coordinators.message_schema import NO_UUID
+from sparklog.serve.codes import Code
+from sparklog.serve.options import Address
+from sparklog.serve.users import hashed, read_users
+from tests.serve.wire import Wire
+
+UNKNOWN_ID = "AAECAwQFBgcICQoLDA0ODw"
+
+
+def by_id(*topic_ids: str) -> dict[str, Any]:
+    return {"topics": [{"topicId": topic_id, "name": None} for topic_id in topic_ids]}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Any:
+    root = sparklog.open(tmp_path / "root", create=True)
+    for name in ("orders", "payments"):
+        root.create_topic(name).append({"value": [name]})
+    return root
+
+
+def ids_of(root: Any) -> dict[str, str]:
+    return {name: root.topic(name).log.head().topic_id for name in root.topics()}
+
+
+def logged_in(address: Address) -> Wire:
+    wire = Wire(address)
+    wire.ask("SaslHandshake", 1, {"mechanism": "PLAIN"})
+    assert wire.ask("SaslAuthenticate", 1, {"authBytes": b"\0anna\0pencil"})["errorCode"] == 0
+    return wire
+
+
+@pytest.fixture
+def anna(root: Any, tmp_path: Path, serve: Callable[..., Address]) -> Wire:
+    """A user who may read and write "orders", and write "audit"."""
+    line = f"anna {hashed('pencil', random.Random(1))} read:orders write:orders write:audit group:shop"
+    (tmp_path / "users").write_text(line)
+    root.create_topic("audit")
+    address = serve(root.location, writable=True, users=read_users(str(tmp_path / "users")))
+    return logged_in(address)
+
+
+def test_metadata_has_ids_and_is_asked_by_ids(root: Any, serve: Callable[..., Address]) -> None:
+    ids, wire = ids_of(root), Wire(serve(root.location))
+    for version in (10, 11, 12):
+        topics = wire.ask("Metadata", version, {"topics": None})["topics"]
+        assert {topic["name"]: topic["topicId"] for topic in topics} == ids
+    # A server that has not seen a topic finds it.
+    fresh = Wire(serve(root.location))
+    topics = fresh.ask("Metadata", 12, by_id(ids["payments"], UNKNOWN_ID, ids["payments"]))["topics"]
+    assert [(topic["name"], topic["topicId"], topic["errorCode"], len(topic["partitions"])) for topic in topics] == [
+        ("payments", ids["payments"], 0, 1),
+        (None, UNKNOWN_ID, Code.UNKNOWN_TOPIC_ID, 0),
+    ]
+    root.topic("payments").delete()
+    again = root.create_topic("payments").log.head().topic_id
+    topics = fresh.ask("Metadata", 12, by_id(ids["payments"], again))["topics"]
+    assert [(topic["name"], topic["errorCode"]) for topic in topics] == [(None, Code.UNKNOWN_TOPIC_ID), ("payments", 0)]
+    # In versions 10 and 11 a null is no name, and ids are not looked at.
+    nameless = wire.ask("Metadata", 11, by_id(again))["topics"]
+    assert [(topic["name"], topic["errorCode"]) for topic in nameless] == [("", Code.INVALID_TOPIC)]
+    for one in (wire, fresh):
+        one.close()
+
+
+def test_a_topic_is_deleted_by_its_id(root: Any, serve: Callable[..., Address]) -> None:
+    old, wire = ids_of(root), Wire(serve(root.location, writable=True))
+    root.topic("orders").delete()
+    root.create_topic("orders")
+    new = ids_of(root)
+    topics = [*by_id(old["orders"], new["orders"], UNKNOWN_ID)["topics"], {"name": "payments", "topicId": NO_UUID}]
+    topics.append({"name": "payments", "topicId": old["payments"]})
+    rows = wire.ask("DeleteTopics", 6, {"topics": topics})["responses"]
+    assert [(row["name"], row["topicId"], row["errorCode"]) for row in rows] == [
+        (None, old["orders"], Code.UNKNOWN_TOPIC_ID),
+        ("orders", new["orders"], 0),
+        (None, UNKNOWN_ID, Code.UNKNOWN_TOPIC_ID),
+        ("payments", NO_UUID, 0),
+        ("payments", old["payments"], Code.INVALID_REQUEST),
+    ]
+    assert root.topics() == []
+    wire.close()
+
+
+def test_the_id_of_a_new_topic_is_answered(root: Any, serve: Callable[..., Address]) -> None:
+    wire = Wire(serve(root.location, writable=True))
+    row = wire.ask("CreateTopics", 7, {"topics": [{"name": "new", "numPartitions": 1}]})["topics"][0]
+    assert row["topicId"] == ids_of(root)["new"]
+    wire.close()
+
+
+def test_ids_tell_no_more_than_names(root: Any, anna: Wire) -> None:
+    ids, denied = ids_of(root), Code.TOPIC_AUTHORIZATION_FAILED
+    topics = anna.ask("Metadata", 12, by_id(ids["payments"], ids["orders"]))["topics"]
+    assert [(topic["name"], topic["errorCode"]) for topic in topics] == [(None, denied), ("orders", 0)]
+    rows = anna.ask("DeleteTopics", 6, by_id(ids["payments"], ids["audit"]))["responses"]
+    assert [(row["name"], row["errorCode"]) for row in rows] == [(None, denied), ("audit", 0)]
+    assert root.topics() == ["orders", "payments"]
+    anna.close()
