@@ -2,8 +2,8 @@
 
 CreateTopics, DeleteTopics (by name or by id), CreatePartitions, DeleteRecords, AlterConfigs and IncrementalAlterConfigs
 change something. DescribeConfigs returns configs, with their sources. Those of a server, or of all brokers together,
-are the defaults of the root; of a Kafka directory none are known, for Kafka keeps them elsewhere. A replication factor is
-taken as it comes, for there are no replicas; an assignment of replicas is refused.
+are the defaults of the root; of a Kafka directory none are known, for Kafka keeps them elsewhere. A replication factor
+is taken as it comes, for there are no replicas; an assignment of replicas is refused.
 """
 
 from __future__ import annotations
