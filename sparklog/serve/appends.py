@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ import numpy as np
 from sparklog.errors import Conflict, SparklogError, Unavailable
 from sparklog.format.append_file import INDEX_MIN_BYTES, WrittenSlice, build_index
 from sparklog.format.crc32c import crc32c
-from sparklog.format.record_batch import NO_PRODUCER_ID
+from sparklog.format.record_batch import LOG_APPEND_TIME_BIT, NO_PRODUCER_ID
 from sparklog.log.journal.names import append_path
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.writer_runs import KafkaWriterKey, SequenceConflict, WriterEntry
@@ -42,7 +41,6 @@ LONGEST_WAIT_SECONDS = 0.5
 """For busy producers, however long the last commit took: after a failing store they may be gone."""
 COMMIT_BYTES = 64 << 20
 """Of one commit, about: what is over waits for the next."""
-REMEMBERED = 10_000
 TRIES = 8
 _LOG = logging.getLogger("sparklog.serve")
 
@@ -88,7 +86,6 @@ class Appends:
         default = LINGER_SECONDS if log.root.store.parallel_reads == 1 else BUCKET_LINGER_SECONDS
         self._linger = default if linger_seconds is None else linger_seconds
         self._topics: dict[str, _Topic] = {}
-        self._bases: OrderedDict[tuple[str, int, int, int, int], int] = OrderedDict()
 
     def add(
         self, topic: str, partition: int, records: memoryview | None, version: int
@@ -194,12 +191,12 @@ class Appends:
         """Return the batches that can be committed now, and what the commit says of their producers."""
         registry, keys = log.head(refresh=False).registry, dict[str, KafkaWriterKey]()
         rest = [(item, batch) for item, batch in batches.items() if item.result is None]
-        taken = [(item, batch) for item, batch in rest if self._is_next(log.topic, item, batch, registry, keys)]
+        taken = [(item, batch) for item, batch in rest if self._is_next(log, item, batch, registry, keys)]
         return taken, tuple(keys.values())
 
     def _is_next(
         self,
-        topic: str,
+        log: TopicLog,
         item: _Item,
         batch: ProducedBatch,
         registry: Mapping[str, WriterEntry],
@@ -214,13 +211,11 @@ class Appends:
         try:
             number = next_number(follows if before is None else before.batch, batch)
         except CodeError as error:
-            code, base = error.code, None
-            if code is Code.DUPLICATE_SEQUENCE_NUMBER:
-                if before is not None:
-                    # A retry of what is in this very commit: it is judged once that has landed, or has not.
-                    return False
-                base = self._bases.get(_place(topic, item, batch))
-            item.result = ProduceAnswer(code) if base is None else ProduceAnswer(Code.NONE, base)
+            if error.code is not Code.DUPLICATE_SEQUENCE_NUMBER:
+                item.result = ProduceAnswer(error.code)
+            elif before is None:
+                item.result = _repeated(log, item, batch, registry[id_])
+            # Otherwise it is a retry of a batch in this very commit, and is judged again after the attempt to commit.
             return False
         keys[id_] = KafkaWriterKey(id_, number, follows, batch.count + (before.count if before else 0))
         return True
@@ -247,14 +242,18 @@ class Appends:
         for item, batch in taken:
             base = outcome.base[item.partition] + batch.offset
             item.result = ProduceAnswer(Code.NONE, base, time_ms, int(starts[item.partition]))
-            if batch.producer_id != NO_PRODUCER_ID:
-                self._bases[_place(log.topic, item, batch)] = base
-        while len(self._bases) > REMEMBERED:
-            self._bases.popitem(last=False)
 
 
-def _place(topic: str, item: _Item, batch: ProducedBatch) -> tuple[str, int, int, int, int]:
-    return topic, item.partition, batch.producer_id, batch.producer_epoch, batch.base_sequence
+def _repeated(log: TopicLog, item: _Item, batch: ProducedBatch, entry: WriterEntry) -> ProduceAnswer:
+    """Return the answer to a batch that was committed before: its offset, if the log can still tell."""
+    from sparklog.serve.repeated_batches import find_repeated
+
+    stored = find_repeated(log, item.partition, batch, entry)
+    if stored is None:
+        return ProduceAnswer(Code.DUPLICATE_SEQUENCE_NUMBER)
+    time_ms = stored.max_timestamp if stored.attributes & LOG_APPEND_TIME_BIT else -1
+    log_start = int(log.head(refresh=False).log_start[item.partition])
+    return ProduceAnswer(Code.NONE, stored.base_offset, time_ms, log_start)
 
 
 def _file(log: TopicLog, target: AppendTarget, by_partition: dict[int, list[ProducedBatch]]) -> FileSlices:

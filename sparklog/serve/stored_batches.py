@@ -164,7 +164,7 @@ def _aborted_in(parts: list[AbortedTransactions], start: int, end: int) -> list[
 def _chunk_of(part: Any, start: int, end: int) -> _Chunk:
     """Read the batches of a part that end above `start` and begin below `end`, patched."""
     if isinstance(part, NativeReadPart):
-        return _joined([_patched(part)], start, end, part.slices.hidden)
+        return _joined([patched_batches(part)], start, end, part.slices.hidden)
     from sparklog.kafka.in_place.read_part import WindowBudget
 
     windows = part.windows(WindowBudget(WINDOW_BYTES, WINDOW_BYTES // 4))
@@ -172,7 +172,7 @@ def _chunk_of(part: Any, start: int, end: int) -> _Chunk:
     return _joined(pairs, start, end, getattr(part, "aborted", None))
 
 
-def _patched(part: NativeReadPart) -> tuple[memoryview, BatchHeaders]:
+def patched_batches(part: NativeReadPart) -> tuple[memoryview, BatchHeaders]:
     """Lay the pieces of a part side by side and set what their slices say: one call for all, as they may be small.
 
     A piece is copied while the processor's cache has it, and its memory is free for the next one.

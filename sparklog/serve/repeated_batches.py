@@ -1,0 +1,101 @@
+"""Find the offset of a batch that a producer sends again, from the log alone, as a new leader in Kafka does.
+
+A producer retries a batch if the response was lost, for example because its server was killed; the server that gets
+the retry may be another one. The registry says that the batch was committed, and which commit has the producer's latest
+batch. Batch headers keep producer id, epoch and first sequence through merges, seals and compaction, so the search goes
+backwards from the end of that commit, through the slices that have batches of idempotent producers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from sparklog.errors import Corrupt, NotFound
+from sparklog.format.record_batch import MAX_SEQUENCE, BatchHeader
+from sparklog.log.journal.names import commit_key
+from sparklog.log.read.read_plan import plan_parts
+from sparklog.log.state.commit import decode_commit
+from sparklog.log.state.range_slices import select_ranges
+from sparklog.log.state.slice_table import Slices, Snapshot
+from sparklog.log.state.slices import SliceFlag
+from sparklog.log.state.view import READ_UNCOMMITTED, OffsetRange
+from sparklog.log.state.writer_runs import WriterEntry
+from sparklog.log.topic.engine import TopicLog
+from sparklog.serve.batch_checks import ProducedBatch
+from sparklog.serve.stored_batches import patched_batches
+
+REPEATABLE_BATCHES = 5
+"""Latest batches of a producer whose offsets are looked up: Kafka's clients have no more requests in flight."""
+WINDOW_BYTES, SEARCH_BYTES = 1 << 20, 64 << 20
+"""Bytes of other producers' batches may lie between: how many are read at once, and in total."""
+
+
+def find_repeated(log: TopicLog, partition: int, batch: ProducedBatch, entry: WriterEntry) -> BatchHeader | None:
+    """Return the stored header of a batch that was committed before `entry` was written, with its offset.
+
+    None if it is not among the latest five batches of its producer, or its records have been deleted since.
+    """
+    snapshot = log.snapshot(refresh=False)
+    start = int(snapshot.head.log_start[partition])
+    # Later records of the producer take an offset each.
+    later = (entry.batch + 1 - batch.base_sequence) % (MAX_SEQUENCE + 1) - batch.count
+    end = _end_of_commit(snapshot, partition, entry.version) - later
+    found = 0
+    try:
+        for ranges in _windows(snapshot, partition, start, end):
+            for part in reversed(plan_parts(select_ranges({log.topic: snapshot}, ranges), READ_UNCOMMITTED)):
+                headers = patched_batches(part)[1]
+                own = (headers.producer_id == batch.producer_id) & (headers.producer_epoch == batch.producer_epoch)
+                same = own & (headers.base_sequence == batch.base_sequence)
+                same &= headers.last_offset_delta == batch.count - 1
+                if same.any():
+                    return headers.row(int(np.flatnonzero(same)[0]))
+                found += int(np.count_nonzero(own))
+            if found >= REPEATABLE_BATCHES:
+                return None
+    except (Corrupt, NotFound):
+        # Damaged, or deleted by retention meanwhile: that the batch was committed is known all the same.
+        return None
+    return None
+
+
+def _end_of_commit(snapshot: Snapshot, partition: int, version: int) -> int:
+    """Return the offset after the records that a commit appended to a partition; the log end if it was deleted."""
+    log_end, key = int(snapshot.head.log_end[partition]), commit_key(snapshot.topic, version)
+    try:
+        commit = decode_commit(snapshot.store.get(key), key, version, whole=False)
+    except (Corrupt, NotFound):
+        return log_end
+    rows = (zip(file.partition, file.base, file.offsets, strict=True) for file in commit.files)
+    ends = [base + offsets for row in rows for number, base, offsets in row if number == partition]
+    return min(max(ends, default=log_end), log_end)
+
+
+def _windows(snapshot: Snapshot, partition: int, start: int, end: int) -> Iterator[list[OffsetRange]]:
+    """Yield ranges of about `WINDOW_BYTES` with batches of idempotent producers, the latest ones first."""
+    slices = snapshot.slices.select(partition, start, end) if start < end else None
+    window, room, left = list[OffsetRange](), WINDOW_BYTES, SEARCH_BYTES
+    for low, high, nbytes in _pieces(slices, start, end) if slices is not None else ():
+        window.insert(0, OffsetRange(snapshot.topic, partition, low, high))
+        room, left = room - nbytes, left - nbytes
+        if room <= 0 or left <= 0:
+            yield window
+            window, room = [], WINDOW_BYTES
+        if left <= 0:
+            return
+    if window:
+        yield window
+
+
+def _pieces(slices: Slices, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Yield first offset, end and bytes of slices, backwards; large ones, such as sealed segments, in pieces."""
+    for row in reversed(np.flatnonzero(slices.flags & int(SliceFlag.KAFKA_PRODUCERS)).tolist()):
+        base, stop, size = (int(column[row]) for column in (slices.base, slices.end, slices.size))
+        step = max((stop - base) * WINDOW_BYTES // max(size, 1), 1)
+        low, high = max(base, start), min(stop, end)
+        while low < high:
+            piece = max(low, high - step)
+            yield piece, high, (high - piece) * size // (stop - base)
+            high = piece
