@@ -18,6 +18,8 @@ _STATUS = re.compile(r"status code: (\d{3})|inner: Status \{\s*status: (\d{3})")
 _HTTP = re.compile(r"HttpError \{\s*kind: ([A-Za-z]+)")
 # The second form: of one key in the answer to a bulk delete, which has the status 200.
 _CODE = re.compile(r"<Code>([A-Za-z]{1,60})</Code>|\(code: ([A-Za-z]{1,60})\)")
+CUT_ANSWER = "Interrupted"
+"""What `network_failure` returns where the connection ended within the body of an answer."""
 _CERTIFICATE = re.compile(r"InvalidCertificate\(\s*([A-Za-z]+)")
 _BUSY_CODES = ("SlowDown", "ServiceUnavailable", "InternalError", "RequestTimeout", "ServerBusy", "OperationTimedOut")
 """Where the status does not say it: for one key of a bulk delete, and S3's 400 for a body that came too slowly."""
@@ -102,9 +104,12 @@ def network_failure(error: BaseException) -> str:
 
 
 def is_busy(error: BaseException) -> bool:
-    """True if the server was too busy for a request, or failed at it: sent again later, it may be answered."""
+    """True if the server was too busy for a request, or failed at it, or its answer ended early: sent again later, it
+    may be answered."""
     if isinstance(error, SparklogError):
         return False
+    if network_failure(error) == CUT_ANSWER:
+        return True
     status = status_of(error) or 0
     return status in (408, 429) or (500 <= status < 600 and status not in (501, 505)) or _code_of(error) in _BUSY_CODES
 
@@ -152,6 +157,8 @@ def _reason(error: BaseException, status: int | None, code: str) -> str:
     failure, text = network_failure(error), str(error)
     if failure == "Timeout":
         return "no answer came in time; check the network and try again"
+    if failure == CUT_ANSWER:
+        return "the connection ended in the middle of the answer; check what is between here and the server"
     certificate = _CERTIFICATE.search(text)
     if certificate:
         kind = certificate[1].removesuffix("Context")

@@ -14,7 +14,7 @@ from sparklog.storage.object_store import ObjectStore
 from sparklog.storage.retries import BUSY_BUDGET_S
 from sparklog.storage.uploads import PART_BYTES
 from tests.support.pauses import Pauses
-from tests.support.stub_bucket import AS_ASKED, DROP, LATE, SILENT, Answer, StubBucket, stub_bucket
+from tests.support.stub_bucket import AS_ASKED, CUT, DROP, LATE, SILENT, Answer, StubBucket, stub_bucket
 
 LANDED = True
 
@@ -163,6 +163,42 @@ def test_a_server_that_stays_busy_is_given_up_within_the_budget(
     with pytest.raises(Unavailable, match="slow down" if name != "POST" else "503|slow down"):
         CALLS[name](open_store(stub.url))
     assert BUSY_BUDGET_S / 2 < pauses.seconds <= BUSY_BUDGET_S
+
+
+@pytest.mark.parametrize("name", ["GET", "range", "LIST", "folders", "POST"])
+@pytest.mark.parametrize("retries", [0, 3], ids=["ours", "of-the-client"])
+def test_a_request_whose_answer_is_cut_is_made_again(
+    stub: StubBucket, monkeypatch: pytest.MonkeyPatch, pauses: Pauses, name: str, retries: int
+) -> None:
+    monkeypatch.setattr("sparklog.storage.object_store._RETRIES", retries)
+    monkeypatch.setattr("sparklog.storage.object_store._kept", {})
+    stub.objects.update({"log/a": b"hello", "log/b": b"", "log/c/d": b""})
+    expected = {"GET": b"hello", "range": b"ell", "LIST": ["a", "b", "c/d"], "folders": ["c"], "POST": None}
+    stub.answer_next(VERBS.get(name, name), *[Answer(CUT)] * 2)
+    assert CALLS[name](open_store(stub.url)) == expected[name]
+    assert stub.count(VERBS.get(name, name)) == 3
+
+
+def test_a_server_that_cuts_all_listings_is_given_up(stub: StubBucket, store: Store, pauses: Pauses) -> None:
+    stub.always["LIST"] = Answer(CUT)
+    for call in ("LIST", "folders"):
+        with pytest.raises(Unavailable, match="the connection ended in the middle of the answer"):
+            CALLS[call](store)
+    assert pauses.seconds > BUSY_BUDGET_S / 2
+
+
+def test_the_object_that_gives_the_time_is_not_empty(stub: StubBucket, store: Store) -> None:
+    sizes = []
+    monitored = stub.objects
+
+    class Objects(dict[str, bytes]):
+        def __setitem__(self, key: str, data: bytes) -> None:
+            sizes.append(len(data))
+            super().__setitem__(key, data)
+
+    stub.objects = Objects(monitored)
+    store.now_ms()
+    assert sizes == [1]
 
 
 def test_a_bulk_delete_that_leaves_out_a_busy_key_is_repeated(

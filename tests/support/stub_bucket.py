@@ -23,6 +23,10 @@ AS_ASKED = -3
 """As if nothing were scripted."""
 
 
+CUT = -4
+"""The answer that was asked for, with half of its body."""
+
+
 @dataclass(frozen=True)
 class Answer:
     """A status to answer with. `lands`: the request has its effect all the same."""
@@ -229,6 +233,8 @@ class _Handler(BaseHTTPRequestHandler):
         scripted = denied or self.server.bucket.take(verb)
         if scripted is not None and scripted.status == LATE:
             time.sleep(self.server.bucket.silence_s)
+        if scripted is not None and scripted.status == CUT:
+            return self._send(land(), body, headers or {}, cut=True)  # type: ignore[operator]
         if scripted is not None and scripted.status in (LATE, AS_ASKED):
             scripted = None
         if scripted is None:
@@ -243,7 +249,7 @@ class _Handler(BaseHTTPRequestHandler):
         error = scripted.body or f"<Error><Code>{scripted.code}</Code></Error>"
         return self._send(scripted.status, error.encode(), {})
 
-    def _send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+    def _send(self, status: int, body: bytes, headers: dict[str, str], *, cut: bool = False) -> None:
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
@@ -252,4 +258,5 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(body)
+            self.wfile.write(body[: len(body) // 2] if cut else body)
+        self.close_connection |= cut
