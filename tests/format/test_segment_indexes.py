@@ -158,7 +158,7 @@ def test_transaction_index_vector_both_ways() -> None:
     ],
 )
 def test_a_wrong_transaction_index_is_corrupt(data: bytes, base: int) -> None:
-    with pytest.raises(Corrupt, match="restore it from a backup"):
+    with pytest.raises(Corrupt, match="run sparklog repair"):
         transaction_index.parse(data, base)
 
 

@@ -74,7 +74,7 @@ def check_transactions(
             yield from _begun(
                 naming.commit_key(topic.name, item.version), what, item.txn.n, state_of(item.txn.id, item.txn.n - 1)
             )
-        yield from _recorded(topic, topic.head.topic_id, state_of)
+        yield from _recorded(topic, state_of)
 
 
 def check_groups(
@@ -125,9 +125,9 @@ def _named(state: Decisions, topics: Mapping[str, CheckedTopic]) -> Iterator[Fin
             yield _finding(key, f"{what}; that commit is another one", f"{TOGETHER}; {TWO_WINNERS}")
 
 
-def _recorded(topic: CheckedTopic, topic_id: str, state_of: StateOf) -> Iterator[Finding]:
+def _recorded(topic: CheckedTopic, state_of: StateOf) -> Iterator[Finding]:
     """Compare outcomes in the topic's commits with the decisions, as far as these still have them."""
-    for version, item in topic.resolved:
+    for version, topic_id, item in topic.outcomes:
         state = state_of(item.id, item.n)
         if state is None:
             continue

@@ -91,6 +91,14 @@ DELETE_CHECKPOINT = "delete the checkpoint: the one before will do, opening take
 State = tuple[Head, SliceTable]
 
 
+class Outcome(NamedTuple):
+    """A transaction's outcome as a commit records it; `topic_id`: a name may have been given to several topics."""
+
+    version: int
+    topic_id: str
+    resolved: Resolved
+
+
 class TopicPrepare(NamedTuple):
     """A commit of a transaction: its id, and the transaction's id and number."""
 
@@ -110,7 +118,7 @@ class CheckedTopic(CheckedLog):
     first: int = 0
     newest: int = -1
     prepares: dict[int, TopicPrepare] = field(default_factory=dict)
-    resolved: list[tuple[int, Resolved]] = field(default_factory=list)  # outcomes, with the version that records them
+    outcomes: list[Outcome] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -206,7 +214,7 @@ class _Replay:
             self.added = {number: added for number, added in self.added.items() if number > commit.floor}
         if commit.txn is not None:
             self.log.prepares[version] = TopicPrepare(commit.commit_id, commit.txn.id, commit.txn.n)
-        self.log.resolved += [(version, item) for item in commit.resolved]
+        self.log.outcomes += [Outcome(version, commit.topic_id, item) for item in commit.resolved]
         if self.state is not None:
             self._apply(commit, key, *self.state)
         return commit.crc

@@ -9,6 +9,7 @@ from sparklog.log.journal.names import ROOT_KEY, groups_prefix, transactions_pre
 from sparklog.log.topic.root import open_root
 from sparklog.storage.memory import MemoryStore
 from sparklog.testing.world import World
+from sparklog.tools.repair.run import repair_root
 from sparklog.tools.verification.findings import TRANSACTION
 from sparklog.tools.verification.run import verify_root
 from sparklog.transactions.producer import transactional
@@ -75,3 +76,25 @@ def test_a_root_on_a_read_only_mount_is_verified() -> None:
     world = TopicsWorld()
     world.topic("a").append(rows("1"))
     assert verify_root(read_only(world.store), env=world.env()).sound
+
+
+def test_outcomes_of_a_topic_that_was_deleted_and_created_again() -> None:
+    """The earlier topic of the name recorded them, so its id is in the decisions, not the later one's."""
+    world = World()
+    root = world.root()
+    for name in ("a", "b"):
+        root.create_topic(name)
+    for id_ in (ID, "other"):
+        with transactional(root, id_).begin() as transaction:
+            for name in ("a", "b"):
+                transaction.append(name, rows("1"))
+    for name in ("a", "b"):
+        root.topic(name).append(rows("2"))
+    for step in (lambda: root.delete_topic("a"), lambda: root.create_topic("a")):
+        step()
+        assert findings(world.store) == []
+    with transactional(root, ID).begin() as transaction:
+        transaction.append("a", rows("3"))
+    root.topic("a").append(rows("4"))
+    assert findings(world.store) == []
+    assert repair_root(world.store, env=world.env()).sound
