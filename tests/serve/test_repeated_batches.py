@@ -182,12 +182,9 @@ def kafka_python_producer(address: Address) -> Iterator[Callable[[bytes], Callab
 
 @contextmanager
 def librdkafka_producer(address: Address) -> Iterator[Callable[[bytes], Callable[[], int]]]:
-    from confluent_kafka import Producer
-
-    producer, offsets = (
-        Producer({"bootstrap.servers": str(address), "enable.idempotence": True, "linger.ms": 50, "log_level": 0}),
-        dict[bytes, int](),
-    )
+    options = {"bootstrap.servers": str(address), "enable.idempotence": True, "linger.ms": 50, "log_level": 0}
+    producer = pytest.importorskip("confluent_kafka").Producer(options)
+    offsets = dict[bytes, int]()
 
     def delivered(error: object, message: Any) -> None:
         assert error is None
