@@ -63,6 +63,8 @@ class Joined:
     leader: str
     member: str
     members: tuple[MemberState, ...] = ()
+    skips_assignment: bool = False
+    """True for a leader that keeps the assignment: a static member that comes back without a rebalance."""
 
 
 @dataclass(slots=True, eq=False)
@@ -121,10 +123,13 @@ class GroupMembers:
 
     # -- requests of members
 
-    async def join(self, details: JoinDetails, *, id_first: bool) -> Joined:
-        """Join, and wait for the rebalance. `id_first`: a member without an id is given one, to come back with.
+    async def join(self, details: JoinDetails, *, id_first: bool, may_skip: bool = False) -> Joined:
+        """Join, and wait for the rebalance. Raises `CodeError`.
 
-        Raises `CodeError`.
+        Args:
+            details: what the member says of itself.
+            id_first: a member without an id is given one, to come back with.
+            may_skip: a static leader that comes back may be told that it leads, and skips the assignment (KIP-814).
         """
         async with self.lock:
             before, leader = self._holder(details.instance), self.leader
@@ -133,6 +138,8 @@ class GroupMembers:
                 return self._joined(member)
             if before is not None and self._comes_back(member, before):
                 self.touch(member)
+                if may_skip:
+                    return replace(self._joined(member), skips_assignment=member.id == self.leader)
                 return Joined(self.generation, self.protocol, leader, member.id)
             member.details = replace(details, member=member.id)
             member.fail(Code.UNKNOWN_MEMBER_ID)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import sparklog
+from sparklog.serve.codes import Code
 from sparklog.serve.options import Address, node_ids
 from tests.serve.wire import Wire
 
@@ -54,3 +56,30 @@ def test_every_answer_names_the_same_node_id(tmp_path: Path, serve: Callable[...
     alone = Wire(serve(tmp_path))
     assert alone.ask("DescribeCluster", 0, {})["controllerId"] == 1
     alone.close()
+
+
+def test_a_server_is_a_broker_and_no_controller(tmp_path: Path, serve: Callable[..., Address]) -> None:
+    sparklog.open(tmp_path, create=True)
+    wire = Wire(serve(tmp_path))
+    for kind, code in ((1, Code.NONE), (2, Code.MISMATCHED_ENDPOINT_TYPE), (3, Code.UNSUPPORTED_ENDPOINT_TYPE)):
+        answer = wire.ask("DescribeCluster", 2, {"endpointType": kind})
+        assert (answer["errorCode"], len(answer["brokers"])) == (code, int(code == Code.NONE))
+    wire.close()
+
+
+# Log start 2, end 5; the greatest time is that of offset 3.
+SPECIAL_OFFSETS = {-1: 5, -2: 2, -3: 3, -4: 2, -5: -1, 200: 3}
+FIRST_VERSIONS = {-1: 1, -2: 1, -3: 7, -4: 8, -5: 9, -6: 11, -9: 99, 200: 1}
+
+
+def test_offsets_of_special_timestamps(tmp_path: Path, serve: Callable[..., Address]) -> None:
+    topic = sparklog.open(tmp_path, create=True).create_topic("t")
+    topic.append({"value": list("abcde"), "timestamp": [1, 2, 150, 300, 250]})
+    topic.delete_records({0: 2})
+    wire = Wire(serve(tmp_path))
+    for version, (time_ms, first) in product(range(1, 10), FIRST_VERSIONS.items()):
+        asked = {"topics": [{"name": "t", "partitions": [{"partitionIndex": 0, "timestamp": time_ms}]}]}
+        row = wire.ask("ListOffsets", version, asked)["topics"][0]["partitions"][0]
+        expected = (0, SPECIAL_OFFSETS[time_ms]) if version >= first else (Code.UNSUPPORTED_VERSION, -1)
+        assert (row["errorCode"], row["offset"]) == expected, (version, time_ms)
+    wire.close()

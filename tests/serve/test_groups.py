@@ -215,6 +215,35 @@ def test_operators_see_and_change_groups(serve: Callable[..., Address], tmp_path
     admin.close()
 
 
+def test_several_groups_in_one_request(serve: Callable[..., Address], tmp_path: Path) -> None:
+    topic_of(tmp_path, partitions=2)
+    for number, name in enumerate(("g0", "g1")):
+        sparklog.Groups(tmp_path).group(name).alter({"t": {number: 10 + number}})
+    address = serve(tmp_path)
+    wire = Wire(address)
+    for version in (4, 5, 6):
+        rows = wire.ask("FindCoordinator", version, {"coordinatorKeys": ["g0", "", "g1"]})["coordinators"]
+        assert [(row["key"], row["errorCode"], row["port"]) for row in rows] == [
+            ("g0", Code.NONE, address.port),
+            ("", Code.INVALID_GROUP_ID, 0),
+            ("g1", Code.NONE, address.port),
+        ]
+    answer = wire.ask("FindCoordinator", 6, {"keyType": 2, "coordinatorKeys": ["g0"]})["coordinators"][0]
+    assert answer["errorCode"] == Code.INVALID_REQUEST
+    named = [{"name": "t", "partitionIndexes": [0, 1]}]
+    asked = [{"groupId": "g0", "topics": None}, {"groupId": "", "topics": named}, {"groupId": "g1", "topics": named}]
+    for version in (8, 9):
+        rows = wire.ask("OffsetFetch", version, {"groups": asked})["groups"]
+        assert [(row["groupId"], row["errorCode"]) for row in rows] == [
+            ("g0", 0),
+            ("", Code.INVALID_GROUP_ID),
+            ("g1", 0),
+        ]
+        offsets = [[part["committedOffset"] for topic in row["topics"] for part in topic["partitions"]] for row in rows]
+        assert offsets == [[10], [], [-1, 11]]
+    wire.close()
+
+
 def test_a_name_that_no_group_can_have_is_refused(serve: Callable[..., Address], tmp_path: Path) -> None:
     topic_of(tmp_path, partitions=1)
     wire = Wire(serve(tmp_path))

@@ -40,11 +40,12 @@ class StaticMember:
         self.wire = Wire(address)
         self.instance, self.member, self.generation = instance, "", -1
 
-    def join(self, *topics: str, member: str = "", owned: int = 0) -> dict[str, Any]:
+    def join(self, *topics: str, member: str = "", owned: int = 0, version: int = 5) -> dict[str, Any]:
         asked = {"groupId": GROUP, "sessionTimeoutMs": 20_000, "rebalanceTimeoutMs": 20_000, "protocolType": "consumer"}
         asked |= {"memberId": member, "groupInstanceId": self.instance}
         metadata = subscription(*(topics or ("t",)), owned=owned)
-        answer = self.wire.ask("JoinGroup", 5, asked | {"protocols": [{"name": "range", "metadata": metadata}]})
+        asked["protocols"] = [{"name": "range", "metadata": metadata}]
+        answer = self.wire.ask("JoinGroup", version, asked)
         if answer["errorCode"] == Code.NONE:
             self.member, self.generation = answer["memberId"], answer["generationId"]
         return answer
@@ -137,6 +138,19 @@ def test_a_leader_comes_back_and_assigns_nothing(two: Two) -> None:
         again = leading.result()
     assert again["leader"] == a.member
     assert {row["memberId"] for row in again["members"]} == {a.member, b.member}
+
+
+def test_a_leader_that_comes_back_is_told_to_skip_the_assignment(two: Two) -> None:
+    a, b = two
+    answer = a.join(version=9)
+    assert (answer["leader"], answer["skipAssignment"]) == (a.member, True)
+    assert (answer["protocolType"], answer["protocolName"]) == ("consumer", "range")
+    assert {row["memberId"] for row in answer["members"]} == {a.member, b.member}
+    assert a.sync()["assignment"] == b"A"
+    answer = b.join(version=9)
+    assert (answer["leader"], answer["skipAssignment"], answer["members"]) == (a.member, False, [])
+    assert b.sync()["assignment"] == b"B"
+    assert a.heartbeat() == b.heartbeat() == Code.NONE
 
 
 def test_other_topics_begin_a_rebalance(two: Two) -> None:

@@ -4,12 +4,13 @@
 member (generation -1) sets offsets as an operator does, while the group has no members. A group whose members are not
 this server's (consumers of sparklog's, a Spark query, another server) is described by its journal.
 
-Left out: KIP-848's protocol, in which a broker computes the assignment; several groups in one question (OffsetFetch 8,
-FindCoordinator 4); a retention of one commit's own; leader epochs in answers; coordinators of transactions.
+Left out: KIP-848's protocol, in which a broker computes the assignment; a retention of one commit's own; leader epochs
+in answers; coordinators of transactions.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from functools import wraps
 from typing import Any
@@ -32,7 +33,10 @@ from sparklog.serve.services import ServedRequest
 from sparklog.serve.users import GROUP, READ
 
 CONSUMER, CLASSIC = "consumer", "classic"
-OF_A_GROUP = 0
+OF_A_GROUP, OF_A_SHARE = 0, 2
+"""Types of keys of FindCoordinator; 1 is a transaction."""
+GROUPS_VERSION, KEYS_VERSION = 8, 4
+"""The first versions of OffsetFetch and of FindCoordinator that ask for several groups at once."""
 NO_OFFSET: Fields = {"committedOffset": -1, "metadata": ""}
 
 
@@ -102,14 +106,17 @@ async def join_group(request: ServedRequest) -> Fields:
             raise CodeError(Code.INVALID_SESSION_TIMEOUT)
         coordinator = _coordinator_of(request, fields["groupId"])
         await coordinator.check_owner(fields["groupId"])
-        joined = await coordinator.members(fields["groupId"]).join(details, id_first=request.version >= 4)
+        members, version = coordinator.members(fields["groupId"]), request.version
+        joined = await members.join(details, id_first=version >= 4, may_skip=version >= 9)
     except FAILURES as error:
         member = error.fields.get("memberId", "") if isinstance(error, CodeError) else ""
         return {"errorCode": _code(error), "generationId": -1, "memberId": member or details.member}
     return {
         "generationId": joined.generation,
+        "protocolType": details.kind,
         "protocolName": joined.protocol,
         "leader": joined.leader,
+        "skipAssignment": joined.skips_assignment,
         "memberId": joined.member,
         "members": [
             {"memberId": one.id, "groupInstanceId": one.details.instance, "metadata": one.metadata(joined.protocol)}
@@ -200,7 +207,20 @@ async def _commit(coordinator: Coordinator, fields: Fields, positions: Positions
 
 
 async def offset_fetch(request: ServedRequest) -> Fields:
-    group, asked = request.fields["groupId"], request.fields["topics"]
+    if request.version < GROUPS_VERSION:
+        return await _offset_fetch(request, request.fields["groupId"], request.fields["topics"])
+    rows = []
+    for asked in request.fields["groups"]:
+        answer = await _offset_fetch(request, asked["groupId"], asked["topics"])
+        if answer.get("errorCode"):
+            # As on a broker: the code of the group is enough.
+            answer["topics"] = []
+        rows.append({"groupId": asked["groupId"], **answer})
+    return {"groups": rows}
+
+
+async def _offset_fetch(request: ServedRequest, group: str, asked: list[Fields] | None) -> Fields:
+    """Return the committed offsets of a group, of all topics if none are asked for."""
     numbers = None if asked is None else {topic["name"]: topic["partitionIndexes"] for topic in asked}
     try:
         coordinator = _coordinator_of(request, group, reading=True)
@@ -256,8 +276,18 @@ async def offset_delete(request: ServedRequest) -> Fields:
 
 
 async def find_coordinator(request: ServedRequest) -> Fields:
-    group, services, coordinator = request.fields["key"], request.services, request.services.coordinator
+    if request.version < KEYS_VERSION:
+        return await _find_coordinator(request, request.fields["key"])
+    keys = request.fields["coordinatorKeys"]
+    answers = await asyncio.gather(*(_find_coordinator(request, key) for key in keys))
+    return {"coordinators": [{"key": key, **answer} for key, answer in zip(keys, answers, strict=True)]}
+
+
+async def _find_coordinator(request: ServedRequest, group: str) -> Fields:
+    services, coordinator = request.services, request.services.coordinator
     try:
+        if request.fields["keyType"] == OF_A_SHARE:
+            raise CodeError(Code.INVALID_REQUEST, "share groups are not served")
         if request.fields["keyType"] != OF_A_GROUP:
             text = "transactions are not served: use sparklog.transactional"
             raise CodeError(Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, text)

@@ -12,15 +12,19 @@ from contextlib import suppress
 from sparklog.errors import SparklogError
 from sparklog.format.coordinators.message_schema import NO_UUID, Fields
 from sparklog.log.journal.names import is_topic_name
-from sparklog.serve.codes import Code, by_partition, code_of
+from sparklog.serve.codes import Code, CodeError, by_partition, code_of, failure
 from sparklog.serve.served_log import DENIED
 from sparklog.serve.services import ServedRequest, Services
 from sparklog.serve.users import READ, WRITE
 
 INTERNAL = ("__consumer_offsets", "__transaction_state", "__share_group_state")
+BROKERS, CONTROLLERS = 1, 2
+"""Endpoint types of DescribeCluster."""
 ID_VERSION = 12
 """The first version of Metadata in which topics may be asked for by id."""
-LATEST, EARLIEST, GREATEST_TIME = -1, -2, -3
+LATEST, EARLIEST, GREATEST_TIME, EARLIEST_LOCAL, LATEST_TIERED = range(-1, -6, -1)
+OFFSET_VERSIONS = {LATEST: 1, EARLIEST: 1, GREATEST_TIME: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9}
+"""The version of ListOffsets that each of Kafka's special timestamps came with."""
 
 
 def metadata(request: ServedRequest) -> Fields:
@@ -73,7 +77,14 @@ def may_see(request: ServedRequest, name: str) -> bool:
 
 
 def describe_cluster(request: ServedRequest) -> Fields:
-    return _cluster(request.services, "brokerId")
+    endpoint = request.fields["endpointType"]
+    if endpoint == BROKERS:
+        return _cluster(request.services, "brokerId")
+    if endpoint == CONTROLLERS:
+        error = CodeError(Code.MISMATCHED_ENDPOINT_TYPE, "this server is a broker to its clients, not a controller")
+    else:
+        error = CodeError(Code.UNSUPPORTED_ENDPOINT_TYPE, f"expected endpoint type 1 or 2, found {endpoint}")
+    return failure(error)
 
 
 def _cluster(services: Services, id_name: str) -> Fields:
@@ -122,7 +133,12 @@ def list_offsets(request: ServedRequest) -> Fields:
         bounds = seen.ends.get(row["partitionIndex"])
         if bounds is None:
             return {"errorCode": seen.code}
-        if row["timestamp"] == EARLIEST:
+        if row["timestamp"] < 0 and request.version < OFFSET_VERSIONS.get(row["timestamp"], 1 << 15):
+            return {"errorCode": Code.UNSUPPORTED_VERSION}
+        if row["timestamp"] == LATEST_TIERED:
+            # There is no tiered storage: a broker without it has no such offset either.
+            return {}
+        if row["timestamp"] in (EARLIEST, EARLIEST_LOCAL):
             return {"offset": bounds.log_start}
         end = bounds.end(request.isolation)
         return {"offset": end} if row["timestamp"] == LATEST else _by_time(request, topic, row, end)

@@ -59,14 +59,14 @@ BEFORE_LOGIN = (17, API_VERSIONS, 36)
 APIS = {
     api.key: api
     for api in (
-        Api(PRODUCE, "Produce", 3, 9, "produce"),
+        Api(PRODUCE, "Produce", 3, 11, "produce"),
         Api(1, "Fetch", 4, 11, "fetch"),
-        Api(2, "ListOffsets", 1, 7, "metadata"),
+        Api(2, "ListOffsets", 1, 9, "metadata"),
         Api(3, "Metadata", 0, 12, "metadata"),
         Api(8, "OffsetCommit", 2, 8, "groups"),
-        Api(9, "OffsetFetch", 1, 7, "groups"),
-        Api(10, "FindCoordinator", 0, 3, "groups"),
-        Api(11, "JoinGroup", 0, 6, "groups"),
+        Api(9, "OffsetFetch", 1, 9, "groups"),
+        Api(10, "FindCoordinator", 0, 6, "groups"),
+        Api(11, "JoinGroup", 0, 9, "groups"),
         Api(12, "Heartbeat", 0, 4, "groups"),
         Api(13, "LeaveGroup", 0, 4, "groups"),
         Api(14, "SyncGroup", 0, 4, "groups"),
@@ -86,7 +86,7 @@ APIS = {
         Api(42, "DeleteGroups", 0, 2, "groups"),
         Api(44, "IncrementalAlterConfigs", 0, 1, "topics"),
         Api(47, "OffsetDelete", 0, 0, "groups"),
-        Api(60, "DescribeCluster", 0, 1, "metadata"),
+        Api(60, "DescribeCluster", 0, 2, "metadata"),
     )
 }
 
