@@ -74,7 +74,6 @@ INDIRECT: Mapping[str, tuple[str, ...]] = {
     "sparklog/storage/wrapper_store.py": ("tests/maintenance/test_throttle.py",),
     "sparklog/tools/verification/kafka_partition.py": ("tests/tools/verification/test_kafka.py",),
     "sparklog/view.py": ("tests/kafka/test_directory.py",),
-    "sparklog/cli/commands/serve.py": ("tests/serve/test_command.py",),
     "sparklog/serve/apis/sasl.py": ("tests/serve/test_users.py",),
     "sparklog/serve/apis/topics.py": ("tests/serve/test_producing.py",),
     "sparklog/serve/appends.py": ("tests/serve/test_producing.py",),

@@ -338,11 +338,15 @@ def _words_of(words: str, value: str) -> list[str]:
 
 
 def _of_properties(option: str, table: Mapping[str, KafkaAnswer], pairs: dict[str, str]) -> list[str]:
-    if table is READER and pairs.get("parse.key", "").strip().lower() == "true":
-        pairs.setdefault("key.separator", "\t")
-    elif table is READER:
-        # Kafka does not look at it then.
-        pairs.pop("key.separator", None)
+    if table is READER:
+        parsed = [pairs.get(f"parse.{part}", "").strip().lower() == "true" for part in ("key", "headers")]
+        has_keys, has_headers = parsed
+        if has_keys:
+            pairs.setdefault("key.separator", "\t")
+        # Kafka does not look at the separators of what it does not parse.
+        unused = {"key.separator": has_keys, "headers.": has_headers, "ignore.error": any(parsed)}
+        absent = tuple(name for name, is_used in unused.items() if not is_used)
+        pairs = {name: value for name, value in pairs.items() if not name.startswith(absent)}
     result = []
     for name, value in pairs.items():
         entry = next((entry for entry in table if entry == name or (entry[-1] == "." and name.startswith(entry))), None)
@@ -362,6 +366,9 @@ def _of_kcat(words: Sequence[str]) -> str:
         raise UsageError(f"kcat: {error}; see `sparklog consume --help`") from None
     mode = next((KCAT_MODES[letter] for letter, _ in pairs if letter in KCAT_MODES), "consume")
     result: list[str] = []
+    if any(letter == "-f" for letter, _ in pairs):
+        # A format says all that is printed, to kcat as well.
+        pairs = [pair for pair in pairs if pair[0] not in ("-D", "-J", "-K")]
     for letter, value in pairs:
         here = KCAT[mode].get(letter, KCAT[mode].get(f"{letter}:"))
         part, _, number = value.partition("=")

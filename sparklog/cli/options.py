@@ -29,9 +29,18 @@ def root_option(text: str) -> Any:
 
 
 def whole_number(
-    *names: str, text: str, low: int = 0, high: int = INT64_MAX, metavar: str = "N", default: bool | str = True
+    *names: str,
+    text: str,
+    low: int = 0,
+    high: int = INT64_MAX,
+    metavar: str = "N",
+    default: bool | str = True,
+    **rule: str,
 ) -> Any:
-    """Return an option for a whole number from `low` to `high`; a usage error says so of anything else."""
+    """Return an option for a whole number from `low` to `high`; a usage error says so of anything else.
+
+    `rule`: what it excludes and needs.
+    """
     span = f"of at least {low}" if high == INT64_MAX else f"from {low} to {high}"
 
     def parse(value: object) -> int:
@@ -40,7 +49,7 @@ def whole_number(
         except ValueError:
             raise BadParameter(f"expected a whole number {span}, found {str(value)!r}") from None
 
-    return Option(*names, parser=parse, metavar=metavar, help=text, show_default=default)
+    return Option(*names, parser=parse, metavar=metavar, help=text, show_default=default, **rule)
 
 
 RootOption = Annotated[str, root_option("Folder of the topics.")]
@@ -88,7 +97,7 @@ QuickOption = Annotated[
     bool, Option("--quick", help="Read only the logs; of files check whether they exist and how long they are.")
 ]
 DryRunOption = Annotated[bool, Option("--dry-run", help="Change nothing: check, and print what would be done.")]
-ExecuteOption = Annotated[bool, Option("--execute", help="Do it.")]
+ExecuteOption = Annotated[bool, Option("--execute", excludes="--dry-run", help="Do it.")]
 QuietOption = Annotated[bool, Option("--quiet", "-q", help="No progress on stderr.")]
 
 
@@ -131,16 +140,22 @@ class TopicOrPattern(OneTopic):
     """The topic that a command changes at once, or all that a pattern matches: of these nothing without --execute."""
 
     pattern: Annotated[
-        str | None, Option(metavar="REGEX", help="Instead of TOPIC: all whose whole names match; see --execute.")
+        str | None,
+        Option(
+            metavar="REGEX",
+            excludes="TOPIC --topic",
+            help="Instead of TOPIC: all whose whole names match; see --execute.",
+        ),
     ] = None
-    execute: Annotated[bool, Option(help="With --pattern: do it. Without, it is shown alone.")] = False
+    execute: Annotated[
+        bool,
+        Option(needs="--pattern", excludes="--dry-run", help="With --pattern: do it. Without, it is shown alone."),
+    ] = False
     dry_run: DryRunOption = False
 
     @property
     def executes(self) -> bool:
         """True if something is to be changed."""
-        if self.execute and (self.dry_run or self.pattern is None):
-            raise BadParameter("it is for --pattern, and one of it and --dry-run is enough", param_hint="'--execute'")
         return self.execute if self.pattern is not None else not self.dry_run
 
     def matching(self, topics: Callable[[], Sequence[str]], location: str) -> list[str]:
@@ -150,8 +165,6 @@ class TopicOrPattern(OneTopic):
                 expected = f"expected a topic, found {self.name!r}"
                 raise BadParameter(f"{expected}: --pattern takes a regular expression, and changes with --execute")
             return [self.name]
-        if one_of(self.topic, self.topic_option) is not None:
-            raise BadParameter("expected TOPIC or a pattern, found both: leave one out", param_hint="'--pattern'")
         try:
             pattern = re.compile(self.pattern)
         except re.error as error:
@@ -273,6 +286,12 @@ def parse_time(text: str, option: str = "--from-timestamp") -> int:
     return millis
 
 
+def check_order(start: str, first: int, end: str, last: int) -> None:
+    """Raise a usage error if a range ends before it begins; `start` and `end` are the options with their values."""
+    if first > last:
+        raise BadParameter(f"{start} is after {end}, so there is nothing between them: exchange the values")
+
+
 def parse_as_of(text: str | None) -> tuple[int | None, int | None]:
     """Return version and time (ms since the epoch), at most one of them."""
     if text is None:
@@ -291,7 +310,10 @@ RULE = re.compile(r"([^:,]*)(?::(?:([0-9]*)|([0-9]*)-([0-9]*)))?")
 class TopicChoice(Topics):
     """Topics by name or by patterns."""
 
-    include: Annotated[str | None, Option(metavar="PATTERN", help="Topics that the regular expression matches.")] = None
+    include: Annotated[
+        str | None,
+        Option(metavar="PATTERN", excludes="TOPIC --topic", help="Topics that the regular expression matches."),
+    ] = None
     exclude_internal: Annotated[
         bool, Option("--exclude-internal", "--exclude-internal-topics", help="Without __consumer_offsets and its like.")
     ] = False
@@ -303,8 +325,8 @@ class TopicChoice(Topics):
 
         names = comma_separated(self.topic_option)
         pattern = "|".join(names) if self.include is None and not all(map(is_topic_name, names)) else self.include
-        if pattern is not None and (self.topics or (self.include is not None and names)):
-            raise BadParameter("give topics or --include, not both")
+        if pattern is not None and self.topics:
+            raise BadParameter(f"give TOPIC or --topic {pattern}, not both: a pattern says which topics are meant")
         return pattern
 
     @property
@@ -356,15 +378,19 @@ class PartitionChoice(TopicChoice):
     topic_option: Annotated[list[str] | None, Option("--topic", metavar="NAME", help="The same; or a pattern.")] = None
     partitions: Annotated[str | None, Option(metavar="N,...", help="Only these partitions.", show_default="all")] = None
     topic_partitions: Annotated[
-        str | None, Option(metavar="TOPIC[:N|:N-M],...", help="Only these, the last one not included.")
+        str | None,
+        Option(
+            metavar="TOPIC[:N|:N-M],...",
+            excludes="TOPIC --topic --include --partitions",
+            why="it says topics and partitions",
+            help="Only these, the last one not included.",
+        ),
     ] = None
 
     @property
     def pattern(self) -> str | None:
         if self.topic_partitions is None:
             return super().pattern
-        if self.topics or self.topic_option or self.include or self.partitions:
-            raise BadParameter("it says topics and partitions: leave out the others", param_hint="'--topic-partitions'")
         return "|".join(rule.topics.pattern for rule in self.rules())
 
     def rules(self) -> list[PartitionRule]:

@@ -26,6 +26,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import click
 
 from sparklog.cli.locations import user_settings
+from sparklog.cli.option_rules import Rule, check
 from sparklog.cli.terminal import Output, log_from
 
 SECONDS = 1.0
@@ -91,15 +92,30 @@ class Option:
     """An option that a parameter is; `names` may leave out `--its-name`, or `--its-name/--no-its-name` of a flag that
     is on.
 
-    `show_default`: the text for a default that says nothing itself. `settings`: of `click.Option`, or of `click.Path`
+    `show_default`: the text for a default that says nothing itself. `excludes` and `needs` name other options of the
+    command, with blanks between them (`sparklog.cli.option_rules`). `settings`: of `click.Option`, or of `click.Path`
     where the type is a path.
     """
 
-    def __init__(self, *names: str, parser: Any = None, show_default: bool | str = True, **settings: Any) -> None:
+    def __init__(
+        self,
+        *names: str,
+        parser: Any = None,
+        show_default: bool | str = True,
+        excludes: str = "",
+        needs: str = "",
+        why: str = "",
+        **settings: Any,
+    ) -> None:
         self.names = names
         self.parser = parser
         self.show_default = show_default
+        self.excludes, self.needs, self.why = excludes, needs, why
         self.settings = settings
+
+    def rule(self, name: str) -> Rule:
+        """Return the rule about this option, which the parameter `name` is."""
+        return Rule(name, tuple(self.excludes.split()), tuple(self.needs.split()), self.why)
 
     def parameter(self, name: str, kind: Any, default: Any) -> click.Parameter:
         """Return click's parameter; `kind`: the annotation without this; `default`: `Parameter.empty` if there is none.
@@ -152,6 +168,7 @@ def _item(kind: Any) -> Any:
 
 
 JsonOption = Annotated[bool, Option("--json", help="Print JSON, for scripts.")]
+JsonOrOutputOption = Annotated[bool, Option("--json", excludes="--output", help="Print JSON, for scripts.")]
 OutputOption = Annotated[
     Literal["table", "json", "csv"], Option("--output", envvar="SPARKLOG_OUTPUT", help="The form of what is printed.")
 ]
@@ -170,6 +187,7 @@ class FunctionCommand(click.Command):
     def __init__(self, name: str, run: Callable[..., Any], **settings: Any) -> None:
         super().__init__(name, callback=self._call, context_settings=SHORT_HELP, **settings)
         self._run = run
+        self.rules: list[Rule] = []
 
     @cached_property
     def _declared(self) -> Signature:
@@ -177,10 +195,13 @@ class FunctionCommand(click.Command):
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         if not self.params:
-            self.params = list(_parameters(self._declared))
+            declared = list(_declarations(self._declared))
             if self._declared.return_annotation is Output:
-                self.params.append(_parameter("output", OutputOption, "table"))
-                self.params.append(_parameter("as_json", JsonOption, False))
+                declared += [("output", OutputOption, "table"), ("as_json", JsonOrOutputOption, False)]
+            for name, annotation, default in declared:
+                kind, option = get_args(annotation)
+                self.params.append(option.parameter(name, kind, default))
+                self.rules.append(option.rule(name))
             self.params.extend(_logging_options())
         return super().get_params(ctx)
 
@@ -195,7 +216,10 @@ class FunctionCommand(click.Command):
                 from sparklog.cli.kafka_words import option_words
 
                 args = option_words(ctx.command_path.partition(" ")[2], args, options)
-            return super().parse_args(ctx, args)
+            rest = super().parse_args(ctx, args)
+            if not ctx.resilient_parsing:
+                check(self.rules, ctx)
+            return rest
         except click.UsageError as error:
             # click leaves it out of the error for an option without its value.
             error.ctx = error.ctx or ctx
@@ -228,19 +252,13 @@ def _signature(function: Any) -> Signature:
     return signature(function, eval_str=True)
 
 
-def _parameters(declared: Signature) -> Iterator[click.Parameter]:
-    """Return click's parameters, with those of data classes one by one."""
+def _declarations(declared: Signature) -> Iterator[tuple[str, Any, Any]]:
+    """Return name, annotation and default of the parameters, with those of data classes one by one."""
     for parameter in declared.parameters.values():
         if is_dataclass(parameter.annotation):
-            yield from _parameters(_signature(parameter.annotation))
+            yield from _declarations(_signature(parameter.annotation))
         else:
-            yield _parameter(parameter.name, parameter.annotation, parameter.default)
-
-
-def _parameter(name: str, annotation: Any, default: Any) -> click.Parameter:
-    kind, option = get_args(annotation)
-    made: click.Parameter = option.parameter(name, kind, default)
-    return made
+            yield parameter.name, parameter.annotation, parameter.default
 
 
 def _called(run: Any, declared: Signature, values: Mapping[str, Any]) -> Any:

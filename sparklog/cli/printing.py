@@ -82,6 +82,11 @@ def one_format(name: str | None, schemas: list[str] | None, part: str) -> "Value
 
 Formatter = Callable[["pa.RecordBatch"], bytes]
 FORMAT_HELP = r"Instead of columns, as kcat's -f: %t %p %o %T %h %k %K %s %S, then \n if wanted; null is nothing."
+COLUMN_OPTIONS = (
+    "--json --print-timestamp --print-partition --print-offset --print-headers --print-key --no-print-value "
+    "--key-separator --line-separator --headers-separator"
+)
+COLUMN_REASON = "a format says all that is printed"
 LimitOption = Annotated[int | None, whole_number("--max-messages", "-n", text="End after so many.")]
 
 
@@ -113,7 +118,9 @@ class Printing(Columns):
     line_separator: Annotated[str, Option(help="After each record.", show_default="a new line")] = "\n"
     headers_separator: Annotated[str, Option(help="Between headers.")] = ","
     null_literal: Annotated[str | None, Option(help="Stands for a null key or value.", show_default="null")] = None
-    format_: Annotated[str | None, Option("--format", metavar="TEXT", help=FORMAT_HELP)] = None
+    format_: Annotated[
+        str | None, Option("--format", metavar="TEXT", excludes=COLUMN_OPTIONS, why=COLUMN_REASON, help=FORMAT_HELP)
+    ] = None
 
     def formatter(self, values: "RecordValues", as_json: bool) -> tuple[tuple[str, ...], Formatter]:
         """Return the columns to read, and the function that makes bytes of them."""
@@ -121,8 +128,6 @@ class Printing(Columns):
         from sparklog.log.state.view import COLUMNS
 
         if as_json:
-            if self.format_ is not None:
-                raise BadParameter("give one of --format and --json")
             return COLUMNS, lambda batch: format_json(batch, values)
         null = None if self.null_literal is None else unescaped(self.null_literal)
         if self.format_ is not None:

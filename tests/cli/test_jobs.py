@@ -82,8 +82,8 @@ def test_doctor_fails_when_a_job_is_too_old(sparklog: Sparklog, filled: Path) ->
         (["--max-age", "3"], "expected a time such as 90s, 45m, 3h or 2d, found '3'"),
         (["--max-age", "h"], "found 'h'"),
         (["--max-age", "-3h"], "found '-3h'"),
-        (["--max-age", "3h", "--cost"], "leave out the other checks"),
-        (["--max-age", "3h", "--store", "/tmp"], "give --root"),
+        (["--max-age", "3h", "--cost"], "give --cost or --max-age, not both"),
+        (["--max-age", "3h", "--store", "/tmp"], "give --max-age or --store, not both"),
     ],
 )
 def test_wrong_ages(sparklog: Sparklog, words: list[str], line: str) -> None:
@@ -98,4 +98,5 @@ def test_describe_fails_where_a_group_lags_too_far(sparklog: Sparklog, filled: P
     assert "group billing lags by 2 records in orders-0, at most 1 are allowed" in late.err
     as_json = sparklog("groups", "describe", "--all-groups", "--max-lag", 1, "--json", code=1)
     assert json.loads(as_json.out)[0]["lag"] == 2
-    assert "goes with the offsets" in sparklog("groups", "describe", "billing", "--state", "--max-lag", 1, code=2).err
+    wrong = sparklog("groups", "describe", "billing", "--state", "--max-lag", 1, code=2)
+    assert "give --max-lag or --state, not both" in wrong.err

@@ -106,7 +106,7 @@ def test_it_follows_until_it_is_interrupted(sparklog: Sparklog, root: Path, monk
         (("orders", "--to", "a/b", "--partitions", 2), 1, "a/b"),
         (("orders", "--to", "new"), 2, "--partitions"),
         (("orders", "--partitions", 2), 2, "--to"),
-        (("orders", "--to", "new", "--partitions", 2, "--follow", "--move-groups"), 2, "expected one of --follow and"),
+        (("orders", "--to", "new", "--partitions", 2, "--follow", "--move-groups"), 2, "not both"),
     ],
 )
 def test_wrong_input_is_one_line(sparklog: Sparklog, arguments: tuple[str, ...], code: int, says: str) -> None:

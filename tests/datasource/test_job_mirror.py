@@ -64,7 +64,7 @@ def test_what_a_command_line_means(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (["--topics", "a", "--pattern", "b"], "give one of --topics and --pattern"),
+        (["--topics", "a", "--pattern", "b"], "give --pattern or --topics, not both"),
         ([], "--topics"),
         (["--topics", " ,"], "names no topic"),
         (["--pattern", "("], "not a regular expression"),

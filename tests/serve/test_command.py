@@ -20,6 +20,7 @@ from unittest.mock import Mock
 import pytest
 
 import sparklog
+from sparklog.cli.commands.serve import Listening
 from sparklog.errors import BadRequest, Unavailable
 from sparklog.opening import resolve
 from sparklog.serve.connection import WRITE_BYTES, Connection
@@ -215,3 +216,12 @@ def test_a_server_that_takes_records_loads_their_kernels_before_a_producer_comes
     options = ServeOptions(Address("127.0.0.1", 0), writable=writable)
     asyncio.run(server.serve_until_signal(server.open_served(resolve(str(tmp_path))), options, ready))
     assert loaded == ["check_records"] * writable
+
+
+def test_an_advertised_port_that_is_not_the_own_one_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    Listening(listen="127.0.0.1:9092", advertise=["127.0.0.1:19092"]).options(writable=False, auto_create=False)
+    told = "clients are sent to 127.0.0.1:19092, but this server listens on 127.0.0.1:9092"
+    assert told in capsys.readouterr().err
+    for advertise in (None, ["127.0.0.1:9092", "127.0.0.1:9093"], ["log.example.org:9092"]):
+        Listening(listen="127.0.0.1:9092", advertise=advertise).options(writable=False, auto_create=False)
+    assert capsys.readouterr().err == ""

@@ -34,8 +34,22 @@ DAY_MS = 86_400_000
 class Backups:
     """The backups that are there: which are shown or dropped."""
 
-    list_: Annotated[bool, Option("--list", help="Show the backups there are; make none.")] = False
-    prune: Annotated[bool, Option(help="Drop old backups by --keep or --keep-days; make none.")] = False
+    list_: Annotated[
+        bool,
+        Option(
+            "--list",
+            excludes="--prune --keep --keep-days --topic --link --dry-run",
+            help="Show the backups there are; make none.",
+        ),
+    ] = False
+    prune: Annotated[
+        bool,
+        Option(
+            needs="--keep --keep-days",
+            excludes="--topic --link",
+            help="Drop old backups by --keep or --keep-days; make none.",
+        ),
+    ] = False
     keep: Annotated[int | None, opt.whole_number(low=1, text="Afterwards drop all but the newest N.")] = None
     keep_days: Annotated[
         int | None, opt.whole_number(metavar="DAYS", text="Afterwards drop backups that are older than this.")
@@ -232,7 +246,14 @@ def repartition(
     partitions: Annotated[int, whole_number("-p", low=1, text="Of the new topic.", default=False)],
     root: RootOption,
     follow: Annotated[bool, Option("-f", help="Go on with what comes later, until interrupted.")] = False,
-    move_groups: Annotated[bool, Option(help="At the end, set the groups' offsets in the new topic.")] = False,
+    move_groups: Annotated[
+        bool,
+        Option(
+            excludes="--follow",
+            why="groups are moved when writers have stopped",
+            help="At the end, set the groups' offsets in the new topic.",
+        ),
+    ] = False,
     quiet: QuietOption = False,
 ) -> Output:
     """Copy a topic into one with another number of partitions, each record to the partition of its key.
@@ -243,8 +264,6 @@ def repartition(
     """
     from sparklog.tools.repartition import repartition as run
 
-    if follow and move_groups:
-        raise BadParameter("expected one of --follow and --move-groups: groups are moved when writers have stopped")
     opened = open_root(root)
     total = 0
     with StatusLine("repartition", quiet=quiet) as status:

@@ -28,7 +28,13 @@ if TYPE_CHECKING:
 
 app = Commands("configs", "Show and change configs of topics and defaults of a root, and say what each one means.")
 RootDefaultsOption = Annotated[
-    bool, Option("--root-defaults", help="Of no topic: the root's defaults, under a broker's names.")
+    bool,
+    Option(
+        "--root-defaults",
+        excludes="TOPIC --topic",
+        why="defaults are of the root, not of a topic",
+        help="Of no topic: the root's defaults, under a broker's names.",
+    ),
 ]
 
 # Kafka's rule: commas divide, but not inside of brackets.
@@ -57,8 +63,6 @@ def describe(
     log = source.root
     defaults = log.defaults()
     if root_defaults:
-        if topics.names:
-            raise BadParameter("expected topics or the root's defaults, found both", param_hint="'--root-defaults'")
         return _of_root(defaults, everything)
     configs_of = source.each(topics.names, lambda name: (name, describe_configs(name, _head(log, name), defaults)))
     columns = ("name", "value", "source", "default")
@@ -169,8 +173,6 @@ def alter(
 
 
 def _altered_defaults(log: Root, topic: opt.TopicOrPattern, changes: dict[str, str | None], force: bool) -> Output:
-    if opt.one_of(topic.topic, topic.topic_option) is not None:
-        raise BadParameter("expected TOPIC or the root's defaults, found both", param_hint="'--root-defaults'")
     before, pattern = log.defaults(), topic.pattern
     if topic.dry_run:
         after = before.changed(changes, pattern, force=force)

@@ -33,6 +33,7 @@ GROUP_POLL_S = 1.0
 MAX_POLL_RECORDS = 500
 """Kafka's `max.poll.records`: after an interrupt no more come again than these."""
 EXIT_DELETED = 3
+ONE_START, ONE_END = "each is a place to start", "each says where to end"
 OFFSET_HELP = "Start here; N needs --partition, -N is so many before the end."
 SINCE_HELP = "Start at the first record not older: milliseconds, or 2026-01-31T12:00:00 (UTC unless it says)."
 TIMEOUT_HELP = "With --follow: end when nothing came for so long."
@@ -50,13 +51,9 @@ class ChosenRecords(opt.TopicChoice):
     ] = None
     partition: Annotated[int | None, opt.whole_number("-p", text="Only this partition.")] = None
     key: Annotated[list[str] | None, Option("-k", help="Only records with this key; may be repeated.")] = None
-    all_partitions: Annotated[bool, Option(help="Look for --key in all of them.")] = False
-
-    def check(self, group: str | None) -> None:
-        if group is not None and self.key:
-            raise BadParameter("a group reads all records: leave out --group", param_hint="'--key'")
-        if self.all_partitions and (not self.key or self.partition is not None):
-            raise BadParameter("it goes with --key, without --partition", param_hint="'--all-partitions'")
+    all_partitions: Annotated[
+        bool, Option(needs="--key", excludes="--partition", help="Look for --key in all of them.")
+    ] = False
 
     def topics_of(self, source: OpenFolder) -> list[str]:
         """Return the topics to read: those named, those that match, or the only one."""
@@ -81,15 +78,43 @@ class ReadExtent:
     """Start and end of what is read of each topic."""
 
     group: Annotated[
-        str | None, Option("-g", metavar="NAME", help="Share the topics with its members, commit what is printed.")
+        str | None,
+        Option(
+            "-g",
+            metavar="NAME",
+            excludes="--key --partition --offset --from-timestamp --to-offset --to-timestamp",
+            why="a group reads all records of its partitions, from its offsets on",
+            help="Share the topics with its members, commit what is printed.",
+        ),
     ] = None
-    from_beginning: Annotated[bool, Option(help="Start at the log start.")] = False
-    offset: Annotated[str | None, Option("-o", metavar="N|-N|earliest|latest", help=OFFSET_HELP)] = None
+    from_beginning: Annotated[
+        bool, Option(excludes="--offset --from-timestamp", why=ONE_START, help="Start at the log start.")
+    ] = False
+    offset: Annotated[
+        str | None,
+        Option("-o", metavar="N|-N|earliest|latest", excludes="--from-timestamp", why=ONE_START, help=OFFSET_HELP),
+    ] = None
     timestamp: Annotated[str | None, Option("--from-timestamp", "--timestamp", metavar="TIME", help=SINCE_HELP)] = None
-    to_offset: Annotated[int | None, opt.whole_number(text="End before this offset; needs --partition.")] = None
-    to_timestamp: Annotated[str | None, Option(metavar="TIME", help="End before the first record not older.")] = None
+    to_offset: Annotated[
+        int | None,
+        opt.whole_number(
+            text="End before this offset; needs --partition.",
+            needs="--partition",
+            excludes="--to-timestamp --follow",
+            why=ONE_END,
+        ),
+    ] = None
+    to_timestamp: Annotated[
+        str | None,
+        Option(metavar="TIME", excludes="--follow", why=ONE_END, help="End before the first record not older."),
+    ] = None
     follow: Annotated[bool, Option("-f", help="Wait for more at the end.")] = False
-    timeout_ms: Annotated[int | None, opt.whole_number(metavar="MS", text=TIMEOUT_HELP)] = None
+    timeout_ms: Annotated[
+        int | None,
+        opt.whole_number(
+            metavar="MS", text=TIMEOUT_HELP, needs="--follow --group", why="without it the command ends at the log end"
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         self.since = None if self.timestamp is None else opt.parse_time(self.timestamp)
@@ -98,24 +123,16 @@ class ReadExtent:
 
     def check(self, partition: int | None) -> None:
         """Refuse what contradicts itself, before anything is opened."""
-        starts = {"--from-beginning": self.from_beginning, "--offset": self.offset, "--from-timestamp": self.since}
-        ends = {"--to-offset": self.to_offset, "--to-timestamp": self.until}
-        for options, what in ((starts, "start"), (ends, "end")):
-            names = [name for name, value in options.items() if value is not None and value is not False]
-            if len(names) > 1:
-                raise BadParameter(f"one place to {what}, found {' and '.join(names)}")
-            if names and self.follow and what == "end":
-                raise BadParameter(f"{names[0]} is an end, --follow has none: leave one out")
-            if self.group is not None and names not in ([], ["--from-beginning"]):
-                raise BadParameter(f"its offsets say where: leave out {names[0]}", param_hint="'--group'")
-        if self.group is not None and partition is not None:
-            raise BadParameter("it reads all partitions: leave out --partition", param_hint="'--group'")
         text = self.offset or "earliest"
         if text not in ("earliest", "latest") and not re.fullmatch("-?[0-9]{1,18}", text):
             raise BadParameter(f"expected earliest, latest or a number, found {text!r}", param_hint="'--offset'")
-        if partition is None and (text.isdecimal() or self.to_offset is not None):
-            option = "'--offset'" if text.isdecimal() else "'--to-offset'"
-            raise BadParameter("a number needs --partition: each partition has its own", param_hint=option)
+        if partition is None and text.isdecimal():
+            raise BadParameter("a number needs --partition: each partition has its own", param_hint="'--offset'")
+        if self.since is not None and self.until is not None:
+            starts, ends = f"--from-timestamp {self.timestamp}", f"--to-timestamp {self.to_timestamp}"
+            opt.check_order(starts, self.since, ends, self.until)
+        if text.isdecimal() and self.to_offset is not None:
+            opt.check_order(f"--offset {text}", int(text), f"--to-offset {self.to_offset}", self.to_offset)
 
     def start(self, tail: Tail) -> None:
         """Open a tail, and put it at its start and its end."""
@@ -235,7 +252,6 @@ def consume(
     from sparklog.log.read.topic_scan import Tail
 
     places.check(records.partition)
-    records.check(places.group)
     columns, formatter = printing.formatter(formats.values(), as_json)
     source = open_source(root, follow=places.follow, corrupt_records=corrupt_records, on_skipped=warn)
     names = records.topics_of(source)
@@ -268,7 +284,7 @@ def get(
     topic: opt.TopicOfFolder,
     formats: KeyFormats,
     partition: Annotated[int | None, opt.whole_number("-p", text="Look in this partition.")] = None,
-    all_partitions: Annotated[bool, Option(help="Look in all of them.")] = False,
+    all_partitions: Annotated[bool, Option(excludes="--partition", help="Look in all of them.")] = False,
     isolation: opt.IsolationOption = "read_committed",
     corrupt_records: opt.CorruptOption = "fail",
     columns: Columns,
@@ -284,8 +300,6 @@ def get(
     from sparklog.cli.record_text import format_json
     from sparklog.log.read.key_lookup import latest_record
 
-    if partition is not None and all_partitions:
-        raise BadParameter("--partition and --all-partitions exclude each other")
     key_bytes, values = formats.parse_key(key)
     source = open_source(root, corrupt_records=corrupt_records, on_skipped=warn)
     name = source.one_topic(topic.name_or_none)
@@ -316,7 +330,7 @@ def table(
     *,
     topic: opt.TopicOfFolder,
     as_of: Annotated[str | None, Option(metavar="TIME", help=AS_OF_HELP, show_default="now")] = None,
-    as_of_offsets: Annotated[str | None, Option(metavar="JSON", help=OFFSETS_HELP)] = None,
+    as_of_offsets: Annotated[str | None, Option(metavar="JSON", excludes="--as-of", help=OFFSETS_HELP)] = None,
     max_messages: LimitOption = None,
     corrupt_records: opt.CorruptOption = "fail",
     printing: TablePrinting,
@@ -330,8 +344,6 @@ def table(
     """
     from sparklog.log.read.topic_table import open_table
 
-    if as_of is not None and as_of_offsets is not None:
-        raise BadParameter("give one of --as-of and --as-of-offsets")
     columns, formatter = printing.formatter(formats.values(), as_json)
     moment = _offsets_of(as_of_offsets) if as_of is None else opt.parse_time(as_of, "--as-of")
     source = open_source(root, corrupt_records=corrupt_records, on_skipped=warn)

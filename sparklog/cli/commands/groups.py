@@ -67,12 +67,12 @@ class GroupNames:
     group_option: Annotated[
         list[str] | None, Option("--group", "-g", metavar="NAME", help="The same; may be repeated.")
     ] = None
-    all_groups: Annotated[bool, Option(help="Every group there is.")] = False
+    all_groups: Annotated[bool, Option(excludes="GROUP --group", help="Every group there is.")] = False
 
     def names(self) -> list[str] | None:
         """Return the names, None for all groups."""
         names = list(dict.fromkeys([*(self.groups or ()), *(self.group_option or ())]))
-        if bool(names) == self.all_groups:
+        if not names and not self.all_groups:
             raise BadParameter("name groups, or give --all-groups")
         return names or None
 
@@ -100,10 +100,15 @@ def describe(
     *,
     groups: GroupNames,
     state: Annotated[bool, Option(help="The groups themselves in place of their offsets.")] = False,
-    members: Annotated[bool, Option(help="Their members in place of their offsets.")] = False,
-    verbose: Annotated[bool, Option(help="With --members: which partitions each has.")] = False,
+    members: Annotated[bool, Option(excludes="--state", help="Their members in place of their offsets.")] = False,
+    verbose: Annotated[bool, Option(needs="--members", help="With --members: which partitions each has.")] = False,
     max_lag: Annotated[
-        int | None, opt.whole_number(text="Exit code 1 if a group lags more records in a partition.")
+        int | None,
+        opt.whole_number(
+            text="Exit code 1 if a group lags more records in a partition.",
+            excludes="--state --members",
+            why="lag is shown with the offsets",
+        ),
     ] = None,
 ) -> Output:
     """Show how far groups have read, and how far behind they are, in records and in seconds.
@@ -112,10 +117,6 @@ def describe(
     markers, and records that an open transaction hides, count as unread. Of a Kafka log directory the groups are shown
     whose coordinator's log is there, in the partitions that are there; members are not known.
     """
-    if verbose and not members:
-        raise BadParameter("it goes with --members", param_hint="'--verbose'")
-    if max_lag is not None and (state or members):
-        raise BadParameter("it goes with the offsets: leave out --state and --members", param_hint="'--max-lag'")
     opened = _open_groups(root)
     names = groups.names()
     described = opened.descriptions(names or opened.names(), opened.failures if names is None else None)
@@ -159,7 +160,15 @@ class ResetTo:
     shift_by: Annotated[int | None, opt.whole_number(low=-INT64_MAX, text="N records on; -N: back.")] = None
     to_datetime: Annotated[str | None, Option(metavar="TIME", help="First record not older (ISO 8601 or ms).")] = None
     by_duration: Annotated[str | None, Option(metavar="PnDTnHnMnS", help="So long ago, such as PT2H.")] = None
-    from_file: Annotated[Path | None, Option(metavar="CSV", help="Lines of topic,partition,offset.")] = None
+    from_file: Annotated[
+        Path | None,
+        Option(
+            metavar="CSV",
+            excludes="--topic --all-topics",
+            why="the file names the partitions",
+            help="Lines of topic,partition,offset.",
+        ),
+    ] = None
 
     def scenario(self, group: str) -> Scenario:
         from sparklog.groups.reset import Scenario, To, parse_duration
@@ -184,7 +193,7 @@ def reset(
     *,
     group: OneGroup,
     topic: TopicOption = None,
-    all_topics: Annotated[bool, Option(help="All partitions the group has offsets of.")] = False,
+    all_topics: Annotated[bool, Option(excludes="--topic", help="All partitions the group has offsets of.")] = False,
     to: ResetTo,
     execute: opt.ExecuteOption = False,
     dry_run: Annotated[bool, Option(help="Only show it (the default).")] = False,
@@ -203,11 +212,9 @@ def reset(
     """
     from sparklog.groups.reset import plan_reset, with_offsets
 
-    if execute and dry_run:
-        raise BadParameter("give one of --execute and --dry-run")
     name = group.name
     scenario = to.scenario(name)
-    topics = _topics(topic, all_topics, to.from_file is not None)
+    topics = _topics(topic)
     opened = _groups_of_root(root).group(name)
     plan = plan_reset(opened, scenario, topics, now_ms=opened.root.env.wall_ms())
     active = opened.description() if force else None
@@ -303,7 +310,7 @@ def delete_offsets(
     root: opt.RootOption, *, group: OneGroup, topic: TopicOption = None, dry_run: opt.DryRunOption = False
 ) -> Output:
     """Drop a group's offsets of topics, or of partitions. Refused while it is active."""
-    topics = _topics(topic, False, False)
+    topics = _topics(topic)
     if not topics:
         raise BadParameter("name at least one --topic")
     group_name = group.name
@@ -371,10 +378,8 @@ def _open_groups(root: str) -> _InRoot | KafkaGroups:
     return KafkaGroups(source.view)
 
 
-def _topics(texts: Sequence[str] | None, all_topics: bool, from_file: bool) -> dict[str, set[int] | None] | None:
+def _topics(texts: Sequence[str] | None) -> dict[str, set[int] | None] | None:
     """Turn `["a", "b:0,1"]` into `{"a": None, "b": {0, 1}}`; None: all topics of the group, or those of the file."""
-    if sum((bool(texts), all_topics, from_file)) > 1:
-        raise BadParameter("give one of --topic, --all-topics and --from-file")
     topics: dict[str, set[int] | None] = {}
     for text in texts or []:
         name, colon, numbers = text.partition(":")

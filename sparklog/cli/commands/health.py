@@ -10,7 +10,7 @@ from click import BadParameter
 from sparklog.cli import options as opt
 from sparklog.cli.locations import OpenFolder, open_source
 from sparklog.cli.parameters import Argument, Commands, Option
-from sparklog.cli.terminal import EXIT_ERROR, EXIT_OK, Output, print_json, print_lines, print_table, printable
+from sparklog.cli.terminal import EXIT_ERROR, EXIT_OK, Output, print_json, print_lines, print_table, printable, warn
 from sparklog.errors import BadRequest, NotFound
 from sparklog.output import STANDARD_OUTPUT, StatusLine, write_output
 from sparklog.times import iso_time
@@ -67,7 +67,9 @@ def verify(
 @app.add("repair", "sparklog repair /data/log", "sparklog repair /data/log --execute")
 def repair_log(
     *,
-    location: Annotated[str | None, Argument(metavar="[LOCATION]", help="The same as --root, which it beats.")] = None,
+    location: Annotated[
+        str | None, Argument(metavar="[LOCATION]", excludes="--root", help="The same as --root.")
+    ] = None,
     root: Annotated[
         str | None, opt.root_option("A root, one topic's folder, or a Kafka log directory or partition.")
     ] = None,
@@ -90,8 +92,6 @@ def repair_log(
     from sparklog.tools.repair.cures import document, summary
     from sparklog.tools.repair.run import repair
 
-    if execute and dry_run:
-        raise BadParameter("give one of --execute and --dry-run")
     place = opt.required(root if location is None else location, None, "LOCATION --root")
     with StatusLine("repair", quiet=quiet) as status:
         report = repair(
@@ -109,14 +109,20 @@ def repair_log(
 class WorkloadOptions:
     """The topic whose cost is asked for: `Workload`, under the names of options."""
 
-    rate: Annotated[float, Option(metavar="MB/S", help="Cost: MB a second, as they are stored.")] = 10.0
-    interval: Annotated[float, Option(metavar="SECONDS", help="Cost: time between two micro-batches.")] = 10.0
-    partitions: Annotated[int, Option(help="Cost: partitions of the topic.")] = 16
-    tasks: Annotated[int, Option(help="Cost: tasks that write a micro-batch.")] = 2
-    readers: Annotated[int, Option(help="Cost: readers that follow the topic.")] = 3
-    poll: Annotated[float | None, Option(metavar="MS", help="Cost: time between two looks of a reader.")] = None
-    retention: Annotated[float, Option(metavar="DAYS", help="Cost: how long records stay.")] = 7.0
-    jobs: Annotated[float, Option(metavar="HOURS", help="Cost: time between two runs of compact, and of retain.")] = 1.0
+    rate: Annotated[float, Option(metavar="MB/S", needs="--cost", help="Cost: MB a second, as they are stored.")] = 10.0
+    interval: Annotated[
+        float, Option(metavar="SECONDS", needs="--cost", help="Cost: time between two micro-batches.")
+    ] = 10.0
+    partitions: Annotated[int, Option(needs="--cost", help="Cost: partitions of the topic.")] = 16
+    tasks: Annotated[int, Option(needs="--cost", help="Cost: tasks that write a micro-batch.")] = 2
+    readers: Annotated[int, Option(needs="--cost", help="Cost: readers that follow the topic.")] = 3
+    poll: Annotated[
+        float | None, Option(metavar="MS", needs="--cost", help="Cost: time between two looks of a reader.")
+    ] = None
+    retention: Annotated[float, Option(metavar="DAYS", needs="--cost", help="Cost: how long records stay.")] = 7.0
+    jobs: Annotated[
+        float, Option(metavar="HOURS", needs="--cost", help="Cost: time between two runs of compact, and of retain.")
+    ] = 1.0
 
 
 @app.add("doctor", "sparklog doctor --root /data/log")
@@ -128,13 +134,31 @@ def doctor(
     ] = None,
     spark: Annotated[bool, Option(help="Start a local Spark session and ask it.")] = False,
     store: Annotated[
-        str | None, Option(metavar="LOCATION", help="Only test whether this path or bucket can hold a root.")
+        str | None,
+        Option(
+            metavar="LOCATION",
+            excludes="--root --conf-file --spark",
+            why="it tests the store alone",
+            help="Only test whether this path or bucket can hold a root.",
+        ),
     ] = None,
     max_age: Annotated[
-        str | None, Option(metavar="AGE", help="Fail if a job has not succeeded on a topic for longer, such as 3h.")
+        str | None,
+        Option(
+            metavar="AGE",
+            needs="--root",
+            excludes="--store",
+            why="it is about the jobs on a root",
+            help="Fail if a job has not succeeded on a topic for longer, such as 3h.",
+        ),
     ] = None,
     cost: Annotated[
-        bool, Option(help="Only print what a topic in a bucket costs a month. The options below say which.")
+        bool,
+        Option(
+            excludes="--root --conf-file --spark --store --max-age",
+            why="it computes, and looks at nothing",
+            help="Only print what a topic in a bucket costs a month. The options below say which.",
+        ),
     ] = False,
     workload: WorkloadOptions,
 ) -> Output:
@@ -148,17 +172,11 @@ def doctor(
     if cost:
         from sparklog.doctor.costs import Workload, document, lines
 
-        if conf_file is not None or spark or store is not None or max_age is not None:
-            raise BadParameter("computes, and looks at nothing: leave out the other checks", param_hint="'--cost'")
         work = Workload(*vars(workload).values())
         return Output.of_lines(document(work), *lines(work))
     from sparklog.doctor.examine import examine, examine_store, failed
 
-    if store is not None and (conf_file is not None or spark):
-        raise BadParameter("tests the store alone: leave out --conf-file and --spark", param_hint="'--store'")
     max_age_ms = None if max_age is None else opt.parse_age(max_age, "--max-age")
-    if max_age_ms is not None and (root is None or store is not None):
-        raise BadParameter("is about the jobs on a root: give --root", param_hint="'--max-age'")
     if store is not None:
         findings = examine_store(store)
     else:
@@ -290,24 +308,41 @@ def report(
         print_json(facts)
 
 
-@app.add("metrics", "sparklog metrics --root /data/log --output /var/lib/node_exporter/sparklog.prom")
+@app.add("metrics", "sparklog metrics --root /data/log --output-file /var/lib/node_exporter/sparklog.prom")
 def metrics(
     root: opt.SourceOption,
-    output: Annotated[str, Option("-o", metavar="FILE", help="Write here; - is standard output.")] = STANDARD_OUTPUT,
+    output_file: Annotated[
+        str, Option("--output-file", "-o", metavar="FILE", help="Write to this file; - is standard output.")
+    ] = STANDARD_OUTPUT,
+    output: Annotated[str | None, Option(excludes="--output-file", hidden=True)] = None,
     topic: opt.TopicsOption = None,
 ) -> None:
     """Print lag of consumer groups, offsets, sizes and open transactions in Prometheus' text format.
 
-    With --output the file is replaced as a whole: point it into the folder of the node exporter's textfile
+    With --output-file the file is replaced as a whole: point it into the folder of the node exporter's textfile
     collector and run this from cron. A Kafka log directory is measured in place.
     """
+    if output is not None:
+        output_file = _file_of_output(output)
     from sparklog.tools.report.gather import gather
     from sparklog.tools.report.metrics import exposition
 
     source = open_source(root)
     topics = source.narrowed(opt.comma_separated(topic))
     text = exposition(gather(source.view, _report_settings(source), topics=topics, maintenance=False))
-    write_output(output, text, "--output")
+    write_output(output_file, text, "--output-file")
+
+
+def _file_of_output(output: str) -> str:
+    """Return the file that `metrics --output` names, its name before 0.13. Usage error for a form such as `json`."""
+    if output != STANDARD_OUTPUT and not any(mark in output for mark in "./\\"):
+        raise BadParameter(
+            f"metrics prints Prometheus' text, found {output!r}: --output-file FILE names a file, and"
+            " `sparklog report --json` prints the figures as JSON",
+            param_hint="'--output'",
+        )
+    warn("--output FILE of metrics is deprecated: the option is --output-file now")
+    return output
 
 
 def _report_settings(source: OpenFolder, properties: str | None = None, now: str | None = None) -> Settings:

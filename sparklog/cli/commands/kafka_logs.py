@@ -72,7 +72,12 @@ def import_(
     ] = None,
     from_server_properties: Annotated[
         Path | None,
-        Option(metavar="FILE", help="Instead of PATH: a broker's settings become the root's defaults, line by line."),
+        Option(
+            metavar="FILE",
+            excludes="PATH --topic --config --corrupt-records --open-transactions --copy --no-groups --no-transactions",
+            why="it takes a broker's settings, and no topic",
+            help="Instead of PATH: a broker's settings become the root's defaults, line by line.",
+        ),
     ] = None,
     parts: ImportedParts,
     dry_run: opt.DryRunOption = False,
@@ -88,10 +93,10 @@ def import_(
     """
     from sparklog.api import import_into
 
-    if (log_dir is None) == (from_server_properties is None):
-        raise BadParameter("expected a log directory, or the settings of a broker: give one", param_hint="'PATH'")
+    if from_server_properties is not None:
+        return _import_settings(root, from_server_properties, force, dry_run)
     if log_dir is None:
-        return _import_settings(root, Path(str(from_server_properties)), force, dry_run)
+        raise BadParameter("expected the PATH of a log directory, or --from-server-properties FILE; found none")
     options = parts.options(force)
     with StatusLine("import", quiet=quiet) as status:
         copied = _watch(status)
@@ -199,10 +204,14 @@ class ExportExtent:
     from_timestamp: Annotated[
         str | None,
         Option(
-            metavar="TIME", help="From the first record not older, in each partition: milliseconds, or as for --as-of."
+            metavar="TIME",
+            excludes="--start",
+            help="From the first record not older, in each partition: milliseconds, or as for --as-of.",
         ),
     ] = None
-    to_timestamp: Annotated[str | None, Option(metavar="TIME", help="Up to the first record that is not older.")] = None
+    to_timestamp: Annotated[
+        str | None, Option(metavar="TIME", excludes="--end", help="Up to the first record that is not older.")
+    ] = None
 
     def __post_init__(self) -> None:
         self.version, self.time_ms = opt.parse_as_of(self.as_of)
@@ -243,7 +252,12 @@ class Cluster:
     ] = None
     offsets_partitions: Annotated[
         int,
-        Option("--offsets-topic-num-partitions", metavar="N", help="Partitions of __consumer_offsets, for --groups."),
+        Option(
+            "--offsets-topic-num-partitions",
+            metavar="N",
+            needs="--groups",
+            help="Partitions of __consumer_offsets, for --groups.",
+        ),
     ] = 50
     link: Annotated[bool, Option(help="Hard links to sealed segments instead of copies, on the same disk.")] = False
     keep_leader_epochs: Annotated[

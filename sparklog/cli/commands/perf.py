@@ -41,7 +41,9 @@ class PayloadOptions:
         None
     )
     payload_monotonic: Annotated[bool, Option(help="0, 1, 2 and so on.")] = False
-    payload_delimiter: Annotated[str, Option(help="Between two values of the file.", show_default="a new line")] = "\n"
+    payload_delimiter: Annotated[
+        str, Option(needs="--payload-file", help="Between two values of the file.", show_default="a new line")
+    ] = "\n"
 
     def values(self) -> Callable[[], Iterator[bytes]]:
         from random import Random

@@ -38,25 +38,35 @@ READ_BYTES = 1 << 20
 class Lines:
     """The form of the lines."""
 
-    as_json: Annotated[bool, Option("--json", help='Each line is {"key": ..., "value": ..., "headers": ..., ...}.')] = (
-        False
-    )
+    as_json: Annotated[
+        bool,
+        Option(
+            "--json",
+            excludes="--key-separator --headers --null-marker --ignore-error",
+            why="a line of JSON names its parts",
+            help='Each line is {"key": ..., "value": ..., "headers": ..., ...}.',
+        ),
+    ] = False
     key_separator: Annotated[
         str | None, Option(help=r"A line is key, this (\t: a tab), value; else keys are null.")
     ] = None
     headers: Annotated[bool, Option(help="A line begins with name:value,name:value and a tab.")] = False
     null_marker: Annotated[str | None, Option(help="A key or value that is just this is null (a tombstone).")] = None
-    headers_delimiter: Annotated[str, Option(help="After the headers of a line.", show_default="a tab")] = "\t"
-    headers_separator: Annotated[str, Option(help="Between two headers.")] = ","
-    headers_key_separator: Annotated[str, Option(help="Between a header's name and its value.")] = ":"
-    ignore_error: Annotated[bool, Option(help="Of a line without a separator all is the value.")] = False
+    headers_delimiter: Annotated[
+        str, Option(needs="--headers", help="After the headers of a line.", show_default="a tab")
+    ] = "\t"
+    headers_separator: Annotated[str, Option(needs="--headers", help="Between two headers.")] = ","
+    headers_key_separator: Annotated[str, Option(needs="--headers", help="Between a header's name and its value.")] = (
+        ":"
+    )
+    ignore_error: Annotated[
+        bool, Option(needs="--key-separator --headers", help="Of a line without a separator all is the value.")
+    ] = False
 
     def parser(self, formats: Formats) -> Callable[[bytes, int], pa.RecordBatch]:
         """Return what makes records of a run of lines, of which the second argument is the number of the first."""
         from sparklog.cli.record_text import LineFormat, parse_json
 
-        if self.as_json and (self.key_separator is not None or self.headers or self.null_marker is not None):
-            raise BadParameter("--json lines name their parts: leave out --key-separator, --headers, --null-marker")
         separators = ("key_separator", "headers_delimiter", "headers_separator", "headers_key_separator")
         texts = {name: getattr(self, name) for name in (*separators, "null_marker")}
         for name in separators:

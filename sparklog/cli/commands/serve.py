@@ -10,6 +10,7 @@ from click import BadParameter
 from sparklog.cli.locations import root_of_name
 from sparklog.cli.options import comma_separated, whole_number
 from sparklog.cli.parameters import Argument, Commands, Option
+from sparklog.cli.terminal import warn
 
 if TYPE_CHECKING:
     from sparklog.serve.options import Address, ServeOptions
@@ -32,10 +33,10 @@ class Listening:
             show_default="--listen",
         ),
     ] = None
-    tls_cert: Annotated[str | None, Option(metavar="FILE", help="Certificate (PEM) to encrypt connections with.")] = (
-        None
-    )
-    tls_key: Annotated[str | None, Option(metavar="FILE", help="Its key (PEM).")] = None
+    tls_cert: Annotated[
+        str | None, Option(metavar="FILE", needs="--tls-key", help="Certificate (PEM) to encrypt connections with.")
+    ] = None
+    tls_key: Annotated[str | None, Option(metavar="FILE", needs="--tls-cert", help="Its key (PEM).")] = None
     users: Annotated[
         str | None, Option(metavar="FILE", help="Who may connect (SASL), and do what; see docs/guides/serve.md.")
     ] = None
@@ -47,18 +48,19 @@ class Listening:
     ] = None
 
     def options(self, *, writable: bool, auto_create: bool) -> ServeOptions:
-        from sparklog.serve.options import Address, ServeOptions, tls_context
+        from sparklog.serve.options import ServeOptions, tls_context
 
-        if (self.tls_cert is None) != (self.tls_key is None):
-            raise BadParameter("--tls-cert and --tls-key belong together")
         users = None
         if self.users is not None:
             from sparklog.serve.users import read_users
 
             users = read_users(self.users)
+        listen, advertise = _address(self.listen), tuple(map(_address, comma_separated(self.advertise)))
+        _check_listen(listen)
+        _check_advertised(listen, advertise)
         return ServeOptions(
-            Address.of(self.listen),
-            tuple(map(Address.of, comma_separated(self.advertise))),
+            listen,
+            advertise,
             insecure=self.insecure,
             writable=writable,
             auto_create=auto_create,
@@ -66,6 +68,41 @@ class Listening:
             metrics_port=self.metrics_port,
             users=users,
         )
+
+
+def _address(text: str) -> Address:
+    """Parse an address. Usage error for one with a protocol in front, as a broker's `listeners` have it."""
+    from sparklog.serve.options import Address
+
+    protocol, slashes, rest = text.rpartition("://")
+    if slashes:
+        how = "; --tls-cert and --tls-key encrypt" if "SSL" in protocol.upper() else ""
+        raise BadParameter(f"expected HOST:PORT without {protocol}://, found {text!r}: write {rest}{how}")
+    return Address.of(text)
+
+
+def _check_listen(address: Address) -> None:
+    """Raise a usage error if the host has no address on this machine's network."""
+    import socket
+
+    try:
+        socket.getaddrinfo(address.host, address.port)
+    except OSError as error:
+        raise BadParameter(
+            f"cannot resolve {address.host!r}: {error.strerror}; give a host name or address of this machine",
+            param_hint="'--listen'",
+        ) from None
+
+
+def _check_advertised(listen: Address, advertise: tuple[Address, ...]) -> None:
+    """Raise a usage error if the server's own address is not the first one; warn if it seems to be missing."""
+    if listen in advertise[1:]:
+        raise BadParameter(
+            f"the first address must lead to this server, found {advertise[0]}: put {listen} first",
+            param_hint="'--advertise'",
+        )
+    if advertise and listen.port and advertise[0].host == listen.host and advertise[0] != listen:
+        warn(f"clients are sent to {advertise[0]}, but this server listens on {listen}: is its port forwarded?")
 
 
 @app.add("serve", "sparklog serve /data/log --listen 127.0.0.1:9092")
@@ -82,10 +119,22 @@ def serve(
     *,
     writable: Annotated[bool, Option(help="Take what producers send, and changes of topics.")] = False,
     backup: Annotated[
-        int | None, whole_number(low=1, text="Serve this backup (backup --list).", default="newest")
+        int | None,
+        whole_number(
+            low=1,
+            text="Serve this backup (backup --list).",
+            default="newest",
+            excludes="--writable",
+            why="a backup is only read",
+        ),
     ] = None,
     memory: Annotated[
-        bool, Option(help="Serve an empty root in memory, for tests; topics are made when asked for.")
+        bool,
+        Option(
+            excludes="LOCATION --backup",
+            why="it serves an empty root in memory, which is gone at the end",
+            help="Serve an empty root in memory, for tests; topics are made when asked for.",
+        ),
     ] = False,
     listening: Listening,
 ) -> None:

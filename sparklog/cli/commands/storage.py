@@ -36,7 +36,15 @@ app = Commands()
 def delete_oldest(
     root: RootOption,
     topic_argument: Annotated[str | None, Argument(metavar="[TOPIC]", help="One topic instead of a file.")] = None,
-    offset_json_file: Annotated[Path | None, Option(metavar="FILE", help="Offsets of partitions, see above.")] = None,
+    offset_json_file: Annotated[
+        Path | None,
+        Option(
+            metavar="FILE",
+            excludes="TOPIC --topic --partition --offset",
+            why="the file names the partitions",
+            help="Offsets of partitions, see above.",
+        ),
+    ] = None,
     topic_option: TopicOption = None,
     partition: Annotated[int | None, whole_number("-p", text="Its partition.")] = None,
     offset: Annotated[
@@ -51,11 +59,10 @@ def delete_oldest(
     log start at once; files go with a later run of `sparklog retain`.
     """
     topic = one_of(topic_argument, topic_option)
-    short = (topic, partition, offset)
-    if offset_json_file is not None and short == (None, None, None):
+    if offset_json_file is not None:
         text = read_text(offset_json_file, "--offset-json-file")
         offsets = parse_offset_file(text, str(offset_json_file))
-    elif offset_json_file is None and topic is not None and partition is not None and offset is not None:
+    elif topic is not None and partition is not None and offset is not None:
         offsets = {(topic, partition): offset}
     else:
         raise BadParameter("give --offset-json-file, or all three of a topic, --partition and --offset")
@@ -277,9 +284,14 @@ class DumpExtent:
     deep_iteration: Annotated[bool, Option(help="One line for each record, too.")] = False
     print_data_log: Annotated[bool, Option(help="And the records' keys and values; so does every decoder.")] = False
     verify_index_only: Annotated[bool, Option(help="Of indexes only what disagrees.")] = False
-    index_sanity_check: Annotated[bool, Option(help="Of indexes only the check of a broker that starts.")] = False
+    index_sanity_check: Annotated[
+        bool, Option(excludes="--verify-index-only", help="Of indexes only the check of a broker that starts.")
+    ] = False
     max_message_size: Annotated[int, whole_number(text="Bytes read where an index points to.")] = 5 * 1024 * 1024
     max_bytes: Annotated[int, whole_number(text="Bytes read of each segment.", default="all")] = INT32_MAX
+
+
+PLAIN = "--key-decoder-class --value-decoder-class"
 
 
 @dataclass
@@ -296,9 +308,14 @@ class DecoderOptions:
     value_decoder: Annotated[
         str | None, Option("--value-decoder-class", "--value-decoder", metavar="NAME", help="The same for values.")
     ] = None
-    offsets_decoder: Annotated[bool, Option(help="Records of __consumer_offsets.")] = False
-    transaction_log_decoder: Annotated[bool, Option(help="Records of __transaction_state.")] = False
-    share_group_state_decoder: Annotated[bool, Option(help="Records of __share_group_state.")] = False
+    offsets_decoder: Annotated[bool, Option(excludes=PLAIN, help="Records of __consumer_offsets.")] = False
+    transaction_log_decoder: Annotated[
+        bool, Option(excludes=f"{PLAIN} --offsets-decoder", help="Records of __transaction_state.")
+    ] = False
+    share_group_state_decoder: Annotated[
+        bool,
+        Option(excludes=f"{PLAIN} --offsets-decoder --transaction-log-decoder", help="Records of __share_group_state."),
+    ] = False
     metadata_decoder: Annotated[
         bool, Option("--cluster-metadata-decoder", "--remote-log-metadata-decoder", hidden=True)
     ] = False

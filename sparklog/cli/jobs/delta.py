@@ -42,7 +42,14 @@ TableOption = Annotated[str, Option(metavar="PATH", help="Folder or URL of the D
 CheckpointOption = Annotated[str, Option(help="The query's checkpoint: with it nothing is lost or written twice.")]
 FollowOption = Annotated[bool, Option("--follow", help="Go on with what comes later.")]
 IntervalOption = Annotated[
-    str | None, Option(metavar="TIME", help="With --follow: a micro-batch each '30 seconds'.", show_default="at once")
+    str | None,
+    Option(
+        metavar="TIME",
+        needs="--follow",
+        why="without it the job ends when it has written what is there",
+        help="With --follow: a micro-batch each '30 seconds'.",
+        show_default="at once",
+    ),
 ]
 
 
@@ -142,8 +149,6 @@ class DeltaQuery:
     def check_interval(self) -> None:
         if self.interval is None:
             return
-        if not self.follow:
-            raise BadRequest("--interval is of --follow: without it the job ends when it has written what is there")
         if re.fullmatch(r"\d+ (millisecond|second|minute|hour)s?", self.interval) is None:
             raise BadRequest(f"--interval expects a number and a unit such as '30 seconds', found '{self.interval}'")
 

@@ -66,7 +66,7 @@ class Mirror:
     target: Annotated[str, Option("--to", metavar="PLACE", help=f"{ENDPOINT}: one of each.")]
     checkpoint: Annotated[str, Option(help="The query's checkpoint: with it the job goes on.")]
     topic_list: Annotated[str | None, Option("--topics", help="Topics, with commas between them.")] = None
-    pattern: Annotated[str | None, Option(help="Regular expression of whole topic names.")] = None
+    pattern: Annotated[str | None, Option(excludes="--topics", help="Regular expression of whole topic names.")] = None
     follow: Annotated[bool, Option(help="Go on with what comes later.")] = False
     kafka_option: Annotated[
         list[str] | None, Option(metavar="NAME=VALUE", help="Of Kafka's clients; may be repeated.")
@@ -84,8 +84,8 @@ class Mirror:
 
     def __post_init__(self) -> None:
         _check_endpoints(self.source, self.target)
-        if (self.topic_list is None) == (self.pattern is None):
-            raise BadRequest("give one of --topics and --pattern")
+        if self.topic_list is None and self.pattern is None:
+            raise BadRequest("expected --topics or --pattern, found neither: say which topics to copy")
         self.topics = comma_separated([self.topic_list or ""])
         if self.topic_list is not None and not self.topics:
             raise BadRequest("--topics names no topic")

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, ParamSpec
 
-from click import BadParameter
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, SparkSession
@@ -127,7 +126,9 @@ class Copy:
     root: RootOption
     checkpoint: Annotated[str, Option(help="The query's checkpoint: with it nothing is lost or written twice.")]
     subscribe: Annotated[str | None, Option(help="Topics, with commas between them.")] = None
-    subscribe_pattern: Annotated[str | None, Option(help="Regular expression of topics.")] = None
+    subscribe_pattern: Annotated[str | None, Option(excludes="--subscribe", help="Regular expression of topics.")] = (
+        None
+    )
     topic: Annotated[str | None, Option(help="One topic for all records; else each keeps its topic.")] = None
     num_partitions: Annotated[
         int | None, whole_number(low=1, text="Of topics that do not exist yet.", default="the root's")
@@ -137,10 +138,6 @@ class Copy:
     ] = None
     group: Annotated[str | None, Option(help="Consumer group that commits the query's offsets; of a root.")] = None
     follow: Annotated[bool, Option(help="Go on with what comes later.")] = False
-
-    def __post_init__(self) -> None:
-        if self.subscribe is not None and self.subscribe_pattern is not None:
-            raise BadParameter("give one of --subscribe and --subscribe-pattern")
 
 
 def start(spark: SparkSession, copy: Copy) -> StreamingQuery:
