@@ -184,21 +184,27 @@ def test_right_ones_are_taken(place: Place) -> None:
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda p: sparklog.open(None), "location is a path, a URL or a store, found None"),
-        (lambda p: sparklog.open(b"/data"), "location is a path, a URL or a store, found b'/data'"),
-        (lambda p: p.topic.scan(partitions=0), "partitions is a list of numbers or None, found 0"),
-        (lambda p: p.topic.scan(columns="value"), "columns is a list of names, found 'value'; give ['value']"),
-        (lambda p: sparklog.compact(p.root, topics="t"), "topics is a list of names, found 't'; give ['t']"),
-        (lambda p: p.topic.get(5), "key is bytes or a text, found 5"),
-        (lambda p: p.consumer("poll").poll("1"), "timeout is a number of seconds from 0, found '1'"),
+        (lambda p: sparklog.open(None), "location must be a path, a URL or a store, found None"),
+        (lambda p: sparklog.open(b"/data"), "location must be a path, a URL or a store, found b'/data'"),
+        (lambda p: p.topic.scan(partitions=0), "partitions must be a list of numbers or None, found 0"),
+        (lambda p: p.topic.scan(columns="value"), "columns must be a list of strings, found 'value'; give ['value']"),
+        (lambda p: sparklog.compact(p.root, topics="t"), "topics must be a list of strings, found 't'; give ['t']"),
+        (lambda p: p.topic.get(5), "key must be bytes or a text, found 5"),
+        (lambda p: p.consumer("poll").poll("1"), "timeout must be a number of seconds from 0, found '1'"),
         (lambda p: p.topic.scan(isolation="read_uncommitted"),
          "scan: got an unexpected keyword argument 'isolation'; did you mean 'isolation_level'?"),
         (lambda p: sparklog.datasets(p.root, isolation="x"), "did you mean 'isolation_level'?"),
         (lambda p: p.topic.get(), "get: missing a required argument: 'key'"),
+        (lambda p: p.topic.alter({"retention.ms": 7}),
+         "too many positional arguments; give by name: configs=..., partitions=..., force=..., since=..."),
+        (lambda p: p.topic.append({"value": ["a"]}, compression="lz4"),
+         "append: got an unexpected keyword argument 'compression'; it takes data, options, writer"),
+        (lambda p: p.root.topic(5), "name must be a string, found 5"),
         (lambda p: sparklog.consumer(p.root, "g", topics="t.*"),
          "a consumer reads topics by their names, found 't.*'; pattern= takes an expression"),
         (lambda p: sparklog.consumer(p.root, "g", topics=()), "a consumer needs topics, found none"),
-        (lambda p: sparklog.WriteOptions(batch_bytes="5"), "batch_bytes is a whole number of at least 0, found '5'"),
+        (lambda p: sparklog.WriteOptions(batch_bytes="5"),
+         "batch_bytes must be a whole number of at least 0, found '5'"),
     ],
 )  # fmt: skip
 def test_the_words(place: Place, call: Callable[[Place], object], says: str) -> None:
@@ -212,6 +218,23 @@ def test_a_topic_that_was_not_opened(place: Place) -> None:
         assert "tt" not in opened
         with pytest.raises(NotFound, match="topic 'tt' was not opened here; did you mean 't'"):
             opened["tt"]
+        with pytest.raises(NotFound, match="topic 'orders' was not opened here; the topics are 't'"):
+            opened["orders"]
+
+
+def test_methods_of_a_transaction_are_not_those_of_its_producer(place: Place) -> None:
+    producer = sparklog.transactional(place.root, "job")
+    with pytest.raises(AttributeError, match=r"append is a method of a transaction: call begin\(\).append"):
+        producer.append  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(AttributeError, match="'TransactionalProducer' object has no attribute 'sned'"):
+        producer.sned  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_ensure_topic_says_that_it_adds_no_partitions(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    assert len(place.root.ensure_topic("t").bounds()) == len(place.root.ensure_topic("t", partitions=9).bounds())
+    assert [record.getMessage() for record in caplog.records if record.name == "sparklog.log.topic.root"] == [
+        f"partitions=9 is ignored: topic 't' exists and has {len(place.topic.bounds())} partitions"
+    ]
 
 
 def test_numbers_of_numpy_are_numbers(place: Place) -> None:

@@ -134,7 +134,7 @@ class Producer:
 
         Args:
             topic: its name; the topic must exist.
-            value: what the value serializer takes; None: a tombstone.
+            value: what the value serializer takes; None, with a key: a tombstone.
             key: what the key serializer takes; records of a key are in one partition.
             headers: a mapping, or pairs of a text and bytes.
             partition: its number; None: by the key.
@@ -147,7 +147,7 @@ class Producer:
 
         Raises:
             NotFound: there is no such topic.
-            BadRequest: the record cannot be sent, or the producer is closed.
+            BadRequest: the record has neither key, value nor headers, or does not fit, or the producer is closed.
             Unavailable: `buffer_memory` was full for `max_block_ms`.
 
         Example:
@@ -179,6 +179,8 @@ class Producer:
             check_sequence(sequence, self._options.producer_id)
         if self._transactions is not None and not self._transactions.takes_records:
             raise BadRequest("no transaction takes records: begin_transaction first")
+        if value is None and key is None and headers is None:
+            raise BadRequest("a record needs a key or a value: for a tombstone, give the key")
         return self._append(topic, (key, value, headers, timestamp, partition, sequence), nbytes)
 
     def _check_topic(self, topic: str) -> None:

@@ -114,13 +114,20 @@ class TransactionalProducer:
         self.root = root
         self.id = check_id(transactional_id, "transactional id")
         if isinstance(timeout_ms, bool) or not isinstance(timeout_ms, int) or not 1 <= timeout_ms <= MAX_TIMEOUT_MS:
-            raise BadRequest(f"transaction.timeout.ms is 1 to {MAX_TIMEOUT_MS} (a day), found {timeout_ms}")
+            raise BadRequest(f"transaction.timeout.ms is 1 to {MAX_TIMEOUT_MS} (a day), found {timeout_ms!r}")
         self.timeout_ms = timeout_ms
         self.instance = root.env.new_id() if instance is None else check_id(instance, "instance")
         self.epoch = epoch
         """Epoch of this instance, once it has begun a transaction: lower ones are fenced, however many come between."""
         self.log: DecisionLog = root.engine.decisions.log(self.id)
         self._open: Transaction | None = None
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            if name in ("append", "send_offsets", "commit", "abort", "prepare"):
+                raise AttributeError(f"{name} is a method of a transaction: call begin().{name}(...)")
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __repr__(self) -> str:
         return f"TransactionalProducer({self.id!r}, {self.root.location!r})"

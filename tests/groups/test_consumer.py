@@ -191,7 +191,7 @@ def test_a_seek_drops_what_was_read_and_goes_on_from_there(place: Place) -> None
     consumer.seek_to_end()
     assert everything(consumer) == []
     for wrong in (-1, True, "1"):
-        with pytest.raises(BadRequest, match="offset is a whole number of at least 0"):
+        with pytest.raises(BadRequest, match="offset must be a whole number of at least 0"):
             consumer.seek("a", 0, wrong)  # type: ignore[arg-type]
     with pytest.raises(NotFound, match="does not read partition 9 of topic a"):
         consumer.seek("a", 9, 0)
@@ -272,11 +272,11 @@ def test_wrong_settings(place: Place) -> None:
     for how, says in (
         ({"topics": []}, "needs topics"),
         ({"auto_offset_reset": "newest"}, "auto_offset_reset is earliest, latest or none, found 'newest'"),
-        ({"max_poll_records": 0}, "max_poll_records is a whole number of at least 1"),
-        ({"auto_commit_interval_ms": -1}, "auto_commit_interval_ms is a whole number of at least 0"),
+        ({"max_poll_records": 0}, "max_poll_records must be a whole number of at least 1"),
+        ({"auto_commit_interval_ms": -1}, "auto_commit_interval_ms must be a whole number of at least 0"),
         ({"isolation_level": "odd"}, "expected isolation read_committed or read_uncommitted"),
         ({"columns": ("value", "odd")}, "expected distinct columns"),
-        ({"session_timeout_ms": 0}, "session_timeout_ms is a whole number from 1 to"),
+        ({"session_timeout_ms": 0}, "session_timeout_ms must be a whole number from 1 to"),
         ({"session_timeout_ms": 2_000}, "heartbeat_interval_ms is lower than session_timeout_ms, found 3000 and 2000"),
         (
             {"partition_assignment_strategy": ("odd",)},
@@ -284,8 +284,8 @@ def test_wrong_settings(place: Place) -> None:
         ),
         ({"topics": None, "pattern": "("}, r"pattern is a regular expression, found '\('"),
         ({"pattern": "b"}, "subscribes to topics or to a pattern"),
-        ({"group_instance_id": 7}, "group_instance_id is a name or None"),
-        ({"listener": print}, "listener is a RebalanceListener"),
+        ({"group_instance_id": 7}, "group_instance_id must be a string or None"),
+        ({"listener": print}, "listener must be a RebalanceListener"),
     ):
         with pytest.raises(BadRequest, match=says):
             place.consumer(**how)  # type: ignore[arg-type]

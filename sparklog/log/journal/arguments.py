@@ -39,7 +39,7 @@ class ArgumentKind:
         if not self.accepts(value):
             listed = isinstance(value, (str, bytes)) and self.expected.startswith("a list")
             hint = f"; give [{value!r:.40}]" if listed else ""
-            raise BadRequest(f"{name} is {self.expected}, found {value!r:.80}{hint}")
+            raise BadRequest(f"{name} must be {self.expected}, found {value!r:.80}{hint}")
 
 
 def one_of(*values: str) -> ArgumentKind:
@@ -88,8 +88,8 @@ def _is_map(value: object, key: Callable[[Any], bool], item: Callable[[Any], boo
     return isinstance(value, Mapping) and all(map(key, value)) and all(map(item, value.values()))
 
 
-NAME = ArgumentKind("a name", _is_text)
-NAMES = ArgumentKind("a list of names", lambda value: _is_list(value, _is_text))
+NAME = ArgumentKind("a string", _is_text)
+NAMES = ArgumentKind("a list of strings", lambda value: _is_list(value, _is_text))
 PATH = ArgumentKind("a path or a URL", _is_path)
 PLACE = ArgumentKind("a path, a URL or a store", lambda value: _is_path(value) or isinstance(value, Store))
 WHOLE = ArgumentKind("a whole number", _is_whole)
@@ -136,7 +136,7 @@ def checked(options: type | None = None, /, **kinds: ArgumentKind) -> Callable[[
             try:
                 arguments = signature.bind(*args, **kwargs).arguments
             except TypeError as error:
-                raise BadRequest(f"{call.__name__}: {error}{_hint(signature, kwargs)}") from None
+                raise BadRequest(f"{call.__name__}: {error}{_hint(signature, args, kwargs)}") from None
             for name, kind in kinds.items():
                 if name in arguments:
                     kind.check(name, arguments[name])
@@ -148,6 +148,14 @@ def checked(options: type | None = None, /, **kinds: ArgumentKind) -> Callable[[
     return decorate
 
 
-def _hint(signature: inspect.Signature, names: Mapping[str, object]) -> str:
+def _hint(signature: inspect.Signature, args: tuple[object, ...], names: Mapping[str, object]) -> str:
+    """Return what to write instead of a call that does not fit the signature."""
+    arguments = [item for item in signature.parameters.values() if item.name != "self"]
     unknown = next((name for name in names if name not in signature.parameters), None)
-    return "" if unknown is None else did_you_mean(unknown, signature.parameters)
+    if unknown is not None:
+        return did_you_mean(unknown, signature.parameters) or f"; it takes {', '.join(item.name for item in arguments)}"
+    positional = [item for item in signature.parameters.values() if item.kind is not item.KEYWORD_ONLY]
+    if len(args) > len(positional):
+        named = [f"{item.name}=..." for item in arguments if item.kind is item.KEYWORD_ONLY]
+        return f"; give by name: {', '.join(named)}" if named else ""
+    return ""

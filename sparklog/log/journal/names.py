@@ -319,7 +319,9 @@ def read_root_id(store: Store) -> str:
         data = store.get(ROOT_KEY)
     except NotFound:
         problem = f"{store.location} is no sparklog root: it has no {ROOT_KEY}"
-        raise NotFound(f"{problem}; create one or check the path") from None
+        raise NotFound(
+            f"{problem}; check the path; creating a topic makes a root, or sparklog.open(..., create=True)"
+        ) from None
     return _root_id_in(data)
 
 

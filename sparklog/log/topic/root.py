@@ -6,6 +6,7 @@ that is another disk on each executor loses no data.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING
@@ -24,6 +25,8 @@ from sparklog.log.topic.engine import RootEngine
 from sparklog.log.topic.expiring import CREATED_ROOT
 from sparklog.storage.parallel_reads import ask_each
 from sparklog.storage.store import Store
+
+_LOG = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from sparklog.log.read.snapshot_view import SnapshotView
@@ -144,7 +147,8 @@ class Root:
             configs: of a new topic, by Kafka's names.
 
         Returns:
-            The topic of this name. One that exists keeps its partitions and configs.
+            The topic of this name. A topic that exists keeps its partitions and configs; a warning is logged if it has
+            another number of partitions.
 
         Raises:
             Conflict: only case tells the name from another topic.
@@ -157,7 +161,12 @@ class Root:
             except Conflict:
                 if not self.engine.exists(name):
                     raise
-        return self._topic(name)
+        topic = self._topic(name)
+        if partitions is not None:
+            count = topic.log.head(refresh=False).partitions
+            if partitions != count:
+                _LOG.warning("partitions=%s is ignored: topic %r exists and has %d partitions", partitions, name, count)
+        return topic
 
     def defaults(self) -> RootDefaults:
         """Read the defaults of this root: what topics have that do not set a config. Costs a listing and a request.

@@ -174,7 +174,8 @@ class ByTopic(dict[str, T]):
     """Topics that were opened, by name. `NotFound`, a `LookupError`, names one like a topic that was not."""
 
     def __missing__(self, name: str) -> T:
-        raise NotFound(f"topic {name!r} was not opened here{did_you_mean(str(name), self)}")
+        hint = did_you_mean(str(name), self) or f"; the topics are {', '.join(map(repr, self)) or 'none'}"
+        raise NotFound(f"topic {name!r} was not opened here{hint}")
 
 
 @checked(root=ROOT, topics=NAMES.or_none())

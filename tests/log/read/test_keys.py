@@ -130,6 +130,6 @@ def test_a_tail_of_some_keys_follows() -> None:
 @pytest.mark.parametrize(("keys", "shown"), [("anna", "found 'anna'; give ['anna']"), (b"a", "found b'a'"), ([1], "1")])
 def test_keys_are_a_list(keys: object, shown: str) -> None:
     topic = World().root().create_topic("t")
-    with pytest.raises(BadRequest, match=r"(keys is a list of|a key is) bytes or") as error:
+    with pytest.raises(BadRequest, match=r"(keys must be a list of|a key must be) bytes or") as error:
         topic.scan(keys=keys)  # type: ignore[arg-type]
     assert shown in str(error.value)

@@ -140,10 +140,10 @@ BOUNDS = "is out of range: it has 3 to 10; give an offset of these, earliest or 
         ({"end": -2}, BadRequest, "expected earliest, latest or an offset from 0, found -2"),
         ({"partitions": [9]}, NotFound, "expected partitions 0 to 1 of topic t, found 9"),
         ({"partitions": [-1]}, NotFound, "expected partitions 0 to 1 of topic t, found -1"),
-        ({"partitions": ["0"]}, BadRequest, "partitions is a list of numbers or None, found ['0']"),
+        ({"partitions": ["0"]}, BadRequest, "partitions must be a list of numbers or None, found ['0']"),
         ({"start": {9: 0}}, NotFound, "expected partitions 0 to 1 of topic t, found 9"),
         ({"end": {9: 0}}, NotFound, "expected partitions 0 to 1 of topic t, found 9"),
-        ({"batch_bytes": 0}, BadRequest, "batch_bytes is a whole number of at least 1, found 0"),
+        ({"batch_bytes": 0}, BadRequest, "batch_bytes must be a whole number of at least 1, found 0"),
     ],
 )
 def test_a_scan_out_of_bounds_is_an_error(
