@@ -76,6 +76,8 @@ class ServedLog:
         """Names of the topics in `_seen`, by topic id."""
         self._poked: Moment | None = None
         self._listed: tuple[Moment, list[str]] | None = None
+        self._looked: tuple[Moment, list[str]] | None = None
+        """The list whose topics were all looked at, for an id that had not been seen."""
         self._waiting: dict[asyncio.Future[None], Mapping[str, SeenTopic]] = {}
         self._watch: asyncio.Task[None] | None = None
         self._pause: asyncio.Future[None] | None = None
@@ -142,9 +144,12 @@ class ServedLog:
         return self._names.get(topic_id)
 
     def names_of(self, topic_ids: Collection[str]) -> dict[str, str]:
-        """Return the names of topics by their ids. Takes a look at all topics if an id has not been seen."""
+        """Return the names of topics by their ids. Looks at all topics that are listed if an id has not been seen."""
         if any(self.name_of(topic_id) is None for topic_id in topic_ids):
-            self.look_at_each(self.topics())
+            topics = self.topics()
+            if self._listed is None or self._listed is not self._looked:
+                self.look_at_each(topics)
+                self._looked = self._listed
         names = {topic_id: self.name_of(topic_id) for topic_id in topic_ids}
         return {topic_id: name for topic_id, name in names.items() if name is not None}
 

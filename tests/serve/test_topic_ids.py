@@ -101,10 +101,46 @@ def test_the_id_of_a_new_topic_is_answered(root: Any, serve: Callable[..., Addre
     wire.close()
 
 
+def fetched(wire: Wire, version: int, *topic_ids: str, **fields: Any) -> list[tuple[int, bool]]:
+    """Return the code of each topic, and whether there are records."""
+    partitions = [{"partition": 0, "fetchOffset": 0, "partitionMaxBytes": 1000}]
+    topics = [{"topicId": topic_id, "partitions": partitions} for topic_id in topic_ids]
+    rows = wire.ask("Fetch", version, {"maxBytes": 1000, "topics": topics, **fields})["responses"]
+    assert [row["topicId"] for row in rows] == list(topic_ids)
+    return [(part["errorCode"], bool(part["records"])) for row in rows for part in row["partitions"]]
+
+
+def test_fetch_reads_topics_by_their_ids(root: Any, serve: Callable[..., Address]) -> None:
+    ids, unknown = ids_of(root), (Code.UNKNOWN_TOPIC_ID, False)
+    wire = Wire(serve(root.location))
+    for version in range(13, 18):
+        asked = ids["payments"], UNKNOWN_ID, NO_UUID, ids["orders"]
+        assert fetched(wire, version, *asked) == [(0, True), unknown, unknown, (0, True)]
+    root.topic("payments").delete()
+    new = root.create_topic("payments")
+    new.append({"value": ["another"]})
+    new_id = new.log.head().topic_id
+    assert fetched(wire, 17, new_id, ids["payments"]) == [(0, True), unknown]
+    wire.close()
+
+
+def test_a_fetch_that_waits_learns_of_the_end_of_its_topic(root: Any, serve: Callable[..., Address]) -> None:
+    wire, topic_id = Wire(serve(root.location)), ids_of(root)["orders"]
+    partitions = [{"partition": 0, "fetchOffset": 1, "partitionMaxBytes": 1000}]
+    topics = [{"topicId": topic_id, "partitions": partitions}]
+    wire.send("Fetch", 17, {"maxBytes": 1000, "maxWaitMs": 30_000, "minBytes": 1, "topics": topics})
+    root.topic("orders").delete()
+    partition = wire.receive("Fetch", 17)["responses"][0]["partitions"][0]
+    assert partition["errorCode"] == Code.UNKNOWN_TOPIC_ID
+    wire.close()
+
+
 def test_ids_tell_no_more_than_names(root: Any, anna: Wire) -> None:
     ids, denied = ids_of(root), Code.TOPIC_AUTHORIZATION_FAILED
     topics = anna.ask("Metadata", 12, by_id(ids["payments"], ids["orders"]))["topics"]
     assert [(topic["name"], topic["errorCode"]) for topic in topics] == [(None, denied), ("orders", 0)]
+    expected = [(denied, False), (0, True), (denied, False), (Code.UNKNOWN_TOPIC_ID, False)]
+    assert fetched(anna, 13, ids["payments"], ids["orders"], ids["audit"], UNKNOWN_ID) == expected
     rows = anna.ask("DeleteTopics", 6, by_id(ids["payments"], ids["audit"]))["responses"]
     assert [(row["name"], row["errorCode"]) for row in rows] == [(None, denied), ("audit", 0)]
     assert root.topics() == ["orders", "payments"]

@@ -3,6 +3,9 @@
 `read_committed` ends at the last stable offset, is not given what is open or aborted here, and is told of Kafka's
 aborted transactions of imported topics. A fetch with nothing to give waits until a commit is seen. A client that asks
 for a session is given none, and names all partitions each time.
+
+From version 13 on topics are named by their ids. A topic that was deleted is then not mistaken for a later one of the
+same name: the client gets `UNKNOWN_TOPIC_ID`.
 """
 
 from __future__ import annotations
@@ -20,6 +23,9 @@ from sparklog.serve.users import READ
 FULL_EPOCHS = (0, -1)
 """Epochs of a fetch that names all of its partitions: one that begins a session, and one without. As in Kafka the
 session id does not matter then: kafka-go sends id -1 with epoch -1."""
+ID_VERSION = 13
+"""The first version in which topics are named by their ids."""
+UNKNOWN_ID = SeenTopic(code=Code.UNKNOWN_TOPIC_ID)
 
 
 @dataclass(slots=True)
@@ -37,6 +43,8 @@ async def fetch(request: ServedRequest) -> Fields:
     fields, services = request.fields, request.services
     if fields["sessionEpoch"] not in FULL_EPOCHS:
         return {"errorCode": Code.FETCH_SESSION_ID_NOT_FOUND}
+    if request.version >= ID_VERSION:
+        await _name_topics(request)
     loop = asyncio.get_running_loop()
     until = loop.time() + max(0, fields["maxWaitMs"]) / 1000
     fresh, at_hand = False, _is_at_hand(request)
@@ -48,6 +56,18 @@ async def fetch(request: ServedRequest) -> Fields:
             return {"responses": answer.topics}
         await services.log.changed(answer.seen, left, services.run)
         fresh, at_hand = True, False
+
+
+async def _name_topics(request: ServedRequest) -> None:
+    """Give each topic of a request its name; a topic whose id is not known has the empty name."""
+    log, topics = request.services.log, request.fields["topics"]
+    ids = [topic["topicId"] for topic in topics]
+    if any(log.name_of(topic_id) is None for topic_id in ids):
+        names = await request.services.run(log.names_of, ids)
+    else:
+        names = {topic_id: log.name_of(topic_id) or "" for topic_id in ids}
+    for topic in topics:
+        topic["topic"] = names.get(topic["topicId"], "")
 
 
 def _is_at_hand(request: ServedRequest) -> bool:
@@ -79,7 +99,7 @@ def _read(request: ServedRequest, fresh: bool) -> _Answer:
                 answer.failed = True
                 row["errorCode"] = code_of(error)
             rows.append(row)
-        answer.topics.append({"topic": name, "partitions": rows})
+        answer.topics.append({"topic": name, "topicId": topic["topicId"], "partitions": rows})
     return answer
 
 
@@ -122,7 +142,15 @@ def _seen(request: ServedRequest, fresh: bool) -> dict[str, SeenTopic]:
             topics[name] = DENIED
         elif not (fresh or all(_suffices(row, seen.ends, recent) for row in topic["partitions"])):
             stale.append(name)
-    return topics | log.look_at_each(stale)
+    topics |= log.look_at_each(stale)
+    if request.version >= ID_VERSION:
+        for topic in request.fields["topics"]:
+            name = topic["topic"]
+            seen = topics[name]
+            unknown = seen.code == Code.UNKNOWN_TOPIC_OR_PARTITION and seen.topic_id != topic["topicId"]
+            if unknown or not name:
+                topics[name] = UNKNOWN_ID
+    return topics
 
 
 def _suffices(partition: Fields, bounds: Ends, recent: bool) -> bool:

@@ -1,8 +1,7 @@
 """The requests that are served: number, name, versions as ApiVersions lists them, and the module that answers.
 
-Versions end where clients of Kafka 4.1, librdkafka, kafka-python and aiokafka ask for no more, and where a newer one
-would bring topic ids (Fetch 13, Metadata 10) or what needs a broker's state. Produce 9 is the first flexible one.
-docs/reference/serve.md names what is left out.
+Versions end where clients of Kafka 4.1, librdkafka, kafka-python, aiokafka and Node ask for no more, and where a newer
+one needs a broker's state. docs/reference/serve.md names what is left out.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ APIS = {
     api.key: api
     for api in (
         Api(PRODUCE, "Produce", 3, 11, "produce"),
-        Api(1, "Fetch", 4, 11, "fetch"),
+        Api(1, "Fetch", 4, 17, "fetch"),
         Api(2, "ListOffsets", 1, 9, "metadata"),
         Api(3, "Metadata", 0, 12, "metadata"),
         Api(8, "OffsetCommit", 2, 8, "groups"),
