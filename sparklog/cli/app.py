@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from click import Abort, Command, Context, HelpFormatter, UsageError, version_option
 from click.exceptions import Exit
 
-from sparklog.cli.parameters import Commands
+from sparklog.cli.parameters import Commands, summary_of
 from sparklog.cli.terminal import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, LIBRARY, leave_for_usage, log_from, trace, warn
 from sparklog.errors import SparklogError, Unavailable
 from sparklog.output import interrupted
@@ -76,8 +76,7 @@ class SparklogGroup(Commands):
         width = max(map(len, HOME))
         for heading, names in SECTIONS.items():
             commands = [(name, self.get_command(ctx, name)) for name in names.split()]
-            room = formatter.width - width - 6
-            rows = [(f"{name:{width}}", command.get_short_help_str(room)) for name, command in commands if command]
+            rows = [(f"{name:{width}}", summary_of(command)) for name, command in commands if command]
             with formatter.section(heading):
                 formatter.write_dl(rows)
 

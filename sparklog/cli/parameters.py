@@ -85,7 +85,8 @@ COMPLETERS = {
 """By the name of a parameter in Python."""
 
 
-SHORT_HELP = {"help_option_names": ["-h", "--help"]}
+HELP_WIDTH = 120
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": HELP_WIDTH}
 
 
 class Option:
@@ -185,7 +186,7 @@ class FunctionCommand(click.Command):
     """
 
     def __init__(self, name: str, run: Callable[..., Any], **settings: Any) -> None:
-        super().__init__(name, callback=self._call, context_settings=SHORT_HELP, **settings)
+        super().__init__(name, callback=self._call, context_settings=CONTEXT, **settings)
         self._run = run
         self.rules: list[Rule] = []
 
@@ -271,15 +272,24 @@ def _called(run: Any, declared: Signature, values: Mapping[str, Any]) -> Any:
     return run(**made)
 
 
+def summary_of(command: click.Command) -> str:
+    """Return the first sentence of a command's help, all of it: click would cut it to fit a line."""
+    return command.get_short_help_str(len(command.help or ""))
+
+
 class Commands(click.Group):
     """The commands of a module: a group of `sparklog` where they have a help text in common."""
 
     def __init__(self, name: str | None = None, text: str | None = None, epilog: str | None = None) -> None:
-        super().__init__(name, help=text, epilog=epilog, context_settings=SHORT_HELP)
+        super().__init__(name, help=text, epilog=epilog, context_settings=CONTEXT)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return their names as they were added: what is needed first comes first."""
         return list(self.commands)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary_of(self.commands[name])) for name in self.list_commands(ctx)])
 
     def add(self, name: str, *examples: str) -> Callable[[Callable[..., Output | None]], Callable[..., Output | None]]:
         """Make a command of a function; its help ends with the examples, each on one line on any terminal."""

@@ -6,9 +6,13 @@ import re
 import shutil
 import subprocess
 
+import pytest
+from click import Context, Group
+
 from sparklog.cli.app import HOME, SECTIONS
 from tests.cli.conftest import Sparklog
 from tests.cli.test_every_command import commands
+from tests.support.command_line import command_of, invoke
 
 MACROS = {".TH", ".SH", ".SS", ".PP", ".TP", ".B", ".nf", ".fi"}
 
@@ -41,3 +45,27 @@ def test_help_has_the_commands_by_what_they_are_for(sparklog: Sparklog) -> None:
     for heading, names in SECTIONS.items():
         block = text.partition(f"\n{heading}:\n")[2].partition("\n\n")[0]
         assert [line.split()[0] for line in block.splitlines()] == names.split()
+
+
+@pytest.mark.parametrize("columns", ["80", "140", "200"])
+@pytest.mark.parametrize("group", ["", "topics", "configs", "groups", "transactions", "perf"])
+def test_each_summary_is_one_whole_line(group: str, columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    result = invoke([*group.split(), "--help"])
+    top = command_of(group)
+    assert isinstance(top, Group)
+    for name in top.list_commands(Context(top)):
+        command = top.get_command(Context(top), name)
+        assert command is not None
+        first = " ".join((command.help or "").partition("\n\n")[0].split())
+        sentence = first.partition(". ")[0].removesuffix(".") + "."
+        assert re.search(rf"^  {name} +{re.escape(sentence)}$", result.stdout, re.MULTILINE), result.stdout
+    assert "..." not in result.stdout.replace("[ARGS]...", "")
+
+
+def test_help_is_as_wide_as_the_terminal_up_to_120(monkeypatch: pytest.MonkeyPatch) -> None:
+    for columns, narrow, wide in (("80", 70, 80), ("200", 100, 120)):
+        monkeypatch.setenv("COLUMNS", columns)
+        for words in ("consume", "compact"):
+            lengths = [len(line) for line in invoke([words, "--help"]).stdout.splitlines()]
+            assert narrow < max(lengths) <= wide

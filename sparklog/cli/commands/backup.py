@@ -70,11 +70,11 @@ def backup(
     dry_run: opt.DryRunOption = False,
     quiet: opt.QuietOption = False,
 ) -> Output:
-    """Back a root up: all topics, transactions and consumer groups as of one moment, into a folder of their own.
+    """Back up a root, incrementally.
 
-    Only what is new since the last backup is copied, and every byte is checked on the way. Writers and maintenance
-    go on meanwhile. Killed at any time, run it again. `sparklog restore` makes a root of it, as of a backup or a
-    time between.
+    All topics, transactions and consumer groups as of one moment go into a folder of their own. Only what is new since
+    the last backup is copied, and every byte is checked on the way. Writers and maintenance go on meanwhile. Killed at
+    any time, run it again. `sparklog restore` makes a root of it, as of a backup or a time between.
     """
     from sparklog.opening import refuse_inside
     from sparklog.tools.backup.backing_up import back_up, plan_backup
@@ -164,10 +164,10 @@ def restore(
     dry_run: opt.DryRunOption = False,
     quiet: opt.QuietOption = False,
 ) -> Output:
-    """Make a new root with what a backup holds, or what a root held: the newest state, or that of an earlier time.
+    """Make a new root from a backup, or from a root's past.
 
-    Every byte is checked on the way. Transactions are whole, consumer groups go on where they were, topic ids stay.
-    Killed at any time, run it again with the same words.
+    The root gets the latest state, or that of an earlier time. Every byte is checked on the way. Transactions are
+    whole, consumer groups go on where they were, topic ids stay. Killed at any time, run it again with the same words.
     """
     from sparklog.opening import refuse_inside
     from sparklog.tools.backup.damaged_logs import shown_left_out
@@ -215,11 +215,12 @@ def clone(
     dry_run: opt.DryRunOption = False,
     quiet: opt.QuietOption = False,
 ) -> Output:
-    """Create a topic that shows another one as it is, or was at a version or time; nothing is copied.
+    """Clone a topic as it is, or was, without copying it.
 
-    Both share files until one of them rewrites its own; either can be appended to, altered and deleted without the
-    other noticing. Offsets and configs are the same, the topic id is new. How far back a version can be is what
-    the vacuum has kept: file.delete.delay.ms, a day.
+    The new topic has the records that the other one has, or had at a version or time. Both share files until one of
+    them rewrites its own; either can be appended to, altered and deleted without the other noticing. Offsets and
+    configs are the same, the topic id is new. How far back a version can be is what the vacuum has kept:
+    file.delete.delay.ms, a day.
     """
     from sparklog.log.topic.cloning import clone_topic
 
@@ -256,11 +257,12 @@ def repartition(
     ] = False,
     quiet: QuietOption = False,
 ) -> Output:
-    """Copy a topic into one with another number of partitions, each record to the partition of its key.
+    """Copy a topic into one with another number of partitions.
 
-    Each record once, also if the command is killed and run again: it goes on where it was. Keys, values, times,
-    headers and the order of each key are kept; a record without a key goes to its partition modulo the new number.
-    To cut over, stop the writers of the old topic, run it with --move-groups, and start all on the new one.
+    Each record goes to the partition of its key. Each record once, also if the command is killed and run again: it goes
+    on where it was. Keys, values, times, headers and the order of each key are kept; a record without a key goes to its
+    partition modulo the new number. To cut over, stop the writers of the old topic, run it with --move-groups, and
+    start all on the new one.
     """
     from sparklog.tools.repartition import repartition as run
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sparklog.log.topic.topic import Topic
     from sparklog.maintenance.properties import ConfigDoc
 
-app = Commands("configs", "Show and change configs of topics and defaults of a root, and say what each one means.")
+app = Commands("configs", "Show, change and explain configs of topics and a root.")
 RootDefaultsOption = Annotated[
     bool,
     Option(
@@ -53,7 +53,10 @@ def describe(
     everything: Annotated[bool, Option("--all", help="Also those that have their built-in default.")] = False,
     root_defaults: RootDefaultsOption = False,
 ) -> Output:
-    """Show configs of topics, or a root's defaults: value, where it comes from, and what it is if it is taken back."""
+    """Show configs of topics, or a root's defaults.
+
+    Each with its value, its source, and the default that it has once it is deleted.
+    """
     from sparklog.log.state.configs import DEFAULT_CONFIG
     from sparklog.log.state.description import describe_configs
 
@@ -134,10 +137,11 @@ def alter(
     ] = False,
     root_defaults: RootDefaultsOption = False,
 ) -> Output:
-    """Set configs of a topic, take them back. All of it happens in one commit, or nothing does.
+    """Set configs of a topic, or delete them.
 
-    Of a pattern the changes of each topic are shown, and nothing is changed without --execute. A commit is one topic's.
-    With --root-defaults a pattern says for which topics the defaults are, and they are set at once.
+    All changes of a topic are made in one commit, or none is. Of a pattern the changes of each topic are shown, and
+    nothing is changed without --execute. A commit is one topic's. With --root-defaults a pattern says for which topics
+    the defaults are, and they are set at once.
     """
     changes = _changes(add_config, add_config_file, delete_config)
     log = open_root(root)
@@ -207,7 +211,7 @@ def docs(
     names: Annotated[list[str] | None, Argument(metavar="[NAME]...", help="Configs; none means all.")] = None,
     markdown: Annotated[bool, Option(help="docs/reference/configs.md.")] = False,
 ) -> Output:
-    """Say what configs mean: those of topics, and the properties of the jobs."""
+    """Explain configs of topics, and properties of the jobs."""
     from sparklog.maintenance.properties import config_docs, markdown_config_docs, one_config_doc
 
     docs = [one_config_doc(name) for name in names] if names else config_docs()

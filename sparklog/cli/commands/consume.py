@@ -241,11 +241,12 @@ def consume(
         bool, Option("--json", help="One JSON object per record, all columns; `produce --json` takes it.")
     ] = False,
 ) -> None:
-    """Print the records of topics: all there are, then end; with --follow go on.
+    """Print the records of topics.
 
-    Without a place to start it begins at the log start, or with --follow at the end. The columns are those of
-    kafka-console-consumer, one partition after the other. Their number is printed on stderr. With --group it begins
-    so only where the group has committed nothing, and prints the partitions that the group gives to it.
+    All there are, then it ends; with --follow it goes on. Without a place to start it begins at the log start, or with
+    --follow at the end. The columns are those of kafka-console-consumer, one partition after the other. Their number is
+    printed on stderr. With --group it begins so only where the group has committed nothing, and prints the partitions
+    that the group gives to it.
 
     With --key it reads the partitions where Kafka's default partitioner puts the keys, or --partition.
     """
@@ -337,10 +338,11 @@ def table(
     formats: Formats,
     as_json: Annotated[bool, Option("--json", help="One JSON object per record, all columns.")] = False,
 ) -> None:
-    """Print a topic as a table: the latest record of each key, without keys that were deleted.
+    """Print a topic as a table: the latest record of each key.
 
-    Only committed records count, and those without a key are left out. Rows come partition by partition, the newest
-    first; their number is printed on stderr. A key that is in several partitions has a row for each.
+    Without the keys that were deleted. Only committed records count, and those without a key are left out. Rows come
+    partition by partition, the newest first; their number is printed on stderr. A key that is in several partitions has
+    a row for each.
     """
     from sparklog.log.read.topic_table import open_table
 
@@ -396,10 +398,11 @@ def offsets(
         opt.Isolation, Option("--isolation-level", help="read_committed: below the first open transaction.")
     ] = "read_uncommitted",
 ) -> Output:
-    """Print offsets of topics, one topic:partition:offset per line, as kafka-get-offsets does.
+    """Print offsets of topics, as kafka-get-offsets does.
 
-    --time is -1 or latest (the end, the default), -2 or earliest (the log start), -3 or max-timestamp (the record with
-    the largest timestamp), or a time in milliseconds: the first record not older. Partitions without one are left out.
+    Each line is topic:partition:offset. --time is -1 or latest (the end, the default), -2 or earliest (the log start),
+    -3 or max-timestamp (the record with the largest timestamp), or a time in milliseconds: the first record not older.
+    Partitions without one are left out.
     """
     target = TIMES[time] if time in TIMES else opt.parse_time(time, "--time")
     rules = topics.rules()

@@ -111,11 +111,12 @@ def describe(
         ),
     ] = None,
 ) -> Output:
-    """Show how far groups have read, and how far behind they are, in records and in seconds.
+    """Show the offsets and the lag of consumer groups.
 
-    SECONDS-BEHIND is how long the first unread record has been waiting. The end is that of the log, as in Kafka:
-    markers, and records that an open transaction hides, count as unread. Of a Kafka log directory the groups are shown
-    whose coordinator's log is there, in the partitions that are there; members are not known.
+    Lag is in records and in seconds. SECONDS-BEHIND is how long the first unread record has been waiting. The end is
+    that of the log, as in Kafka: markers, and records that an open transaction hides, count as unread. Of a Kafka log
+    directory the groups are shown whose coordinator's log is there, in the partitions that are there; members are not
+    known.
     """
     opened = _open_groups(root)
     names = groups.names()
@@ -200,7 +201,7 @@ def reset(
     force: Annotated[bool, Option(help="Also an active group; its consumers are fenced.")] = False,
     export: Annotated[bool, Option(help="Print the new offsets as lines of a CSV file.")] = False,
 ) -> Output:
-    """Set a group's offsets by hand, in a partition, a topic or all of its topics.
+    """Set the offsets of a group, in its partitions or topics.
 
     Exactly one of the options --to-earliest ... --from-file says where to. Nothing is changed without --execute: first
     look at what would be. Refused while the group has active members: stop them first, or give --force. A consumer that
@@ -266,9 +267,9 @@ class GroupEntry:
 
 @app.add("history", "sparklog groups history billing --limit 10 --root /data/log")
 def history(root: opt.RootOption, *, group: OneGroup, limit: LimitOption = 100) -> Output:
-    """Show what was done to a group, newest first: joins, commits, rebalances, resets, and the offsets they changed.
+    """Show what was done to a group, latest first.
 
-    Entries are kept for seven days at least.
+    Joins, commits, rebalances and resets, and the offsets that they changed. Entries are kept for seven days at least.
     """
     opened = _groups_of_root(root).group(group.name)
     # One more, to tell what the oldest one changed.

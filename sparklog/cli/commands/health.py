@@ -33,7 +33,7 @@ def verify(
     quick: opt.QuickOption = False,
     quiet: opt.QuietOption = False,
 ) -> Output:
-    """Read everything of a root, or of a Kafka log directory, and name every byte that is not what was written.
+    """Check every byte of a root or a Kafka log directory.
 
     Commits, checkpoints, the logs of transactions and groups, every file that a version may still need; nothing is
     written, and writers and maintenance may go on meanwhile. Unreferenced files are listed apart: they are no
@@ -81,7 +81,7 @@ def repair_log(
     ] = None,
     quiet: opt.QuietOption = False,
 ) -> Output:
-    """Cure what verify calls damage where a rebuild can, and name what only a backup brings back.
+    """Rebuild damaged files, and name what needs a backup.
 
     Index files, filters of keys, footers and checkpoints are built again from what they were made of; entries of groups
     and transactions come back from their copies; a single flipped bit is turned back. The bytes that were there, and
@@ -162,12 +162,13 @@ def doctor(
     ] = False,
     workload: WorkloadOptions,
 ) -> Output:
-    """Check Python, Java, packages, Spark's settings and, with --root, the store and the state of a root.
+    """Check Python, Java, Spark, a store and a root.
 
-    Each line is ok, warn or fail, what was found and, below it, the command or setting that puts it right. Runs
-    without pyspark, without Java and without a root. Exit code 1 only if something fails. --root and --store write a
-    few objects below _probe to see whether the store keeps its promises, and remove them. --store says of each
-    promise whether it is kept, of any path or URL. --max-age is for probes: a job that is overdue is a warning else.
+    With --root also the store of a root, and its state. Each line is ok, warn or fail, what was found and, below it,
+    the command or setting that puts it right. Runs without pyspark, without Java and without a root. Exit code 1 only
+    if something fails. --root and --store write a few objects below _probe to see whether the store keeps its promises,
+    and remove them. --store says of each promise whether it is kept, of any path or URL. --max-age is for probes: a job
+    that is overdue is a warning else.
     """
     if cost:
         from sparklog.doctor.costs import Workload, document, lines
@@ -204,10 +205,11 @@ def jobs(
     properties: opt.PropertiesOption = None,
     runs: Annotated[bool, Option(help="The newest runs in place of the topics.")] = False,
 ) -> Output:
-    """Show when each maintenance job last succeeded on each topic, how long it took, and what is overdue.
+    """Show when maintenance jobs last ran, and what is overdue.
 
-    A job is overdue by its own schedule, or by the topic's configs; docs/guides/scheduled-jobs.md has the rules. Below
-    the table are the runs that work now. `sparklog doctor --max-age` has an exit code for probes.
+    For each topic and job: when it last succeeded, and how long it took. A job is overdue by its own schedule, or by
+    the topic's configs; docs/guides/scheduled-jobs.md has the rules. Below the table are the runs that work now.
+    `sparklog doctor --max-age` has an exit code for probes.
     """
     from sparklog.tools.report.job_states import has_jobs, look_at_root
 
@@ -280,11 +282,11 @@ def report(
     ] = None,
     quiet: opt.QuietOption = False,
 ) -> None:
-    """Write one page about all topics: sizes, offsets, partition skew, commit rates, open transactions, consumer
-    groups, what the next maintenance run would do, and what needs attention.
+    """Write an HTML page about a root.
 
-    The page is one HTML file that needs no network. Nothing is changed. A Kafka log directory is reported on in
-    place, with what its files tell.
+    It has sizes, offsets, partition skew, commit rates, open transactions, consumer groups, what the next maintenance
+    run would do, and what needs attention. The page is one HTML file that needs no network. Nothing is changed. A Kafka
+    log directory is reported on in place, with what its files tell.
     """
     from sparklog.tools.report.gather import gather
 
@@ -317,10 +319,11 @@ def metrics(
     output: Annotated[str | None, Option(excludes="--output-file", hidden=True)] = None,
     topic: opt.TopicsOption = None,
 ) -> None:
-    """Print lag of consumer groups, offsets, sizes and open transactions in Prometheus' text format.
+    """Print lag, offsets and sizes for Prometheus.
 
-    With --output-file the file is replaced as a whole: point it into the folder of the node exporter's textfile
-    collector and run this from cron. A Kafka log directory is measured in place.
+    Lag of consumer groups, offsets, sizes and open transactions, in Prometheus' text format. With --output-file the
+    file is replaced as a whole: point it into the folder of the node exporter's textfile collector and run this from
+    cron. A Kafka log directory is measured in place.
     """
     if output is not None:
         output_file = _file_of_output(output)

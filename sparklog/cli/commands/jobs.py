@@ -23,12 +23,12 @@ from sparklog.version import __version__
 app = Commands()
 
 HELP = {
-    "compact": "Merge small appends, seal them into segments, compact by key (a job; starts Spark if there is work).",
-    "retain": "Expire records by time, size and log start, delete unnamed files (a job).",
-    "stream": "Stream topics of a Kafka directory or a root into a root (a job; starts Spark).",
-    "mirror": "Copy topics from or to a running Kafka cluster (a job; starts Spark with its Kafka connector).",
-    "to-delta": "Write a topic into a Delta table, as rows or by key (a job; starts Spark with Delta).",
-    "from-delta": "Write the changes of a Delta table into a compacted topic (a job; starts Spark with Delta).",
+    "compact": "Merge and seal small appends, compact topics by key.",
+    "retain": "Expire records, and delete files that nothing names.",
+    "stream": "Stream a Kafka directory or a root into a root.",
+    "mirror": "Copy topics from or to a running Kafka cluster.",
+    "to-delta": "Write a topic into a Delta table, as rows or by key.",
+    "from-delta": "Write the changes of a Delta table into a topic.",
 }
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 """Arguments belong to the job, `--help` too."""
@@ -57,9 +57,10 @@ for job_name, text in HELP.items():
 
 @app.add("conf", "sparklog conf crontab")
 def conf(name: Annotated[str | None, Argument(help="Which file: without it their names are listed.")] = None) -> None:
-    """Print a file to start from: schedules for cron, Kubernetes and Airflow, a job for spark-submit, settings.
+    """Print an example file: schedules, settings, the man page.
 
-    And the man page, sparklog.1, for a folder such as ~/.local/share/man/man1.
+    Schedules are for cron, systemd, Kubernetes and Airflow. The man page is sparklog.1, for a folder such as
+    ~/.local/share/man/man1.
     """
     folder = PACKAGE / "conf"
     if not folder.is_dir():

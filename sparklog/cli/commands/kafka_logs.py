@@ -84,12 +84,13 @@ def import_(
     quiet: opt.QuietOption = False,
     force: Annotated[bool, Option(help="Also a file.delete.delay.ms that takes files from running jobs.")] = False,
 ) -> Output:
-    """Take topics of a Kafka log directory into a root: offsets, times, headers and segments as they are.
+    """Import topics of a Kafka log directory into a root.
 
-    Without --topic all topics but Kafka's own. The directory of a stopped broker, or a copy or backup of one; it is
-    only read. Run it again to complete an import that was killed, or to take what is new since: a topic goes on where
-    its last import ended. Its configs in Kafka come along where the directory holds __cluster_metadata-0, else give
-    them with --config, which counts in any case. Consumer groups keep their offsets in these topics.
+    Offsets, times, headers and segments stay as they are. Without --topic all topics but Kafka's own. The directory of
+    a stopped broker, or a copy or backup of one; it is only read. Run it again to complete an import that was killed,
+    or to take what is new since: a topic goes on where its last import ended. Its configs in Kafka come along where the
+    directory holds __cluster_metadata-0, else give them with --config, which counts in any case. Consumer groups keep
+    their offsets in these topics.
     """
     from sparklog.api import import_into
 
@@ -275,11 +276,12 @@ def export(
     cluster: Cluster,
     quiet: opt.QuietOption = False,
 ) -> Output:
-    """Write topics as Kafka log directories: segments, indexes, checkpoints, topic ids, leader epochs, configs.
+    """Export topics as Kafka log directories.
 
-    The directory must be empty or not there; it is written whole or not at all. Only what is below the last stable
-    offset goes out, and no record of an aborted transaction. What is printed, and written beside the partitions as
-    <topic>.properties, are the configs to create the topic with.
+    With segments, indexes, checkpoints, topic ids, leader epochs and configs. The directory must be empty or not there;
+    it is written whole or not at all. Only what is below the last stable offset goes out, and no record of an aborted
+    transaction. What is printed, and written beside the partitions as <topic>.properties, are the configs to create the
+    topic with.
 
     With --groups also what consumer groups have committed for these topics: as the topic __consumer_offsets, and as
     consumer-groups.csv for kafka-consumer-groups --reset-offsets --from-file.

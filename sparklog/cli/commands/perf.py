@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sparklog.log.topic.root import Root
     from sparklog.tools.perf import ConsumeRun, ProduceRun, Throughput
 
-app = Commands("perf", "Measure what a store and this machine do, as Kafka's performance tools.")
+app = Commands("perf", "Measure throughput, as Kafka's performance tools do.")
 
 TopicOption = Annotated[str, Option("--topic", "-t", metavar="NAME", help="The topic.", show_default=False)]
 IntervalOption = Annotated[int, whole_number("--reporting-interval", low=1, metavar="MS", text="Between two lines.")]
@@ -96,9 +96,10 @@ def produce(
     ] = None,
     reporting_interval: IntervalOption = 1000,
 ) -> Output:
-    """Send records one by one, and print how many a second, and how long until they are durable.
+    """Send records, and print throughput and latency.
 
-    A topic that is missing is created, with one partition. The records stay: name a topic for it.
+    Latency is the time until a record is durable. A topic that is missing is created, with one partition. The records
+    stay: name a topic for it.
     """
     from sparklog.tools.perf import ProduceRun
 

@@ -109,7 +109,7 @@ def produce(
     ] = None,
     compression: Annotated[Codec | None, Option(help="Codec, where the topic leaves it to us. Default: zstd.")] = None,
 ) -> None:
-    """Append lines to a topic: from standard input, or from a file.
+    """Append lines of standard input or a file to a topic.
 
     A line is a value, or with --key-separator a key and a value, or with --json an object as `sparklog consume --json`
     prints it. Lines are appended in batches, each whole or not at all. So a pipe can be followed: `tail -F file |`.

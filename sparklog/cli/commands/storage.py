@@ -52,7 +52,9 @@ def delete_oldest(
     ] = None,
     dry_run: DryRunOption = False,
 ) -> Output:
-    """Delete the records below an offset: the log starts there then.
+    """Delete the records below an offset.
+
+    The log starts at the offset from then on.
 
     --offset-json-file takes Kafka's file, {"partitions": [{"topic": "t", "partition": 0, "offset": 42}], "version": 1}.
     Offset -1 stands for the log end: all records. All of it is checked before anything is changed. Readers see the new
@@ -138,11 +140,11 @@ class TopicList(Topics):
 
 @app.add("log-dirs", "sparklog log-dirs --topic-list orders,clicks --root /data/log")
 def log_dirs(root: SourceOption, *, topics: TopicList) -> Output:
-    """Show how many bytes each partition takes, and how many are in files that only wait for the vacuum.
+    """Show the size of each partition.
 
-    APPEND are bytes in append files (in a Kafka directory: of the active segment), SEALED those in sealed (closed)
-    segments, SLICES their number. --json prints the document of kafka-log-dirs, with these beside its own
-    names; there is no broker, so its number is -1.
+    Below the table is the size of the files that only wait for the vacuum. APPEND are bytes in append files (in a Kafka
+    directory: of the active segment), SEALED those in sealed (closed) segments, SLICES their number. --json prints the
+    document of kafka-log-dirs, with these beside its own names; there is no broker, so its number is -1.
     """
     from sparklog.retention.vacuum import unreferenced
 
@@ -231,10 +233,11 @@ def history(
     root: RootOption,
     limit: Annotated[int, whole_number(low=1, text="Commits at most.")] = 100,
 ) -> Output:
-    """Show the commits of a topic, newest first: version, time, operation, records and bytes that it brought, writer.
+    """Show the commits of a topic, latest first.
 
-    A version serves `--as-of` of clone, export and restore, and versionAsOf of a scan. Commits are kept for seven days
-    at least; --json names the oldest one.
+    Each with its version, time, operation, the records and bytes that it added, and its writer. A version serves
+    `--as-of` of clone, export and restore, and versionAsOf of a scan. Commits are kept for seven days at least; --json
+    names the oldest one.
     """
     from sparklog.log.journal.names import check_topic_name
     from sparklog.log.state.history import History

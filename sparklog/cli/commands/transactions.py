@@ -35,9 +35,10 @@ IdArgument = Annotated[str, Argument(metavar="ID", help="Transactional id.")]
 def list_(
     root: SourceOption, open_only: Annotated[bool, Option("--open", help="Only those that hold back a topic.")] = False
 ) -> Output:
-    """List the transactional ids, and how the newest transaction of each stands.
+    """List the transactional ids.
 
-    Of a Kafka log directory: as its coordinators have written it down, in Kafka's words.
+    With the state of the latest transaction of each. Of a Kafka log directory: as its coordinators have written it
+    down, in Kafka's words.
     """
     from sparklog.transactions.listing import list_transactions
 
@@ -57,10 +58,10 @@ def list_(
 
 @app.add("describe", "sparklog transactions describe orders-job --root /data/log")
 def describe(transactional_id: IdArgument, root: SourceOption) -> Output:
-    """Show what is decided, and what is open: where the last stable offset stops, since when, and until when.
+    """Show an id's transactions, decided and open.
 
-    Of a Kafka log directory: what the coordinator has written down, and the producer's state in each partition, as of
-    its newest snapshot.
+    Of an open one: where it holds back the last stable offset, since when, and until when. Of a Kafka log directory:
+    what the coordinator has written down, and the producer's state in each partition, as of its newest snapshot.
     """
     from sparklog.transactions.listing import describe_transaction
 
@@ -78,9 +79,10 @@ def history(
     root: RootOption,
     limit: Annotated[int, whole_number(low=1, text="Entries at most.")] = 100,
 ) -> Output:
-    """Show the decisions of an id, newest first: what began, committed, aborted, when, why, and what it wrote to.
+    """Show the decisions of an id, latest first.
 
-    Decisions are kept for seven days at least.
+    What began, committed and aborted, when, why, and the topics that it wrote to. Decisions are kept for seven days at
+    least.
     """
     opened = open_root(root)
     entries = opened.engine.decisions.log(transactional_id).newest_entries(limit)
@@ -116,10 +118,10 @@ def abort(
     root: RootOption,
     number: Annotated[int | None, whole_number("--n", text="Only if this is the number of the open one.")] = None,
 ) -> Output:
-    """Abort the open transaction of an id without waiting for its timeout; its owner's commit fails then.
+    """Abort the open transaction of an id.
 
-    One that an import found open in Kafka's data ends, too (as Kafka had decided, if it had); no import can go on with
-    its topics then.
+    Its timeout is not waited for, and its owner's commit fails. One that an import found open in Kafka's data ends, too
+    (as Kafka had decided, if it had); no import can go on with its topics then.
     """
     from sparklog.transactions.listing import abort_transaction
 
