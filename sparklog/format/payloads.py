@@ -191,8 +191,10 @@ def record_fields(
 
 
 def check_batch(stored: BytesLike, codec: Codec, count: int, base_time: int) -> Int64Array:
-    """Check the records of one batch, whose offsets count from 0; return their least and greatest time, and how many
-    have no key. `stored`: all bytes after its header; `count` is not 0, times are ms.
+    """Check the records of one batch, whose offsets count from 0. `stored`: all bytes after its header; times are ms.
+
+    Returns the least and the greatest time from 1970 on (-1 if there is none), the least time that is not -1
+    (2^63 - 1 if there is none), and how many records have no key. `count` must not be 0.
 
     Raises `Corrupt`, without a place.
     """
@@ -207,7 +209,7 @@ def check_batch(stored: BytesLike, codec: Codec, count: int, base_time: int) -> 
             raise Corrupt(f"the batch cannot be decompressed: {error.message}") from None
     if count * MIN_RECORD_BYTES > payload.size:
         raise Corrupt(f"{count} records do not fit into the batch")
-    totals = np.empty(3, np.int64)
+    totals = np.empty(4, np.int64)
     code = kernels.check_records.sized(count)(payload, count, base_time, totals)
     if code != kernels.OK:
         raise Corrupt(RECORD_MESSAGES[code])

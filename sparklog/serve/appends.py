@@ -18,14 +18,14 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from sparklog.errors import Conflict, SparklogError, Unavailable
 from sparklog.format.append_file import INDEX_MIN_BYTES, WrittenSlice, build_index
 from sparklog.format.crc32c import crc32c
-from sparklog.format.record_batch import LOG_APPEND_TIME_BIT, NO_PRODUCER_ID
+from sparklog.format.record_batch import LOG_APPEND_TIME_BIT, NO_PRODUCER_ID, NO_TIMESTAMP
 from sparklog.log.journal.names import append_path
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.writer_runs import KafkaWriterKey, SequenceConflict, WriterEntry
@@ -260,6 +260,10 @@ def _file(log: TopicLog, target: AppendTarget, by_partition: dict[int, list[Prod
     """Return the batches as a file of a slice for each partition: written, or not where it is to go into the commit."""
     ordered = sorted(by_partition.items())
     slices = [_slice(partition, batches) for partition, batches in ordered]
+    if min([one.max_ts for one in slices]) < 0 and not target.configs.log_append_time:
+        # Retention counts from the append then, as a broker counts from the modification time of the segment.
+        now_ms = log.env.wall_ms()
+        slices = [replace(one, max_ts=now_ms) if one.max_ts < 0 else one for one in slices]
     parts = [batch.data for _, batches in ordered for batch in batches]
     small = all(one.index is None for one in slices)
     if small and tail_bytes(len(slices), sum(one.nbytes for one in slices)) <= target.inline_bytes:
@@ -280,7 +284,7 @@ def _slice(partition: int, batches: Sequence[ProducedBatch]) -> WrittenSlice:
         nbytes=nbytes,
         offsets=records,
         records=records,
-        min_ts=min([batch.min_ts for batch in batches]),
+        min_ts=min([batch.min_ts for batch in batches if batch.min_ts >= 0], default=NO_TIMESTAMP),
         max_ts=max([batch.max_ts for batch in batches]),
         crc=crc,
         flags=flags,

@@ -1,8 +1,9 @@
 """The checks of produced batches, as Kafka's `LogValidator` makes them, what a slice says of each, and sequences.
 
-Records are read to see that they fit, for their least time and for keys that are missing; they stay as they came. Under
-LogAppendTime the batch is given its bit and another checksum; the time itself comes with the commit. The codec stays
-the producer's: a topic's `compression.type` changes nothing here.
+Records are read to see that they fit, for their times and for keys that are missing; they stay as they came. Like a
+broker, the server writes the greatest time of the records into the header and clears the LogAppendTime bit, with a new
+checksum if that changes the batch. Under LogAppendTime it sets the bit instead; the time itself comes with the commit.
+The codec stays the producer's: a topic's `compression.type` changes nothing here.
 
 Of an idempotent producer the topic's registry has an entry for each partition: the number of the last record that
 landed. It is of the commits alone, so every server says the same of a batch, and a retry is written once, whichever
@@ -33,6 +34,7 @@ from sparklog.format.record_batch import (
     MAGIC_POSITION,
     MAX_SEQUENCE,
     NO_PRODUCER_ID,
+    NO_TIMESTAMP,
     BatchHeader,
     Codec,
 )
@@ -43,7 +45,7 @@ from sparklog.serve.codes import Code, CodeError
 
 ZSTD, ZSTD_SINCE = CODECS.index("zstd"), 7
 """Older versions of Produce are of clients that cannot read what they send."""
-_ATTRIBUTES, _CRC, _KNOWN_CODECS = 22, slice(17, 21), range(len(CODECS))
+_ATTRIBUTES, _CRC, _MAX_TIMESTAMP, _KNOWN_CODECS = 22, slice(17, 21), slice(35, 43), range(len(CODECS))
 _PRODUCERS, _NULL_KEYS = int(SliceFlag.KAFKA_PRODUCERS), int(SliceFlag.HAS_NULL_KEYS)
 _APPEND_TIME = int(SliceFlag.LOG_APPEND_TIME)
 EPOCH_SHIFT = 47
@@ -55,7 +57,8 @@ _HALF = 1 << 30
 class ProducedBatch:
     """A batch of a producer, checked: its bytes, its place in the producer's numbers, and what a slice says of it.
 
-    `min_ts`, `max_ts`: ms; `flags`: of `SliceFlag`; `offset`: in its slice, once it is in one.
+    `min_ts`, `max_ts`: the least and greatest time of its records from 1970 on (ms), -1 without any; `flags`: of
+    `SliceFlag`; `offset`: in its slice, once it is in one.
     """
 
     data: memoryview
@@ -93,8 +96,6 @@ def checked_batch(records: memoryview | None, version: int, configs: TopicConfig
     codec = attributes & CODEC_MASK
     if codec == ZSTD and version < ZSTD_SINCE:
         raise CodeError(Code.UNSUPPORTED_COMPRESSION_TYPE, f"zstd in Produce {version}")
-    if attributes & LOG_APPEND_TIME_BIT:
-        raise CodeError(Code.INVALID_TIMESTAMP, "a producer gives no LogAppendTime")
     if codec not in _KNOWN_CODECS:
         raise _invalid("the batch names an unknown compression codec (5 to 7)")
     if base < 0:
@@ -107,26 +108,35 @@ def checked_batch(records: memoryview | None, version: int, configs: TopicConfig
 
 
 def _check_records(batch: ProducedBatch, codec: Codec, configs: TopicConfigs, now_ms: int) -> None:
-    """Check the records of a batch, which has the times of its header, and give it what a slice says of it."""
+    """Check the records of a batch, which has the times of its header; correct the header, and set what a slice says.
+
+    The greatest time of the header and the LogAppendTime bit are the broker's to write, whatever a producer sends:
+    Sarama before 1.45.1 sends a greatest time of -1. Records may have any time below 0; -1 means none, and is below no
+    `message.timestamp.before.max.ms`.
+    """
+    data, base_ms, sent_ms = batch.data, batch.min_ts, batch.max_ts
     try:
-        low, high, keyless = check_batch(batch.data[HEADER_BYTES:], codec, batch.count, batch.min_ts).tolist()
+        low, high, earliest, keyless = check_batch(data[HEADER_BYTES:], codec, batch.count, base_ms).tolist()
     except Corrupt as error:
         raise _invalid(error.message) from None
     if keyless and configs.is_compacted:
         raise _invalid("the topic is compacted: every record needs a key")
     batch.flags = (_NULL_KEYS if keyless else 0) | (0 if batch.producer_id == NO_PRODUCER_ID else _PRODUCERS)
     if configs.log_append_time:
-        batch.min_ts = batch.max_ts = -1
+        batch.min_ts = batch.max_ts = NO_TIMESTAMP
         batch.flags |= _APPEND_TIME
-        batch.data[_ATTRIBUTES] |= LOG_APPEND_TIME_BIT
-        batch.data[_CRC] = crc32c(batch.data[CRC_START:]).to_bytes(4, "big")
+        data[_ATTRIBUTES] |= LOG_APPEND_TIME_BIT
+        data[_CRC] = crc32c(data[CRC_START:]).to_bytes(4, "big")
         return
     before, after = now_ms - configs.timestamp_before_max_ms, now_ms + configs.timestamp_after_max_ms
-    if low < 0 or low < before or high > after:
-        raise CodeError(Code.INVALID_TIMESTAMP, f"times are {low} to {high}, the topic takes {before} to {after}")
-    if high != batch.max_ts:
-        raise CodeError(Code.INVALID_TIMESTAMP, f"the greatest time is {high}, the batch says {batch.max_ts}")
-    batch.min_ts = low
+    if earliest < before or high > after:
+        times = f"{min(earliest, high)} to {high}"
+        raise CodeError(Code.INVALID_TIMESTAMP, f"times are {times}, the topic takes {before} to {after}")
+    batch.min_ts, batch.max_ts = low, high
+    if high != sent_ms or data[_ATTRIBUTES] & LOG_APPEND_TIME_BIT:
+        data[_MAX_TIMESTAMP] = high.to_bytes(8, "big", signed=True)
+        data[_ATTRIBUTES] &= ~LOG_APPEND_TIME_BIT
+        data[_CRC] = crc32c(data[CRC_START:]).to_bytes(4, "big")
 
 
 def _invalid(message: str) -> CodeError:

@@ -178,12 +178,16 @@ class ServedLog:
             return (parts[0] if parts else None), stop
 
     def record_at(self, topic: str, partition: int, time_ms: int | None, isolation: str) -> TimestampOffset | None:
-        """Return the first record at or after a time; None: at the greatest time of all, whatever the isolation."""
+        """Return the first record at or after a time; None: at the greatest time of all, whatever the isolation.
+
+        If no record has a time, the first record without one has the greatest time, -1, as at a broker.
+        """
         with self._lock:
             if time_ms is None:
                 time_ms, isolation = self._greatest_timestamp(topic, partition), READ_UNCOMMITTED
-            targets = {partition: time_ms} if time_ms >= 0 else {}
-            return self._view.offsets_for_timestamps(topic, targets, isolation).get(partition)
+            elif time_ms < 0:
+                return None
+            return self._view.offsets_for_timestamps(topic, {partition: time_ms}, isolation).get(partition)
 
     def _greatest_timestamp(self, topic: str, partition: int) -> int:
         """Return the greatest time (ms) of a record, by metadata alone; -1: there is none with a time."""
@@ -191,7 +195,9 @@ class ServedLog:
         if self.root is None:
             segments = view.partition_states(topic)[partition].segments
             return max((int(segment.max_timestamp) for segment in segments), default=-1)
-        return int(view.snapshot(topic).slices.select(partition).max_ts.max(initial=-1))
+        slices = view.snapshot(topic).slices.select(partition)
+        # The greatest time of a slice without timestamps is the time of its append, or of an imported file.
+        return int(slices.max_ts[slices.min_ts >= 0].max(initial=-1))
 
     def sizes(self, topic: str) -> list[PartitionSize]:
         with self._lock:

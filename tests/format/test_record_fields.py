@@ -20,7 +20,7 @@ from sparklog.format.batch_scan import scan_headers
 from sparklog.format.compression import compress
 from sparklog.format.decode import decode
 from sparklog.format.payloads import RecordFields, check_batch, payloads, record_fields
-from sparklog.format.record_batch import CODECS, HEADER_BYTES, BatchHeader, BatchHeaders, Payloads, Place
+from sparklog.format.record_batch import CODECS, HEADER_BYTES, BatchHeader, BatchHeaders, Int64Array, Payloads, Place
 from tests.format.batch_samples import (
     ALL,
     CODEC_NAMES,
@@ -34,6 +34,7 @@ from tests.format.plain_encoder import with_create_time
 from tests.format.test_damage import damaged, resealed, samples
 from tests.support.forked import outcome
 from tests.support.kernel_ways import both_ways
+from tests.support.odd_batches import odd_batch
 
 
 def fields_of(data: bytes, headers: BatchHeaders | None = None, **place: object) -> tuple[Payloads, RecordFields]:
@@ -191,6 +192,19 @@ def checked(data: bytes, headers: BatchHeaders) -> list[int]:
     return first
 
 
+def times_of(times: Int64Array) -> list[int]:
+    """The least and greatest time from 1970 on, and the least time that is not Kafka's "no timestamp"."""
+    known, real = times[times >= 0], times[times != -1]
+    least = int(known.min()) if len(known) else -1
+    return [least, int(known.max(initial=-1)), int(real.min(initial=2**63 - 1))]
+
+
+@pytest.mark.parametrize("times", [[-1], [-5], [-1, 7], [7, -1, 9], [-5, -1], [-(2**62), 3, -1], [0, -1], [-1, -1]])
+def test_a_check_of_a_batch_takes_times_below_0_for_none(times: list[int]) -> None:
+    data = odd_batch(times)
+    assert checked(data, scan_headers(data)) == [*times_of(np.array(times, np.int64)), 0]
+
+
 def test_a_check_of_a_batch_agrees_with_the_fields_of_its_records() -> None:
     chance, kinds = random.Random(8), Counter[str]()
     batches = [encode_sample(count, codec, value_bytes=40).data for codec in CODEC_NAMES for count in (1, 9)]
@@ -206,8 +220,7 @@ def test_a_check_of_a_batch_agrees_with_the_fields_of_its_records() -> None:
         kinds[str(words).split(":")[0]] += 1
         if words is None:
             _, fields = fields_of(data, headers)
-            times = fields.timestamp
-            assert checked(data, headers) == [times.min(), times.max(), (~fields.has_key).sum()]
+            assert checked(data, headers) == [*times_of(fields.timestamp), (~fields.has_key).sum()]
     assert kinds["None"] > 100
     assert len(kinds) >= 5, kinds
     with pytest.raises(Corrupt, match="3 records do not fit into the batch"):

@@ -462,9 +462,7 @@ def broken(**changes: Any) -> bytes:
         (broken(count=3, last_offset_delta=2), Code.INVALID_RECORD, 7),
         (broken(last_offset_delta=5), Code.INVALID_RECORD, 7),
         (broken(attributes=0x20), Code.INVALID_RECORD, 7),
-        (broken(attributes=0x08), Code.INVALID_TIMESTAMP, 7),
         (broken(attributes=5), Code.INVALID_RECORD, 7),
-        (broken(max_timestamp=BASE_MS + 10**6), Code.INVALID_TIMESTAMP, 7),
         (broken(base_offset=-1), Code.INVALID_RECORD, 7),
         (broken(base_offset=2**63 - 2), Code.INVALID_RECORD, 7),
         (batch_of([b"a"])[:16] + b"\1" + batch_of([b"a"])[17:], Code.UNSUPPORTED_FOR_MESSAGE_FORMAT, 7),
@@ -472,7 +470,7 @@ def broken(**changes: Any) -> bytes:
     # The batches have times in them: every process is to name the cases alike.
     ids=[
         *("empty", "none", "cut", "two", "checksum", "too-large", "no-key", "zstd-for-6", "old", "transactional"),
-        *("count", "last-offset", "control", "log-append-time", "codec", "ahead", "below", "beyond", "magic"),
+        *("count", "last-offset", "control", "codec", "below", "beyond", "magic"),
     ],
 )
 def test_what_is_wrong_is_refused_and_nothing_is_written(

@@ -39,6 +39,8 @@ from sparklog.format.kernels.kernel_memory import (
 
 BAD = 1 << 62
 INT32_MAX = 2**31 - 1
+NO_TIME = -1
+LAST_TIME = 2**63 - 1
 
 # Places in the int64 state array that kernels and decode.py share. HEADER_NULLS: records without headers, null lists.
 ROWS, KEY_BYTES, VALUE_BYTES, KEY_NULLS, VALUE_NULLS, HEADER_ROWS, HEADER_KEY_BYTES, HEADER_VALUE_BYTES = range(8)
@@ -321,10 +323,12 @@ def find_records(
 def check_records(data: Any, count: int, base_time: int, totals: Any) -> int:
     """Check that `data` is the records of one batch, whose offsets count from 0; the error code, `OK` if none.
 
-    `totals` receives the least time, the greatest one, and how many records have no key.
+    `totals` receives the least time from 1970 on, the greatest one (both -1 if no record has such a time), the least
+    time that is not -1 (2^63 - 1 if there is none), and how many records have no key.
     """
     cursor = address(data)
-    end, previous, low, high, keyless = cursor + len(data), -1, 0, 0, 0
+    end, previous, keyless = cursor + len(data), -1, 0
+    low, high, negative = LAST_TIME, NO_TIME, LAST_TIME
     for _ in range(count):
         length, cursor = read_varint(cursor, end)
         if length < 0 or length > end - cursor:
@@ -338,11 +342,14 @@ def check_records(data: Any, count: int, base_time: int, totals: Any) -> int:
         if delta <= previous or delta >= count:
             return ORDER
         time = wrap(base_time + time)
-        low = time if previous < 0 else min(low, time)
-        high = time if previous < 0 else max(high, time)
+        if time >= 0:
+            low, high = min(low, time), max(high, time)
+        elif time != NO_TIME:
+            negative = min(negative, time)
         previous = delta
         keyless += key_length < 0
-    totals[0], totals[1], totals[2] = low, high, keyless
+    totals[0], totals[1] = low if high >= 0 else NO_TIME, high
+    totals[2], totals[3] = min(low, negative), keyless
     return OK if cursor == end else REMAINING
 
 
@@ -352,22 +359,22 @@ def check_records(data: Any, count: int, base_time: int, totals: Any) -> int:
 def survey(
     keep: Any, rows: Any, times: Any, starts: Any, ends: Any, fixed: Any, fixed_time: Any, nbytes: int, totals: Any
 ) -> int:  # fmt: skip
-    """Per batch of `rows` records (in all as many as `keep` has): how many are kept, their bytes, their least, largest
-    and first time (-1 if none is kept). Where `fixed`, all records have the time `fixed_time`. `MISMATCH` if a record
-    that is kept is not within `nbytes` bytes of data."""
+    """Per batch of `rows` records (in all as many as `keep` has): how many are kept, their bytes, their least and
+    largest time from 1970 on (-1 if none has one), and the first one's time (-1 if none is kept). Where `fixed`, all
+    records have the time `fixed_time`. `MISMATCH` if a record that is kept is not within `nbytes` bytes of data."""
     keep_at, times_at, starts_at, ends_at = address(keep), address(times), address(starts), address(ends)
     row = 0
     for batch in range(len(rows)):
         kept = kept_bytes = 0
-        low = high = first = -1
+        low, high, first = LAST_TIME, NO_TIME, NO_TIME
         for _ in range(rows[batch]):
             if load_u8(keep_at + row):
                 time = load_i64(times_at + 8 * row)
                 start, end = load_i64(starts_at + 8 * row), load_i64(ends_at + 8 * row)
                 if start < 0 or end > nbytes or start > end:
                     return MISMATCH
-                low = min(low, time) if kept else time
-                high = max(high, time) if kept else time
+                if time >= 0:
+                    low, high = min(low, time), max(high, time)
                 first = first if kept else time
                 kept += 1
                 kept_bytes += end - start
@@ -375,7 +382,8 @@ def survey(
         if fixed[batch] and kept:
             low = high = first = fixed_time[batch]
         totals[batch, KEPT], totals[batch, KEPT_BYTES] = kept, kept_bytes
-        totals[batch, MIN_TIME], totals[batch, MAX_TIME], totals[batch, FIRST_TIME] = low, high, first
+        totals[batch, MIN_TIME], totals[batch, MAX_TIME] = low if high >= 0 else NO_TIME, high
+        totals[batch, FIRST_TIME] = first
     return OK
 
 

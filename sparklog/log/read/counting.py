@@ -25,7 +25,7 @@ class PartitionCount:
     partition: int
     records: int
     is_exact: bool  # false if there may be fewer records
-    earliest_ms: int | None  # no record with a time is older; None without records
+    earliest_ms: int | None  # no record with a time is older; None without such records
     latest_ms: int | None  # none is newer
 
 
@@ -47,14 +47,14 @@ class RecordCount:
 
     @property
     def earliest_ms(self) -> int | None:
-        """No record with a time is older; None without records."""
+        """No record with a time is older; None without such records."""
         return min(
             (partition.earliest_ms for partition in self.partitions if partition.earliest_ms is not None), default=None
         )
 
     @property
     def latest_ms(self) -> int | None:
-        """No record is newer; None without records."""
+        """No record is newer; None without records that have a time."""
         return max(
             (partition.latest_ms for partition in self.partitions if partition.latest_ms is not None), default=None
         )
@@ -79,6 +79,7 @@ def _counted(snapshot: Snapshot, partition: int, start: int, end: int, isolation
     taken_back = isolation == READ_COMMITTED and bool((slices.flags & int(SliceFlag.KAFKA_ABORTED)).any())
     exact = not taken_back and not bool((cut & gaps).any())
     total, filled = int(records.sum()), records > 0
-    if not total:
-        return PartitionCount(partition, 0, True, None, None)
-    return PartitionCount(partition, total, exact, int(slices.min_ts[filled].min()), int(slices.max_ts[filled].max()))
+    timed = filled & (slices.min_ts >= 0)
+    if not total or not timed.any():
+        return PartitionCount(partition, total, exact or not total, None, None)
+    return PartitionCount(partition, total, exact, int(slices.min_ts[timed].min()), int(slices.max_ts[timed].max()))

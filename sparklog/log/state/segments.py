@@ -91,22 +91,25 @@ def segments_of(slices: Slices, partition: int, log_end: int, rule: RollRule) ->
     slices = _settled(slices)
     sealed = slices.sealed().tolist()
     base, end, size, max_ts = (getattr(slices, name).tolist() for name in ("base", "end", "size", "max_ts"))
+    # A slice without timestamps has the time of its append as its greatest one, which counts among its like alone.
+    real_ts = np.where(slices.min_ts >= 0, slices.max_ts, NO_TIMESTAMP).tolist()
     append_ts = _append_ts(slices).tolist()
     starts: list[int] = []
-    filled, limit_ts = 0, 0
+    filled, limit_ts, times = 0, 0, real_ts
     for row in range(len(base)):
         fresh = (
             not starts
             or sealed[row]
             or sealed[row - 1]
             or filled + size[row] > rule.segment_bytes
-            or (append_ts[starts[-1]] > NO_TIMESTAMP and max_ts[row] > limit_ts)
+            or (append_ts[starts[-1]] > NO_TIMESTAMP and times[row] > limit_ts)
             or end[row] - 1 - base[starts[-1]] > MAX_RELATIVE_OFFSET
         )
         if fresh:
             starts.append(row)
             filled = 0
             limit_ts = append_ts[row] + rule.lifetime_ms(partition, base[row])
+            times = real_ts if real_ts[row] > NO_TIMESTAMP else max_ts
         filled += size[row]
     bounds = [*starts, len(base)]
     segments = []
@@ -122,7 +125,7 @@ def segments_of(slices: Slices, partition: int, log_end: int, rule: RollRule) ->
                 rows=stop - first,
                 size=sum(size[first:stop]),
                 first_ts=append_ts[first],
-                max_ts=max(max_ts[first:stop]),
+                max_ts=max(real_ts[first:stop] if max(real_ts[first:stop]) > NO_TIMESTAMP else max_ts[first:stop]),
                 sealed=sealed[first],
                 active=last and not sealed[first],
             )

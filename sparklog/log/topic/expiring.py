@@ -36,7 +36,8 @@ def count_older(files: Iterable[FileSlices], before_ms: int) -> tuple[int, bool]
     count, exact = 0, True
     for file in files:
         for records, first, last in zip(file.records, file.min_ts, file.max_ts, strict=True):
-            if last >= 0 and first < before_ms:
+            # Without timestamps a slice is as old as its append, which is its greatest time.
+            if last >= 0 and (first if first >= 0 else last) < before_ms:
                 count += records
                 exact &= last < before_ms
     return count, exact

@@ -150,7 +150,7 @@ def _partitions(snapshot: Snapshot, settings: Settings) -> tuple[PartitionFacts,
         gone = int(rows.records[span][rows.end[span] <= expiry.log_start].sum())
         first_ms = segments[0].max_ts
         oldest, newest = rows.min_ts[span], rows.max_ts[span]
-        timed = newest >= 0
+        timed = oldest >= 0
         partitions.append(
             PartitionFacts(
                 partition=partition,
