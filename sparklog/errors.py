@@ -6,14 +6,31 @@ Python callers already catch for the same situation.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from functools import partial
+
+_BREAKS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+def one_line(text: str) -> str:
+    r"""Return a text without line breaks, other control characters and lone surrogates: each becomes an escape.
+
+    Names of writers and groups may hold them, and end up in messages.
+
+    >>> one_line("writer 'a\nb'")
+    "writer 'a\\nb'"
+    """
+    return _BREAKS.sub(lambda match: repr(match[0])[1:-1], text)
 
 
 class SparklogError(Exception):
     """Base of all errors raised on purpose; `code` is the stable name shown to users and scripts."""
 
     code = "SPARKLOG_ERROR"
+
+    def __init__(self, *values: object) -> None:
+        super().__init__(*(one_line(value) if isinstance(value, str) else value for value in values))
 
 
 class BadRequest(SparklogError, ValueError):
@@ -54,7 +71,7 @@ class Corrupt(SparklogError):
         places = {"file": file, "position": position, "offset": offset}
         place = ", ".join(f"{name} {value}" for name, value in places.items() if value is not None)
         super().__init__(f"{message} ({place})" if place else message)
-        self.message = message
+        self.message = one_line(message)
         self.file = file
         self.position = position
         self.offset = offset
@@ -67,13 +84,15 @@ class Unavailable(SparklogError, OSError):
     """The store failed, or the outcome of a write is unknown: retry later.
 
     `is_denied`: a right is missing, and the same request would be denied again.
+    `is_unknown`: what was to be written may have been; without it nothing was.
     """
 
     code = "SPARKLOG_UNAVAILABLE"
 
-    def __init__(self, message: str, *, is_denied: bool = False) -> None:
+    def __init__(self, message: str, *, is_denied: bool = False, is_unknown: bool = False) -> None:
         super().__init__(message)
         self.is_denied = is_denied
+        self.is_unknown = is_unknown
 
 
 class Wakeup(SparklogError):

@@ -18,7 +18,7 @@ from sparklog.errors import BadRequest, NotFound, SparklogError
 KAFKA = str(Path(__file__).parents[1] / "examples" / "data" / "kafka-log-dir")
 DATA = pa.table({"key": ["a", "b"], "value": ["1", "2"]})
 WRONG: tuple[Any, ...] = (None, 5, -1, 1.5, True, b"x", "x", "", "\0", ["x"], [5], [None], {"x": 1}, {0: "x"}, object())
-WRONG += (10**30,)
+WRONG += (10**30, "\ud800", ["\ud800"], {"\ud800": 1}, "a\nb", ["a\nb"], "\u2028", "y" * 5000)
 
 
 class Connection:
@@ -47,6 +47,10 @@ class Place:
         if user not in self._consumers or user == "close":
             self._consumers[user] = sparklog.consumer(self.root, "g", topics="t", auto_offset_reset="earliest")
         return self._consumers[user]
+
+    def send(self, topic: str, value: Any, key: Any = None, headers: Any = None) -> None:
+        with sparklog.producer(self.root, linger_ms=0) as producer:
+            producer.send(topic, value, key, headers=headers).result(10)
 
     def transaction(self) -> sparklog.Transaction:
         return sparklog.transactional(self.root, "etl").begin()
@@ -96,6 +100,10 @@ def calls() -> Calls:
     add("table", lambda _: sparklog.table, root=root, topic="t")
     add("consumer", lambda _: sparklog.consumer, root=root, group="g", topics=("t",))
     add("transactional", lambda _: sparklog.transactional, root=root, transactional_id="x")
+    add("producer", lambda p: lambda producer_id, transactional_id: sparklog.producer(
+        p.root, producer_id=producer_id, transactional_id=transactional_id).close(),
+        producer_id=None, transactional_id=None)  # fmt: skip
+    add("Producer.send", lambda p: p.send, topic="t", value="v")
     add("Groups", lambda _: sparklog.Groups, root=root)
     add("WriteOptions", lambda _: sparklog.WriteOptions)
     add("WriterKey", lambda p: lambda id, batch, run=None: p.topic.append(  # noqa: A006

@@ -162,7 +162,7 @@ class Producer:
             value = value if self._value is None else self._value(value)
             value = value if type(value) is bytes else as_bytes("value", value)
         nbytes = (0 if value is None else len(value)) + (0 if key is None else len(key))
-        if topic not in self._topics:
+        if type(topic) is not str or topic not in self._topics:
             self._check_topic(topic)
         if headers is not None:
             headers = as_headers(headers)

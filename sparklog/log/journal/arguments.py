@@ -39,6 +39,8 @@ class ArgumentKind:
         if not self.accepts(value):
             listed = isinstance(value, (str, bytes)) and self.expected.startswith("a list")
             hint = f"; give [{value!r:.40}]" if listed else ""
+            if isinstance(value, str) and not _is_text(value):
+                hint = "; it has characters that UTF-8 cannot encode"
             raise BadRequest(f"{name} must be {self.expected}, found {value!r:.80}{hint}")
 
 
@@ -75,13 +77,20 @@ def _is_list(value: object, accepts: Callable[[Any], bool]) -> bool:
 
 
 def _is_text(value: object) -> bool:
-    return isinstance(value, str)
+    """True for a text that can be stored: without lone surrogates, which UTF-8 cannot encode."""
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:
+        return False
 
 
 def _is_path(value: object) -> bool:
     # The system refuses NUL with an error of Python's.
     text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else ""
-    return isinstance(text, str) and text != "" and "\0" not in text
+    try:
+        return isinstance(text, str) and text != "" and "\0" not in text and os.fsencode(text) is not None
+    except UnicodeEncodeError:
+        return False
 
 
 def _is_map(value: object, key: Callable[[Any], bool], item: Callable[[Any], bool]) -> bool:
@@ -104,7 +113,7 @@ SECONDS = ArgumentKind(
 KEYS = ArgumentKind(
     "a list of bytes or texts", lambda value: isinstance(value, Iterable) and not isinstance(value, (str, bytes))
 )
-KEY = ArgumentKind("bytes or a text", lambda value: isinstance(value, (bytes, str)))
+KEY = ArgumentKind("bytes or a text", lambda value: isinstance(value, bytes) or _is_text(value))
 CONFIGS = ArgumentKind("a mapping of names to values", lambda value: _is_map(value, _is_text, lambda _: True))
 OFFSETS = ArgumentKind("a mapping of partitions to offsets", lambda value: _is_map(value, _is_whole, _is_whole))
 POSITIONS = instance("a mapping of topics to mappings of partitions to offsets", Mapping)

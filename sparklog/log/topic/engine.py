@@ -231,6 +231,8 @@ class TopicLog(CommitLog):
         """
         from sparklog.log.write.append_writer import is_table, write_files
 
+        if writer is not None:
+            writer.check()
         env = self.env
         recent = self._recent_target() if is_table(data) else None
         if recent is not None:

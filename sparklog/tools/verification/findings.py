@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 
-from sparklog.errors import Corrupt, SparklogError
+from sparklog.errors import Corrupt, SparklogError, one_line
 from sparklog.format.checksums import flipped_bit
 from sparklog.output import json_value
 from sparklog.units import count, size_text
@@ -57,7 +57,7 @@ class Finding:
         bit = "" if self.bit is None else f", bit {self.bit} flipped"
         place = "" if self.position is None else f" at byte {self.position}{bit}"
         offset = "" if self.offset is None else f", offset {self.offset}"
-        return f"{self.kind}: {self.file}{place}{offset}: {self.message}; {self.remedy}"
+        return one_line(f"{self.kind}: {self.file}{place}{offset}: {self.message}; {self.remedy}")
 
 
 @dataclass(frozen=True, slots=True)
