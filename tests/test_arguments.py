@@ -48,6 +48,9 @@ class Place:
             self._consumers[user] = sparklog.consumer(self.root, "g", topics="t", auto_offset_reset="earliest")
         return self._consumers[user]
 
+    def made_producer(self, producer_id: Any, transactional_id: Any) -> None:
+        sparklog.producer(self.root, producer_id=producer_id, transactional_id=transactional_id).close()
+
     def send(self, topic: str, value: Any, key: Any = None, headers: Any = None) -> None:
         with sparklog.producer(self.root, linger_ms=0) as producer:
             producer.send(topic, value, key, headers=headers).result(10)
@@ -100,9 +103,7 @@ def calls() -> Calls:
     add("table", lambda _: sparklog.table, root=root, topic="t")
     add("consumer", lambda _: sparklog.consumer, root=root, group="g", topics=("t",))
     add("transactional", lambda _: sparklog.transactional, root=root, transactional_id="x")
-    add("producer", lambda p: lambda producer_id, transactional_id: sparklog.producer(
-        p.root, producer_id=producer_id, transactional_id=transactional_id).close(),
-        producer_id=None, transactional_id=None)  # fmt: skip
+    add("producer", lambda p: p.made_producer, producer_id=None, transactional_id=None)
     add("Producer.send", lambda p: p.send, topic="t", value="v")
     add("Groups", lambda _: sparklog.Groups, root=root)
     add("WriteOptions", lambda _: sparklog.WriteOptions)

@@ -104,7 +104,7 @@ class Sender:
         try:
             outcome = log.commit_append(written.files, written.target, writer=key)
         except Unavailable as error:
-            raise _unknown(str(error), len(written.rows.numbers)) from error
+            raise _not_published(error, len(written.rows.numbers)) from error
         if outcome.skipped:
             # It landed, and so long ago that the commit is no longer kept.
             return no_places(batch.count)
@@ -128,14 +128,19 @@ class Sender:
                 if not records:
                     return None
             except Unavailable as error:
-                raise Unavailable(f"{error}; none of {len(records)} sent together is published: send again") from error
+                raise _not_published(error, len(records)) from error
             else:
                 if target.partitions == count:
                     return WrittenRecords(PlacedRows.of(rows, target, records, batch.count), files, target)
 
 
-def _unknown(reason: str, records: int) -> Unavailable:
+def _not_published(error: Unavailable, records: int) -> Unavailable:
+    """Return the error of records whose commit failed, or may have."""
+    if not error.is_unknown:
+        message = f"{error}; none of {records} sent together is published: send again"
+        return Unavailable(message, is_denied=error.is_denied)
     return Unavailable(
-        f"{reason}; whether the records of this commit ({records}) are published is unknown: look at the topic before "
-        "you send them again, or use producer_id= and sequence=, which publish nothing twice"
+        f"{error}; whether the records of this commit ({records}) are published is unknown: look at the topic before "
+        "you send them again, or use producer_id= and sequence=, which publish nothing twice",
+        is_unknown=True,
     )

@@ -8,13 +8,14 @@ import sys
 import textwrap
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import sparklog
 from sparklog.errors import BadRequest, Fenced, NotFound, Unavailable
-from sparklog.log.topic.root import Root
+from sparklog.log.topic.root import Root, open_root
 from sparklog.producers.sender import Sender
 from sparklog.testing import Fault, FaultKind, FaultyStore, Script, World
 from tests.producers.test_producer import LATER, records, root_with
@@ -173,6 +174,28 @@ def test_a_commit_of_unknown_outcome_says_so() -> None:
         Unavailable, match=r"whether the records of this commit \(1\) are published is unknown: look at"
     ):
         failed.result()
+
+
+@pytest.mark.parametrize("cause", ["clock", "right"])
+def test_a_commit_that_was_refused_before_anything_was_written_says_so(
+    monkeypatch: pytest.MonkeyPatch, cause: str
+) -> None:
+    def denied(store: FaultyStore, key: str, data: bytes) -> bool:
+        raise Unavailable(f"cannot create {key}", is_denied=True)
+
+    script, world = Script(), World()
+    root_with(1, world)
+    hour = 3_600_000 if cause == "clock" else 0
+    env = replace(world.env(), wall_ms=lambda: world.clock() + hour)
+    with sparklog.producer(open_root(FaultyStore(world.store, script), env=env), linger_ms=LATER) as producer:
+        if cause == "right":
+            monkeypatch.setattr(FaultyStore, "create", denied)
+        failed = producer.send("t", "1")
+        producer.flush()
+    with pytest.raises(Unavailable, match="none of 1 sent together is published: send again") as raised:
+        failed.result()
+    assert "unknown" not in str(raised.value)
+    assert not records(world.root())
 
 
 def test_a_lost_answer_writes_nothing_twice() -> None:

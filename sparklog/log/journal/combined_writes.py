@@ -78,7 +78,8 @@ class CombinedWrites(Generic[E]):
             state = self._log.write(combined)
         except BaseException as error:
             if not isinstance(error, Exception):
-                error = Unavailable(f"{self._log.title}: the thread that wrote was interrupted; outcome unknown")
+                message = f"{self._log.title}: the thread that wrote was interrupted; outcome unknown"
+                error = Unavailable(message, is_unknown=True)
             if all(error is not request.error for request in requests):
                 for request in requests:
                     request.error = error

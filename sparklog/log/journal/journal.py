@@ -423,14 +423,13 @@ class Journal(ABC, Generic[S, E, D]):
         try:
             answer, sight = self._numbered.create(number, data, entry.commit_id, basis)
         except Unavailable as error:
-            raise Unavailable(f"{title}: {error}") from error
+            raise Unavailable(f"{title}: {error}", is_denied=error.is_denied, is_unknown=not error.is_denied) from error
         if answer is Answer.STALLED or not sight.objects:
             try:
                 return self._trace(entry, number, repeatable)
             except (Corrupt, Unavailable) as error:
-                raise Unavailable(
-                    f"{title} stalled for over an hour and its outcome is unknown: {error}; look before you write again"
-                ) from error
+                message = f"{title} stalled for over an hour and its outcome is unknown: {error}; look before you write"
+                raise Unavailable(f"{message} again", is_unknown=True) from error
         if answer is Answer.OURS:
             # An earlier attempt at this number, drawn up before a stall, may have landed late: what was stored counts.
             stored = sight.objects[0]
