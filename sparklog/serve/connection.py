@@ -21,7 +21,7 @@ from sparklog.format.coordinators.message_codec import Buffer, MessageBytes, rea
 from sparklog.format.coordinators.message_schema import Fields, message
 from sparklog.serve.apis import table
 from sparklog.serve.codes import Code
-from sparklog.serve.services import Client, ServedRequest, Services
+from sparklog.serve.services import Client, RequestBytes, ServedRequest, Services
 
 if TYPE_CHECKING:
     from sparklog.serve.apis.produce import Produced
@@ -31,6 +31,10 @@ _SIZE = struct.Struct(">i")
 _HEADER = struct.Struct(">hhi")
 LEAST_REQUEST = _HEADER.size
 PRODUCES_UNDER_WAY = 5
+SMALL_BYTES = 64 << 10
+"""A request up to this size is never kept waiting for memory."""
+READ_BYTES = 1 << 20
+"""Of a larger request, at most, before memory is counted for them."""
 WRITE_BYTES = 256 << 10
 """Handed to a stream at once: what it cannot send is copied, and waits in memory."""
 MOST_BUFFERS = 512
@@ -42,7 +46,7 @@ class Refused(Exception):  # noqa: N818
 
 
 class Connection:
-    """A client that is connected; `run` serves it until it leaves. `last` is when it was last heard of (loop time)."""
+    """A client that is connected; `run` serves it until it leaves."""
 
     def __init__(self, services: Services, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._services = services
@@ -51,10 +55,23 @@ class Connection:
         # `drain` waits until nothing is left. Under TLS asyncio would take an empty buffer for a full one at 0.
         writer.transport.set_write_buffer_limits(int(writer.get_extra_info("ssl_object") is not None), 0)
         peer = writer.get_extra_info("peername")
-        self.client = Client("?" if not peer else f"{peer[0]}:{peer[1]}")
-        self.last = asyncio.get_running_loop().time()
-        self._produces: deque[tuple[ServedRequest, Produced, int]] = deque()
-        """Those that are not answered yet, in their order, with their sizes in bytes."""
+        self.client = Client(*(("?",) if not peer else (f"{peer[0]}:{peer[1]}", peer[0])))
+        self._logs_in = services.options.users is not None
+        """The client has not logged in yet, and has to."""
+        # Loop times: of the connection, of its last request, and of the first byte of a request that is arriving.
+        self._connected = self._last = asyncio.get_running_loop().time()
+        self._begun: float | None = None
+        self._produces: deque[tuple[ServedRequest, Produced, RequestBytes]] = deque()
+        """Those that are not answered yet, in their order."""
+
+    def is_overdue(self, now: float) -> bool:
+        """Return True if the client took too long to log in or to send a request, or was silent for too long."""
+        limits = self._services.options.limits
+        return (
+            (self._logs_in and now - self._connected > limits.login_seconds)
+            or (self._begun is not None and now - self._begun > limits.request_seconds)
+            or now - self._last > limits.idle_seconds
+        )
 
     def close(self) -> None:
         with suppress(OSError):
@@ -65,7 +82,7 @@ class Connection:
     async def run(self) -> None:
         try:
             while True:
-                await self._next(_SIZE.unpack(await self._reader.readexactly(_SIZE.size))[0])
+                await self._next(await self._read_size())
         except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
             pass
         except (Refused, Corrupt) as error:
@@ -79,22 +96,53 @@ class Connection:
             with suppress(OSError):
                 await self._writer.wait_closed()
 
+    async def _read_size(self) -> int:
+        """Wait for the next request; return its size in bytes."""
+        size = await self._reader.read(_SIZE.size)
+        self._begun = asyncio.get_running_loop().time()
+        if len(size) < _SIZE.size:
+            size += await self._reader.readexactly(_SIZE.size - len(size))
+        return int(_SIZE.unpack(size)[0])
+
     async def _next(self, size: int) -> None:
         """Read and answer a request of so many bytes."""
-        memory, limit = self._services.memory, self._services.options.limits.request_bytes
+        memory, limits, request = self._services.memory, self._services.options.limits, RequestBytes(self.close)
+        limit = limits.request_bytes if self._is_known else limits.login_request_bytes
         if not LEAST_REQUEST <= size <= limit:
             raise Refused(f"expected a request of {LEAST_REQUEST} to {limit} bytes, found {size}")
-        await memory.take(size)
         is_under_way = False
         try:
-            is_under_way = await self._serve(await self._reader.readexactly(size))
+            if size <= SMALL_BYTES:
+                data = await self._reader.readexactly(size)
+                memory.add(request, size)
+            else:
+                data = await self._read_large(size, request)
+            self._begun = None
+            is_under_way = await self._serve(data, request)
         finally:
             if not is_under_way:
-                memory.give_back(size)
+                memory.give_back(request)
 
-    async def _serve(self, data: bytes) -> bool:
+    async def _read_large(self, size: int, request: RequestBytes) -> bytes:
+        """Read a request, and count its memory, as its bytes arrive: a size that is announced costs nothing yet."""
+        pieces = list[bytes]()
+        while request.nbytes < size:
+            piece = await self._reader.read(min(size - request.nbytes, READ_BYTES))
+            if not piece:
+                raise asyncio.IncompleteReadError(b"", size)
+            await self._services.memory.take(request, len(piece))
+            pieces.append(piece)
+        self._services.memory.arrived(request)
+        return b"".join(pieces)
+
+    @property
+    def _is_known(self) -> bool:
+        """The client has logged in, or need not."""
+        return self._services.options.users is None or self.client.user is not None
+
+    async def _serve(self, data: bytes, memory: RequestBytes) -> bool:
         """Answer a request; True if it is under way: its answer, and its memory, follow."""
-        self.last = asyncio.get_running_loop().time()
+        self._last = asyncio.get_running_loop().time()
         key, version, correlation = _HEADER.unpack_from(data)
         api = table.APIS.get(key)
         if api is None:
@@ -107,12 +155,14 @@ class Connection:
             request.version = 0
             await self._send(self._encoded(request, await table.api_versions(request, Code.UNSUPPORTED_VERSION)))
             return False
-        if self._services.options.users is not None and self.client.user is None and key not in table.BEFORE_LOGIN:
-            raise Refused(f"expected an authentication, found {api.name}")
+        if key not in table.BEFORE_LOGIN:
+            if not self._is_known:
+                raise Refused(f"expected an authentication, found {api.name}")
+            self._logs_in = False
         self._read(request, data)
         self._services.metrics.requests[api.name, version] += 1
         if key == table.PRODUCE:
-            await self._produce(request, len(data))
+            await self._produce(request, memory)
             return True
         await self._answered(0)
         await self._send(self._encoded(request, await self._handled(request)))
@@ -134,13 +184,13 @@ class Connection:
         except SparklogError as error:
             raise Refused(f"{request.api.name} cannot be answered: {error}") from error
 
-    async def _produce(self, request: ServedRequest, size: int) -> None:
+    async def _produce(self, request: ServedRequest, memory: RequestBytes) -> None:
         """Take the batches of a request, once there is room for it; its answer follows in its turn."""
         await self._answered(PRODUCES_UNDER_WAY - 1)
         # A client that takes no answers is not read on.
         await self._writer.drain()
         produced: Produced = request.api.handler(request)
-        self._produces.append((request, produced, size))
+        self._produces.append((request, produced, memory))
         for batch in produced.waiting:
             batch.add_done_callback(self._answer_produces)
         if not produced.waiting:
@@ -156,8 +206,8 @@ class Connection:
         answers: list[Buffer] = []
         try:
             while self._produces and self._produces[0][1].is_done():
-                request, produced, size = self._produces.popleft()
-                self._services.memory.give_back(size)
+                request, produced, memory = self._produces.popleft()
+                self._services.memory.give_back(memory)
                 answers += self._encoded(request, produced.fields())
         except Exception:  # noqa: BLE001 - as in `run`
             _LOG.exception("dropped %s for an error of this server", self.client)

@@ -69,14 +69,32 @@ def node_ids(addresses: Sequence[Address]) -> dict[Address, int]:
 
 @dataclass(frozen=True, slots=True)
 class ServeLimits:
-    """Limits of a server. `waiting_request_bytes`: of all requests that are read and not answered."""
+    """Limits of a server.
+
+    * `connections`, `connections_per_ip`: open connections, TLS handshakes in progress included
+    * `request_bytes`: of one request; `login_request_bytes`: of one from a client that has to log in first, as Kafka's
+      `sasl.server.max.receive.size`
+    * `waiting_request_bytes`: of all requests that have arrived, in part or whole, and are not answered
+    * `handshake_seconds`, `login_seconds`: for the TLS handshake, and from the connection to the end of the login
+    * `request_seconds`: from the first byte of a request to its last one; clients give up after 30 to 60 s
+    * `idle_seconds`: without a request
+    * `logins`: passwords that are checked at the same time; of one address it is one
+    * `failed_login_seconds`: before a failed login is answered, as `connection.failed.authentication.delay.ms`
+    """
 
     connections: int = 1_000
+    connections_per_ip: int = 500
     request_bytes: int = 100 << 20
+    login_request_bytes: int = 512 << 10
     waiting_request_bytes: int = 256 << 20
     answer_bytes: int = 8 << 20
     threads: int = 16
+    handshake_seconds: float = 10.0
+    login_seconds: float = 60.0
+    request_seconds: float = 60.0
     idle_seconds: float = 600.0
+    logins: int = 2
+    failed_login_seconds: float = 0.1
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
+import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from ssl import SSLContext
 from typing import Any
 
 from sparklog.errors import BadRequest, Unavailable
@@ -23,10 +25,12 @@ from sparklog.serve.services import Services
 from sparklog.storage import open_store
 
 BACKLOG = 512
+ACCEPT_PAUSE_SECONDS = 0.5
 SWEEP_SECONDS = 5.0
 IMPORT_SECONDS, KERNEL_SECONDS = 0.2, 1.0
 SCRAPE_SECONDS = 10.0
 BUFFER_BYTES = 1 << 20
+_LOG = logging.getLogger("sparklog.serve")
 
 
 def open_served(location: Location, *, create: bool = False, backup: int | None = None) -> ServedLog:
@@ -63,51 +67,84 @@ class Server:
             )
         self._services = Services(log, options)
         self._connections: set[Connection] = set()
-        self._listening: list[asyncio.Server] = []
+        self._hosts: Counter[str] = Counter()
+        """Open connections by address, TLS handshakes in progress included."""
+        self._scrapes: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._sockets: list[socket.socket] = []
 
     async def start(self) -> Address:
         """Listen; return the address."""
         options = self._services.options
-        server = await self._listen(self._connected, options.listen, options.tls)
-        address = Address(options.listen.host, server.sockets[0].getsockname()[1])
+        self._sockets = await _listen(options.listen)
+        address = Address(options.listen.host, self._sockets[0].getsockname()[1])
         self._services.nodes = options.advertise or (address,)
-        self._sweeper = asyncio.create_task(self._sweeping())
+        for listener in self._sockets:
+            self._start(self._accepting(listener))
+        self._start(self._sweeping())
         if options.metrics_port is not None:
-            await self._listen(self._scraped, Address(options.listen.host, options.metrics_port), None)
+            scraped = Address(options.listen.host, options.metrics_port)
+            listeners = await _listen(scraped)
+            self._scrapes = await asyncio.start_server(self._scraped, sock=listeners[0])
         return address
 
-    async def _listen(self, client: Callable[..., Any], address: Address, tls: SSLContext | None) -> asyncio.Server:
-        host, port = address.host, address.port
-        try:
-            server = await asyncio.start_server(client, host, port, backlog=BACKLOG, limit=BUFFER_BYTES, ssl=tls)
-        except OSError as error:
-            raise Unavailable(f"cannot listen on {address}: {error.strerror or error}") from None
-        self._listening.append(server)
-        return server
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def stop(self) -> None:
-        for server in self._listening:
-            server.close()
-        self._sweeper.cancel()
+        if self._scrapes is not None:
+            self._scrapes.close()
+        for task in list(self._tasks):
+            task.cancel()
+        for listener in self._sockets:
+            listener.close()
         for connection in list(self._connections):
             connection.close()
         self._services.close()
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        metrics = self._services.metrics
-        if len(self._connections) >= self._services.options.limits.connections:
-            metrics.refused += 1
-            writer.transport.abort()
-            return
-        connection = Connection(self._services, reader, writer)
-        self._connections.add(connection)
-        metrics.accepted += 1
+    async def _accepting(self, listener: socket.socket) -> None:
+        """Accept connections. Unlike asyncio's server, count those whose TLS handshake goes on, too."""
+        metrics, limits = self._services.metrics, self._services.options.limits
+        while True:
+            try:
+                accepted, peer = await asyncio.get_running_loop().sock_accept(listener)
+            except OSError as error:
+                # For example, the process has no file descriptor left: some connections will end.
+                _LOG.warning("a connection could not be accepted: %s", error)
+                await asyncio.sleep(ACCEPT_PAUSE_SECONDS)
+                continue
+            if self._hosts.total() >= limits.connections or self._hosts[peer[0]] >= limits.connections_per_ip:
+                metrics.refused += 1
+                accepted.close()
+                continue
+            metrics.accepted += 1
+            self._hosts[peer[0]] += 1
+            self._start(self._serving(accepted, peer[0]))
+
+    async def _serving(self, accepted: socket.socket, host: str) -> None:
+        """Serve a connection until it ends, from its TLS handshake on."""
+        options, loop = self._services.options, asyncio.get_running_loop()
+        reader = asyncio.StreamReader(BUFFER_BYTES)
+        protocol = asyncio.StreamReaderProtocol(reader)
+        seconds = None if options.tls is None else options.limits.handshake_seconds
         try:
-            # Of a server that ends: the task is ours, and its end needs no word.
-            with suppress(asyncio.CancelledError):
-                await connection.run()
+            # A server that ends cancels its tasks. A TLS handshake that fails concerns the client alone.
+            with suppress(asyncio.CancelledError, OSError):
+                transport, _ = await loop.connect_accepted_socket(
+                    lambda: protocol, accepted, ssl=options.tls, ssl_handshake_timeout=seconds
+                )
+                connection = Connection(self._services, reader, asyncio.StreamWriter(transport, protocol, reader, loop))
+                self._connections.add(connection)
+                try:
+                    await connection.run()
+                finally:
+                    self._connections.discard(connection)
         finally:
-            self._connections.discard(connection)
+            self._hosts[host] -= 1
+            if not self._hosts[host]:
+                del self._hosts[host]
 
     async def _scraped(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer Prometheus: whatever it asks for, the counters."""
@@ -120,7 +157,7 @@ class Server:
         writer.close()
 
     async def _sweeping(self) -> None:
-        """Drop connections that were silent for too long, those that never sent a request among them.
+        """Close connections that were silent for too long, or that take too long to log in or to send a request.
 
         Before that, import what the first requests would wait for, once the server has begun to answer.
         """
@@ -130,8 +167,24 @@ class Server:
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             for connection in list(self._connections):
-                if loop.time() - connection.last > self._services.options.limits.idle_seconds:
+                if connection.is_overdue(loop.time()):
                     connection.close()
+
+
+async def _listen(address: Address) -> list[socket.socket]:
+    """Return sockets that listen on an address: one, or for a name one for each address it has."""
+    host, port = address.host, address.port
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        places = dict.fromkeys((family, place) for family, _, _, _, place in found)
+        sockets = [socket.create_server(place, family=family, backlog=BACKLOG) for family, place in places]
+    except OSError as error:
+        raise Unavailable(f"cannot listen on {address}: {error.strerror or error}") from None
+    for one in sockets:
+        one.setblocking(False)
+    return sockets
 
 
 async def serve_until_signal(log: ServedLog, options: ServeOptions, ready: Callable[[Address], object]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from sparklog.format.coordinators.message_schema import Fields
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED
-from sparklog.serve.options import Address, ServeOptions, node_ids
+from sparklog.serve.codes import CodeError
+from sparklog.serve.options import Address, ServeLimits, ServeOptions, node_ids
 from sparklog.serve.served_log import ServedLog, StoredPlace
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from sparklog.serve.users import SaslExchange, User
 
 T = TypeVar("T")
+STALL_SECONDS = 2.0
+"""A request of which nothing arrives for so long has stalled, and is dropped if others need its memory."""
 
 
 @dataclass(slots=True)
@@ -52,27 +55,112 @@ class ServerMetrics:
         return text_of(metrics)
 
 
+@dataclass(slots=True, eq=False)
+class RequestBytes:
+    """The bytes of one request that have arrived and are counted. `close` ends its connection.
+
+    `last` is when bytes arrived last (loop time); `waits`: for room, so it is not the client that is slow.
+    """
+
+    close: Callable[[], None]
+    nbytes: int = 0
+    last: float = 0.0
+    waits: bool = False
+
+
 class RequestMemory:
-    """Bytes that requests may take together: one more waits until others were answered, in the order they came."""
+    """Bytes of requests that have arrived, in part or whole, and are not answered.
+
+    Small requests are counted but never wait. Large requests wait for room in the order they came. Two rules keep them
+    from waiting for something that never happens:
+
+    * One request at a time may exceed the limit: requests that have arrived in part could wait for each other forever.
+    * If there is no room for a while, the request of which nothing has arrived for the longest time loses its
+      connection: clients that send a part and stop would keep all others waiting.
+    """
 
     def __init__(self, nbytes: int) -> None:
         self._room = nbytes
         self._turn = asyncio.Lock()
         self._freed = asyncio.Event()
+        self._exceeding: RequestBytes | None = None
+        self._arriving: set[RequestBytes] = set()
 
-    async def take(self, nbytes: int) -> None:
-        if self._room >= nbytes and not self._turn.locked():
-            self._room -= nbytes
-            return
-        async with self._turn:
-            while self._room < nbytes:
-                self._freed.clear()
-                await self._freed.wait()
-            self._room -= nbytes
+    def add(self, request: RequestBytes, nbytes: int) -> None:
+        """Count bytes of a request at once."""
+        self._room -= nbytes
+        request.nbytes += nbytes
 
-    def give_back(self, nbytes: int) -> None:
-        self._room += nbytes
+    async def take(self, request: RequestBytes, nbytes: int) -> None:
+        """Count bytes of a large request that have just arrived, once there is room for them."""
+        self._arriving.add(request)
+        if self._exceeding is not request and (self._room < nbytes or self._turn.locked()):
+            request.waits = True
+            async with self._turn:
+                while self._room < nbytes and self._exceeding is not None:
+                    await self._wait()
+                if self._room < nbytes:
+                    self._exceeding = request
+            request.waits = False
+        request.last = asyncio.get_running_loop().time()
+        self.add(request, nbytes)
+
+    def arrived(self, request: RequestBytes) -> None:
+        """Take note that a request has arrived as a whole: from now on it is the server that takes time."""
+        self._arriving.discard(request)
+
+    def give_back(self, request: RequestBytes) -> None:
+        self.arrived(request)
+        self._room += request.nbytes
+        request.nbytes = 0
+        if self._exceeding is request:
+            self._exceeding = None
         self._freed.set()
+
+    async def _wait(self) -> None:
+        """Wait until a request gives its bytes back; drop one that has stalled if none does."""
+        self._freed.clear()
+        try:
+            await asyncio.wait_for(self._freed.wait(), STALL_SECONDS)
+        except asyncio.TimeoutError:
+            latest = asyncio.get_running_loop().time() - STALL_SECONDS
+            stalled = [request for request in self._arriving if not request.waits and request.last <= latest]
+            if stalled:
+                first = min(stalled, key=lambda request: request.last)
+                self._arriving.discard(first)
+                first.close()
+
+
+class Logins:
+    """Turns of clients that log in: checking a password is slow on purpose, and costs the stranger nothing.
+
+    One login of an address at a time is checked, and its answer delayed if it failed, so that an address that tries
+    many passwords keeps no other address waiting.
+    """
+
+    def __init__(self, limits: ServeLimits) -> None:
+        self._free = asyncio.Semaphore(limits.logins)
+        self._delay = limits.failed_login_seconds
+        self._turns: dict[str, tuple[asyncio.Lock, int]] = {}
+        """By address: its turn, and how many logins have it or wait for it."""
+
+    async def step(self, host: str, check: Callable[[], Awaitable[bytes]]) -> bytes:
+        """Return the server's answer to one message of a login. Raises what `check` raises."""
+        turn, count = self._turns.get(host, (asyncio.Lock(), 0))
+        self._turns[host] = turn, count + 1
+        try:
+            async with turn:
+                try:
+                    async with self._free:
+                        return await check()
+                except CodeError:
+                    await asyncio.sleep(self._delay)
+                    raise
+        finally:
+            turn, count = self._turns[host]
+            self._turns[host] = turn, count - 1
+            if count == 1:
+                del self._turns[host]
 
 
 class Services:
@@ -86,7 +174,8 @@ class Services:
         self.log = log
         self.options = options
         self.nodes = options.advertise
-        self.memory = RequestMemory(max(limits.waiting_request_bytes, limits.request_bytes))
+        self.memory = RequestMemory(limits.waiting_request_bytes)
+        self.logins = Logins(limits)
         self.metrics = ServerMetrics()
         self._pool = ThreadPoolExecutor(limits.threads, "sparklog-serve")
 
@@ -133,9 +222,10 @@ class Services:
 
 @dataclass(slots=True)
 class Client:
-    """A connection's other end. `name` is what it calls itself."""
+    """A connection's other end. `name` is what it calls itself; `host` is its address."""
 
     peer: str
+    host: str = ""
     name: str = ""
     user: User | None = None
     exchange: SaslExchange | None = None

@@ -43,12 +43,15 @@ class Listening:
     insecure: Annotated[bool, Option(help="Listen on an address that other machines reach, without encryption.")] = (
         False
     )
+    max_connections_per_ip: Annotated[int, whole_number(low=1, text="Connections that one address may have open.")] = (
+        500
+    )
     metrics_port: Annotated[
         int | None, whole_number(high=65535, text="Serve counters to Prometheus.", default="off")
     ] = None
 
     def options(self, *, writable: bool, auto_create: bool) -> ServeOptions:
-        from sparklog.serve.options import ServeOptions, tls_context
+        from sparklog.serve.options import ServeLimits, ServeOptions, tls_context
 
         users = None
         if self.users is not None:
@@ -67,6 +70,7 @@ class Listening:
             tls=None if self.tls_cert is None or self.tls_key is None else tls_context(self.tls_cert, self.tls_key),
             metrics_port=self.metrics_port,
             users=users,
+            limits=ServeLimits(connections_per_ip=self.max_connections_per_ip),
         )
 
 

@@ -5,6 +5,8 @@ A handshake of version 0, whose exchange follows without requests, is answered a
 
 from __future__ import annotations
 
+from functools import partial
+
 from sparklog.format.coordinators.message_schema import Fields
 from sparklog.serve.codes import Code, CodeError
 from sparklog.serve.services import ServedRequest
@@ -23,11 +25,12 @@ async def sasl_handshake(request: ServedRequest) -> Fields:
 
 
 async def sasl_authenticate(request: ServedRequest) -> Fields:
-    client, exchange = request.client, request.client.exchange
+    client, exchange, services = request.client, request.client.exchange, request.services
     if exchange is None:
         return {"errorCode": Code.ILLEGAL_SASL_STATE, "errorMessage": "a handshake comes first"}
+    step = partial(services.run, exchange.step, request.fields["authBytes"])
     try:
-        answer = await request.services.run(exchange.step, request.fields["authBytes"])
+        answer = await services.logins.step(client.host, step)
     except CodeError as error:
         client.exchange = None
         return {"errorCode": error.code, "errorMessage": f"authentication failed: {error}"}

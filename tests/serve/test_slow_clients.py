@@ -1,0 +1,334 @@
+"""Clients that begin something and never end it: all others are served meanwhile, and the slow ones are dropped."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import ssl
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sparklog
+from sparklog.serve import server, services
+from sparklog.serve.codes import Code, CodeError
+from sparklog.serve.options import Address, ServeLimits, tls_context
+from sparklog.serve.services import Logins, RequestBytes, RequestMemory
+from sparklog.serve.users import hashed, read_users
+from tests.serve.test_command import certificate
+from tests.serve.wire import Wire, batch_of
+
+SLOW = 12
+LARGE = 50_000_000
+NAME, PASSWORD = "anna", "pencil"
+"""Of a user that may do anything."""
+
+
+def request(key: int, version: int, body: bytes) -> bytes:
+    data = struct.pack(">hhih", key, version, 1, 4) + b"slow" + body
+    return struct.pack(">i", len(data)) + data
+
+
+def slow_fetch(connected: socket.socket) -> None:
+    """Ask again and again for a megabyte and read nothing."""
+    connected.setblocking(False)
+    topic = struct.pack(">ih", 1, 1) + b"t" + struct.pack(">iiqi", 1, 0, 0, 1 << 20)
+    fetch = request(1, 4, struct.pack(">iiiib", -1, 0, 0, 1 << 20, 0) + topic)
+    sent = 0
+    try:
+        while sent < 1 << 20:
+            sent += connected.send(fetch * 10)
+    except BlockingIOError:
+        pass
+
+
+STAGES: dict[str, Callable[[socket.socket], object]] = {
+    "before the length": lambda connected: None,
+    "within the length": lambda connected: connected.sendall(b"\0\0"),
+    "after the length": lambda connected: connected.sendall(struct.pack(">i", LARGE)),
+    "within a small body": lambda connected: connected.sendall(request(18, 0, b"")[:-1]),
+    "within a large body": lambda connected: connected.sendall(struct.pack(">i", LARGE) + bytes(80_000)),
+    "within a body that fills the memory": lambda connected: connected.sendall(
+        struct.pack(">i", LARGE) + bytes(200_000)
+    ),
+    "not reading": slow_fetch,
+}
+BEFORE_LOGIN: dict[str, Callable[[socket.socket], object]] = {
+    **{stage: STAGES[stage] for stage in ("before the length", "within the length", "within a small body")},
+    "within a large body": lambda connected: connected.sendall(struct.pack(">i", 512 << 10) + bytes(80_000)),
+    "within a body that fills the memory": lambda connected: connected.sendall(
+        struct.pack(">i", 512 << 10) + bytes(200_000)
+    ),
+    "after the handshake": lambda connected: connected.sendall(request(17, 1, struct.pack(">h", 5) + b"PLAIN")),
+    "within the password": lambda connected: connected.sendall(
+        request(17, 1, struct.pack(">h", 5) + b"PLAIN") + request(36, 0, struct.pack(">i", 100) + b"\0anna")[:-2]
+    ),
+}
+LIMITS = ServeLimits(waiting_request_bytes=1 << 20)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    sparklog.open(tmp_path / "root", create=True).create_topic("t").append({"value": ["x" * 4_000_000]})
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def many() -> Iterator[Callable[[Address, Callable[[socket.socket], object]], list[socket.socket]]]:
+    """Open connections that stop at a stage."""
+    with ExitStack() as stack:
+
+        def opened(address: Address, stage: Callable[[socket.socket], object]) -> list[socket.socket]:
+            slow = [
+                stack.enter_context(socket.create_connection((address.host, address.port), timeout=30))
+                for _ in range(SLOW)
+            ]
+            for connected in slow:
+                stage(connected)
+            return slow
+
+        yield opened
+
+
+def is_open(connected: socket.socket) -> bool:
+    connected.setblocking(False)
+    try:
+        return bool(connected.recv(1, socket.MSG_PEEK))
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+
+
+def users_file(folder: Path) -> Any:
+    file = folder / "users"
+    file.write_text(f"{NAME} {hashed(PASSWORD, random.Random(1))} read: write: group:\n")
+    return read_users(str(file))
+
+
+def log_in(wire: Wire, password: str = PASSWORD) -> int:
+    wire.ask("SaslHandshake", 1, {"mechanism": "PLAIN"})
+    answer = wire.ask("SaslAuthenticate", 0, {"authBytes": f"\0{NAME}\0{password}".encode()})
+    return int(answer["errorCode"])
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_others_are_served_while_slow_clients_are_connected(
+    serve: Callable[..., Address], root: Path, many: Any, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    monkeypatch.setattr(services, "STALL_SECONDS", 0.2)
+    address = serve(root, writable=True, limits=LIMITS)
+    slow = many(address, STAGES[stage])
+    wire = Wire(address)
+    small, large = batch_of([b"small"]), batch_of([b"x" * 500_000])
+    answers = [wire.produce("t", {0: batch})[0] for batch in (small, large, small)]
+    wire.close()
+    assert [answer["errorCode"] for answer in answers] == [Code.NONE] * 3
+    assert [answer["baseOffset"] for answer in answers] == [1, 2, 3]
+    # Some of those that fill the memory are dropped.
+    assert all(map(is_open, slow)) != ("fills" in stage)
+
+
+@pytest.mark.parametrize("stage", BEFORE_LOGIN)
+def test_a_client_logs_in_while_slow_clients_have_not(
+    serve: Callable[..., Address], root: Path, tmp_path: Path, many: Any, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    monkeypatch.setattr(services, "STALL_SECONDS", 0.2)
+    address = serve(root, writable=True, limits=LIMITS, users=users_file(tmp_path))
+    slow = many(address, BEFORE_LOGIN[stage])
+    wire = Wire(address)
+    assert log_in(wire) == Code.NONE
+    assert wire.produce("t", {0: batch_of([b"x" * 500_000])})[0]["errorCode"] == Code.NONE
+    wire.close()
+    assert all(map(is_open, slow)) != ("fills" in stage)
+
+
+def test_a_client_is_served_while_others_are_within_the_handshake_of_tls(
+    serve: Callable[..., Address], root: Path, tmp_path: Path, many: Any
+) -> None:
+    cert, key = certificate(tmp_path)
+    limits = ServeLimits(connections=SLOW + 1)
+    address = serve(root, writable=True, limits=limits, tls=tls_context(str(cert), str(key)))
+    # The first bytes of a ClientHello of 512 bytes.
+    slow = many(address, lambda connected: connected.sendall(b"\x16\x03\x01\x02\x00\x01"))
+    wire = Wire(address)
+    wire.socket = ssl.create_default_context(cafile=str(cert)).wrap_socket(wire.socket, server_hostname="127.0.0.1")
+    assert wire.produce("t", {0: batch_of([b"a"])})[0]["errorCode"] == Code.NONE
+    assert all(map(is_open, slow))
+    # Handshakes count as connections.
+    with socket.create_connection((address.host, address.port), timeout=30) as one_more:
+        assert dropped(one_more)
+    wire.close()
+
+
+def dropped(connected: socket.socket) -> bool:
+    """Wait until the server closes a connection, after whatever it has sent."""
+    connected.settimeout(30)
+    try:
+        while connected.recv(1 << 16):
+            pass
+    except ConnectionError:
+        pass
+    return True
+
+
+@pytest.mark.parametrize("stage", [stage for stage in STAGES if "before" not in stage and stage != "not reading"])
+def test_a_request_that_does_not_arrive_in_time_ends_its_connection(
+    serve: Callable[..., Address], root: Path, many: Any, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    monkeypatch.setattr(server, "SWEEP_SECONDS", 0.05)
+    monkeypatch.setattr(server, "IMPORT_SECONDS", 0.0)
+    address = serve(root, limits=ServeLimits(waiting_request_bytes=1 << 20, request_seconds=0.2))
+    assert all(map(dropped, many(address, STAGES[stage])))
+
+
+@pytest.mark.parametrize("stage", ["before the length", "after the handshake"])
+def test_a_client_that_does_not_log_in_is_dropped(
+    serve: Callable[..., Address],
+    root: Path,
+    tmp_path: Path,
+    many: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    stage: str,
+) -> None:
+    monkeypatch.setattr(server, "SWEEP_SECONDS", 0.05)
+    monkeypatch.setattr(server, "IMPORT_SECONDS", 0.0)
+    address = serve(root, limits=ServeLimits(login_seconds=0.2), users=users_file(tmp_path))
+    assert all(map(dropped, many(address, BEFORE_LOGIN[stage])))
+
+
+def test_a_handshake_of_tls_that_takes_too_long_is_ended(
+    serve: Callable[..., Address], root: Path, tmp_path: Path, many: Any
+) -> None:
+    cert, key = certificate(tmp_path)
+    limits = ServeLimits(handshake_seconds=0.2)
+    address = serve(root, limits=limits, tls=tls_context(str(cert), str(key)))
+    assert all(map(dropped, many(address, lambda connected: None)))
+
+
+def test_a_client_that_has_not_logged_in_sends_small_requests_only(
+    serve: Callable[..., Address], root: Path, tmp_path: Path
+) -> None:
+    address = serve(root, writable=True, users=users_file(tmp_path))
+    with socket.create_connection((address.host, address.port), timeout=30) as connected:
+        connected.sendall(struct.pack(">i", (512 << 10) + 1))
+        assert dropped(connected)
+    wire = Wire(address)
+    assert log_in(wire) == Code.NONE
+    assert wire.produce("t", {0: batch_of([b"x" * 900_000])})[0]["errorCode"] == Code.NONE
+    wire.close()
+
+
+def test_an_address_has_a_limit_of_connections(serve: Callable[..., Address], root: Path) -> None:
+    address = serve(root, limits=ServeLimits(connections_per_ip=2))
+    one, two = Wire(address), Wire(address)
+    assert one.ask("ApiVersions", 0, {})["errorCode"] == two.ask("ApiVersions", 0, {})["errorCode"] == Code.NONE
+    with socket.create_connection((address.host, address.port), timeout=30) as third:
+        assert dropped(third)
+    one.close()
+    # The place is free once the server has seen that the client left.
+    for _ in range(100):
+        again = Wire(address)
+        try:
+            assert again.ask("ApiVersions", 0, {})["errorCode"] == Code.NONE
+            break
+        except (AssertionError, ConnectionError):
+            again.close()
+    else:
+        pytest.fail("the place of a connection that has ended is not free")
+    again.close()
+    two.close()
+
+
+def no_connection() -> None:
+    pytest.fail("a request that has not stalled is dropped")
+
+
+def test_large_requests_that_have_arrived_in_part_do_not_wait_for_each_other() -> None:
+    async def arrive(memory: RequestMemory) -> int:
+        request = RequestBytes(no_connection)
+        for _ in range(9):
+            await memory.take(request, 10)
+            await asyncio.sleep(0)
+        arrived = request.nbytes
+        memory.give_back(request)
+        return arrived
+
+    async def all_of() -> list[int]:
+        memory = RequestMemory(100)
+        return await asyncio.wait_for(asyncio.gather(*[arrive(memory) for _ in range(20)]), 30)
+
+    assert asyncio.run(all_of()) == [90] * 20
+
+
+def test_one_large_request_at_a_time_exceeds_the_memory() -> None:
+    async def waiting() -> list[bool]:
+        memory, requests = RequestMemory(100), [RequestBytes(no_connection) for _ in range(4)]
+        await memory.take(requests[0], 90)
+        await memory.take(requests[1], 90)
+        third = asyncio.create_task(memory.take(requests[2], 90))
+        await asyncio.sleep(0.01)
+        is_done = [third.done()]
+        memory.add(requests[3], 10)
+        memory.give_back(requests[1])
+        await asyncio.wait_for(third, 30)
+        return [*is_done, third.done()]
+
+    assert asyncio.run(waiting()) == [False, True]
+
+
+def test_requests_that_have_stalled_are_dropped_where_others_need_their_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(services, "STALL_SECONDS", 0.05)
+
+    async def stalled() -> list[int]:
+        memory, closed = RequestMemory(100), list[int]()
+
+        def close(number: int) -> None:
+            closed.append(number)
+            memory.give_back(requests[number])
+
+        requests = [RequestBytes(partial(close, number)) for number in range(4)]
+        for request in requests[:3]:
+            # The third may exceed the limit. The first has arrived as a whole: the server works on it.
+            await memory.take(request, 45)
+        memory.arrived(requests[0])
+        await asyncio.wait_for(memory.take(requests[3], 45), 30)
+        return closed
+
+    assert asyncio.run(stalled()) == [1, 2]
+
+
+def test_an_address_that_tries_passwords_does_not_keep_others_waiting() -> None:
+    running, most = [0], [0]
+
+    async def check(fails: bool) -> bytes:
+        running[0] += 1
+        most[0] = max(most[0], running[0])
+        await asyncio.sleep(0)
+        running[0] -= 1
+        if fails:
+            raise CodeError(Code.SASL_AUTHENTICATION_FAILED)
+        return b"in"
+
+    async def log_in_beside() -> tuple[bytes, int]:
+        an_hour = 3_600.0
+        logins = Logins(ServeLimits(logins=2, failed_login_seconds=an_hour))
+        wrong = [asyncio.create_task(logins.step("10.0.0.1", lambda: check(True))) for _ in range(20)]
+        answers = [await asyncio.wait_for(logins.step(f"10.0.0.{n}", lambda: check(False)), 30) for n in range(2, 9)]
+        done = sum(task.done() for task in wrong)
+        for task in wrong:
+            task.cancel()
+        await asyncio.gather(*wrong, return_exceptions=True)
+        assert not logins._turns
+        return b"".join(answers), done
+
+    assert asyncio.run(log_in_beside()) == (b"in" * 7, 0)
+    assert most[0] <= 2
