@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -54,7 +53,6 @@ def start(main: Callable[[SparkSession, str], str]) -> None:
 
 def session() -> SparkSession:
     """A small local session, or one of Spark Connect."""
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # also for the workers of a local Spark Connect
     builder = sparklog.configure(SparkSession.builder.appName("sparklog example"))
     if "SPARK_REMOTE" not in os.environ:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")

@@ -1,9 +1,17 @@
 """Settings of a Spark session for sparklog, and a check of Spark's workers.
 
-Spark starts its Python workers as `python3` from the PATH unless PYSPARK_PYTHON names another one. Where that Python
-has no sparklog, Spark reports `[DATA_SOURCE_NOT_FOUND]`, a name that hides the reason. `configure` sets the Python
-before the session starts, `register` tries it afterwards. A script that comes with sparklog (conf/sparklog-python)
-starts this Python without Spark's pyspark.zip, whose modules each worker would compile.
+Spark decides in three places which Python it starts:
+
+* The tasks of UDFs and RDDs run `SparkContext.pythonExec`: PYSPARK_PYTHON in the environment of the Python program
+  (spark-submit sets it to `spark.pyspark.python`), else `python3`.
+* A data source that Spark finds by itself is planned, read and written by `PythonUtils.defaultPythonExec`:
+  PYSPARK_DRIVER_PYTHON in the environment of the JVM, else PYSPARK_PYTHON there, else `python3`. No setting reaches it.
+* The setting `spark.sql.execution.pyspark.python` overrides both for the tasks of SQL queries, on executors.
+
+If one of them has no sparklog, Spark reports `[DATA_SOURCE_NOT_FOUND]`, a name that hides the reason. `configure` and
+`register` make the processes on the driver's machine run the Python of the program, and all tasks `pythonExec`. A
+script that comes with sparklog (conf/sparklog-python) starts this Python without Spark's pyspark.zip, whose modules
+each worker would compile.
 """
 
 from __future__ import annotations
@@ -11,6 +19,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
@@ -34,6 +43,9 @@ SETTINGS = {
 """Settings that every session should have; conf/spark-defaults.conf has the same."""
 
 LAUNCHER = "sparklog-python"
+TASKS_PYTHON = "spark.sql.execution.pyspark.python"
+SUBMITTED = "PYSPARK_GATEWAY_PORT"
+"""Set by spark-submit, which has started the JVM: its environment cannot be changed any more."""
 
 OLDEST, NEWEST = (4, 0), (4, 3)
 """Releases of Spark that the format is tried with: those of the extra `spark` in pyproject.toml."""
@@ -73,8 +85,10 @@ def check_pyspark(name: str) -> None:
 def configure(builder: SparkSession.Builder, *, fast_start: bool = True) -> SparkSession.Builder:
     """Set what a Spark session needs for sparklog; call it before `getOrCreate`.
 
-    Two settings make writes and small tasks faster. In a local session that a Python program starts, Spark's workers
-    become this Python. PYSPARK_PYTHON, a setting of the builder, `spark-submit` and a cluster's master keep theirs.
+    Two settings make writes and small tasks faster. The processes that Spark starts on the driver's machine run this
+    Python. Tasks run the Python that `spark.pyspark.python` of the builder or of `spark-submit` names, else
+    PYSPARK_PYTHON, else this one in a local session and `python3` on a cluster. Under `spark-submit` call `register`,
+    too.
 
     Args:
         builder: `SparkSession.builder`, with or without settings.
@@ -99,7 +113,10 @@ def configure(builder: SparkSession.Builder, *, fast_start: bool = True) -> Spar
     for name, value in SETTINGS.items():
         if name not in options:
             builder.config(name, value)
-    set_workers_python(options, os.environ, workers_python() if fast_start else sys.executable)
+    pythons = choose_pythons(options, os.environ, workers_python() if fast_start else sys.executable)
+    for name, value in pythons.items():
+        if name not in options:
+            builder.config(name, value)
     return builder
 
 
@@ -109,24 +126,37 @@ def workers_python() -> str:
     return launcher if os.access(launcher, os.X_OK) else sys.executable
 
 
-def set_workers_python(options: dict[str, object], environ: MutableMapping[str, str], python: str) -> None:
-    """Set PYSPARK_PYTHON to `python`, unless something else decides which Python workers are."""
-    local = str(options.get("spark.master", environ.get("MASTER", "local"))).startswith("local")
-    elsewhere = "spark.remote" in options or "SPARK_REMOTE" in environ
-    submitted = "PYSPARK_GATEWAY_PORT" in environ  # spark-submit has started the JVM, its configuration holds
-    if local and not elsewhere and not submitted and "spark.pyspark.python" not in options:
-        if "PYSPARK_PYTHON" not in environ and "PYSPARK_DRIVER_PYTHON" in environ:
-            # The driver runs already. Spark starts this one, be it `jupyter`, for formats that it finds by itself.
-            environ["PYSPARK_DRIVER_PYTHON"] = python
+def choose_pythons(options: Mapping[str, object], environ: MutableMapping[str, str], python: str) -> dict[str, str]:
+    """Name the Pythons that a session is going to start in `environ`, which its JVM inherits; return settings of it.
+
+    Args:
+        options: of the session's builder.
+        environ: of this process.
+        python: this Python, for the driver's machine and for the tasks of a local session.
+    """
+    remote = str(options.get("spark.remote", environ.get("SPARK_REMOTE", "")))
+    if remote and not remote.startswith("local"):
+        return {}  # The server of Spark Connect runs already.
+    if SUBMITTED in environ:
+        return {TASKS_PYTHON: environ.get("PYSPARK_PYTHON", "python3")}
+    if "spark.pyspark.python" in options:
+        # Spark reads it in spark-submit only.
+        environ["PYSPARK_PYTHON"] = str(options["spark.pyspark.python"])
+    elif remote or str(options.get("spark.master", environ.get("MASTER", "local"))).startswith("local"):
         environ.setdefault("PYSPARK_PYTHON", python)
+    # The driver runs already: this name, be it `jupyter`, is left for the data source alone.
+    environ["PYSPARK_DRIVER_PYTHON"] = python
+    tasks = environ.get("PYSPARK_PYTHON", "python3")
+    return {} if tasks == python else {TASKS_PYTHON: tasks}
 
 
 def register(spark: SparkSession) -> None:
     """Make the format `sparklog` known to a session, and check that Spark's workers can import it.
 
-    Spark knows the format by itself where its Python has sparklog installed. Call this with `--py-files`, and where
-    Spark answers `[DATA_SOURCE_NOT_FOUND]`: the error then names the reason. The check is one small Spark job, with a
-    task for each executor that runs by then, once for each application.
+    Call it under `spark-submit`, with `--archives` or `--py-files`, on a cluster, and if Spark answers
+    `[DATA_SOURCE_NOT_FOUND]`: the error then names the reason. Where Spark knows the format already, but would plan it
+    with another Python than this program's, it is registered again for this one, and Spark logs that it was replaced.
+    The check is one small Spark job, with a task for each executor that runs by then, once for each application.
 
     Args:
         spark: the session.
@@ -142,15 +172,44 @@ def register(spark: SparkSession) -> None:
     check_pyspark("sparklog.register")
     from sparklog.datasource.data_source import SparklogDataSource
 
-    check_workers(spark)
-    if not _is_known(spark):
+    session = getattr(spark, "_jsparkSession", None)
+    if session is None:  # Spark Connect: its server chooses the Python, and logs that a format is replaced
+        check_workers(spark)
         spark.dataSource.register(SparklogDataSource)
+        return
+    context = spark.sparkContext
+    planning = _default_python(context)
+    if planning != context.pythonExec and spark.conf.get(TASKS_PYTHON, None) is None:
+        spark.conf.set(TASKS_PYTHON, context.pythonExec)
+    check_workers(spark)
+    is_known = bool(session.sessionState().dataSourceManager().dataSourceExists("sparklog"))
+    if not (is_known and (planning == context.pythonExec or _is_here(planning))):
+        with _registering_for(context, workers_python()):
+            spark.dataSource.register(SparklogDataSource)
 
 
-def _is_known(spark: SparkSession) -> bool:
-    """True if the session has the format already: Spark would warn that it replaces it."""
-    session = getattr(spark, "_jsparkSession", None)  # Spark Connect has none, and logs on its server
-    return session is not None and bool(session.sessionState().dataSourceManager().dataSourceExists("sparklog"))
+def _default_python(context: SparkContext) -> str:
+    """Return Spark's `PythonUtils.defaultPythonExec`, which Py4J cannot reach."""
+    jvm: Any = context._jvm
+    named = map(jvm.java.lang.System.getenv, ("PYSPARK_DRIVER_PYTHON", "PYSPARK_PYTHON"))
+    return next((str(name) for name in named if name is not None), "python3")
+
+
+def _is_here(program: str) -> bool:
+    """True for this Python and for what was installed beside it."""
+    path = shutil.which(program)
+    return path is not None and os.path.dirname(os.path.abspath(path)) == os.path.dirname(sys.executable)
+
+
+@contextmanager
+def _registering_for(context: SparkContext, python: str) -> Iterator[None]:
+    """Use `python` to plan the formats registered in this block. Their tasks run what TASKS_PYTHON names."""
+    before = context.pythonExec
+    context.pythonExec = python
+    try:
+        yield
+    finally:
+        context.pythonExec = before
 
 
 def check_workers(spark: SparkSession) -> None:

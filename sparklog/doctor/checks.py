@@ -1,13 +1,7 @@
-"""Checks of a machine and of a root, each with what puts its trouble right.
-
-Spark starts its workers with PYSPARK_PYTHON (or `spark.pyspark.python` of spark-submit), else with plain `python3` of
-the PATH, whatever Python the driver runs in; both must be of the same minor version. Where neither is set, sparklog's
-commands and `sparklog.configure` set PYSPARK_PYTHON to their own Python: then a wrong `python3` is a warning.
-"""
+"""Checks of a machine and of a root, each with what puts its trouble right."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -21,7 +15,7 @@ from itertools import filterfalse
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from sparklog.datasource.session import LAUNCHER, SETTINGS, set_workers_python, workers_python
+from sparklog.datasource.session import SETTINGS, choose_pythons, workers_python
 from sparklog.errors import BadRequest, SparklogError
 from sparklog.lazy import install_command
 from sparklog.log.journal.clocks import reading_clock_ms
@@ -91,14 +85,6 @@ HERE = Machine(os.environ)
 
 
 LEAST = (3, 10)
-_ASK = (
-    "import json, sys; facts = {'version': list(sys.version_info[:3]), 'executable': sys.executable}\n"
-    "for name in ('pyarrow', 'numba', 'sparklog'):\n"
-    "    try: facts[name] = getattr(__import__(name), '__version__', '')\n"
-    "    except Exception as error: facts[name] = None; facts['error'] = repr(error)\n"
-    "print(json.dumps(facts))"
-)
-_START_COST = f"by {LAUNCHER} each of seven starts until a first row takes 1 s of CPU less"
 _OLDER_PYTHON = re.compile(r"""python_version\s*<\s*["']([\d.]+)["']""")
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*([^;]*)(?:;.*extra\s*==\s*['\"](\w+)['\"])?")
 _BOUND = re.compile(r"(>=|<=|==|!=|<|>)\s*([\d.]+)")
@@ -109,47 +95,6 @@ def check_python() -> Check:
     if sys.version_info[:2] >= LEAST:
         return Check("python", OK, version)
     return Check("python", FAIL, f"{version}, expected {_dotted(LEAST)} or newer", "make PYTHON=<a newer python3>")
-
-
-def check_workers(machine: Machine, spark_python: str | None, *, spark: bool) -> Check:
-    """The Python that Spark's workers will use. `spark_python`: what Spark's configuration names; `spark`: whether
-    Spark is there at all, else a problem is a warning only.
-    """
-    source, program = "python3 on the PATH", "python3"
-    fix = f"export PYSPARK_PYTHON={workers_python()}"
-    chosen = bool(spark_python or machine.environ.get("PYSPARK_PYTHON"))
-    if spark_python:
-        source, program = "spark.pyspark.python", spark_python
-        fix = f"spark.pyspark.python {workers_python()} in spark-defaults.conf"
-    elif machine.environ.get("PYSPARK_PYTHON"):
-        source, program = "PYSPARK_PYTHON", machine.environ["PYSPARK_PYTHON"]
-
-    def bad(message: str) -> Check:
-        if not chosen:
-            others = f"sparklog's commands and programs that call sparklog.configure take {sys.executable}"
-            message += f"; spark-submit and pyspark would take it. {others}"
-        return Check("workers' python", FAIL if spark and chosen else WARN, message, fix)
-
-    path = machine.which(program)
-    if path is None:
-        return bad(f"{source} is {program}, which does not exist")
-    answer = machine.run([path, "-c", _ASK])
-    try:
-        worker = json.loads(answer.text.splitlines()[-1]) if answer.code == 0 else None
-    except (ValueError, IndexError):
-        worker = None
-    if not isinstance(worker, dict):
-        return bad(f"{path} ({source}) does not run: {' '.join(answer.text.split())[-120:]}")
-    here = f"Python {_dotted(worker['version'])} ({worker['executable']}, by {source})"
-    if tuple(worker["version"][:2]) != sys.version_info[:2]:
-        return bad(f"{here}, expected {_dotted(sys.version_info[:2])} as the driver's: Spark refuses to mix")
-    missing = [name for name in ("sparklog", "pyarrow", "numba") if worker[name] is None]
-    if missing:
-        return bad(f"{here} cannot import {', '.join(missing)}: {worker['error']}")
-    launcher = os.path.join(os.path.dirname(worker["executable"]), LAUNCHER)
-    if chosen and os.path.basename(path) != LAUNCHER and machine.which(launcher) is not None:
-        return Check("workers' python", WARN, f"{here} compiles pyspark at each start: {_START_COST}", fix)
-    return Check("workers' python", OK, f"{here} imports sparklog {worker['sparklog']}, pyarrow {worker['pyarrow']}")
 
 
 class Requirement(NamedTuple):
@@ -365,7 +310,7 @@ def _start_session() -> SparkSession:
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master("local[1]")
-    set_workers_python(builder._options, os.environ, workers_python())
+    builder.config(map=choose_pythons(builder._options, os.environ, workers_python()))
     return quiet_session(builder, "sparklog doctor")
 
 

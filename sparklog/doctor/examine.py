@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from sparklog.doctor import checks
 from sparklog.doctor.checks import FAIL, HERE, OK, WARN, Check, Machine
+from sparklog.doctor.worker_checks import check_workers
 from sparklog.errors import BadRequest, SparklogError
 from sparklog.log.journal.clocks import MAX_AHEAD_MS
 from sparklog.log.journal.names import ROOT_KEY, refuse_foreign
@@ -40,7 +41,7 @@ def examine(
         checks.check_python(),
         *checks.check_packages(),
         checks.check_kernels(),
-        checks.check_workers(machine, settings.values.get("spark.pyspark.python"), spark=spark),
+        *check_workers(machine, settings.values.get("spark.pyspark.python"), spark=spark),
         checks.check_java(machine, spark=spark),
     ]
     if start_spark:

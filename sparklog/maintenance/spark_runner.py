@@ -18,7 +18,7 @@ import queue
 import re
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -107,10 +107,16 @@ def _at_once(context: Any) -> int:
 
 
 class SparkIfNeeded:
-    """A `Runner` that starts Spark, as application `name`, when it gets work; without pyspark, in this process."""
+    """A `Runner` that starts Spark when it gets work; without pyspark, it works in this process.
 
-    def __init__(self, name: str) -> None:
+    Args:
+        name: of the application.
+        configure: sets what the session's builder needs, as `sparklog.configure` does.
+    """
+
+    def __init__(self, name: str, configure: Callable[[SparkSession.Builder], SparkSession.Builder]) -> None:
         self._name = name
+        self._configure = configure
         self._runner: Runner | None = None
         self._started: SparkSession | None = None
 
@@ -135,9 +141,7 @@ class SparkIfNeeded:
         if running is not None:
             return SparkRunner(running)
         try:
-            # Over TCP each task waits some 40 ms for nothing.
-            builder = SparkSession.builder.config("spark.python.unix.domain.socket.enabled", "true")
-            self._started = quiet_session(builder, self._name)
+            self._started = quiet_session(self._configure(SparkSession.builder), self._name)
         except PySparkException as error:
             # No Java, most of the time. What is to be done needs none.
             log(f"Spark cannot be started ({_cause(str(error))}): working in this process, one piece after the other")

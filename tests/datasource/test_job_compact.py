@@ -509,7 +509,7 @@ def test_a_run_that_is_given_up_cancels_what_still_runs(spark: SparkSession, tmp
 
 
 def test_spark_is_used_where_it_runs_and_left_running(spark: SparkSession) -> None:
-    runner = SparkIfNeeded("tests")
+    runner = SparkIfNeeded("tests", sparklog.configure)
     (found,) = runner.run([Small("piece")])
     assert isinstance(found[1], Done)
     assert found[1].reports[0].partition != os.getpid()
@@ -519,7 +519,7 @@ def test_spark_is_used_where_it_runs_and_left_running(spark: SparkSession) -> No
 
 def test_without_pyspark_work_is_done_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyspark.sql", None)
-    runner = SparkIfNeeded("tests")
+    runner = SparkIfNeeded("tests", sparklog.configure)
     assert list(runner.run([])) == []
     (found,) = runner.run([Small("piece")])
     assert isinstance(found[1], Done)

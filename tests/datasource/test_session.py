@@ -16,7 +16,7 @@ import pytest
 
 import sparklog
 from sparklog.datasource import session
-from sparklog.datasource.session import set_workers_python, start_problem, worker_problem, workers_python
+from sparklog.datasource.session import choose_pythons, start_problem, worker_problem, workers_python
 from tests.datasource.spark_session import LAUNCHING, REPOSITORY, environment
 
 if TYPE_CHECKING:
@@ -37,41 +37,43 @@ class Builder:
 
 def test_configure_sets_what_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", "kept")
-    builder = Builder(**{"spark.python.unix.domain.socket.enabled": "false"})
+    monkeypatch.setenv("PYSPARK_DRIVER_PYTHON", "jupyter")
+    given = {"spark.python.unix.domain.socket.enabled": "false"}
+    builder = Builder(**given)
     assert sparklog.configure(builder) is builder
-    assert builder._options == {**session.SETTINGS, "spark.python.unix.domain.socket.enabled": "false"}
+    assert builder._options == {**session.SETTINGS, **given, session.TASKS_PYTHON: "kept"}
+    assert os.environ["PYSPARK_DRIVER_PYTHON"] == workers_python()
+
+
+THIS = {"PYSPARK_PYTHON": "/here/python", "PYSPARK_DRIVER_PYTHON": "/here/python"}
+PLANNING = {"PYSPARK_DRIVER_PYTHON": "/here/python"}
 
 
 @pytest.mark.parametrize(
-    ("options", "environ", "python"),
+    ("options", "environ", "chosen", "tasks"),
     [
-        ({}, {}, "/here/python"),
-        ({"spark.master": "local[2]"}, {}, "/here/python"),
-        ({"spark.master": "yarn"}, {}, None),
-        ({"spark.remote": "sc://host"}, {}, None),
-        ({"spark.pyspark.python": "/opt/python"}, {}, None),
-        ({}, {"PYSPARK_PYTHON": "/opt/python"}, "/opt/python"),
-        ({}, {"PYSPARK_GATEWAY_PORT": "1"}, None),
-        ({}, {"SPARK_REMOTE": "sc://host"}, None),
-        ({}, {"MASTER": "spark://host:7077"}, None),
+        ({}, {}, THIS, None),
+        ({"spark.master": "local[2]"}, {}, THIS, None),
+        ({}, {"PYSPARK_DRIVER_PYTHON": "jupyter"}, THIS, None),
+        ({}, {"SPARK_REMOTE": "local[2]"}, THIS, None),
+        ({}, {"PYSPARK_PYTHON": "/opt/python"}, PLANNING, "/opt/python"),
+        ({}, {"PYSPARK_PYTHON": "/opt/python", "PYSPARK_DRIVER_PYTHON": "jupyter"}, PLANNING, "/opt/python"),
+        ({"spark.pyspark.python": "/opt/python"}, {}, PLANNING | {"PYSPARK_PYTHON": "/opt/python"}, "/opt/python"),
+        ({"spark.master": "yarn"}, {}, PLANNING, "python3"),
+        ({}, {"MASTER": "spark://host:7077", "PYSPARK_PYTHON": "./env/python"}, PLANNING, "./env/python"),
+        ({}, {"PYSPARK_GATEWAY_PORT": "1"}, {}, "python3"),
+        ({}, {"PYSPARK_GATEWAY_PORT": "1", "PYSPARK_PYTHON": "./env/python"}, {}, "./env/python"),
+        ({"spark.remote": "sc://host"}, {}, {}, None),
+        ({}, {"SPARK_REMOTE": "sc://host"}, {}, None),
     ],
 )
-def test_workers_become_this_python_in_a_local_session_alone(
-    options: dict[str, object], environ: dict[str, str], python: str | None
+def test_the_driver_runs_this_python_and_tasks_the_configured_one(
+    options: dict[str, object], environ: dict[str, str], chosen: dict[str, str], tasks: str | None
 ) -> None:
-    set_workers_python(options, environ, "/here/python")
-    assert environ.get("PYSPARK_PYTHON") == python
-
-
-def test_a_format_that_spark_finds_is_planned_by_the_same_python_as_its_tasks() -> None:
-    """Spark's `PythonUtils.defaultPythonExec` is PYSPARK_DRIVER_PYTHON where that is set, and starts both."""
-    environ = {"PYSPARK_DRIVER_PYTHON": "jupyter"}
-    set_workers_python({}, environ, "/here/python")
-    assert environ == {"PYSPARK_DRIVER_PYTHON": "/here/python", "PYSPARK_PYTHON": "/here/python"}
-    kept = {"PYSPARK_DRIVER_PYTHON": "/users/python", "PYSPARK_PYTHON": "/users/workers"}
-    environ = dict(kept)
-    set_workers_python({}, environ, "/here/python")
-    assert environ == kept
+    before = dict(environ)
+    settings = choose_pythons(options, environ, "/here/python")
+    assert environ == before | chosen
+    assert settings == ({} if tasks is None else {session.TASKS_PYTHON: tasks})
 
 
 def test_workers_start_by_the_script_where_it_was_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,6 +81,7 @@ def test_workers_start_by_the_script_where_it_was_installed(tmp_path: Path, monk
     assert workers_python() == str(tmp_path / "python3")
     shutil.copy(SCRIPT, tmp_path)
     assert workers_python() == str(tmp_path / "sparklog-python")
+    monkeypatch.setenv("PYSPARK_DRIVER_PYTHON", "python3")
     for fast_start, name in ((True, "sparklog-python"), (False, "python3")):
         monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
         sparklog.configure(Builder(), fast_start=fast_start)
@@ -167,6 +170,26 @@ def test_register_leaves_a_session_that_knows_the_format_alone(
     monkeypatch.setattr("pyspark.sql.datasource.DataSourceRegistration.register", None)
     sparklog.register(spark.newSession())
     assert session._checked
+
+
+@pytest.mark.spark
+def test_register_plans_with_the_python_of_the_program(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under spark-submit with `spark.pyspark.python`, where Spark would plan and read with `python3`."""
+    pythons: list[str] = []
+    context, tasks = spark.sparkContext, spark.sparkContext.pythonExec
+    monkeypatch.setattr(
+        "pyspark.sql.datasource.DataSourceRegistration.register",
+        lambda registration, source: pythons.append(context.pythonExec),
+    )
+    monkeypatch.setattr(session, "_default_python", lambda context: "/usr/bin/another-python")
+    fresh = spark.newSession()
+    sparklog.register(fresh)
+    assert (pythons, context.pythonExec) == ([workers_python()], tasks)
+    assert fresh.conf.get(session.TASKS_PYTHON) == tasks
+    # One beside this Python plans with the same sparklog.
+    monkeypatch.setattr(session, "_default_python", lambda context: sys.executable)
+    sparklog.register(spark.newSession())
+    assert len(pythons) == 1
 
 
 WITHOUT = """

@@ -21,11 +21,11 @@ from sparklog.doctor.checks import (
     check_kernels,
     check_packages,
     check_settings,
-    check_workers,
     out_of_range,
     read_requirements,
     spark_settings,
 )
+from sparklog.doctor.worker_checks import check_workers
 from sparklog.errors import BadRequest
 from sparklog.format.kernels import warm
 from tests.doctor.machines import EMPTY, HEALTHY, JAVA_17, machine, python_says
@@ -35,7 +35,7 @@ NEXT_MINOR = [sys.version_info[0], sys.version_info[1] + 1, 0]
 
 
 def test_a_worker_that_will_do() -> None:
-    finding = check_workers(HEALTHY, None, spark=True)
+    (finding,) = check_workers(HEALTHY, None, spark=True)
     assert (finding.status, finding.fix) == (OK, "")
     assert "by python3 on the PATH" in finding.found
 
@@ -56,21 +56,21 @@ def test_a_worker_that_will_do() -> None:
 )
 def test_workers_that_will_not_do(answer: ProgramOutput, says: str) -> None:
     broken = machine({"/bin/python3": answer}, {"PYSPARK_PYTHON": "python3"})
-    finding = check_workers(broken, None, spark=True)
+    (finding,) = check_workers(broken, None, spark=True)
     assert finding.status == FAIL
     assert says in finding.found
     assert finding.fix == f"export PYSPARK_PYTHON={workers_python()}"
-    assert check_workers(broken, None, spark=False).status == WARN
+    assert check_workers(broken, None, spark=False)[0].status == WARN
 
 
 def test_a_wrong_python3_is_no_failure_where_configure_would_not_take_it() -> None:
     wrong = machine({"/bin/python3": ProgramOutput(0, python_says(sparklog=None, error="ModuleNotFoundError"))})
-    finding = check_workers(wrong, None, spark=True)
+    (finding,) = check_workers(wrong, None, spark=True)
     assert finding.status == WARN
     assert "cannot import sparklog: ModuleNotFound" in finding.found
     assert f"programs that call sparklog.configure take {sys.executable}" in finding.found
     assert finding.fix == f"export PYSPARK_PYTHON={workers_python()}"
-    assert check_workers(wrong, "/bin/python3", spark=True).status == FAIL
+    assert check_workers(wrong, "/bin/python3", spark=True)[0].status == FAIL
 
 
 def test_which_python_the_workers_are() -> None:
@@ -79,28 +79,54 @@ def test_which_python_the_workers_are() -> None:
         path: ProgramOutput(0, python_says(executable=path)) for path in ("/a/python", "/b/python", "/bin/python3")
     }
     both = machine(programs, {"PYSPARK_PYTHON": "/b/python"})
-    assert "(/a/python, by spark.pyspark.python)" in check_workers(both, "/a/python", spark=True).found
-    assert "(/b/python, by PYSPARK_PYTHON)" in check_workers(both, None, spark=True).found
-    lost = check_workers(both, "/c/python", spark=True)
+    assert "(/a/python, by spark.pyspark.python)" in check_workers(both, "/a/python", spark=True)[0].found
+    assert "(/b/python, by PYSPARK_PYTHON)" in check_workers(both, None, spark=True)[0].found
+    lost = check_workers(both, "/c/python", spark=True)[0]
     assert lost.found == "spark.pyspark.python is /c/python, which does not exist"
     assert lost.fix == f"spark.pyspark.python {workers_python()} in spark-defaults.conf"
-    assert "which does not exist" in check_workers(EMPTY, None, spark=True).found
+    assert "which does not exist" in check_workers(EMPTY, None, spark=True)[0].found
+
+
+@pytest.mark.parametrize(
+    ("environ", "setting", "found"),
+    [
+        ({}, None, None),
+        ({"PYSPARK_PYTHON": "/a/python", "PYSPARK_DRIVER_PYTHON": "/a/python"}, None, None),
+        ({}, "/a/python", "(/bin/python3, by python3 on the PATH)"),
+        ({"PYSPARK_PYTHON": "/b/python"}, "/a/python", "(/b/python, by PYSPARK_PYTHON)"),
+        ({"PYSPARK_DRIVER_PYTHON": "/b/python"}, "/a/python", "(/b/python, by PYSPARK_DRIVER_PYTHON)"),
+        ({"PYSPARK_DRIVER_PYTHON": "jupyter"}, "/a/python", "PYSPARK_DRIVER_PYTHON is jupyter, which does not exist"),
+    ],
+)
+def test_another_python_of_the_data_source_is_a_warning(
+    environ: dict[str, str], setting: str | None, found: str | None
+) -> None:
+    programs = {
+        path: ProgramOutput(0, python_says(executable=path)) for path in ("/a/python", "/b/python", "/bin/python3")
+    }
+    _, *others = check_workers(machine(programs, environ), setting, spark=True)
+    assert len(others) == (found is not None)
+    for finding in others:
+        assert (finding.check, finding.status) == ("data source's python", WARN)
+        assert str(found) in finding.found
+        assert "in place of /a/python (spark.pyspark.python)" in finding.found
+        assert finding.fix.endswith("export PYSPARK_PYTHON=/a/python, or call sparklog.register(spark)")
 
 
 def test_a_python_that_compiles_pyspark_at_each_start() -> None:
     answer = ProgramOutput(0, python_says(executable="/a/python3"))
     launched = {"/a/sparklog-python": answer, "/a/python3": answer}
-    finding = check_workers(machine(launched, {"PYSPARK_PYTHON": "/a/python3"}), None, spark=True)
+    (finding,) = check_workers(machine(launched, {"PYSPARK_PYTHON": "/a/python3"}), None, spark=True)
     assert finding.status == WARN
     assert "by sparklog-python each of seven starts until a first row takes 1 s of CPU less" in finding.found
     assert finding.fix == f"export PYSPARK_PYTHON={workers_python()}"
     for programs, python in ((launched, "/a/sparklog-python"), ({"/a/python3": answer}, "/a/python3")):
-        assert check_workers(machine(programs, {"PYSPARK_PYTHON": python}), None, spark=True).status == OK
+        assert check_workers(machine(programs, {"PYSPARK_PYTHON": python}), None, spark=True)[0].status == OK
 
 
 def test_the_question_is_answered_by_a_real_python() -> None:
     """Asked away from this folder, as a worker on another machine would be."""
-    finding = check_workers(Machine({"PYSPARK_PYTHON": sys.executable}), None, spark=True)
+    (finding,) = check_workers(Machine({"PYSPARK_PYTHON": sys.executable}), None, spark=True)
     assert f"({sys.executable}, by PYSPARK_PYTHON)" in finding.found
     assert (finding.status == OK) == (workers_python() == sys.executable)
     real = HERE.run([sys.executable, "-c", "import os; print(os.getcwd())"])

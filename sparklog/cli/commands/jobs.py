@@ -40,9 +40,9 @@ def _job(context: Context) -> None:
     name = str(context.info_name)
     # Spark's workers must be of this environment, not the first python3 on the PATH.
     try:
-        from sparklog.datasource.session import workers_python
+        from sparklog.datasource.session import choose_pythons, workers_python
 
-        os.environ.setdefault("PYSPARK_PYTHON", workers_python())
+        choose_pythons({}, os.environ, workers_python())
         job = import_module(f"sparklog.cli.jobs.{name.replace('-', '_')}")
     except ModuleNotFoundError as error:
         if error.name not in ("pyspark", "py4j"):

@@ -25,7 +25,7 @@ from sparklog.maintenance.leases import Lease, leased
 from sparklog.maintenance.outcomes import Recording
 from sparklog.maintenance.properties import settings_of_file
 from sparklog.maintenance.report import document, say_failures
-from sparklog.maintenance.spark_runner import hide_interrupts
+from sparklog.maintenance.spark_runner import SparkIfNeeded, hide_interrupts
 from sparklog.maintenance.work_items import Settings, store_clock_ms
 from sparklog.output import interrupted, say
 from sparklog.times import warn_of_seconds
@@ -81,6 +81,11 @@ def job(
         return guarded
 
     return decorate
+
+
+def spark_if_needed(name: str) -> SparkIfNeeded:
+    """Return a runner that starts Spark as application `sparklog <name>`, only then importing what that needs."""
+    return SparkIfNeeded(f"sparklog {name}", lambda builder: sparklog.configure(builder))
 
 
 @dataclass

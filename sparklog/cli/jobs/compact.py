@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
-from sparklog.cli.jobs.common import Maintenance, job, parse, run_maintenance
+from sparklog.cli.jobs.common import Maintenance, job, parse, run_maintenance, spark_if_needed
 from sparklog.cli.parameters import Option
 from sparklog.compaction.run import CompactOptions, compact_root
 from sparklog.errors import SparklogError
@@ -22,7 +22,6 @@ from sparklog.log.topic.root import Root
 from sparklog.maintenance.leases import Lease
 from sparklog.maintenance.outcomes import SEAL
 from sparklog.maintenance.report import TopicReport, summary
-from sparklog.maintenance.spark_runner import SparkIfNeeded
 from sparklog.maintenance.work_items import Done, Runner, Settings, Work, say_outcome
 from sparklog.output import StatusLine
 from sparklog.units import count
@@ -63,5 +62,5 @@ def run(runner: Runner, options: Compact) -> int:
 
 @guarded
 def main(words: Sequence[str]) -> int:
-    with closing(SparkIfNeeded("sparklog compact")) as spark:
+    with closing(spark_if_needed("compact")) as spark:
         return run(spark, arguments(words))

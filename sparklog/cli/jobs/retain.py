@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 
-from sparklog.cli.jobs.common import Maintenance, job, parse, run_maintenance
+from sparklog.cli.jobs.common import Maintenance, job, parse, run_maintenance, spark_if_needed
 from sparklog.log.topic.root import Root
 from sparklog.maintenance.leases import Lease
-from sparklog.maintenance.spark_runner import SparkIfNeeded
 from sparklog.maintenance.work_items import Runner, Settings
 from sparklog.output import StatusLine, log
 from sparklog.retention.retain import RetainReport, progress, retain_root, summary
@@ -52,5 +51,5 @@ def run(options: Maintenance, runner: Runner | None = None) -> int:
 
 @guarded
 def main(words: Sequence[str]) -> int:
-    with closing(SparkIfNeeded("sparklog retain")) as spark:
+    with closing(spark_if_needed("retain")) as spark:
         return run(arguments(words), spark)

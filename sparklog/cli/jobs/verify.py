@@ -12,11 +12,10 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 
-from sparklog.cli.jobs.common import DONE, FAILED, job, parse
+from sparklog.cli.jobs.common import DONE, FAILED, job, parse, spark_if_needed
 from sparklog.cli.options import QuickOption, RootOption, TopicsOption, topic_names
 from sparklog.cli.parameters import JsonOption
 from sparklog.maintenance.report import say_failures
-from sparklog.maintenance.spark_runner import SparkIfNeeded
 from sparklog.maintenance.work_items import Runner
 from sparklog.output import StatusLine, log
 from sparklog.storage import open_store
@@ -59,5 +58,5 @@ def run(runner: Runner, options: Verify) -> int:
 
 @guarded
 def main(words: Sequence[str]) -> int:
-    with closing(SparkIfNeeded("sparklog verify")) as spark:
+    with closing(spark_if_needed("verify")) as spark:
         return run(spark, arguments(words))

@@ -1,0 +1,112 @@
+"""Checks of the Pythons that Spark will start.
+
+Spark starts two kinds, which its documentation does not tell apart (see `sparklog.datasource.session`): tasks of UDFs
+and RDDs, and the processes of a data source that no program has registered. Both must have the driver's minor version.
+If neither is configured, sparklog's commands and `sparklog.configure` choose their own Python, so a wrong `python3` is
+a warning.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from sparklog.datasource.session import LAUNCHER, workers_python
+from sparklog.doctor.checks import FAIL, OK, WARN, Check, Machine
+
+_ASK = (
+    "import json, sys; facts = {'version': list(sys.version_info[:3]), 'executable': sys.executable}\n"
+    "for name in ('pyarrow', 'numba', 'sparklog'):\n"
+    "    try: facts[name] = getattr(__import__(name), '__version__', '')\n"
+    "    except Exception as error: facts[name] = None; facts['error'] = repr(error)\n"
+    "print(json.dumps(facts))"
+)
+_START_COST = f"by {LAUNCHER} each of seven starts until a first row takes 1 s of CPU less"
+WORKERS, DATA_SOURCE = "workers' python", "data source's python"
+
+
+class NamedPython(NamedTuple):
+    """A Python that Spark starts, and the setting that names it; None: no setting does."""
+
+    program: str
+    setting: str | None
+
+    @property
+    def source(self) -> str:
+        return self.setting or "python3 on the PATH"
+
+
+def _first(values: Mapping[str, str | None], *settings: str) -> NamedPython:
+    for setting in settings:
+        if program := values.get(setting):
+            return NamedPython(program, setting)
+    return NamedPython("python3", None)
+
+
+def check_workers(machine: Machine, spark_python: str | None, *, spark: bool) -> list[Check]:
+    """Check the Pythons of tasks and, if it is another one, of the data source.
+
+    Args:
+        machine: this machine.
+        spark_python: `spark.pyspark.python` of Spark's configuration.
+        spark: Spark is installed; if not, a problem is a warning.
+    """
+    values = {**machine.environ, "spark.pyspark.python": spark_python}
+    tasks = _first(values, "spark.pyspark.python", "PYSPARK_PYTHON")
+    data_source = _first(values, "PYSPARK_DRIVER_PYTHON", "PYSPARK_PYTHON")
+    findings = [_check(machine, tasks, spark=spark)]
+    if data_source.program != tasks.program:
+        findings.append(_check_data_source(machine, data_source, tasks))
+    return findings
+
+
+def _check(machine: Machine, choice: NamedPython, *, spark: bool) -> Check:
+    fix = f"export PYSPARK_PYTHON={workers_python()}"
+    if choice.setting == "spark.pyspark.python":
+        fix = f"spark.pyspark.python {workers_python()} in spark-defaults.conf"
+    problem, here, executable = _ask(machine, choice)
+    if problem:
+        if choice.setting is None:
+            others = f"sparklog's commands and programs that call sparklog.configure take {sys.executable}"
+            problem += f"; spark-submit and pyspark would take it. {others}"
+        return Check(WORKERS, FAIL if spark and choice.setting else WARN, problem, fix)
+    launcher = os.path.join(os.path.dirname(executable), LAUNCHER)
+    if choice.setting and os.path.basename(choice.program) != LAUNCHER and machine.which(launcher) is not None:
+        return Check(WORKERS, WARN, f"{here} compiles pyspark at each start: {_START_COST}", fix)
+    return Check(WORKERS, OK, here)
+
+
+def _check_data_source(machine: Machine, choice: NamedPython, tasks: NamedPython) -> Check:
+    problem, here, _ = _ask(machine, choice)
+    message = (
+        f"{problem or here}; it plans, reads and writes in programs that call neither sparklog.configure nor "
+        f"sparklog.register, in place of {tasks.program} ({tasks.source})"
+    )
+    fix = f"unset PYSPARK_DRIVER_PYTHON and export PYSPARK_PYTHON={tasks.program}, or call sparklog.register(spark)"
+    return Check(DATA_SOURCE, WARN, message, fix)
+
+
+def _ask(machine: Machine, choice: NamedPython) -> tuple[str, str, str]:
+    """Return what is wrong with a Python, or its description and the path of its executable."""
+    path = machine.which(choice.program)
+    if path is None:
+        return f"{choice.source} is {choice.program}, which does not exist", "", ""
+    answer = machine.run([path, "-c", _ASK])
+    try:
+        worker = json.loads(answer.text.splitlines()[-1]) if answer.code == 0 else None
+    except (ValueError, IndexError):
+        worker = None
+    if not isinstance(worker, dict):
+        return f"{path} ({choice.source}) does not run: {' '.join(answer.text.split())[-120:]}", "", ""
+    version, wanted = (".".join(map(str, numbers)) for numbers in (worker["version"], sys.version_info[:2]))
+    here = f"Python {version} ({worker['executable']}, by {choice.source})"
+    if tuple(worker["version"][:2]) != sys.version_info[:2]:
+        return f"{here}, expected {wanted} as the driver's: Spark refuses to mix", "", ""
+    missing = [name for name in ("sparklog", "pyarrow", "numba") if worker[name] is None]
+    if missing:
+        return f"{here} cannot import {', '.join(missing)}: {worker['error']}", "", ""
+    packages = f"sparklog {worker['sparklog']}, pyarrow {worker['pyarrow']}"
+    return "", f"{here} imports {packages}", worker["executable"]
