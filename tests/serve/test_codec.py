@@ -38,6 +38,10 @@ def some_value(item: Field, version: int, random_: random.Random, depth: int = 0
         return random_.choice(["AAAAAAAAAAAAAAAAAAAAAA", "AAECAwQFBgcICQoLDA0ODw"])
     if kind == "bool":
         return random_.random() < 0.5
+    if kind == "float64":
+        return random_.choice([0.0, -1.5, 1e300])
+    if kind == "uint16":
+        return random_.randrange(1 << 16)
     bits = int(kind.removeprefix("int"))
     return random_.randrange(-(1 << bits - 1), 1 << bits - 1)
 

@@ -6,6 +6,7 @@ one version of a message:
 | type           | bytes                                                             | in a flexible version         |
 |----------------|-------------------------------------------------------------------|-------------------------------|
 | int8 .. int64  | big-endian, two's complement; uint16 without sign                 | the same                      |
+| float64        | big-endian, IEEE 754                                              | the same                      |
 | bool           | one byte, 0: false                                                | the same                      |
 | uuid           | 16 bytes, printed as 22 characters of URL-safe base64             | the same                      |
 | string         | int16 length, then UTF-8; length -1: null                         | uvarint (length + 1), 0: null |

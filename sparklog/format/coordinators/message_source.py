@@ -19,7 +19,7 @@ from struct import calcsize
 
 from sparklog.format.coordinators.message_schema import Field, Struct
 
-NUMBERS = {"int8": "b", "int16": "h", "uint16": "H", "int32": "i", "int64": "q", "bool": "?"}
+NUMBERS = {"int8": "b", "int16": "h", "uint16": "H", "int32": "i", "int64": "q", "bool": "?", "float64": "d"}
 LONGEST_STRING = 0x7FFF
 
 

@@ -1,4 +1,4 @@
-"""Metadata, DescribeCluster, DescribeLogDirs, ListOffsets: topics, partitions, servers, stored bytes, offsets.
+"""Topics, partitions, servers, stored bytes, offsets: Metadata, DescribeTopicPartitions, DescribeCluster and others.
 
 Every server leads every partition: the one that is asked says so of itself. Leader epochs are -1: a client need not
 check them. A question creates a topic where the root's default `auto.create.topics.enable` is true, or the server is in
@@ -13,11 +13,13 @@ from sparklog.errors import SparklogError
 from sparklog.format.coordinators.message_schema import NO_UUID, Fields
 from sparklog.log.journal.names import is_topic_name
 from sparklog.serve.codes import Code, CodeError, by_partition, code_of, failure
-from sparklog.serve.served_log import DENIED
+from sparklog.serve.served_log import DENIED, SeenTopic
 from sparklog.serve.services import ServedRequest, Services
 from sparklog.serve.users import READ, WRITE
 
 INTERNAL = ("__consumer_offsets", "__transaction_state", "__share_group_state")
+MAX_DESCRIBED_PARTITIONS = 2_000
+"""In one answer of DescribeTopicPartitions; a broker's `max.request.partition.size.limit`."""
 BROKERS, CONTROLLERS = 1, 2
 """Endpoint types of DescribeCluster."""
 ID_VERSION = 12
@@ -42,16 +44,11 @@ def metadata(request: ServedRequest) -> Fields:
     if services.options.writable and not every and not ids and request.fields["allowAutoTopicCreation"]:
         _create_missing(services, [name for name in visible if request.may(WRITE, name)])
     looked = services.log.look_at_each(visible)
-    node = services.node_ids[services.nodes[0]]
-    leads = {"leaderId": node, "replicaNodes": [node], "isrNodes": [node]}
+    leads = _leads(services)
 
     def topic(name: str) -> Fields:
         seen = looked.get(name, DENIED)
-        if not seen.ends:
-            is_invalid = seen is not DENIED and not is_topic_name(name)
-            return {"name": name, "errorCode": Code.INVALID_TOPIC if is_invalid else seen.code}
-        partitions = [{"partitionIndex": number, **leads} for number in sorted(seen.ends)]
-        return {"name": name, "topicId": seen.topic_id, "isInternal": name in INTERNAL, "partitions": partitions}
+        return _topic_row(name, seen, [{"partitionIndex": number, **leads} for number in sorted(seen.ends)])
 
     def topic_of_id(topic_id: str) -> Fields:
         row = topic(by_id[topic_id]) if topic_id in by_id else {}
@@ -64,6 +61,46 @@ def metadata(request: ServedRequest) -> Fields:
 
     rows = list(map(topic_of_id, ids)) if ids else list(map(topic, visible if every else names))
     return {**_cluster(services, "nodeId"), "topics": rows}
+
+
+def _leads(services: Services) -> Fields:
+    """Return what a client is told of the leader and the replicas of a partition."""
+    node = services.node_ids[services.nodes[0]]
+    return {"leaderId": node, "replicaNodes": [node], "isrNodes": [node]}
+
+
+def _topic_row(name: str, seen: SeenTopic, partitions: list[Fields]) -> Fields:
+    """Return what a client is told of a topic: its id and partitions, or why it has none."""
+    if seen.ends:
+        return {"name": name, "topicId": seen.topic_id, "isInternal": name in INTERNAL, "partitions": partitions}
+    is_invalid = seen is not DENIED and not is_topic_name(name)
+    return {"name": name, "errorCode": Code.INVALID_TOPIC if is_invalid else seen.code}
+
+
+def describe_topic_partitions(request: ServedRequest) -> Fields:
+    """Describe topics in the order of their names, up to a number of partitions; `nextCursor` is where to go on."""
+    fields, services = request.fields, request.services
+    cursor, named = fields["cursor"], [topic["name"] for topic in fields["topics"]]
+    begin, first = ("", 0) if cursor is None else (cursor["topicName"], cursor["partitionIndex"])
+    if first < 0 or (cursor is not None and named and begin not in named):
+        return {"topics": [{"name": name, "errorCode": Code.INVALID_REQUEST} for name in named or [begin]]}
+    names = sorted(name for name in set(named or services.log.topics()) if name >= begin)
+    looked = services.log.look_at_each([name for name in names if may_see(request, name)])
+    if not named:
+        # A topic that ended meanwhile is not an error to a client that asks for all.
+        names = [name for name in names if looked.get(name, DENIED).ends]
+    left, topics = max(1, min(fields["responsePartitionLimit"], MAX_DESCRIBED_PARTITIONS)), list[Fields]()
+    leads = {**_leads(services), "eligibleLeaderReplicas": [], "lastKnownElr": []}
+    for name in names:
+        if not left:
+            return {"topics": topics, "nextCursor": {"topicName": name, "partitionIndex": 0}}
+        seen = looked.get(name, DENIED)
+        numbers = [number for number in sorted(seen.ends) if name != begin or number >= first]
+        topics.append(_topic_row(name, seen, [{"partitionIndex": number, **leads} for number in numbers[:left]]))
+        if len(numbers) > left:
+            return {"topics": topics, "nextCursor": {"topicName": name, "partitionIndex": numbers[left]}}
+        left -= len(numbers)
+    return {"topics": topics}
 
 
 def asked_ids(topics: list[Fields]) -> list[str]:

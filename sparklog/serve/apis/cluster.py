@@ -1,0 +1,196 @@
+"""Requests of admin clients about parts of a cluster that a root does not have: ACLs, quotas, replicas, a quorum.
+
+The answers are those of a single broker without them: ACLs are disabled, lists are empty, no election is needed.
+DescribeProducers and ListConfigResources tell what the root has of producers and configs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from sparklog.errors import SparklogError
+from sparklog.format.coordinators.message_schema import Fields
+from sparklog.log.journal.names import is_topic_name
+from sparklog.log.state.writer_runs import KAFKA_WRITER
+from sparklog.serve.apis.metadata import may_see
+from sparklog.serve.batch_checks import EPOCH_SHIFT
+from sparklog.serve.codes import Code, CodeError, failure
+from sparklog.serve.served_log import DENIED, SeenTopic
+from sparklog.serve.services import ServedRequest
+from sparklog.serve.users import READ
+
+TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP = CONFIG_RESOURCES = (2, 4, 8, 16, 32)
+PREFERRED, UNCLEAN = 0, 1
+"""Types of elections."""
+QUOTA_ENTITIES = ("user", "client-id", "ip")
+TRANSACTION_STATES = (
+    "Empty",
+    "Ongoing",
+    "PrepareCommit",
+    "PrepareAbort",
+    "CompleteCommit",
+    "CompleteAbort",
+    "PrepareEpochFence",
+    "Dead",
+)
+METADATA_PARTITION = ("__cluster_metadata", 0)
+MAX_SEQUENCE = 0x7FFFFFFF
+
+
+# -- ACLs
+
+
+def _disabled() -> Fields:
+    return failure(CodeError(Code.SECURITY_DISABLED, "No Authorizer is configured."))
+
+
+async def describe_acls(request: ServedRequest) -> Fields:
+    return _disabled()
+
+
+async def create_acls(request: ServedRequest) -> Fields:
+    return {"results": [_disabled() for _ in request.fields["creations"]]}
+
+
+async def delete_acls(request: ServedRequest) -> Fields:
+    return {"filterResults": [_disabled() for _ in request.fields["filters"]]}
+
+
+# -- users, quotas, transactions
+
+
+async def describe_user_scram_credentials(request: ServedRequest) -> Fields:
+    """Answer that no user has credentials: those of `--users` are in a file, and are not disclosed."""
+    names = [user["name"] for user in request.fields["users"] or ()]
+
+    def row(name: str) -> Fields:
+        code, text = Code.RESOURCE_NOT_FOUND, "there is no SCRAM credential of user"
+        if names.count(name) > 1:
+            code, text = Code.DUPLICATE_RESOURCE, "a request must not name a user twice, found"
+        return {"user": name, **failure(CodeError(code, f"{text} {name!r}"))}
+
+    return {"errorMessage": "", "results": [row(name) for name in dict.fromkeys(names)]}
+
+
+async def describe_client_quotas(request: ServedRequest) -> Fields:
+    for component in request.fields["components"]:
+        kind = component["entityType"]
+        if kind not in QUOTA_ENTITIES:
+            error = CodeError(
+                Code.UNSUPPORTED_VERSION, f"expected an entity of type user, client-id or ip, found {kind!r}"
+            )
+            return {**failure(error), "entries": None}
+    return {"errorMessage": "", "entries": []}
+
+
+async def list_transactions(request: ServedRequest) -> Fields:
+    unknown = [state for state in request.fields["stateFilters"] if state not in TRANSACTION_STATES]
+    return {"unknownStateFilters": unknown, "transactionStates": []}
+
+
+# -- replicas and the quorum
+
+
+async def list_partition_reassignments(request: ServedRequest) -> Fields:
+    return {"topics": []}
+
+
+def elect_leaders(request: ServedRequest) -> Fields:
+    kind, topics = request.fields["electionType"], request.fields["topicPartitions"] or []
+    refused = None
+    if kind not in (PREFERRED, UNCLEAN):
+        refused = CodeError(Code.INVALID_REQUEST, f"expected an election of type 0 or 1, found {kind}")
+    looked = _visible(request, (topic["topic"] for topic in topics), may_see)
+
+    def row(topic: str, number: int) -> Fields:
+        code = Code.ELECTION_NOT_NEEDED if number in looked[topic].ends else looked[topic].code
+        return {"partitionId": number, **failure(refused or CodeError(code))}
+
+    results = [
+        {"topic": topic["topic"], "partitionResult": [row(topic["topic"], number) for number in topic["partitions"]]}
+        for topic in topics
+    ]
+    return {"errorCode": refused.code if refused else Code.NONE, "replicaElectionResults": results}
+
+
+async def describe_quorum(request: ServedRequest) -> Fields:
+    """Answer with a quorum of this server alone: a root has no metadata log, whose offsets would grow."""
+    services, found = request.services, False
+    own = services.nodes[0]
+    node_id, topics = services.node_ids[own], list[Fields]()
+    for topic in request.fields["topics"]:
+        rows = []
+        for partition in topic["partitions"]:
+            row: Fields = {"partitionIndex": partition["partitionIndex"]}
+            if (topic["topicName"], partition["partitionIndex"]) == METADATA_PARTITION:
+                found = True
+                row |= {"leaderId": node_id, "currentVoters": [{"replicaId": node_id}]}
+            else:
+                row |= failure(CodeError(Code.UNKNOWN_TOPIC_OR_PARTITION))
+            rows.append(row)
+        topics.append({"topicName": topic["topicName"], "partitions": rows})
+    listener = {"name": "PLAINTEXT" if services.options.tls is None else "SSL", "host": own.host, "port": own.port}
+    return {"topics": topics, "nodes": [{"nodeId": node_id, "listeners": [listener]}] if found else []}
+
+
+# -- producers and configs
+
+
+def describe_producers(request: ServedRequest) -> Fields:
+    topics = request.fields["topics"]
+    looked = _visible(request, (topic["name"] for topic in topics), lambda request, name: request.may(READ, name))
+
+    def rows(topic: Fields) -> list[Fields]:
+        name = topic["name"]
+        seen = looked[name]
+        try:
+            producers = _producers(request, name) if seen.ends else {}
+            return [
+                {"partitionIndex": number, "activeProducers": producers.get(number, [])}
+                if number in seen.ends
+                else {"partitionIndex": number, **failure(CodeError(seen.code))}
+                for number in topic["partitionIndexes"]
+            ]
+        except SparklogError as error:
+            return [{"partitionIndex": number, **failure(error)} for number in topic["partitionIndexes"]]
+
+    return {"topics": [{"name": topic["name"], "partitions": rows(topic)} for topic in topics]}
+
+
+def _producers(request: ServedRequest, topic: str) -> dict[int, list[Fields]]:
+    """Return the idempotent producers that a topic remembers, by partition; a Kafka directory is not asked."""
+    root = request.services.log.root
+    rows: dict[int, list[Fields]] = {}
+    for name, entry in root.topic(topic).log.head(refresh=False).registry.items() if root is not None else ():
+        if name.startswith(KAFKA_WRITER):
+            producer, _, partition = name.removeprefix(KAFKA_WRITER).rpartition("-")
+            row = {"producerId": int(producer), "producerEpoch": entry.batch >> EPOCH_SHIFT, "coordinatorEpoch": -1}
+            row |= {"lastSequence": entry.batch & MAX_SEQUENCE, "lastTimestamp": entry.time_ms}
+            rows.setdefault(int(partition), []).append(row)
+    return rows
+
+
+def list_config_resources(request: ServedRequest) -> Fields:
+    if request.version == 0:
+        # Version 0 lists the resources of client metrics alone.
+        return {"configResources": []}
+    kinds = request.fields["resourceTypes"] or CONFIG_RESOURCES
+    if any(kind not in CONFIG_RESOURCES for kind in kinds):
+        return {"errorCode": Code.UNSUPPORTED_VERSION}
+    services, rows = request.services, list[Fields]()
+    if BROKER in kinds:
+        rows += [{"resourceName": str(node_id), "resourceType": BROKER} for node_id in services.node_ids.values()]
+    if TOPIC in kinds:
+        names = [name for name in services.log.topics() if request.may(READ, name)]
+        rows += [{"resourceName": name, "resourceType": TOPIC} for name in names]
+    return {"configResources": rows}
+
+
+def _visible(
+    request: ServedRequest, names: Iterable[str], may: Callable[[ServedRequest, str], bool]
+) -> dict[str, SeenTopic]:
+    """Look at topics; return all of them, those that the client may not see as denied."""
+    wanted = list(dict.fromkeys(names))
+    looked = request.services.log.look_at_each([name for name in wanted if may(request, name)])
+    invalid = SeenTopic(code=Code.INVALID_TOPIC)
+    return {name: DENIED if name not in looked else looked[name] if is_topic_name(name) else invalid for name in wanted}

@@ -1,0 +1,125 @@
+"""Requests of admin clients: the answers are those of a Kafka 4.1.0 broker of one node, recorded for the same topics.
+
+The broker had topics `t` and `u` with two partitions each, and one record in `t`, of an idempotent producer. What
+differs by design or from run to run is left out: texts, ids, times, addresses and epochs.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sparklog
+from sparklog.serve.codes import Code
+from sparklog.serve.options import Address
+from sparklog.serve.users import hashed, read_users
+from tests.serve.wire import Wire, batch_of
+
+ANSWERS = [json.loads(line) for line in (Path(__file__).parent / "broker_answers.jsonl").read_text().splitlines()]
+"""Name, version, request and answer."""
+NOT_COMPARED = {
+    "throttleTimeMs",
+    "errorMessage",
+    "leaderEpoch",
+    "topicAuthorizedOperations",
+    "clusterAuthorizedOperations",
+    "host",
+    "port",
+    "clusterId",
+    "highWatermark",
+    "logEndOffset",
+    "lastFetchTimestamp",
+    "lastCaughtUpTimestamp",
+    "lastTimestamp",
+    "producerId",
+    "listeners",
+}
+
+
+def compared(value: Any) -> Any:
+    """Return what is compared of an answer: of topic ids, whether there is one; of lists, no order."""
+    if isinstance(value, dict):
+        fields = {name: item for name, item in value.items() if name not in NOT_COMPARED}
+        return {name: item.strip("A") != "" if name == "topicId" else compared(item) for name, item in fields.items()}
+    if isinstance(value, list):
+        return sorted(map(compared, value), key=json.dumps)
+    return value
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Any:
+    root = sparklog.open(tmp_path / "root", create=True)
+    for name in "tu":
+        root.create_topic(name, partitions=2)
+    return root
+
+
+def test_answers_are_those_of_a_broker(root: Any, serve: Callable[..., Address]) -> None:
+    wire = Wire(serve(root.location, writable=True))
+    assert wire.produce("t", {0: batch_of([b"x"], producer=(7, 0, 0))})[0]["errorCode"] == 0
+    for name, version, fields, answer in ANSWERS:
+        assert compared(wire.ask(name, version, fields)) == answer, (name, version, fields)
+    wire.close()
+
+
+def test_producers_are_told_with_their_last_sequence(root: Any, serve: Callable[..., Address]) -> None:
+    wire = Wire(serve(root.location, writable=True))
+    for producer in ((2**40 + 1, 0, 0), (2**40 + 1, 3, 0), (2**40 + 2, 0, 5)):
+        assert wire.produce("t", {1: batch_of([b"x", b"y"], producer=producer)})[0]["errorCode"] == 0
+    partitions = wire.ask("DescribeProducers", 0, {"topics": [{"name": "t", "partitionIndexes": [0, 1]}]})["topics"][0]
+    rows = [
+        (row["producerId"], row["producerEpoch"], row["lastSequence"], row["currentTxnStartOffset"])
+        for partition in partitions["partitions"]
+        for row in partition["activeProducers"]
+    ]
+    assert sorted(rows) == [(2**40 + 1, 3, 1, -1), (2**40 + 2, 0, 6, -1)]
+    wire.close()
+
+
+def test_all_topics_are_described_page_by_page(root: Any, serve: Callable[..., Address]) -> None:
+    root.create_topic("empty", partitions=3)
+    wire = Wire(serve(root.location))
+    for limit in (1, 2, 3, 5, 100):
+        found, cursor = list[tuple[str, int]](), None
+        while True:
+            asked: dict[str, Any] = {"topics": [], "responsePartitionLimit": limit, "cursor": cursor}
+            answer = wire.ask("DescribeTopicPartitions", 0, asked)
+            page = [(topic["name"], row["partitionIndex"]) for topic in answer["topics"] for row in topic["partitions"]]
+            assert len(page) <= limit
+            found, cursor = found + page, answer["nextCursor"]
+            if cursor is None:
+                break
+        assert found == [("empty", 0), ("empty", 1), ("empty", 2), ("t", 0), ("t", 1), ("u", 0), ("u", 1)]
+    wire.close()
+
+
+def test_a_user_learns_only_of_topics_that_it_may_see(root: Any, tmp_path: Path, serve: Callable[..., Address]) -> None:
+    (tmp_path / "users").write_text(f"anna {hashed('pencil', random.Random(1))} read:t")
+    wire = Wire(serve(root.location, writable=True, users=read_users(str(tmp_path / "users"))))
+    wire.ask("SaslHandshake", 1, {"mechanism": "PLAIN"})
+    assert wire.ask("SaslAuthenticate", 1, {"authBytes": b"\0anna\0pencil"})["errorCode"] == 0
+    denied = Code.TOPIC_AUTHORIZATION_FAILED
+    topics = wire.ask("DescribeTopicPartitions", 0, {"topics": []})["topics"]
+    assert [topic["name"] for topic in topics] == ["t"]
+    names = [{"name": name} for name in ("none", "t", "u")]
+    topics = wire.ask("DescribeTopicPartitions", 0, {"topics": names})["topics"]
+    assert [(topic["name"], topic["errorCode"]) for topic in topics] == [("none", denied), ("t", 0), ("u", denied)]
+    listed = wire.ask("ListConfigResources", 1, {"resourceTypes": [2]})["configResources"]
+    assert [row["resourceName"] for row in listed] == ["t"]
+    named = [{"name": name, "partitionIndexes": [0]} for name in ("t", "u", "none")]
+    topics = wire.ask("DescribeProducers", 0, {"topics": named})["topics"]
+    assert [topic["partitions"][0]["errorCode"] for topic in topics] == [0, denied, denied]
+    elected = [{"topic": name, "partitions": [0]} for name in ("t", "u", "none")]
+    rows = wire.ask("ElectLeaders", 2, {"topicPartitions": elected})["replicaElectionResults"]
+    codes = [row["partitionResult"][0]["errorCode"] for row in rows]
+    assert codes == [Code.ELECTION_NOT_NEEDED, denied, denied]
+    replaced: list[dict[str, Any]] = [{"resourceType": 2, "resourceName": name, "configs": []} for name in ("t", "u")]
+    replaced.append({"resourceType": 4, "resourceName": "", "configs": []})
+    rows = wire.ask("AlterConfigs", 2, {"resources": replaced})["responses"]
+    assert [row["errorCode"] for row in rows] == [denied, denied, Code.CLUSTER_AUTHORIZATION_FAILED]
+    wire.close()
