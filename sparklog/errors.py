@@ -7,7 +7,8 @@ Python callers already catch for the same situation.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 _BREAKS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -22,6 +23,26 @@ def one_line(text: str) -> str:
     "writer 'a\\nb'"
     """
     return _BREAKS.sub(lambda match: repr(match[0])[1:-1], text)
+
+
+_in_shell = False
+"""True while a command of `sparklog` runs: its user types commands, a program calls functions."""
+
+
+@contextmanager
+def advice_for_shell() -> Iterator[None]:
+    """Make errors of this process advise commands in place of Python calls, until the end of the block."""
+    global _in_shell
+    before, _in_shell = _in_shell, True
+    try:
+        yield
+    finally:
+        _in_shell = before
+
+
+def advice(*, python: str, shell: str) -> str:
+    """Return what to do about an error, as a Python program or a user of the command line does it."""
+    return shell if _in_shell else python
 
 
 class SparklogError(Exception):

@@ -19,7 +19,7 @@ from click.exceptions import Exit
 
 from sparklog.cli.parameters import Commands, summary_of
 from sparklog.cli.terminal import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, LIBRARY, leave_for_usage, log_from, trace, warn
-from sparklog.errors import SparklogError, Unavailable
+from sparklog.errors import SparklogError, Unavailable, advice_for_shell
 from sparklog.output import interrupted
 from sparklog.version import __version__
 
@@ -109,7 +109,8 @@ class SparklogGroup(Commands):
         roots_level = roots.level
         roots.setLevel(logging.INFO)
         try:
-            code = super().main(**{**kwargs, "args": words, "standalone_mode": False})
+            with advice_for_shell():
+                code = super().main(**{**kwargs, "args": words, "standalone_mode": False})
         except SparklogError as error:
             trace()
             warn(f"{error} [{error.code}]")

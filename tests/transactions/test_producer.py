@@ -194,7 +194,7 @@ def test_wrong_input_is_one_error_and_changes_nothing() -> None:
     transaction = producer.begin()
     with pytest.raises(BadRequest, match="transaction 0 of 'job' is open: commit or abort it"):
         producer.begin()
-    with pytest.raises(NotFound, match="create it"):
+    with pytest.raises(NotFound, match="creates it"):
         transaction.append("nope", rows("1"))
     with pytest.raises(BadRequest, match="expected pyarrow tables"):
         transaction.append("a", [1])  # type: ignore[list-item]

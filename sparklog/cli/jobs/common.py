@@ -19,7 +19,7 @@ import sparklog
 from sparklog.cli.options import DryRunOption, PropertiesOption, RootOption, TopicsOption, topic_names, whole_number
 from sparklog.cli.parameters import FunctionCommand, JsonOption, Option
 from sparklog.cli.terminal import leave_for_usage, trace
-from sparklog.errors import BadRequest, SparklogError
+from sparklog.errors import BadRequest, SparklogError, advice_for_shell
 from sparklog.log.topic.root import Root
 from sparklog.maintenance.leases import Lease, leased
 from sparklog.maintenance.outcomes import Recording
@@ -66,7 +66,8 @@ def job(
         def guarded(*args: P.args, **kwargs: P.kwargs) -> int:
             hide_interrupts()
             try:
-                return run(*args, **kwargs)
+                with advice_for_shell():
+                    return run(*args, **kwargs)
             except SparklogError as error:
                 trace()
                 say(f"sparklog {name}: {error} [{error.code}]")

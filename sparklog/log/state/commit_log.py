@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, takewhile
 from typing import TYPE_CHECKING
 
-from sparklog.errors import Corrupt, NotFound, SparklogError, Unavailable
+from sparklog.errors import Corrupt, NotFound, SparklogError, Unavailable, advice
 from sparklog.log.journal.clocks import Moment
 from sparklog.log.journal.documents import CARRIED_COMMITS
 from sparklog.log.journal.journal import Advance, Journal, RootAccess, SeenState
@@ -40,9 +39,21 @@ Resolver = Callable[[str, Head], Sequence[Resolved]]
 """Reads decisions of the open transactions in the head of a topic: what every commit records of them."""
 
 
-def no_topic(name: str, location: str) -> NotFound:
-    create = f"sparklog topics create {name} --root {shlex.quote(location)}"
-    return NotFound(f"topic '{name}' does not exist in {location}; create it: {create}")
+SHOWN_TOPICS = 5
+
+
+def no_topic(name: str, location: str, others: Sequence[str] | None = None) -> NotFound:
+    """Return the error for a topic that does not exist; `others`: topics that do, as far as they are known."""
+    if others is None:
+        hint = advice(python="root.topics() has all", shell="`sparklog topics list` has all")
+    elif not others:
+        hint = "it has no topics"
+    elif len(others) > SHOWN_TOPICS:
+        hint = f"it has topics such as {', '.join(others[:SHOWN_TOPICS])}"
+    else:
+        hint = f"the topics are {', '.join(others)}"
+    create = advice(python=f"; root.ensure_topic({name!r}) creates it", shell="")
+    return NotFound(f"topic '{name}' does not exist in {location}; {hint}{create}")
 
 
 @dataclass(frozen=True)

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, nearest
+from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, advice, nearest
 from sparklog.limits import Limits
 from sparklog.log.decisions.decision_log import settle
 from sparklog.log.journal.arguments import CONFIGS, NAME, PLACE, ArgumentKind, checked
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.journal.names import MAX_PARTITIONS, check_topic_name, create_root_id, read_root_id
-from sparklog.log.state.commit_log import no_topic
+from sparklog.log.state.commit_log import SHOWN_TOPICS, no_topic
 from sparklog.log.state.configs import TopicConfigs, check_delete_delay
 from sparklog.log.state.root_defaults import AUTO_CREATE, RootDefaults
 from sparklog.log.state.slice_table import Snapshot
@@ -90,10 +92,21 @@ class Root:
         similar = nearest(name, [other for other in self.engine.folders() if other != name])
         similar = [other for other in similar if self.engine.exists(other)]
         if not similar:
-            raise no_topic(name, self.location)
+            raise no_topic(name, self.location, self._some_topics())
         raise NotFound(
             f"topic '{name}' does not exist in {self.location}; did you mean {' or '.join(map(repr, similar))}?"
         )
+
+    def _some_topics(self) -> list[str]:
+        """Return topics to show in an error: at most one more than it shows, found with few requests."""
+        names: list[str] = []
+        for name in sorted(self.engine.folders())[: 4 * SHOWN_TOPICS]:
+            # An unreadable topic does not hide the error that is raised.
+            with suppress(SparklogError):
+                names += [name] if self.engine.exists(name) else []
+            if len(names) > SHOWN_TOPICS:
+                break
+        return names
 
     @checked(name=NAME, configs=CONFIGS.or_none())
     def create_topic(
@@ -231,7 +244,12 @@ def written_topic(
     if root.engine.exists(name):
         return topic_of(root, name)
     if root.defaults().auto_create(name) is False:
-        raise NotFound(f"{no_topic(name, root.location)} (the root's default {AUTO_CREATE}=false: no writer may)")
+        command = f"sparklog topics create {name} --root {shlex.quote(root.location)}"
+        create = advice(python=f"root.create_topic({name!r})", shell=command)
+        raise NotFound(
+            f"topic '{name}' does not exist in {root.location}, and the root's default {AUTO_CREATE}=false lets no "
+            f"writer create it; create it: {create}"
+        )
     return root.ensure_topic(name, partitions=partitions, configs=configs)
 
 

@@ -162,7 +162,7 @@ def test_unknown_topics_come_with_similar_ones(world: World) -> None:
         NotFound, match=r"topic 'ordres' does not exist in memory:test; did you mean 'orders' or 'orders2'\?"
     ):
         root.topic("ordres")
-    with pytest.raises(NotFound, match="test; create it: sparklog topics create zzzz --root memory:test"):
+    with pytest.raises(NotFound, match=r"topics are orders, orders2, payments; root.ensure_topic\('zzzz'\) creates"):
         root.topic("zzzz")
     with pytest.raises(BadRequest, match="may hold only"):
         root.topic("../orders")
