@@ -21,6 +21,10 @@ NODE_IDS = 2, 1_000
 """The ids of several servers: from the first up to the last, exclusive; Kafka's `reserved.broker.max.id` is 1000."""
 
 
+SESSION_TIMEOUTS_MS = 6_000, 1_800_000
+"""Kafka's defaults."""
+
+
 @dataclass(frozen=True, slots=True)
 class Address:
     """A host and a port."""
@@ -108,6 +112,8 @@ class ServeOptions:
     * `writable`: take what producers send, and changes of topics
     * `linger_seconds`: the time between two commits of a topic; None: 5 ms on a disk, 50 ms in a bucket
     * `auto_create`: create topics that clients ask for
+    * `session_timeouts_ms`: the shortest and the longest session timeout of a member of a consumer group, as Kafka's
+      `group.min.session.timeout.ms` and `group.max.session.timeout.ms`
     * `tls`: the certificate and key that connections are encrypted with
     * `metrics_port`: where Prometheus reads counters, on the same host
     * `users`: who may connect, by name; None: all
@@ -123,6 +129,7 @@ class ServeOptions:
     metrics_port: int | None = None
     users: Mapping[str, User] | None = None
     limits: ServeLimits = field(default_factory=ServeLimits)
+    session_timeouts_ms: tuple[int, int] = SESSION_TIMEOUTS_MS
 
     def __post_init__(self) -> None:
         """Raise `BadRequest` for an address that is open to others without a word that it may be."""

@@ -20,6 +20,8 @@ def serve() -> Iterator[Callable[..., Address]]:
     with ExitStack() as stack:
 
         def start(location: Any, **options: Any) -> Address:
-            return stack.enter_context(serving(str(location), ServeOptions(listen=FREE, **options)))
+            # Members of tests expire soon.
+            given = {"session_timeouts_ms": (1, 1_800_000), **options}
+            return stack.enter_context(serving(str(location), ServeOptions(listen=FREE, **given)))
 
         yield start

@@ -198,6 +198,7 @@ def test_a_topic_that_cannot_be_created_is_refused_by_what_is_wrong(
     sparklog.open(tmp_path, create=True)
     soon = [{"name": "file.delete.delay.ms", "value": "1000"}]
     topics = [{"name": "a", "numPartitions": 1 << 30}, {"name": "b", "numPartitions": 1, "configs": soon}]
+    topics = [{"replicationFactor": 1, **topic} for topic in topics]
     with connected(serve(tmp_path, writable=True)) as (wire,):
         codes = [row["errorCode"] for row in wire.ask("CreateTopics", 5, {"topics": topics})["topics"]]
     assert codes == [Code.INVALID_PARTITIONS, Code.INVALID_CONFIG]

@@ -144,7 +144,10 @@ def test_another_server_takes_a_group_over(tmp_path: Path) -> None:
 
     topic = topic_of(tmp_path)
     first, second = Address("127.0.0.1", free_port()), Address("127.0.0.1", free_port())
-    both = (ServeOptions(listen=one, advertise=(one, other)) for one, other in ((first, second), (second, first)))
+    both = (
+        ServeOptions(listen=one, advertise=(one, other), session_timeouts_ms=(1, 60_000))
+        for one, other in ((first, second), (second, first))
+    )
     one, other = (serving(str(tmp_path), options) for options in both)
     group = sparklog.Groups(tmp_path).group("g")
     with other:

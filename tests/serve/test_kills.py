@@ -51,7 +51,8 @@ class Servers:
         ports = self.ports[number:] + self.ports[:number]
         addresses = [f"127.0.0.1:{port}" for port in ports]
         command = [sys.executable, "-m", "sparklog", "serve", self.place, "--writable", "--listen", addresses[0]]
-        process = subprocess.Popen([*command, "--advertise", ",".join(addresses)], stdout=subprocess.PIPE, text=True)
+        command += ["--advertise", ",".join(addresses), "--group-min-session-timeout-ms", "1000"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         assert process.stdout.readline().startswith("serving")
         return process

@@ -531,12 +531,12 @@ def test_operators_change_topics(serve: Callable[..., Address], tmp_path: Path) 
     topic = topic_of(tmp_path, configs={"retention.ms": 5_000})
     topic.append({"value": ["a", "b"]})
     with connected(serve(tmp_path, writable=True)) as (wire,):
-        wanted = {"name": "new", "numPartitions": 3, "replicationFactor": 3}
+        wanted = {"name": "new", "numPartitions": 3, "replicationFactor": 1}
         configs = [{"name": "retention.ms", "value": "1000"}]
         asked = [{**wanted, "configs": configs}, {**wanted, "name": "t"}, {**wanted, "name": "a/b"}]
         asked += [
             {**wanted, "name": "z", "numPartitions": 0},
-            {**wanted, "name": "z", "configs": [{"name": "retention.ms", "value": "soon"}]},
+            {**wanted, "name": "y", "configs": [{"name": "retention.ms", "value": "soon"}]},
         ]
         codes = [row["errorCode"] for row in wire.ask("CreateTopics", 5, {"topics": asked})["topics"]]
         assert codes == [

@@ -10,7 +10,7 @@ import pytest
 
 import sparklog
 from sparklog.serve.codes import Code
-from sparklog.serve.options import Address
+from sparklog.serve.options import SESSION_TIMEOUTS_MS, Address
 from tests.serve.wire import Wire
 
 
@@ -50,3 +50,110 @@ def test_a_fetch_is_judged_by_its_session_epoch_alone(
     wire.close()
     assert answer["errorCode"] == code
     assert [topic["topic"] for topic in answer["responses"]] == (["t"] if code == Code.NONE else [])
+
+
+@pytest.fixture
+def wire(serve: Callable[..., Address], tmp_path: Path) -> Wire:
+    sparklog.open(tmp_path, create=True)
+    return Wire(serve(tmp_path, writable=True, session_timeouts_ms=SESSION_TIMEOUTS_MS))
+
+
+def topic_row(name: str, **fields: Any) -> dict[str, Any]:
+    return {"name": name, "numPartitions": 1, "replicationFactor": 1, "assignments": [], "configs": [], **fields}
+
+
+def created(wire: Wire, *rows: dict[str, Any], version: int = 6, **fields: Any) -> list[dict[str, Any]]:
+    asked = {"topics": list(rows), "timeoutMs": 1000, **fields}
+    return wire.ask("CreateTopics", version, asked)["topics"]  # type: ignore[no-any-return]
+
+
+def assigned(*nodes: list[int], first: int = 0) -> dict[str, Any]:
+    rows = [{"partitionIndex": number, "brokerIds": ids} for number, ids in enumerate(nodes, first)]
+    return {"assignments": rows, "numPartitions": -1, "replicationFactor": -1}
+
+
+def test_topics_are_created_by_the_rules_of_a_broker(wire: Wire) -> None:
+    assert [row["errorCode"] for row in created(wire, topic_row("a_b.c"))] == [Code.NONE]
+    cases: list[tuple[str, dict[str, Any], Code]] = [
+        ("a.b_c", {}, Code.INVALID_TOPIC),
+        ("a_b.c", {}, Code.TOPIC_ALREADY_EXISTS),
+        ("a_b_d", {}, Code.NONE),
+        ("nulls", {"configs": [{"name": "retention.ms", "value": None}]}, Code.INVALID_CONFIG),
+        ("replicas-3", {"replicationFactor": 3}, Code.INVALID_REPLICATION_FACTOR),
+        ("replicas-0", {"replicationFactor": 0}, Code.INVALID_REPLICATION_FACTOR),
+        ("replicas-default", {"replicationFactor": -1}, Code.NONE),
+        ("partitions-0", {"numPartitions": 0}, Code.INVALID_PARTITIONS),
+        ("assigned", assigned([1], [1]), Code.NONE),
+        ("assigned-and-counted", {**assigned([1]), "numPartitions": 1}, Code.INVALID_REQUEST),
+        ("assigned-and-replicated", {**assigned([1]), "replicationFactor": 1}, Code.INVALID_REQUEST),
+        ("assigned-nobody", assigned([]), Code.INVALID_REPLICA_ASSIGNMENT),
+        ("assigned-twice", assigned([1, 1]), Code.INVALID_REPLICA_ASSIGNMENT),
+        ("assigned-unknown", assigned([1], [99]), Code.INVALID_REPLICA_ASSIGNMENT),
+        ("assigned-from-1", assigned([1], first=1), Code.INVALID_REPLICA_ASSIGNMENT),
+    ]
+    for name, fields, code in cases:
+        for only_check in (True, False):
+            (row,) = created(wire, topic_row(name, **fields), validateOnly=only_check)
+            assert (row["name"], row["errorCode"]) == (name, code), name
+    twice = created(wire, topic_row("twice"), topic_row("once"), topic_row("twice"))
+    assert [(row["name"], row["errorCode"]) for row in twice] == [("once", Code.NONE), ("twice", Code.INVALID_REQUEST)]
+    topics = {row["name"]: len(row["partitions"]) for row in wire.ask("Metadata", 7, {"topics": None})["topics"]}
+    assert topics == {"a_b.c": 1, "a_b_d": 1, "replicas-default": 1, "assigned": 2, "once": 1}
+    for count, assignments, error in ((3, [[1], [1]], 0), (4, [[1], [1]], 39), (4, [[99]], 39), (4, None, 0)):
+        rows = None if assignments is None else [{"brokerIds": nodes} for nodes in assignments]
+        asked = {"topics": [{"name": "once", "count": count, "assignments": rows}], "timeoutMs": 1000}
+        assert wire.ask("CreatePartitions", 1, asked)["results"][0]["errorCode"] == error, (count, assignments)
+
+
+def test_the_answer_to_create_topics_has_the_configs_that_describe_configs_gives(wire: Wire) -> None:
+    configs = [{"name": "retention.ms", "value": "77"}]
+    (checked,) = created(wire, topic_row("t", configs=configs, numPartitions=2), validateOnly=True)
+    (row,) = created(wire, topic_row("t", configs=configs, numPartitions=2))
+    resources = [{"resourceType": 2, "resourceName": "t", "configurationKeys": None}]
+    described = wire.ask("DescribeConfigs", 4, {"resources": resources})["results"][0]["configs"]
+    expected = {item["name"]: (item["value"], item["configSource"]) for item in described}
+    for answer in (checked, row):
+        assert (answer["numPartitions"], answer["replicationFactor"]) == (2, 1)
+        assert {item["name"]: (item["value"], item["configSource"]) for item in answer["configs"]} == expected
+    assert expected["retention.ms"] == ("77", 1)
+
+
+@pytest.mark.parametrize(
+    ("group", "session_ms", "code"),
+    [
+        ("", 0, Code.INVALID_GROUP_ID),
+        ("g", 1, Code.INVALID_SESSION_TIMEOUT),
+        ("g", 5_999, Code.INVALID_SESSION_TIMEOUT),
+        ("g", 6_000, Code.MEMBER_ID_REQUIRED),
+        ("g", 1_800_000, Code.MEMBER_ID_REQUIRED),
+        ("g", 1_800_001, Code.INVALID_SESSION_TIMEOUT),
+    ],
+)
+def test_session_timeouts_have_the_bounds_of_a_broker(wire: Wire, group: str, session_ms: int, code: Code) -> None:
+    protocols = [{"name": "range", "metadata": b""}]
+    asked = {"groupId": group, "sessionTimeoutMs": session_ms, "rebalanceTimeoutMs": 1000, "protocolType": "consumer"}
+    assert wire.ask("JoinGroup", 5, {**asked, "protocols": protocols})["errorCode"] == code
+
+
+ALL_TOPIC, ALL_CLUSTER = 0b110111111000, 0b1111110100000
+READ_TOPIC, READ_CLUSTER, UNTOLD = 0b10100001000, 0b10100000000, -(2**31)
+
+
+@pytest.mark.parametrize(
+    ("writable", "topic", "cluster"), [(True, ALL_TOPIC, ALL_CLUSTER), (False, READ_TOPIC, READ_CLUSTER)]
+)
+def test_a_client_that_asks_is_told_what_it_may_do(
+    serve: Callable[..., Address], tmp_path: Path, writable: bool, topic: int, cluster: int
+) -> None:
+    sparklog.open(tmp_path, create=True).create_topic("t")
+    wire = Wire(serve(tmp_path, writable=writable))
+    tells = {"includeClusterAuthorizedOperations": True, "includeTopicAuthorizedOperations": True}
+    for told, cluster_bits, topic_bits in ((tells, cluster, topic), ({}, UNTOLD, UNTOLD)):
+        answer = wire.ask("Metadata", 8, {"topics": [{"name": "t"}], **told})
+        assert answer["clusterAuthorizedOperations"] == cluster_bits
+        assert answer["topics"][0]["topicAuthorizedOperations"] == topic_bits
+        described = wire.ask("DescribeCluster", 0, {name: told[name] for name in told if "Cluster" in name})
+        assert described["clusterAuthorizedOperations"] == cluster_bits
+    groups = wire.ask("DescribeGroups", 3, {"groups": ["g"], "includeAuthorizedOperations": True})["groups"]
+    assert groups[0]["authorizedOperations"] == 0b110101001000
+    wire.close()

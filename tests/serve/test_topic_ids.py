@@ -96,7 +96,9 @@ def test_a_topic_is_deleted_by_its_id(root: Any, serve: Callable[..., Address]) 
 
 def test_the_id_of_a_new_topic_is_answered(root: Any, serve: Callable[..., Address]) -> None:
     wire = Wire(serve(root.location, writable=True))
-    row = wire.ask("CreateTopics", 7, {"topics": [{"name": "new", "numPartitions": 1}]})["topics"][0]
+    row = wire.ask("CreateTopics", 7, {"topics": [{"name": "new", "numPartitions": 1, "replicationFactor": 1}]})[
+        "topics"
+    ][0]
     assert row["topicId"] == ids_of(root)["new"]
     wire.close()
 

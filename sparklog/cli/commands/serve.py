@@ -11,6 +11,7 @@ from sparklog.cli.locations import root_of_name
 from sparklog.cli.options import comma_separated, whole_number
 from sparklog.cli.parameters import Argument, Commands, Option
 from sparklog.cli.terminal import warn
+from sparklog.log.journal.clocks import MAX_SESSION_TIMEOUT_MS
 
 if TYPE_CHECKING:
     from sparklog.serve.options import Address, ServeOptions
@@ -49,6 +50,12 @@ class Listening:
     metrics_port: Annotated[
         int | None, whole_number(high=65535, text="Serve counters to Prometheus.", default="off")
     ] = None
+    group_min_session_timeout_ms: Annotated[
+        int, whole_number(low=1, high=MAX_SESSION_TIMEOUT_MS, text="Shortest session timeout of a group's member, ms.")
+    ] = 6_000
+    group_max_session_timeout_ms: Annotated[
+        int, whole_number(low=1, high=MAX_SESSION_TIMEOUT_MS, text="Longest session timeout of a group's member, ms.")
+    ] = 1_800_000
 
     def options(self, *, writable: bool, auto_create: bool) -> ServeOptions:
         from sparklog.serve.options import ServeLimits, ServeOptions, tls_context
@@ -71,6 +78,7 @@ class Listening:
             metrics_port=self.metrics_port,
             users=users,
             limits=ServeLimits(connections_per_ip=self.max_connections_per_ip),
+            session_timeouts_ms=(self.group_min_session_timeout_ms, self.group_max_session_timeout_ms),
         )
 
 

@@ -23,8 +23,8 @@ from sparklog.groups.group import DEAD, MAX_METADATA, Group
 from sparklog.groups.group_members import GroupMember, by_topic
 from sparklog.groups.group_state import OffsetAndMetadata
 from sparklog.groups.lag import Groups
-from sparklog.log.journal.clocks import MAX_SESSION_TIMEOUT_MS
 from sparklog.log.journal.names import check_id
+from sparklog.serve.authorized_operations import group_operations
 from sparklog.serve.codes import FAILURES, Code, CodeError, answered, by_partition, failure
 from sparklog.serve.coordinator import Coordinator, Positions
 from sparklog.serve.group_members import COMPLETING, GroupMembers, JoinDetails
@@ -102,9 +102,10 @@ async def join_group(request: ServedRequest) -> Fields:
         protocols=tuple((protocol["name"], protocol["metadata"]) for protocol in fields["protocols"]),
     )
     try:
-        if not 1 <= details.session_ms <= MAX_SESSION_TIMEOUT_MS:
-            raise CodeError(Code.INVALID_SESSION_TIMEOUT)
         coordinator = _coordinator_of(request, fields["groupId"])
+        least_ms, most_ms = request.services.options.session_timeouts_ms
+        if not least_ms <= details.session_ms <= most_ms:
+            raise CodeError(Code.INVALID_SESSION_TIMEOUT)
         await coordinator.check_owner(fields["groupId"])
         members, version = coordinator.members(fields["groupId"]), request.version
         joined = await members.join(details, id_first=version >= 4, may_skip=version >= 9)
@@ -318,7 +319,10 @@ async def list_groups(request: ServedRequest) -> Fields:
 
 
 async def describe_groups(request: ServedRequest) -> Fields:
-    return {"groups": [{"groupId": name, **await _described(request, name)} for name in request.fields["groups"]]}
+    rows = [{"groupId": name, **await _described(request, name)} for name in request.fields["groups"]]
+    if request.fields["includeAuthorizedOperations"]:
+        rows = [{**row, "authorizedOperations": group_operations(request, row["groupId"])} for row in rows]
+    return {"groups": rows}
 
 
 @_with_code

@@ -12,7 +12,9 @@ from contextlib import suppress
 from sparklog.errors import SparklogError
 from sparklog.format.coordinators.message_schema import NO_UUID, Fields
 from sparklog.log.journal.names import is_topic_name
-from sparklog.serve.codes import Code, CodeError, by_partition, code_of, failure
+from sparklog.serve.authorized_operations import cluster_operations, topic_operations
+from sparklog.serve.codes import FAILURES, Code, CodeError, by_partition, code_of, failure
+from sparklog.serve.new_topics import check_collision
 from sparklog.serve.served_log import DENIED, SeenTopic
 from sparklog.serve.services import ServedRequest, Services
 from sparklog.serve.users import READ, WRITE
@@ -48,7 +50,7 @@ def metadata(request: ServedRequest) -> Fields:
 
     def topic(name: str) -> Fields:
         seen = looked.get(name, DENIED)
-        return _topic_row(name, seen, [{"partitionIndex": number, **leads} for number in sorted(seen.ends)])
+        return _topic_row(request, name, seen, [{"partitionIndex": number, **leads} for number in sorted(seen.ends)])
 
     def topic_of_id(topic_id: str) -> Fields:
         row = topic(by_id[topic_id]) if topic_id in by_id else {}
@@ -60,7 +62,7 @@ def metadata(request: ServedRequest) -> Fields:
         return {"name": None, "topicId": topic_id, "errorCode": code}
 
     rows = list(map(topic_of_id, ids)) if ids else list(map(topic, visible if every else names))
-    return {**_cluster(services, "nodeId"), "topics": rows}
+    return {**_cluster(request, "nodeId"), "topics": rows}
 
 
 def _leads(services: Services) -> Fields:
@@ -69,10 +71,13 @@ def _leads(services: Services) -> Fields:
     return {"leaderId": node, "replicaNodes": [node], "isrNodes": [node]}
 
 
-def _topic_row(name: str, seen: SeenTopic, partitions: list[Fields]) -> Fields:
+def _topic_row(request: ServedRequest, name: str, seen: SeenTopic, partitions: list[Fields]) -> Fields:
     """Return what a client is told of a topic: its id and partitions, or why it has none."""
     if seen.ends:
-        return {"name": name, "topicId": seen.topic_id, "isInternal": name in INTERNAL, "partitions": partitions}
+        about = {"name": name, "topicId": seen.topic_id, "isInternal": name in INTERNAL, "partitions": partitions}
+        # DescribeTopicPartitions has no such question, and is told each time.
+        tells_rights = request.fields.get("includeTopicAuthorizedOperations", True)
+        return about | {"topicAuthorizedOperations": topic_operations(request, name)} if tells_rights else about
     is_invalid = seen is not DENIED and not is_topic_name(name)
     return {"name": name, "errorCode": Code.INVALID_TOPIC if is_invalid else seen.code}
 
@@ -96,7 +101,9 @@ def describe_topic_partitions(request: ServedRequest) -> Fields:
             return {"topics": topics, "nextCursor": {"topicName": name, "partitionIndex": 0}}
         seen = looked.get(name, DENIED)
         numbers = [number for number in sorted(seen.ends) if name != begin or number >= first]
-        topics.append(_topic_row(name, seen, [{"partitionIndex": number, **leads} for number in numbers[:left]]))
+        topics.append(
+            _topic_row(request, name, seen, [{"partitionIndex": number, **leads} for number in numbers[:left]])
+        )
         if len(numbers) > left:
             return {"topics": topics, "nextCursor": {"topicName": name, "partitionIndex": numbers[left]}}
         left -= len(numbers)
@@ -116,7 +123,7 @@ def may_see(request: ServedRequest, name: str) -> bool:
 def describe_cluster(request: ServedRequest) -> Fields:
     endpoint = request.fields["endpointType"]
     if endpoint == BROKERS:
-        return _cluster(request.services, "brokerId")
+        return _cluster(request, "brokerId")
     if endpoint == CONTROLLERS:
         error = CodeError(Code.MISMATCHED_ENDPOINT_TYPE, "this server is a broker to its clients, not a controller")
     else:
@@ -124,11 +131,13 @@ def describe_cluster(request: ServedRequest) -> Fields:
     return failure(error)
 
 
-def _cluster(services: Services, id_name: str) -> Fields:
-    ids = services.node_ids
+def _cluster(request: ServedRequest, id_name: str) -> Fields:
+    services, ids = request.services, request.services.node_ids
     brokers = [{id_name: ids[node], "host": node.host, "port": node.port} for node in ids]
     cluster_id = "sparklog" if services.log.root is None else services.log.root.id
-    return {"clusterId": cluster_id, "controllerId": ids[services.nodes[0]], "brokers": brokers}
+    about = {"clusterId": cluster_id, "controllerId": ids[services.nodes[0]], "brokers": brokers}
+    tells_rights = request.fields["includeClusterAuthorizedOperations"]
+    return about | {"clusterAuthorizedOperations": cluster_operations(request)} if tells_rights else about
 
 
 def _create_missing(services: Services, names: list[str]) -> None:
@@ -141,7 +150,8 @@ def _create_missing(services: Services, names: list[str]) -> None:
     wanted = [name for name, answer in answers.items() if (services.options.auto_create if answer is None else answer)]
     for name in set(wanted) - log.look(wanted).keys() if wanted else ():
         # What cannot be made, as where only case tells it from another topic, is then not known.
-        with suppress(SparklogError):
+        with suppress(*FAILURES):
+            check_collision(name, log)
             root.ensure_topic(name)
         log.forget_listing()
 

@@ -3,17 +3,18 @@
 CreateTopics, DeleteTopics (by name or by id), CreatePartitions, DeleteRecords, AlterConfigs and IncrementalAlterConfigs
 change something. DescribeConfigs returns configs, with their sources. Those of a server, or of all brokers together,
 are the defaults of the root; of a Kafka directory none are known, for Kafka keeps them elsewhere. A replication factor
-is taken as it comes, for there are no replicas; an assignment of replicas is refused.
+and an assignment of replicas are checked as a broker checks them, against the servers of this root, and mean nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache, partial
 
 from sparklog.errors import BadRequest, Conflict, NotFound
 from sparklog.format.coordinators.message_schema import NO_UUID, Fields
-from sparklog.log.journal.names import MAX_PARTITIONS, check_topic_name
+from sparklog.log.journal.names import check_topic_name
 from sparklog.log.state.broker_names import BY_NAME
 from sparklog.log.state.commit_intents import DeleteIntent
 from sparklog.log.state.configs import CONFIGS, DEFAULT_CONFIG, ROOT_DEFAULT, TOPIC_CONFIG, TopicConfigs
@@ -29,11 +30,13 @@ from sparklog.log.state.root_defaults import (
 from sparklog.log.topic.root import Root
 from sparklog.serve.apis.metadata import asked_ids, may_see
 from sparklog.serve.codes import FAILURES, Code, CodeError, answered, by_partition, failure
+from sparklog.serve.new_topics import check_assignments, check_collision, checked_partitions
 from sparklog.serve.services import ServedRequest
 from sparklog.serve.users import READ, WRITE
 
 TOPIC, BROKER = 2, 4
-DELETE_BY_ID_VERSION = 6
+DELETE_BY_ID_VERSION, CONFIGS_VERSION = 6, 5
+"""The first versions of DeleteTopics by ids, and of CreateTopics with the configs of the new topic in its answer."""
 SET, DELETE, APPEND, SUBTRACT = OPERATIONS = range(4)
 SOURCES = {TOPIC_CONFIG: 1, ROOT_DEFAULT: 3, DEFAULT_CONFIG: 5}
 KINDS = {name: broker.kind for name, broker in BY_NAME.items()}
@@ -66,33 +69,47 @@ def _changes(request: ServedRequest, change: Callable[[Fields, bool, Root], Fiel
 
 
 def create_topics(request: ServedRequest) -> Fields:
-    rows = _changes(request, _create)
+    """Create topics; one that is named twice is not created, and answered once."""
+    names = Counter(topic["name"] for topic in request.fields["topics"])
+    only_check, rows = request.fields["validateOnly"], list[Fields]()
+    for topic in request.fields["topics"]:
+        name = topic["name"]
+        if names[name] == 1:
+            rows.append({"name": name, **_change(request, name, partial(_create, request, topic, only_check))})
+    twice = failure(CodeError(Code.INVALID_REQUEST, "the topic is named twice in one request"))
+    rows += [{"name": name, **twice} for name, count in names.items() if count > 1]
     request.services.log.forget_listing()
     return {"topics": rows}
 
 
-def _create(topic: Fields, only_check: bool, root: Root) -> Fields:
-    name, partitions = topic["name"], topic["numPartitions"]
-    _refuse_assignments(topic)
-    configs = {item["name"]: item["value"] for item in topic["configs"] if item["value"] is not None}
+def _create(request: ServedRequest, topic: Fields, only_check: bool, root: Root) -> Fields:
+    name, configs = topic["name"], {item["name"]: item["value"] for item in topic["configs"]}
     with answered(BadRequest, Code.INVALID_TOPIC):
         check_topic_name(name)
-    partitions = root.defaults().partitions(name) if partitions == -1 else partitions
-    if not 1 <= partitions <= MAX_PARTITIONS:
-        raise CodeError(Code.INVALID_PARTITIONS, f"expected 1 to {MAX_PARTITIONS} partitions, found {partitions}")
+    check_collision(name, request.services.log)
     with answered(Conflict, Code.TOPIC_ALREADY_EXISTS), answered(BadRequest, Code.INVALID_CONFIG):
-        TopicConfigs.of(configs)
         if root.engine.exists(name):
             raise CodeError(Code.TOPIC_ALREADY_EXISTS, f"topic '{name}' exists")
+        for config, value in configs.items():
+            if value is None:
+                raise CodeError(Code.INVALID_CONFIG, f"expected a value of {config}, found null: leave the config out")
+        explicit = TopicConfigs.of(configs)
+        partitions = checked_partitions(topic, root.defaults().partitions(name), request.services.node_ids.values())
         topic_id = NO_UUID
         if not only_check:
             topic_id = root.create_topic(name, partitions=partitions, configs=configs).log.head(refresh=False).topic_id
-    return {"topicId": topic_id, "numPartitions": partitions, "replicationFactor": 1, "configs": []}
+    rows = []
+    if request.version >= CONFIGS_VERSION:
+        defaults = root.defaults()
+        effective = TopicConfigs(explicit.explicit, defaults.of_topic(name))
+        rows = [_created(name, effective, defaults, config) for config in CONFIGS]
+    return {"topicId": topic_id, "numPartitions": partitions, "replicationFactor": 1, "configs": rows}
 
 
-def _refuse_assignments(topic: Fields) -> None:
-    if topic["assignments"]:
-        raise CodeError(Code.INVALID_REPLICA_ASSIGNMENT, "there are no replicas to assign")
+def _created(topic: str, configs: TopicConfigs, defaults: RootDefaults, name: str) -> Fields:
+    """Return a config of a new topic as CreateTopics answers it."""
+    source = defaults.synonyms(topic, configs, name)[0].source
+    return {"name": name, "value": configs.text(name), "configSource": SOURCES[source]}
 
 
 def delete_topics(request: ServedRequest) -> Fields:
@@ -130,12 +147,15 @@ def _delete_by_id(name: str, topic_id: str, root: Root) -> None:
 
 
 def create_partitions(request: ServedRequest) -> Fields:
-    return {"results": _changes(request, _add_partitions)}
+    node_ids = request.services.node_ids.values()
+    return {"results": _changes(request, partial(_add_partitions, node_ids))}
 
 
-def _add_partitions(topic: Fields, only_check: bool, root: Root) -> None:
-    _refuse_assignments(topic)
+def _add_partitions(node_ids: Collection[int], topic: Fields, only_check: bool, root: Root) -> None:
     opened = root.topic(topic["name"])
+    if topic["assignments"] is not None:
+        added = topic["count"] - opened.log.head().partitions
+        check_assignments([item["brokerIds"] for item in topic["assignments"]], node_ids, added)
     with answered(BadRequest, Code.INVALID_PARTITIONS):
         (opened.plan_alter if only_check else opened.alter)(partitions=topic["count"])
 

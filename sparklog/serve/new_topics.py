@@ -1,0 +1,79 @@
+"""The checks of a broker before it creates a topic or adds partitions: colliding names, replicas, assignments.
+
+There are no replicas: what is checked means nothing afterwards. But a request that a broker refuses is a mistake of its
+sender, and what is created here can be created there, for example for an export.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from sparklog.format.coordinators.message_schema import Fields
+from sparklog.log.journal.names import MAX_PARTITIONS
+from sparklog.serve.codes import Code, CodeError
+from sparklog.serve.served_log import ServedLog
+
+
+def check_collision(name: str, log: ServedLog) -> None:
+    """Raise `CodeError` if a topic exists whose name differs only in `.` and `_`: a broker's metrics mix these up."""
+    if "." not in name and "_" not in name:
+        return
+    folded = name.replace(".", "_")
+    for other in log.topics():
+        if other != name and other.replace(".", "_") == folded:
+            raise CodeError(
+                Code.INVALID_TOPIC,
+                f"topic '{name}' collides with existing topic '{other}': a broker tells"
+                " no '.' from '_' in names of metrics",
+            )
+
+
+def checked_partitions(topic: Fields, default: int, node_ids: Collection[int]) -> int:
+    """Return how many partitions a topic of CreateTopics has; `default`: where it leaves the number to the server.
+
+    Raises `CodeError` with a broker's code for what a broker refuses.
+    """
+    partitions, replicas = topic["numPartitions"], topic["replicationFactor"]
+    if topic["assignments"]:
+        return _assigned(topic, node_ids)
+    if replicas != -1 and not 1 <= replicas <= len(node_ids):
+        servers = "1 server" if len(node_ids) == 1 else f"{len(node_ids)} servers"
+        message = f"expected a replication factor of 1 to {len(node_ids)}, or -1 for the default, found {replicas}"
+        raise CodeError(Code.INVALID_REPLICATION_FACTOR, f"{message}: there is {servers}")
+    partitions = default if partitions == -1 else partitions
+    if not 1 <= partitions <= MAX_PARTITIONS:
+        raise CodeError(Code.INVALID_PARTITIONS, f"expected 1 to {MAX_PARTITIONS} partitions, found {partitions}")
+    return partitions
+
+
+def _assigned(topic: Fields, node_ids: Collection[int]) -> int:
+    """Return how many partitions an assignment of replicas names."""
+    for name in ("numPartitions", "replicationFactor"):
+        if topic[name] != -1:
+            raise CodeError(
+                Code.INVALID_REQUEST, f"with an assignment of replicas {name} must be -1, found {topic[name]}"
+            )
+    rows = sorted(topic["assignments"], key=lambda row: row["partitionIndex"])
+    if [row["partitionIndex"] for row in rows] != list(range(len(rows))):
+        raise CodeError(Code.INVALID_REPLICA_ASSIGNMENT, "assigned partitions must be numbered from 0 without gaps")
+    check_assignments([row["brokerIds"] for row in rows], node_ids, len(rows))
+    return len(rows)
+
+
+def check_assignments(assignments: Sequence[Sequence[int]], node_ids: Collection[int], partitions: int) -> None:
+    """Check the node ids that are assigned to each new partition. `CodeError` as a broker's."""
+    problem = ""
+    if len(assignments) != partitions:
+        problem = f"expected assignments for {partitions} partitions, found {len(assignments)}"
+    for nodes in assignments:
+        unknown = sorted(set(nodes) - set(node_ids))
+        if not nodes:
+            problem = "an assignment names no server"
+        elif len(set(nodes)) < len(nodes):
+            problem = f"an assignment names a server twice: {list(nodes)}"
+        elif unknown:
+            problem = f"an assignment names server {unknown[0]}, which does not exist"
+        elif len(nodes) != len(assignments[0]):
+            problem = f"expected as many servers for each partition, found {len(assignments[0])} and {len(nodes)}"
+    if problem:
+        raise CodeError(Code.INVALID_REPLICA_ASSIGNMENT, problem)
