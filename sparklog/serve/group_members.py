@@ -180,15 +180,21 @@ class GroupMembers:
         return Code.REBALANCE_IN_PROGRESS if self.state == PREPARING else Code.NONE
 
     async def leave(self, member_id: str, instance: str | None) -> Code:
+        """Remove a member; return once the group is empty in the journal, too, if it was the last one."""
         async with self.lock:
             if self._was_pending(member_id):
                 return Code.NONE
             holder = self._holder(instance)
             try:
-                self._remove(self._member(holder.id if holder is not None and not member_id else member_id, instance))
+                member = self._member(holder.id if holder is not None and not member_id else member_id, instance)
             except CodeError as error:
                 return error.code
-            return Code.NONE
+            completing = self._remove(member)
+            is_last = not self.members
+        if is_last and completing is not None:
+            # A client that goes away must not take the end of the group with it.
+            await asyncio.shield(completing)
+        return Code.NONE
 
     def checked(self, member_id: str, generation: int, instance: str | None) -> MemberState:
         """Return the member. `CodeError` if it is not one, or speaks of another generation."""
@@ -297,11 +303,14 @@ class GroupMembers:
         _stop(self._deadline)
         self._deadline = asyncio.get_running_loop().call_later(seconds, self._complete_soon, True)
 
-    def _complete_soon(self, late: bool = False) -> None:
-        if late or not self._settling:
-            task = asyncio.get_running_loop().create_task(self._complete(late))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+    def _complete_soon(self, late: bool = False) -> asyncio.Task[None] | None:
+        """Start to end the rebalance; return the task."""
+        if not late and self._settling:
+            return None
+        task = asyncio.get_running_loop().create_task(self._complete(late))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _complete(self, late: bool) -> None:
         """End the rebalance once all have joined: the next generation is entered in the journal, and all are answered.
@@ -363,12 +372,13 @@ class GroupMembers:
         votes = Counter(next(name for name, _ in one.protocols if name in common) for one in all_details)
         return max(sorted(votes), key=lambda name: votes[name])
 
-    def _remove(self, member: MemberState) -> None:
+    def _remove(self, member: MemberState) -> asyncio.Task[None] | None:
+        """Remove a member; return what ends the rebalance that follows."""
         member.fail(Code.UNKNOWN_MEMBER_ID)
         self._drop(member)
         if self.state in (STABLE, COMPLETING):
             self._prepare()
-        self._complete_soon(late=not self.members)
+        return self._complete_soon(late=not self.members)
 
     def _expire(self, member: MemberState) -> None:
         # A member that waits for an answer cannot say more.

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+import sparklog
 from sparklog.groups.group import Membership
 from sparklog.serve.codes import Code, CodeError
 from sparklog.serve.group_members import EMPTY, STABLE, GroupMembers, JoinDetails, Joined
+from sparklog.serve.options import Address
+from tests.serve.wire import Wire
 
 
 class Entered:
@@ -118,3 +123,30 @@ def test_a_group_that_is_given_up_in_a_rebalance_ends_in_the_journal() -> None:
             assert (group.state, group.membership, group.members) == (EMPTY, None, {})
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("gone", ["with its last member", "with all members at once"])
+def test_a_group_is_empty_once_the_leave_of_its_last_member_is_answered(
+    serve: Callable[..., Address], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: str
+) -> None:
+    leave = Membership.leave
+
+    def slow(membership: Membership) -> None:
+        time.sleep(0.1)
+        leave(membership)
+
+    monkeypatch.setattr(Membership, "leave", slow)
+    wire = Wire(serve(sparklog.open(tmp_path, create=True).location, writable=True))
+    asked = {"groupId": "g", "sessionTimeoutMs": 10_000, "rebalanceTimeoutMs": 10_000, "protocolType": "consumer"}
+    asked["protocols"] = [{"name": "range", "metadata": b"abcd"}]
+    joined = wire.ask("JoinGroup", 3, {**asked, "memberId": ""})
+    member = joined["memberId"]
+    given = {"assignments": [{"memberId": member, "assignment": b"x"}]}
+    wire.ask("SyncGroup", 2, {"groupId": "g", "generationId": joined["generationId"], "memberId": member, **given})
+    if gone == "with its last member":
+        assert wire.ask("LeaveGroup", 1, {"groupId": "g", "memberId": member})["errorCode"] == Code.NONE
+    else:
+        wire.ask("LeaveGroup", 3, {"groupId": "g", "members": [{"memberId": member}]})
+    assert wire.ask("DescribeGroups", 0, {"groups": ["g"]})["groups"][0]["groupState"] == "Empty"
+    assert wire.ask("DeleteGroups", 0, {"groupsNames": ["g"]})["results"][0]["errorCode"] == Code.NONE
+    wire.close()
