@@ -1,8 +1,8 @@
 """The groups that this server coordinates: which ones are its own, their offsets, and their signs of life.
 
-A group belongs to the server that its journal names, while that one answers; else to the first one that answers, in an
-order that follows from the group's name. Servers that were told of each other (`--advertise`) so agree without a word
-between them. Servers that were not fence each other by generations, as any two members of a group do.
+A group belongs to the server that its journal names, while that one responds; else to the first one that responds, in
+an order that follows from the group's name. Servers that were told of each other (`--advertise`) agree on it without a
+request to each other. Servers that were not fence each other by generations, as any two members of a group do.
 
 Offsets of members that commit while an entry is written go into the next entry together.
 """
@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import zlib
-from contextlib import suppress
 from functools import partial
 
 from sparklog.errors import Fenced
@@ -22,22 +20,22 @@ from sparklog.log.topic.root import Root
 from sparklog.serve.codes import Code, CodeError
 from sparklog.serve.group_members import GroupMembers
 from sparklog.serve.options import Address
+from sparklog.serve.peers import Peers, ranking
 from sparklog.serve.served_log import Runner
 
 _LOG = logging.getLogger("sparklog.serve")
 INSTANCE = "serve@"
 SESSION_MS = 45_000
 ALIVE_SECONDS = 5.0
-ANSWER_SECONDS = 1.0
 Positions = dict[str, dict[int, OffsetAndMetadata]]
 
 
 class Coordinator:
-    """See the module. `nodes`: the servers of the root, this one first."""
+    """See the module. `peers`: the servers of the root."""
 
-    def __init__(self, root: Root, nodes: tuple[Address, ...], run: Runner) -> None:
+    def __init__(self, root: Root, peers: Peers, run: Runner) -> None:
         self.root = root
-        self._nodes = nodes
+        self._peers = peers
         self.run = run
         self._groups: dict[str, GroupMembers] = {}
         self._next: dict[tuple[str, int], tuple[Positions, asyncio.Task[None]]] = {}
@@ -55,7 +53,7 @@ class Coordinator:
         return self._groups[name]
 
     def _join(self, name: str) -> Membership:
-        return self.group(name).join(f"{INSTANCE}{self._nodes[0]}", session_timeout_ms=SESSION_MS)
+        return self.group(name).join(f"{INSTANCE}{self._peers.own}", session_timeout_ms=SESSION_MS)
 
     def held(self, name: str) -> GroupMembers | None:
         """Return the members of a group that has some here."""
@@ -64,22 +62,23 @@ class Coordinator:
 
     async def owner(self, name: str) -> Address:
         """Return the server that coordinates a group."""
-        if self.held(name) is not None or len(self._nodes) == 1:
-            return self._nodes[0]
+        peers = self._peers
+        if self.held(name) is not None or len(peers.nodes) == 1:
+            return peers.own
         description = await self.run(self.group(name).description)
         holder = description.instance if description.state == STABLE else None
 
-        def rank(node: Address) -> tuple[bool, int]:
-            return f"{INSTANCE}{node}" != holder, zlib.crc32(f"{name} {node}".encode())
+        def rank(node: Address) -> tuple[bool, bytes]:
+            return f"{INSTANCE}{node}" != holder, ranking(name, node)
 
-        for node in sorted(self._nodes, key=rank):
-            if node == self._nodes[0] or await _answers(node):
+        for node in sorted(peers.nodes, key=rank):
+            if await peers.responds(node):
                 return node
-        return self._nodes[0]
+        return peers.own
 
     async def check_owner(self, name: str) -> None:
         """Raise `CodeError` if another server coordinates the group."""
-        if await self.owner(name) != self._nodes[0]:
+        if await self.owner(name) != self._peers.own:
             raise CodeError(Code.NOT_COORDINATOR)
 
     async def commit(self, name: str, offsets: Positions) -> None:
@@ -137,12 +136,3 @@ class Coordinator:
         self._signs.cancel()
         for members in self._groups.values():
             members.close(Code.NOT_COORDINATOR)
-
-
-async def _answers(node: Address) -> bool:
-    """Return True if something listens at an address."""
-    with suppress(OSError, asyncio.TimeoutError):
-        _, writer = await asyncio.wait_for(asyncio.open_connection(node.host, node.port), ANSWER_SECONDS)
-        writer.close()
-        return True
-    return False

@@ -20,6 +20,7 @@ from sparklog.opening import NOTHING, ROOT, TOPIC, Location, open_log, open_view
 from sparklog.serve.apis.table import import_handlers
 from sparklog.serve.connection import Connection
 from sparklog.serve.options import Address, ServeOptions
+from sparklog.serve.peers import Peers
 from sparklog.serve.served_log import ServedLog
 from sparklog.serve.services import Services
 from sparklog.storage import open_store
@@ -78,7 +79,9 @@ class Server:
         options = self._services.options
         self._sockets = await _listen(options.listen)
         address = Address(options.listen.host, self._sockets[0].getsockname()[1])
-        self._services.nodes = options.advertise or (address,)
+        if not options.advertise:
+            self._services.peers = Peers((address,))
+        self._services.peers.start()
         for listener in self._sockets:
             self._start(self._accepting(listener))
         self._start(self._sweeping())

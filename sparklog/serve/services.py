@@ -14,6 +14,7 @@ from sparklog.format.coordinators.message_schema import Fields
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED
 from sparklog.serve.codes import CodeError
 from sparklog.serve.options import Address, ServeLimits, ServeOptions, node_ids
+from sparklog.serve.peers import Peers
 from sparklog.serve.served_log import ServedLog, StoredPlace
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ class Logins:
 
 
 class Services:
-    """The log, what reads and writes it, and who the server is. `nodes`: the servers of this root, this one first.
+    """The log, what reads and writes it, and the servers of this root.
 
     What only some requests need is made, and imported, with the first of them.
     """
@@ -173,7 +174,7 @@ class Services:
         limits = options.limits
         self.log = log
         self.options = options
-        self.nodes = options.advertise
+        self.peers = Peers(options.advertise or (options.listen,), is_encrypted=options.tls is not None)
         self.memory = RequestMemory(limits.waiting_request_bytes)
         self.logins = Logins(limits)
         self.metrics = ServerMetrics()
@@ -181,8 +182,8 @@ class Services:
 
     @cached_property
     def node_ids(self) -> dict[Address, int]:
-        """The node ids of `nodes`."""
-        return node_ids(self.nodes)
+        """The node ids of all servers of this root."""
+        return node_ids(self.peers.nodes)
 
     @cached_property
     def batches(self) -> StoredBatches:
@@ -201,7 +202,7 @@ class Services:
             return None
         from sparklog.serve.coordinator import Coordinator
 
-        return Coordinator(self.log.root, self.nodes, self.run)
+        return Coordinator(self.log.root, self.peers, self.run)
 
     @cached_property
     def appends(self) -> Appends:
@@ -211,6 +212,7 @@ class Services:
 
     def close(self) -> None:
         self.log.close()
+        self.peers.close()
         if "coordinator" in vars(self) and self.coordinator is not None:
             self.coordinator.close()
         self._pool.shutdown(wait=False, cancel_futures=True)

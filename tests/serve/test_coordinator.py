@@ -16,6 +16,7 @@ from sparklog.serve.codes import Code, CodeError
 from sparklog.serve.coordinator import Coordinator
 from sparklog.serve.group_members import JoinDetails, MemberState
 from sparklog.serve.options import Address
+from sparklog.serve.peers import Peers
 from sparklog.storage.memory import MemoryStore
 
 GROUP = "g"
@@ -42,7 +43,7 @@ class Runs:
 def coordinator(runs: Runs) -> Coordinator:
     root = open_root(MemoryStore(SYSTEM.wall_ms), create=True)
     root.create_topic("t", partitions=4)
-    return Coordinator(root, (HERE,), runs)
+    return Coordinator(root, Peers([HERE]), runs)
 
 
 def join(asked: Coordinator) -> Membership:
@@ -110,7 +111,7 @@ def test_a_sign_of_life_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPat
             signs.append(function.__name__)
             raise RuntimeError("broken")
 
-        asked = Coordinator(open_root(MemoryStore(SYSTEM.wall_ms), create=True), (HERE,), call)
+        asked = Coordinator(open_root(MemoryStore(SYSTEM.wall_ms), create=True), Peers([HERE]), call)
         join(asked)
         while len(signs) < 2:
             assert not asked._signs.done()
@@ -125,14 +126,14 @@ def test_servers_agree_on_who_has_a_group(monkeypatch: pytest.MonkeyPatch) -> No
     nodes = [Address("one", 1), Address("two", 2), Address("three", 3)]
     alive = set(nodes)
 
-    async def answers(node: Address) -> bool:
+    async def responds(peers: Peers, node: Address) -> bool:
         return node in alive
 
     async def call(function: Callable[..., Any], *arguments: object) -> Any:
         return function(*arguments)
 
     async def owner(name: str) -> Address:
-        servers = [Coordinator(root, (node, *nodes), call) for node in alive]
+        servers = [Coordinator(root, Peers([node, *nodes]), call) for node in alive]
         owners = {await server.owner(name) for server in servers}
         assert len(owners) == 1, "one group, and several servers that would have it"
         return owners.pop()
@@ -143,11 +144,11 @@ def test_servers_agree_on_who_has_a_group(monkeypatch: pytest.MonkeyPatch) -> No
         assert set(before.values()) == alive
         # The journal comes first: the group goes on where it is, as long as that server answers.
         other = next(node for node in nodes if node != before[names[0]])
-        root_group = Coordinator(root, (other,), call).group(names[0])
+        root_group = Coordinator(root, Peers([other]), call).group(names[0])
         root_group.join(f"serve@{other}", session_timeout_ms=45_000)
         assert await owner(names[0]) == other
         alive.remove(other)
         assert {await owner(name) for name in names} == alive
 
-    monkeypatch.setattr("sparklog.serve.coordinator._answers", answers)
+    monkeypatch.setattr(Peers, "responds", responds)
     asyncio.run(run())

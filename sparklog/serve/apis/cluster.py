@@ -116,7 +116,7 @@ def elect_leaders(request: ServedRequest) -> Fields:
 async def describe_quorum(request: ServedRequest) -> Fields:
     """Answer with a quorum of this server alone: a root has no metadata log, whose offsets would grow."""
     services, found = request.services, False
-    own = services.nodes[0]
+    own = services.peers.own
     node_id, topics = services.node_ids[own], list[Fields]()
     for topic in request.fields["topics"]:
         rows = []

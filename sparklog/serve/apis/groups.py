@@ -294,7 +294,7 @@ async def _find_coordinator(request: ServedRequest, group: str) -> Fields:
             raise CodeError(Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, text)
         _check_group(request, group)
         # A Kafka directory has no groups. librdkafka asks also for reads without one, which a refusal would fail.
-        node = services.nodes[0] if coordinator is None else await coordinator.owner(group)
+        node = services.peers.own if coordinator is None else await coordinator.owner(group)
     except FAILURES as error:
         return {**failure(error), "errorCode": _code(error), "nodeId": -1}
     return {"nodeId": services.node_ids[node], "host": node.host, "port": node.port}

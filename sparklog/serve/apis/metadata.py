@@ -1,8 +1,8 @@
 """Topics, partitions, servers, stored bytes, offsets: Metadata, DescribeTopicPartitions, DescribeCluster and others.
 
-Every server leads every partition: the one that is asked says so of itself. Leader epochs are -1: a client need not
-check them. A question creates a topic where the root's default `auto.create.topics.enable` is true, or the server is in
-memory, for tests. There is one log directory: the location that is served.
+Every server takes requests for every partition, so the leaders are advice: see `sparklog.serve.peers`. Leader epochs
+are -1: a client need not check them. A question creates a topic where the root's default `auto.create.topics.enable` is
+true, or the server is in memory, for tests. There is one log directory: the location that is served.
 """
 
 from __future__ import annotations
@@ -46,11 +46,10 @@ def metadata(request: ServedRequest) -> Fields:
     if services.options.writable and not every and not ids and request.fields["allowAutoTopicCreation"]:
         _create_missing(services, [name for name in visible if request.may(WRITE, name)])
     looked = services.log.look_at_each(visible)
-    leads = _leads(services)
 
     def topic(name: str) -> Fields:
         seen = looked.get(name, DENIED)
-        return _topic_row(request, name, seen, [{"partitionIndex": number, **leads} for number in sorted(seen.ends)])
+        return _topic_row(request, name, seen, _partitions(services, name, sorted(seen.ends)))
 
     def topic_of_id(topic_id: str) -> Fields:
         row = topic(by_id[topic_id]) if topic_id in by_id else {}
@@ -65,10 +64,11 @@ def metadata(request: ServedRequest) -> Fields:
     return {**_cluster(request, "nodeId"), "topics": rows}
 
 
-def _leads(services: Services) -> Fields:
-    """Return what a client is told of the leader and the replicas of a partition."""
-    node = services.node_ids[services.nodes[0]]
-    return {"leaderId": node, "replicaNodes": [node], "isrNodes": [node]}
+def _partitions(services: Services, topic: str, numbers: list[int]) -> list[Fields]:
+    """Return what a client is told of the leaders and the replicas of partitions."""
+    nodes = [services.node_ids[node] for node in services.peers.leaders(topic)]
+    leads = [{"leaderId": node, "replicaNodes": [node], "isrNodes": [node]} for node in nodes]
+    return [{"partitionIndex": number, **leads[number % len(leads)]} for number in numbers]
 
 
 def _topic_row(request: ServedRequest, name: str, seen: SeenTopic, partitions: list[Fields]) -> Fields:
@@ -95,15 +95,14 @@ def describe_topic_partitions(request: ServedRequest) -> Fields:
         # A topic that ended meanwhile is not an error to a client that asks for all.
         names = [name for name in names if looked.get(name, DENIED).ends]
     left, topics = max(1, min(fields["responsePartitionLimit"], MAX_DESCRIBED_PARTITIONS)), list[Fields]()
-    leads = {**_leads(services), "eligibleLeaderReplicas": [], "lastKnownElr": []}
+    no_others: Fields = {"eligibleLeaderReplicas": [], "lastKnownElr": []}
     for name in names:
         if not left:
             return {"topics": topics, "nextCursor": {"topicName": name, "partitionIndex": 0}}
         seen = looked.get(name, DENIED)
         numbers = [number for number in sorted(seen.ends) if name != begin or number >= first]
-        topics.append(
-            _topic_row(request, name, seen, [{"partitionIndex": number, **leads} for number in numbers[:left]])
-        )
+        rows = [row | no_others for row in _partitions(services, name, numbers[:left])]
+        topics.append(_topic_row(request, name, seen, rows))
         if len(numbers) > left:
             return {"topics": topics, "nextCursor": {"topicName": name, "partitionIndex": numbers[left]}}
         left -= len(numbers)
@@ -133,9 +132,10 @@ def describe_cluster(request: ServedRequest) -> Fields:
 
 def _cluster(request: ServedRequest, id_name: str) -> Fields:
     services, ids = request.services, request.services.node_ids
-    brokers = [{id_name: ids[node], "host": node.host, "port": node.port} for node in ids]
+    # As a broker that is fenced, a server that does not respond is left out.
+    brokers = [{id_name: ids[node], "host": node.host, "port": node.port} for node in services.peers.responding]
     cluster_id = "sparklog" if services.log.root is None else services.log.root.id
-    about = {"clusterId": cluster_id, "controllerId": ids[services.nodes[0]], "brokers": brokers}
+    about = {"clusterId": cluster_id, "controllerId": ids[services.peers.own], "brokers": brokers}
     tells_rights = request.fields["includeClusterAuthorizedOperations"]
     return about | {"clusterAuthorizedOperations": cluster_operations(request)} if tells_rights else about
 
