@@ -89,6 +89,8 @@ class SparklogGroup(Commands):
 
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
         words = list(args[0] if args else kwargs.get("args") or sys.argv[1:])
+        if words[:1] == ["help"]:
+            words = [*words[1:], "--help"]
         first, second, *_ = (*words, "", "")
         if not first.startswith("--") and (first not in HOME or first == "transactions" or second.startswith("-")):
             from sparklog.cli.kafka_words import command_words

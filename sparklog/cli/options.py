@@ -200,7 +200,7 @@ class Topics:
     @property
     def names(self) -> list[str] | None:
         """Return the topics, None for all; a usage error if arguments and option differ."""
-        arguments, named = self.topics or [], list(topic_names(self.topic_option))
+        arguments, named = list(comma_separated(self.topics)), list(topic_names(self.topic_option))
         if arguments and named and set(arguments) != set(named):
             both = f"{' '.join(arguments)} and --topic {','.join(named)}"
             raise BadParameter(f"expected topics once, found {both}: leave one out")

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from click import Group
-from click.exceptions import Exit
+from click import Context, Group, NoSuchOption
+from click.exceptions import Exit, NoSuchCommand
 
 from sparklog.errors import BadRequest, SparklogError
 from sparklog.output import json_value, table
@@ -43,8 +43,9 @@ BROKER_OPTIONS |= {"--brokers", "--broker", "--zookeeper", "-b"}
 
 
 def usage_line(error: Any) -> str:
-    """Return a usage error as a line; to an option that names a broker the answer is where the topics are."""
+    """Return a usage error as a line, with what an unknown word means here."""
     option, context = getattr(error, "option_name", None), error.ctx
+    message = str(error.format_message())
     if context is not None and option in BROKER_OPTIONS:
         if context.command_path.endswith(" mirror"):
             return f"{option}: give the cluster as kafka://HOST:PORT, to --from or to --to"
@@ -52,7 +53,24 @@ def usage_line(error: Any) -> str:
     is_group = context is not None and isinstance(context.command, Group)
     if is_group and option and (command := option.lstrip("-")) in context.command.list_commands(context):
         return f"{option} is a command here: {context.command_path} {command}"
-    return str(error.format_message())
+    hint = "" if context is None else _hint(error, context, message)
+    # click's own guesses follow the first sentence.
+    return f"{error.message} {hint}".strip() if isinstance(error, (NoSuchOption, NoSuchCommand)) else message + hint
+
+
+def _hint(error: Any, context: Context, message: str) -> str:
+    from sparklog.cli.foreign_words import ARGUMENTS, command_hint, option_hint
+
+    command = context.command_path.partition(" ")[2]
+    if isinstance(error, NoSuchCommand):
+        assert isinstance(context.command, Group)
+        return command_hint(command, error.command_name, context.command.list_commands(context))
+    if isinstance(error, NoSuchOption) and not command and error.option_name in ("--root", "-r", "--topic"):
+        return f"It goes after the command: sparklog topics list {error.option_name} ..."
+    if isinstance(error, NoSuchOption):
+        options = [name for item in context.command.get_params(context) for name in (*item.opts, *item.secondary_opts)]
+        return option_hint(command, error.option_name, [name for name in options if name.startswith("--")])
+    return f": {ARGUMENTS[command]}" if "unexpected extra argument" in message and command in ARGUMENTS else ""
 
 
 def leave_for_usage(error: Any) -> NoReturn:

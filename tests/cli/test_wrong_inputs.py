@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 
 import pytest
+from click import Context, Group
 
 import sparklog as library
+from sparklog.cli.foreign_words import COMMANDS, OPTIONS
 from sparklog.errors import NotFound
 from sparklog.log.topic.root import written_topic
-from tests.support.command_line import invoke
+from tests.support.command_line import command_of, invoke
 
 
 @pytest.fixture(scope="module")
@@ -93,3 +96,62 @@ def test_a_root_without_auto_creation_says_how_to_create(tmp_path: Path) -> None
     (tmp_path / "lines").write_text("a\n")
     command = f"create it: sparklog topics create x --root {tmp_path}/r ["
     assert command in answer(tmp_path, "produce x --file {p}/lines", 1)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("version", "No such command 'version'. Use sparklog --version."),
+        ("ls", "Use sparklog topics list."),
+        ("create x", "Use sparklog topics create TOPIC."),
+        ("tail x", "Use sparklog consume TOPIC --follow."),
+        ("topics ls", "Use sparklog topics list."),
+        ("groups rm g", "Use sparklog groups delete."),
+        ("frobnicate", "No such command 'frobnicate'. (see"),
+        ("cosnume orders", "Did you mean 'consume'?"),
+        ("topics lst", "Did you mean 'list'?"),
+        ("--root {r} topics list", "It goes after the command: sparklog topics list --root ..."),
+        ("serve {r} --port 24020", "No such option '--port'. Use --listen HOST:PORT."),
+        ("compact --master local[2]", "run the job by spark-submit"),
+        ("metrics --port 9", "Metrics writes a file (--output-file)"),
+        ("consume orders --tail 5", "Use --offset -N starts N records before the end"),
+        ("consume orders -e", "Consume ends at the log end; --follow goes on."),
+        ("consume orders -C", "Kcat's modes are commands"),
+        ("consume orders -o beginning", "found 'beginning': that is earliest here"),
+        ("consume orders -o end", "found 'end': that is latest here"),
+        ("consume orders --max-mesages 3", "Did you mean '--max-messages'?"),
+        ("consume orders --colour", "No such option '--colour'. (see"),
+        ("topics alter orders --partitions 5 --config a=b", "`sparklog configs alter TOPIC --add-config"),
+        ("topics delete orders clicks", "one topic at a time, or --pattern 'A|B' with --execute"),
+        ("serve {r} --root {r}", "give --root or LOCATION, not both"),
+    ],
+)
+def test_words_of_other_tools_are_answered_with_what_they_are_here(place: Path, line: str, says: str) -> None:
+    assert says in answer(place, line, 2)
+
+
+def test_help_is_a_word_too_and_topics_may_have_commas(place: Path) -> None:
+    assert invoke(["help", "topics", "list"]).stdout == invoke(["topics", "list", "--help"]).stdout
+    lines = invoke(["consume", "orders,clicks", "--root", place / "r"])
+    assert (lines.exit_code, lines.stdout) == (0, "1\n")
+
+
+def test_each_command_and_option_that_is_advised_exists() -> None:
+    for advised in COMMANDS.values():
+        for words in advised.split(", or sparklog "):
+            path = next(iter(re.findall(r"^[a-z][a-z -]*(?<! )(?= |$)", words)), "").partition(" --")[0]
+            command = command_of(path.removesuffix(" sparklog").removesuffix(" crontab"))
+            names = {name for item in command.get_params(Context(command)) for name in item.opts}
+            assert set(re.findall(r"--[a-z-]+", words)) <= names, advised
+    for group, options in OPTIONS.items():
+        known = options_below(group)
+        for option, text in options.items():
+            assert not text.startswith("-") or set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", text)) <= known, option
+
+
+def options_below(words: str) -> set[str]:
+    """The options of a command, or of all that are below it."""
+    command = command_of(words)
+    names = {name for item in command.get_params(Context(command)) for name in (*item.opts, *item.secondary_opts)}
+    below = command.list_commands(Context(command)) if isinstance(command, Group) else []
+    return names.union(*(options_below(f"{words} {name}") for name in below))

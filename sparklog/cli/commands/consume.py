@@ -33,6 +33,11 @@ GROUP_POLL_S = 1.0
 MAX_POLL_RECORDS = 500
 """Kafka's `max.poll.records`: after an interrupt no more come again than these."""
 EXIT_DELETED = 3
+KCAT_PLACES = {
+    "beginning": ": that is earliest here",
+    "end": ": that is latest here",
+    "stored": ": --group NAME starts at the group's offsets",
+}
 ONE_START, ONE_END = "each is a place to start", "each says where to end"
 OFFSET_HELP = "Start here; N needs --partition, -N is so many before the end."
 SINCE_HELP = "Start at the first record not older: milliseconds, or 2026-01-31T12:00:00 (UTC unless it says)."
@@ -125,7 +130,8 @@ class ReadExtent:
         """Refuse what contradicts itself, before anything is opened."""
         text = self.offset or "earliest"
         if text not in ("earliest", "latest") and not re.fullmatch("-?[0-9]{1,18}", text):
-            raise BadParameter(f"expected earliest, latest or a number, found {text!r}", param_hint="'--offset'")
+            hint = KCAT_PLACES.get(text, "")
+            raise BadParameter(f"expected earliest, latest or a number, found {text!r}{hint}", param_hint="'--offset'")
         if partition is None and text.isdecimal():
             raise BadParameter("a number needs --partition: each partition has its own", param_hint="'--offset'")
         if self.since is not None and self.until is not None:

@@ -129,6 +129,9 @@ def serve(
         ),
     ] = None,
     *,
+    root: Annotated[
+        str | None, Option("--root", "-r", metavar="PATH", excludes="LOCATION", parser=root_of_name, help="The same.")
+    ] = None,
     writable: Annotated[bool, Option(help="Take what producers send, and changes of topics.")] = False,
     backup: Annotated[
         int | None,
@@ -143,7 +146,7 @@ def serve(
     memory: Annotated[
         bool,
         Option(
-            excludes="LOCATION --backup",
+            excludes="LOCATION --root --backup",
             why="it serves an empty root in memory, which is gone at the end",
             help="Serve an empty root in memory, for tests; topics are made when asked for.",
         ),
@@ -160,6 +163,7 @@ def serve(
     from sparklog.opening import resolve
     from sparklog.serve.server import in_memory, open_served, serve_until_signal
 
+    location = location if root is None else root
     if location is None and not memory:
         raise BadParameter("expected the LOCATION of a root or a Kafka directory, or SPARKLOG_ROOT")
     options = listening.options(writable=writable or memory, auto_create=memory)

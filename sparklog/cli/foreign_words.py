@@ -1,0 +1,138 @@
+"""Words of other tools, and what they are here: a table for what no edit distance guesses right.
+
+`serve --port` is near to `--metrics-port`, and means `--listen`. Only a word that is nearly the same is suggested as a
+misspelling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+
+NEARLY_THE_SAME = 0.8
+"""A ratio of difflib: one or two letters are missing, too many or exchanged."""
+
+FOLLOW, WRITE = "consume TOPIC --follow", "produce TOPIC"
+COMMANDS: Mapping[str, str] = {
+    **dict.fromkeys(("ls", "list", "topic"), "topics list"),
+    **dict.fromkeys(("describe", "info", "show", "inspect"), "topics describe TOPIC"),
+    **dict.fromkeys(("create", "mk", "new", "init"), "topics create TOPIC"),
+    **dict.fromkeys(("delete", "rm", "drop", "remove"), "topics delete TOPIC"),
+    "alter": "topics alter TOPIC, or sparklog configs alter TOPIC",
+    **dict.fromkeys(("cat", "read", "scan", "query", "fetch"), "consume TOPIC"),
+    **dict.fromkeys(("tail", "follow", "watch", "listen", "subscribe"), FOLLOW),
+    "head": "consume TOPIC --max-messages 10",
+    **dict.fromkeys(("write", "send", "publish", "append", "put", "insert"), WRITE),
+    **dict.fromkeys(("group", "consumers", "consumer-groups"), "groups list"),
+    "lag": "groups describe --all-groups",
+    **dict.fromkeys(("config", "set"), "configs alter TOPIC"),
+    **dict.fromkeys(("server", "start", "run", "broker", "listen"), "serve"),
+    **dict.fromkeys(("size", "du", "stats"), "log-dirs"),
+    **dict.fromkeys(("status", "health", "ping"), "doctor --root PATH"),
+    **dict.fromkeys(("check", "fsck", "validate"), "verify"),
+    **dict.fromkeys(("fix", "recover"), "repair"),
+    **dict.fromkeys(("vacuum", "expire", "clean", "cleanup", "gc", "purge"), "retain"),
+    **dict.fromkeys(("optimize", "merge", "seal", "rewrite"), "compact"),
+    **dict.fromkeys(("log", "versions"), "history TOPIC"),
+    "dump": "dump-log FILE",
+    **dict.fromkeys(("cp", "copy", "branch", "snapshot"), "clone TOPIC NEW-NAME"),
+    **dict.fromkeys(("ui", "dashboard"), "report --html FILE"),
+    **dict.fromkeys(("bench", "benchmark"), "perf produce"),
+    "version": "--version",
+    "man": "conf sparklog.1",
+    "cron": "conf crontab",
+}
+"""Command of another tool -> what does it here, after `sparklog`."""
+SUBCOMMANDS = {
+    "ls": "list",
+    **dict.fromkeys(("show", "info", "get"), "describe"),
+    **dict.fromkeys(("rm", "remove", "drop"), "delete"),
+    **dict.fromkeys(("set", "update", "change"), "alter"),
+    **dict.fromkeys(("new", "add"), "create"),
+}
+"""The same below a group of commands such as `topics`."""
+
+PLACE = "--root PATH says where the topics are"
+ENDS = "consume ends at the log end; --follow goes on"
+LIMIT = "--max-messages N, or -n N"
+SPARK = "Spark starts with this machine's defaults; for a cluster run the job by spark-submit (docs/guides/cluster.md)"
+UNASKED = "nothing is asked: leave it out"
+OPTIONS: Mapping[str, Mapping[str, str]] = {
+    "": {
+        **dict.fromkeys(("--path", "--dir", "--location", "--data-dir", "--log-dir"), PLACE),
+        **dict.fromkeys(("--master", "--deploy-mode", "--executor-memory", "--packages", "--jars", "--conf"), SPARK),
+        "--verbose": "-v",
+        **dict.fromkeys(("--yes", "-y"), UNASKED),
+    },
+    "consume": {
+        **dict.fromkeys(("--tail", "--last"), "--offset -N starts N records before the end; --follow waits for more"),
+        **dict.fromkeys(("-e", "--exit", "--no-follow"), ENDS),
+        **dict.fromkeys(("-c", "--count", "--limit", "--lines", "--head", "--num-records"), LIMIT),
+        **dict.fromkeys(("--since", "--from", "--start", "--start-time"), "--from-timestamp TIME, or --offset N"),
+        **dict.fromkeys(("--until", "--end", "--end-time"), "--to-timestamp TIME, or --to-offset N"),
+        **dict.fromkeys(("--latest", "--from-end", "--from-latest"), "--offset latest"),
+        **dict.fromkeys(("--earliest", "--from-start"), "--from-beginning"),
+        **dict.fromkeys(("--filter", "--grep"), "--key KEY chooses records; pipe to grep for what is in a value"),
+        **dict.fromkeys(("-C", "-P", "-L"), "kcat's modes are commands: sparklog consume, produce, topics describe"),
+    },
+    "produce": {
+        **dict.fromkeys(
+            ("--message", "--value", "--data", "-m"),
+            "values are lines of standard input: echo 'value' | sparklog produce TOPIC",
+        ),
+        "--key": "a line holds its key: --key-separator : takes key:value",
+    },
+    "serve": {
+        **dict.fromkeys(("--port", "-p", "--host", "--bind", "--address", "--listeners"), "--listen HOST:PORT"),
+        "--advertised-listeners": "--advertise HOST:PORT",
+        "--read-only": "without --writable the server is read-only",
+    },
+    "metrics": {
+        **dict.fromkeys(
+            ("--port", "--listen", "--host"),
+            "metrics writes a file (--output-file) for the node exporter; `sparklog serve --metrics-port` answers HTTP",
+        ),
+        "--json": "`sparklog report --json` prints the figures as JSON",
+    },
+    "topics": {
+        "--force": UNASKED,
+        "--config": "configs of existing topics are set by `sparklog configs alter TOPIC --add-config NAME=VALUE`",
+    },
+    "groups": {
+        "--to-beginning": "--to-earliest",
+        "--to-end": "--to-latest",
+    },
+}
+"""Command, its first word, or nothing for all -> option of another tool -> what it is here."""
+
+ARGUMENTS = {
+    "topics delete": "one topic at a time, or --pattern 'A|B' with --execute",
+    "topics create": "one topic at a time",
+    "topics alter": "one topic at a time",
+    "configs alter": "one topic at a time, or --pattern 'A|B' with --execute",
+    "history": "one topic at a time",
+}
+"""Command -> what to do with more arguments than it takes."""
+
+
+def command_hint(group: str, word: str, commands: Iterable[str]) -> str:
+    """Return what an unknown command of a group (empty: of `sparklog`) may mean; an empty text if nothing is known."""
+    if not group and word in COMMANDS:
+        return f"Use sparklog {COMMANDS[word]}."
+    if group and SUBCOMMANDS.get(word) in commands:
+        return f"Use sparklog {group} {SUBCOMMANDS[word]}."
+    return _misspelt(word, commands)
+
+
+def option_hint(command: str, option: str, options: Iterable[str]) -> str:
+    """Return what an unknown option of a command (`topics alter`; empty for `sparklog` itself) may mean."""
+    for name in (command, command.partition(" ")[0], ""):
+        if option in OPTIONS.get(name, {}):
+            text = OPTIONS[name][option]
+            return f"Use {text}." if text.startswith("-") else f"{text[0].upper()}{text[1:]}."
+    return _misspelt(option, options) if len(option) > len("-x") else ""
+
+
+def _misspelt(word: str, names: Iterable[str]) -> str:
+    near = get_close_matches(word, list(names), n=1, cutoff=NEARLY_THE_SAME)
+    return f"Did you mean '{near[0]}'?" if near else ""
