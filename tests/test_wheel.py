@@ -189,7 +189,10 @@ def compacted(installed: Path, folder: Path, **environ: str) -> str:
     topic = root.create_topic("t", configs={"segment.bytes": "1048576"})
     for number in range(3):
         topic.append(pa.table({"value": [b"%d" % number]}))
-    done = run(installed, folder, "sparklog", "compact", "--root", root.location, "--roll", **environ)
+    properties = folder / "sparklog.properties"
+    properties.write_text("spark.min.bytes=0\n")
+    given = ("--root", root.location, "--roll", "--properties", str(properties))
+    done = run(installed, folder, "sparklog", "compact", *given, **environ)
     assert done.returncode == 0, done.stderr
     assert len(list((folder / "root" / "t" / "sealed").rglob("*.log"))) == 1
     expired = run(installed, folder, "sparklog", "retain", "--root", root.location, **environ)

@@ -18,7 +18,7 @@ from sparklog.errors import Conflict, NotFound
 from sparklog.format.key_hash import HashKey
 from sparklog.format.offset_map import OffsetMap, slots_of
 from sparklog.log.journal.clocks import SYSTEM, Env
-from sparklog.log.read.planned_slices import PlannedSlice, PlannedSlices
+from sparklog.log.read.planned_slices import PlannedSlice, PlannedSlices, count_files
 from sparklog.log.state.commit import COMPACT, Edit
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.rewrites import Rewrite
@@ -81,6 +81,10 @@ class CleanWork:
     @property
     def nbytes(self) -> int:
         return sum(segment.size for segment in self.segments if segment.sealed)
+
+    @property
+    def file_count(self) -> int:
+        return count_files((self.sources,))
 
     def run(self, progress: Progress = silent) -> CleanDone:
         """Write the records that stay. `Corrupt` names damage; `Conflict`: a file was replaced meanwhile."""

@@ -34,7 +34,7 @@ from sparklog.log.journal.names import append_path, filter_path, is_commit
 from sparklog.log.journal.numbered_objects import READ_AHEAD
 from sparklog.log.read.aborted import aborted_of
 from sparklog.log.read.fetch import MissingFile, check_slice, read_range, read_windows
-from sparklog.log.read.planned_slices import PlannedSlice, PlannedSlices
+from sparklog.log.read.planned_slices import PlannedSlice, PlannedSlices, count_files
 from sparklog.log.state.commit import MERGE, Edit
 from sparklog.log.state.rewrites import Rewrite
 from sparklog.log.state.slices import FileSlices, SliceFlag, with_tier
@@ -78,6 +78,10 @@ class MergeWork:
     def of_commits(self) -> bool:
         """True if some of the inputs are records in commits."""
         return any(is_commit(path) for path in self.sources[0].paths)
+
+    @property
+    def file_count(self) -> int:
+        return count_files(self.sources)
 
     def run(self, progress: Progress = silent) -> Done:
         """Write the merged files. `Corrupt` (an input is damaged) and `Conflict` (it is gone: plan again) name it."""

@@ -29,7 +29,7 @@ from sparklog.format.record_batch import BatchHeaders, BytesLike, Place
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.read.fetch import Cursor, FetchedBatches, Fetcher
-from sparklog.log.read.planned_slices import PlannedSlice, PlannedSlices, joined
+from sparklog.log.read.planned_slices import PlannedSlice, PlannedSlices, count_files, joined
 from sparklog.log.state.commit import SEAL, Edit
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.rewrites import Rewrite
@@ -315,6 +315,10 @@ class SealWork:
     @property
     def nbytes(self) -> int:
         return sum(part.nbytes for part in self.parts)
+
+    @property
+    def file_count(self) -> int:
+        return count_files(sources for part in self.parts for sources in part.segments)
 
     def run(self, progress: Progress = silent) -> Done:
         """Write the segments. `Corrupt` names a damaged slice; `Conflict`: a file was replaced meanwhile."""

@@ -119,6 +119,10 @@ _LIMITS = (
            "How long the last batch of an idle producer is kept in imported topics, empty if need be."),
     _Limit("offsets.retention.minutes", "offsets_retention_ms", "int", 1, "minutes", RETAIN,
            "How long the offsets of a consumer group are kept once it is empty."),
+    _Limit("spark.min.bytes", "spark_min_bytes", "long", 0, "bytes", COMPACT,
+           "Start Spark if there are so many bytes to read; less work is done in the job's own process. 0: always."),
+    _Limit("spark.min.files", "spark_min_files", "long", 0, "files", COMPACT,
+           "Start Spark if there are so many files to read, few bytes as they may have. 0: always."),
 )  # fmt: skip
 NAMES = frozenset({*_DEFAULTS, *(limit.name for limit in _LIMITS)})
 """Every name that a file may set."""

@@ -17,6 +17,7 @@ import logging
 import queue
 import re
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -25,9 +26,10 @@ from typing import TYPE_CHECKING, Any, cast
 from sparklog.errors import SparklogError, Unavailable
 from sparklog.format.kernels.kernel_choice import choice
 from sparklog.log.journal.clocks import SYSTEM, Env
-from sparklog.maintenance.work_items import Done, InProcess, Meter, Progress, Runner, Work, silent
+from sparklog.maintenance.work_items import Done, InProcess, Meter, Progress, Runner, Settings, Work, silent
 from sparklog.output import log
 from sparklog.storage.fork_safety import ForkLock, freeze_gc
+from sparklog.units import size_text
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -107,31 +109,51 @@ def _at_once(context: Any) -> int:
 
 
 class SparkIfNeeded:
-    """A `Runner` that starts Spark when it gets work; without pyspark, it works in this process.
+    """A `Runner` that starts Spark when it gets enough work; until then, and without pyspark, this process works.
 
     Args:
         name: of the application.
         configure: sets what the session's builder needs, as `sparklog.configure` does.
+        settings: `spark_min_bytes` and `spark_min_files` say how much work is enough.
     """
 
-    def __init__(self, name: str, configure: Callable[[SparkSession.Builder], SparkSession.Builder]) -> None:
+    def __init__(
+        self,
+        name: str,
+        configure: Callable[[SparkSession.Builder], SparkSession.Builder],
+        settings: Settings,
+    ) -> None:
         self._name = name
         self._configure = configure
+        self._settings = settings
         self._runner: Runner | None = None
         self._started: SparkSession | None = None
 
     def run(self, works: Sequence[Work]) -> Iterator[tuple[Work, Done | SparklogError]]:
         if not works:
             return iter(())
-        self._runner = self._runner or self._start()
-        return self._runner.run(works)
+        if self._runner is None and (reason := self._reason(works)):
+            self._runner = self._start(reason)
+        return (self._runner or InProcess(Meter)).run(works)
+
+    def _reason(self, works: Sequence[Work]) -> str:
+        """Return why these pieces of work are worth starting Spark, empty if they are not."""
+        pyspark = sys.modules.get("pyspark.sql")
+        if pyspark is not None and pyspark.SparkSession.getActiveSession() is not None:
+            return "a session is running"
+        nbytes, files = sum(work.nbytes for work in works), sum(work.file_count for work in works)
+        if nbytes >= self._settings.spark_min_bytes:
+            return f"{size_text(nbytes)} to read, and spark.min.bytes={self._settings.spark_min_bytes}"
+        if files >= self._settings.spark_min_files:
+            return f"{files:,} files, and spark.min.files={self._settings.spark_min_files}"
+        return ""
 
     def close(self) -> None:
         """Stop the session, if it was started here."""
         if self._started is not None:
             self._started.stop()
 
-    def _start(self) -> Runner:
+    def _start(self, reason: str) -> Runner:
         try:
             from pyspark.errors import PySparkException
             from pyspark.sql import SparkSession
@@ -140,6 +162,7 @@ class SparkIfNeeded:
         running = SparkSession.getActiveSession()
         if running is not None:
             return SparkRunner(running)
+        log(f"{self._name}: starting Spark: {reason}")
         try:
             self._started = quiet_session(self._configure(SparkSession.builder), self._name)
         except PySparkException as error:

@@ -56,6 +56,8 @@ class Settings:
     producer_expiration_ms: int = 86_400_000
     offsets_retention_ms: int = OFFSETS_RETENTION_MS
     io_bytes_per_second: float = UNLIMITED
+    spark_min_bytes: int = 256 << 20
+    spark_min_files: int = 10_000
     root: RootDefaults = field(default_factory=lambda: RootDefaults(ID))  # these count after `defaults`
 
     def of_root(self, root: Root) -> Settings:
@@ -112,6 +114,10 @@ class Work(Protocol):
     @property
     def nbytes(self) -> int:
         """Bytes to read: larger pieces are begun first."""
+
+    @property
+    def file_count(self) -> int:
+        """Number of files to read or delete."""
 
     def run(self, progress: Progress = silent) -> Done:
         """Read, write files, return what was written. Raises `SparklogError`; then no commit names what it wrote."""

@@ -65,6 +65,10 @@ class DeleteWork:
         """The number of keys, for progress: nothing is read."""
         return len(self.keys)
 
+    @property
+    def file_count(self) -> int:
+        return len(self.keys)
+
     def run(self, progress: Progress = silent) -> Done:
         """Delete the keys. `Unavailable` at the first one that the store refuses; another run deletes the rest."""
         self.store.delete_many(self.keys)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import pyarrow as pa
 import pytest
@@ -22,7 +22,7 @@ from sparklog.cli.jobs import compact
 from sparklog.errors import Conflict, Corrupt, SparklogError, Unavailable
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.spark_runner import SparkIfNeeded, SparkRunner
-from sparklog.maintenance.work_items import Done, InProcess, PieceReport, Progress, Runner, silent
+from sparklog.maintenance.work_items import Done, InProcess, PieceReport, Progress, Runner, Settings, silent
 from tests.datasource import spark_session
 from tests.datasource.standard_error import StandardError
 
@@ -423,6 +423,7 @@ class Small:
     topic_id: str = ""
     partitions: tuple[int, ...] = (0,)
     nbytes: int = 1
+    file_count: int = 1
 
     def run(self, progress: Progress = silent) -> Done:
         while self.waits_for is not None and not self.waits_for.exists():
@@ -509,7 +510,7 @@ def test_a_run_that_is_given_up_cancels_what_still_runs(spark: SparkSession, tmp
 
 
 def test_spark_is_used_where_it_runs_and_left_running(spark: SparkSession) -> None:
-    runner = SparkIfNeeded("tests", sparklog.configure)
+    runner = SparkIfNeeded("tests", sparklog.configure, Settings(0))
     (found,) = runner.run([Small("piece")])
     assert isinstance(found[1], Done)
     assert found[1].reports[0].partition != os.getpid()
@@ -519,7 +520,7 @@ def test_spark_is_used_where_it_runs_and_left_running(spark: SparkSession) -> No
 
 def test_without_pyspark_work_is_done_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyspark.sql", None)
-    runner = SparkIfNeeded("tests", sparklog.configure)
+    runner = SparkIfNeeded("tests", sparklog.configure, Settings(0, spark_min_bytes=0))
     assert list(runner.run([])) == []
     (found,) = runner.run([Small("piece")])
     assert isinstance(found[1], Done)
@@ -527,10 +528,42 @@ def test_without_pyspark_work_is_done_in_this_process(monkeypatch: pytest.Monkey
     runner.close()
 
 
+@pytest.mark.parametrize(
+    ("sizes", "reason"),
+    [
+        ([], None),
+        ([(1, 1)], None),
+        ([(99, 1)], None),
+        ([(99, 1), (1, 1)], "100 B to read, and spark.min.bytes=100"),
+        ([(1, 9)], None),
+        ([(1, 5), (1, 5)], "10 files, and spark.min.files=10"),
+    ],
+)
+def test_little_work_starts_no_spark(
+    sizes: list[tuple[int, int]], reason: str | None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def configure(builder: object) -> NoReturn:
+        raise InterruptedError
+
+    monkeypatch.setattr("pyspark.sql.SparkSession.getActiveSession", lambda: None)
+    runner = SparkIfNeeded("sparklog tests", configure, Settings(0, spark_min_bytes=100, spark_min_files=10))
+    works = [Small("piece", nbytes=nbytes, file_count=files) for nbytes, files in sizes]
+    if reason is None:
+        assert [result.reports[0].partition for _, result in runner.run(works) if isinstance(result, Done)] == [
+            os.getpid() for _ in works
+        ]
+        return
+    with pytest.raises(InterruptedError):
+        runner.run(works)
+    assert f"sparklog tests: starting Spark: {reason}" in capfd.readouterr().err
+
+
 def test_without_java_work_is_done_in_this_process(tmp_path: Path) -> None:
     """Where pyspark is installed and Java is not, which a cron job finds out at night."""
     filled(tmp_path / "root", "orders", COMPACTED)
     given = [sys.executable, str(REPOSITORY / "jobs" / "compact.py"), "--root", str(tmp_path / "root"), "--json"]
+    (tmp_path / "settings").write_text("spark.min.bytes=0")
+    given += ["--properties", str(tmp_path / "settings")]
     (tmp_path / "bin").mkdir()
     for tool in ("bash", "env", "dirname", "ps"):
         found = shutil.which(tool)

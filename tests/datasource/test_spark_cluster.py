@@ -74,6 +74,8 @@ def test_spark_submit_says_where_a_job_runs(cluster: Cluster, root: str, tmp_pat
     job = (spark_session.REPOSITORY / "conf" / "spark_job.py").read_text()
     (tmp_path / "spark_job.py").write_text(job)
     command = [*submit, str(tmp_path / "spark_job.py"), "compact", "--root", root, "--roll", "--json"]
+    (tmp_path / "sparklog.properties").write_text("spark.min.bytes=0")
+    command += ["--properties", str(tmp_path / "sparklog.properties")]
     environment = {**os.environ, **spark_session.environment()}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -84,9 +84,9 @@ def job(
     return decorate
 
 
-def spark_if_needed(name: str) -> SparkIfNeeded:
+def spark_if_needed(name: str, settings: Settings) -> SparkIfNeeded:
     """Return a runner that starts Spark as application `sparklog <name>`, only then importing what that needs."""
-    return SparkIfNeeded(f"sparklog {name}", lambda builder: sparklog.configure(builder))
+    return SparkIfNeeded(f"sparklog {name}", lambda builder: sparklog.configure(builder), settings)
 
 
 @dataclass

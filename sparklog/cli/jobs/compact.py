@@ -2,8 +2,8 @@
 
 For every topic and cleanup.policy; docs/guides/compaction.md has schedule and cost. Appends, scans and streams go on
 meanwhile, and two runs at once do no harm: the second leaves to the first what that one works on. Each piece of work is
-one Spark task and is committed as it is finished. Without work Spark is not started; without pyspark the job works in
-its own process.
+committed as it is finished. Spark is started for 256 MiB or 10,000 files and more (`spark.min.bytes`, `spark.min.files`
+in the properties file), with a task for each piece. Less work, and all without pyspark, is done in the job's process.
 """
 
 from __future__ import annotations
@@ -62,5 +62,6 @@ def run(runner: Runner, options: Compact) -> int:
 
 @guarded
 def main(words: Sequence[str]) -> int:
-    with closing(spark_if_needed("compact")) as spark:
-        return run(spark, arguments(words))
+    options = arguments(words)
+    with closing(spark_if_needed("compact", options.settings)) as spark:
+        return run(spark, options)

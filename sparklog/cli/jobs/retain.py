@@ -51,5 +51,6 @@ def run(options: Maintenance, runner: Runner | None = None) -> int:
 
 @guarded
 def main(words: Sequence[str]) -> int:
-    with closing(spark_if_needed("retain")) as spark:
-        return run(arguments(words), spark)
+    options = arguments(words)
+    with closing(spark_if_needed("retain", options.settings)) as spark:
+        return run(options, spark)

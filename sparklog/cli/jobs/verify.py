@@ -16,7 +16,7 @@ from sparklog.cli.jobs.common import DONE, FAILED, job, parse, spark_if_needed
 from sparklog.cli.options import QuickOption, RootOption, TopicsOption, topic_names
 from sparklog.cli.parameters import JsonOption
 from sparklog.maintenance.report import say_failures
-from sparklog.maintenance.work_items import Runner
+from sparklog.maintenance.work_items import Runner, Settings
 from sparklog.output import StatusLine, log
 from sparklog.storage import open_store
 from sparklog.tools.verification.findings import document, summary
@@ -58,5 +58,5 @@ def run(runner: Runner, options: Verify) -> int:
 
 @guarded
 def main(words: Sequence[str]) -> int:
-    with closing(spark_if_needed("verify")) as spark:
+    with closing(spark_if_needed("verify", Settings(0))) as spark:
         return run(spark, arguments(words))

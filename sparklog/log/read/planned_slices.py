@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
@@ -106,6 +106,11 @@ class PlannedSlices(ColumnsByName):
 
         rows = zip(*(self.columns[name].tolist() for name in ("file", "position", "base", "end")), strict=True)
         return tuple([Input(self.paths[code], position, base, end) for code, position, base, end in rows])
+
+
+def count_files(sources: Iterable[PlannedSlices]) -> int:
+    """Return how many files these slices are in, all of one topic."""
+    return len({part.paths[code] for part in sources for code in np.unique(part.columns["file"]).tolist()})
 
 
 def planned_slices(topic: str, partition: int, rows: Slices, low: int = 0, high: int | None = None) -> PlannedSlices:

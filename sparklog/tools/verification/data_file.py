@@ -235,6 +235,10 @@ class VerifyWork:
     def nbytes(self) -> int:
         return sum(file.size for file in self.files)
 
+    @property
+    def file_count(self) -> int:
+        return len(self.files)
+
     def run(self, progress: Progress = silent) -> Verified:
         """Read them. Damage is never raised: it comes as findings."""
         findings: list[Finding] = []
