@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import json
 import random
+import struct
 from collections.abc import Callable
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import sparklog
+from sparklog.serve.apis.table import APIS
 from sparklog.serve.codes import Code
 from sparklog.serve.options import Address
 from sparklog.serve.users import hashed, read_users
@@ -99,7 +103,7 @@ def test_all_topics_are_described_page_by_page(root: Any, serve: Callable[..., A
 
 
 def test_a_user_learns_only_of_topics_that_it_may_see(root: Any, tmp_path: Path, serve: Callable[..., Address]) -> None:
-    (tmp_path / "users").write_text(f"anna {hashed('pencil', random.Random(1))} read:t")
+    (tmp_path / "users").write_text(f"anna {hashed('pencil', random.Random(1))} read:t group:shop")
     wire = Wire(serve(root.location, writable=True, users=read_users(str(tmp_path / "users"))))
     wire.ask("SaslHandshake", 1, {"mechanism": "PLAIN"})
     assert wire.ask("SaslAuthenticate", 1, {"authBytes": b"\0anna\0pencil"})["errorCode"] == 0
@@ -109,6 +113,13 @@ def test_a_user_learns_only_of_topics_that_it_may_see(root: Any, tmp_path: Path,
     names = [{"name": name} for name in ("none", "t", "u")]
     topics = wire.ask("DescribeTopicPartitions", 0, {"topics": names})["topics"]
     assert [(topic["name"], topic["errorCode"]) for topic in topics] == [("none", denied), ("t", 0), ("u", denied)]
+    resources = [(2, "t"), (2, "u"), (16, "metrics"), (32, "shop"), (32, "audit")]
+    asked_configs = [
+        {"resourceType": kind, "resourceName": name, "configurationKeys": None} for kind, name in resources
+    ]
+    rows = wire.ask("DescribeConfigs", 4, {"resources": asked_configs})["results"]
+    codes = [row["errorCode"] for row in rows]
+    assert codes == [0, denied, 0, 0, Code.GROUP_AUTHORIZATION_FAILED]
     listed = wire.ask("ListConfigResources", 1, {"resourceTypes": [2]})["configResources"]
     assert [row["resourceName"] for row in listed] == ["t"]
     named = [{"name": name, "partitionIndexes": [0]} for name in ("t", "u", "none")]
@@ -123,3 +134,23 @@ def test_a_user_learns_only_of_topics_that_it_may_see(root: Any, tmp_path: Path,
     rows = wire.ask("AlterConfigs", 2, {"resources": replaced})["responses"]
     assert [row["errorCode"] for row in rows] == [denied, denied, Code.CLUSTER_AUTHORIZATION_FAILED]
     wire.close()
+
+
+def test_requests_of_other_clients_are_answered(
+    tmp_path: Path, serve: Callable[..., Address], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients in Go and JavaScript, and librdkafka: the first request of each API and version that they sent."""
+    monkeypatch.setattr("sparklog.serve.group_members.FIRST_DELAY", 0)
+    sparklog.open(tmp_path, create=True)
+    address = serve(tmp_path, writable=True, auto_create=True)
+    rows = [json.loads(line) for line in (Path(__file__).parent / "recorded_requests.jsonl").read_text().splitlines()]
+    for client, requests in groupby(rows, itemgetter(0)):
+        wire = Wire(address)
+        for _, text in requests:
+            frame = bytes.fromhex(text)
+            key, version = struct.unpack_from(">hh", frame)
+            # A newer version of ApiVersions is answered in version 0.
+            version = version if version <= APIS[key].highest else 0
+            wire.socket.sendall(struct.pack(">i", len(frame)) + frame)
+            assert wire.receive(APIS[key].name, version) is not None, (client, APIS[key].name, version)
+        wire.close()

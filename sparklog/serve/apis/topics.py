@@ -32,9 +32,9 @@ from sparklog.serve.apis.metadata import asked_ids, may_see
 from sparklog.serve.codes import FAILURES, Code, CodeError, answered, by_partition, failure
 from sparklog.serve.new_topics import check_assignments, check_collision, checked_partitions
 from sparklog.serve.services import ServedRequest
-from sparklog.serve.users import READ, WRITE
+from sparklog.serve.users import GROUP, READ, WRITE
 
-TOPIC, BROKER = 2, 4
+TOPIC, BROKER, CLIENT_METRICS, GROUP_CONFIGS = 2, 4, 16, 32
 DELETE_BY_ID_VERSION, CONFIGS_VERSION = 6, 5
 """The first versions of DeleteTopics by ids, and of CreateTopics with the configs of the new topic in its answer."""
 SET, DELETE, APPEND, SUBTRACT = OPERATIONS = range(4)
@@ -279,6 +279,11 @@ def describe_configs(request: ServedRequest) -> Fields:
 def _described(request: ServedRequest, kind: int, name: str, defaults: Callable[[Root], RootDefaults]) -> list[Fields]:
     log = request.services.log
     root = log.root
+    if kind == CLIENT_METRICS or (kind == GROUP_CONFIGS and request.may(GROUP, name)):
+        # Neither can be configured here.
+        return []
+    if kind == GROUP_CONFIGS:
+        raise CodeError(Code.GROUP_AUTHORIZATION_FAILED, "not allowed")
     if kind not in (TOPIC, BROKER):
         raise CodeError(Code.INVALID_REQUEST, f"resources of type {kind} are not served")
     if kind == TOPIC and not request.may(READ, name):
