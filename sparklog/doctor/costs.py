@@ -69,8 +69,8 @@ def carried_tail(commits: int) -> int:
 TAIL = Requests(gets=max(map(carried_tail, range(BLOCK))))
 """Commits after the newest checkpoint, at most."""
 TAIL_ON_AVERAGE = Requests(gets=sum(map(carried_tail, range(BLOCK))) / BLOCK)
-OPENED = Requests(gets=1, lists=1)
-"""A journal is opened: its checkpoints, and the newest one; without `tail`."""
+OPENED = Requests(gets=1, lists=2)
+"""A journal is opened: its checkpoints, and the newest one, and what is above the newest entry; without `tail`."""
 
 
 def tail(entries: int) -> Requests:
@@ -80,7 +80,7 @@ def tail(entries: int) -> Requests:
 
 CHECKPOINT = Requests(puts=2, gets=2, lists=1)
 """Written every `checkpoint_commits` of `Limits`."""
-OUTCOME = Requests(puts=2, gets=21, lists=1)
+OUTCOME = Requests(puts=2, gets=21, lists=2)
 """A run of a job records its outcome: it opens the journal, creates an entry, and every eight runs a copy of one."""
 OUTCOME_ENTRIES = 8
 """Between two of its checkpoints."""
@@ -102,7 +102,7 @@ LEASE = OPENED + tail(DEFAULTS.checkpoint_entries) + COMMIT * 2 + COPY * (2 / DE
 """A run opens the journal of leases, takes one and gives it back."""
 RECORD = OPENED + tail(OUTCOME_ENTRIES) + Requests(puts=1, gets=2) + COPY * (1 / OUTCOME_ENTRIES)
 """`OUTCOME` on average."""
-RUN = CLOCK * 2 + LEASE + OPENED + Requests(lists=1) + OPENING + TAIL_ON_AVERAGE + RECORD
+RUN = CLOCK * 2 + LEASE + OPENED + Requests(lists=2) + OPENING + TAIL_ON_AVERAGE + RECORD
 """A run of either job, whatever it finds: clocks, lease, the root's defaults, its topics, the topic, the outcome."""
 MERGE = Requests(puts=2, gets=5)
 """A run of `compact` writes a file and a commit."""

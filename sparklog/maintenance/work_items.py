@@ -61,8 +61,11 @@ class Settings:
     root: RootDefaults = field(default_factory=lambda: RootDefaults(ID))  # these count after `defaults`
 
     def of_root(self, root: Root) -> Settings:
-        """Return these with the newest defaults of a root."""
-        return replace(self, root=root.defaults())
+        """Return these with the newest defaults of a root, of which releases up to 0.12 have made no copy."""
+        defaults = root.defaults()
+        if root.store.writable:
+            root.engine.defaults.keep_copy()
+        return replace(self, root=defaults)
 
     def configs_of(self, topic: str, configs: TopicConfigs) -> TopicConfigs:
         """Return the topic's configs over this run's defaults, over the root's, over Kafka's."""

@@ -33,8 +33,8 @@ class FolderStore(Store):
     """A store whose objects are files in folders. A folder exists by what is in it, as on object stores."""
 
     @abstractmethod
-    def _scan(self, folder: str) -> Sequence[FolderItem]:
-        """List a folder (`""` or ending in `/`), in any order; nothing if there is none."""
+    def _scan(self, folder: str, wants: Callable[[str], bool] = is_part) -> Sequence[FolderItem]:
+        """List the names in a folder (`""` or ending in `/`) that are wanted, in any order; none if there is none."""
 
     @abstractmethod
     def _remove(self, key: str) -> bool:
@@ -58,7 +58,7 @@ class FolderStore(Store):
 
     def temporary_files(self, folder: str, *, deep: bool = True) -> Iterator[ObjectInfo]:
         check_prefix(folder, folder=True)
-        for item in self._scan(folder):
+        for item in self._scan(folder, lambda name: True):
             if item.name.startswith(TEMPORARY_PREFIX):
                 info = item.look(folder + item.name)
                 if info is not None:
@@ -80,15 +80,18 @@ class FolderStore(Store):
         while folder and self._remove_folder(folder):
             folder = folder.rpartition("/")[0]
 
-    def _sorted_items(self, folder: str) -> Sequence[FolderItem]:
+    def _sorted_items(self, folder: str, wants: Callable[[str], bool] = is_part) -> Sequence[FolderItem]:
         """List what is named like a part of a key, in key order: a folder sorts as `name/`."""
-        items = [item for item in self._scan(folder) if is_part(item.name)]
+        items = self._scan(folder, wants)
         return sorted(items, key=lambda item: item.name + "/" if item.is_folder else item.name)
 
     def _walk(self, folder: str, start: str, after: str) -> Iterator[ObjectInfo]:
-        for item in self._sorted_items(folder):
-            if not item.name.startswith(start):
-                continue
+        def wants(name: str) -> bool:
+            # Few of many names, mostly: who opens a log asks for those after its end.
+            key = folder + name
+            return (key > after or after.startswith(key)) and name.startswith(start) and is_part(name)
+
+        for item in self._sorted_items(folder, wants):
             key = folder + item.name
             if item.is_folder:
                 below = key + "/"

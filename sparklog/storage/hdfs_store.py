@@ -34,7 +34,15 @@ from sparklog.storage.hdfs_errors import FAILURES, NO_FOLDER, hdfs_error, is_bus
 from sparklog.storage.locations import StoreUrl, parse_url
 from sparklog.storage.parallel_reads import ask_each
 from sparklog.storage.retries import ONCE, RetryPolicy
-from sparklog.storage.store import ObjectInfo, ObjectWriter, check_document, check_key, check_range, name_taken
+from sparklog.storage.store import (
+    ObjectInfo,
+    ObjectWriter,
+    check_document,
+    check_key,
+    check_range,
+    is_part,
+    name_taken,
+)
 
 T = TypeVar("T")
 
@@ -256,16 +264,17 @@ class HdfsStore(FolderStore):
         except FAILURES:
             return False
 
-    def _scan(self, folder: str) -> Sequence[FolderItem]:
+    def _scan(self, folder: str, wants: Callable[[str], bool] = is_part) -> Sequence[FolderItem]:
         path = f"{self._root}/{folder}".rstrip("/")
         try:
             statuses = self._ask("list", folder, lambda: list(self._client.list_status(path or "/")))
         except NotFound:
             return []
+        named = [(status.path.rpartition("/")[2], status) for status in statuses]
         return [
-            FolderItem(status.path.rpartition("/")[2], status.isdir, not status.isdir, partial(_info, status=status))
-            for status in statuses
-            if status.path.rstrip("/") != path  # a file lists itself
+            FolderItem(name, status.isdir, not status.isdir, partial(_info, status=status))
+            for name, status in named
+            if status.path.rstrip("/") != path and wants(name)  # a file lists itself
         ]
 
 

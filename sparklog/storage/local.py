@@ -36,6 +36,7 @@ from sparklog.storage.store import (
     check_key,
     check_prefix,
     check_range,
+    is_part,
     name_taken,
 )
 from sparklog.storage.system_errors import refuse, store_error
@@ -395,10 +396,10 @@ class LocalStore(FolderStore):
         target, root = os.path.realpath(entry.path), os.path.realpath(self._path)
         return os.path.isdir(target) and os.path.commonpath((target, root)) not in (target, root)
 
-    def _scan(self, folder: str) -> Sequence[FolderItem]:
+    def _scan(self, folder: str, wants: Callable[[str], bool] = is_part) -> Sequence[FolderItem]:
         try:
             with os.scandir(self._above_keys + folder) as entries:
-                return [self._item(entry, folder) for entry in entries]
+                return [self._item(entry, folder) for entry in entries if wants(entry.name)]
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:

@@ -40,8 +40,9 @@ from sparklog.log.decisions.decision_log import DecisionLog, held_back, settle, 
 from sparklog.log.decisions.expired_ids import OF_SPARKLOG, ONE_WRITE, REGISTER, entry_in, keep_newer, register_of
 from sparklog.log.journal.chain import EntryChain, ids_of
 from sparklog.log.journal.entry_log import KEEP_MS, Collected, collect_entries, collect_log
-from sparklog.log.journal.journal import Journal, S
+from sparklog.log.journal.journal import Journal
 from sparklog.log.journal.names import CHECKPOINT_FOLDER, LOG_FOLDER, entry_number, id_folder
+from sparklog.log.journal.seen_state import S
 from sparklog.log.state.commit import Resolved
 from sparklog.log.state.commit_intents import MaintainIntent
 from sparklog.log.state.commit_log import LogState, no_topic

@@ -210,12 +210,12 @@ def test_topics_are_described_with_one_look_at_the_defaults(
 ) -> None:
     for name in ("one", "two"):
         sparklog("topics", "create", name)
-    looks, look = list[bool](), DefaultsLog._has_entries
+    looks, look = list[str](), DefaultsLog._has_first_entry
 
-    def counted(self: DefaultsLog, *, sure: bool) -> bool:
-        looks.append(sure)
-        return look(self, sure=sure)
+    def counted(self: DefaultsLog) -> bool:
+        looks.append(self.id)
+        return look(self)
 
-    monkeypatch.setattr(DefaultsLog, "_has_entries", counted)
+    monkeypatch.setattr(DefaultsLog, "_has_first_entry", counted)
     assert "Topic: two" in sparklog("topics", "describe").out
     assert len(looks) == 1

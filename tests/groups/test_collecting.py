@@ -18,9 +18,9 @@ from sparklog.maintenance.report import document
 from sparklog.maintenance.work_items import Settings
 from sparklog.retention.retain import retain_root, summary
 from sparklog.storage.retries import SETTLE_MS
-from sparklog.testing.faulty_store import Fault, FaultKind, FaultyStore
 from sparklog.testing.world import START_MS
 from sparklog.transactions.completion import collect, forget_recorded
+from tests.support.hiding_store import HidingStore
 from tests.support.records import rows
 from tests.support.topics_world import TopicsWorld
 
@@ -112,11 +112,7 @@ def test_a_host_that_does_not_see_the_new_topic_yet_leaves_its_offsets() -> None
     new.commit({"b": {0: 0}})
     for seen in (last, last + 1):
         hidden = {commit_key("b", version) for version in range(seen + 1, seen + 9)}
-        stale = FaultyStore(
-            world.store,
-            lambda call, hidden=hidden: Fault(FaultKind.ABSENT) if call.key in hidden else None,  # type: ignore[misc]
-            lambda seconds: None,
-        )
+        stale = HidingStore(world.store, hidden, lambda seconds: None)
         assert collect_groups(world.root(stale)).expired == (() if seen == last else ("g",))
         assert offsets(world) == {("a", 0): 5, ("b", 0): 0}
     world.now_ms += SETTLE_MS

@@ -14,6 +14,7 @@ from sparklog.limits import Limits
 from sparklog.log.journal.names import commit_key
 from sparklog.log.state.view import COLUMNS, READ_UNCOMMITTED
 from tests.support.consumers import Place, append, everything, settle, values
+from tests.support.hiding_store import HidingStore
 from tests.support.records import rows
 
 
@@ -114,15 +115,9 @@ def test_offsets_beyond_the_end_are_believed_while_a_cache_may_hide_the_end(
     append(place, "a", 0, "1", "2")
     with place.consumer() as older:
         assert everything(older) == ["1", "2"]
-    get, until = place.store.get, place.now_ms + 60_000
-    newest = commit_key("a", place.topic("a").log.head().version)
-
-    def stale(key: str) -> bytes:
-        if key == newest and place.now_ms < until:
-            raise NotFound(f"{key}: not seen here yet")
-        return get(key)
-
-    monkeypatch.setattr(place.store, "get", stale)
+    until, newest = place.now_ms + 60_000, commit_key("a", place.topic("a").log.head().version)
+    stale = HidingStore(place.store, lambda key: key == newest and place.now_ms < until, place.sleep)
+    monkeypatch.setattr(place, "store", stale)
     consumer = place.consumer(session_timeout_ms=30_000)
     assert "beyond the end of a-0 that is seen here; looking again for 90 s" in caplog.text
     assert consumer.positions() == {"a": {0: 2, 1: 0}}

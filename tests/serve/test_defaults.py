@@ -48,21 +48,21 @@ def asked(wire: Wire, name: str, allow: bool = True) -> int:
 def test_defaults_are_read_once_for_all_topics_of_a_request(
     serve: Callable[..., Address], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root, reads = sparklog.open(tmp_path, create=True), list[bool]()
+    root, reads = sparklog.open(tmp_path, create=True), list[str]()
     for name in "abc":
         root.create_topic(name)
-    look = DefaultsLog._has_entries
+    look = DefaultsLog._has_first_entry
 
-    def counted(self: DefaultsLog, *, sure: bool) -> bool:
-        reads.append(sure)
-        return look(self, sure=sure)
+    def counted(self: DefaultsLog) -> bool:
+        reads.append(self.id)
+        return look(self)
 
-    monkeypatch.setattr(DefaultsLog, "_has_entries", counted)
+    monkeypatch.setattr(DefaultsLog, "_has_first_entry", counted)
     with connected(serve(tmp_path)) as (wire,):
         resources = [{"resourceType": TOPIC, "resourceName": name, "configurationKeys": None} for name in "abc"]
         answer = wire.ask("DescribeConfigs", 1, {"resources": resources, "includeSynonyms": True})
         assert [len(row["configs"]) for row in answer["results"]] == [len(CONFIGS)] * 3
-    assert reads == [True]
+    assert reads == ["defaults"]
 
 
 def test_configs_have_the_sources_and_synonyms_of_a_broker(serve: Callable[..., Address], tmp_path: Path) -> None:

@@ -29,9 +29,9 @@ import numpy as np
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.log.journal.clocks import DEFAULT_TIMEOUT_MS, SYSTEM, Moment
 from sparklog.log.journal.entry_log import KEEP_MS, EntryLog, Step
-from sparklog.log.journal.journal import Advance, RootAccess
 from sparklog.log.journal.names import commit_key
 from sparklog.log.journal.numbered_objects import Place
+from sparklog.log.journal.seen_state import Advance, RootAccess
 from sparklog.log.state.commit import Resolved, Txn
 from sparklog.log.state.commit_log import CommitLog
 from sparklog.log.state.slice_table import COMMITTED, Newer, Slices, Snapshot

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from sparklog.format import crc32c
 from sparklog.log.decisions.decision import DECISION_JSON, DECISIONS, Decisions, keep
 from sparklog.log.journal.entry_log import EntryLog
-from sparklog.log.journal.journal import RootAccess
+from sparklog.log.journal.seen_state import RootAccess
 
 ONE_WRITE = "one-write:"
 """Ids of writes without an id begin so. A process uses one while it works; its log is deleted a week after that."""

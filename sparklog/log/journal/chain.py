@@ -11,7 +11,9 @@ from typing import Generic
 
 from sparklog.errors import Corrupt, NotFound, SparklogError
 from sparklog.log.journal.clocks import newest_at
+from sparklog.log.journal.documents import EXPIRED_IDS
 from sparklog.log.journal.entry_log import E, EntryKind, list_entries
+from sparklog.log.journal.gaps import missing_numbers
 from sparklog.log.journal.names import (
     LOG_FOLDER,
     checkpoint_key,
@@ -103,13 +105,23 @@ class EntryChain(Generic[E]):
             yield state
 
     def span(self) -> EntrySpan[E]:
-        """Return the newest entries that follow one another."""
+        """Return the newest entries that follow one another. `Corrupt` if an entry that must exist is missing."""
         listed = list_numbers(self.store, self.prefix)
         numbers = {*listed.entries, *listed.copies}
         last = first = max(numbers, default=-1)
         while first - 1 in numbers:
             first -= 1
+        # Entries up to the newest copy may be deleted, and a process that stalled may create one of them again.
+        newest_copy = listed.copies[-1] if listed.copies else -1
+        if first > newest_copy + 1 and not self._goes_on_at(first):
+            missing = next(number for number in range(newest_copy + 1, first) if number not in numbers)
+            raise Corrupt(missing_numbers(self.store, missing, listed.entries), file=commit_key(self.prefix, missing))
         return EntrySpan(self, max(first, 0), last)
+
+    def _goes_on_at(self, number: int) -> bool:
+        """True for an id that has expired and is used again: what came before is deleted."""
+        stored = self.read(number)
+        return stored is None or EXPIRED_IDS in stored[1].read_features
 
     def newest(self) -> E:
         state = self.state_at(self.span().last)

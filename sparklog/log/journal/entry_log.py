@@ -24,8 +24,9 @@ from sparklog.log.journal.documents import (
     members,
     whole,
 )
-from sparklog.log.journal.journal import Journal, RootAccess, SeenState
+from sparklog.log.journal.journal import Journal
 from sparklog.log.journal.names import LOG_FOLDER, checkpoint_key, checkpoint_prefix, commit_key, id_folder
+from sparklog.log.journal.seen_state import RootAccess, SeenState
 from sparklog.storage.store import ObjectInfo, Store
 
 ENTRY_MEMBERS = (

@@ -21,16 +21,17 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Generic, Protocol, TypeVar
+from dataclasses import replace
+from typing import Generic, TypeVar
 
 from sparklog.errors import Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.format import crc32c
-from sparklog.log.journal.clocks import ClockGuard, Env, Moment
+from sparklog.log.journal.clocks import Moment
 from sparklog.log.journal.documents import peek_commit_id
 from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, numbers_below
-from sparklog.log.journal.numbered_objects import NOTHING_SEEN, STALE_MS, Answer, Basis, NumberedObjects, Place, Sight
-from sparklog.storage.store import Store
+from sparklog.log.journal.numbered_objects import NOTHING_SEEN, STALE_MS, Answer, Basis, NumberedObjects, Sight
+from sparklog.log.journal.seen_state import Advance, E, RootAccess, S, SeenState
+from sparklog.storage.retries import Backoff
 
 WAIT_AFTER_LOSSES = 3
 FAR_WAIT = 2
@@ -39,69 +40,7 @@ OPEN_TRIES = 3
 _LOG = logging.getLogger("sparklog.log")
 
 
-class State(Protocol):
-    """The state after entry `number`, whose bytes have the CRC-32C `crc`; number -1: of an empty journal."""
-
-    @property
-    def number(self) -> int: ...
-    @property
-    def crc(self) -> int | None: ...
-
-
-class Chained(Protocol):
-    """An entry as it was read: `crc` and `nbytes` of its bytes, `prev_crc` of those of the entry before."""
-
-    @property
-    def commit_id(self) -> str: ...
-    @property
-    def prev_crc(self) -> int | None: ...
-    @property
-    def crc(self) -> int | None: ...
-    @property
-    def nbytes(self) -> int: ...
-
-
-S = TypeVar("S", bound=State)
-E = TypeVar("E", bound=Chained)
 D = TypeVar("D")
-
-
-@dataclass
-class RootAccess:
-    """A root as its journals see it: store, clocks, and the id with which it was opened, if that is known here."""
-
-    store: Store
-    env: Env
-    root_id: str | None = None
-
-    def __post_init__(self) -> None:
-        self.guard = ClockGuard(self.store, self.env)
-
-
-@dataclass(frozen=True, slots=True)
-class SeenState(Generic[S]):
-    """A state that was the newest when it was seen."""
-
-    state: S
-    seen: Moment  # both clocks before the request that showed it
-    checkpoint: int = -1  # number of the newest one known
-    tail_bytes: int = 0  # of the entries since
-    earlier: Place | None = None  # the entry before the last ones, where it was not seen after them
-
-
-@dataclass(frozen=True, slots=True)
-class Advance(Generic[S, E]):
-    """The newest state, and the entries read to come to it. `root_seen`: the opened root was seen at the same time."""
-
-    newest: SeenState[S]
-    entries: Sequence[E] = ()
-    root_seen: bool = False
-
-    def with_id(self, commit_id: str) -> E | None:
-        for entry in self.entries:
-            if entry.commit_id == commit_id:
-                return entry
-        return None
 
 
 class Journal(ABC, Generic[S, E, D]):
@@ -120,7 +59,7 @@ class Journal(ABC, Generic[S, E, D]):
     | `refresh`, `_read_on`             | one for each new entry, and one for the first missing one               |
     | `look`, `_read_on_checking_root`  | the same; on a store with round trips for the root, too, meanwhile      |
     | `_take_in`                        | those of `_read_on` that were not made before                           |
-    | `_reopen`                         | a listing, a checkpoint, the entries after it                           |
+    | `_reopen`                         | two listings, a checkpoint, the entries after it                        |
 
     All but the first open the journal again if the state known is older than an hour.
     """
@@ -135,6 +74,8 @@ class Journal(ABC, Generic[S, E, D]):
         self._guard = root.guard
         self._numbered = NumberedObjects(root.store, prefix, root.env, root.root_id)
         self._newest: SeenState[S] | None = None
+        self._gap: tuple[int, Backoff] | None = None
+        """A missing number below others, and the time since it was met: another opening does not wait for it again."""
         self._writes = False
 
     def __repr__(self) -> str:
@@ -238,7 +179,12 @@ class Journal(ABC, Generic[S, E, D]):
         first = base.state.number + 1
         data = list(sight.objects)
         if not sight.is_all:
-            data += self._numbered.read_forward(first + len(data))
+            try:
+                data += self._numbered.read_forward(first + len(data))
+            except Corrupt:
+                # After so long the missing number may have been collected.
+                if not self._is_stale(base.seen):
+                    raise
         if self._is_stale(base.seen):
             return replace(self._reopen(), root_seen=sight.root_seen)
         if not data:
@@ -280,28 +226,60 @@ class Journal(ABC, Generic[S, E, D]):
         return entries
 
     def _reopen(self, below: int | None = None) -> Advance[S, E]:
-        """Open again: one listing, one checkpoint (`below`: an older one), the entries after it."""
-        refusal: SparklogError | None = None
-        for tries in range(OPEN_TRIES):
+        """Open again: a listing, one checkpoint (`below`: an older one), the entries after it, a listing above them."""
+        tries = 0
+        while True:
             seen = self.env.now()
             numbers = self.checkpoints()
             opened = self._opened([number for number in numbers if below is None or number < below], seen)
+            opened = self._read_to_listed(opened)
+            newest = opened.newest.state.number
             refusal = self._refusal(opened.newest, numbers)
-            if refusal is None:
-                return Advance(self._publish(opened.newest), opened.entries)
             # A directory cache may hide for a while what exists: look again before calling it lost.
-            self.env.pause(tries)
-        assert refusal is not None
-        raise refusal
+            if refusal is not None:
+                tries += 1
+                if tries >= OPEN_TRIES:
+                    raise refusal
+                self.env.pause(tries - 1)
+            elif opened.last_listed is not None and opened.last_listed > newest:
+                self._await_number(newest + 1)
+            else:
+                self._gap = None
+                return Advance(self._publish(opened.newest), opened.entries)
+
+    def _read_to_listed(self, opened: Advance[S, E]) -> Advance[S, E]:
+        """Read on to what a listing shows, of which some may have been written since the journal was read."""
+        base = opened.newest
+        last = self._numbered.last_listed(base.state.number) if opened.last_listed is None else opened.last_listed
+        if last <= base.state.number:
+            return replace(opened, last_listed=last)
+        first = base.state.number + 1
+        entries = self._decode_all(self._numbered.read_forward(first, ahead=True), first)
+        newest = self._extend(base, entries, base.seen) if entries else base
+        return Advance(newest, (*opened.entries, *entries), opened.root_seen, last)
+
+    def _await_number(self, missing: int) -> None:
+        """Wait a moment for a number that is missing below another one; raise if caches cannot hide it so long."""
+        if self._gap is None or self._gap[0] != missing:
+            self._gap = missing, Backoff(self.env)
+        if not self._gap[1].wait():
+            raise self._numbered.gap(missing)
 
     def _opened(self, checkpoints: Sequence[int], seen: Moment) -> Advance[S, E]:
         return self._read_from(self._first_readable(reversed(checkpoints)) or self._empty(), seen)
 
-    def _read_from(self, state: S, seen: Moment, entries: Sequence[E] | None = None) -> Advance[S, E]:
+    def _read_from(
+        self, state: S, seen: Moment, entries: Sequence[E] | None = None, last_listed: int | None = None
+    ) -> Advance[S, E]:
         if entries is None:
-            entries = self._decode_all(self._numbered.read_forward(state.number + 1, ahead=True), state.number + 1)
+            first = state.number + 1
+            if last_listed is None and self._numbered.is_far:
+                objects, last_listed = self._numbered.read_and_list(first)
+            else:
+                objects = self._numbered.read_forward(first, ahead=True)
+            entries = self._decode_all(objects, first)
         self._numbered.check_created(state.number, [state.crc, *(entry.crc for entry in entries)])
-        return Advance(self._extend(SeenState(state, seen, state.number), entries, seen), entries)
+        return Advance(self._extend(SeenState(state, seen, state.number), entries, seen), entries, False, last_listed)
 
     def _refusal(self, opened: SeenState[S], checkpoints: Sequence[int]) -> SparklogError | None:
         """Return the error if a state, just opened, cannot be the newest one."""

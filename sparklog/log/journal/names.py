@@ -10,6 +10,7 @@
     _maintenance/<job>/_log/00000000000000000042.json            entry 42 of the leases of a job
     _jobs/outcomes/_log/00000000000000000042.json                entry 42 of the outcomes of jobs
     _root/defaults/_log/00000000000000000042.json                entry 42 of the defaults of the root
+    _defaults/00000000000000000042.json                          its copy: without it, lost defaults look like none
     _repair/<run>/<key>                                          what a repair replaced or set aside
 
 Paths in commits are relative to the topic's folder; a path that begins with `/` is relative to the root (a clone
@@ -55,6 +56,8 @@ GROUPS_FOLDER = "_groups"
 MAINTENANCE_FOLDER = "_maintenance"
 JOBS_FOLDER = "_jobs"
 ROOT_FOLDER = "_root"
+DEFAULTS_FOLDER = "_defaults"
+"""Copies of the newest entries of the root's defaults, apart from these, so that both are not lost together."""
 REPAIR_FOLDER = "_repair"
 """What repairs have set aside: nothing reads it."""
 VERSION_DIGITS = 20
@@ -143,6 +146,11 @@ def transactions_prefix(transactional_id: str) -> str:
 
 def groups_prefix(group: str) -> str:
     return f"{GROUPS_FOLDER}/{id_folder(group)}"
+
+
+def defaults_copy_key(number: int) -> str:
+    """Return the key of the copy of an entry of the root's defaults."""
+    return f"{DEFAULTS_FOLDER}/{number:020d}.json"
 
 
 def checkpoint_key(prefix: str, version: int) -> str:

@@ -10,14 +10,20 @@ taken back, for it is part of no journal.
 
 A store that lets two create one number looks alike (`probe_verdict`). So the newest object created here is remembered,
 and compared with whatever is read next: of this number, or made after it. That costs no request.
+
+A missing number is the end of the log only if no later number exists. Otherwise an object was lost, and a process that
+created the missing number would fork the log. So the end is looked for above the first missing number (`read_forward`,
+`last_listed`); if something is there, the missing number is read again for as long as caches hide names, and then the
+gap is an error, for readers and for writers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import takewhile
 from typing import NoReturn
 
 from sparklog.errors import Corrupt, Fenced, NotFound, Unavailable
@@ -25,6 +31,7 @@ from sparklog.format import crc32c
 from sparklog.log.journal.clocks import Env, Moment
 from sparklog.log.journal.create_object import read_if_there
 from sparklog.log.journal.documents import check_stored, peek_commit_id
+from sparklog.log.journal.gaps import missing_numbers
 from sparklog.log.journal.names import LOG_FOLDER, ROOT_KEY, commit_key, numbers_below, read_root_id
 from sparklog.storage.parallel_reads import ask_each
 from sparklog.storage.retries import Backoff
@@ -102,12 +109,23 @@ class NumberedObjects:
         return read_if_there(self.store, self.key(number))
 
     def read_forward(self, number: int, ahead: bool = False) -> list[bytes]:
-        """Read all objects from `number` on, up to the first missing one.
+        """Read all objects from `number` on, up to the first missing one. `Corrupt` if a later one exists.
 
         One request per object and one for the missing one. A store with `parallel_reads` is asked for twice as many
-        numbers each time, up to 16 (`ahead`: from the start), for there each answer costs a round trip.
+        numbers each time, up to 16 (`ahead`: from the start), for there each answer costs a round trip. So there the
+        answers for later numbers are known; on a disk, if several objects were found, the number after the missing one
+        is looked at. With `ahead` a later number is no error: who opens a log lists it.
         """
-        objects = list(self._reading(number, ahead))
+        objects: list[bytes] = []
+        backoff: Backoff | None = None
+        while True:
+            objects_read, is_passed = self._read_run(number + len(objects), ahead, backoff is not None)
+            objects += objects_read
+            if not is_passed or ahead:
+                break
+            backoff = backoff if backoff is not None and not objects_read else Backoff(self.env)
+            if not backoff.wait():
+                raise self.gap(number + len(objects))
         if objects:
             # Names in one directory: the newest counts for all. A reader may follow for years and never settle one.
             self._unsettled.add(newest := number + len(objects) - 1)
@@ -115,19 +133,42 @@ class NumberedObjects:
                 self._unsettled.discard(older)
         return objects
 
-    def _reading(self, number: int, ahead: bool) -> Iterator[bytes]:
-        while not self.is_far:
-            if (data := self.read(number)) is None:
-                return
-            yield data
-            number += 1
-        at_once = READ_AHEAD if ahead else 1
+    def read_and_list(self, number: int) -> tuple[list[bytes], int]:
+        """Read all objects from `number` on, on a store with round trips, and list them meanwhile, for the last one."""
+
+        def ask(place: int | None) -> bytes | int | None:
+            return self.last_listed(number - 1) if place is None else self.read(place)
+
+        last, *answers = ask_each(self.store, ask, (None, *range(number, number + READ_AHEAD)))
+        objects = [data for data in takewhile(lambda data: data is not None, answers) if isinstance(data, bytes)]
+        if len(objects) == READ_AHEAD:
+            objects += self.read_forward(number + READ_AHEAD, ahead=True)
+        return objects, last if isinstance(last, int) else number - 1
+
+    def _read_run(self, number: int, ahead: bool, must_look: bool) -> tuple[list[bytes], bool]:
+        """Read objects up to the first missing one; also return whether a later one is there, as far as that is known.
+
+        `must_look`: a later one was seen before.
+        """
+        objects: list[bytes] = []
+        if not self.is_far:
+            while (data := self.read(number + len(objects))) is not None:
+                objects.append(data)
+            missing = number + len(objects)
+            is_passed = (must_look or (len(objects) > 1 and not ahead)) and self.store.stat(
+                self.key(missing + 1)
+            ) is not None
+            # Others may have created both since the first of the two was found missing.
+            return objects, is_passed and self.read(missing) is None
+        at_once = READ_AHEAD if ahead else 2 if must_look else 1
         while True:
-            for data in ask_each(self.store, self.read, range(number, number + at_once)):
-                if data is None:
-                    return
-                yield data
-            number, at_once = number + at_once, min(2 * at_once, READ_AHEAD)
+            first = number + len(objects)
+            answers = list(ask_each(self.store, self.read, range(first, first + at_once)))
+            objects += [data for data in takewhile(lambda data: data is not None, answers) if data is not None]
+            count = number + len(objects) - first
+            if count < at_once:
+                return objects, any(data is not None for data in answers[count:])
+            at_once = min(2 * at_once, READ_AHEAD)
 
     def read_some(self, numbers: Sequence[int]) -> dict[int, bytes]:
         """Return the objects of these numbers, without missing ones: read at once where requests have round trips."""
@@ -137,6 +178,18 @@ class NumberedObjects:
     def listed(self, after: int) -> list[int]:
         """List the numbers of objects after one: what a listing shows, which may be late."""
         return numbers_below(self.store, f"{self.prefix}/{LOG_FOLDER}/0", self.key(after) if after >= 0 else "")
+
+    def last_listed(self, after: int) -> int:
+        """Return the greatest number above `after` that a listing shows; `after` if it shows none."""
+        return max(self.listed(after), default=after)
+
+    def gap(self, missing: int) -> Corrupt | Unavailable:
+        """Return the error for a number that is still missing after a wait, while a later one is there."""
+        later = self.listed(missing - 1)
+        if missing in later:
+            problem = f"{self.key(missing)} in {self.store.location} is listed and cannot be read"
+            return Unavailable(f"{problem}: a cache of names may hide it; try again later")
+        return Corrupt(missing_numbers(self.store, missing, later), file=self.key(missing))
 
     @property
     def is_far(self) -> bool:

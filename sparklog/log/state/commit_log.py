@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from sparklog.errors import Corrupt, NotFound, SparklogError, Unavailable, advice
 from sparklog.log.journal.clocks import Moment
 from sparklog.log.journal.documents import CARRIED_COMMITS
-from sparklog.log.journal.journal import Advance, Journal, RootAccess, SeenState
+from sparklog.log.journal.journal import Journal
 from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix
+from sparklog.log.journal.seen_state import Advance, RootAccess, SeenState
 from sparklog.log.state.carried import RECENT, RecentDocuments, carriers, linked, with_carried
 from sparklog.log.state.checkpoint import (
     Checkpoint,
@@ -199,7 +200,8 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         )
         state, listed = ask_each(self.store, lambda look: look(), looks)
         state = state if isinstance(state, LogState) else self._empty()
-        return self._read_from(state, seen, self._read_carriers(state, listed if isinstance(listed, list) else []))
+        numbers = listed if isinstance(listed, list) else []
+        return self._read_from(state, seen, self._read_carriers(state, numbers), max(numbers, default=newest))
 
     def _read_carriers(self, state: LogState, listed: Sequence[int]) -> list[Commit] | None:
         """Read the commits after a state from few objects. None if that cannot be done: read one by one, all is told.

@@ -1,19 +1,32 @@
 """The defaults of a root as an open handle knows them: read when one is first needed, and again when five minutes old.
 
-Reading and following topics needs none of them. Who writes to a topic, creates one or describes it reads them with one
-request, where the root has none; runs of jobs read the newest ones at their start, which a listing must confirm.
+Reading and following topics needs none of them. Who writes to a topic, creates one or describes it reads them: two
+listings, if the root has none. Runs of jobs read the newest ones at their start.
+
+A root without entries has no defaults, and `retain` deletes records by that. So lost entries must not look like none:
+`change` puts a copy of the new entry elsewhere (`_defaults`). Each process looks there once, and each run of a job. If
+an entry is missing that has a copy, the defaults are not known: the job, or the write, fails.
 """
 
 from __future__ import annotations
 
+import logging
+import shlex
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sparklog.errors import NotFound, Unavailable
+from sparklog.errors import Corrupt, SparklogError
 from sparklog.log.journal.clocks import Moment
+from sparklog.log.journal.create_object import read_if_there
 from sparklog.log.journal.entry_log import EntryLog, Step
-from sparklog.log.journal.journal import RootAccess
+from sparklog.log.journal.names import DEFAULTS_FOLDER, defaults_copy_key, numbers_below
+from sparklog.log.journal.seen_state import RootAccess
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.root_defaults import DEFAULTS, ID, RootDefaults
+from sparklog.storage.parallel_reads import ask_each
+from sparklog.storage.retries import Backoff
+
+_LOG = logging.getLogger("sparklog.log")
 
 METADATA_MAX_AGE_MS = 300_000
 """Kafka's `metadata.max.age.ms`."""
@@ -49,31 +62,75 @@ class DefaultsLog(EntryLog[RootDefaults]):
 
     def change(self, step: Step[RootDefaults]) -> RootDefaults:
         """Write what the step makes of the newest defaults, if it makes something else of them."""
-        self.refresh()
+        self._checked(self.refresh(), self._copies())
         now = self.env.now()
-        return self._keep(now, self.write(step)).defaults
+        changed = self._keep(now, self.write(step)).defaults
+        self.keep_copy()
+        return changed
+
+    def keep_copy(self) -> None:
+        """Create the copy of the newest entry that is known here, if there is none, and delete older ones."""
+        defaults = self.known()
+        if defaults is None or defaults.number < 0:
+            return
+        try:
+            copies = self._copies()
+            if defaults.number not in copies:
+                self.store.create(defaults_copy_key(defaults.number), self.kind.table.encode(defaults))
+            for number in copies:
+                if number < defaults.number:
+                    self.store.delete(defaults_copy_key(number))
+        except (SparklogError, OSError) as error:
+            # The entry itself is there; the next change, or the next run of a job, makes the copy.
+            _LOG.warning("no copy of the defaults of %s: %s", self.store.location, error)
 
     def _look(self, newest: bool) -> _Known:
         last, now = self._last, self.env.now()
         if last is not None and not newest and now.elapsed_ms(last.looked) < METADATA_MAX_AGE_MS:
             return last
-        return self._keep(now, self.refresh() if self._has_entries(sure=newest) else RootDefaults(ID))
+        # Once in a process is enough for writers; jobs delete by what they read.
+        is_sure = newest or last is None
+        has_entry, copies = self._entry_and_copies() if is_sure else (self._has_first_entry(), [])
+        has_entries = has_entry or (newest and self._lists_entries())
+        defaults = self.refresh() if has_entries else RootDefaults(ID)
+        return self._keep(now, self._checked(defaults, copies) if is_sure else defaults)
+
+    def _checked(self, defaults: RootDefaults, copies: Sequence[int]) -> RootDefaults:
+        """Return the newest defaults. `Corrupt` if there is a copy of an entry that is missing."""
+        backoff: Backoff | None = None
+        while copies and copies[-1] > defaults.number:
+            # The entry came to be since they were read, or a cache of names hides it for a while.
+            defaults = self.refresh()
+            copies = self._copies()
+            backoff = backoff or Backoff(self.env)
+            if copies and copies[-1] > defaults.number and not backoff.wait():
+                raise Corrupt(
+                    f"the defaults of {self.store.location} are lost: entry {copies[-1]} of them is missing, and "
+                    f"{defaults_copy_key(copies[-1])} is its copy. Without them topics would have other configs, such "
+                    f"as a retention.ms of 7 days; run sparklog repair {shlex.quote(self.store.location)} --execute, "
+                    "which restores them from the copy",
+                    file=self.key(copies[-1]),
+                )
+        return defaults
+
+    def _copies(self) -> list[int]:
+        return numbers_below(self.store, f"{DEFAULTS_FOLDER}/")
+
+    def _entry_and_copies(self) -> tuple[bool, Sequence[int]]:
+        looks: tuple[Callable[[], bool | Sequence[int]], ...] = (self._has_first_entry, self._copies)
+        has_entry, copies = ask_each(self.store, lambda look: look(), looks)
+        return has_entry is True, copies if not isinstance(copies, bool) else ()
+
+    def _has_first_entry(self) -> bool:
+        """Look for the first entry: most roots have none."""
+        state = self.known()
+        return (state is not None and state.number >= 0) or read_if_there(self.store, self.key(0)) is not None
+
+    def _lists_entries(self) -> bool:
+        return next(iter(self.store.list(f"{self.prefix}/_log/")), None) is not None
 
     def _keep(self, now: Moment, defaults: RootDefaults) -> _Known:
         last = self._last
         is_same = last is not None and last.defaults.number == defaults.number
         self._last = _Known(now, defaults, last.of_topics if last is not None and is_same else {})
         return self._last
-
-    def _has_entries(self, *, sure: bool) -> bool:
-        """Look for the first entry: most roots have none. `sure`: a cache may hide it, and jobs delete by defaults."""
-        state = self.known()
-        if state is not None and state.number >= 0:
-            return True
-        try:
-            self.store.get(self.key(0))
-        except NotFound:
-            if sure and next(iter(self.store.list(f"{self.prefix}/_log/")), None) is not None:
-                raise Unavailable(f"{self.key(0)} is listed and cannot be read; try again later") from None
-            return False
-        return True

@@ -15,8 +15,8 @@ from sparklog.log.decisions.decision_log import DecisionLogs, read_snapshot
 from sparklog.log.journal.clocks import Env, Moment
 from sparklog.log.journal.combined_writes import CombinedWrites
 from sparklog.log.journal.entry_log import EntryKind, EntryLog, StateEntry
-from sparklog.log.journal.journal import RootAccess
 from sparklog.log.journal.names import append_path, is_topic_name
+from sparklog.log.journal.seen_state import RootAccess
 from sparklog.log.state.commit import Commit, Txn
 from sparklog.log.state.commit_log import CommitLog, CommitOutcome
 from sparklog.log.state.configs import TopicConfigs

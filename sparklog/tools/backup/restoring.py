@@ -404,6 +404,7 @@ class _RestoreRun:
         if self.plan.defaults is not None:
             first = replace(self._entry(DEFAULTS, ID, self.plan.defaults), number=0, prev_crc=None)
             self._put(naming.commit_key(DEFAULTS.prefix(ID), 0), DEFAULTS.table.encode(first))
+            self._put(naming.defaults_copy_key(0), DEFAULTS.table.encode(first))
 
     def _write_groups(self, heads: Mapping[str, Head]) -> list[MovedOffset]:
         """Write the offsets of each group; return those that were set to the end of a topic (`heads`)."""

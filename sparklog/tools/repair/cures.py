@@ -9,6 +9,7 @@ perhaps a copy. Of logs:
 | any document            | itself, where its checksum tells what it was: bytes too many, one bit of its last bytes |
 | entry of a group, of decisions, of leases | its copy, which has the same bytes                                    |
 | copy of an entry        | the entry                                                                               |
+| defaults of the root    | their copy in `_defaults`, and the copy from them                                       |
 | checkpoint of a topic   | the checkpoint before it, or nothing, and the commits up to its version                 |
 
 A damaged entry that is not the newest stops who opens the log before it, although later entries carry the whole state:
@@ -37,6 +38,8 @@ from sparklog.log.journal.names import REPAIR_FOLDER
 from sparklog.log.state.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint, slice_table
 from sparklog.log.state.commit import decode_commit
 from sparklog.log.state.history import History
+from sparklog.log.state.root_defaults import DEFAULTS
+from sparklog.log.state.root_defaults import ID as DEFAULTS_ID
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.output import json_value
 from sparklog.storage.store import Store
@@ -197,7 +200,7 @@ _END = re.compile(rb',"crc":[0-9]{1,10}\}')
 
 def of_log(key: str) -> bool:
     """True for an object of a log, a checkpoint's table included, and for the root's id."""
-    return f"/{naming.LOG_FOLDER}/" in key or key == naming.ROOT_KEY
+    return f"/{naming.LOG_FOLDER}/" in key or key == naming.ROOT_KEY or key.startswith(f"{naming.DEFAULTS_FOLDER}/")
 
 
 def decoder_of(key: str) -> Decode | None:
@@ -207,6 +210,8 @@ def decoder_of(key: str) -> Decode | None:
     number = naming.entry_number(key)
     if number is None:
         return None
+    if key.startswith(f"{naming.DEFAULTS_FOLDER}/"):
+        return lambda data: DEFAULTS.decode(data, key, number)
     kind = KINDS.get(key.partition("/")[0])
     if kind is not None:
         return partial(_decode_entry, kind, key, number)
@@ -276,12 +281,25 @@ def cure_entry(store: Store, key: str) -> Cure | None:
     number = naming.entry_number(key)
     if number is None:
         return None
+    if prefix == DEFAULTS.prefix(DEFAULTS_ID) and (cure := cure_defaults(store, key, number)) is not None:
+        return cure
     is_copy = f"/{naming.CHECKPOINT_FOLDER}/" in key
     other = naming.commit_key(prefix, number) if is_copy else naming.checkpoint_key(prefix, number)
     data = _read(store, other)
     if data is not None and is_sound(other, data):
         return Cure.whole(key, "written again from the entry" if is_copy else "written again from its copy", data)
     return cure_document(store, key) or (None if is_copy else _pass_entry(store, prefix, number))
+
+
+def cure_defaults(store: Store, key: str, number: int) -> Cure | None:
+    """Return the cure of an entry of the root's defaults, or of its copy apart from them: by the other of the two."""
+    is_copy = key.startswith(f"{naming.DEFAULTS_FOLDER}/")
+    entry = naming.commit_key(DEFAULTS.prefix(DEFAULTS_ID), number)
+    other = entry if is_copy else naming.defaults_copy_key(number)
+    data = _read(store, other)
+    if data is None or not is_sound(other, data):
+        return None
+    return Cure.whole(key, f"written again from {'the entry' if is_copy else 'its copy'}", data, damaged=(key,))
 
 
 def _pass_entry(store: Store, prefix: str, number: int) -> Cure | None:

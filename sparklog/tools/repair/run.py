@@ -62,12 +62,14 @@ from sparklog.opening import KAFKA_DIRECTORY, KAFKA_PARTITION, NOTHING, exists, 
 from sparklog.retention.vacuum_plan import HOUR_MS, data_file
 from sparklog.storage import open_store
 from sparklog.storage.store import ObjectInfo, Store
+from sparklog.tools.repair.commit_cures import cure_missing_commit
 from sparklog.tools.repair.cures import (
     Cure,
     Healer,
     Repaired,
     RepairReport,
     cure_checkpoint,
+    cure_defaults,
     cure_document,
     cure_entry,
     left_after,
@@ -346,11 +348,15 @@ class _Treatment:
     def _of_log(self, key: str) -> Cure | None:
         if not of_log(key):
             return None
-        if key.partition("/")[0] in KINDS:
+        folder = key.partition("/")[0]
+        if folder in KINDS:
             return cure_entry(self.store, key)
+        if folder == naming.DEFAULTS_FOLDER:
+            number = naming.entry_number(key)
+            return None if number is None else cure_defaults(self.store, key, number)
         if f"/{naming.CHECKPOINT_FOLDER}/" in key:
             return cure_document(self.store, key) or cure_checkpoint(self.store, key, self.env)
-        return cure_document(self.store, key)
+        return cure_document(self.store, key) or cure_missing_commit(self.store, key)
 
     def _of_files(self, keys: Sequence[str]) -> Iterator[Cure]:
         """Yield the cures of data files and what is beside them, by the topics that name them."""

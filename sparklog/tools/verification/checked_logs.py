@@ -45,7 +45,7 @@ from sparklog.tools.verification.findings import (
 
 MOST_UNREACHED = 20
 MOST_MISSING = 20
-REMEDY = "restore what is missing before it, or delete it if a process that outlived a restored root made it"
+REMEDY = "build or restore what is missing before it, or delete it if a process that outlived a restored root made it"
 DELETE_COPY = "delete the copy: the entries say the same"
 _ALL = DECISIONS, GROUPS, LEASES, OUTCOMES, DEFAULTS
 KINDS: dict[str, EntryKind[StateEntry]] = {kind.folder: kind for kind in _ALL}  # type: ignore[misc]
@@ -183,17 +183,17 @@ class CheckedLog:
         if beyond and self.store.stat(naming.commit_key(self.prefix, end + 1)) is not None:
             raise NotFound(f"{what} {end + 1} came to be while the log was listed")
         for number in beyond[:MOST_UNREACHED]:
-            gap = f"beyond a gap: {what} {end + 1} is not there, and no reader goes on after it"
+            gap = f"beyond a gap: {what} {end + 1} is not there, and readers and writers refuse to go on"
             self.report(LOG, naming.commit_key(self.prefix, number), f"{what} {number} is {gap}", REMEDY)
 
-    def find_missing(self, first: int, end: int, existing: Iterable[int]) -> None:
+    def find_missing(self, first: int, end: int, existing: Iterable[int], remedy: str = RESTORE) -> None:
         """Name objects from `first` up to `end` (not itself) that no collection deletes, and that are missing."""
         inside = sorted(number for number in {*existing} if first <= number < end)
         # Numbers are names: one that is far away makes a gap too long to be listed.
         gaps = (number for low, high in pairwise([first - 1, *inside, end]) for number in range(low + 1, high))
         for number in islice(gaps, MOST_MISSING):
             key = naming.commit_key(self.prefix, number)
-            self.report(MISSING, key, f"{self.what} {number} is not there, and later ones are")
+            self.report(MISSING, key, f"{self.what} {number} is not there, and later ones are", remedy)
 
     def follows(self, number: int, prev_crc: int | None, crc: int | None) -> bool:
         """True if an object names the CRC of the one before, as far as that is known; else it is a finding."""

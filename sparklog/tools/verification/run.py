@@ -32,6 +32,7 @@ from sparklog.retention.vacuum_plan import data_file
 from sparklog.storage.store import PROBE_FOLDER, ObjectInfo, Store, key_kind
 from sparklog.tools.verification.checked_logs import KINDS, CheckedLog, read_entries, read_object
 from sparklog.tools.verification.data_file import Verified, VerifyWork, missing_beside, pieces
+from sparklog.tools.verification.defaults_copy import read_defaults_copy
 from sparklog.tools.verification.findings import (
     DECISION,
     DEFAULT,
@@ -273,6 +274,7 @@ class _Verification:
             self._entries_of(LEASES, LEASE, {})
             self._entries_of(OUTCOMES, OUTCOME, {})
             self._entries_of(DEFAULTS, DEFAULT, {})
+            self._take(read_defaults_copy(self.store))
         for name in names:
             self.say(f"reading the log of {name}")
             log = self.logs[name] = read_topic(self.store, name, now_ms)

@@ -87,6 +87,7 @@ def gaps(head: Head, table: SliceTable) -> int:
     return whole - covered
 
 
+BUILD_AGAIN = "sparklog repair builds it again if a later commit carries its copy; else restore it from a backup"
 DELETE_CHECKPOINT = "delete the checkpoint: the one before will do, opening takes longer until the next one"
 State = tuple[Head, SliceTable]
 
@@ -184,6 +185,8 @@ class _Replay:
         if end not in versions:
             return versions[-1]
         self.log.find_unreached(versions, end)
+        beyond = next((number for number in versions if number > end), end + 1)
+        self.log.find_missing(end + 1, beyond, (), BUILD_AGAIN)
         for version in (number for number in versions if number > end):
             key = commit_key(self.name, version)
             self.log.objects.add(key)
@@ -316,7 +319,7 @@ class _Replay:
         limit = min(floor, checkpoints[-2]) if len(checkpoints) > 1 else -1
         anchor = max((version for version in checkpoints if version <= limit), default=-1)
         if self.state is not None:
-            self.log.find_missing(max(anchor, 0), start, versions.tolist())
+            self.log.find_missing(max(anchor, 0), start, versions.tolist(), BUILD_AGAIN)
         for version in checkpoints:
             if version < start - 1:
                 self.state, kept = None, self.state

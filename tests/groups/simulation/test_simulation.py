@@ -36,7 +36,7 @@ def test_whatever_the_seed_each_offset_is_committed_once(seeds: range) -> None:
     for seed in seeds:
         counters.update(check(seed).counters)
     for what in ("revoked", "transactions", "crashes", "member Fenced", "late commits refused", "more partitions"):
-        assert counters[what] > 10, f"the runs did too little to show anything: {counters}"
+        assert counters[what] > 5, f"the runs did too little to show anything: {counters}"
 
 
 def test_one_seed() -> None:

@@ -14,8 +14,8 @@ from sparklog.log.decisions.decision import CommitDecision, Decisions, Prepared
 from sparklog.log.decisions.decision_log import DecisionLog
 from sparklog.log.journal import entry_log
 from sparklog.log.journal.entry_log import KEEP_MS
-from sparklog.log.journal.journal import RootAccess
 from sparklog.log.journal.names import checkpoint_key, commit_key
+from sparklog.log.journal.seen_state import RootAccess
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import Store
 from sparklog.testing.faulty_store import Fault, FaultKind, FaultyStore, Script

@@ -46,6 +46,10 @@ def test_states_by_a_time() -> None:
 def test_where_older_entries_are_gone_the_first_is_what_is_known() -> None:
     chain = chain_of(4)
     chain.store.delete(commit_key(chain.prefix, 1))
+    with pytest.raises(Corrupt, match="number 1 of the log is missing, and 2 to 3 are there"):
+        chain.span()
+    # With a copy above it, it was deleted by right.
+    chain.store.create(checkpoint_key(chain.prefix, 2), chain.store.get(commit_key(chain.prefix, 2)))
     span = chain.span()
     assert (span.first, span.last) == (2, 3)
     assert span.number_by(-1) == 2

@@ -135,7 +135,7 @@ def head_of_another_version(patch: Patch) -> None:
         (registry_on_first_attempt_only, "calm", range(60)),
         (no_age_test_on_the_answer, "collector", starting_with(range(6, 100), 16)),
         (no_age_test_for_readers, "collector", range(31, 130)),
-        (no_topic_id, "calm", starting_with(range(78, 300), 94)),
+        (no_topic_id, "calm", starting_with(range(640, 700), 640)),
         (no_upload_floor, "calm", starting_with(range(72, 200), 119)),
         (edits_always_stand, "calm", range(200)),
         (offsets_not_assigned_again, "calm", range(20)),

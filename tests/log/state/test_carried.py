@@ -329,7 +329,9 @@ def test_a_listing_may_be_late(world: World, hidden: Sequence[int], monkeypatch:
     assert world.root(store).topic("t").log.head(refresh=False) == topic.log.head()
     real = NumberedObjects.read_some
     monkeypatch.setattr(NumberedObjects, "read_some", lambda self, numbers: real(self, numbers[:-1]))
-    assert world.root(store).topic("t").log.head(refresh=False).version < 140, "it must be looked for the next number"
+    newest = world.root(store).topic("t").log.head(refresh=False).version
+    # What a listing shows after a number that it hides is looked for; the newest is found by a look at the next number.
+    assert (newest < 140) == (140 in hidden), "it must be looked for the next number"
 
 
 def test_a_draft_that_never_landed_is_not_carried(world: World) -> None:

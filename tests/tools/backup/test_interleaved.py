@@ -23,6 +23,7 @@ from sparklog.tools.backup.restoring import restore
 from sparklog.transactions.completion import collect
 from sparklog.transactions.producer import transactional
 from tests.support.built_once import built_once
+from tests.support.hiding_store import HidingStore
 from tests.support.maintaining import maintain
 from tests.support.name_caching_store import NameCachingStore
 from tests.support.seeds import thinned
@@ -426,11 +427,7 @@ def test_a_backup_takes_no_hidden_decision_for_an_abort() -> None:
     assert len(log.refresh().commits) == 1
     world.store.create(checkpoint_key(log.prefix, newest), world.store.get(log.key(newest)))
     hidden = {commit_key("a", version), *map(log.key, range(decided, newest))}
-
-    def hides(call: Call) -> Fault | None:
-        return Fault(FaultKind.ABSENT) if call.key in hidden else None
-
-    here = world.root(FaultyStore(world.store, hides, world.env().sleep))
+    here = world.root(HidingStore(world.store, hidden, world.env().sleep))
     world.now_ms += 2 * SETTLE_MS
     with pytest.raises(Unavailable, match=f"of '{ID}' may be committed"):
         back_up(here, world.another("place"))

@@ -47,7 +47,7 @@ def test_whatever_sleeps_or_dies_no_commit_is_lost(seeds: range) -> None:
     for seed in seeds:
         found.update(check(seed).counters)
     for what in ("expired", "deleted", "committed", "aborted", "batches", "polls", "crashes"):
-        assert found[what] > 5, f"the runs did too little to show anything: {found}"
+        assert found[what] > 4, f"the runs did too little to show anything: {found}"
 
 
 @pytest.mark.slow

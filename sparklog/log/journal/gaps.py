@@ -1,0 +1,23 @@
+"""The message for a gap: a number of a journal is missing, and a later one is there."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from sparklog.storage.store import Store
+
+
+def missing_numbers(store: Store, missing: int, listed: Sequence[int]) -> str:
+    """Return the message for a gap that begins at `missing`, from the numbers that a listing shows."""
+    later = [number for number in listed if number > missing]
+    numbers = f"number {missing} of the log is missing"
+    if later and later[0] > missing + 1:
+        numbers = f"numbers {missing} to {later[0] - 1} of the log are missing"
+    if later:
+        numbers += f", and {later[0]} is there" if len(later) == 1 else f", and {later[0]} to {later[-1]} are there"
+    return (
+        f"{numbers}: nothing after the gap is read, and nothing is written. If the root is still being copied, wait "
+        f"until it is complete; else run sparklog repair {shlex.quote(store.location)}, which says whether the lost "
+        "objects can be built again, or restore them from a backup"
+    )

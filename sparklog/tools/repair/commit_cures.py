@@ -1,0 +1,136 @@
+"""Lost commits of a topic, built again from the copies of their documents that later commits carry.
+
+1. The documents of the missing numbers come from a later commit that carries them. They count only as links of the
+   chain: the first names the CRC-32C of the commit before the gap, and the commit after the gap names that of the last.
+   The CRC-32C of a whole object follows from its document, so this holds whatever became of the rest.
+2. What a lost commit itself carried is packed again from the documents before it, and must have the length and the
+   CRC-32C that its document says.
+3. Its records, if they were in the commit, are in no other object. Zeros of the same length stand for them: the log can
+   be read and written again, each read of the lost offsets is an error that names them, and so does `verify`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sparklog.errors import BadRequest, Corrupt, NotFound
+from sparklog.log.journal.documents import document_of
+from sparklog.log.journal.names import LOG_FOLDER, commit_key, entry_number, numbers_below
+from sparklog.log.state.carried import BLOCK, carried_in, linked, packed, unpacked
+from sparklog.log.state.commit import Commit, decode_commit
+from sparklog.storage.store import Store
+from sparklog.tools.repair.cures import Cure
+
+MOST_SHOWN = 8
+"""Ranges of lost offsets that are named."""
+
+
+def cure_missing_commit(store: Store, key: str) -> Cure | None:
+    """Return the cure of a commit that is not there, with those beside it that are missing; None if there is none."""
+    topic, number = key.partition("/")[0], entry_number(key)
+    if number is None or store.stat(key) is not None:
+        return None
+    existing = numbers_below(store, f"{topic}/{LOG_FOLDER}/0")
+    after = next((other for other in existing if other > number), None)
+    if after is None:
+        return None
+    first = next((other for other in reversed(existing) if other < number), -1) + 1
+    if first < number:
+        # The cure of the first one has all that are missing up to the next that is there.
+        return None
+    documents = _documents(store, topic, first, after)
+    if documents is None:
+        return None
+    creates: list[tuple[str, bytes]] = []
+    damaged: list[str] = []
+    how: list[str] = []
+    for missing in range(first, after):
+        commit = decode_commit(documents[missing], commit_key(topic, missing), missing, whole=False)
+        data = documents[missing] + _carried_again(commit, documents)
+        lost = 0 if commit.inline is None else commit.inline.nbytes
+        creates.append((commit_key(topic, missing), data + bytes(lost)))
+        if lost:
+            how.append(f"without its records, which no other object has: {_lost_offsets(commit)} stay lost")
+        else:
+            damaged.append(commit_key(topic, missing))
+    # The commits after the gap can be reached again.
+    damaged += [commit_key(topic, other) for other in existing if other >= after]
+    which = "" if after - first == 1 else f", with commits {first + 1} to {after - 1},"
+    words = "; ".join([f"built again{which} from the copy in a later commit", *how])
+    return Cure(key, words, creates=tuple(creates), damaged=tuple(damaged))
+
+
+def _documents(store: Store, topic: str, first: int, after: int) -> dict[int, bytes] | None:
+    """Return the documents of the missing numbers from `first` to below `after`, and of those before that are known.
+
+    None if no commit carries all the missing ones as links of the chain.
+    """
+    earlier = {
+        number: data for number in range(max(first - BLOCK, 0), first) if (data := _document(store, topic, number))
+    }
+    next_prev = _commit(topic, after, _document(store, topic, after))
+    if next_prev is None:
+        return None
+    before = _commit(topic, first - 1, earlier.get(first - 1))
+    for carrier in range(after, first + BLOCK):
+        data = _object(store, topic, carrier)
+        commit = None if data is None else _commit(topic, carrier, document_of(data))
+        if data is None or commit is None:
+            continue
+        try:
+            documents = unpacked(carried_in(commit, data))
+        except Corrupt:
+            continue
+        carried = dict(enumerate(documents, carrier - len(documents)))
+        if any(number not in carried for number in range(first, after)):
+            continue
+        commits = {number: item for number in range(first, after) if (item := _commit(topic, number, carried[number]))}
+        start = before.crc if before is not None else commits[first].prev_crc if first in commits else None
+        chain = linked(commits, first, after - 1, start)
+        if chain is not None and chain[-1].crc == next_prev.prev_crc:
+            return {**carried, **earlier, **{number: carried[number] for number in range(first, after)}}
+    return None
+
+
+def _carried_again(commit: Commit, documents: Mapping[int, bytes]) -> bytes:
+    """Return what a commit carried, packed again; zeros, which readers pass over, if that does not give its bytes."""
+    carried = commit.carried
+    if carried is None:
+        return b""
+    numbers = range(commit.version - carried.commits, commit.version)
+    if all(number in documents for number in numbers):
+        again = packed([documents[number] for number in numbers])
+        if again.nbytes == carried.nbytes and again.crc == carried.crc:
+            return again.data
+    return bytes(carried.nbytes)
+
+
+def _lost_offsets(commit: Commit) -> str:
+    file = next(file for file in commit.files if file.path.startswith(f"{LOG_FOLDER}/"))
+    ranges = [
+        f"partition {partition} offsets {base} to {base + offsets - 1}"
+        for partition, base, offsets in zip(file.partition, file.base, file.offsets, strict=True)
+    ]
+    more = len(ranges) - MOST_SHOWN
+    return ", ".join([*ranges[:MOST_SHOWN], *([f"and {more} more ranges"] if more > 0 else [])])
+
+
+def _object(store: Store, topic: str, number: int) -> bytes | None:
+    try:
+        return store.get(commit_key(topic, number))
+    except (NotFound, Corrupt):
+        return None
+
+
+def _document(store: Store, topic: str, number: int) -> bytes | None:
+    data = _object(store, topic, number)
+    return None if data is None else document_of(data)
+
+
+def _commit(topic: str, number: int, document: bytes | None) -> Commit | None:
+    if document is None:
+        return None
+    try:
+        return decode_commit(document, commit_key(topic, number), number, whole=False)
+    except (Corrupt, BadRequest):
+        return None

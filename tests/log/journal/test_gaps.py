@@ -1,0 +1,208 @@
+"""A number that is missing below others: an error for readers and writers, after the time that caches hide names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pyarrow as pa
+import pytest
+
+from sparklog.errors import Corrupt, Unavailable
+from sparklog.groups.group_state import GROUPS
+from sparklog.groups.lag import Groups
+from sparklog.log.journal.chain import EntryChain
+from sparklog.log.journal.entry_log import collect_entries
+from sparklog.log.journal.names import checkpoint_prefix, commit_key, transactions_prefix
+from sparklog.log.topic.root import Root
+from sparklog.maintenance.leases import Lease, read_claims
+from sparklog.storage.store import ObjectInfo, Store
+from sparklog.testing.faulty_store import Call, Fault, FaultKind, FaultyStore
+from sparklog.testing.world import World
+from sparklog.transactions.producer import transactional
+from tests.log.protocol import Hooked, collect, other, publish, setup
+from tests.support.small_limits import small_limits
+
+FAR = 16
+
+
+def append(root: Root) -> None:
+    root.topic("t").append([{"value": "x"}])
+
+
+def commit_offsets(root: Root) -> None:
+    Groups(root).group("g").alter({"t": {0: Groups(root).group("g").state().number + 1}})
+
+
+def transact(root: Root) -> None:
+    with transactional(root, "id").begin() as transaction:
+        transaction.append("t", pa.table({"value": ["x"]}))
+
+
+def lease(root: Root) -> None:
+    held = Lease(root, "retain")
+    held.take()
+    held.release()
+
+
+def set_default(root: Root) -> None:
+    number = root.defaults().number
+    root.alter_defaults({"log.retention.ms": str(1_000_000 + number)})
+
+
+JOURNALS: dict[str, tuple[str, Callable[[Root], None]]] = {
+    "commits": ("t", append),
+    "group": ("_groups/g", commit_offsets),
+    "decisions": (transactions_prefix("id"), transact),
+    "leases": ("_maintenance/retain", lease),
+    "defaults": ("_root/defaults", set_default),
+}
+
+
+@pytest.fixture(params=[1, FAR], ids=["disk", "bucket"])
+def world(request: pytest.FixtureRequest) -> World:
+    made = World()
+    made.store.parallel_reads = request.param  # type: ignore[misc]
+    made.root(made.store).create_topic("t")
+    return made
+
+
+def written(world: World, journal: str, times: int = 9) -> tuple[str, Callable[[Root], None]]:
+    prefix, write = JOURNALS[journal]
+    root = world.root(world.store)
+    for _ in range(times):
+        write(root)
+    return prefix, write
+
+
+def numbers(store: Store, prefix: str) -> list[str]:
+    return [info.key for info in store.list(f"{prefix}/_log/0")]
+
+
+@pytest.mark.parametrize("lost", [(0,), (3,), (3, 4), (2, 5)])
+@pytest.mark.parametrize("journal", JOURNALS)
+def test_a_lost_entry_is_an_error_for_who_opens_the_journal(world: World, journal: str, lost: tuple[int, ...]) -> None:
+    prefix, write = written(world, journal)
+    saved = {number: world.store.get(commit_key(prefix, number)) for number in lost}
+    for number in lost:
+        world.store.delete(commit_key(prefix, number))
+    left, begun = numbers(world.store, prefix), world.now_ms
+    with pytest.raises(Corrupt, match=f"number.* {lost[0]} .*missing, and .* there: .*sparklog repair") as raised:
+        write(world.root(world.store))
+    assert raised.value.file == commit_key(prefix, lost[0])
+    assert world.now_ms - begun > 90_000, "a cache may hide a name for so long"
+    assert numbers(world.store, prefix) == left, "nothing was written"
+    for number, data in saved.items():
+        world.store.create(commit_key(prefix, number), data)
+    write(world.root(world.store))
+    assert len(numbers(world.store, prefix)) > len(left) + len(lost)
+
+
+def test_a_second_opening_does_not_wait_for_the_gap_again(world: World) -> None:
+    written(world, "commits")
+    world.store.delete(commit_key("t", 4))
+    root = world.root(world.store)
+    for most_ms in (200_000, 5_000):
+        begun = world.now_ms
+        with pytest.raises(Corrupt, match="number 4 of the log is missing"):
+            root.topic("t")
+        assert world.now_ms - begun < most_ms
+
+
+def test_a_name_that_a_cache_hides_is_waited_for(world: World) -> None:
+    written(world, "commits")
+    hidden_until = world.now_ms + 60_000
+
+    def hide(call: Call) -> Fault | None:
+        is_hidden = world.now_ms < hidden_until and call.verb in ("get", "stat") and call.key == commit_key("t", 4)
+        return Fault(FaultKind.ABSENT) if is_hidden else None
+
+    store = FaultyStore(world.store, hide, world.sleep)
+    assert world.root(store).topic("t").log.head().version == 9
+    hidden_until = world.now_ms + 1_000_000
+    if world.store.parallel_reads == FAR:
+        # Later commits carry a copy of its document.
+        assert world.root(store).topic("t").log.head().version == 9
+        return
+    with pytest.raises(Unavailable, match="is listed and cannot be read"):
+        world.root(store).topic("t")
+
+
+def test_a_follower_that_reads_several_commits_meets_the_gap(world: World) -> None:
+    written(world, "commits", 3)
+    follower = world.root(world.store).topic("t")
+    written(world, "commits", 6)
+    world.store.delete(commit_key("t", 7))
+    with pytest.raises(Corrupt, match="number 7 of the log is missing, and 8 to 9 are there"):
+        follower.log.refresh()
+
+
+def test_commits_that_arrive_while_a_log_is_opened_are_no_gap(world: World) -> None:
+    written(world, "commits", 3)
+    store = Hooked(world.store)
+    appends = iter(range(2))
+    real = world.store.list
+    writer = other(world, world.store)
+
+    def listing(prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+        if prefix == "t/_log/0" and next(appends, None) is not None:
+            writer.append([{"value": "late"}])
+            writer.append([{"value": "late"}])
+        return real(prefix, after)
+
+    store.list = listing  # type: ignore[method-assign]
+    begun = world.now_ms
+    assert world.root(store).topic("t").log.head(refresh=False).version >= 5
+    assert world.now_ms == begun
+
+
+def test_numbers_that_the_vacuum_has_deleted_are_no_gap() -> None:
+    world, store, _, topic = setup()
+    for _ in range(140):
+        publish(topic, 1)
+    collect(store, 100)
+    assert other(world, store).log.head().version == 140
+    # A process that slept makes one of them again.
+    store.create(commit_key("t", 50), b"late")
+    assert other(world, store).log.head().version == 140
+    publish(other(world, store))
+
+
+def test_a_log_that_lost_its_checkpoints_is_not_empty() -> None:
+    """Else a topic of that name would be created, and its commits would end where the old ones begin."""
+    world, store, _, topic = setup()
+    for _ in range(140):
+        publish(topic, 1)
+    collect(store, 100)
+    for info in list(store.list(checkpoint_prefix("t"))):
+        store.delete(info.key)
+    with pytest.raises(Corrupt, match="numbers 0 to 99 of the log are missing"):
+        world.root(store).topic("t")
+    with pytest.raises(Corrupt, match="numbers 0 to 99 of the log are missing"):
+        world.root(store).create_topic("t")
+
+
+@pytest.mark.parametrize("journal", ["group", "leases"])
+def test_a_reader_without_the_root_names_the_gap(journal: str, world: World) -> None:
+    prefix, _ = written(world, journal)
+    world.store.delete(commit_key(prefix, 3))
+    root = world.root(world.store)
+    read: Callable[[], object] = EntryChain(world.store, GROUPS, "g").newest
+    with pytest.raises(Corrupt, match="number 3 of the log is missing"):
+        read_claims(root, "retain") if journal == "leases" else read()
+
+
+def test_old_entries_that_were_deleted_are_no_gap_for_a_reader_without_the_root() -> None:
+    world = World()
+    store = world.store
+    with small_limits(checkpoint_entries=3):
+        root = world.root(store)
+        root.create_topic("t")
+        for _ in range(12):
+            commit_offsets(root)
+            world.now_ms += 86_400_000
+        log = Groups(root).group("g").log
+        collect_entries(log, world.now_ms, keep_ms=86_400_000, dry_run=False)
+        assert len(numbers(store, "_groups/g")) < 12
+        # A process that slept makes one of them again.
+        store.create(commit_key("_groups/g", 0), b"late")
+        assert EntryChain(store, log.kind, "g").newest().number == 11

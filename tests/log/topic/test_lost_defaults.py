@@ -1,0 +1,135 @@
+"""Defaults of a root that are lost: what needs them fails, `verify` names them, and their copy brings them back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import sparklog
+from sparklog.compaction.run import compact_root
+from sparklog.errors import Corrupt
+from sparklog.log.journal.names import DEFAULTS_FOLDER, commit_key, defaults_copy_key
+from sparklog.log.topic.root import open_root
+from sparklog.maintenance.work_items import InProcess, Settings
+from sparklog.retention.retain import retain_root
+from sparklog.storage import LocalStore
+from sparklog.testing.world import DAY_MS, World
+from sparklog.tools.repair.run import repair_root
+from sparklog.tools.verification.findings import MISSING
+from sparklog.tools.verification.run import verify_root
+
+ENTRY = "_root/defaults"
+
+
+def kept_for_good(changes: int) -> World:
+    """A root with old records that `retain` deletes without its defaults; the last of so many changes says so."""
+    world = World()
+    root = world.root()
+    for number in range(changes):
+        root.alter_defaults({"log.retention.ms": 1 + number})
+    root.alter_defaults({"log.retention.ms": -1})
+    topic = root.create_topic("archive")
+    topic.append(pa.table({"value": ["a", "b"]}))
+    world.now_ms += 30 * DAY_MS
+    return world
+
+
+def job(name: str, world: World) -> None:
+    root, settings = world.root(), Settings(world.now_ms)
+    if name == "retain":
+        retain_root(root, settings)
+    else:
+        compact_root(root, settings, InProcess())
+
+
+@pytest.mark.parametrize("name", ["retain", "compact"])
+@pytest.mark.parametrize(("changes", "lost"), [(0, (0,)), (3, (3,)), (3, (0, 1, 2, 3)), (3, (1,)), (3, (0,))])
+def test_jobs_refuse_to_run_and_repair_brings_the_defaults_back(name: str, changes: int, lost: tuple[int, ...]) -> None:
+    world = kept_for_good(changes)
+    entries = {number: world.store.get(commit_key(ENTRY, number)) for number in lost}
+    for number in lost:
+        world.store.delete(commit_key(ENTRY, number))
+    with pytest.raises(Corrupt, match=r"(defaults of .* are lost|numbers? .* of the log .* missing).*sparklog repair"):
+        job(name, world)
+    assert world.root().topic("archive").count().records == 2
+    named = {finding.file for finding in verify_root(world.store, env=world.env()).findings}
+    assert named & {commit_key(ENTRY, number) for number in lost}
+    report = repair_root(world.store, execute=True, env=world.env())
+    assert report.repaired
+    job(name, world)
+    assert world.root().topic("archive").count().records == 2
+    if changes in lost:
+        assert world.store.get(commit_key(ENTRY, changes)) == entries[changes], "byte for byte"
+    assert world.root().defaults().configs == {"log.retention.ms": "-1"}
+
+
+def test_a_change_of_lost_defaults_is_refused() -> None:
+    world = kept_for_good(2)
+    for number in range(3):
+        world.store.delete(commit_key(ENTRY, number))
+    with pytest.raises(Corrupt, match="run sparklog repair"):
+        world.root().alter_defaults({"log.retention.ms": 7})
+
+
+def test_a_writer_meets_lost_defaults_once() -> None:
+    world = kept_for_good(0)
+    world.store.delete(commit_key(ENTRY, 0))
+    with pytest.raises(Corrupt, match="are lost"):
+        world.root().topic("archive").append([{"value": "x"}])
+
+
+@pytest.mark.parametrize("place", ["folder", "gone"])
+def test_what_stands_in_the_place_of_the_entry(place: str, tmp_path: Path) -> None:
+    root = sparklog.open(tmp_path, create=True)
+    root.alter_defaults({"log.retention.ms": -1})
+    root.create_topic("t")
+    entry = tmp_path / commit_key(ENTRY, 0)
+    entry.unlink()
+    if place == "folder":
+        entry.mkdir()
+    with pytest.raises(Corrupt, match="are lost"):
+        open_root(LocalStore(tmp_path), env=World().env()).defaults()
+    assert not sparklog.verify(tmp_path).sound
+
+
+def test_a_copy_is_made_by_the_next_job_of_a_root_without_one() -> None:
+    world = kept_for_good(2)
+    world.store.delete(defaults_copy_key(2))
+    job("retain", world)
+    assert [info.key for info in world.store.list(f"{DEFAULTS_FOLDER}/")] == [defaults_copy_key(2)]
+
+
+def test_only_the_newest_copy_is_kept_and_both_are_verified() -> None:
+    world = kept_for_good(3)
+    assert [info.key for info in world.store.list(f"{DEFAULTS_FOLDER}/")] == [defaults_copy_key(3)]
+    assert verify_root(world.store, env=world.env()).sound
+    data = world.store.get(defaults_copy_key(3))
+    world.store.replace(defaults_copy_key(3), data[:20] + bytes([data[20] ^ 1]) + data[21:])
+    report = verify_root(world.store, env=world.env())
+    assert [finding.file for finding in report.findings] == [defaults_copy_key(3)]
+    assert repair_root(world.store, execute=True, env=world.env()).sound
+    assert world.store.get(defaults_copy_key(3)) == data
+    world.store.delete(commit_key(ENTRY, 3))
+    (finding,) = verify_root(world.store, env=world.env()).findings
+    assert (finding.kind, finding.file) == (MISSING, commit_key(ENTRY, 3))
+    assert "repair" in finding.remedy
+
+
+def test_a_change_that_dies_before_its_copy_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = kept_for_good(1)
+    root = world.root()
+    create: Callable[[str, bytes], bool] = world.store.create
+
+    def failing(key: str, data: bytes) -> bool:
+        if key.startswith(f"{DEFAULTS_FOLDER}/"):
+            raise sparklog.Unavailable("the disk is full")
+        return create(key, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.store, "create", failing)
+        root.alter_defaults({"log.retention.ms": 9})
+    assert world.root().defaults().configs == {"log.retention.ms": "9"}
+    assert verify_root(world.store, env=world.env()).sound
