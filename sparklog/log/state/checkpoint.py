@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 COLUMN_NAMES = {column.name: column.checkpoint for column in SLICE_COLUMNS}
 """Columns of the table's file, by the name they have in memory; `file` and `txn` are dictionaries of text."""
+REMEDY = "run sparklog repair"
 LARGE_TABLE = 1 << 20
 """Bytes of a table from which on Arrow's threads are worth starting: a small one took twice the CPU with them."""
 
@@ -97,7 +98,7 @@ def decode_checkpoint(data: bytes, key: str, version: int) -> Checkpoint:
     """Return what the bytes hold. `BadRequest` if it needs a newer sparklog, `Corrupt` if damaged or another."""
     checkpoint = CHECKPOINT_JSON.decode(data, key)
     if (stored := checkpoint.head.version) != version:
-        raise Corrupt(f"checkpoint {version} should be here, found version {stored}; delete it", file=key)
+        raise Corrupt(f"checkpoint {version} should be here, found version {stored}; {REMEDY}", file=key)
     return checkpoint
 
 
@@ -146,16 +147,16 @@ def decode_table(data: bytes, ref: TableRef, key: str, version: int) -> SliceTab
 
     from sparklog.format.arrow_numpy import fixed_values
 
-    if len(data) != ref.size or crc32c.crc32c(data) != ref.crc:
-        raise Corrupt(
-            f"slice table should have {ref.size} bytes of CRC-32C {ref.crc}, found {len(data)}; delete it", file=key
-        )
+    if len(data) != ref.size:
+        raise Corrupt(f"slice table should have {ref.size} bytes, found {len(data)}; {REMEDY}", file=key)
+    if (crc := crc32c.crc32c(data)) != ref.crc:
+        raise Corrupt(f"slice table should have CRC-32C {ref.crc}, found {crc}; {REMEDY}", file=key)
     try:
         options = pa.ipc.IpcReadOptions(use_threads=len(data) >= LARGE_TABLE)
         reader = pa.ipc.open_file(pa.BufferReader(data), options=options)
         batch = reader.get_batch(0) if reader.num_record_batches == 1 else None
     except (pa.ArrowException, OSError) as error:
-        raise Corrupt(f"slice table is not an Arrow file ({error}); delete it", file=key) from None
+        raise Corrupt(f"slice table is not an Arrow file ({error}); {REMEDY}", file=key) from None
     if batch is None or batch.schema.names != list(COLUMN_NAMES.values()) or batch.num_rows != ref.rows:
         contents = "no batch" if batch is None else f"{batch.num_rows} rows of {', '.join(batch.schema.names)[:80]}"
         raise Corrupt(f"slice table should have {ref.rows} rows of sparklog's columns, found {contents}", file=key)
@@ -173,7 +174,7 @@ def decode_table(data: bytes, ref: TableRef, key: str, version: int) -> SliceTab
         raise Corrupt("columns file and txn of a slice table are dictionaries of text", file=key)
     for name, words in texts.items():
         if ref.rows and not 0 <= int(columns[name].min()) <= int(columns[name].max()) < len(words):
-            raise Corrupt(f"column {name} of a slice table names texts it does not have; delete it", file=key)
+            raise Corrupt(f"column {name} of a slice table names texts it does not have; {REMEDY}", file=key)
     columns["txn"] = np.where(columns["txn_n"] < 0, np.int32(-1), columns["txn"])
     part = Slices(columns, texts["file"], texts["txn"])
     return SliceTable(version, (part,) if ref.rows else (), part.paths, part.txn_ids)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from sparklog.errors import BadRequest, Conflict, Corrupt
+from sparklog.format.crc32c import crc32c
 from sparklog.format.slice_columns import COLUMN_TYPES
 from sparklog.log.journal import documents
 from sparklog.log.journal.names import append_path
@@ -408,3 +409,13 @@ def test_a_range_of_no_table_selects_nothing() -> None:
     selected, cuts = SliceTable().select_each(*np.array([(0, 0, 9), (3, 0, 9)], np.int64).T)
     assert len(selected) == 0
     assert cuts.tolist() == [0, 0, 0]
+
+
+def test_a_damaged_table_says_what_differs() -> None:
+    data, _ = encode_table(SliceTable())
+    ref = TableRef("x.arrow", len(data), crc32c(data), 0, 0)
+    with pytest.raises(Corrupt, match=rf"should have {len(data)} bytes, found {len(data) - 1}; run sparklog repair"):
+        decode_table(data[:-1], ref, "x", 0)
+    wrong = data[:-1] + bytes([data[-1] ^ 1])
+    with pytest.raises(Corrupt, match=rf"should have CRC-32C {ref.crc}, found {crc32c(wrong)}; run sparklog repair"):
+        decode_table(wrong, ref, "x", 0)
