@@ -37,6 +37,9 @@ def check_jobs(root: Root, max_age_ms: int | None = None) -> list[Check]:
             fix = f"sparklog {job} --root {shlex.quote(root.location)}, every hour (see `sparklog conf crontab`)"
             findings += _check_job(job, mine, fix, now_ms)
             findings += _check_age(job, mine, fix, max_age_ms, now_ms)
+    for topic, backlog in look.backlogs.items():
+        fix = f"sparklog delete-records --root {shlex.quote(root.location)}, and the clocks of its producers"
+        findings += [Check("retain", WARN, f"topic {topic}: {record}", fix) for record in backlog.future]
     return [*findings, *_check_running(running, states, now_ms)]
 
 

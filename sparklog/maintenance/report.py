@@ -17,6 +17,7 @@ from operator import add
 from sparklog.errors import SparklogError
 from sparklog.maintenance.work_items import PieceReport
 from sparklog.output import json_value, say, table
+from sparklog.times import iso_time
 from sparklog.units import HOUR_MS, count, size_text
 
 LEAST_WAIT_MS, MOST_WAIT_MS = 2 * HOUR_MS, 25 * HOUR_MS
@@ -39,6 +40,23 @@ class Due:
 
 
 @dataclass(frozen=True, slots=True)
+class FutureRecord:
+    """The first record of a partition whose timestamp is in the future; its segment expires at `until_ms`."""
+
+    partition: int
+    offset: int
+    time_ms: int
+    until_ms: int
+
+    def __str__(self) -> str:
+        return (
+            f"partition {self.partition} has a record in the future (offset {self.offset:,}, time "
+            f"{iso_time(self.time_ms)}): retention.ms keeps its segment and all after it until "
+            f"{iso_time(self.until_ms)}; sparklog delete-records removes them before"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Backlog:
     """Work that a topic holds for the jobs; None where a job did not look, or there is none."""
 
@@ -46,6 +64,7 @@ class Backlog:
     dirty_ratio: float | None = None  # of the dirtiest partition, with what a run would seal first
     oldest_expired_ms: int | None = None  # of the oldest record that retention would take
     due: tuple[Due, ...] = ()
+    future: tuple[FutureRecord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

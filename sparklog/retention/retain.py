@@ -28,6 +28,7 @@ from sparklog.log.journal.names import (
     file_key,
     is_topic_name,
 )
+from sparklog.log.read.time_lookup import offsets_for_timestamps
 from sparklog.log.state.commit import RETAIN
 from sparklog.log.state.commit_intents import LogStartIntent
 from sparklog.log.state.configs import LEAST_DELETE_DELAY_MS
@@ -37,7 +38,7 @@ from sparklog.log.topic.root import Root, topic_of
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.leases import LEASES, collect_journals
 from sparklog.maintenance.outcomes import OUTCOMES
-from sparklog.maintenance.report import Amounts, Backlog, Due, Failure, RunReport, allowed_wait_ms
+from sparklog.maintenance.report import Amounts, Backlog, Due, Failure, FutureRecord, RunReport, allowed_wait_ms
 from sparklog.maintenance.work_items import Runner, Settings, store_clock_ms
 from sparklog.output import json_value, table
 from sparklog.retention.expiry_plan import REASONS, SIZE, START, TIME, Expired, Expiry, plan_expiry
@@ -101,7 +102,7 @@ def _removed(reports: Sequence[RetainReport], dry_run: bool) -> str:
 
 
 def _notes(report: RetainReport) -> list[str]:
-    notes = []
+    notes = [str(record) for record in report.future]
     if report.resolved:
         plural = "" if report.resolved == 1 else "s"
         notes.append(f"the outcome of {report.resolved:,} transaction{plural} was recorded")
@@ -132,6 +133,8 @@ def _vacuum(vacuumed: VacuumReport) -> dict[str, object]:
     return values
 
 
+AHEAD_MS = 3_600_000
+"""Times that are ahead by less are those of clocks that differ: Kafka's default of message.timestamp.after.max.ms."""
 ROOT_FILES = "(root)"
 """Stands for a topic in the report of files in the root itself."""
 JOURNALS: dict[str, tuple[EntryKind[Any], str]] = {
@@ -181,6 +184,7 @@ class RetainReport(RunReport):
     partitions: int = 0
     resolved: int = 0
     expired: tuple[PartitionExpiry, ...] = ()
+    future: tuple[FutureRecord, ...] = ()
     vacuum: VacuumReport | None = None
 
     def amounts(self) -> Amounts:
@@ -201,6 +205,7 @@ class RetainReport(RunReport):
             "resolvedTransactions": self.resolved,
             "seconds": round(self.seconds, 3),
             "expired": json_value(self.expired),
+            "future": json_value(self.future),
             "vacuum": None if self.vacuum is None else _vacuum(self.vacuum),
             "failures": [{"what": item.title, "code": item.code, "message": item.message} for item in self.failures],
         }
@@ -230,6 +235,23 @@ def plan_topic(snapshot: Snapshot, settings: Settings) -> list[tuple[Expiry, lis
         )
         planned.append((expiry, segments))
     return planned
+
+
+def future_records(snapshot: Snapshot, settings: Settings) -> tuple[FutureRecord, ...]:
+    """Return of each partition the first record whose time lies so far ahead that it holds retention up."""
+    configs = settings.configs_of(snapshot.topic, snapshot.head.configs)
+    if not configs.is_deleting or configs.retention_ms < 0:
+        return ()
+    rows, after = snapshot.slices.all(), settings.now_ms + AHEAD_MS + 1
+    late = {int(partition): after for partition in rows.partition[rows.max_ts >= after]}
+    if not late:
+        return ()
+    found = offsets_for_timestamps(snapshot, late, newer=lambda: snapshot)
+    return tuple(
+        FutureRecord(partition, record.offset, record.timestamp, record.timestamp + configs.retention_ms)
+        for partition, record in found.items()
+        if record is not None
+    )
 
 
 def _file_times(snapshot: Snapshot, slices: Slices) -> Callable[[Segment], int]:
@@ -303,7 +325,8 @@ def expiry_backlog(snapshot: Snapshot, settings: Settings) -> Backlog:
         waiting.append(Due(RETAIN, why, min(expired_ms), allowed_wait_ms(configs.retention_ms)))
     if excess:
         waiting.append(Due(RETAIN, f"{size_text(excess)} above retention.bytes"))
-    return Backlog(oldest_expired_ms=min(oldest_ms, default=None), due=tuple(waiting))
+    future = future_records(snapshot, settings)
+    return Backlog(oldest_expired_ms=min(oldest_ms, default=None), due=tuple(waiting), future=future)
 
 
 def _warn_of_seconds(topic: Topic, version: int, gone: Sequence[Expired]) -> None:
@@ -335,6 +358,7 @@ def retain_topic(
         if head.exists:
             report = replace(report, resolved=0 if dry_run else len(resolve_topic(topic)))
             report = replace(report, expired=tuple(expire(topic, settings, dry_run=dry_run)))
+            report = replace(report, future=future_records(topic.log.snapshot(), settings))
     except SparklogError as error:
         # A topic that was deleted (and created again) meanwhile has nothing left to expire.
         if not isinstance(error, (NotFound, Conflict)) or _exists(topic, topic_id):

@@ -57,7 +57,7 @@ class JobLook:
         compact, retain = (self._settings[job] for job in JUDGED)
         backlog, expiring = compaction_backlog(snapshot, compact), expiry_backlog(snapshot, retain)
         due = (*backlog.due, *expiring.due)
-        backlog = replace(backlog, oldest_expired_ms=expiring.oldest_expired_ms, due=due)
+        backlog = replace(backlog, oldest_expired_ms=expiring.oldest_expired_ms, due=due, future=expiring.future)
         self.backlogs[snapshot.topic] = backlog
         return backlog
 

@@ -389,7 +389,11 @@ def _layout(report: RootReport, topic: TopicFacts) -> Iterator[Note]:
         elif behind is not None and behind > MANY_COMMITS:
             slow = f"{behind:,} commits since the last checkpoint: starts get slower"
             yield Note(ATTENTION, topic.topic, f"{slow}; run `sparklog verify`")
-    if topic.newest_ms is not None and topic.newest_ms > report.now_ms + HOUR_MS:
+    if topic.backlog is not None and topic.backlog.future:
+        yield from (
+            Note(ATTENTION, topic.topic, f"{record}; look at the producers' clocks") for record in topic.backlog.future
+        )
+    elif topic.newest_ms is not None and topic.newest_ms > report.now_ms + HOUR_MS:
         kept = "retention.ms keeps their segments until that time has passed; look at the producers' clocks"
         yield Note(ATTENTION, topic.topic, f"records are stamped in the future: {kept}")
     if topic.skew is not None and topic.skew >= SOME_SKEW and topic.bytes > SKEW_BYTES:
