@@ -86,6 +86,12 @@ class Cure:
         return bytes(changed)
 
 
+def in_the_way(store: Store, key: str) -> bool:
+    """Return True if a folder, a link or a special file has the name of an object: nothing can be written there."""
+    folder, _, name = key.rpartition("/")
+    return name in store.obstacles(f"{folder}/" if folder else "")
+
+
 @dataclass(slots=True)
 class Healer:
     """Applies cures in a store. `folder`: below `_repair/`, for what is set aside; `aside`: its keys so far."""
@@ -93,6 +99,11 @@ class Healer:
     store: Store
     folder: str
     aside: dict[str, str] = field(default_factory=dict)
+
+    def can_apply(self, cure: Cure) -> bool:
+        """Return True if nothing is in the way of what a cure writes."""
+        written = [key for key, _ in cure.creates] + ([] if cure.size is None else [cure.key])
+        return not any(in_the_way(self.store, key) for key in written)
 
     def apply(self, cure: Cure) -> None:
         """Apply a cure; what it creates, if that exists already, is of a repair that died."""

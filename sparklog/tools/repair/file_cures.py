@@ -36,7 +36,8 @@ from sparklog.log.state.slices import SliceFlag
 from sparklog.maintenance.work_items import silent
 from sparklog.storage.store import Store
 from sparklog.tools.repair.cures import Cure, Patch, is_sound
-from sparklog.tools.verification.findings import Finding
+from sparklog.tools.verification.data_file import check_file
+from sparklog.tools.verification.findings import SIZE, Finding
 from sparklog.tools.verification.slice_checks import (
     CheckedFile,
     CollectedBatches,
@@ -97,8 +98,12 @@ class FileCures:
     # -- the file itself
 
     def _longer(self) -> Cure | None:
+        """Return the cure of a file that is sound up to its size and goes on. One that begins wrongly stays whole."""
         info = self.store.stat(self.file.key)
         if info is None or info.size <= self.file.size:
+            return None
+        findings = check_file(self.store, self.file, silent).findings
+        if any(finding.file == self.file.key and finding.kind != SIZE for finding in findings):
             return None
         return Cure(self.file.key, "cut off what is not its own", self.file.size)
 

@@ -72,6 +72,7 @@ from sparklog.tools.repair.cures import (
     cure_defaults,
     cure_document,
     cure_entry,
+    in_the_way,
     left_after,
     of_log,
     state_at,
@@ -228,6 +229,7 @@ def _put(place: FilePath, data: bytes | None) -> None:
 
 
 ROUNDS = 6
+MOVE = "a folder, a link or a special file has its name: move that away, then repair again"
 
 
 @checked(path=ROOT, topics=NAMES, index_interval_bytes=whole(1).or_none())
@@ -294,7 +296,8 @@ def repair_root(
     for _ in range(ROUNDS):
         report = verify_root(store, topics=topics, runner=runner, say=say, env=env)
         before = len(report.findings) if before < 0 else before
-        cures = [cure for cure in _Treatment(store, report, env).cures(whole=not topics) if not _was_tried(cure, done)]
+        every = _Treatment(store, report, env).cures(whole=not topics)
+        cures = [cure for cure in every if not _was_tried(cure, done) and healer.can_apply(cure)]
         done |= {cure.key: cure for cure in cures}
         if not execute or not cures:
             break
@@ -307,7 +310,8 @@ def repair_root(
         report = verify_root(store, topics=topics, runner=runner, say=say, env=env)
     repaired = tuple(Repaired(cure.key, cure.how, healer.aside.get(cure.key)) for cure in done.values())
     cured = [] if execute else [key for cure in done.values() for key in cure.damaged]
-    return RepairReport(store.location, execute, repaired, left_after(report, cured), before)
+    left = [replace(each, remedy=MOVE) if in_the_way(store, each.file) else each for each in left_after(report, cured)]
+    return RepairReport(store.location, execute, repaired, tuple(left), before)
 
 
 def _was_tried(cure: Cure, done: Mapping[str, Cure]) -> bool:

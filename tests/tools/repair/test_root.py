@@ -12,10 +12,11 @@ from sparklog.compaction.run import CompactOptions, compact_topic
 from sparklog.errors import BadRequest
 from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, commit_key, entry_number
 from sparklog.maintenance.work_items import InProcess, Settings
+from sparklog.storage.local import LocalStore
 from sparklog.testing.world import DAY_MS, HOUR_MS, World
 from sparklog.tools.repair.cures import Cure, RepairReport, summary
 from sparklog.tools.repair.file_cures import build_indexes
-from sparklog.tools.repair.run import repair_root
+from sparklog.tools.repair.run import MOVE, repair_root
 from sparklog.tools.verification.run import verify_root
 from sparklog.tools.verification.slice_checks import CollectedBatches
 from tests.support.small_limits import small_limits
@@ -306,3 +307,33 @@ def test_what_the_vacuum_deletes_meanwhile_is_no_failure(small: World) -> None:
 
         report = repair_root(small.store, topics=("latest",), execute=True, say=vanish, env=small.env())
         assert [finding.kind for finding in report.left if finding.file == key] == ["missing"]
+
+
+@pytest.mark.parametrize("suffix", [".index", ".bloom", ".log", "_groups"])
+def test_a_folder_in_the_place_of_an_object_is_one_line(small: World, tmp_path: Path, suffix: str) -> None:
+    store = LocalStore(tmp_path / "root", durable=False)
+    for info in small.store.list(""):
+        store.create(info.key, small.store.get(info.key))
+    in_place = [info.key for info in store.list("") if info.key.endswith(suffix) or info.key.startswith(suffix)]
+    key = in_place[0]
+    (tmp_path / "root" / key).unlink()
+    (tmp_path / "root" / key).mkdir()
+    world = World(store, sleep_takes_time=False)
+    for execute in (False, True):
+        report = repair_root(store, execute=execute, env=world.env())
+        assert [(finding.file, finding.remedy) for finding in report.left] == [(key, MOVE)]
+    (tmp_path / "root" / key).rmdir()
+    assert repair_root(store, execute=True, env=world.env()).sound is (suffix != ".log")
+
+
+@pytest.mark.parametrize("suffix", [".log", ".slices"])
+def test_a_file_that_begins_wrongly_is_not_cut(small: World, suffix: str) -> None:
+    key = next(info.key for info in small.store.list("latest/") if info.key.endswith(suffix))
+    data = small.store.get(key)
+    with undone(small):
+        small.store.replace(key, b"\0\0" + data)
+        assert not repaired(small, key).sound
+        assert small.store.get(key) == b"\0\0" + data, "all of it is left"
+        small.store.replace(key, data + b"\0\0")
+        assert repaired(small, key).sound
+        assert small.store.get(key) == data
