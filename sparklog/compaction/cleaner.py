@@ -38,6 +38,7 @@ from sparklog.compaction.producer_state import BatchJudge, PartitionProducers, V
 from sparklog.compaction.segment_writer import SegmentWriter
 from sparklog.errors import BadRequest, Conflict, Corrupt
 from sparklog.format.batch_scan import check_crcs, check_headers, crc_after
+from sparklog.format.batch_walk import Window
 from sparklog.format.filter_batches import Filtered, filter_batches
 from sparklog.format.key_filter import HASH_KEY as FILTER_HASH_KEY
 from sparklog.format.key_filter import BatchKeys
@@ -46,7 +47,6 @@ from sparklog.format.offset_map import Int64s, OffsetMap
 from sparklog.format.payloads import RecordFields, payloads, record_fields
 from sparklog.format.record_batch import NO_PRODUCER_ID, NO_TIMESTAMP, BatchHeaders, Payloads
 from sparklog.format.transaction_index import AbortedTransactions
-from sparklog.format.window import Window
 from sparklog.log.read.fetch import MissingFile, read_windows
 from sparklog.log.read.planned_slices import PlannedSlice
 from sparklog.log.state.slices import SliceFlag

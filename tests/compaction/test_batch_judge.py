@@ -22,10 +22,10 @@ from sparklog.compaction.producer_state import (
 from sparklog.errors import Corrupt
 from sparklog.format import transaction_index
 from sparklog.format.batch_scan import scan_headers
+from sparklog.format.batch_walk import Window
 from sparklog.format.control import end_txn_marker
 from sparklog.format.record_batch import BatchHeaders
 from sparklog.format.transaction_index import AbortedTransactions
-from sparklog.format.window import Window
 from sparklog.storage.memory import MemoryStore
 from tests.compaction.fixture_stages import OLD_FORMATS, Pass, all_passes, stored
 from tests.compaction.histories import START_MS, History

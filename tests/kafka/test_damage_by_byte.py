@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from sparklog.errors import Corrupt
+from sparklog.format.batch_walk import Resumed, resume
 from sparklog.kafka.in_place import KafkaView
 from sparklog.kafka.in_place.files import file_path
 from sparklog.kafka.in_place.segment_file import SegmentFile
-from sparklog.kafka.in_place.segment_recovery import FAIL, SKIP, TRUNCATE, Resumed, Skipped, resume
+from sparklog.kafka.in_place.segment_recovery import FAIL, SKIP, TRUNCATE
+from sparklog.log.read.skipped import Skipped
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
 from tests.kafka.logs import batch, marker, offsets, read, records, segment, write_partition
 

@@ -33,7 +33,7 @@ from sparklog.groups.group_state import CommittedOffset
 from sparklog.groups.lag import Groups
 from sparklog.kafka.importing import run as importing
 from sparklog.kafka.importing.run import ImportOptions, import_log_dir
-from sparklog.kafka.in_place.segment_recovery import Skipped
+from sparklog.log.read.skipped import Skipped
 from sparklog.log.state.view import READ_COMMITTED
 from sparklog.log.topic.root import Root
 from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, FaultyStore

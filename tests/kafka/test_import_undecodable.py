@@ -10,7 +10,8 @@ from sparklog.errors import Corrupt
 from sparklog.format.record_batch import BatchHeader
 from sparklog.kafka.importing.run import ImportOptions, import_log_dir
 from sparklog.kafka.in_place import KafkaView
-from sparklog.kafka.in_place.segment_recovery import FAIL, SKIP, TRUNCATE, Skipped
+from sparklog.kafka.in_place.segment_recovery import FAIL, SKIP, TRUNCATE
+from sparklog.log.read.skipped import Skipped
 from sparklog.log.state.view import COLUMNS, READ_UNCOMMITTED, OffsetRange
 from sparklog.log.topic.root import Root
 from sparklog.testing.world import World

@@ -14,9 +14,10 @@ from sparklog.errors import Corrupt, NotFound, SparklogError
 from sparklog.kafka.in_place import KafkaView, kafka_layout
 from sparklog.kafka.in_place.directory import bucket_layout, split_folder_name
 from sparklog.kafka.in_place.files import FilePath, StorePath, store_path
-from sparklog.kafka.in_place.segment_recovery import FAIL, SKIP, TRUNCATE, Skipped
+from sparklog.kafka.in_place.segment_recovery import FAIL, SKIP, TRUNCATE
 from sparklog.limits import Limits
 from sparklog.log.journal.clocks import Env
+from sparklog.log.read.skipped import Skipped
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
 from tests.fixture_data import fixture_tree
 from tests.kafka.buckets import Bucket, counted, put, upload

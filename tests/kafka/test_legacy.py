@@ -14,8 +14,8 @@ from sparklog.kafka.importing.run import ImportOptions, import_log_dir
 from sparklog.kafka.in_place import KafkaView
 from sparklog.kafka.in_place.files import file_path
 from sparklog.kafka.in_place.segment_file import SegmentFile, seek
-from sparklog.kafka.in_place.segment_recovery import Skipped
 from sparklog.limits import Limits
+from sparklog.log.read.skipped import Skipped
 from sparklog.log.read.time_lookup import offsets_of_max_timestamp
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
 from sparklog.log.topic.root import Root

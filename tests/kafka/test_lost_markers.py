@@ -13,7 +13,8 @@ from sparklog.kafka.exporting import export_topics
 from sparklog.kafka.exporting.run import ExportOptions
 from sparklog.kafka.importing.run import ImportOptions, import_log_dir
 from sparklog.kafka.in_place import KafkaView
-from sparklog.kafka.in_place.segment_recovery import SKIP, Skipped
+from sparklog.kafka.in_place.segment_recovery import SKIP
+from sparklog.log.read.skipped import Skipped
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED
 from sparklog.log.topic.root import Root, open_root
 from sparklog.maintenance.work_items import InProcess, Settings

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from sparklog.errors import Corrupt
+from sparklog.format.batch_walk import Span, first_is_wrong
 from sparklog.kafka.importing.run import ImportOptions, import_log_dir
 from sparklog.kafka.in_place import KafkaView
-from sparklog.kafka.in_place.segment_recovery import FAIL, SKIP, TRUNCATE, Skipped, Span, first_is_wrong
+from sparklog.kafka.in_place.segment_recovery import FAIL, SKIP, TRUNCATE
+from sparklog.log.read.skipped import Skipped
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
 from sparklog.testing.world import World
 from tests.kafka.logs import batch, offsets, read, records, segment, write_partition

@@ -13,7 +13,8 @@ from sparklog.errors import BadRequest, Corrupt
 from sparklog.kafka.importing.run import ImportOptions, import_log_dir
 from sparklog.kafka.in_place import KafkaView
 from sparklog.kafka.in_place.read_part import KafkaReadPart, WindowBudget
-from sparklog.kafka.in_place.segment_recovery import FAIL, SKIP, TRUNCATE, Skipped
+from sparklog.kafka.in_place.segment_recovery import FAIL, SKIP, TRUNCATE
+from sparklog.log.read.skipped import Skipped
 from sparklog.log.read.topic_scan import Scan
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
 from sparklog.log.topic.root import Root

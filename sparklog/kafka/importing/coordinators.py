@@ -32,9 +32,9 @@ import numpy as np
 
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.format import control
+from sparklog.format.batch_walk import Damage, Window, sound_windows
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.format.coordinators import coordinator_records as coded
-from sparklog.format.window import Window
 from sparklog.groups.group import DEAD, GroupDescription
 from sparklog.groups.lag import Lag
 from sparklog.kafka.importing.partition import CoordinatorEntry
@@ -45,6 +45,7 @@ from sparklog.kafka.in_place.files import FilePath
 from sparklog.kafka.in_place.segment_file import SegmentFile
 from sparklog.kafka.in_place.view import KafkaView
 from sparklog.log.journal.clocks import SYSTEM, Env
+from sparklog.log.read.skipped import OnSkipped, Skipped
 from sparklog.log.state.commit_intents import ImportedPartition, ImportIntent
 from sparklog.log.state.kafka_source import ABORT, COMMIT
 from sparklog.log.state.view import Bounds, OffsetRange
@@ -69,7 +70,7 @@ class LogDir:
     path: FilePath
     env: Env
     policy: str = recovery.FAIL
-    on_skipped: recovery.OnSkipped = recovery.log_skipped
+    on_skipped: OnSkipped = recovery.log_skipped
 
 
 @dataclass(slots=True)
@@ -99,7 +100,7 @@ class LogReading(ABC):
     def _windows(self, file: SegmentFile, name: SegmentName, after: SegmentName | None) -> Iterator[Window]:
         last = after is None
 
-        def decide(damage: recovery.Damage) -> bool:
+        def decide(damage: Damage) -> bool:
             if self.log_dir.policy == recovery.SKIP and not (last and damage.stop == "zeros"):
                 return True
             if last and damage.unwritten:
@@ -110,13 +111,13 @@ class LogReading(ABC):
             skipped(damage, file.size, None)
             return False
 
-        def skipped(damage: recovery.Damage, until: int, end: int | None) -> None:
+        def skipped(damage: Damage, until: int, end: int | None) -> None:
             size = until - damage.position
             place = self.topic, self.partition, file.path, damage.position, size, damage.offset
-            self.log_dir.on_skipped(recovery.Skipped(*place, end, damage.reason))
+            self.log_dir.on_skipped(Skipped(*place, end, damage.reason))
 
         limit = None if after is None else after.base
-        return recovery.sound_windows(file, 0, name.base, decide=decide, resumed=skipped, limit=limit)
+        return sound_windows(file, 0, name.base, decide=decide, resumed=skipped, limit=limit)
 
 
 @dataclass(slots=True)
@@ -340,7 +341,7 @@ def read_newest(log_dir: LogDir, topic: str, take: Callable[[bytes, Kept], None]
                 ) from None
             why = f"its key or value cannot be read: {error.message}"
             file, offset = str(log_dir.path), kept.offset
-            log_dir.on_skipped(recovery.Skipped(topic, kept.partition, file, None, 0, offset, offset + 1, why))
+            log_dir.on_skipped(Skipped(topic, kept.partition, file, None, 0, offset, offset + 1, why))
 
 
 UNKNOWN = "Unknown"

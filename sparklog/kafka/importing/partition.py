@@ -36,11 +36,12 @@ from sparklog.kafka.importing.segment import (
 from sparklog.kafka.in_place.directory import SegmentName, leader_epochs, settled_segments
 from sparklog.kafka.in_place.files import FilePath
 from sparklog.kafka.in_place.segment_file import SegmentFile, aborted_by_index, companion
-from sparklog.kafka.in_place.segment_recovery import SKIP, TRUNCATE, OnSkipped, Skipped
+from sparklog.kafka.in_place.segment_recovery import SKIP, TRUNCATE
 from sparklog.kafka.in_place.transaction_state import TransactionEvents, TransactionState
 from sparklog.log.journal.clocks import Env
 from sparklog.log.journal.create_object import create_or_read
 from sparklog.log.journal.names import append_path, file_key, is_sealed, sealed_path
+from sparklog.log.read.skipped import OnSkipped, Skipped
 from sparklog.log.state.commit_intents import ImportedPartition
 from sparklog.log.state.kafka_source import ImportedEnd, KafkaEnded, KafkaOpen
 from sparklog.log.state.slices import FileSlices

@@ -41,8 +41,9 @@ from sparklog.kafka.importing.plan import (
     topic_sources,
 )
 from sparklog.kafka.in_place.files import AnyPath, file_path
-from sparklog.kafka.in_place.segment_recovery import FAIL, OnSkipped, Skipped, check_policy, log_skipped
+from sparklog.kafka.in_place.segment_recovery import FAIL, check_policy, log_skipped
 from sparklog.log.journal.clocks import SYSTEM, Env
+from sparklog.log.read.skipped import OnSkipped, Skipped
 from sparklog.log.state.commit_intents import CreateIntent, ImportedPartition, ImportIntent
 from sparklog.log.state.configs import TopicConfigs, check_delete_delay
 from sparklog.log.state.kafka_source import KafkaSource

@@ -36,13 +36,13 @@ from sparklog.errors import Conflict, Corrupt
 from sparklog.format import transaction_index
 from sparklog.format.append_file import WrittenSlice, build_index, encode_footer
 from sparklog.format.batch_scan import scan_headers
+from sparklog.format.batch_walk import Damage, Window, sound_windows
 from sparklog.format.control import end_txn_marker
 from sparklog.format.record_batch import NO_PRODUCER_ID
 from sparklog.format.segment_indexes import OffsetIndex, TimeIndex
 from sparklog.format.transaction_index import AbortedTransactions
-from sparklog.format.window import Window
 from sparklog.kafka.in_place.segment_file import SegmentFile, seek
-from sparklog.kafka.in_place.segment_recovery import SKIP, TRUNCATE, Damage, sound_windows
+from sparklog.kafka.in_place.segment_recovery import SKIP, TRUNCATE
 from sparklog.kafka.in_place.transaction_state import ANYBODY, TransactionEvents, TransactionState, lost_markers
 from sparklog.log.journal.names import is_sealed
 from sparklog.log.state.kafka_source import ImportedEnd

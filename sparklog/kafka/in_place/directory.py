@@ -34,9 +34,10 @@ from typing import Literal, TypeAlias
 
 from sparklog.errors import Corrupt, NotFound, Unavailable
 from sparklog.format import checkpoint_files
+from sparklog.format.batch_walk import BatchWalk
 from sparklog.format.checkpoint_files import LeaderEpoch, TopicPartition
 from sparklog.kafka.in_place.files import AnyPath, FilePath, StorePath, file_path
-from sparklog.kafka.in_place.segment_file import CLEANED, SWAP, BatchWalk, SegmentFile, seek
+from sparklog.kafka.in_place.segment_file import CLEANED, SWAP, SegmentFile, seek
 from sparklog.log.journal.clocks import SYSTEM, Env
 
 CONSUMER_OFFSETS = "__consumer_offsets"

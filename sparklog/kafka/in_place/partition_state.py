@@ -15,15 +15,16 @@ from operator import attrgetter
 import numpy as np
 
 from sparklog.errors import Corrupt
+from sparklog.format.batch_walk import BatchWalk, Damage, Window, resume, sound_windows
 from sparklog.format.record_batch import HEADER_BYTES
 from sparklog.format.transaction_index import AbortedTransactions, concatenate
-from sparklog.format.window import Window
 from sparklog.kafka.in_place import directory
 from sparklog.kafka.in_place import segment_recovery as recovery
 from sparklog.kafka.in_place.files import FilePath, LocalPath
-from sparklog.kafka.in_place.segment_file import BatchWalk, SegmentFile, aborted_by_index
+from sparklog.kafka.in_place.segment_file import SegmentFile, aborted_by_index
 from sparklog.kafka.in_place.transaction_state import TransactionEvents, TransactionSpan, TransactionState, merged
 from sparklog.log.journal.clocks import SYSTEM, Env
+from sparklog.log.read.skipped import Skipped
 from sparklog.log.state.view import BatchRuns, Stored
 
 BLOCK_BYTES = 64 * 1024
@@ -98,7 +99,7 @@ class SegmentState:
         """
         if policy == recovery.TRUNCATE:
             self.stop, self.reason = "end", ""
-            for window in recovery.sound_windows(file, self.end, self.next_offset, decide=self._stop_at, limit=limit):
+            for window in sound_windows(file, self.end, self.next_offset, decide=self._stop_at, limit=limit):
                 self._take(window, file)
         else:
             self._scan_headers(file, last=last)
@@ -126,7 +127,7 @@ class SegmentState:
                 last_window = last_window.select(slice(-1))
             self._take(last_window, file)
 
-    def _stop_at(self, damage: recovery.Damage) -> bool:
+    def _stop_at(self, damage: Damage) -> bool:
         self.stop, self.reason = UNSOUND, damage.reason
         return False
 
@@ -145,7 +146,7 @@ class SegmentState:
         """Return True if there is a batch after what is none, where the walk stopped. Markers may have been between."""
         if self.stop == "end" or (last and self.stop == "zeros"):
             return False
-        following = recovery.resume(file, self.end, self.next_offset, limit)
+        following = resume(file, self.end, self.next_offset, limit)
         if following is None:
             return False
         self.events.lost(self.next_offset)
@@ -214,7 +215,7 @@ class PartitionState:
     ) -> None:
         self.folder = folder
         self.policy = policy
-        self.cut: list[recovery.Skipped] = []
+        self.cut: list[Skipped] = []
         self._key = topic, partition
         self._env = env
         self.segments: list[SegmentState] = []
@@ -349,7 +350,7 @@ class PartitionState:
         return True
 
     def _leave_out(self, file: str, position: int, nbytes: int, start: int, reason: str) -> None:
-        self.cut.append(recovery.Skipped(*self._key, file, position, nbytes, start, None, reason))
+        self.cut.append(Skipped(*self._key, file, position, nbytes, start, None, reason))
 
     def aborted(self, start: int, end: int) -> AbortedTransactions:
         """The aborted transactions that matter to offsets `[start, end)`, from the whole partition's markers.

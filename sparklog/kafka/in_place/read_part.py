@@ -19,14 +19,15 @@ import pyarrow as pa
 
 from sparklog.errors import Corrupt, NotFound
 from sparklog.format.arrow_numpy import fixed_array, repeated_text
+from sparklog.format.batch_walk import BatchWalk, Damage, Window, resume, sound_windows
 from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders
 from sparklog.format.transaction_index import AbortedTransactions
-from sparklog.format.window import Window
 from sparklog.kafka.in_place import segment_recovery as recovery
 from sparklog.kafka.in_place.directory import SegmentName, never_there, settled_segments
 from sparklog.kafka.in_place.files import FilePath
-from sparklog.kafka.in_place.segment_file import BatchWalk, SegmentFile, seek
+from sparklog.kafka.in_place.segment_file import SegmentFile, seek
 from sparklog.log.read.record_batches import joined, schema_of
+from sparklog.log.read.skipped import OnSkipped, Skipped
 from sparklog.log.state.record_schema import RECORD_SCHEMA
 from sparklog.log.state.view import COUNTED, OffsetRange, check_columns
 
@@ -54,7 +55,7 @@ class KafkaReadPart:
     nbytes: int
     aborted: AbortedTransactions | None
     corrupt_records: str = recovery.FAIL
-    on_skipped: recovery.OnSkipped = recovery.log_skipped
+    on_skipped: OnSkipped = recovery.log_skipped
 
     def read(self, columns: Sequence[str], *, batch_bytes: int = 4 << 20) -> Iterator[pa.RecordBatch]:
         """The part's records in offset order, as batches of about `batch_bytes` with exactly `columns`.
@@ -97,7 +98,7 @@ class KafkaReadPart:
         mine = self.range
         first, last = max(start, mine.start), mine.end if end is None else min(end, mine.end)
         if first < last:
-            self.on_skipped(recovery.Skipped(mine.topic, mine.partition, file, position, nbytes, first, last, reason))
+            self.on_skipped(Skipped(mine.topic, mine.partition, file, position, nbytes, first, last, reason))
 
     def _visible(self, headers: BatchHeaders) -> npt.NDArray[np.bool_]:
         """Which batches have records for this reader: no control batches, no aborted ones."""
@@ -162,7 +163,7 @@ class KafkaReadPart:
         skipping, position = self.corrupt_records == recovery.SKIP, walk.position
         limit = _limit(walk.names, name, file)
 
-        def decide(damage: recovery.Damage) -> bool:
+        def decide(damage: Damage) -> bool:
             if skipping:
                 return True
             if self.corrupt_records == recovery.TRUNCATE and damage.offset >= self.range.end:
@@ -173,13 +174,13 @@ class KafkaReadPart:
                 offset = max(offset, position)
             raise Corrupt(f"{message}; {GO_ON}", file=file.path, position=damage.position, offset=offset)
 
-        def resumed(damage: recovery.Damage, until: int, end: int | None) -> None:
+        def resumed(damage: Damage, until: int, end: int | None) -> None:
             self._report_skipped(file.path, damage.position, until - damage.position, damage.offset, end, damage.reason)
             if end is None:
                 end = self.range.end if name == walk.names[-1] else position
             walk.passed = max(walk.passed, end)
 
-        return recovery.sound_windows(
+        return sound_windows(
             file,
             _first_position(file, name, position, limit, skipping=skipping),
             name.base,
@@ -255,7 +256,7 @@ def _first_position(file: SegmentFile, name: SegmentName, offset: int, limit: in
         if unknown is not None and int(unknown.last_offset[0]) < offset:
             start = walk.end + int(unknown.size[0])
             continue
-        following = recovery.resume(file, walk.end, name.base, limit) if skipping and walk.stop != "end" else None
+        following = resume(file, walk.end, name.base, limit) if skipping and walk.stop != "end" else None
         if following is None or following.offset > offset:
             return walk.end
         start = following.position

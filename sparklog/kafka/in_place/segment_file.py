@@ -8,15 +8,11 @@ there as `.deleted`, with the same records. In a bucket neither happens (`sparkl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
 from sparklog.errors import Corrupt
 from sparklog.format import transaction_index
-from sparklog.format.batch_scan import begins_with_header, least_size, scan_headers, single_header
-from sparklog.format.record_batch import CRC_START, HEADER_BYTES, MAGIC, MAGIC_POSITION, BatchHeader, BatchHeaders
+from sparklog.format.batch_walk import BatchFile
 from sparklog.format.segment_indexes import OffsetIndex
 from sparklog.format.transaction_index import AbortedTransactions
-from sparklog.format.window import Window
 from sparklog.kafka.in_place.files import DELETED, FilePath
 
 SWAP = ".swap"
@@ -37,15 +33,7 @@ def companion(log: FilePath, suffix: str) -> FilePath:
     return plain if plain.exists() or not swapped.exists() else swapped
 
 
-HEADER_WINDOW_BYTES = 256 * 1024
-MAX_MAGIC = 127
-"""Kafka reads the byte as signed: less than 0 is no batch."""
-HUGE_BATCH_BYTES = 64 * 1024 * 1024
-"""A batch that claims more is read only after its checksum has been computed in pieces: its length may be damaged."""
-_CRC_PIECE_BYTES = 1024 * 1024
-
-
-class SegmentFile:
+class SegmentFile(BatchFile):
     """An open `.log` file: `size` is what it had when it was opened, `path` its name for messages."""
 
     def __init__(self, path: FilePath) -> None:
@@ -68,92 +56,6 @@ class SegmentFile:
     def replaced(self) -> bool:
         """True if another file has this name in a bucket by now, so that what was read may be of both."""
         return self._file.replaced()
-
-    def header_at(self, position: int) -> BatchHeader | None:
-        """The header of a batch that claims to start at `position` and to end inside the file, or None."""
-        data = self.read(position, HEADER_BYTES)
-        if not begins_with_header(data):
-            return None
-        header = single_header(data)
-        size = int(header.size[0])
-        return header.row(0) if least_size(data[MAGIC_POSITION]) <= size <= self.size - position else None
-
-    def holds_at(self, position: int) -> bool:
-        header = self.header_at(position)
-        return header is not None and self.crc_holds(position, header)
-
-    def unknown_format_at(self, position: int) -> BatchHeaders | None:
-        """The header of a whole batch whose magic is above any that is known, and whose checksum holds, or None.
-
-        The magic is outside the checksum. Kafka takes such a batch for one of its newest format.
-        """
-        data = bytearray(self.read(position, HEADER_BYTES))
-        if len(data) < HEADER_BYTES or not MAGIC < data[MAGIC_POSITION] <= MAX_MAGIC:
-            return None
-        data[MAGIC_POSITION] = MAGIC
-        headers = single_header(bytes(data))
-        header = headers.row(0)
-        whole = HEADER_BYTES <= header.size <= self.size - position and header.last_offset_delta >= 0
-        return headers if whole and self.crc_holds(position, header) else None
-
-    def crc_holds(self, position: int, header: BatchHeader) -> bool:
-        import zlib
-
-        from sparklog.format.crc32c import crc32c
-
-        start, checksum = (MAGIC_POSITION, zlib.crc32) if header.magic < MAGIC else (CRC_START, crc32c)
-        crc, low, high = 0, position + start, position + header.size
-        while low < high:
-            piece = self.read(low, min(_CRC_PIECE_BYTES, high - low))
-            if not piece:
-                return False
-            crc = checksum(piece, crc)
-            low += len(piece)
-        return crc == header.crc
-
-
-class BatchWalk:
-    """Iterates over the batches of a file from a batch start, window by window.
-
-    `window_bytes` gives the size of the next window, which then holds its batches whole; without, a batch that does not
-    fit a window comes as its header alone. After the iteration `end` is where it stopped and `stop` why: "end" (of the
-    file), "partial" (the last batch is cut off), "zeros" (the tail of a preallocated file) or "corrupt" (`reason` says
-    what was found).
-    """
-
-    def __init__(self, file: SegmentFile, start: int, window_bytes: Callable[[], int] | None = None) -> None:
-        self.file = file
-        self.end = start
-        self.stop = "end"
-        self.reason = ""
-        self._window_bytes = window_bytes
-
-    def __iter__(self) -> Iterator[Window]:
-        size = self.file.size
-        while self.end < size:
-            nbytes = HEADER_WINDOW_BYTES if self._window_bytes is None else self._window_bytes()
-            data = self.file.read(self.end, min(nbytes, size - self.end))
-            headers = scan_headers(data, whole=False, contents=self._window_bytes is not None)
-            if len(headers):
-                yield Window(data, self.end, headers, self.file.path)
-            self.end += headers.end
-            if headers.stop == "end" and headers.end:
-                continue
-            last = self.end + len(data) - headers.end >= size
-            if headers.stop in ("partial", "zeros") and not last and headers.end:
-                continue  # Cut off by the window, not by the file: it begins the next window.
-            header = self.file.header_at(self.end) if headers.stop == "partial" and not last else None
-            if header is not None and self._window_bytes is None:
-                yield Window(data[:HEADER_BYTES], self.end, single_header(data), self.file.path)
-                self.end += header.size
-            elif header is not None and (header.size <= HUGE_BATCH_BYTES or self.file.crc_holds(self.end, header)):
-                body = self.file.read(self.end, header.size)
-                yield Window(body, self.end, scan_headers(body, whole=False), self.file.path)
-                self.end += header.size
-            else:
-                huge = "the checksum of a long batch does not match"
-                self.stop, self.reason = (headers.stop, headers.reason) if header is None else ("corrupt", huge)
-                return
 
 
 def aborted_by_index(log: FilePath, base: int) -> AbortedTransactions:

@@ -24,12 +24,12 @@ import numpy.typing as npt
 
 from sparklog.errors import Corrupt
 from sparklog.format.batch_scan import crc_failures, scan_headers, single_header
+from sparklog.format.batch_walk import Window
 from sparklog.format.checksums import flipped_bit
 from sparklog.format.control import ABORT, COMMIT, control_types
 from sparklog.format.crc32c import crc32c
 from sparklog.format.record_batch import CRC_START, NO_PRODUCER_ID, NO_SEQUENCE, BatchHeaders
 from sparklog.format.transaction_index import AbortedTransactions, AbortMarker, concatenate
-from sparklog.format.window import Window
 from sparklog.kafka.in_place.segment_file import SegmentFile
 
 ANYBODY = NO_PRODUCER_ID

@@ -23,15 +23,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparklog.errors import BadRequest, Corrupt, NotFound, nearest
+from sparklog.format.batch_walk import HEADER_WINDOW_BYTES, BatchWalk, Window, sound_windows
 from sparklog.format.checkpoint_files import CLEANER_OFFSETS_FILE, HIGH_WATERMARKS_FILE, LOG_STARTS_FILE, TopicPartition
-from sparklog.format.window import Window
 from sparklog.kafka.in_place import directory
 from sparklog.kafka.in_place import segment_recovery as recovery
 from sparklog.kafka.in_place.files import AnyPath, FilePath, file_path
 from sparklog.kafka.in_place.partition_state import PartitionState, SegmentState
 from sparklog.kafka.in_place.read_part import KafkaReadPart
-from sparklog.kafka.in_place.segment_file import HEADER_WINDOW_BYTES, BatchWalk, SegmentFile
+from sparklog.kafka.in_place.segment_file import SegmentFile
 from sparklog.log.journal.clocks import SYSTEM, Env
+from sparklog.log.read.skipped import OnSkipped, Skipped
 from sparklog.log.state.view import (
     READ_COMMITTED,
     READ_UNCOMMITTED,
@@ -66,9 +67,7 @@ def first_at_or_after(state: PartitionState, timestamp: int, log_start: int) -> 
 def _windows(segment: SegmentState, file: SegmentFile, start: int, end: int, skipping: bool) -> Iterator[Window]:
     """Yield windows up to position `end`. `Corrupt` if something in between is no batch that can be read."""
     walk = BatchWalk(file, start, lambda: HEADER_WINDOW_BYTES)
-    for window in (
-        recovery.sound_windows(file, start, segment.name.base, decide=lambda damage: True) if skipping else walk
-    ):
+    for window in sound_windows(file, start, segment.name.base, decide=lambda damage: True) if skipping else walk:
         yield window
         if window.start + int(window.headers.position[-1] + window.headers.size[-1]) >= end:
             return
@@ -115,7 +114,7 @@ class KafkaView:
         *,
         tailing: bool = False,
         corrupt_records: str = recovery.FAIL,
-        on_skipped: recovery.OnSkipped = recovery.log_skipped,
+        on_skipped: OnSkipped = recovery.log_skipped,
         env: Env = SYSTEM,
     ) -> None:
         """`path` is a log dir or one partition folder, on a disk or by its URL; `tailing`: what is read must never be
@@ -126,7 +125,7 @@ class KafkaView:
         """
         self._corrupt_records = recovery.check_policy(corrupt_records)
         self._on_skipped = on_skipped
-        self._reported: set[recovery.Skipped] = set()
+        self._reported: set[Skipped] = set()
         self.place = file_path(path)
         self.location = str(self.place)
         self._tailing = tailing
@@ -245,9 +244,7 @@ class KafkaView:
             aborted = partition.state.aborted(part.start, part.end) if committed else None
             for lost, file in partition.state.unknown(part.start, part.end) if committed else ():
                 reason = f"records of producer {lost.producer}, the marker that ended its transaction is damaged"
-                self._say(
-                    recovery.Skipped(part.topic, part.partition, file, None, 0, lost.first, lost.last + 1, reason)
-                )
+                self._say(Skipped(part.topic, part.partition, file, None, 0, lost.first, lost.last + 1, reason))
             policy, folder = self._corrupt_records, partition.state.folder
             parts.append(KafkaReadPart(folder, part, stored.records, stored.nbytes, aborted, policy, self._on_skipped))
         return parts
@@ -266,7 +263,7 @@ class KafkaView:
         if opened_ms is None or self.env.boot_ms() - opened_ms > FRESH_MS:
             self.place.renew()
 
-    def _say(self, skipped: recovery.Skipped) -> None:
+    def _say(self, skipped: Skipped) -> None:
         if skipped not in self._reported:
             self._reported.add(skipped)
             self._on_skipped(skipped)

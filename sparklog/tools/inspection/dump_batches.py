@@ -24,6 +24,7 @@ import numpy as np
 
 from sparklog.errors import Corrupt
 from sparklog.format.batch_scan import MIN_SCAN_BYTES, crc_failures, scan_headers
+from sparklog.format.batch_walk import Window
 from sparklog.format.legacy import old_messages
 from sparklog.format.record_batch import (
     CODECS,
@@ -35,7 +36,6 @@ from sparklog.format.record_batch import (
     BoolArray,
     Int64Array,
 )
-from sparklog.format.window import Window
 from sparklog.tools.inspection.dump_decoders import Decoders, control_object, control_text, plain
 from sparklog.tools.inspection.dump_source import MAX_INT, DumpFile, Row
 

@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from sparklog.errors import Corrupt, SparklogError
 from sparklog.format import checkpoint_files, transaction_index
+from sparklog.format.batch_walk import Damage, Window, sound_windows
 from sparklog.format.checkpoint_files import LeaderEpoch
 from sparklog.format.checksums import SUFFIXES
 from sparklog.format.coordinators.producer_snapshot import parse_snapshot
@@ -30,11 +31,9 @@ from sparklog.format.crc32c import crc32c
 from sparklog.format.decode import RecordColumns
 from sparklog.format.record_batch import CRC_START, MAGIC, NO_LEADER_EPOCH
 from sparklog.format.segment_indexes import OffsetIndex
-from sparklog.format.window import Window
 from sparklog.kafka.in_place.directory import SegmentName, settled_segments
 from sparklog.kafka.in_place.files import FilePath, relative
 from sparklog.kafka.in_place.segment_file import SWAP, SegmentFile, aborted_by_index, companion
-from sparklog.kafka.in_place.segment_recovery import Damage, sound_windows
 from sparklog.kafka.in_place.transaction_state import TransactionEvents, TransactionState
 from sparklog.log.journal.clocks import Env
 from sparklog.tools.verification.findings import CHECKPOINT, CHECKSUM, CONTENT, INDEX, CheckCounts, Finding

@@ -23,13 +23,13 @@ from sparklog.errors import Corrupt
 from sparklog.format import transaction_index
 from sparklog.format.arrow_numpy import valid_rows
 from sparklog.format.batch_scan import check_headers, crc_failures, crc_message, scan_headers
+from sparklog.format.batch_walk import Window
 from sparklog.format.control import ABORT, control_types
 from sparklog.format.crc32c import crc32c
 from sparklog.format.key_filter import FilterBuilder, KeyFilter
 from sparklog.format.record_batch import CRC_START, NO_PRODUCER_ID, BatchHeaders, BoolArray, BytesLike, Int64Array
 from sparklog.format.segment_indexes import OffsetIndex, TimeIndex
 from sparklog.format.slice_columns import SliceRow
-from sparklog.format.window import Window
 from sparklog.log.state.slices import SliceFlag
 from sparklog.maintenance.work_items import Progress
 from sparklog.storage.store import Store

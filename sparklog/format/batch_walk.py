@@ -1,0 +1,457 @@
+"""Walk over the batches of a file: windows of whole batches, sound batches, and the next sound one after damage.
+
+`BatchFile` is what is walked over: a segment of Kafka's (`sparklog.kafka.in_place.segment_file`) or a slice of a root
+(`sparklog.log.read.damaged_slices`). What damage does is decided by the caller of `sound_windows`.
+
+A batch is sound if its checksum is right, its header is not contradictory (`batch_scan.header_rules`), and its offsets
+are above those of the batch before it and below where the file's offsets end. The last matters because base offset and
+length are outside of the checksum: a flipped bit there would move records to other offsets, or hide all that follow.
+
+Two batches are out of order if the second begins below the end of the first. Either the offset of one was damaged, or
+one is stale: bytes of an older batch. One of the two is chosen as the wrong one (`first_is_wrong`).
+
+After damage the next sound batch is at the position that the damaged one's length gives, or else the first position
+where a batch of magic 2 can be read: a possible header, fitting offsets, a right checksum. Messages of formats v0 and
+v1 are too small and too loose in structure to be searched for.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import numpy as np
+
+from sparklog.format.batch_scan import (
+    MAX_OFFSET,
+    begins_with_header,
+    crc_failures,
+    crc_message,
+    header_rules,
+    least_size,
+    scan_headers,
+    single_header,
+)
+from sparklog.format.record_batch import (
+    CODECS,
+    CRC_START,
+    HEADER_BYTES,
+    HEADER_DTYPE,
+    LOG_OVERHEAD,
+    MAGIC,
+    MAGIC_POSITION,
+    BatchHeader,
+    BatchHeaders,
+    BoolArray,
+    BytesLike,
+    Int64Array,
+    Place,
+)
+
+if TYPE_CHECKING:
+    from sparklog.format.decode import RecordColumns
+
+W = TypeVar("W", bound="Window")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Window:
+    """Whole batches in memory: `data[0]` is byte `start` of `file`, and positions in `headers` count from there."""
+
+    data: BytesLike
+    start: int
+    headers: BatchHeaders
+    file: str
+
+    @property
+    def place(self) -> Place:
+        return Place(self.file, self.start)
+
+    def select(self: W, rows: slice | Int64Array | BoolArray) -> W:
+        """Return the window with the headers of these batches only; the data stay."""
+        return replace(self, headers=self.headers[rows])
+
+    def decode(
+        self, columns: Collection[str], select: BoolArray | None = None, *, check_crc: bool = False, **offsets: int
+    ) -> RecordColumns:
+        """Decode the records of the batches that `select` names; `offsets`: as for `sparklog.format.decode.decode`."""
+        from sparklog.format.decode import decode
+
+        return decode(
+            self.data,
+            self.headers,
+            columns=columns,
+            select=select,
+            check_crc=check_crc,
+            place=self.place,
+            **offsets,
+        )
+
+
+HEADER_WINDOW_BYTES = 256 * 1024
+MAX_MAGIC = 127
+"""Kafka reads the byte as signed: less than 0 is no batch."""
+HUGE_BATCH_BYTES = 64 * 1024 * 1024
+"""A batch that claims more is read only after its checksum has been computed in pieces: its length may be damaged."""
+_CRC_PIECE_BYTES = 1024 * 1024
+
+
+class BatchFile(ABC):
+    """Bytes of batches that are read by position: `size` in bytes, `path` for messages."""
+
+    path: str
+    size: int
+
+    @abstractmethod
+    def read(self, position: int, length: int) -> BytesLike:
+        """Return bytes from `position`; fewer than `length` only at the end."""
+
+    def header_at(self, position: int) -> BatchHeader | None:
+        """The header of a batch that claims to start at `position` and to end inside the file, or None."""
+        data = self.read(position, HEADER_BYTES)
+        if not begins_with_header(data):
+            return None
+        header = single_header(data)
+        size = int(header.size[0])
+        return header.row(0) if least_size(data[MAGIC_POSITION]) <= size <= self.size - position else None
+
+    def holds_at(self, position: int) -> bool:
+        header = self.header_at(position)
+        return header is not None and self.crc_holds(position, header)
+
+    def unknown_format_at(self, position: int) -> BatchHeaders | None:
+        """The header of a whole batch whose magic is above any that is known, and whose checksum holds, or None.
+
+        The magic is outside the checksum. Kafka takes such a batch for one of its newest format.
+        """
+        data = bytearray(self.read(position, HEADER_BYTES))
+        if len(data) < HEADER_BYTES or not MAGIC < data[MAGIC_POSITION] <= MAX_MAGIC:
+            return None
+        data[MAGIC_POSITION] = MAGIC
+        headers = single_header(bytes(data))
+        header = headers.row(0)
+        whole = HEADER_BYTES <= header.size <= self.size - position and header.last_offset_delta >= 0
+        return headers if whole and self.crc_holds(position, header) else None
+
+    def crc_holds(self, position: int, header: BatchHeader) -> bool:
+        import zlib
+
+        from sparklog.format.crc32c import crc32c
+
+        start, checksum = (MAGIC_POSITION, zlib.crc32) if header.magic < MAGIC else (CRC_START, crc32c)
+        crc, low, high = 0, position + start, position + header.size
+        while low < high:
+            piece = self.read(low, min(_CRC_PIECE_BYTES, high - low))
+            if not piece:
+                return False
+            crc = checksum(piece, crc)
+            low += len(piece)
+        return crc == header.crc
+
+
+class BatchWalk:
+    """Iterates over the batches of a file from a batch start, window by window.
+
+    `window_bytes` gives the size of the next window, which then holds its batches whole; without, a batch that does not
+    fit a window comes as its header alone. After the iteration `end` is where it stopped and `stop` why: "end" (of the
+    file), "partial" (the last batch is cut off), "zeros" (the tail of a preallocated file) or "corrupt" (`reason` says
+    what was found).
+    """
+
+    def __init__(self, file: BatchFile, start: int, window_bytes: Callable[[], int] | None = None) -> None:
+        self.file = file
+        self.end = start
+        self.stop = "end"
+        self.reason = ""
+        self._window_bytes = window_bytes
+
+    def __iter__(self) -> Iterator[Window]:
+        size = self.file.size
+        while self.end < size:
+            nbytes = HEADER_WINDOW_BYTES if self._window_bytes is None else self._window_bytes()
+            data = self.file.read(self.end, min(nbytes, size - self.end))
+            headers = scan_headers(data, whole=False, contents=self._window_bytes is not None)
+            if len(headers):
+                yield Window(data, self.end, headers, self.file.path)
+            self.end += headers.end
+            if headers.stop == "end" and headers.end:
+                continue
+            last = self.end + len(data) - headers.end >= size
+            if headers.stop in ("partial", "zeros") and not last and headers.end:
+                continue  # Cut off by the window, not by the file: it begins the next window.
+            header = self.file.header_at(self.end) if headers.stop == "partial" and not last else None
+            if header is not None and self._window_bytes is None:
+                yield Window(data[:HEADER_BYTES], self.end, single_header(data), self.file.path)
+                self.end += header.size
+            elif header is not None and (header.size <= HUGE_BATCH_BYTES or self.file.crc_holds(self.end, header)):
+                body = self.file.read(self.end, header.size)
+                yield Window(body, self.end, scan_headers(body, whole=False), self.file.path)
+                self.end += header.size
+            else:
+                huge = "the checksum of a long batch does not match"
+                self.stop, self.reason = (headers.stop, headers.reason) if header is None else ("corrupt", huge)
+                return
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    start: int
+    end: int
+
+    def flips_into(self, low: int, high: int | None) -> int:
+        """Rate how well one flipped bit of its offset explains a place between `low` and `high` (None: anywhere).
+
+        3: it touches a neighbour there, 2: it fits, 0: it does not.
+        """
+        best, length = 0, self.end - self.start
+        for bit in range(63):
+            start = self.start ^ (1 << bit)
+            if start == low or start + length == high:
+                best = max(best, 3 if high is None or low <= start <= high - length else 0)
+            elif high is not None and low <= start <= high - length:
+                best = max(best, 2)
+        return best
+
+
+def first_is_wrong(before: int, first: Span, second: Span, after: int | None) -> bool:
+    """Blame one of two batches out of order: True for the first, False for the second.
+
+    `before`: where the batch in front of the first ends; `after`: where the one after the second begins, None if there
+    is none. The first is right if it follows directly. Else that batch is wrong without which the rest is in order; if
+    either will do, the one that a flipped bit explains or that fits into the hole it would leave.
+    """
+    if first.start == before or second.start < before:
+        return False
+    hole = second.start - before
+    blame_first = first.flips_into(before, second.start) + 2 * (hole == first.end - first.start) + (hole == 0)
+    if after is None:
+        return blame_first > second.flips_into(first.end, None)
+    if (first.end <= after) != (second.end <= after):
+        return second.end <= after
+    hole = after - first.end
+    blame_second = second.flips_into(first.end, after) + 2 * (hole == second.end - second.start) + (hole == 0)
+    return blame_first >= blame_second
+
+
+WINDOW_BYTES = 1 << 20
+"""Bytes read and decoded at once: decoding has room for whatever a window of this size decompresses to."""
+_SEARCH_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A position where a walk met no sound batch.
+
+    * `position`; `size`: of the batch at it, 0 if no batch can be framed
+    * `offset`: the first missing offset, as far as it can be known
+    * `final`: nothing that looks like a batch follows
+    * `stop`: why the walk stopped (see `BatchWalk`), empty for a batch that is framed; `wrong_crc`: it is its checksum
+    """
+
+    position: int
+    size: int
+    offset: int
+    reason: str
+    final: bool
+    stop: str = ""
+    wrong_crc: bool = False
+
+    @property
+    def structural(self) -> bool:
+        """True if it is no batch at all, in contrast to one with wrong contents."""
+        return not self.size
+
+    @property
+    def unwritten(self) -> bool:
+        """True if a broker that is writing, or was killed while writing, leaves this at the end of a log."""
+        return self.final and (self.structural or self.wrong_crc)
+
+
+class Resumed(NamedTuple):
+    position: int
+    offset: int
+
+
+def sound_windows(
+    file: BatchFile,
+    start: int,
+    expected: int,
+    *,
+    decide: Callable[[Damage], bool],
+    resumed: Callable[[Damage, int, int | None], None] | None = None,
+    end: int | None = None,
+    limit: int | None = None,
+    window_bytes: Callable[[], int] = lambda: WINDOW_BYTES,
+) -> Iterator[Window]:
+    """Yield windows of sound batches from position `start`, in file order, up to the first that begins at offset `end`.
+
+    `expected`: the least offset; `limit`: the next segment's base, which no offset reaches, None if unknown. A window
+    without batches comes last if the next batch begins at or after `end`.
+
+    `decide` returns True to go on after damage, False to end in front of it, or raises; `resumed` is called with the
+    damage, and position and offset of the next sound batch: those of the file's end and `limit` without one.
+    """
+    position, offset = start, expected
+    while True:
+        damage: Damage | None = None
+        walk = BatchWalk(file, position, window_bytes)
+        for window in walk:
+            count, damage = _sound(window, file, offset, end, limit)
+            if count:
+                offset = int(window.headers.next_offset[count - 1])
+                yield window if count == len(window.headers) else window.select(slice(count))
+            if damage is not None:
+                break
+            if count < len(window.headers):
+                yield window.select(slice(0))
+                return
+            if end is not None and offset >= end:
+                return
+        else:
+            if walk.stop == "end":
+                return
+            damage = _no_batch(file, walk, offset)
+        if not decide(damage):
+            return
+        following = resume(file, damage.position, offset, limit, size=damage.size)
+        if resumed is not None:
+            resumed(damage, *(following or (file.size, limit)))
+        if following is None:
+            return
+        position = following.position
+
+
+def _no_batch(file: BatchFile, walk: BatchWalk, offset: int) -> Damage:
+    """Describe the bytes in front of which a walk stopped: no batch, one of an unknown format, or a long one."""
+    header, unknown = file.header_at(walk.end), file.unknown_format_at(walk.end)
+    size = header.size if header is not None else int(unknown.size[0]) if unknown is not None else 0
+    if not size:
+        return Damage(walk.end, 0, offset, walk.reason, True, walk.stop)
+    final = file.header_at(walk.end + size) is None
+    return Damage(walk.end, size, offset, walk.reason, final, wrong_crc=header is not None)
+
+
+def _sound(
+    window: Window, file: BatchFile, expected: int, end: int | None, limit: int | None
+) -> tuple[int, Damage | None]:
+    """Count the batches of a window to take: all that begin below `end`, or those in front of the damage."""
+    headers = window.headers
+    row, reason = _disordered(window, file, expected, limit)
+    inside = len(headers)
+    if end is not None:
+        beyond = np.flatnonzero(headers.base_offset >= end)
+        inside = int(beyond[0]) if len(beyond) else inside
+    if row is not None and row >= inside:
+        # Out of order at the range's end: it matters only if something of the range follows.
+        follows = _following(window, file, row) if row == inside else None
+        row = row if follows and end is not None and follows.start < end else None
+    wrong = crc_failures(window.data, headers[: inside if row is None else row + 1])
+    if len(wrong):
+        row = int(wrong[0])
+        reason = crc_message(headers, row)
+    if row is None:
+        return inside, None
+    base = int(headers.base_offset[row])
+    before = int(headers.next_offset[row - 1]) if row else expected
+    plausible = bool(len(wrong)) and base >= before and (limit is None or base < limit)
+    position = window.start + int(headers.position[row])
+    size = int(headers.size[row])
+    final = file.header_at(position + size) is None
+    return row, Damage(position, size, base if plausible else before, reason, final, wrong_crc=bool(len(wrong)))
+
+
+def _disordered(window: Window, file: BatchFile, expected: int, limit: int | None) -> tuple[int | None, str]:
+    """The first batch of a window whose header or offsets cannot be right, and why."""
+    headers = window.headers
+    base, following = headers.base_offset, headers.next_offset
+    before = np.concatenate(([expected], following[:-1]))
+    rules = header_rules(headers)
+    odd = np.logical_or.reduce([broken for broken, _ in rules])
+    beyond = following > limit if limit is not None else np.zeros(len(base), np.bool_)
+    back = base < before
+    last = len(base) - 1
+    after = _following(window, file, last)
+    overlapped = after is not None and after.start < following[last]
+    wrong = odd | beyond | back
+    if not wrong.any() and not overlapped:
+        return None, ""
+    row = int(np.argmax(wrong)) if wrong.any() else last + 1
+    if row <= last and odd[row]:
+        return row, next(message for broken, message in rules if broken[row])
+    if row <= last and beyond[row]:
+        return row, f"expected offsets below {limit}, where the next segment begins; found {int(following[row]) - 1}"
+    second = after if row > last else Span(int(base[row]), int(following[row]))
+    if row and second is not None:
+        first = Span(int(base[row - 1]), int(following[row - 1]))
+        third = _following(window, file, row)
+        if first_is_wrong(int(before[row - 1]), first, second, limit if third is None else third.start):
+            wanted = f"expected a batch below offset {second.start}, where the next one begins"
+            return row - 1, f"{wanted}; found offset {first.start}"
+    if row > last:
+        return None, ""
+    return row, f"expected a batch at offset {int(before[row])} or above; found offset {int(base[row])}"
+
+
+def _following(window: Window, file: BatchFile, row: int) -> Span | None:
+    """Return the offsets of the batch after a row, if it is of magic 2; `row` may be the one after the window."""
+    headers = window.headers
+    if row + 1 < len(headers):
+        return Span(int(headers.base_offset[row + 1]), int(headers.next_offset[row + 1]))
+    last = len(headers) - 1
+    position = window.start + int(headers.position[last] + headers.size[last])
+    header = file.header_at(position)
+    if header is not None and row > last:
+        header = file.header_at(position + header.size)
+    if header is None or header.magic != MAGIC:
+        return None
+    return Span(header.base_offset, header.base_offset + header.last_offset_delta + 1)
+
+
+def resume(file: BatchFile, position: int, expected: int, limit: int | None, *, size: int = 0) -> Resumed | None:
+    """Find the next sound batch after damage at `position`, whose offsets are at least `expected`; None: there is none.
+
+    `size`: of the damaged batch by its own length field, 0 if that cannot be.
+    """
+    greatest = MAX_OFFSET if limit is None else limit - 1
+    header = file.header_at(position + size) if size else None
+    if header is not None:
+        # Of compressed messages of old formats the header tells the last offset only.
+        last = header.base_offset + header.last_offset_delta
+        if expected <= header.base_offset <= last <= greatest and file.crc_holds(position + size, header):
+            return Resumed(position + size, header.base_offset)
+    start = position + 1
+    while start + HEADER_BYTES <= file.size:
+        data = file.read(start, _SEARCH_BYTES)
+        if len(data) < HEADER_BYTES:
+            return None
+        for candidate in _candidates(data, file.size - start, expected, greatest):
+            header = file.header_at(start + candidate)
+            if header is not None and file.crc_holds(start + candidate, header):
+                return Resumed(start + candidate, header.base_offset)
+        start += len(data) - HEADER_BYTES + 1
+    return None
+
+
+def _candidates(data: bytes, left: int, expected: int, greatest: int) -> list[int]:
+    """Return where in `data` a header is that a writer may have written; `left`: bytes to the file's end."""
+    raw = np.frombuffer(data, np.uint8)
+    count = len(raw) - HEADER_BYTES + 1
+    likely = np.flatnonzero(
+        (raw[MAGIC_POSITION : MAGIC_POSITION + count] == MAGIC)
+        & (raw[CRC_START : CRC_START + count] == 0)
+        & (raw[CRC_START + 1 : CRC_START + 1 + count] < 0x80)
+    )
+    if not len(likely):
+        return []
+    rows = np.lib.stride_tricks.sliding_window_view(raw, HEADER_BYTES)[likely].view(HEADER_DTYPE)[:, 0]
+    size = rows["length"].astype(np.int64) + LOG_OVERHEAD
+    base, delta = rows["base_offset"].astype(np.int64), rows["last_offset_delta"].astype(np.int64)
+    records = rows["count"].astype(np.int64)
+    possible = (size >= HEADER_BYTES) & (size <= left - likely) & (base >= expected) & (delta >= 0)
+    possible &= (records >= 0) & (records <= delta + 1) & ((rows["attributes"].astype(np.int64) & 7) < len(CODECS))
+    # Without a sum, which could overflow: these bytes may be no batch.
+    possible &= base <= greatest - np.maximum(delta, 0)
+    positions: list[int] = likely[possible].tolist()
+    return positions

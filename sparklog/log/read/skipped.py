@@ -1,0 +1,44 @@
+"""Stretches of a log that a reader leaves out as damaged, if it was asked to go on after damage."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+_LOG = logging.getLogger("sparklog.log")
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A stretch of a log that was left out because it is damaged.
+
+    * `file`, `position`, `nbytes`: the bytes; `position` is None if it is records that are left out and not bytes
+    * `start`, `end`: no record of offsets `[start, end)` was read in it; `end` is None where nothing says how far the
+      damage reaches
+    """
+
+    topic: str
+    partition: int
+    file: str
+    position: int | None
+    nbytes: int
+    start: int
+    end: int | None
+    reason: str
+
+    def __str__(self) -> str:
+        last = "on" if self.end is None else f"to {max(self.end - 1, self.start)}"
+        place = "" if self.position is None else f", {self.nbytes} bytes from position {self.position}"
+        return (
+            f"left out offsets {self.start} {last} of {self.topic}-{self.partition} as damaged: {self.reason}"
+            f" (file {self.file}{place})"
+        )
+
+
+OnSkipped: TypeAlias = Callable[[Skipped], None]
+
+
+def log_skipped(skipped: Skipped) -> None:
+    _LOG.warning("sparklog: %s", skipped)
