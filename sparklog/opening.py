@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from sparklog.storage.locations import is_url, normal_location, split
 
 if TYPE_CHECKING:
     from sparklog.kafka.in_place.files import FilePath
+    from sparklog.log.read.skipped import OnSkipped
     from sparklog.log.state.view import LogView
     from sparklog.log.topic.root import Root
 
@@ -140,21 +141,20 @@ def open_view(
     *,
     tailing: bool,
     corrupt_records: str = "fail",
-    on_skipped: Callable[[object], None] | None = None,
+    on_skipped: OnSkipped | None = None,
 ) -> LogView:
     """Open the log at a location to read it. `corrupt_records`, `on_skipped`: as in `KafkaView`, None logs a warning.
 
-    Raises NotFound where there is no log, BadRequest for a root whose damage is to be passed over.
+    Raises NotFound where there is no log, BadRequest for a root that is to be truncated.
     """
     if location.kind in (ROOT, TOPIC):
-        if corrupt_records != "fail":
-            raise BadRequest(
-                f"corruptRecords={corrupt_records} is for Kafka directories and {location.root} is a sparklog root:"
-                " leave it out; a root's damaged file is restored from a backup"
-            )
+        check_policy_of_root(corrupt_records, location.root)
+        from sparklog.log.read.skipped import log_skipped as log_skipped_of_root
         from sparklog.log.topic.root import RootView
 
-        return RootView(open_log(location))
+        if corrupt_records == "fail":
+            return RootView(open_log(location))
+        return RootView(open_log(location), on_skipped or log_skipped_of_root)
     if location.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION):
         from sparklog.kafka.in_place.segment_recovery import log_skipped
         from sparklog.kafka.in_place.view import KafkaView
@@ -162,6 +162,14 @@ def open_view(
         report = on_skipped or log_skipped
         return KafkaView(location.path, tailing=tailing, corrupt_records=corrupt_records, on_skipped=report)
     raise NotFound(missing(location))
+
+
+def check_policy_of_root(corrupt_records: str, root: str) -> None:
+    """Raise BadRequest for a policy that only Kafka directories have."""
+    if corrupt_records not in ("fail", "skip"):
+        raise BadRequest(
+            f"corruptRecords={corrupt_records} is for Kafka directories and {root} is a sparklog root: use fail or skip"
+        )
 
 
 def missing(location: Location) -> str:

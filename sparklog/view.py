@@ -61,15 +61,16 @@ def open_view(path: str | os.PathLike[str], *, corrupt_records: CorruptRecords =
 
     Args:
         path: a Kafka log directory, one partition folder of it, a root, or a topic's folder.
-        corrupt_records: what damage in Kafka's files does: `fail` with `Corrupt`, `skip` the damaged batches, or
-            `truncate` the partition in front of its first damage, as Kafka's recovery does.
+        corrupt_records: what damage does: `fail` with `Corrupt` after the records in front of it, or `skip` the damaged
+            batches and log a warning for each; in Kafka's files also `truncate` the partition in front of its first
+            damage, as Kafka's recovery does.
 
     Returns:
         A `View`: its topics.
 
     Raises:
         NotFound: there is no log at the path.
-        BadRequest: the path is a file, or damage of a root is to be passed over.
+        BadRequest: the path is a file, or a root is to be truncated.
 
     Example:
         view = sparklog.open_view("/var/lib/kafka/data")

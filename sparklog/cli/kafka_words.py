@@ -133,7 +133,7 @@ WORDS: Mapping[str, Mapping[str, KafkaAnswer]] = {
         ),
         "--formatter-config": _none(f"{INSTEAD}--property NAME=VALUE"),
         "--key-deserializer": KEY_CLASS,
-        "--skip-message-on-error": _none("--corrupt-records skip leaves out what is damaged in a Kafka directory"),
+        "--skip-message-on-error": _none("--corrupt-records skip leaves out what is damaged"),
         "--value-deserializer": VALUE_CLASS,
         "--whitelist": KafkaAnswer("--include VALUE"),
     },

@@ -67,9 +67,7 @@ TopicOption = Annotated[
 ]
 CorruptOption = Annotated[
     CorruptRecords,
-    Option(
-        help="Damage in a Kafka directory: fail, skip it and say so, or end the log there as Kafka's recovery does."
-    ),
+    Option(help="At damage: fail, skip it and say so, or end a Kafka directory's log there as Kafka's recovery does."),
 ]
 IsolationOption = Annotated[
     Isolation, Option("--isolation-level", help="Whether to see records of open and aborted transactions.")

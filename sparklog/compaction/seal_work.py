@@ -135,7 +135,7 @@ def write_segments(outputs: Sequence[SegmentOutput], progress: Progress = silent
     try:
         cursors = [cursor for output in outputs if (cursor := output.cursor()) is not None]
         by_partition = {output.part.partition: output for output in outputs}
-        for piece in Fetcher(cursors):
+        for piece in Fetcher(cursors, strict=True):
             records = by_partition[piece.slice.partition].take(piece)
             progress(records, len(piece.data))
         return _close_all(outputs)

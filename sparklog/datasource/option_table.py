@@ -127,7 +127,7 @@ OPTIONS = (
               "An error if records are gone before they are read; `false`: go on. Where a log ends before what a "
               "checkpoint has read of it, an error in either case.",
               "fail_on_data_loss", True),
-    OptionDef("corruptRecords", "choice", READ, "What damage in a Kafka directory does.",
+    OptionDef("corruptRecords", "choice", READ, "What damage does; `truncate` is for Kafka directories.",
               "corrupt_records", CORRUPT_RECORDS[0], CORRUPT_RECORDS, kafka="own"),
     OptionDef("minPartitions", "number", READ,
               "Where fewer partitions are read, split them by their size into about so many tasks.",

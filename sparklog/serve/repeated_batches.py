@@ -46,13 +46,13 @@ def find_repeated(log: TopicLog, partition: int, batch: ProducedBatch, entry: Wr
     try:
         for ranges in _windows(snapshot, partition, start, end):
             for part in reversed(plan_parts(select_ranges({log.topic: snapshot}, ranges), READ_UNCOMMITTED)):
-                headers = patched_batches(part)[1]
-                own = (headers.producer_id == batch.producer_id) & (headers.producer_epoch == batch.producer_epoch)
-                same = own & (headers.base_sequence == batch.base_sequence)
-                same &= headers.last_offset_delta == batch.count - 1
-                if same.any():
-                    return headers.row(int(np.flatnonzero(same)[0]))
-                found += int(np.count_nonzero(own))
+                for _, headers in patched_batches(part):
+                    own = (headers.producer_id == batch.producer_id) & (headers.producer_epoch == batch.producer_epoch)
+                    same = own & (headers.base_sequence == batch.base_sequence)
+                    same &= headers.last_offset_delta == batch.count - 1
+                    if same.any():
+                        return headers.row(int(np.flatnonzero(same)[0]))
+                    found += int(np.count_nonzero(own))
             if found >= REPEATABLE_BATCHES:
                 return None
     except (Corrupt, NotFound):

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 from sparklog.errors import SparklogError
 from sparklog.log.journal.clocks import Env, Moment
 from sparklog.log.journal.names import is_topic_name
+from sparklog.log.read.skipped import SkippedLog
 from sparklog.log.state.view import (
     READ_UNCOMMITTED,
     Bounds,
@@ -62,10 +63,14 @@ class StoredPlace:
 
 
 class ServedLog:
-    """Topics to read. `root` is None for a Kafka directory; `topic`: the only one that is served, None: all."""
+    """Topics to read. `root` is None for a Kafka directory; `topic`: the only one that is served, None: all.
 
-    def __init__(self, view: LogView, root: Root | None, topic: str | None) -> None:
+    `skipped` has the damage that `view` leaves out.
+    """
+
+    def __init__(self, view: LogView, root: Root | None, topic: str | None, skipped: SkippedLog | None = None) -> None:
         self.root = root
+        self.skipped = SkippedLog() if skipped is None else skipped
         self.location = view.location
         self._view = view
         self._topic = topic

@@ -15,8 +15,9 @@ from typing import Any
 
 from sparklog.errors import BadRequest, Unavailable
 from sparklog.log.journal.clocks import SYSTEM
+from sparklog.log.read.skipped import SkippedLog
 from sparklog.log.topic.root import RootView, open_root
-from sparklog.opening import NOTHING, ROOT, TOPIC, Location, open_log, open_view, resolve
+from sparklog.opening import NOTHING, ROOT, TOPIC, Location, check_policy_of_root, open_log, open_view, resolve
 from sparklog.serve.apis.table import import_handlers
 from sparklog.serve.connection import Connection
 from sparklog.serve.options import Address, ServeOptions
@@ -34,11 +35,15 @@ BUFFER_BYTES = 1 << 20
 _LOG = logging.getLogger("sparklog.serve")
 
 
-def open_served(location: Location, *, create: bool = False, backup: int | None = None) -> ServedLog:
+def open_served(
+    location: Location, *, create: bool = False, backup: int | None = None, corrupt_records: str = "fail"
+) -> ServedLog:
     """Open a root, a topic's folder, a backup, a Kafka directory or a partition's folder to be served.
 
     `create`: make a new root where there is nothing. `backup`: the number of one, in a place of backups.
+    `corrupt_records`: as for `opening.open_view`.
     """
+    skipped = SkippedLog()
     if backup is not None:
         from sparklog.log.topic.backup_manifest import one_backup
 
@@ -46,8 +51,10 @@ def open_served(location: Location, *, create: bool = False, backup: int | None 
     elif location.kind in (ROOT, TOPIC) or (create and location.kind == NOTHING):
         root = open_log(location, create=create)
     else:
-        return ServedLog(open_view(location, tailing=True), None, location.topic)
-    return ServedLog(RootView(root), root, location.topic)
+        view = open_view(location, tailing=True, corrupt_records=corrupt_records, on_skipped=skipped)
+        return ServedLog(view, None, location.topic, skipped)
+    check_policy_of_root(corrupt_records, location.root)
+    return ServedLog(RootView(root, skipped if corrupt_records == "skip" else None), root, location.topic, skipped)
 
 
 def in_memory() -> ServedLog:
@@ -153,7 +160,7 @@ class Server:
         """Answer Prometheus: whatever it asks for, the counters."""
         with suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.TimeoutError):
             await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), SCRAPE_SECONDS)
-            body = self._services.metrics.text(len(self._connections)).encode()
+            body = self._services.metrics.text(len(self._connections), len(self._services.log.skipped)).encode()
             head = f"HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {len(body)}\r\n"
             writer.write(head.encode() + b"Connection: close\r\n\r\n" + body)
             await writer.drain()

@@ -38,8 +38,8 @@ class ServerMetrics:
     accepted: int = 0
     refused: int = 0
 
-    def text(self, connections: int) -> str:
-        """Return the counters, and how many connections are open, as Prometheus reads them."""
+    def text(self, connections: int, skipped: int) -> str:
+        """Return the counters as Prometheus reads them, with the open connections and the damage that is left out."""
         from sparklog.tools.report.metrics import Labels, Metric, text_of
 
         def metric(name: str, text: str, *values: tuple[Labels, int]) -> Metric:
@@ -52,6 +52,7 @@ class ServerMetrics:
             metric("refused_total", "Connections over the limit.", ({}, self.refused)),
             metric("sent_bytes_total", "Bytes of responses.", ({}, self.sent_bytes)),
             metric("requests_total", "Requests by API and version.", *requests),
+            metric("skipped_total", "Damaged places in files whose records were left out.", ({}, skipped)),
         )
         return text_of(metrics)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -103,13 +103,18 @@ class StoredBatches:
         """Return batches from a place on, below offset `end`, of at most so many bytes.
 
         `at_least_one`: the first batch, however large. Raises as reads of records do: `NotFound` for offsets that are
-        gone, `Corrupt` for damage.
+        gone, `Corrupt` for damage at the place. Damage further on ends the batches: the next fetch begins there.
         """
         records = FetchedRecords(next=place.offset)
         gone = list[AbortedTransactions]()
         while records.next < end:
             here = replace(place, offset=records.next)
-            chunk = self._taken(here) or self._load(here, end, max(WINDOW_BYTES, min(nbytes, 2 * WINDOW_BYTES)))
+            try:
+                chunk = self._taken(here) or self._load(here, end, max(WINDOW_BYTES, min(nbytes, 2 * WINDOW_BYTES)))
+            except Corrupt:
+                if not records.nbytes:
+                    raise
+                break
             data = chunk.take(nbytes - records.nbytes, at_least_one=at_least_one and not records.nbytes)
             if len(data):
                 records.buffers.append(data)
@@ -164,7 +169,7 @@ def _aborted_in(parts: list[AbortedTransactions], start: int, end: int) -> list[
 def _chunk_of(part: Any, start: int, end: int) -> _Chunk:
     """Read the batches of a part that end above `start` and begin below `end`, patched."""
     if isinstance(part, NativeReadPart):
-        return _joined([patched_batches(part)], start, end, part.slices.hidden)
+        return _joined(patched_batches(part), start, end, part.slices.hidden)
     from sparklog.kafka.in_place.read_part import WindowBudget
 
     windows = part.windows(WindowBudget(WINDOW_BYTES, WINDOW_BYTES // 4))
@@ -172,22 +177,27 @@ def _chunk_of(part: Any, start: int, end: int) -> _Chunk:
     return _joined(pairs, start, end, getattr(part, "aborted", None))
 
 
-def patched_batches(part: NativeReadPart) -> tuple[memoryview, BatchHeaders]:
+def patched_batches(part: NativeReadPart) -> Iterator[tuple[memoryview, BatchHeaders]]:
     """Lay the pieces of a part side by side and set what their slices say: one call for all, as they may be small.
 
-    A piece is copied while the processor's cache has it, and its memory is free for the next one.
+    A piece is copied while the processor's cache has it, and its memory is free for the next one. Raises `Corrupt`
+    after the sound batches in front of damage.
     """
+    failure: Corrupt | None = None
     opened: dict[tuple[str, str], Newer] = {}
     cursor = Cursor(part.store, part.range, part.slices, partial(part.replan, opened), part.range.start)
     memory = new_array(min(part.slices.nbytes, WINDOW_BYTES + WINDOW_BYTES // 4), np.uint8)
     pieces, starts, end = list[tuple[PlannedSlice, int]](), list[int](), 0
-    for piece in Fetcher([cursor]):
-        pieces.append((piece.slice, piece.position))
-        starts.append(end)
-        end += len(piece.data)
-        if end > len(memory):
-            memory = np.concatenate((memory, new_array(end, np.uint8)))
-        memory[starts[-1] : end] = np.frombuffer(piece.data, np.uint8)
+    try:
+        for piece in Fetcher([cursor], on_skipped=part.on_skipped):
+            pieces.append((piece.slice, piece.position))
+            starts.append(end)
+            end += len(piece.data)
+            if end > len(memory):
+                memory = np.concatenate((memory, new_array(end, np.uint8)))
+            memory[starts[-1] : end] = np.frombuffer(piece.data, np.uint8)
+    except Corrupt as error:
+        failure = error
     # A range that is small beside its slices must not keep memory for all of them.
     data = (memory[:end].copy() if 2 * end < len(memory) else memory).data[:end]
     try:
@@ -201,25 +211,34 @@ def patched_batches(part: NativeReadPart) -> tuple[memoryview, BatchHeaders]:
     rows = [(planned.shift, planned.leader_epoch, planned.append_time) for planned, _ in pieces]
     shift, epoch, append_time = np.array(rows, np.int64).reshape(-1, 3)[of_piece].T.copy()
     times = append_time if (append_time >= 0).any() else None
-    return data, rewrite_headers(data, headers, offset_shift=shift, leader_epoch=epoch, append_time=times)
+    yield data, rewrite_headers(data, headers, offset_shift=shift, leader_epoch=epoch, append_time=times)
+    if failure is not None:
+        raise failure
 
 
 def _joined(
     windows: Iterable[tuple[memoryview, BatchHeaders]], start: int, end: int, aborted: AbortedTransactions | None
 ) -> _Chunk:
-    """Lay windows side by side, without the batches beyond the range; one alone is not copied."""
+    """Lay windows side by side, without the batches beyond the range; one alone is not copied.
+
+    Raises `Corrupt` if damage comes before any batch of the range.
+    """
     position, following, parts, base = [0], list[int](), list[memoryview](), 0
-    for data, headers in windows:
-        rows = np.flatnonzero((headers.next_offset > start) & (headers.base_offset < end))
-        if not len(rows):
-            continue
-        inside = headers[rows[0] : rows[-1] + 1]
-        low = int(inside.position[0])
-        ends = inside.position + inside.size
-        position += (ends - low + base).tolist()
-        following += inside.next_offset.tolist()
-        parts.append(data[low : int(ends[-1])])
-        base = position[-1]
+    try:
+        for data, headers in windows:
+            rows = np.flatnonzero((headers.next_offset > start) & (headers.base_offset < end))
+            if not len(rows):
+                continue
+            inside = headers[rows[0] : rows[-1] + 1]
+            low = int(inside.position[0])
+            ends = inside.position + inside.size
+            position += (ends - low + base).tolist()
+            following += inside.next_offset.tolist()
+            parts.append(data[low : int(ends[-1])])
+            base = position[-1]
+    except Corrupt:
+        if not following:
+            raise
     data = parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
     return _Chunk(data, position, following, aborted)
 

@@ -29,16 +29,25 @@ def _ask_at_once(at_once: int, look: Callable[[T], R], items: Sequence[T]) -> It
 
 
 def work_ahead(work: Callable[[T], R], items: Iterable[T], threads: int) -> Iterator[R]:
-    """Yield the result of `work` for each item, in order, `threads` of them under way before they are asked for."""
+    """Yield the result of `work` for each item, in order, `threads` of them under way before they are asked for.
+
+    If there are no more items because of an error, it is raised after the results of those before it.
+    """
     pool = ThreadPoolExecutor(threads, thread_name_prefix="sparklog-work")
     under_way: deque[Future[R]] = deque()
     try:
-        for item in items:
-            under_way.append(pool.submit(work, item))
-            if len(under_way) > threads:
-                yield under_way.popleft().result()
+        failure: SparklogError | None = None
+        try:
+            for item in items:
+                under_way.append(pool.submit(work, item))
+                if len(under_way) > threads:
+                    yield under_way.popleft().result()
+        except SparklogError as error:
+            failure = error
         while under_way:
             yield under_way.popleft().result()
+        if failure is not None:
+            raise failure
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 

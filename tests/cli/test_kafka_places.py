@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -129,10 +130,20 @@ def test_consume_at_damage(fixtures: Path, sparklog: Sparklog) -> None:
     assert "damaged-0" not in sparklog(*consume, "--corrupt-records", "ignore", code=2).out
 
 
-def test_damage_in_a_root_is_not_passed_over(sparklog: Sparklog) -> None:
-    sparklog("topics", "create", "orders")
-    refused = sparklog("consume", "orders", "--corrupt-records", "skip", code=1)
+def test_damage_in_a_root_is_skipped(sparklog: Sparklog, root: Path, lines_file: Callable[[str], Path]) -> None:
+    sparklog("topics", "create", "orders", "-c", "inline.records.bytes=0")
+    for value in ("first", "second"):
+        sparklog("produce", "orders", "--compression-codec", "none", "--file", lines_file(f"{value}\n"))
+    refused = sparklog("consume", "orders", "--corrupt-records", "truncate", code=1)
     assert "is for Kafka directories" in refused.err
+    (file,) = (path for path in (root / "orders" / "append").iterdir() if b"first" in path.read_bytes())
+    file.chmod(0o644)
+    file.write_bytes(file.read_bytes().replace(b"first", b"worst"))
+    failed = sparklog("consume", "orders", code=1)
+    assert "the batch's CRC-32C does not match its bytes; restore the file" in failed.err
+    skipping = sparklog("consume", "orders", "--corrupt-records", "skip")
+    assert skipping.lines == ["second"]
+    assert skipping.err.startswith("sparklog: left out offsets 0 to 0 of orders-0 as damaged: the batch's CRC-32C does")
 
 
 @pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])

@@ -90,12 +90,13 @@ def test_no_root_inside_a_root(root: Path) -> None:
     assert open_log(resolve(str(beside)), create=True).location == str(beside)
 
 
-def test_damage_in_a_root_is_not_passed_over(tmp_path: Path) -> None:
+def test_a_root_is_not_truncated(tmp_path: Path) -> None:
     open_log(resolve(str(tmp_path / "log")), create=True)
     location = resolve(str(tmp_path / "log"))
-    with pytest.raises(BadRequest, match=r"corruptRecords=skip is for Kafka directories and .*/log is a sparklog root"):
-        open_view(location, tailing=False, corrupt_records="skip")
-    assert open_view(location, tailing=False, corrupt_records="fail").topics() == []
+    with pytest.raises(BadRequest, match=r"corruptRecords=truncate is for Kafka directories and .*/log is a sparklog"):
+        open_view(location, tailing=False, corrupt_records="truncate")
+    for policy in ("fail", "skip"):
+        assert open_view(location, tailing=False, corrupt_records=policy).topics() == []
 
 
 def test_a_folder_whose_name_has_a_colon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

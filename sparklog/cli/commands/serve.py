@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from click import BadParameter
 
 from sparklog.cli.locations import root_of_name
-from sparklog.cli.options import comma_separated, whole_number
+from sparklog.cli.options import CorruptOption, comma_separated, whole_number
 from sparklog.cli.parameters import Argument, Commands, Option
 from sparklog.cli.terminal import warn
 from sparklog.log.journal.clocks import MAX_SESSION_TIMEOUT_MS
@@ -151,6 +151,7 @@ def serve(
             help="Serve an empty root in memory, for tests; topics are made when asked for.",
         ),
     ] = False,
+    corrupt_records: CorruptOption = "fail",
     listening: Listening,
 ) -> None:
     """Serve Kafka's protocol until it is interrupted.
@@ -167,7 +168,11 @@ def serve(
     if location is None and not memory:
         raise BadParameter("expected the LOCATION of a root or a Kafka directory, or SPARKLOG_ROOT")
     options = listening.options(writable=writable or memory, auto_create=memory)
-    log = in_memory() if memory else open_served(resolve(location), create=writable, backup=backup)
+    log = (
+        in_memory()
+        if memory
+        else open_served(resolve(location), create=writable, backup=backup, corrupt_records=corrupt_records)
+    )
 
     def ready(address: Address) -> None:
         print(f"serving {log.location} on {address}", flush=True)

@@ -6,7 +6,7 @@ slices do not make a thousand batches; large slices are decoded a few record bat
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
 from operator import itemgetter
@@ -15,13 +15,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sparklog.errors import Corrupt
+from sparklog.errors import Corrupt, SparklogError
 from sparklog.format.arrow_numpy import fixed_array, repeated_text
 from sparklog.format.batch_scan import crc_failures, crc_message, scan_headers
 from sparklog.format.decode import RecordColumns, decode
 from sparklog.format.record_batch import BatchHeaders, Place, as_bytes_array
+from sparklog.log.read.damaged_slices import skipped
 from sparklog.log.read.fetch import Cursor, FetchedBatches, Fetcher
 from sparklog.log.read.record_batches import joined, schema_of
+from sparklog.log.read.skipped import OnSkipped
 from sparklog.log.state.record_schema import RECORD_SCHEMA
 from sparklog.log.state.view import check_columns
 from sparklog.storage.parallel_reads import work_ahead
@@ -38,29 +40,48 @@ FIRST_EXPANSION = 4.0
 
 
 def read_cursors(
-    cursors: Sequence[Cursor], columns: Sequence[str], batch_bytes: int, threads: int = 1
+    cursors: Sequence[Cursor],
+    columns: Sequence[str],
+    batch_bytes: int,
+    threads: int = 1,
+    on_skipped: OnSkipped | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    decoder = _Decoder(check_columns(columns), batch_bytes)
-    runs = _runs(Fetcher(cursors), decoder, batch_bytes)
-    decoded = map(decoder.run, runs) if threads == 1 else work_ahead(lambda run: list(decoder.run(run)), runs, threads)
+    """Yield the records of ranges. Damage is `Corrupt` after what is in front of it, or reported to `on_skipped`."""
+    decoder = _Decoder(check_columns(columns), batch_bytes, on_skipped)
+    runs = _runs(Fetcher(cursors, on_skipped=on_skipped), decoder, batch_bytes)
+    decoded = map(decoder.run, runs) if threads == 1 else _all_of(work_ahead(decoder.run_until_error, runs, threads))
     return joined(chain.from_iterable(decoded), batch_bytes)
+
+
+def _all_of(
+    results: Iterable[tuple[list[pa.RecordBatch], SparklogError | None]],
+) -> Iterator[list[pa.RecordBatch]]:
+    for batches, error in results:
+        yield batches
+        if error is not None:
+            raise error
 
 
 def _runs(pieces: Fetcher, decoder: _Decoder, batch_bytes: int) -> Iterator[list[FetchedBatches]]:
     """Yield runs of pieces that are wanted whole and decoded together, others one by one."""
     run: list[FetchedBatches] = []
     filled = 0.0
-    for piece in pieces:
-        alone = piece.cut or not piece.verified
-        grown = len(piece.data) * decoder.expansion
-        if run and (alone or filled + grown > batch_bytes):
-            yield run
-            run, filled = [], 0.0
-        if alone:
-            yield [piece]
-        else:
-            run.append(piece)
-            filled += grown
+    try:
+        for piece in pieces:
+            alone = piece.cut or len(piece.data) < piece.slice.size
+            grown = len(piece.data) * decoder.expansion
+            if run and (alone or filled + grown > batch_bytes):
+                yield run
+                run, filled = [], 0.0
+            if alone:
+                yield [piece]
+            else:
+                run.append(piece)
+                filled += grown
+    except SparklogError:
+        # What came before an error is given first.
+        yield run
+        raise
     yield run
 
 
@@ -85,7 +106,8 @@ class _BatchRun:
 class _Decoder:
     """Decoder of runs into batches. Threads may share one: what it learns is only a guess."""
 
-    def __init__(self, columns: tuple[str, ...], batch_bytes: int) -> None:
+    def __init__(self, columns: tuple[str, ...], batch_bytes: int, on_skipped: OnSkipped | None = None) -> None:
+        self._on_skipped = on_skipped
         self.expansion = FIRST_EXPANSION
         self._learned = False
         self._columns = columns
@@ -103,11 +125,20 @@ class _Decoder:
             try:
                 batches = list(self._batches(pieces, data))
             except Corrupt:
-                # One by one the error names the file and position.
+                # One by one, what is sound is given, and the error names the file and position.
                 for piece in pieces:
-                    list(self._batches([piece], piece.data))
-                raise
+                    yield from self._batches([piece], piece.data)
+                return
             yield from batches
+
+    def run_until_error(self, pieces: list[FetchedBatches]) -> tuple[list[pa.RecordBatch], SparklogError | None]:
+        """Return the batches of `run`, and the error that came after them."""
+        batches: list[pa.RecordBatch] = []
+        try:
+            batches.extend(self.run(pieces))
+        except SparklogError as error:
+            return batches, error
+        return batches, None
 
     def _batches(self, pieces: list[FetchedBatches], data: memoryview) -> Iterator[pa.RecordBatch]:
         run = _laid_out(pieces, data)
@@ -122,10 +153,30 @@ class _Decoder:
             if self._learned and stored[-1] - reached < room / 2:
                 high = len(stored)  # What would be left is not worth a call.
             high = max(low + 1, min(high, many))
-            batch = self._batch(run[low:high])
-            if batch.num_rows:
-                yield batch
+            yield from self._sound(run[low:high])
             low = high
+
+    def _sound(self, run: _BatchRun) -> Iterator[pa.RecordBatch]:
+        """Decode batches; if some cannot be, those in front of them, or all others."""
+        try:
+            batch = self._batch(run)
+        except Corrupt as error:
+            if len(run.pieces) > 1:
+                raise
+            if len(run.headers) > 1:
+                for row in range(len(run.headers)):
+                    yield from self._sound(run[row : row + 1])
+                return
+            if self._on_skipped is None:
+                raise
+            piece, header = run.pieces[0], run.headers.row(0)
+            start = max(header.base_offset + int(run.shift[0]), piece.start)
+            end = min(int(run.headers.next_offset[0] + run.shift[0]), piece.end)
+            position = piece.position + int(run.headers.position[0])
+            self._on_skipped(skipped(piece.slice, position, header.size, start, end, error.message))
+            return
+        if batch.num_rows:
+            yield batch
 
     def _batch(self, run: _BatchRun) -> pa.RecordBatch:
         first, (file, position) = run.pieces[0], run.place()

@@ -9,6 +9,9 @@ few `span_bytes`, whatever it reads. Where each request costs a round trip, seve
 
 Sealed segments have no footer: see `sparklog.log.read.segment_entrance`.
 
+Of a damaged slice its sound batches are given, up to the first damage (`sparklog.log.read.damaged_slices`), unless the
+fetch is `strict`.
+
 A file that is gone was replaced (merged, sealed, compacted) after the plan was made: the topic is opened again and the
 same offsets are read from where they are now. Only a log start beyond them is data loss.
 """
@@ -18,18 +21,29 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 
 from sparklog.errors import Corrupt, NotFound
 from sparklog.format.append_file import Footer, SliceIndex, WrittenSlice, decode_footer
 from sparklog.format.batch_scan import crc_failures, scan_headers
+from sparklog.format.batch_walk import Window as BatchWindow
 from sparklog.format.crc32c import crc32c
 from sparklog.format.record_batch import HEADER_BYTES, LOG_OVERHEAD, BatchHeaders
 from sparklog.format.segment_indexes import OffsetIndex
 from sparklog.limits import DEFAULTS
+from sparklog.log.read.damaged_slices import (
+    SliceReader,
+    SoundPrefix,
+    skipped,
+    sound_batches,
+    sound_batches_of_whole,
+    unexplained,
+)
 from sparklog.log.read.planned_slices import PlannedSlice, PlannedSlices
 from sparklog.log.read.read_ahead import ReadAhead, Request
 from sparklog.log.read.segment_entrance import Entrance, entrance_for_offsets, read_offset_index
+from sparklog.log.read.skipped import OnSkipped
 from sparklog.log.state.carried import RECENT
 from sparklog.log.state.view import OffsetRange
 from sparklog.storage.store import Store
@@ -49,7 +63,7 @@ class FetchedBatches:
     start: int  # `[start, end)`: the offsets wanted
     end: int
     cut: bool  # they are not all of the slice
-    verified: bool  # the slice's CRC-32C was right, so batches need not be checked again
+    verified: bool  # checksums were right, so batches need not be checked again
 
 
 @dataclass(slots=True)
@@ -109,12 +123,18 @@ class _Job:
 
 
 class Fetcher:
-    """Iterates over the pieces of all ranges: of each range in offset order, ranges interleaved as files have them."""
+    """Iterates over the pieces of all ranges: of each range in offset order, ranges interleaved as files have them.
 
-    def __init__(self, cursors: Sequence[Cursor]) -> None:
+    `strict`: a damaged slice is `Corrupt` as a whole, and batches of windows are not checked. Otherwise its sound
+    batches are given, and `on_skipped` is called with what is damaged; None: that is `Corrupt`.
+    """
+
+    def __init__(self, cursors: Sequence[Cursor], *, strict: bool = False, on_skipped: OnSkipped | None = None) -> None:
+        self._strict = strict
+        self._on_skipped = on_skipped
         self._cursors = cursors
         self._heads: dict[tuple[str, str, int] | None, Cursor] = {}
-        self._footers: dict[str, Footer] = {}
+        self._footers: dict[str, Footer | None] = {}
         self._indexes: dict[str, OffsetIndex | None] = {}
         self._first = 0
         """Cursors before this one are through."""
@@ -229,17 +249,20 @@ class Fetcher:
         data = memoryview(self._ahead.take(request))
         for cursor, planned, start in job.taken:
             body = data[planned.position - request.start :][: planned.size]
-            try:
-                check_slice(body, planned)
-            except Corrupt:
-                # Bytes that this process kept may be those of an object that is no longer there: the store counts.
-                if not RECENT.forget(cursor.store, planned.file):
-                    raise
+            # Bytes that this process kept may be those of an object that is no longer there: the store counts.
+            if (sound := crc32c(body) == planned.crc) is False and RECENT.forget(cursor.store, planned.file):
                 data = memoryview(_read(request))
                 body = data[planned.position - request.start :][: planned.size]
+                sound = crc32c(body) == planned.crc
+            end = min(planned.end, cursor.range.end)
+            if sound:
+                cut = start > planned.base or cursor.range.end < planned.end
+                yield FetchedBatches(body, planned.position, planned, start, end, cut, True)
+                continue
+            if self._strict:
                 check_slice(body, planned)
-            cut = start > planned.base or cursor.range.end < planned.end
-            yield FetchedBatches(body, planned.position, planned, start, min(planned.end, cursor.range.end), cut, True)
+            file = SliceReader(planned, partial(part_of, body))
+            yield from _pieces(sound_batches_of_whole(file, start, end, self._on_skipped), planned, start, end)
 
     def _enter(self, cursor: Cursor, planned: PlannedSlice) -> _Job:
         """Choose a large slice, or the part of it that is wanted, to be read in windows of whole batches."""
@@ -261,40 +284,74 @@ class Fetcher:
         ((cursor, planned, offset),) = job.taken
         end = min(planned.end, cursor.range.end)
         cut = offset > planned.base or cursor.range.end < planned.end
-        crc, low, whole = 0, job.low, job.low == 0 and job.high == planned.size
+        whole = job.low == 0 and job.high == planned.size
         low_of_rest = job.low + (len(job.first[0]) if job.first else 0)
         rest = _window_reads(self._ahead, job.requests, cursor.store, planned, (low_of_rest, job.high, job.until))
-        for data, headers in chain((job.first,) if job.first else (), rest):
-            low += len(data)
-            crc = crc32c(data, crc) if whole else crc
-            if whole and low == job.high and crc != planned.crc:
-                raise Corrupt("the slice's CRC-32C is wrong: restore it", file=planned.file, position=planned.position)
-            piece = FetchedBatches(data, planned.position + low - len(data), planned, offset, end, cut, False)
+        windows = chain((job.first,) if job.first else (), rest)
+        prefix = SoundPrefix(planned, job.low, checked=not self._strict, whole=whole)
+        for data, headers in prefix.of(windows):
+            error = unexplained(planned) if whole and prefix.low == job.high and prefix.crc != planned.crc else None
+            if error is not None and (self._strict or not prefix.is_dense):
+                if self._on_skipped is None:
+                    raise error
+                position, nbytes = planned.position + prefix.low - len(data), len(data)
+                self._on_skipped(skipped(planned, position, nbytes, offset, end, error.message))
+                return
+            position = planned.position + prefix.low - len(data)
+            piece = FetchedBatches(data, position, planned, offset, end, cut, not self._strict)
             offset = min(max(offset, int(headers.next_offset[-1]) + planned.shift), end)
             job.taken = [(cursor, planned, offset)]
             yield piece
+            if error is not None and self._on_skipped is None:
+                raise error
             if offset >= end:
                 return
+        if prefix.stopped:
+            read = partial(read_of, cursor.store, planned)
+            carefully = sound_batches(
+                SliceReader(planned, read), offset, end,
+                low=prefix.low, expected=prefix.reached, on_skipped=self._on_skipped,
+            )  # fmt: skip
+            for piece in _pieces(carefully, planned, offset, end):
+                yield piece
 
     def _limits(self, cursor: Cursor, planned: PlannedSlice) -> tuple[int, int]:
         if not cursor.cuts(planned) or not planned.footer_length:
             return 0, planned.size
-        index = index_of(self._footer(cursor.store, planned), planned)
+        footer = self._footer(cursor.store, planned)
+        index = None if footer is None else index_of(footer, planned)
         if index is None:
             return 0, planned.size
         low = int(index.position[index.entry_for_offset(cursor.next - planned.shift)])
         beyond = int(index.offset.searchsorted(cursor.range.end - planned.shift, side="left"))
         return low, int(index.position[beyond]) if beyond < len(index) else planned.size
 
-    def _footer(self, store: Store, planned: PlannedSlice) -> Footer:
+    def _footer(self, store: Store, planned: PlannedSlice) -> Footer | None:
         if planned.file not in self._footers:
-            self._footers = {planned.file: read_footer(store, planned)}
+            self._footers = {planned.file: sound_footer(store, planned)}
         return self._footers[planned.file]
 
     def _index(self, store: Store, planned: PlannedSlice) -> OffsetIndex | None:
         if planned.file not in self._indexes:
             self._indexes = {planned.file: read_offset_index(store, planned)}
         return self._indexes[planned.file]
+
+
+def _pieces(windows: Iterator[BatchWindow], planned: PlannedSlice, start: int, end: int) -> Iterator[FetchedBatches]:
+    for window in windows:
+        yield FetchedBatches(
+            memoryview(window.data), planned.position + window.start, planned, start, end, cut=True, verified=True
+        )
+
+
+def part_of(data: memoryview, position: int, length: int) -> memoryview:
+    """Read from a slice that is in memory."""
+    return data[position : position + length]
+
+
+def read_of(store: Store, planned: PlannedSlice, position: int, length: int) -> memoryview:
+    """Read from a slice in its file."""
+    return read_range(store, planned.file, planned.position + position, length)
 
 
 def _read(request: Request) -> bytes | memoryview:
@@ -349,6 +406,14 @@ def read_windows(store: Store, planned: PlannedSlice) -> Iterator[Window]:
 def read_footer(store: Store, planned: PlannedSlice) -> Footer:
     data = read_range(store, planned.file, planned.file_size - planned.footer_length, planned.footer_length)
     return decode_footer(bytes(data), file_size=planned.file_size, file=planned.file)
+
+
+def sound_footer(store: Store, planned: PlannedSlice) -> Footer | None:
+    """Return the footer of a file; None if it is damaged: its slices are read from their starts then."""
+    try:
+        return read_footer(store, planned)
+    except Corrupt:
+        return None
 
 
 def index_of(footer: Footer, planned: PlannedSlice) -> SliceIndex | None:

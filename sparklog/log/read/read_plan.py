@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from sparklog.format.transaction_index import AbortedTransactions
+    from sparklog.log.read.skipped import OnSkipped
     from sparklog.log.state.range_slices import RangeSlices
     from sparklog.log.state.topic_state import Offsets
 
@@ -69,6 +70,7 @@ class NativeReadPart:
     slices: PlannedSlices
     fail_on_data_loss: bool = True  # the log start has passed offsets still wanted: `NotFound`, else skip
     cleaned_through: int | None = None  # of a table: `Conflict` if compaction went further and files are gone
+    on_skipped: OnSkipped | None = None  # is called with damage that is left out; it must pickle. None: `Corrupt`
 
     @property
     def records(self) -> int:
@@ -89,7 +91,8 @@ class NativeReadPart:
         offsets, slices = self.range, self.slices
         place = offsets.topic, offsets.partition, offsets.start, offsets.end
         content = len(slices), slices.paths, slices.hidden
-        return self.topic_id, place, self.isolation, content, (self.fail_on_data_loss, self.cleaned_through)
+        policy = self.fail_on_data_loss, self.cleaned_through, self.on_skipped
+        return self.topic_id, place, self.isolation, content, policy
 
     def read(self, columns: Sequence[str], *, batch_bytes: int = BATCH_BYTES) -> Iterator[pa.RecordBatch]:
         return read_parts([self], columns, batch_bytes=batch_bytes)
@@ -166,8 +169,8 @@ def read_parts(
             yield batch.select([])
         return
     opened: dict[tuple[str, str], Newer] = {}
-    for native, group in groupby(parts, lambda part: isinstance(part, NativeReadPart)):
-        if native:
+    for policy, group in groupby(parts, _policy):
+        if policy is not None:
             from sparklog.log.read.decode_slices import read_cursors
             from sparklog.log.read.fetch import Cursor
 
@@ -176,13 +179,18 @@ def read_parts(
                 for part in group
                 if isinstance(part, NativeReadPart)
             ]
-            yield from read_cursors(cursors, columns, batch_bytes, threads)
+            yield from read_cursors(cursors, columns, batch_bytes, threads, policy[0])
         else:
             for part in group:
                 yield from part.read(columns, batch_bytes=batch_bytes)
 
 
-def plan_parts(selected: RangeSlices, isolation: str) -> list[NativeReadPart]:
+def _policy(part: ReadPart) -> tuple[OnSkipped | None] | None:
+    """Tell what native parts that are read together do with damage; None: another part."""
+    return (part.on_skipped,) if isinstance(part, NativeReadPart) else None
+
+
+def plan_parts(selected: RangeSlices, isolation: str, on_skipped: OnSkipped | None = None) -> list[NativeReadPart]:
     """Return one part per non-empty range, in the order given.
 
     `NotFound` for a partition that does not exist, and for offsets below the log start or beyond what `isolation` sees.
@@ -201,7 +209,9 @@ def plan_parts(selected: RangeSlices, isolation: str) -> list[NativeReadPart]:
     for wanted, slices in zip(selected.ranges, _planned(selected, isolation), strict=True):
         if wanted.start < wanted.end:
             snapshot = selected.snapshots[wanted.topic]
-            parts.append(NativeReadPart(snapshot.store, snapshot.head.topic_id, wanted, isolation, slices))
+            topic_id = snapshot.head.topic_id
+            part = NativeReadPart(snapshot.store, topic_id, wanted, isolation, slices, on_skipped=on_skipped)
+            parts.append(part)
     return parts
 
 

@@ -42,3 +42,18 @@ OnSkipped: TypeAlias = Callable[[Skipped], None]
 
 def log_skipped(skipped: Skipped) -> None:
     _LOG.warning("sparklog: %s", skipped)
+
+
+class SkippedLog:
+    """Logs each damaged place once, however often it is read, and counts the places."""
+
+    def __init__(self) -> None:
+        self._places: set[tuple[str, int | None]] = set()
+
+    def __call__(self, skipped: Skipped) -> None:
+        if (place := (skipped.file, skipped.position)) not in self._places:
+            self._places.add(place)
+            log_skipped(skipped)
+
+    def __len__(self) -> int:
+        return len(self._places)

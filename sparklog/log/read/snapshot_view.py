@@ -7,6 +7,7 @@ from functools import partial
 
 from sparklog.log.decisions.decision_log import whole_ends
 from sparklog.log.read.read_plan import bounds_of, plan_parts, sizes_of, stored_in
+from sparklog.log.read.skipped import OnSkipped
 from sparklog.log.state.range_slices import RangeSlices, select_ranges
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.view import (
@@ -21,9 +22,19 @@ from sparklog.log.state.view import (
 
 
 class SnapshotView:
-    """Implement `TakenView` for settled snapshots by topic; `newer` takes one where a file is gone."""
+    """Implement `TakenView` for settled snapshots by topic; `newer` takes one where a file is gone.
 
-    def __init__(self, location: str, snapshots: Mapping[str, Snapshot], newer: Callable[[str], Snapshot]) -> None:
+    `on_skipped` is called with damage that reads leave out; None: it is `Corrupt`.
+    """
+
+    def __init__(
+        self,
+        location: str,
+        snapshots: Mapping[str, Snapshot],
+        newer: Callable[[str], Snapshot],
+        on_skipped: OnSkipped | None = None,
+    ) -> None:
+        self._on_skipped = on_skipped
         self.location = location
         self.snapshots = snapshots
         self._newer = newer
@@ -52,14 +63,20 @@ class SnapshotView:
         selected, self._measured = self._measured, None
         if selected is None or selected.ranges != tuple(ranges):
             selected = select_ranges(self.snapshots, ranges)
-        return [*plan_parts(selected, isolation)]
+        return [*plan_parts(selected, isolation, self._on_skipped)]
 
     def offsets_for_timestamps(
         self, topic: str, targets: Mapping[int, int], isolation: str = READ_UNCOMMITTED
     ) -> dict[int, TimestampOffset | None]:
         from sparklog.log.read.time_lookup import offsets_for_timestamps
 
-        return offsets_for_timestamps(self.snapshots[topic], targets, isolation, newer=partial(self._newer, topic))
+        return offsets_for_timestamps(
+            self.snapshots[topic],
+            targets,
+            isolation,
+            newer=partial(self._newer, topic),
+            on_skipped=self._on_skipped,
+        )
 
     def partition_sizes(self, topic: str) -> list[PartitionSize]:
         return sizes_of(self.snapshots[topic])

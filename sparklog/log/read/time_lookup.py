@@ -12,15 +12,21 @@ metadata answers.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 import numpy as np
 
 from sparklog.errors import Corrupt
+from sparklog.format.batch_scan import scan_headers
+from sparklog.format.batch_walk import Window
+from sparklog.format.crc32c import crc32c
 from sparklog.format.record_batch import Place
 from sparklog.log.read import fetch
+from sparklog.log.read.damaged_slices import SliceReader, SoundPrefix, sound_batches, sound_batches_of_whole
 from sparklog.log.read.planned_slices import PlannedSlice, planned_ranges, planned_slices
 from sparklog.log.read.read_plan import NativeReadPart, bounds_of, check_isolation, check_partition, read_parts
 from sparklog.log.read.segment_entrance import entrance_for_timestamp, read_offset_index, read_time_index
+from sparklog.log.read.skipped import OnSkipped
 from sparklog.log.state.slice_table import Newer, Snapshot
 from sparklog.log.state.view import READ_UNCOMMITTED, LogView, OffsetRange, TimestampOffset
 from sparklog.storage.store import Store
@@ -34,10 +40,19 @@ ANY_TIME = -1
 
 
 def offsets_for_timestamps(
-    snapshot: Snapshot, targets: Mapping[int, int], isolation: str = READ_UNCOMMITTED, *, newer: Newer
+    snapshot: Snapshot,
+    targets: Mapping[int, int],
+    isolation: str = READ_UNCOMMITTED,
+    *,
+    newer: Newer,
+    on_skipped: OnSkipped | None = None,
 ) -> dict[int, TimestampOffset | None]:
-    """Return per partition of `targets` (to ms) its record, or None; `newer` tells where a file is that is gone."""
-    return _looked_up(snapshot, {partition: (target, 0) for partition, target in targets.items()}, isolation, newer)
+    """Return per partition of `targets` (to ms) its record, or None; `newer` tells where a file is that is gone.
+
+    `on_skipped` is called with damage that is passed over; None: it is `Corrupt`.
+    """
+    places = {partition: (target, 0) for partition, target in targets.items()}
+    return _looked_up(snapshot, places, isolation, newer, on_skipped)
 
 
 def first_records(snapshot: Snapshot, offsets: Mapping[int, int], *, newer: Newer) -> dict[int, TimestampOffset | None]:
@@ -86,7 +101,11 @@ def _in_small_slices(snapshot: Snapshot, offsets: Mapping[int, int]) -> dict[int
 
 
 def _looked_up(
-    snapshot: Snapshot, targets: Mapping[int, tuple[int, int]], isolation: str, newer: Newer
+    snapshot: Snapshot,
+    targets: Mapping[int, tuple[int, int]],
+    isolation: str,
+    newer: Newer,
+    on_skipped: OnSkipped | None = None,
 ) -> dict[int, TimestampOffset | None]:
     """`targets`: partition to (least time, least offset)."""
     check_isolation(isolation)
@@ -98,7 +117,7 @@ def _looked_up(
             limits = check_partition(snapshot.topic, partition, bounds)
             start, end = max(low, limits.log_start), limits.end(isolation)
             try:
-                answers[partition] = _first(snapshot, partition, target, start, end)
+                answers[partition] = _first(snapshot, partition, target, (start, end), on_skipped)
             except fetch.MissingFile as missing:
                 if missing.file == missed:
                     raise Corrupt("the log names a file that does not exist: restore it", file=missed) from None
@@ -108,61 +127,94 @@ def _looked_up(
     return answers
 
 
-def _first(snapshot: Snapshot, partition: int, target: int, start: int, end: int) -> TimestampOffset | None:
+def _first(
+    snapshot: Snapshot, partition: int, target: int, span: tuple[int, int], on_skipped: OnSkipped | None
+) -> TimestampOffset | None:
+    start, end = span
     if start >= end:
         return None
     slices = snapshot.slices.select(partition, start, end)
     # A slice that the start cuts may have its late records below it: then the next candidate is looked at.
     for row in np.flatnonzero(slices.max_ts >= target).tolist():
         one = planned_slices(snapshot.topic, partition, slices[row : row + 1]).row(0)
-        answer = _in_slice(snapshot.store, one, target, start)
+        answer = _in_slice(snapshot.store, one, target, start, on_skipped)
         if answer is not None:
             return answer if answer.offset < end else None
     return None
 
 
-def _in_slice(store: Store, planned: PlannedSlice, target: int, start: int) -> TimestampOffset | None:
-    """Return the first record of the slice at or above offset `start` with a time of at least `target`."""
+def _in_slice(
+    store: Store, planned: PlannedSlice, target: int, start: int, on_skipped: OnSkipped | None
+) -> TimestampOffset | None:
+    """Return the first record of the slice at or above offset `start` with a time of at least `target`.
+
+    Damage in front of it may hold the record: it is `Corrupt`, unless it is skipped.
+    """
     if planned.append_time >= max(target, 0) and planned.records == planned.end - planned.base:
         return TimestampOffset(max(start, planned.base), planned.append_time)
-    for window, low, check_crc in _windows(store, planned, target, start):
-        answer = _in_batches(window, planned, planned.position + low, target, start, check_crc=check_crc)
+    for window, low in _windows(store, planned, target, start, on_skipped):
+        answer = _in_batches(window, planned, planned.position + low, target, start)
         if answer is not None:
             return answer
     return None
 
 
-def _windows(store: Store, planned: PlannedSlice, target: int, start: int) -> Iterator[tuple[fetch.Window, int, bool]]:
-    """Yield batches that may hold the record, their byte in the slice, and if their checksums are to be looked at."""
-    large = planned.size > store.limits.index_min_bytes
-    segment = large and not planned.footer_length
+def _windows(
+    store: Store, planned: PlannedSlice, target: int, start: int, on_skipped: OnSkipped | None
+) -> Iterator[tuple[fetch.Window, int]]:
+    """Yield sound batches that may hold the record, and their byte in the slice."""
+    if planned.size <= store.limits.index_min_bytes:
+        data = fetch.read_range(store, planned.file, planned.position, planned.size)
+        if crc32c(data) == planned.crc:
+            yield (data, scan_headers(data, file=planned.file, file_position=planned.position)), 0
+            return
+        file = SliceReader(planned, partial(fetch.part_of, data))
+        yield from map(_moved, sound_batches_of_whole(file, start, planned.end, on_skipped))
+        return
     low, cuts, first, until = 0, [planned.size], None, 0
-    if segment:
+    if not planned.footer_length:
         offsets = read_offset_index(store, planned)
         times = None if offsets is None or target == ANY_TIME else read_time_index(store, planned)
         entrance = entrance_for_timestamp(offsets, times, planned, target, start)
         low, first = fetch.enter_segment(store, planned, entrance)
         until = entrance.until
-    elif large:
-        index = fetch.index_of(fetch.read_footer(store, planned), planned)
+    else:
+        footer = fetch.sound_footer(store, planned)
+        index = None if footer is None else fetch.index_of(footer, planned)
         if index is not None:
             by_time = index.entry_for_timestamp(target) if planned.append_time < 0 else 0
             entry = max(by_time, index.entry_for_offset(start - planned.shift))
             low = int(index.position[entry])
             cuts = [*index.position[entry + 1 :].tolist(), planned.size]
+    prefix = SoundPrefix(planned, low, checked=True, whole=False)
+    for window in prefix.of(_read_windows(store, planned, low, cuts, first, until)):
+        yield window, prefix.low - len(window[0])
+    if prefix.stopped:
+        rest = sound_batches(
+            SliceReader(planned, partial(fetch.read_of, store, planned)), start, planned.end,
+            low=prefix.low, expected=prefix.reached, on_skipped=on_skipped,
+        )  # fmt: skip
+        yield from map(_moved, rest)
+
+
+def _read_windows(
+    store: Store, planned: PlannedSlice, low: int, cuts: list[int], first: fetch.Window | None, until: int
+) -> Iterator[fetch.Window]:
     for high in cuts:
         while low < high:
             window = first or fetch.read_window(store, planned, low, high, until)
             first = None
-            whole = len(window[0]) == planned.size and not segment
-            if whole:
-                fetch.check_slice(window[0], planned)
-            yield window, low, not whole
+            yield window
             low += len(window[0])
 
 
+def _moved(window: Window) -> tuple[fetch.Window, int]:
+    """Return a window of a slice in the other form; `Window` of the walk has positions in the slice."""
+    return (memoryview(window.data), window.headers), window.start
+
+
 def _in_batches(
-    window: fetch.Window, planned: PlannedSlice, position: int, target: int, start: int, *, check_crc: bool
+    window: fetch.Window, planned: PlannedSlice, position: int, target: int, start: int
 ) -> TimestampOffset | None:
     from sparklog.format.decode import decode
 
@@ -177,7 +229,7 @@ def _in_batches(
             offset_shift=planned.shift,
             start_offset=start,
             append_time=planned.append_time if has_append_time[i] else None,
-            check_crc=check_crc,
+            check_crc=False,
             place=Place(planned.file, position),
         )
         hit = np.flatnonzero(records.timestamp >= target)

@@ -31,6 +31,7 @@ from sparklog.storage.store import Store
 _LOG = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
+    from sparklog.log.read.skipped import OnSkipped
     from sparklog.log.read.snapshot_view import SnapshotView
     from sparklog.log.state.view import Bounds, OffsetRange, PartitionSize, ReadPart, Stored, TimestampOffset
     from sparklog.log.topic.topic import Topic
@@ -327,10 +328,13 @@ class RootView:
 
     Snapshots are taken by `refresh` and kept. So bounds, sizes and plans of one micro-batch agree, and show all or
     nothing of a transaction over several topics. A topic that was not looked at yet is, when it is first asked for.
+
+    `on_skipped` is called with damage that reads leave out, in the process that reads; None: it is `Corrupt`.
     """
 
-    def __init__(self, root: Root) -> None:
+    def __init__(self, root: Root, on_skipped: OnSkipped | None = None) -> None:
         self.root = root
+        self._on_skipped = on_skipped
         self.location = root.location
         self.env = root.env
         self._raw: dict[str, Snapshot] = {}
@@ -397,7 +401,7 @@ class RootView:
         # Who asks for names alone imports nothing that reads records.
         from sparklog.log.read.snapshot_view import SnapshotView
 
-        self._view, self._agree = SnapshotView(self.location, snapshots, self._newer), True
+        self._view, self._agree = SnapshotView(self.location, snapshots, self._newer, self._on_skipped), True
         return missing | (gone & set(names))
 
     def _take(self, name: str) -> Snapshot:

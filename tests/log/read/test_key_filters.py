@@ -146,7 +146,7 @@ def test_damage_within_a_piece_is_named_where_it_is_read() -> None:
     _with(world.store, file, 3_500_000, b"damaged")
     topic = world.root(world.counted).topic("t")
     assert topic.scan(keys=[b"key-17"]).to_table().num_rows == 1
-    with pytest.raises(Corrupt, match=r"CRC-32C does not match its bytes: restore the file"):
+    with pytest.raises(Corrupt, match=r"CRC-32C does not match its bytes; restore the file"):
         topic.scan(keys=[b"key-6800"]).to_table()
 
 

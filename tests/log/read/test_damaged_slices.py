@@ -1,0 +1,310 @@
+"""One bad byte in a slice: readers get all sound batches in order, and an error, or a report, for the bad one alone.
+
+A table of layouts of a log, and of bytes of a batch, each read from every offset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import sparklog
+from sparklog.errors import Corrupt
+from sparklog.format.batch_scan import scan_headers
+from sparklog.format.record_batch import HEADER_BYTES, BatchHeader
+from sparklog.kafka.importing.run import import_log_dir
+from sparklog.limits import Limits
+from sparklog.log.journal.names import file_key
+from sparklog.log.read.read_plan import read_parts
+from sparklog.log.read.skipped import Skipped, SkippedLog
+from sparklog.log.state.view import READ_UNCOMMITTED, OffsetRange
+from sparklog.log.topic.root import Root, RootView
+from sparklog.serve.served_log import ServedLog, StoredPlace
+from sparklog.serve.stored_batches import FetchedRecords, StoredBatches
+from sparklog.storage.memory import MemoryStore
+from sparklog.testing.world import World
+from tests.kafka.logs import HOUR_MS, batch, write_partition
+from tests.log.rewriting import appended_by_hand
+from tests.support.counted_root import CountedRoot
+from tests.support.records import small
+
+DENSE = [0, 2, 4, 6, 8, 10]
+SPARSE = [0, 2, 7, 9, 40, 50]
+"""Base offsets of batches of two records."""
+WINDOWS = Limits(span_bytes=300, index_min_bytes=100)
+"""Two batches, and a bit, are read at once."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A topic in one slice. `end`: its log end; `file` the key of the slice's file, whose first byte is the slice's."""
+
+    bases: list[int]
+    limits: Limits
+    imported: bool = True
+
+    @property
+    def offsets(self) -> list[int]:
+        return [offset for base in self.bases for offset in (base, base + 1)]
+
+
+LAYOUTS = {
+    "small segment": Layout(DENSE, Limits()),
+    "small segment with gaps": Layout(SPARSE, Limits()),
+    "segment in windows, without an index": Layout(DENSE, WINDOWS),
+    "segment in windows, with gaps, without an index": Layout(SPARSE, WINDOWS),
+    "append file": Layout(DENSE, Limits(), imported=False),
+    "append file in windows": Layout(DENSE, WINDOWS, imported=False),
+}
+BYTES = {"base offset": 5, "length": 11, "magic": 16, "checksum": 17, "count": 60, "record": 70}
+EPOCH = 13
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("logs")
+
+
+@pytest.fixture(params=list(LAYOUTS))
+def layout(request: pytest.FixtureRequest) -> Layout:
+    return LAYOUTS[request.param]
+
+
+@pytest.fixture
+def root(layout: Layout, folder: Path) -> Root:
+    return made(layout, folder)
+
+
+def made(layout: Layout, folder: Path) -> Root:
+    root = World().root()
+    if layout.imported:
+        name = "-".join(map(str, layout.bases))
+        data = b"".join(batch(base, [b"a", b"b"], timestamp=HOUR_MS + base) for base in layout.bases)
+        write_partition(folder / name, "t-0", {0: data, 60: batch(60, [b"last"])})
+        import_log_dir(root, folder / name)
+    else:
+        topic = root.create_topic("t", configs={"inline.records.bytes": "0"})
+        table = pa.table({"value": [b"v" * 30] * 12, "timestamp": pa.array(range(HOUR_MS, HOUR_MS + 12), pa.int64())})
+        topic.append(table, options=small(batch_bytes=150))
+    root.store.limits = layout.limits
+    return root
+
+
+def slice_file(root: Root) -> str:
+    """The key of the file that has the slice from offset 0 on."""
+    return file_key("t", root.topic("t").log.snapshot().slices.all().path(0))
+
+
+def headers_of(root: Root) -> tuple[list[int], list[int], list[int]]:
+    """Positions, base offsets and next offsets of the slice's batches."""
+    rows = root.topic("t").log.snapshot().slices.all()
+    data = root.store.get(slice_file(root))[: int(rows.size[0])]
+    headers = scan_headers(data)
+    return headers.position.tolist(), headers.base_offset.tolist(), headers.next_offset.tolist()
+
+
+def flip(root: Root, position: int) -> None:
+    assert isinstance(root.store, MemoryStore)
+    data = bytearray(root.store.get(slice_file(root)))
+    data[position] ^= 0x01
+    root.store.replace(slice_file(root), bytes(data))
+
+
+def read(
+    root: Root, start: int, end: int | None = None, threads: int = 1, said: list[Skipped] | None = None
+) -> tuple[list[int], Corrupt | None]:
+    """Offsets from `start` on, up to the error, and the error. `said`: damage is skipped, and put there."""
+    view = RootView(root, None if said is None else said.append)
+    end = view.bounds("t")[0].log_end if end is None else end
+    found: list[int] = []
+    try:
+        parts = view.plan([OffsetRange("t", 0, start, end)], READ_UNCOMMITTED)
+        for piece in read_parts(parts, ["offset", "value"], threads=threads):
+            found += piece.column("offset").to_pylist()
+    except Corrupt as error:
+        return found, error
+    return found, None
+
+
+def all_offsets(root: Root) -> list[int]:
+    found, error = read(root, 0)
+    assert error is None
+    return found
+
+
+@pytest.mark.parametrize("byte", BYTES)
+def test_sound_batches_are_read_and_the_bad_one_is_named(layout: Layout, folder: Path, byte: str) -> None:
+    for bad in range(6):
+        root = made(layout, folder)
+        good = all_offsets(root)
+        positions, bases, ends = headers_of(root)
+        flip(root, positions[bad] + BYTES[byte])
+        lost = range(bases[bad], ends[bad])
+        # In a gap nothing tells whether the damaged batch reached into it.
+        after = bases[bad + 1] if bad + 1 < len(bases) else 60 if layout.imported else 12
+        for start in (offset for offset in good if offset not in lost):
+            found, error = read(root, start)
+            if start >= after:
+                assert (found, error) == ([offset for offset in good if offset >= start], None)
+                continue
+            assert found == [offset for offset in good if start <= offset < bases[bad]]
+            assert error is not None
+            assert (error.file, error.position) == (slice_file(root), positions[bad])
+            assert error.offset in (bases[bad], ends[bad - 1] if bad else 0)
+            assert "corruptRecords=skip" in error.message
+            assert read(root, start, threads=2)[0] == found
+        assert read(root, bases[bad] + 1)[1] is not None
+        assert read(root, 0, end=ends[bad - 1] if bad else 0)[1] is None
+        said: list[Skipped] = []
+        assert read(root, 0, said=said) == ([offset for offset in good if offset not in lost], None)
+        (skipped,) = said
+        assert (skipped.topic, skipped.partition, skipped.file) == ("t", 0, slice_file(root))
+        assert skipped.position == positions[bad]
+        assert skipped.start <= bases[bad]
+        assert skipped.end is not None
+        assert ends[bad] <= skipped.end <= after
+
+
+def test_damage_outside_of_all_checksums_is_said(layout: Layout, root: Root) -> None:
+    """Batches that fill all offsets have theirs for certain. Where there are gaps, one may have moved."""
+    good = all_offsets(root)
+    positions, _, _ = headers_of(root)
+    flip(root, positions[2] + EPOCH)
+    found, error = read(root, 0)
+    assert error is not None
+    assert "though all of its batches are sound" in error.message
+    assert error.file == slice_file(root)
+    dense = not layout.imported or layout.bases == DENSE
+    of_slice = [offset for offset in good if offset < 60]
+    if dense and (not layout.imported or layout.limits is WINDOWS):
+        assert found == of_slice
+    assert read(root, 0, said=[])[1] is None
+
+
+def test_a_slice_whose_batch_may_have_moved_is_refused_whole(folder: Path) -> None:
+    root = made(LAYOUTS["small segment with gaps"], folder)
+    positions, _, _ = headers_of(root)
+    flip(root, positions[2] + 7)  # from 7 to 6, where nothing is
+    found, error = read(root, 0)
+    assert found == []
+    assert error is not None
+    assert "though all of its batches are sound" in error.message
+    said: list[Skipped] = []
+    assert read(root, 0, said=said) == ([60], None)
+    assert [(each.start, each.end) for each in said] == [(0, 52)]
+
+
+def fetch(batches: StoredBatches, log: ServedLog, start: int, nbytes: int = 1 << 20) -> FetchedRecords:
+    seen = log.look(["t"])["t"]
+    place = StoredPlace("t", seen.topic_id, 0, READ_UNCOMMITTED, start)
+    return batches.read(place, seen.ends[0].log_end, nbytes, at_least_one=True)
+
+
+def served(root: Root, skipped: SkippedLog | None = None) -> tuple[ServedLog, StoredBatches]:
+    log = ServedLog(RootView(root, skipped), root, None, skipped)
+    return log, StoredBatches(log)
+
+
+def bases_of(records: FetchedRecords) -> list[int]:
+    return [int(base) for base in scan_headers(b"".join(records.buffers)).base_offset.tolist()]
+
+
+def fetched_all(log: ServedLog, batches: StoredBatches, start: int, end: int) -> Iterator[list[int]]:
+    while start < end:
+        records = fetch(batches, log, start)
+        yield bases_of(records)
+        start = records.next
+
+
+@pytest.mark.parametrize("byte", ["base offset", "length", "record"])
+def test_a_fetch_returns_the_batches_in_front_of_the_bad_one(layout: Layout, root: Root, byte: str) -> None:
+    positions, bases, _ = headers_of(root)
+    end = root.topic("t").bounds()[0].log_end
+    flip(root, positions[3] + BYTES[byte])
+    log, batches = served(root)
+    for start in range(4):
+        assert bases_of(fetch(batches, log, bases[start])) == bases[start:3] if start < 3 else True
+    with pytest.raises(Corrupt) as caught:
+        fetch(batches, log, bases[3])
+    assert (caught.value.file, caught.value.position) == (slice_file(root), positions[3])
+    got = [base for some in fetched_all(log, batches, bases[4], end) for base in some]
+    assert got[: len(bases[4:])] == bases[4:]
+    skipped = SkippedLog()
+    log, batches = served(root, skipped)
+    for _ in range(2):
+        got = [base for some in fetched_all(log, batches, 0, end) for base in some]
+        assert [base for base in got if base < 60][: len(bases)] == bases[:3] + bases[4:]
+    assert len(skipped) == 1
+
+
+def test_a_look_up_by_time_passes_damage_only_if_it_is_skipped(root: Root) -> None:
+    positions, bases, _ = headers_of(root)
+    flip(root, positions[3] + BYTES["record"])
+
+    def found(view: RootView, base: int) -> int | None:
+        answer = view.offsets_for_timestamps("t", {0: HOUR_MS + base}, READ_UNCOMMITTED)[0]
+        return None if answer is None else answer.offset
+
+    assert found(RootView(root), bases[2]) == bases[2]
+    with pytest.raises(Corrupt):
+        found(RootView(root), bases[3])
+    said: list[Skipped] = []
+    assert found(RootView(root, said.append), bases[3]) == bases[4]
+    assert len(said) == 1
+
+
+def test_a_consumer_gets_what_is_in_front_of_damage_and_goes_on_behind_it(layout: Layout, root: Root) -> None:
+    good = all_offsets(root)
+    positions, bases, _ = headers_of(root)
+    flip(root, positions[3] + BYTES["record"])
+    with sparklog.consumer(root, topics="t", auto_offset_reset="earliest") as consumer:
+        got: list[int] = []
+
+        def poll() -> list[int]:
+            found = [offset for piece in consumer.poll(1) for offset in piece.column("offset").to_pylist()]
+            got.extend(found)
+            return found
+
+        with pytest.raises(Corrupt):
+            all(poll() for _ in range(100))
+        assert got == [offset for offset in good if offset < bases[3]]
+        assert consumer.position("t", 0) == bases[3]
+        consumer.seek("t", 0, bases[4])
+        got.clear()
+        while len(got) < len(good) - 8:
+            poll()
+        assert got == good[8:]
+
+
+def test_a_record_that_cannot_be_decoded_takes_only_its_batch(tmp_path: Path) -> None:
+    """Its checksums are right: a writer's defect."""
+    memory = CountedRoot("memory", tmp_path)
+    odd = BatchHeader(2, 1, 2, HOUR_MS, HOUR_MS, leader_epoch=0).pack(b"\xff" * 20)
+    appended_by_hand(memory, memory.topic(1), [batch(0, [b"a", b"b"]), odd, batch(4, [b"c"])])
+    found, error = read(memory.root, 0)
+    assert found == [0, 1]
+    assert error is not None
+    assert (error.position, error.offset) == (len(batch(0, [b"a", b"b"])) + HEADER_BYTES, 2)
+    assert read(memory.root, 4) == ([4], None)
+    said: list[Skipped] = []
+    assert read(memory.root, 0, said=said, threads=2) == ([0, 1, 4], None)
+    assert [(each.start, each.end, each.nbytes) for each in said] == [(2, 4, len(odd))]
+
+
+def test_sound_slices_beside_a_damaged_one_in_a_request_are_read(tmp_path: Path) -> None:
+    memory = CountedRoot("memory", tmp_path)
+    topic = memory.topic(1, {"inline.records.bytes": "0"})
+    for value in (b"first", b"second", b"third"):
+        topic.append({"value": [value]})
+    key = next(key for key in memory.append_files() if b"second" in memory.inner.get(key))
+    assert isinstance(memory.inner, MemoryStore)
+    memory.inner.replace(key, memory.inner.get(key).replace(b"second", b"Second"))
+    for threads in (1, 2):
+        found, error = read(memory.root, 0, threads=threads)
+        assert (found, error is not None and error.offset) == ([0], 1)
+        assert read(memory.root, 2, threads=threads) == ([2], None)
+        assert read(memory.root, 0, threads=threads, said=[]) == ([0, 2], None)
