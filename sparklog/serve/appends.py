@@ -19,6 +19,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -182,7 +183,8 @@ class Appends:
                 try:
                     batches[item] = checked_batch(item.records, item.version, target.configs, now_ms)
                 except CodeError as problem:
-                    item.result = ProduceAnswer(problem.code, message=str(problem))
+                    rows: Any = problem.fields.get("recordErrors", ())
+                    item.result = ProduceAnswer(problem.code, message=str(problem), record_errors=rows)
         return batches
 
     def _judged(

@@ -119,8 +119,10 @@ def _check_records(batch: ProducedBatch, codec: Codec, configs: TopicConfigs, no
         low, high, earliest, keyless = check_batch(data[HEADER_BYTES:], codec, batch.count, base_ms).tolist()
     except Corrupt as error:
         raise _invalid(error.message) from None
-    if keyless and configs.is_compacted:
-        raise _invalid("the topic is compacted: every record needs a key")
+    before, after = now_ms - configs.timestamp_before_max_ms, now_ms + configs.timestamp_after_max_ms
+    is_untimely = (earliest < before or high > after) and not configs.log_append_time
+    if is_untimely or (keyless and configs.is_compacted):
+        raise _rejected(batch, configs, (before, after) if is_untimely else None)
     batch.flags = (_NULL_KEYS if keyless else 0) | (0 if batch.producer_id == NO_PRODUCER_ID else _PRODUCERS)
     if configs.log_append_time:
         batch.min_ts = batch.max_ts = NO_TIMESTAMP
@@ -128,15 +130,37 @@ def _check_records(batch: ProducedBatch, codec: Codec, configs: TopicConfigs, no
         data[_ATTRIBUTES] |= LOG_APPEND_TIME_BIT
         data[_CRC] = crc32c(data[CRC_START:]).to_bytes(4, "big")
         return
-    before, after = now_ms - configs.timestamp_before_max_ms, now_ms + configs.timestamp_after_max_ms
-    if earliest < before or high > after:
-        times = f"{min(earliest, high)} to {high}"
-        raise CodeError(Code.INVALID_TIMESTAMP, f"times are {times}, the topic takes {before} to {after}")
     batch.min_ts, batch.max_ts = low, high
     if high != sent_ms or data[_ATTRIBUTES] & LOG_APPEND_TIME_BIT:
         data[_MAX_TIMESTAMP] = high.to_bytes(8, "big", signed=True)
         data[_ATTRIBUTES] &= ~LOG_APPEND_TIME_BIT
         data[_CRC] = crc32c(data[CRC_START:]).to_bytes(4, "big")
+
+
+def _rejected(batch: ProducedBatch, configs: TopicConfigs, accepted_ms: tuple[int, int] | None) -> CodeError:
+    """Return the error of a batch, with the records that are the reason, as a broker names them (KIP-467).
+
+    These are records with times outside of `accepted_ms`, and in a compacted topic those without a key.
+    """
+    from sparklog.format.arrow_numpy import valid_rows
+    from sparklog.format.decode import decode
+
+    # Under the bit all records would have the time of the header.
+    batch.data[_ATTRIBUTES] &= ~LOG_APPEND_TIME_BIT
+    records = decode(batch.data, scan_headers(batch.data), columns=("timestamp", "key"), check_crc=False)
+    code, reasons = Code.INVALID_RECORD, dict[int, str]()
+    if accepted_ms is not None:
+        code, times, (before, after) = Code.INVALID_TIMESTAMP, records.timestamp, accepted_ms
+        untimely = (times != NO_TIMESTAMP) & ((times < before) | (times > after))
+        for index in untimely.nonzero()[0].tolist():
+            reasons[index] = f"its timestamp is {times[index]}, the topic accepts {before} to {after}"
+    if configs.is_compacted and records.key is not None:
+        keyless = (~valid_rows(records.key)).nonzero()[0].tolist()
+        reasons |= dict.fromkeys(keyless, "it has no key, and the topic is compacted")
+    rows = [{"batchIndex": index, "batchIndexErrorMessage": reason} for index, reason in sorted(reasons.items())]
+    first = min(reasons)
+    message = f"{len(rows)} of {batch.count} records cannot be accepted; record {first}: {reasons[first]}"
+    return CodeError(code, message, recordErrors=rows)
 
 
 def _invalid(message: str) -> CodeError:
@@ -145,7 +169,10 @@ def _invalid(message: str) -> CodeError:
 
 def _frame_problem(data: memoryview) -> CodeError:
     """Return why these bytes are not one whole batch of magic 2."""
-    if len(data) > MAGIC_POSITION and data[MAGIC_POSITION] < MAGIC:
+    magic = data[MAGIC_POSITION] if len(data) > MAGIC_POSITION else MAGIC
+    if magic > MAGIC:
+        return CodeError(Code.CORRUPT_MESSAGE, f"messages of format v{magic} are not known")
+    if magic < MAGIC:
         return CodeError(Code.UNSUPPORTED_FOR_MESSAGE_FORMAT, "messages of formats v0 and v1 are not taken")
     headers = scan_headers(data, whole=False)
     return _invalid(f"expected one record batch, found {len(headers)}: {headers.reason}")
@@ -166,8 +193,10 @@ def next_number(last: int | None, batch: BatchHeader | ProducedBatch) -> int:
     `CodeError` for a batch that is not the next one after number `last`; DUPLICATE_SEQUENCE_NUMBER: it landed.
     """
     epoch, first, count = batch.producer_epoch, batch.base_sequence, batch.count
-    if epoch < 0 or first < 0:
-        raise CodeError(Code.OUT_OF_ORDER_SEQUENCE_NUMBER)
+    if epoch < 0:
+        raise CodeError(Code.INVALID_PRODUCER_EPOCH)
+    if first < 0:
+        raise CodeError(Code.INVALID_RECORD)
     begin = epoch << EPOCH_SHIFT
     if last is None:
         return begin + first + count - 1

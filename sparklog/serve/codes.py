@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
@@ -119,13 +119,17 @@ def answered(kind: type[SparklogError], code: Code) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class ProduceAnswer:
-    """The answer to one batch. `time_ms`: of the commit, under LogAppendTime; else -1."""
+    """The answer to one batch. `time_ms`: of the commit, under LogAppendTime; else -1.
+
+    `record_errors`: the records that are the reason, as the response has them.
+    """
 
     code: Code = Code.NONE
     base: int = -1
     time_ms: int = -1
     log_start: int = -1
     message: str | None = None
+    record_errors: Sequence[Fields] = ()
 
 
 def by_partition(request: Fields, answer: Callable[[str, Fields], Fields]) -> list[Fields]:

@@ -423,7 +423,8 @@ def test_sequences_are_judged_as_kafka_does() -> None:
     assert refusal(last, header(7)) == landed
     assert refusal(last, header(7, 2)) == out_of_order
     assert refusal(last, header(8, epoch=1)) == out_of_order
-    assert refusal(last, header(-1)) == out_of_order
+    assert refusal(last, header(-1)) == Code.INVALID_RECORD
+    assert refusal(last, header(8, epoch=-1)) == Code.INVALID_PRODUCER_EPOCH
     bumped = next_number(last, header(0, epoch=1))
     assert refusal(bumped, header(8)) == Code.INVALID_PRODUCER_EPOCH
     assert bumped > last

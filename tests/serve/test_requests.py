@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ import sparklog
 from sparklog.serve.codes import Code
 from sparklog.serve.options import SESSION_TIMEOUTS_MS, Address
 from tests.serve.wire import Wire
+from tests.support.odd_batches import odd_batch, record
+
+NOW, DAY_MS = int(time.time() * 1000), 86_400_000
 
 
 def test_bytes_after_the_end_of_a_request_are_ignored(serve: Callable[..., Address], tmp_path: Path) -> None:
@@ -157,3 +161,31 @@ def test_a_client_that_asks_is_told_what_it_may_do(
     groups = wire.ask("DescribeGroups", 3, {"groups": ["g"], "includeAuthorizedOperations": True})["groups"]
     assert groups[0]["authorizedOperations"] == 0b110101001000
     wire.close()
+
+
+@pytest.mark.parametrize(
+    ("times", "keys", "code", "wrong"),
+    [
+        ([NOW, NOW, NOW], [b"k", None, None], Code.INVALID_RECORD, [1, 2]),
+        ([NOW, NOW - DAY_MS, -1], [b"k", b"k", b"k"], Code.INVALID_TIMESTAMP, [1]),
+        ([NOW + DAY_MS, NOW, -5], [b"k", None, b"k"], Code.INVALID_TIMESTAMP, [0, 1, 2]),
+        ([NOW, -1], [b"k", b"k"], Code.NONE, []),
+    ],
+    ids=["no-keys", "old", "old-ahead-and-no-key", "fine"],
+)
+@pytest.mark.parametrize("codec", [0, 4])
+def test_a_producer_is_told_which_records_are_wrong(
+    serve: Callable[..., Address], tmp_path: Path, codec: int, times: list[int], keys: list[bytes | None],
+    code: Code, wrong: list[int],
+) -> None:  # fmt: skip
+    limits = dict.fromkeys(("message.timestamp.before.max.ms", "message.timestamp.after.max.ms"), DAY_MS // 2)
+    topic = sparklog.open(tmp_path, create=True).create_topic("t", configs={"cleanup.policy": "compact", **limits})
+    records = [record(n, time_ms - times[0], key) for n, (time_ms, key) in enumerate(zip(times, keys, strict=True))]
+    wire = Wire(serve(tmp_path, writable=True))
+    batch = odd_batch(times, payload=b"".join(records), attributes=codec)
+    (answer,) = wire.produce("t", {0: batch}, version=8)
+    wire.close()
+    assert answer["errorCode"] == code
+    assert [row["batchIndex"] for row in answer["recordErrors"]] == wrong
+    assert all(row["batchIndexErrorMessage"] for row in answer["recordErrors"])
+    assert topic.count().records == (0 if wrong else len(times))

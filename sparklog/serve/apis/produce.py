@@ -88,6 +88,7 @@ def _row(number: int, taken: Taken) -> Fields:
         "logAppendTimeMs": answer.time_ms,
         "logStartOffset": answer.log_start,
         "errorMessage": answer.message,
+        "recordErrors": list(answer.record_errors),
     }
 
 
