@@ -126,6 +126,7 @@ class PartitionTotal:
     tombstones_kept: int  # of the last pass
     tombstones_dropped: int
     keyless_dropped: int
+    aborted_dropped: int  # by pieces that were no compaction
     dirty_ratio: float | None  # before the first pass; None: not compacted
     seconds: float  # of all tasks
     failed: bool
@@ -234,13 +235,19 @@ class TopicReport(RunReport):
             tombstones_kept=passes[-1].tombstones_kept if passes else 0,
             tombstones_dropped=sum(piece.tombstones_dropped for piece in pieces),
             keyless_dropped=sum(piece.keyless_dropped for piece in pieces),
+            aborted_dropped=sum(
+                piece.records_before - piece.records_after for piece in pieces if piece.dirty_ratio is None
+            ),
             dirty_ratio=passes[0].dirty_ratio if passes else None,
             seconds=round(sum(piece.seconds for piece in pieces), 3),
             failed=failed,
         )
 
 
-HEADINGS = ["PARTITION", "DONE", "RECORDS", "AFTER", "BYTES", "AFTER", "TOMBSTONES KEPT", "DROPPED", "DIRTY", "SECONDS"]
+HEADINGS = [
+    *("PARTITION", "DONE", "RECORDS", "AFTER", "BYTES", "AFTER"),
+    *("TOMBSTONES KEPT", "TOMBSTONES DROPPED", "DIRTY", "SECONDS"),
+]
 
 
 def summary(reports: Sequence[TopicReport], *, dry_run: bool = False) -> str:
@@ -253,6 +260,12 @@ def summary(reports: Sequence[TopicReport], *, dry_run: bool = False) -> str:
             "Kafka's cleaner does"
             for total in report.totals()
             if total.keyless_dropped
+        ]
+        lines += [
+            f"{report.topic}-{total.partition}: {count(total.aborted_dropped, 'record')} of aborted transactions were "
+            "dropped"
+            for total in report.totals()
+            if total.aborted_dropped
         ]
     return "\n".join(filter(None, lines))
 

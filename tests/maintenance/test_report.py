@@ -55,7 +55,7 @@ def test_totals_are_of_whole_partitions_and_add_up() -> None:
 def test_the_summary_shows_each_partition_that_was_worked_on() -> None:
     lines = summary([REPORT]).splitlines()
     assert [re.sub(" +", " ", line) for line in lines[:3]] == [
-        "PARTITION DONE RECORDS AFTER BYTES AFTER TOMBSTONES KEPT DROPPED DIRTY SECONDS",
+        "PARTITION DONE RECORDS AFTER BYTES AFTER TOMBSTONES KEPT TOMBSTONES DROPPED DIRTY SECONDS",
         "orders-1 FAILED 6 6 60 B 60 B - - - 0.0",
         "orders-3 seal, compact x2 1,500 790 60.0 kB 24.9 kB 6 3 0.75 5.0",
     ]
@@ -63,6 +63,7 @@ def test_the_summary_shows_each_partition_that_was_worked_on() -> None:
         "1 partition needed nothing",
         "orders: something to know",
         "orders-3: 10 records without a key were dropped, as Kafka's cleaner does",
+        "orders-3: 10 records of aborted transactions were dropped",
     ]
 
 
@@ -103,6 +104,7 @@ def test_the_document_is_json_with_exact_numbers() -> None:
         "tombstonesKept": 6,
         "tombstonesDropped": 3,
         "keylessDropped": 10,
+        "abortedDropped": 10,
         "dirtyRatio": 0.75,
         "seconds": 5.0,
         "failed": False,
