@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 pytest.importorskip("pyspark", reason="the jobs of Delta need Spark: install sparklog[spark]")
@@ -26,6 +29,9 @@ from pyspark.sql.types import (
 from sparklog.cli.jobs import delta, from_delta, to_delta
 from sparklog.cli.jobs.to_delta import END, Payload, framed_schema, key_types
 from sparklog.errors import BadRequest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 TO = ["--root", "log", "--topic", "orders", "--table", "t/", "--checkpoint", "c"]
 FROM = [*TO, "--key-columns", "id"]
@@ -180,3 +186,38 @@ def test_an_upsert_deletes_updates_and_inserts() -> None:
         "WHEN NOT MATCHED AND NOT s._sparklog_deleted THEN INSERT (`id`, `x`) VALUES (s.`id`, s.`x`)"
     )
     assert delta.table_name("/a`b") == "delta.`/a``b`"
+
+
+@pytest.mark.spark
+def test_a_relative_path_of_a_table_becomes_absolute(spark: SparkSession) -> None:
+    """SQL takes `delta.`path`` only if the path is absolute."""
+    for path in ("/tables/t", "s3a://bucket/t", "file:/t"):
+        assert delta.absolute(spark, path) == path
+    assert delta.absolute(spark, "tables/a b") == f"{os.getcwd()}/tables/a b"
+
+
+@pytest.mark.spark
+def test_what_an_interrupted_creation_leaves_is_no_file_of_others(spark: SparkSession, tmp_path: Path) -> None:
+    def remainders() -> dict[str, bool]:
+        folder, files = delta._folder(spark, str(tmp_path))
+        return {
+            status.getPath().getName(): delta._is_remainder(spark, files, status) for status in files.listStatus(folder)
+        }
+
+    log = tmp_path / "_delta_log"
+    (log / "_staged_commits").mkdir(parents=True)
+    (log / ".00000000000000000000.json.tmp").touch()
+    rows = pa.table({"id": pa.array([], pa.int64())})
+    pq.write_table(rows, tmp_path / "part-0.parquet")
+    pq.write_table(pa.table({"id": [1]}), tmp_path / "part-1.parquet")
+    (tmp_path / "part-2.parquet").write_text("not Parquet")
+    (tmp_path / "notes.txt").touch()
+    assert remainders() == {
+        "_delta_log": True,
+        "part-0.parquet": True,
+        "part-1.parquet": False,
+        "part-2.parquet": False,
+        "notes.txt": False,
+    }
+    (log / "_staged_commits" / "00000000000000000000.json").touch()
+    assert not remainders()["_delta_log"]

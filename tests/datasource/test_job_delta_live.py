@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import sparklog
@@ -381,3 +383,22 @@ def test_what_is_wrong_with_a_table_is_one_line(driver: Driver, tmp_path: Path) 
     assert sorted(file.name for file in case.table.iterdir()) == ["data.parquet", "part"]
     case.table = plain
     fails(case.run(), "the table has no column 'key' (binary): --grow-schema adds it")
+
+
+def test_a_relative_table_and_what_an_interrupted_creation_left(driver: Driver, tmp_path: Path) -> None:
+    case = Case(driver, tmp_path, "--payload", "json", "--schema", DDL, "--mode", "upsert", "--key-columns", "id")
+    case.append((b"1", b'{"id": 1, "name": "anna"}'), (b"2", b'{"id": 2, "name": "ben"}'), (b"1", None), partitions=1)
+    table = case.table
+    (table / "_delta_log" / "_staged_commits").mkdir(parents=True)
+    pq.write_table(pa.table({"id": pa.array([], pa.int64())}), table / "part-0.parquet")
+    case.table = Path(os.path.relpath(table))
+    code, said = case.run()
+    assert code == 0, said
+    assert [(row["id"], row["name"]) for row in case.rows(table)] == [(2, "ben")]
+    (first, *_) = driver.sql(f"DESCRIBE HISTORY delta.`{table}` ")[::-1]
+    assert (first["version"], first["operation"]) == (0, "CREATE TABLE"), "no file without rows"
+    code, said = driver.job(
+        *("from-delta", "--table", case.table, "--root", tmp_path / "log", "--topic", "back", "--key-columns", "id"),
+        *("--checkpoint", tmp_path / "back"),
+    )
+    assert f"ALTER TABLE delta.`{table}` SET TBLPROPERTIES" in said

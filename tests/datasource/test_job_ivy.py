@@ -11,8 +11,11 @@ import pytest
 
 pytest.importorskip("pyspark", reason="the jobs of Delta need Spark: install sparklog[spark]")
 
+from pyspark.errors import PySparkRuntimeError
+
 from sparklog.cli.jobs import stream
 from sparklog.cli.jobs.stream import without_report
+from sparklog.errors import Unavailable
 
 REPORT = b""":: loading settings :: url = jar:file:ivy-2.5.3.jar!/ivysettings.xml
 Ivy Default Cache set to: .ivy2.5.2/cache
@@ -24,6 +27,7 @@ io.delta#delta-spark_4.2_2.13 added as a dependency
 :: retrieving :: org.apache.spark#spark-submit-parent-1
 \t5 artifacts copied, 0 already retrieved (14099kB/20ms)
 """
+REASON = b'Exception in thread "main" java.lang.RuntimeException:'
 WHY = (
     b'Exception in thread "main" java.lang.RuntimeException: [unresolved dependency: io.delta#delta-spark: not found]\n'
 )
@@ -63,3 +67,42 @@ def test_what_the_jvm_writes_passes_also_after_the_start(
         thread.join(10)
     said = capfd.readouterr().err
     assert ("later done" in said, "of this process" in said, "Ivy" in said) == (True, True, not packages)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (
+            "[download failed: org.slf4j#slf4j-api;2.0.13!slf4j-api.jar]",
+            (
+                "([download failed: org.slf4j#slf4j-api;2.0.13!slf4j-api.jar]): check network and proxy, "
+                "remove ~/.m2/repository/org/slf4j/slf4j-api if it is incomplete, or"
+            ),
+        ),
+        (
+            "[unresolved dependency: io.delta#delta-spark_4.2_2.13;4.4.0: not found]",
+            "remove ~/.m2/repository/io/delta/delta-spark_4.2_2.13 if it is incomplete, or",
+        ),
+        ("[something else]", "([something else]): check network and proxy, remove what is incomplete below ~/.m2"),
+        (None, "(no reason given): check network and proxy"),
+    ],
+)
+def test_packages_that_cannot_be_fetched_end_with_the_reason_and_a_remedy(
+    line: str | None, says: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def start(*_: Any) -> None:
+        if line is not None:
+            reported = b":: loading settings ::\n" + REASON + f" {line}\n".encode()
+            subprocess.run(["sh", "-c", 'printf "%s" "$1" >&2', "sh", reported], check=True)
+        raise PySparkRuntimeError(errorClass="JAVA_GATEWAY_EXITED", messageParameters={})
+
+    monkeypatch.setattr(stream, "quiet_session", start)
+    with (
+        pytest.raises(Unavailable) as raised,
+        stream.streaming_session("name", settings={"spark.jars.packages": "io.delta:delta"}),
+    ):
+        pass
+    assert str(raised.value).startswith("Spark could not fetch its packages (")
+    assert says in str(raised.value)
+    assert "--jars or --packages" in str(raised.value)
+    capfd.readouterr()

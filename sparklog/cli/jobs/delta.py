@@ -18,10 +18,12 @@ from typing import Annotated, Any
 
 import pyspark
 from py4j.java_gateway import JavaPackage
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming import StreamingQuery
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from sparklog.cli.jobs.stream import streaming_session
 from sparklog.cli.options import comma_separated
@@ -111,16 +113,60 @@ def is_delta(spark: SparkSession, path: str) -> bool:
     return bool(jvm.io.delta.tables.DeltaTable.isDeltaTable(spark._jsparkSession, path))
 
 
-def check_new_folder(spark: SparkSession, path: str) -> None:
-    """Refuse to make a table among files of others, which a VACUUM of the table would delete."""
-    folder = spark.sparkContext._jvm.org.apache.hadoop.fs.Path(path)
-    files = folder.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())
-    present = files.listStatus(folder) if files.exists(folder) else []
-    if len(present):
-        raise BadRequest(
-            f"there is no Delta table at {path}, but files such as {present[0].getPath().getName()}: "
-            f"name a new folder, or make a table of them first (CONVERT TO DELTA parquet.{quoted(path)})"
-        )
+def absolute(spark: SparkSession, path: str) -> str:
+    """Return a path as SQL takes it: a relative one becomes absolute, on Spark's default file system."""
+    if ":" in path or path.startswith("/"):
+        return path
+    folder, files = _folder(spark, path)
+    qualified = str(files.makeQualified(folder).toString())
+    return qualified.removeprefix("file:") if qualified.startswith("file:/") else qualified
+
+
+def create_table(spark: SparkSession, path: str, schema: StructType) -> None:
+    """Create an empty table by its log alone. Raises BadRequest for a folder that holds other files.
+
+    A VACUUM of the table would delete them. A folder whose creation was interrupted holds a log without versions, and
+    files without rows from releases that created a table by an empty write: they are deleted, and the table is created.
+    """
+    folder, files = _folder(spark, path)
+    present = list(files.listStatus(folder)) if files.exists(folder) else []
+    for status in present:
+        if not _is_remainder(spark, files, status):
+            raise BadRequest(
+                f"there is no Delta table at {path}, but files such as {status.getPath().getName()}: "
+                f"name a new folder, or make a table of them first (CONVERT TO DELTA parquet.{quoted(path)})"
+            )
+    for status in present:
+        files.delete(status.getPath(), True)
+    jvm: Any = spark.sparkContext._jvm
+    columns = StructType([StructField(field.name, field.dataType) for field in schema])
+    made = jvm.io.delta.tables.DeltaTable.createIfNotExists(spark._jsparkSession).location(path)
+    made.addColumns(spark._jsparkSession.parseDataType(columns.json())).execute()
+
+
+def _folder(spark: SparkSession, path: str) -> tuple[Any, Any]:
+    """Return a path and its file system, both Hadoop's."""
+    jvm: Any = spark.sparkContext._jvm
+    folder = jvm.org.apache.hadoop.fs.Path(path)
+    return folder, folder.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())
+
+
+def _is_remainder(spark: SparkSession, files: Any, status: Any) -> bool:
+    """True for what an interrupted creation leaves: a log without files, a Parquet file without rows."""
+    path = status.getPath()
+    if path.getName() == "_delta_log":
+        entries = files.listFiles(path, True)
+        while entries.hasNext():
+            # Of a version that was being written there is a hidden, temporary file.
+            if not str(entries.next().getPath().getName()).startswith("."):
+                return False
+        return True
+    if status.isDirectory() or not path.getName().endswith(".parquet"):
+        return False
+    try:
+        return bool(spark.read.parquet(path.toString()).isEmpty())
+    except (PySparkException, Py4JError):  # damaged Parquet raises the second
+        return False
 
 
 def table_name(path: str) -> str:

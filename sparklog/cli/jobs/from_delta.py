@@ -169,6 +169,7 @@ arguments = partial(parse, "from-delta", FromDelta, __doc__)
 def run(spark: SparkSession, job: FromDelta) -> int:
     delta.check_delta(spark)
     sparklog.register(spark)
+    job.table = delta.absolute(spark, job.table)
     check_table(spark, job)
     return follow_to_end(start(spark, job), job.root)
 

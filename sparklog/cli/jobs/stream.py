@@ -12,7 +12,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, ParamSpec
@@ -30,11 +30,13 @@ from sparklog.cli.parameters import Option
 from sparklog.datasource.options import parse_options
 from sparklog.datasource.spark_versions import READ_LIMITS
 from sparklog.datasource.subscription import Subscriber
+from sparklog.errors import Unavailable
 from sparklog.maintenance.spark_runner import quiet_session
 from sparklog.opening import NOTHING, open_log, open_view, refuse_inside, resolve
 from sparklog.output import StatusLine
 
 P = ParamSpec("P")
+PACKAGES = "spark.jars.packages"
 COLUMNS = ("key", "value", "headers", "timestamp")
 
 
@@ -45,12 +47,38 @@ def streaming_session(
     """Start Spark with the settings that streaming into a root needs, and stop it at the end."""
     settings = settings or {}
     builder = sparklog.configure(SparkSession.builder).config(map=dict(settings))
-    with without_ivy() if "spark.jars.packages" in settings else nullcontext():
-        spark = quiet_session(builder, name, log_level)
+    spark = _fetching(builder, name, log_level) if PACKAGES in settings else quiet_session(builder, name, log_level)
     try:
         yield spark
     finally:
         spark.stop()
+
+
+def _fetching(builder: SparkSession.Builder, name: str, log_level: str) -> SparkSession:
+    """Start Spark, which fetches packages first. Raises Unavailable with Ivy's reason if it cannot."""
+    reasons: list[str] = []
+    try:
+        with without_ivy(reasons):
+            return quiet_session(builder, name, log_level)
+    except PySparkException as error:
+        if error.getCondition() != "JAVA_GATEWAY_EXITED":
+            raise
+    raise Unavailable(fetch_problem(reasons))
+
+
+_NOT_FETCHED = re.compile(r"(?:download failed|unresolved dependency): ([\w.-]+)#([\w.-]+);")
+
+
+def fetch_problem(reasons: Sequence[str]) -> str:
+    """Return why Spark's JVM ended as it fetched packages, by the lines that say why, and what to do."""
+    reason = reasons[-1].partition("RuntimeException: ")[2] or reasons[-1] if reasons else "no reason given"
+    remove = "remove what is incomplete below ~/.m2/repository and ~/.ivy2"
+    if (package := _NOT_FETCHED.search(reason)) is not None:
+        remove = f"remove ~/.m2/repository/{package[1].replace('.', '/')}/{package[2]} if it is incomplete"
+    return (
+        f"Spark could not fetch its packages ({reason}): check network and proxy, {remove}, or start this job with "
+        "spark-submit and --jars or --packages"
+    )
 
 
 def streaming_job(name: str) -> Callable[[Callable[P, int]], Callable[P, int]]:
@@ -202,24 +230,35 @@ def without_report(lines: Iterable[bytes]) -> Iterator[bytes]:
 
 
 @contextmanager
-def without_ivy() -> Iterator[None]:
-    """Filter the standard error of processes that are started inside of this."""
+def without_ivy(reasons: list[str]) -> Iterator[None]:
+    """Filter the standard error of processes that are started inside of this; add lines of failures to `reasons`."""
     reading, writing = os.pipe()
     before = os.dup(2)
     sys.stderr.flush()
     os.dup2(writing, 2)
     os.close(writing)
-    passing = threading.Thread(target=_pass_on, args=(reading, os.dup(before)), name="sparklog-ivy", daemon=True)
+    given = (reading, os.dup(before), reasons)
+    passing = threading.Thread(target=_pass_on, args=given, name="sparklog-ivy", daemon=True)
     passing.start()
     try:
         yield
-    finally:
-        sys.stderr.flush()
-        os.dup2(before, 2)
-        os.close(before)
+    except BaseException:
+        _restore(before)
+        # The JVM has ended, and so will its lines.
+        passing.join(10)
+        raise
+    _restore(before)
 
 
-def _pass_on(reading: int, target: int) -> None:
+def _restore(before: int) -> None:
+    sys.stderr.flush()
+    os.dup2(before, 2)
+    os.close(before)
+
+
+def _pass_on(reading: int, target: int, reasons: list[str]) -> None:
     with os.fdopen(reading, "rb") as lines, os.fdopen(target, "wb", buffering=0) as shown:
         for line in without_report(lines):
+            if line.startswith(REASON):
+                reasons.append(line.decode(errors="replace").strip())
             shown.write(line)

@@ -294,11 +294,11 @@ def prepare(spark: SparkSession, job: ToDelta, schema: StructType) -> None:
         if not missing:
             return
         log(f"{job.table} grows by {', '.join(missing)}")
+        columns = StructType([StructField(field.name, field.dataType) for field in schema])
+        empty = spark.createDataFrame([], columns).write.format("delta").mode("append")
+        empty.option("mergeSchema", True).save(job.table)
     else:
-        delta.check_new_folder(spark, job.table)
-    columns = StructType([StructField(field.name, field.dataType) for field in schema])
-    empty = spark.createDataFrame([], columns).write.format("delta").mode("append")
-    empty.option("mergeSchema", True).save(job.table)
+        delta.create_table(spark, job.table, schema)
 
 
 def start(spark: SparkSession, job: ToDelta) -> StreamingQuery:
@@ -397,6 +397,7 @@ arguments = partial(parse, "to-delta", ToDelta, __doc__)
 def run(spark: SparkSession, job: ToDelta) -> int:
     delta.check_delta(spark, avro=job.payload == "avro")
     sparklog.register(spark)
+    job.table = delta.absolute(spark, job.table)
     return follow_to_end(start(spark, job), job.table)
 
 
