@@ -189,3 +189,10 @@ def test_a_producer_is_told_which_records_are_wrong(
     assert [row["batchIndex"] for row in answer["recordErrors"]] == wrong
     assert all(row["batchIndexErrorMessage"] for row in answer["recordErrors"])
     assert topic.count().records == (0 if wrong else len(times))
+
+
+def test_a_transactional_producer_is_told_that_there_are_no_transactions(wire: Wire) -> None:
+    answer = wire.ask("FindCoordinator", 3, {"key": "id", "keyType": 1})
+    # Clients show the text of an error that they do not know here; an authorization error hides it.
+    assert answer["errorCode"] == Code.UNSUPPORTED_VERSION
+    assert "use sparklog.transactional" in answer["errorMessage"]

@@ -290,8 +290,9 @@ async def _find_coordinator(request: ServedRequest, group: str) -> Fields:
         if request.fields["keyType"] == OF_A_SHARE:
             raise CodeError(Code.INVALID_REQUEST, "share groups are not served")
         if request.fields["keyType"] != OF_A_GROUP:
-            text = "transactions are not served: use sparklog.transactional"
-            raise CodeError(Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, text)
+            # Of other codes clients show the text; after TRANSACTIONAL_ID_AUTHORIZATION_FAILED they ask for rights.
+            text = "sparklog serve has no transactions of Kafka's protocol: use sparklog.transactional"
+            raise CodeError(Code.UNSUPPORTED_VERSION, text)
         _check_group(request, group)
         # A Kafka directory has no groups. librdkafka asks also for reads without one, which a refusal would fail.
         node = services.peers.own if coordinator is None else await coordinator.owner(group)
