@@ -85,6 +85,19 @@ def test_producers_are_told_with_their_last_sequence(root: Any, serve: Callable[
     wire.close()
 
 
+def test_changes_that_a_root_does_not_have_are_refused_by_item(root: Any, serve: Callable[..., Address]) -> None:
+    wire = Wire(serve(root.location, writable=True))
+    entity = [{"entityType": "user", "entityName": "anna"}]
+    quotas = {"entries": [{"entity": entity, "ops": [{"key": "producer_byte_rate", "value": 1.5}]}]}
+    entries = wire.ask("AlterClientQuotas", 1, quotas)["entries"]
+    assert [(entry["entity"], entry["errorCode"]) for entry in entries] == [(entity, Code.UNSUPPORTED_VERSION)]
+    users = {"deletions": [{"name": "anna"}, {"name": "carl"}], "upsertions": [{"name": "anna"}]}
+    results = wire.ask("AlterUserScramCredentials", 0, users)["results"]
+    unsupported = Code.UNSUPPORTED_VERSION
+    assert [(row["user"], row["errorCode"]) for row in results] == [("anna", unsupported), ("carl", unsupported)]
+    wire.close()
+
+
 def test_all_topics_are_described_page_by_page(root: Any, serve: Callable[..., Address]) -> None:
     root.create_topic("empty", partitions=3)
     wire = Wire(serve(root.location))
@@ -129,6 +142,9 @@ def test_a_user_learns_only_of_topics_that_it_may_see(root: Any, tmp_path: Path,
     rows = wire.ask("ElectLeaders", 2, {"topicPartitions": elected})["replicaElectionResults"]
     codes = [row["partitionResult"][0]["errorCode"] for row in rows]
     assert codes == [Code.ELECTION_NOT_NEEDED, denied, denied]
+    moved = [{"name": name, "partitions": [{"partitionIndex": 0, "replicas": [1]}]} for name in ("t", "u", "none")]
+    rows = wire.ask("AlterPartitionReassignments", 1, {"topics": moved})["responses"]
+    assert [row["partitions"][0]["errorCode"] for row in rows] == [0, denied, denied]
     replaced: list[dict[str, Any]] = [{"resourceType": 2, "resourceName": name, "configs": []} for name in ("t", "u")]
     replaced.append({"resourceType": 4, "resourceName": "", "configs": []})
     rows = wire.ask("AlterConfigs", 2, {"resources": replaced})["responses"]

@@ -83,6 +83,22 @@ async def describe_client_quotas(request: ServedRequest) -> Fields:
     return {"errorMessage": "", "entries": []}
 
 
+async def alter_client_quotas(request: ServedRequest) -> Fields:
+    refused = failure(CodeError(Code.UNSUPPORTED_VERSION, "this server has no client quotas"))
+    return {"entries": [{"entity": entry["entity"], **refused} for entry in request.fields["entries"]]}
+
+
+async def alter_user_scram_credentials(request: ServedRequest) -> Fields:
+    fields, text = request.fields, "users are lines of the file that `sparklog serve --users` reads: change the file"
+    users = dict.fromkeys(row["name"] for row in (*fields["deletions"], *fields["upsertions"]))
+    return {"results": [{"user": name, **failure(CodeError(Code.UNSUPPORTED_VERSION, text))} for name in users]}
+
+
+async def describe_transactions(request: ServedRequest) -> Fields:
+    ids, code = dict.fromkeys(request.fields["transactionalIds"]), Code.TRANSACTIONAL_ID_NOT_FOUND
+    return {"transactionStates": [{"transactionalId": id_, "errorCode": code} for id_ in ids]}
+
+
 async def list_transactions(request: ServedRequest) -> Fields:
     unknown = [state for state in request.fields["stateFilters"] if state not in TRANSACTION_STATES]
     return {"unknownStateFilters": unknown, "transactionStates": []}
@@ -93,6 +109,28 @@ async def list_transactions(request: ServedRequest) -> Fields:
 
 async def list_partition_reassignments(request: ServedRequest) -> Fields:
     return {"topics": []}
+
+
+def alter_partition_reassignments(request: ServedRequest) -> Fields:
+    """Accept replicas that are servers of the root, which changes nothing: every server has all partitions."""
+    topics, nodes = request.fields["topics"], set(request.services.node_ids.values())
+    looked = _visible(request, (topic["name"] for topic in topics), may_see)
+
+    def row(topic: str, partition: Fields) -> Fields:
+        number, replicas, code = partition["partitionIndex"], partition["replicas"], Code.NONE
+        if number not in looked[topic].ends:
+            code = looked[topic].code
+        elif replicas is None:
+            code = Code.NO_REASSIGNMENT_IN_PROGRESS
+        elif not replicas or len(set(replicas)) < len(replicas) or not nodes.issuperset(replicas):
+            code = Code.INVALID_REPLICA_ASSIGNMENT
+        return {"partitionIndex": number, **(failure(CodeError(code)) if code else {"errorMessage": None})}
+
+    rows = [
+        {"name": topic["name"], "partitions": [row(topic["name"], partition) for partition in topic["partitions"]]}
+        for topic in topics
+    ]
+    return {"responses": rows}
 
 
 def elect_leaders(request: ServedRequest) -> Fields:
