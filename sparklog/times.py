@@ -62,3 +62,13 @@ def _for_python_3_10(text: str) -> str:
     moment, fraction, utc, hours, minutes = match.groups()
     zone = "+00:00" if utc else f"{hours}:{minutes or '00'}" if hours else ""
     return moment + (f".{fraction[:6]:0<6}" if fraction else "") + zone
+
+
+def span(ms: int) -> str:
+    """Return a period in words, in at most two units: `5 ms`, `36 h`, `7 days`, `1 min 30 s`."""
+    parts: list[str] = []
+    for unit, scale in (("days", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000), ("ms", 1)):
+        if ms >= scale and len(parts) < 2:
+            number, ms = divmod(ms, scale)
+            parts.append(f"{number:,} {'day' if (number, unit) == (1, 'days') else unit}")
+    return " ".join(parts) or "0 ms"

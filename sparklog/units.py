@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from sparklog.times import EPOCH, LAST_MS
+from sparklog.times import EPOCH, LAST_MS, span
 
 HOUR_MS = 3_600_000
 UNKNOWN = "–"
@@ -56,6 +56,12 @@ def duration(ms: float | None) -> str:
         if abs(ms) >= 2 * scale:
             return f"{ms / scale:,.0f} {unit}"
     return f"{ms / 1000:,.0f} s"
+
+
+def with_span(name: str, value: str) -> str:
+    """Return the value of a config, with what it is in words if it is a period: `604800000 (7 days)`."""
+    is_period = name.endswith(".ms") and value.isdecimal() and 0 < int(value) < 2**53
+    return f"{value} ({span(int(value))})" if is_period else value
 
 
 def ago(ms: int | None, now_ms: int) -> str:

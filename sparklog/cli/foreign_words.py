@@ -6,7 +6,7 @@ misspelling.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 
 NEARLY_THE_SAME = 0.8
@@ -115,11 +115,11 @@ ARGUMENTS = {
 """Command -> what to do with more arguments than it takes."""
 
 
-def command_hint(group: str, word: str, commands: Iterable[str]) -> str:
+def command_hint(group: str, word: str, commands: Collection[str]) -> str:
     """Return what an unknown command of a group (empty: of `sparklog`) may mean; an empty text if nothing is known."""
     if not group and word in COMMANDS:
         return f"Use sparklog {COMMANDS[word]}."
-    if group and SUBCOMMANDS.get(word) in commands:
+    if group and SUBCOMMANDS.get(word, "") in commands:
         return f"Use sparklog {group} {SUBCOMMANDS[word]}."
     return _misspelt(word, commands)
 

@@ -284,6 +284,8 @@ def option_words(command: str, words: Sequence[str], options: Mapping[str, bool]
     if tool not in WORDS:
         return list(words)
     answers = {**COMMON, **WORDS.get(command.partition(" ")[0], {}), **WORDS[tool]}
+    if tool == "configs" and _names_a_broker(words):
+        raise UsageError("there are no brokers; `sparklog configs describe --root-defaults` shows the root's defaults")
     tables = PROPERTIES.get(command, {})
     properties: dict[str, dict[str, str]] = {}
     result: list[str] = []
@@ -307,6 +309,11 @@ def option_words(command: str, words: Sequence[str], options: Mapping[str, bool]
             result += _in_place(f"{name} {value}".strip(), answers[name], value)
     front = [word for option, pairs in properties.items() for word in _of_properties(option, tables[option], pairs)]
     return [*front, *result, *rest]
+
+
+def _names_a_broker(words: Sequence[str]) -> bool:
+    line = " ".join(words).replace("=", " ")
+    return "--entity-type brokers" in line and "--entity-name" in line
 
 
 def _value_of(option: str, answer: KafkaAnswer, rest: deque[str]) -> str:
@@ -351,7 +358,7 @@ def _of_properties(option: str, table: Mapping[str, KafkaAnswer], pairs: dict[st
     for name, value in pairs.items():
         entry = next((entry for entry in table if entry == name or (entry[-1] == "." and name.startswith(entry))), None)
         if entry is None:
-            raise UsageError(f"{option}: expected one of {', '.join(table)}, found {name}")
+            raise UsageError(f"{option}: expected one of {', '.join(table)}, found {name!r}")
         result += _in_place(f"{option} {name}={value}", table[entry], value)
     return result
 

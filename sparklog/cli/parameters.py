@@ -130,7 +130,7 @@ class Option:
             item = click.Path(path_type=Path, **files)
         elif get_origin(item) is Literal:
             item = click.Choice(get_args(item))
-        settings["type"] = self.parser or item
+        settings["type"] = self.parser or (_number_of(item) if item in (int, float) else item)
         settings["shell_complete"] = COMPLETERS.get(name)
         is_required = default is Parameter.empty
         if get_origin(_one(kind)) is list:
@@ -146,6 +146,20 @@ class Option:
             names = (f"--{word}/--no-{word}" if kind is bool and settings.get("default") else f"--{word}", *names)
         settings |= {"is_flag": True} if kind is bool else {"multiple": get_origin(_one(kind)) is list}
         return click.Option([name, *names], show_default=self.show_default, show_envvar=True, **settings)
+
+
+def _number_of(kind: type[int] | type[float]) -> Callable[[Any], int | float]:
+    """Return a parser of numbers; a usage error says what was expected and found."""
+
+    def parse(value: Any) -> int | float:
+        try:
+            return kind(value)
+        except ValueError:
+            what = "a whole number" if kind is int else "a number"
+            raise click.BadParameter(f"expected {what}, found {value!r}") from None
+
+    parse.__name__ = "integer" if kind is int else "float"
+    return parse
 
 
 class Argument(Option):

@@ -365,7 +365,7 @@ def _assignment(text: str) -> Subscription:
     try:
         document = parse_json(text)
         if not isinstance(document, dict) or not document:
-            raise ValueError(f"found {text}")
+            raise ValueError(f"found {text!r}")
         partitions: dict[str, tuple[int, ...]] = {}
         for topic, numbers in document.items():
             if not isinstance(numbers, list) or not numbers:

@@ -42,7 +42,7 @@ def partitioned(df: DataFrame, n: int) -> DataFrame:
     from sparklog.datasource.spark_versions import repartition_by_id, udf_of_keys
 
     if n < 1:
-        raise BadRequest(f"The number of partitions must be at least 1; found {n}")
+        raise BadRequest(f"The number of partitions must be at least 1; found {n!r}")
     columns = {name.lower(): name for name in df.columns}
     if "key" not in columns and "partition" not in columns:
         raise BadRequest(f"Rows are partitioned by 'key' or 'partition'; the columns are {', '.join(df.columns)}")

@@ -379,7 +379,7 @@ def _by_place(offsets: Iterable[TopicOffsets]) -> dict[TopicPartition, Committed
 
 def check_session_timeout(session_timeout_ms: object) -> None:
     if type(session_timeout_ms) is not int or not 1 <= session_timeout_ms <= MAX_SESSION_TIMEOUT_MS:
-        raise BadRequest(f"session.timeout.ms is 1 to {MAX_SESSION_TIMEOUT_MS} (a day), found {session_timeout_ms}")
+        raise BadRequest(f"session.timeout.ms is 1 to {MAX_SESSION_TIMEOUT_MS} (a day), found {session_timeout_ms!r}")
 
 
 def _row(topic: str, partitions: int, partition: object, position: object, now_ms: int) -> tuple[int, Row]:

@@ -45,7 +45,7 @@ from sparklog.retention.expiry_plan import REASONS, SIZE, START, TIME, Expired, 
 from sparklog.retention.vacuum import Removed, VacuumReport, remove_temporaries, vacuum
 from sparklog.times import seconds_taken
 from sparklog.transactions.completion import collect, resolve_topic
-from sparklog.units import size_text
+from sparklog.units import count, size_text
 
 _LOG = logging.getLogger("sparklog.retention")
 
@@ -69,8 +69,8 @@ def progress(report: RetainReport) -> str | None:
         return None
     went = "would go" if vacuumed.dry_run else "went"
     return (
-        f"retain {report.topic}: {segments:,} segments and {vacuumed.objects:,} files ({size_text(vacuumed.nbytes)}) "
-        f"{went} in {report.seconds:.1f} s"
+        f"retain {report.topic}: {count(segments, 'segment')} and {count(vacuumed.objects, 'file')} "
+        f"({size_text(vacuumed.nbytes)}) {went} in {report.seconds:.1f} s"
     )
 
 

@@ -130,7 +130,7 @@ class Script:
         if verb not in _FITTING.get(kind, (verb,)):
             raise BadRequest(f"{kind} fits {' and '.join(_FITTING[kind])}, not {verb!r} of {label!r}")
         if times < 1:
-            raise BadRequest(f"times of {label!r} is 1 or more, found {times}")
+            raise BadRequest(f"times of {label!r} is 1 or more, found {times!r}")
         self._next.setdefault(label, []).extend([Fault(kind, amount)] * times)
 
     def __call__(self, call: Call) -> Fault | None:

@@ -50,16 +50,16 @@ class RecordStream:
     def __post_init__(self) -> None:
         for name in ("keys", "value_bytes", "late_ms"):
             if getattr(self, name) < 0:
-                raise BadRequest(f"{name} of a RecordStream is 0 or more, found {getattr(self, name)}")
+                raise BadRequest(f"{name} of a RecordStream is 0 or more, found {getattr(self, name)!r}")
         if not 0 <= self.tombstones <= 1 or (self.tombstones and not self.keys):
-            raise BadRequest(f"tombstones of a RecordStream are 0.0 to 1.0, and need keys, found {self.tombstones}")
+            raise BadRequest(f"tombstones of a RecordStream are 0.0 to 1.0, and need keys, found {self.tombstones!r}")
         self._random = random.Random(self.seed)
         self._number = 0
 
     def take(self, records: int) -> pa.Table:
         """Return the next records: columns key, value, timestamp."""
         if records < 0:
-            raise BadRequest(f"take of a RecordStream wants a number of records, found {records}")
+            raise BadRequest(f"take of a RecordStream wants a number of records, found {records!r}")
         rows = [self._next() for _ in range(records)]
         columns = list(zip(*rows, strict=True)) or [(), (), ()]
         table = pa.table([pa.array(column, item.type) for column, item in zip(columns, SCHEMA, strict=True)], SCHEMA)

@@ -405,7 +405,7 @@ def repartition(
     if check_topic_name(name) == check_topic_name(topic):
         raise BadRequest(f"expected another name than that of topic '{topic}', whose records stay where they are")
     if not 1 <= partitions <= MAX_PARTITIONS:
-        raise BadRequest(f"a topic has 1 to {MAX_PARTITIONS} partitions, found {partitions}")
+        raise BadRequest(f"a topic has 1 to {MAX_PARTITIONS} partitions, found {partitions!r}")
     source = root.topic(topic).log.read_snapshot()
     copying = Copying(root, source, name, partitions)
     created = copying.create()

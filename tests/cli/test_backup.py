@@ -33,9 +33,9 @@ def consumed(sparklog: Sparklog, root: Path, topic: str = "orders") -> list[str]
 
 def test_back_up_list_restore(sparklog: Sparklog, filled: Path, lines_file: LinesFile, tmp_path: Path) -> None:
     place, new = tmp_path / "backups", tmp_path / "new"
-    assert sparklog("backup", "--to", place, "--dry-run").out.startswith("Would copy 1 files (")
+    assert sparklog("backup", "--to", place, "--dry-run").out.startswith("Would copy 1 file (")
     assert not place.exists()
-    assert sparklog("backup", "--to", place).out.startswith("Backup 1: 1 topics, 1 groups, ")
+    assert sparklog("backup", "--to", place).out.startswith("Backup 1: 1 topic, 1 group, ")
     sparklog("produce", "orders", "-p", 0, "--file", lines_file("c\n"))
     shown = json.loads(sparklog("backup", "--to", place, "--json").out)
     assert (shown["number"], shown["topics"][0]["version"], shown["pruned"]) == (2, 4, None)
@@ -44,9 +44,9 @@ def test_back_up_list_restore(sparklog: Sparklog, filled: Path, lines_file: Line
     assert (first.split()[0], second.split()[0]) == ("1", "2")
     taken = json.loads(sparklog("backup", "--to", place, "--list", "--json").out)
     assert [item["number"] for item in taken] == [1, 2]
-    assert "Would restore 1 topics" in sparklog("restore", place, "--to", new, "--dry-run").out
+    assert "Would restore 1 topic" in sparklog("restore", place, "--to", new, "--dry-run").out
     assert not new.exists()
-    assert sparklog("restore", place, "--to", new).lines[0].startswith("Restored 1 topics and 1 groups from backup 2")
+    assert sparklog("restore", place, "--to", new).lines[0].startswith("Restored 1 topic and 1 group from backup 2")
     assert consumed(sparklog, new) == ["a", "b", "c"]
     assert "every byte accounted for" in sparklog("verify", "--root", new).out
     assert Groups(library.open(new)).group("billing").committed()["orders", 0].offset == 1
@@ -111,7 +111,7 @@ def test_damage_that_has_nothing_to_do_with_the_topics_is_left_out_and_said(
         ("restore", filled, "--to", tmp_path / "live", "-t", "quiet"),
     ):
         outcome = sparklog(*arguments, code=1)
-        assert "1 topics" in outcome.out
+        assert "1 topic" in outcome.out
         assert outcome.err.startswith("sparklog: group 'billing' was left out, it names no chosen topic: ")
         assert entry.name in outcome.err
         assert outcome.err.count("\n") == 1

@@ -22,7 +22,7 @@ def test_a_clone_shows_what_was(sparklog: Sparklog, lines_file: LinesFile) -> No
     sparklog("produce", "orders", "--file", lines_file("a\nb\n"))
     sparklog("produce", "orders", "--file", lines_file("c\n"))
     said = sparklog("clone", "orders", "before", "--as-of", 1).out
-    assert said.startswith("Cloned topic orders at version 1 as before: 1 partitions, 2 offsets, 1 files (")
+    assert said.startswith("Cloned topic orders at version 1 as before: 1 partition, 2 offsets, 1 file (")
     assert consumed(sparklog, "before") == ["a", "b"]
     shown = json.loads(sparklog("clone", "orders", "now", "--json").out)
     assert (shown["version"], shown["logEnds"], shown["dryRun"]) == (3, [3], False)

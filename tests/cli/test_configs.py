@@ -23,11 +23,11 @@ def orders(root: Path) -> library.log.topic.Topic:
 def test_describe_shows_what_was_set_or_all(sparklog: Sparklog) -> None:
     assert sparklog("configs", "describe", "orders").lines == [
         "Dynamic configs for topic orders are:",
-        "  retention.ms=1000  (DYNAMIC_TOPIC_CONFIG, default 604800000)",
+        "  retention.ms=1000 (1 s)  (DYNAMIC_TOPIC_CONFIG, default 604800000 (7 days))",
     ]
     everything = sparklog("configs", "describe", "orders", "--all").lines
     assert len(everything) == 1 + len(CONFIGS)
-    assert "  segment.ms=604800000" in everything
+    assert "  segment.ms=604800000 (7 days)" in everything
     rows = json.loads(sparklog("configs", "describe", "--all", "--json").out)
     sources = {row["name"]: row["source"] for row in rows if row["source"] != "DEFAULT_CONFIG"}
     assert sources == {"retention.ms": "DYNAMIC_TOPIC_CONFIG"}
@@ -38,8 +38,8 @@ def test_alter_in_kafkas_syntax(sparklog: Sparklog, orders: library.log.topic.To
     said = sparklog("configs", "alter", "orders", "--add-config", add, "--delete-config", "retention.ms").lines
     assert said == [
         "  cleanup.policy: delete -> compact,delete",
-        "  retention.ms: 1000 -> 604800000",
-        "  segment.ms: 604800000 -> 7",
+        "  retention.ms: 1000 (1 s) -> 604800000 (7 days)",
+        "  segment.ms: 604800000 (7 days) -> 7 (7 ms)",
         "Completed updating config for topic orders.",
     ]
     assert orders.log.head().configs.explicit == {"cleanup.policy": "compact,delete", "segment.ms": "7"}

@@ -52,7 +52,7 @@ def _fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
         ((), True),
         (("cleanup.policy=compact,delete",), True),
         (("retention.ms=-1",), False),
-        (("retention.ms=1000",), False),
+        (("retention.ms=3600000",), False),
         (("cleanup.policy=compact",), False),
     ],
 )

@@ -33,17 +33,18 @@ def topic(root: Path) -> library.Topic:
 
 def test_each_commit_is_a_line(sparklog: Sparklog, topic: library.Topic) -> None:
     heading, *lines = sparklog("history", "t").lines
-    assert heading.split() == ["VERSION", "TIME", "OPERATION", "RECORDS", "BYTES", "WRITER"]
+    assert heading.split() == ["VERSION", "TIME", "OPERATION", "RECORDS", "BYTES", "WRITER", "CHANGES"]
     cells = [line.split(maxsplit=2) for line in lines]
     assert [int(version) for version, *_ in cells] == [5, 4, 3, 2, 1, 0]
     assert all(moment.endswith("Z") for _, moment, _ in cells)
     rest = [" ".join(text.split()) for *_, text in cells]
     assert [text.partition(" ")[0] for text in rest] == ["append", "alter", *["append"] * 3, "create"]
     assert rest[0].startswith("append 1 ")
-    assert rest[0].endswith("B transaction job #0")
-    assert rest[2].endswith("B query q, batch 0")
-    assert rest[3].endswith("B txnAppId daily, txnVersion 7")
-    assert rest[5] == "create 0 0 B -"
+    assert rest[0].endswith("B transaction job #0 -")
+    assert rest[2].endswith("B query q, batch 0 -")
+    assert rest[3].endswith("B txnAppId daily, txnVersion 7 -")
+    assert rest[1] == "alter 0 0 B - retention.ms=-1"
+    assert rest[5] == "create 0 0 B - partitions=1"
 
 
 def test_the_limit_and_json(sparklog: Sparklog, topic: library.Topic) -> None:
@@ -54,6 +55,7 @@ def test_the_limit_and_json(sparklog: Sparklog, topic: library.Topic) -> None:
     assert (found["topic"], found["oldestVersion"]) == ("t", 0)
     assert [each["version"] for each in found["commits"]] == [5, 4]
     assert found["commits"][0]["records"] == 1
+    assert found["commits"][1]["changes"] == {"retention.ms": "-1"}
 
 
 def test_a_rewrite_brings_no_records(sparklog: Sparklog, topic: library.Topic) -> None:

@@ -42,7 +42,7 @@ def test_a_cut_over(sparklog: Sparklog, root: Path, lines_file: LinesFile) -> No
     sparklog("consume", "orders", "--group", "billing", "--max-messages", 100)
     sparklog("produce", "orders", "--key-separator", ":", "--file", lines_file("customer-1:90\n"))
     assert sparklog(*COPY, "--move-groups").lines == [
-        "Copied 1 records of orders to orders-4 (4 partitions), which has 91 of them.",
+        "Copied 1 record of orders to orders-4 (4 partitions), which has 91 of them.",
         "Group billing goes on in orders-4, and reads no record again.",
     ]
     rest = sparklog("consume", "orders-4", "--group", "billing")

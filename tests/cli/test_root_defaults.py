@@ -78,13 +78,13 @@ def test_the_commands_of_the_guide(sparklog: Sparklog, root: Path, log: Root) ->
             "  log.retention.hours=72  (DYNAMIC_DEFAULT_BROKER_CONFIG, default 168)",
             "  num.partitions=4  (DYNAMIC_DEFAULT_BROKER_CONFIG, default 1)",
             r"Dynamic default configs for topics audit\..* are:",
-            "  retention.ms=-1  (DYNAMIC_DEFAULT_BROKER_CONFIG, default 604800000)",
+            "  retention.ms=-1  (DYNAMIC_DEFAULT_BROKER_CONFIG, default 604800000 (7 days))",
         ],
         [
             "Dynamic configs for topic audit.logins are:",
             "  retention.ms=-1  (DYNAMIC_DEFAULT_BROKER_CONFIG)",
             "Dynamic configs for topic orders are:",
-            "  retention.ms=259200000  (DYNAMIC_DEFAULT_BROKER_CONFIG)",
+            "  retention.ms=259200000 (3 days)  (DYNAMIC_DEFAULT_BROKER_CONFIG)",
         ],
         ["  log.retention.hours: 72 -> 168", DONE],
     ]

@@ -11,8 +11,10 @@ from click import Context, Group
 
 import sparklog as library
 from sparklog.cli.foreign_words import COMMANDS, OPTIONS
-from sparklog.errors import NotFound
+from sparklog.errors import BadRequest, NotFound
+from sparklog.groups.lag import Groups
 from sparklog.log.topic.root import written_topic
+from tests.cli.conftest import Sparklog
 from tests.support.command_line import command_of, invoke
 
 
@@ -155,3 +157,60 @@ def options_below(words: str) -> set[str]:
     names = {name for item in command.get_params(Context(command)) for name in (*item.opts, *item.secondary_opts)}
     below = command.list_commands(Context(command)) if isinstance(command, Group) else []
     return names.union(*(options_below(f"{words} {name}") for name in below))
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "says"),
+    [
+        ("configs --describe --entity-type brokers --entity-name 0", 2, "there are no brokers; `sparklog configs desc"),
+        ("clone orders y --as-of 2020-01-01", 1, "no version of topic 'orders' at 2020-01-01T00:00:00.000Z"),
+        ("import {p}/nosuch", 1, "{p}/nosuch is no folder: give the one that a broker's log.dirs names"),
+        ("import {r}", 1, "{r} is a sparklog root already"),
+        ("produce orders --partition 77 --file {p}/lines", 1, "has partitions 0 to 2, found --partition 77; `sparklog"),
+        ("produce orders --json --file {p}/badpart", 1, "line 2: topic 'orders' has partitions 0 to 2, found 9; "),
+        ("doctor --cost --rate abc", 2, "'--rate': expected a number, found 'abc'"),
+        ("consume orders --property print.kye=true", 2, "found 'print.kye'"),
+    ],
+)
+def test_an_error_names_what_is_wrong(place: Path, line: str, code: int, says: str) -> None:
+    (place / "lines").write_text("a\n")
+    (place / "badpart").write_text('{"value": "a"}\n{"value": "b", "partition": 9}\n')
+    assert says.format(p=place, r=place / "r") in answer(place, line, code)
+
+
+def test_values_are_quoted_in_errors_of_python(place: Path) -> None:
+    with pytest.raises(BadRequest, match="partitions, found '3'"):
+        library.open(place / "r").create_topic("x", partitions="3")  # type: ignore[arg-type]
+
+
+def test_no_record_creates_no_topic(sparklog: Sparklog, root: Path) -> None:
+    library.open(root, create=True)
+    empty = sparklog("produce", "new", "--file", "/dev/null")
+    assert empty.err == "Appended 0 records to new, which does not exist: its first record creates it\n"
+    assert sparklog("topics", "list").out == ""
+
+
+def test_a_reset_that_creates_a_group_says_so(sparklog: Sparklog, root: Path) -> None:
+    library.open(root, create=True).create_topic("orders")
+    reset = ("groups", "reset", "typo", "--topic", "orders", "--to-earliest", "--execute")
+    assert "WARN Group 'typo' does not exist: this creates it." in sparklog(*reset).err
+    assert "does not exist" not in sparklog(*reset).err
+
+
+def test_a_short_retention_is_told_and_periods_are_in_words(sparklog: Sparklog, root: Path) -> None:
+    told = "retention.ms=5 is in milliseconds: records expire 5 ms after their own time"
+    assert told in sparklog("topics", "create", "x", "--config", "retention.ms=5").err
+    sparklog("topics", "create", "y", "--config", "retention.ms=-1")
+    altered = sparklog("configs", "alter", "y", "--add-config", "retention.ms=5400000")
+    assert (altered.lines[0], altered.err) == ("  retention.ms: -1 -> 5400000 (1 h 30 min)", "")
+    assert (
+        "retention.ms=59999 is in milliseconds"
+        in sparklog("configs", "alter", "y", "--add-config", "retention.ms=59999").err
+    )
+
+
+def test_an_export_of_groups_says_nothing_of_its_own_root(sparklog: Sparklog, root: Path, tmp_path: Path) -> None:
+    log = library.open(root, create=True)
+    log.create_topic("orders").append({"value": ["a"]})
+    Groups(log).group("billing").alter({"orders": {0: 1}})
+    assert sparklog("export", "orders", "--to", tmp_path / "out", "--groups", "all").err == ""

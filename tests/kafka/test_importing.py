@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+import sparklog
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.format.checkpoint_files import CLEANER_OFFSETS_FILE, offsets_to_bytes, parse_offsets
 from sparklog.format.record_batch import LOG_APPEND_TIME_BIT, BatchHeader
@@ -506,8 +507,11 @@ def test_many_partitions_become_several_commits(fixtures: Path, root: Root) -> N
 def test_what_is_no_log_dir_is_refused(fixtures: Path, root: Root, tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=r"no Kafka log dir: expected folders like orders-0"):
         import_log_dir(root, tmp_path)
-    with pytest.raises(NotFound, match="no Kafka log dir"):
+    with pytest.raises(NotFound, match=r"nowhere is no folder: give the one that a broker's log.dirs names"):
         import_log_dir(root, tmp_path / "nowhere")
+    sparklog.open(tmp_path / "root", create=True)
+    with pytest.raises(BadRequest, match="root is a sparklog root already"):
+        import_log_dir(root, tmp_path / "root")
     with pytest.raises(BadRequest, match=r"one partition: give the log dir it is in, .*segments/data$"):
         import_log_dir(root, fixtures / "segments/data/seg-one-0")
     assert nothing_left(root)

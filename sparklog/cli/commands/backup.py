@@ -15,7 +15,7 @@ from sparklog.cli.terminal import Output, print_table, printable
 from sparklog.errors import Conflict
 from sparklog.output import StatusLine, json_value
 from sparklog.times import iso_time
-from sparklog.units import size_text
+from sparklog.units import count, size_text
 
 if TYPE_CHECKING:
     from sparklog.log.topic.backup_manifest import Manifest
@@ -97,15 +97,16 @@ def backup(
     opened = root_to_copy(root)
     if dry_run:
         plan = plan_backup(opened, target, topics=topics)
-        text = f"Would copy {plan.files} files ({size_text(plan.nbytes)}) of {len(plan.topics)} topics."
+        files = f"{count(plan.files, 'file')} ({size_text(plan.nbytes)})"
+        text = f"Would copy {files} of {count(len(plan.topics), 'topic')}."
         return Output.of_lines(plan, text, failures=shown_left_out(plan.left_out))
     with StatusLine("backup", quiet=quiet) as status:
         made = back_up(opened, target, topics=topics, link=link, progress=status.files)
     drops = backups.keep is not None or backups.keep_ms is not None
     pruned = prune(target, keep=backups.keep, keep_ms=backups.keep_ms) if drops else None
     text = (
-        f"Backup {made.number}: {sum(not item.deleted for item in made.topics)} topics, {len(made.groups)} groups, "
-        f"{made.objects} objects ({size_text(made.nbytes)}) copied."
+        f"Backup {made.number}: {count(sum(not item.deleted for item in made.topics), 'topic')}, "
+        f"{count(len(made.groups), 'group')}, {count(made.objects, 'object')} ({size_text(made.nbytes)}) copied."
     )
     more = () if pruned is None else (_shown_pruned(pruned, False),)
     document = json_value(made) | {"pruned": json_value(pruned)}
@@ -127,7 +128,7 @@ def _show_backups(backups: list[Manifest]) -> None:
 def _shown_pruned(pruned: Pruned, dry_run: bool) -> str:
     numbers = ", ".join(map(str, pruned.dropped)) or "none"
     what = "Would drop" if dry_run else "Dropped"
-    dropped = f"{what} backups: {numbers}; {pruned.objects} objects ({size_text(pruned.nbytes)})"
+    dropped = f"{what} backups: {numbers}; {count(pruned.objects, 'object')} ({size_text(pruned.nbytes)})"
     return f"{dropped}. Kept: {len(pruned.kept)}."
 
 
@@ -190,8 +191,9 @@ def restore(
 def _show_restored(restored: Restored, to: str, dry_run: bool) -> None:
     origin = "a root" if restored.backup is None else f"backup {restored.backup}"
     print(
-        f"{'Would restore' if dry_run else 'Restored'} {len(restored.topics)} topics and {restored.groups} groups from "
-        f"{origin} to {to}: {restored.files} files ({size_text(restored.nbytes)})."
+        f"{'Would restore' if dry_run else 'Restored'} {count(len(restored.topics), 'topic')} and "
+        f"{count(restored.groups, 'group')} from {origin} to {to}: {count(restored.files, 'file')} "
+        f"({size_text(restored.nbytes)})."
     )
     rows = []
     for item in restored.topics:
@@ -231,7 +233,8 @@ def clone(
     offsets = sum(end - start for start, end in zip(made.log_starts, made.log_ends, strict=True))
     text = (
         f"{'Would clone' if dry_run else 'Cloned'} topic {topic} at version {made.version} as {name}: "
-        f"{made.partitions} partitions, {offsets} offsets, {made.files} files ({size_text(made.nbytes)}) shared."
+        f"{count(made.partitions, 'partition')}, {count(offsets, 'offset')}, {count(made.files, 'file')} "
+        f"({size_text(made.nbytes)}) shared."
     )
     return Output.of_lines(json_value(made) | {"dryRun": dry_run}, text)
 
@@ -285,13 +288,13 @@ def repartition(
 
 
 def _lines(made: Repartitioned, move_groups: bool) -> list[str]:
-    new = f"{made.topic} ({made.partitions} partitions)"
-    lines = [f"Copied {made.records:,} records of {made.source} to {new}, which has {made.total:,} of them."]
+    new = f"{made.topic} ({count(made.partitions, 'partition')})"
+    lines = [f"Copied {count(made.records, 'record')} of {made.source} to {new}, which has {made.total:,} of them."]
     if made.waiting:
         lines.append(f"{made.waiting:,} offsets are in open transactions, or after them: run it again once they ended.")
     for item in made.groups:
         if not item.problem:
-            again = f"reads at most {item.again:,} records again" if item.again else "reads no record again"
+            again = f"reads at most {count(item.again, 'record')} again" if item.again else "reads no record again"
             lines.append(f"Group {printable(item.group)} goes on in {made.topic}, and {again}.")
     if not move_groups:
         lines.append(

@@ -17,6 +17,7 @@ from sparklog.cli.locations import open_root, open_source
 from sparklog.cli.parameters import Argument, Commands, Option
 from sparklog.cli.terminal import Output, print_lines, read_text
 from sparklog.errors import BadRequest, NotFound, SparklogError
+from sparklog.units import with_span
 
 if TYPE_CHECKING:
     from sparklog.log.state.configs import TopicConfigs
@@ -99,9 +100,15 @@ def _show(names: list[str], rows: list[dict[str, str]], everything: bool) -> Non
 
 
 def _line(row: dict[str, str]) -> str:
-    default = "" if row["default"] == row["value"] else f", default {row['default'] or 'empty'}"
+    name, value = row["name"], with_span(row["name"], row["value"])
+    default = "" if row["default"] == row["value"] else f", default {with_span(name, row['default']) or 'empty'}"
     source = "" if row["source"] == "DEFAULT_CONFIG" else f"  ({row['source']}{default})"
-    return f"  {row['name']}={row['value']}{source}"
+    return f"  {name}={value}{source}"
+
+
+def _change(row: dict[str, str]) -> str:
+    before, after = (with_span(row["name"], row[when]) or "empty" for when in ("before", "after"))
+    return f"  {row['name']}: {before} -> {after}"
 
 
 def _of_root(defaults: RootDefaults, everything: bool) -> Output:
@@ -165,7 +172,7 @@ def alter(
             failures.append(error)
             continue
         rows, name = item.rows(), item.topic.name
-        lines += [f"  {row['name']}: {row['before'] or 'empty'} -> {row['after'] or 'empty'}" for row in rows]
+        lines += map(_change, rows)
         done = f"Completed updating config for topic {name}." if rows else f"Config of topic {name} is so already."
         would = f"Would {'change' if rows else 'not change'} the config of topic {name}."
         lines.append(done if executes else would)
@@ -185,7 +192,7 @@ def _altered_defaults(log: Root, topic: opt.TopicOrPattern, changes: dict[str, s
     values = ({(row.pattern, row.name): row.value for row in item.rows()} for item in (before, after))
     old, new = ({name: rows.get((pattern, name), "") for name in changes} for rows in values)
     rows = [{"name": name, "before": old[name], "after": new[name]} for name in sorted(changes)]
-    lines = [f"  {row['name']}: {row['before'] or 'empty'} -> {row['after'] or 'empty'}" for row in rows]
+    lines = [_change(row) for row in rows]
     whose = "the root" if pattern is None else f"topics {pattern}"
     done = "Would update" if topic.dry_run else "Completed updating"
     document = {"pattern": pattern, "dryRun": topic.dry_run, "changes": rows}

@@ -218,6 +218,8 @@ def reset(
     topics = _topics(topic)
     opened = _groups_of_root(root).group(name)
     plan = plan_reset(opened, scenario, topics, now_ms=opened.root.env.wall_ms())
+    if execute and opened.description().state == "Dead":
+        print(f"WARN Group '{printable(name)}' does not exist: this creates it.", file=sys.stderr)
     active = opened.description() if force else None
     opened.alter(with_offsets(plan), dry_run=not execute, force=force)
     if active is not None and active.is_active:

@@ -19,7 +19,9 @@ from sparklog.cli.options import OneTopic, RootOption, unescaped, whole_number
 from sparklog.cli.parameters import Commands, Option
 from sparklog.cli.printing import Formats
 from sparklog.cli.terminal import printable
+from sparklog.errors import BadRequest, SparklogError
 from sparklog.parsing import INT32_MAX
+from sparklog.units import count
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -114,51 +116,84 @@ def produce(
     A line is a value, or with --key-separator a key and a value, or with --json an object as `sparklog consume --json`
     prints it. Lines are appended in batches, each whole or not at all. So a pipe can be followed: `tail -F file |`.
     """
-    from sparklog.errors import SparklogError
     from sparklog.log.write.append_target import WriteOptions
 
     parse = lines.parser(formats)
     options = WriteOptions(codec=compression) if compression else WriteOptions()
     name = topic.name
     opened = open_root(root)
-    target = _topic(opened, name, num_partitions)
+    target = _existing(opened, name, num_partitions)
     with ExitStack() as stack:
         fd = sys.stdin.fileno() if file is None else stack.enter_context(file.open("rb")).fileno()
         line, appended = 1, 0
         try:
             for run in line_runs(fd, run_bytes=RUN_BYTES, linger_s=linger_ms / 1000, clock=time.monotonic):
                 batch = _with_partition(parse(run, line), partition)
-                line += run.count(b"\n")
+                lines_read = run.count(b"\n") + (not run.endswith(b"\n"))
                 if batch.num_rows:
+                    target = target or _created(opened, name, num_partitions)
+                    _check_partitions(target, batch, partition, line, lines_read)
                     target.append(batch, options=options)
                     appended += batch.num_rows
+                line += lines_read
         except KeyboardInterrupt as stopped:
-            stopped.args = (f"appended {appended} records to {name}",)
+            stopped.args = (f"appended {_records(appended)} to {name}",)
             raise
         except SparklogError as error:
             if appended:
-                error.args = (f"{error} ({appended} records before it were appended)",)
+                error.args = (
+                    f"{error} ({_records(appended)} before it {'was' if appended == 1 else 'were'} appended)",
+                )
             raise
-    print(f"Appended {appended} records to {name}", file=sys.stderr)
+    missing = ", which does not exist: its first record creates it" if target is None else ""
+    print(f"Appended {_records(appended)} to {name}{missing}", file=sys.stderr)
 
 
-def _topic(root: Root, name: str, num_partitions: int | None) -> Topic:
-    """Open a topic; create one that is missing, as Spark's writes do, unless the name may be a misspelt one."""
+def _records(number: int) -> str:
+    """Return `1 record` or `20000 records`, without commas, for scripts."""
+    return f"{number} record{'s' * (number != 1)}"
+
+
+def _existing(root: Root, name: str, num_partitions: int | None) -> Topic | None:
+    """Open a topic; None if the first record is to create it, unless the name may be a misspelt one."""
     from sparklog.errors import NotFound, nearest
     from sparklog.log.topic.root import written_topic
 
+    try:
+        return root.topic(name)
+    except NotFound:
+        if num_partitions is None and nearest(name, root.topics()):
+            raise
+    return written_topic(root, name) if root.defaults().auto_create(name) is False else None
+
+
+def _created(root: Root, name: str, num_partitions: int | None) -> Topic:
+    """Create a topic, as Spark's writes do, and say so."""
+    from sparklog.log.topic.root import written_topic
+
+    created = written_topic(root, name, partitions=num_partitions)
     if num_partitions is None:
-        try:
-            return root.topic(name)
-        except NotFound:
-            if nearest(name, root.topics()):
-                raise
-        opened = written_topic(root, name)
-        count = len(opened.bounds())
-        how = f"created with {count} partition{'s' * (count > 1)}"
-        print(f"Topic {printable(name)} did not exist: {how} (--num-partitions)", file=sys.stderr)
-        return opened
-    return written_topic(root, name, partitions=num_partitions)
+        how = f"created with {count(len(created.bounds()), 'partition')}, the root's default"
+        print(f"Topic {printable(name)} did not exist: {how}; --num-partitions N sets another", file=sys.stderr)
+    return created
+
+
+def _check_partitions(topic: Topic, batch: pa.RecordBatch, partition: int | None, line: int, lines: int) -> None:
+    """Raise `BadRequest`, with the line of the input, if a record is for a partition that the topic does not have."""
+    import pyarrow.compute as pc
+
+    if "partition" not in batch.schema.names:
+        return
+    last = topic.log.head(refresh=False).partitions - 1
+    wrong = pc.fill_null(pc.greater(batch.column("partition"), last), False)
+    if not pc.any(wrong).as_py() or topic.log.head().partitions - 1 != last:
+        return
+    row = pc.index(wrong, True).as_py()
+    where = f"line {line + row}: " if partition is None and batch.num_rows == lines else ""
+    found = f"--partition {partition}" if partition is not None else batch.column("partition")[row].as_py()
+    raise BadRequest(
+        f"{where}topic '{topic.name}' has partitions 0 to {last}, found {found}; `sparklog topics alter` adds some"
+    )
 
 
 def _with_partition(batch: pa.RecordBatch, partition: int | None) -> pa.RecordBatch:

@@ -175,6 +175,6 @@ def serve(
     )
 
     def ready(address: Address) -> None:
-        print(f"serving {log.location} on {address}", flush=True)
+        print(f"serving {'a root in memory' if memory else log.location} on {address}", flush=True)
 
     asyncio.run(serve_until_signal(log, options, ready))

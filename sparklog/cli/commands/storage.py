@@ -202,6 +202,7 @@ class Version:
     records: int | None
     nbytes: int | None
     writer: str | None
+    changes: dict[str, str | None]
 
     @classmethod
     def of(cls, commit: Commit) -> Version:
@@ -210,11 +211,20 @@ class Version:
         counts: tuple[int | None, int | None] = None, None
         if commit.op not in (MERGE, SEAL, COMPACT):
             counts = sum(sum(file.records) for file in commit.files), sum(sum(file.nbytes) for file in commit.files)
-        return cls(commit.version, iso_time(commit.made_ms), commit.op, *counts, writer_of(commit))
+        return cls(commit.version, iso_time(commit.made_ms), commit.op, *counts, writer_of(commit), _changes_of(commit))
 
     def cells(self) -> tuple[object, ...]:
         nbytes = None if self.nbytes is None else size_text(self.nbytes)
-        return self.version, self.timestamp, self.operation, self.records, nbytes, self.writer
+        texts = [f"{name} deleted" if value is None else f"{name}={value}" for name, value in self.changes.items()]
+        return self.version, self.timestamp, self.operation, self.records, nbytes, self.writer, ", ".join(texts) or None
+
+
+def _changes_of(commit: Commit) -> dict[str, str | None]:
+    """Return configs and partitions that a commit sets, None for a config that it deletes, and new log starts."""
+    changes: dict[str, str | None] = dict(sorted(commit.configs.items()))
+    if commit.partitions is not None:
+        changes["partitions"] = str(commit.partitions)
+    return changes | {f"log start of partition {part}": str(at) for part, at in sorted(commit.log_starts.items())}
 
 
 def writer_of(commit: Commit) -> str | None:
@@ -235,9 +245,9 @@ def history(
 ) -> Output:
     """Show the commits of a topic, latest first.
 
-    Each with its version, time, operation, the records and bytes that it added, and its writer. A version serves
-    `--as-of` of clone, export and restore, and versionAsOf of a scan. Commits are kept for seven days at least; --json
-    names the oldest one.
+    Each with its version, time, operation, the records and bytes that it added, its writer, the configs and partitions
+    that it changed. A version serves `--as-of` of clone, export and restore, and versionAsOf of a scan. Commits are
+    kept for seven days at least; --json names the oldest one.
     """
     from sparklog.log.journal.names import check_topic_name
     from sparklog.log.state.history import History
@@ -256,7 +266,7 @@ def history(
     rows = [Version.of(log.commit(version)) for version in versions]
 
     def show() -> None:
-        headings = ("VERSION", "TIME", "OPERATION", "RECORDS", "BYTES", "WRITER")
+        headings = ("VERSION", "TIME", "OPERATION", "RECORDS", "BYTES", "WRITER", "CHANGES")
         print_table(headings, [row.cells() for row in rows], right=("VERSION", "RECORDS", "BYTES"))
         if versions[-1] > oldest:
             print(f"{versions[-1] - oldest:,} older commits are not shown; look at --limit")

@@ -54,7 +54,7 @@ from sparklog.kafka.in_place.files import FilePath
 from sparklog.kafka.in_place.segment_file import SegmentFile, seek
 from sparklog.kafka.in_place.segment_recovery import FAIL, SKIP
 from sparklog.log.journal.clocks import Env
-from sparklog.log.journal.names import MAX_PARTITIONS, check_topic_name
+from sparklog.log.journal.names import MAX_PARTITIONS, ROOT_KEY, check_topic_name
 from sparklog.log.read.skipped import Skipped
 from sparklog.log.state.configs import CONFIGS, TopicConfigs, check_delete_delay
 from sparklog.log.state.kafka_source import ImportedEnd
@@ -345,6 +345,10 @@ def topic_sources(path: FilePath, topics: Sequence[str] | None) -> list[TopicSou
     `NotFound` without a log dir or such a topic; `BadRequest` for missing partitions.
     """
     layout = directory.kafka_layout(path)
+    if layout is None and not path.is_folder():
+        raise NotFound(f"{path} is no folder: give the one that a broker's log.dirs names")
+    if layout is None and path.child(ROOT_KEY).is_file():
+        raise BadRequest(f"{path} is a sparklog root already: `sparklog backup` and `sparklog clone` copy one")
     if layout is None:
         raise NotFound(
             f"{path} is no Kafka log dir: expected folders like orders-0 with files like 00000000000000000000.log"

@@ -41,7 +41,7 @@ def latest_record(
         if partition not in bounds:
             few = len(bounds) <= 8
             names = ", ".join(map(str, sorted(bounds))) if few else f"{min(bounds)} to {max(bounds)}"
-            raise NotFound(f"expected a partition of topic {topic} at {view.location} ({names}), found {partition}")
+            raise NotFound(f"expected a partition of topic {topic} at {view.location} ({names}), found {partition!r}")
         offset = _newest_offset(view, topic, partition, key, isolation)
         if offset is None:
             continue

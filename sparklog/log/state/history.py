@@ -37,6 +37,7 @@ from sparklog.log.state.slice_table import SliceTable, Snapshot
 from sparklog.log.state.topic_state import EMPTY, Head
 from sparklog.storage.retries import Backoff
 from sparklog.storage.store import ObjectInfo, Store
+from sparklog.times import iso_time
 
 _LOG = logging.getLogger("sparklog.log")
 _BLOCKS = 16
@@ -155,7 +156,7 @@ class History:
         if version >= first:
             return version
         reason = "it was created later" if first == 0 else f"its log goes back to version {first}, which is newer"
-        raise NotFound(f"there is no version of topic '{self.topic}' at {time_ms} ms: {reason}")
+        raise NotFound(f"there is no version of topic '{self.topic}' at {iso_time(time_ms)}: {reason}")
 
     def walk(self, head: Head, last: int) -> Iterator[tuple[Head, Commit]]:
         """Yield the commits after `head` up to version `last`, each with the head after it. Raises as `at` does."""

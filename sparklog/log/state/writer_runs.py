@@ -74,9 +74,10 @@ class WriterKey:
         if self.run is not None and len(self.run) > 1024:
             raise BadRequest(f"the run of a writer has at most 1024 characters, found {len(self.run)}")
         if self.epoch is not None and not 0 <= self.epoch < 2**63:
-            raise BadRequest(f"the epoch of writer '{self.id}' must be 0 to 2^63-1, found {self.epoch}")
+            raise BadRequest(f"the epoch of writer '{self.id}' must be 0 to 2^63-1, found {self.epoch!r}")
         if not 0 <= self.batch < 2**63:
-            raise BadRequest(f"the batch id (txnVersion) of writer '{self.id}' must be 0 to 2^63-1, found {self.batch}")
+            batch = f"the batch id (txnVersion) of writer '{self.id}'"
+            raise BadRequest(f"{batch} must be 0 to 2^63-1, found {self.batch!r}")
         if self.mode not in (STREAM, TXN):
             raise BadRequest(f"the mode of a writer is 'stream' or 'txn', found '{self.mode}'")
         if self.replay_mismatch not in ("error", "accept"):

@@ -6,11 +6,11 @@ Only the commits' own numbers are looked at: the times and counts of slices. Not
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from sparklog.log.state.configs import DEFAULT_CONFIG, TopicConfigs
+from sparklog.log.state.configs import DEFAULT_CONFIG, TopicConfigs, canonical
 from sparklog.log.state.slices import FileSlices
-from sparklog.times import seconds_taken
+from sparklog.times import seconds_taken, span
 
 CREATED_ROOT = logging.getLogger("sparklog.created.root")
 CREATED_TOPIC = logging.getLogger("sparklog.created.topic")
@@ -20,6 +20,7 @@ SEVEN_DAYS = (
     " cleanup.policy={policy}): give --config retention.ms=-1 to keep them"
 )
 _LOG = logging.getLogger("sparklog.log")
+HOUR_MS = 3_600_000
 _warned: set[tuple[str, str]] = set()
 _warned_of_seconds: set[tuple[str, str]] = set()
 
@@ -29,6 +30,20 @@ def default_expiry(configs: TopicConfigs) -> str | None:
     if configs.source("retention.ms") != DEFAULT_CONFIG or not configs.is_deleting:
         return None
     return SEVEN_DAYS.format(policy=configs.text("cleanup.policy"))
+
+
+def warn_of_short_retention(place: str, changes: Mapping[str, object | None]) -> None:
+    """Warn, once per place and value in this process, of a `retention.ms` below an hour: days or seconds are meant."""
+    value = changes.get("retention.ms", changes.get("log.retention.ms"))
+    if value is None or not 0 <= (period_ms := int(canonical("retention.ms", value))) < HOUR_MS:
+        return
+    if (place, str(value)) not in _warned_of_seconds:
+        _warned_of_seconds.add((place, str(value)))
+        _LOG.warning(
+            "%s: retention.ms=%s is in milliseconds: records expire %s after their own time, at the next"
+            " sparklog retain; a day is 86400000",
+            *(place, value, span(period_ms)),
+        )
 
 
 def count_older(files: Iterable[FileSlices], before_ms: int) -> tuple[int, bool]:

@@ -24,7 +24,7 @@ from sparklog.log.state.configs import TopicConfigs, check_delete_delay
 from sparklog.log.state.root_defaults import AUTO_CREATE, RootDefaults
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.topic.engine import RootEngine
-from sparklog.log.topic.expiring import CREATED_ROOT
+from sparklog.log.topic.expiring import CREATED_ROOT, warn_of_short_retention
 from sparklog.storage.parallel_reads import ask_each
 from sparklog.storage.store import Store
 
@@ -143,9 +143,10 @@ class Root:
         if partitions is None:
             partitions = self.defaults().partitions(name)
         if isinstance(partitions, bool) or not isinstance(partitions, int) or not 1 <= partitions <= MAX_PARTITIONS:
-            raise BadRequest(f"a topic has 1 to {MAX_PARTITIONS} partitions, found {partitions}")
+            raise BadRequest(f"a topic has 1 to {MAX_PARTITIONS} partitions, found {partitions!r}")
         checked = TopicConfigs.of(configs)
         check_delete_delay(dict(checked.explicit), force)
+        warn_of_short_retention(f"topic {name}", dict(checked.explicit))
         self.engine.create(name, CreateIntent(self.env.new_id(), partitions, checked))
         return self._topic(name)
 
@@ -216,6 +217,7 @@ class Root:
             changed = base.changed(changes, pattern, force=force)
             return None if changed == base else changed
 
+        warn_of_short_retention(f"defaults of {self.location}", changes)
         self.engine.ensure_probed()
         return self.engine.defaults.change(step)
 
@@ -298,7 +300,8 @@ def open_root(
 
         if create:
             root_id = create_root_id(store, env)
-            CREATED_ROOT.info("created root %s", store.location)
+            if not store.location.startswith("memory:"):
+                CREATED_ROOT.info("created root %s", store.location)
         elif (backup := newest_backup(store)) is not None:
             store, root_id = backup, read_root_id(backup)
         else:

@@ -20,6 +20,7 @@ from sparklog.log.state.topic_state import Head
 from sparklog.log.state.view import READ_COMMITTED, IsolationLevel, LogView
 from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.topic.engine import RootEngine, TopicLog
+from sparklog.log.topic.expiring import warn_of_short_retention
 from sparklog.log.write.append_target import AppendOutcome, WriteOptions
 from sparklog.storage.store import Store
 
@@ -134,6 +135,7 @@ class Topic(TopicReader):
         changes = dict(configs or {})
         head.configs.changed(changes)
         check_delete_delay(changes, force)
+        warn_of_short_retention(f"topic {self.name}", changes)
         return AlterIntent(head.topic_id, changes, partitions, drop_keyless=force)
 
     @checked(before=OFFSETS)
@@ -187,7 +189,7 @@ class Topic(TopicReader):
             )
         for partition in before:
             if not 0 <= partition < head.partitions:
-                raise NotFound(f"topic '{self.name}' has partitions 0 to {head.partitions - 1}, found {partition}")
+                raise NotFound(f"topic '{self.name}' has partitions 0 to {head.partitions - 1}, found {partition!r}")
         log_starts = {p: int(head.log_end[p]) if offset == -1 else offset for p, offset in before.items()}
         return LogStartIntent(head.topic_id, log_starts)
 

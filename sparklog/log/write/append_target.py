@@ -107,6 +107,6 @@ class WriteOptions:
             hint = f", perhaps {near[0]}" if near else ""
             raise BadRequest(f"expected a codec of {', '.join(CODECS)}, found {self.codec!r}{hint}")
         if not 1 <= self.buffer_bytes <= MAX_BUFFER_BYTES:
-            raise BadRequest(f"expected write.buffer.bytes of 1 to {MAX_BUFFER_BYTES}, found {self.buffer_bytes}")
+            raise BadRequest(f"expected write.buffer.bytes of 1 to {MAX_BUFFER_BYTES}, found {self.buffer_bytes!r}")
         if self.batch_bytes < 1 or self.file_bytes < 1:
             raise BadRequest(f"expected positive sizes, found batch {self.batch_bytes} and file {self.file_bytes}")
