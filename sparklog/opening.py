@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from sparklog.errors import BadRequest, Corrupt, NotFound
 from sparklog.log.journal.clocks import SYSTEM, Moment
-from sparklog.log.journal.names import PLACE_KEY, ROOT_JSON, ROOT_KEY, is_topic_name
+from sparklog.log.journal.names import OWN_FOLDERS, PLACE_KEY, ROOT_JSON, ROOT_KEY, folder_topic, is_topic_name
 from sparklog.storage import local_path, open_store
 from sparklog.storage.locations import is_url, normal_location, split
 
@@ -71,8 +71,9 @@ def resolve(path: str | None) -> Location:
     if _is_local_root(location):
         return Location(ROOT, location, location)
     parent, name = os.path.split(location)
-    if _is_local_root(parent) and is_topic_name(name):
-        return Location(TOPIC, location, parent, name)
+    topic = _topic_at(name)
+    if _is_local_root(parent) and topic is not None:
+        return Location(TOPIC, location, parent, topic)
     if os.path.isdir(location):
         from sparklog.kafka.in_place.directory import kafka_layout
 
@@ -97,16 +98,22 @@ def _resolve_url(url: str) -> Location:
     if (stored := _content(folder, ROOT_KEY)) is not None:
         return Location(ROOT, url, url, looked=_id_and_time(stored, seen))
     seen = SYSTEM.now()
-    if is_topic_name(name) and (stored := _content(folder.parent, ROOT_KEY)) is not None:
-        return Location(TOPIC, url, above, name, _id_and_time(stored, seen))
+    topic = _topic_at(name)
+    if topic is not None and (stored := _content(folder.parent, ROOT_KEY)) is not None:
+        return Location(TOPIC, url, above, topic, _id_and_time(stored, seen))
     layout = bucket_layout(folder)
     if layout is not None and not _SEALED_RUN.fullmatch(name):
         return Location(KAFKA_PARTITION if layout == "partition" else KAFKA_DIRECTORY, url, url)
     if _holds(folder, PLACE_KEY):
         return Location(ROOT, url, url)
-    if is_topic_name(name) and _holds(folder.parent, PLACE_KEY):
-        return Location(TOPIC, url, above, name)
+    if topic is not None and _holds(folder.parent, PLACE_KEY):
+        return Location(TOPIC, url, above, topic)
     return Location(NOTHING, url, url)
+
+
+def _topic_at(name: str) -> str | None:
+    """Return the topic that the last part of a path names, by its folder or, if no other folder has it, its name."""
+    return folder_topic(name) or (name if is_topic_name(name) and name not in OWN_FOLDERS else None)
 
 
 def _holds(folder: FilePath, name: str) -> bool:

@@ -30,7 +30,7 @@ from sparklog.format.record_batch import BatchHeaders
 from sparklog.format.transaction_index import AbortedTransactions, concatenate
 from sparklog.limits import Limits
 from sparklog.log.journal.clocks import SYSTEM, Env
-from sparklog.log.journal.names import append_path, filter_path, is_commit
+from sparklog.log.journal.names import append_path, file_key, filter_path, is_commit
 from sparklog.log.journal.numbered_objects import READ_AHEAD
 from sparklog.log.read.aborted import aborted_of
 from sparklog.log.read.fetch import MissingFile, check_slice, read_range, read_windows
@@ -326,7 +326,7 @@ class _MergeOutputs:
     def _close(self, output: AppendOutput, bases: tuple[int, ...], filters: Sequence[KeyFilter]) -> FileSlices:
         """Write the filters of a file, if it has any, then its footer."""
         if filters:
-            self._written.create(filter_path(f"{self._work.topic}/{output.path}"), encode_filters(filters))
+            self._written.create(filter_path(file_key(self._work.topic, output.path)), encode_filters(filters))
         file, n = output.close(), len(bases)
         return replace(file, base=bases, append_time=(NO_TIME,) * n, leader_epoch=(-1,) * n)
 
@@ -337,7 +337,7 @@ class _MergeOutputs:
         for output in dict.fromkeys(outputs):
             if output is not None:
                 output.discard()
-        self._written.keys += [f"{self._work.topic}/{file.path}" for file in self._done]
+        self._written.keys += [file_key(self._work.topic, file.path) for file in self._done]
         self._done.clear()
         self._written.discard()
 

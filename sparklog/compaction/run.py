@@ -30,7 +30,7 @@ from sparklog.compaction.clean_work import CleanDone
 from sparklog.compaction.merge_plan import plan_merges
 from sparklog.compaction.seal_plan import plan_sealing
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, SparklogError
-from sparklog.log.journal.names import file_key, is_topic_name
+from sparklog.log.journal.names import file_key, topic_names
 from sparklog.log.state.commit import COMPACT, MERGE, SEAL
 from sparklog.log.state.rewrites import RewriteIntent
 from sparklog.log.state.slice_table import Snapshot
@@ -106,7 +106,7 @@ def compact_root(
     runs: list[_TopicRun] = []
     missing: list[TopicReport] = []
     # All folders that may be topics: one that cannot be opened must not stop the others.
-    for name in options.topics or sorted(filter(is_topic_name, root.store.list_folders(""))):
+    for name in options.topics or sorted(topic_names(root.store)):
         try:
             if options.topics or root.engine.log(name).refresh().head.exists:
                 runs.append(_TopicRun(root.topic(name), settings, options.roll, plans))

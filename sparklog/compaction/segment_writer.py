@@ -33,7 +33,7 @@ from sparklog.format.key_filter import BatchKeys, FilterBuilder, KeyFilter, enco
 from sparklog.format.record_batch import NO_TIMESTAMP, BatchHeaders, BytesLike
 from sparklog.format.segment_indexes import MAX_RELATIVE_OFFSET, OffsetIndex, TimeIndex
 from sparklog.format.transaction_index import AbortedTransactions
-from sparklog.log.journal.names import filter_path, sealed_path
+from sparklog.log.journal.names import file_key, filter_path, sealed_path
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.slices import FileSlices, SliceFlag
 from sparklog.storage.store import ObjectWriter, Store
@@ -102,6 +102,10 @@ class SegmentWriter:
     def path(self, base: int) -> str:
         return sealed_path(self._partition, *self._folder, base)
 
+    def key(self, path: str) -> str:
+        """Return the key of a file that the run writes."""
+        return file_key(self._topic, path)
+
     def begin(self, base: int, keyed: bool | None = None) -> None:
         """End the segment before, begin one. `keyed`: with filters of its keys once it is large; None: as before."""
         self.finish()
@@ -154,7 +158,7 @@ class SegmentWriter:
         self._check(current, headers, end - start)
         if current.writer is None:
             current.path = self.path(current.base)
-            current.writer = self._store.writer(f"{self._topic}/{current.path}")
+            current.writer = self._store.writer(self.key(current.path))
         current.writer.write(body)
         if current.keys is not None:
             current.keys.add(data, headers, keys)
@@ -194,9 +198,9 @@ class SegmentWriter:
     def _end(self, current: _SegmentInProgress) -> None:
         """Make the files of a segment durable."""
         assert current.writer is not None
-        self._written.keys.append(f"{self._topic}/{current.path}")
+        self._written.keys.append(self.key(current.path))
         current.writer.close()
-        stem = f"{self._topic}/{current.path.removesuffix('.log')}"
+        stem = self.key(current.path).removesuffix(".log")
         offsets, times = current.indexes.built()
         data = [offsets.to_bytes(), times.to_bytes(), transaction_index.concatenate(current.aborted).to_bytes()]
         for suffix, index in zip(SUFFIXES, data, strict=True):

@@ -19,7 +19,7 @@ from sparklog.datasource.session import SETTINGS, choose_pythons, workers_python
 from sparklog.errors import BadRequest, SparklogError
 from sparklog.lazy import install_command
 from sparklog.log.journal.clocks import reading_clock_ms
-from sparklog.log.journal.names import is_topic_name
+from sparklog.log.journal.names import checkpoint_prefix, topic_names
 from sparklog.log.state.slices import MERGE_TIER_MASK
 from sparklog.log.topic.root import Root, topic_of
 from sparklog.log.topic.topic import Topic
@@ -386,7 +386,7 @@ def check_root(root: Root) -> list[Check]:
     complaints: list[Check] = []
     findings: list[Check] = []
     count = 0
-    for name in filter(is_topic_name, root.store.list_folders("")):
+    for name in topic_names(root.store):
         try:
             topic = topic_of(root, name)
             if not topic.log.refresh().head.exists:
@@ -425,7 +425,7 @@ def _checkpoint(root: Root, topic: Topic) -> Iterator[Check]:
     every = root.store.limits.checkpoint_commits
     if behind >= LATE_CHECKPOINTS * every:
         message = f"topic {topic.name} has {behind:,} commits since its newest checkpoint, writers make one every "
-        fix = f"look why writers cannot: permissions and space below {_shown(root)}/{topic.name}/_log/checkpoints"
+        fix = f"look why writers cannot: permissions and space below {_shown(root)}/{checkpoint_prefix(topic.name)}"
         yield Check("checkpoints", WARN, f"{message}{every}", fix)
 
 

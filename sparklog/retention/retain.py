@@ -26,7 +26,7 @@ from sparklog.log.journal.names import (
     MAINTENANCE_FOLDER,
     TRANSACTIONS_FOLDER,
     file_key,
-    is_topic_name,
+    topic_names,
 )
 from sparklog.log.read.time_lookup import offsets_for_timestamps
 from sparklog.log.state.commit import RETAIN
@@ -400,7 +400,7 @@ def retain_root(
     settings = settings.of_root(root)
     existing: list[Topic] = []
     reports: list[RetainReport] = []
-    for name in topics or sorted(n for n in root.store.list_folders("") if is_topic_name(n)):
+    for name in topics or sorted(topic_names(root.store)):
         topic = topic_of(root, name)
         try:
             if topic.log.refresh().head.version >= 0:

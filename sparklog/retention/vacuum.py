@@ -26,7 +26,7 @@ from typing import ClassVar, NamedTuple
 
 from sparklog.errors import Corrupt, NotFound, SparklogError
 from sparklog.log.journal.documents import INLINE_RECORDS
-from sparklog.log.journal.names import APPEND_FOLDER, SEALED_FOLDER, commit_key, commit_path
+from sparklog.log.journal.names import APPEND_FOLDER, SEALED_FOLDER, commit_key, commit_path, topic_folder
 from sparklog.log.state.commit import CREATE, MAINTAIN
 from sparklog.log.state.commit_intents import Draft, Nothing
 from sparklog.log.state.configs import LEAST_DELETE_DELAY_MS
@@ -240,7 +240,7 @@ def _vacuum(topic: Topic, settings: Settings, runner: Runner, dry_run: bool) -> 
             phases = judged(after, _choose_of_log(run, after))
         wanted = after.floor
     limit_ms = store_ms - max(delay_ms, LEAST_DELETE_DELAY_MS)
-    temporary = remove_temporaries(store, topic.name, limit_ms, folder=f"{topic.name}/", dry_run=dry_run)
+    temporary = remove_temporaries(store, topic.name, limit_ms, folder=f"{topic_folder(topic.name)}/", dry_run=dry_run)
     gone = [victim for victims in phases for victim in victims]
     failed: list[SparklogError] = []
     if not dry_run:
@@ -283,8 +283,8 @@ def _list_data_files(store: Store, topic: str, floor: int) -> tuple[list[plan.Li
     files: list[plan.ListedFile] = []
     foreign = 0
     for folder in (APPEND_FOLDER, SEALED_FOLDER):
-        for info in store.list(f"{topic}/{folder}/"):
-            file = plan.data_file(topic, info)
+        for info in store.list(f"{topic_folder(topic)}/{folder}/"):
+            file = plan.data_file(info)
             if file is None:
                 foreign += 1
             elif file.read_version < floor:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparklog.errors import Corrupt, NotFound, SparklogError
-from sparklog.log.journal.names import commit_key
+from sparklog.log.journal.names import commit_key, topic_folder
 from sparklog.log.state.commit import DELETE
 from sparklog.log.state.commit_intents import DeleteIntent
 from sparklog.log.state.history import CommitFiles, History
@@ -74,9 +74,9 @@ class Victim:
     reason: str
 
 
-def data_file(topic: str, info: ObjectInfo) -> ListedFile | None:
+def data_file(info: ObjectInfo) -> ListedFile | None:
     """Parse the name of an object below a topic's folder; None if it is not a name of sparklog's."""
-    below = info.key[len(topic) + 1 :]
+    below = info.key.partition("/")[2]
     for pattern, suffix in ((_APPEND, "slices"), (_SEALED, "log")):
         if match := pattern.fullmatch(below):
             kind = _KIND_OF.get(match[3], INDEX)
@@ -86,7 +86,7 @@ def data_file(topic: str, info: ObjectInfo) -> ListedFile | None:
 
 def own_paths(topic: str, paths: set[str]) -> set[str]:
     """Return the paths below the topic's folder; files of other topics are theirs to vacuum."""
-    folder = f"/{topic}/"
+    folder = f"/{topic_folder(topic)}/"
     return {path.removeprefix(folder) for path in paths if not path.startswith("/") or path.startswith(folder)}
 
 
@@ -151,7 +151,7 @@ def old_commits(
 
 def without_records(topic: str, commits: Sequence[Victim], kept: set[str]) -> list[Victim]:
     """Return the commits to delete whose records no version in `kept`, paths of data files, needs."""
-    return [victim for victim in commits if victim.key.removeprefix(f"{topic}/") not in kept]
+    return [victim for victim in commits if victim.key.removeprefix(f"{topic_folder(topic)}/") not in kept]
 
 
 def old_checkpoints(

@@ -320,12 +320,6 @@ def test_a_cut_that_compaction_hides_shows_in_the_leader_epochs(root: Root, tmp_
     assert [record.offset for record in read_topic(root.topic("t"))] == [0, 1, 2, 3, 4, 5, 6]
 
 
-def test_names_that_are_kept(root: Root, tmp_path: Path) -> None:
-    write_partition(tmp_path, "a-0", {0: FIRST})
-    write_partition(tmp_path, "_groups-0", {0: FIRST})
-    refused(root, tmp_path, BadRequest, "one leading '_' are kept for sparklog itself, found '_groups'")
-
-
 def test_choices_that_are_none(root: Root, tmp_path: Path) -> None:
     write_partition(tmp_path, "t-0", {0: FIRST})
     refused(root, tmp_path, BadRequest, "expected link to be one of auto, never, found .soft.", link="soft")

@@ -64,7 +64,7 @@ def info(key: str, age: int = 0) -> ObjectInfo:
     ],
 )
 def test_data_files(key: str, path: str, kind: str) -> None:
-    found = plan.data_file("t", info(key))
+    found = plan.data_file(info(key))
     assert found is not None
     assert (found.path, found.kind, found.read_version) == (path, kind, 7)
 
@@ -80,7 +80,7 @@ def test_data_files(key: str, path: str, kind: str) -> None:
     ],
 )
 def test_what_is_not_ours(below: str) -> None:
-    assert plan.data_file("t", info(f"t/{below}")) is None
+    assert plan.data_file(info(f"t/{below}")) is None
 
 
 def test_files_that_go() -> None:

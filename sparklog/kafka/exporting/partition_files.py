@@ -254,6 +254,10 @@ class _OutgoingWriter(SegmentWriter):
     def path(self, base: int) -> str:
         return f"{base:020d}.log"
 
+    def key(self, path: str) -> str:
+        # In Kafka's folder of the partition, whose name is not escaped.
+        return f"{self.files.folder}/{path}"
+
     def begin(self, base: int, keyed: bool | None = None) -> None:
         ends = (int(rows.end[-1]) for rows in self.files.plan.written.segments if rows.base[0] == base)
         super().begin(self.files.base_for(base, next(ends, base) - 1), keyed)

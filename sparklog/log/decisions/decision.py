@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from sparklog.errors import Conflict, Fenced
 from sparklog.log.journal.documents import (
+    ESCAPED_TOPICS,
     EXPIRED_IDS,
     TEXT,
     TEXTS,
@@ -27,7 +28,7 @@ from sparklog.log.journal.documents import (
     whole,
 )
 from sparklog.log.journal.entry_log import ENTRY_MEMBERS, EntryKind, StateEntry
-from sparklog.log.journal.names import MAX_VERSION, TRANSACTIONS_FOLDER
+from sparklog.log.journal.names import MAX_VERSION, TRANSACTIONS_FOLDER, topic_folder
 from sparklog.log.state.commit import CONTENT_JSON, Resolved
 from sparklog.log.state.slices import Content
 from sparklog.log.state.writer_runs import WriterEntry, WriterKey, decide, earlier_runs, is_superseded, next_epoch
@@ -164,7 +165,8 @@ def prepare(
     whole_groups = (*other_groups, *(item for item in groups if item not in other_groups))
     if (set(whole), set(whole_groups)) == (set(state.prepared), set(state.prepared_groups)):
         return None
-    return replace(state, op=PREPARE, n=n, prepared=whole, prepared_groups=whole_groups)
+    after = replace(state, op=PREPARE, n=n, prepared=whole, prepared_groups=whole_groups)
+    return _with_escaped_topics(after, whole)
 
 
 def commit(
@@ -193,6 +195,7 @@ def commit(
     commits = (*_kept(state, n, resolved), whole)
     state = replace(state, prepared=(), prepared_groups=())
     after = replace(state, op=COMMIT, n=n, newest=n, reason=None, commits=commits)
+    after = _with_escaped_topics(after, whole.prepares)
     if key is None:
         return after
     if not decide(state.entry(), key, count, f"transactional id '{state.id}'", time_ms).write:
@@ -221,18 +224,28 @@ def expire(state: Decisions, number: int, resolved: Collection[int]) -> Decision
     n = state.newest + 1
     if state.number != number or state.prepared or state.prepared_groups or _kept(state, n, resolved):
         return None
-    return _aborted(_with_feature(replace(state, op=EXPIRE, commits=())), n, BY_EXPIRY)
+    return _aborted(_with_feature(replace(state, op=EXPIRE, commits=()), EXPIRED_IDS), n, BY_EXPIRY)
 
 
 def keep(state: Decisions, entries: Mapping[str, str]) -> Decisions | None:
     """Put newest entries of expired ids into a register."""
     expired = dict(sorted({**state.expired, **entries}.items()))
-    return None if expired == state.expired else replace(_with_feature(state), op=KEEP, n=None, expired=expired)
+    return (
+        None
+        if expired == state.expired
+        else replace(_with_feature(state, EXPIRED_IDS), op=KEEP, n=None, expired=expired)
+    )
 
 
-def _with_feature(state: Decisions) -> Decisions:
-    read, write = ({*features, EXPIRED_IDS} for features in (state.read_features, state.write_features))
+def _with_feature(state: Decisions, feature: str) -> Decisions:
+    read, write = ({*features, feature} for features in (state.read_features, state.write_features))
     return replace(state, read_features=tuple(sorted(read)), write_features=tuple(sorted(write)))
+
+
+def _with_escaped_topics(state: Decisions, prepares: Sequence[Prepared]) -> Decisions:
+    """Refuse other software, which would take a topic with an escaped folder for deleted, and forget its COMMITs."""
+    is_escaped = any(topic_folder(item.topic) != item.topic for item in prepares)
+    return _with_feature(state, ESCAPED_TOPICS) if is_escaped else state
 
 
 def _kept(state: Decisions, newest: int, resolved: Collection[int]) -> tuple[CommitDecision, ...]:

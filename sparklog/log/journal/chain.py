@@ -15,12 +15,12 @@ from sparklog.log.journal.documents import EXPIRED_IDS
 from sparklog.log.journal.entry_log import E, EntryKind, list_entries
 from sparklog.log.journal.gaps import missing_numbers
 from sparklog.log.journal.names import (
-    LOG_FOLDER,
     checkpoint_key,
     checkpoint_prefix,
     commit_key,
     entry_number,
     id_folder,
+    log_folder,
     numbers_below,
 )
 from sparklog.storage.parallel_reads import read_each
@@ -38,7 +38,7 @@ class Numbers:
 def list_numbers(store: Store, prefix: str) -> Numbers:
     """List a journal: copies first, so that an entry that is deleted meanwhile has its copy here."""
     copies = tuple(numbers_below(store, checkpoint_prefix(prefix)))
-    return Numbers(tuple(numbers_below(store, f"{prefix}/{LOG_FOLDER}/0")), copies)
+    return Numbers(tuple(numbers_below(store, f"{log_folder(prefix)}0")), copies)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,10 @@ GROUP_MEMBERS = "groupMembers"
 """Entries of a group may have members that share its partitions."""
 EXPIRED_IDS = "expiredIds"
 """Of a transactional id that has expired the newest entry alone is kept, in a register."""
+ESCAPED_TOPICS = "escapedTopics"
+"""A transactional id has committed to a topic whose folder is escaped, which other software does not find."""
 KNOWN_READ_FEATURES: frozenset[str] = frozenset(
-    {INLINE_RECORDS, CARRIED_COMMITS, KAFKA_WRITERS, GROUP_MEMBERS, EXPIRED_IDS}
+    {INLINE_RECORDS, CARRIED_COMMITS, KAFKA_WRITERS, GROUP_MEMBERS, EXPIRED_IDS, ESCAPED_TOPICS}
 )
 KNOWN_WRITE_FEATURES: frozenset[str] = KNOWN_READ_FEATURES
 INT64_MAX = 2**63 - 1

@@ -25,7 +25,7 @@ from sparklog.log.journal.documents import (
     whole,
 )
 from sparklog.log.journal.journal import Journal
-from sparklog.log.journal.names import LOG_FOLDER, checkpoint_key, checkpoint_prefix, commit_key, id_folder
+from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, commit_key, id_folder, log_folder
 from sparklog.log.journal.seen_state import RootAccess, SeenState
 from sparklog.storage.store import ObjectInfo, Store
 
@@ -164,7 +164,7 @@ KEEP_MS = 7 * 86_400_000
 def list_entries(store: Store, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
     """List the entries of a journal whose keys are greater than `after`."""
     # 20 digits hold every number with a zero in front, and so no checkpoint is listed with the entries.
-    return store.list(f"{prefix}/{LOG_FOLDER}/0", after)
+    return store.list(f"{log_folder(prefix)}0", after)
 
 
 def collect_log(log: EntryLog[E], now_ms: int, *, dry_run: bool) -> tuple[int, int]:

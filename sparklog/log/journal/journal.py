@@ -28,7 +28,7 @@ from sparklog.errors import Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.format import crc32c
 from sparklog.log.journal.clocks import Moment
 from sparklog.log.journal.documents import peek_commit_id
-from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, numbers_below
+from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, log_folder, numbers_below
 from sparklog.log.journal.numbered_objects import NOTHING_SEEN, STALE_MS, Answer, Basis, NumberedObjects, Sight
 from sparklog.log.journal.seen_state import Advance, E, RootAccess, S, SeenState
 from sparklog.storage.retries import Backoff
@@ -211,7 +211,7 @@ class Journal(ABC, Generic[S, E, D]):
             crcs = (base.state.crc, *(entry.crc for entry in entries))
             if any(entry.prev_crc != crc for crc, entry in zip(crcs, entries, strict=False)):
                 self._numbered.distrust()
-            raise error if error.file else Corrupt(error.message, file=f"{self.prefix}/_log") from None
+            raise error if error.file else Corrupt(error.message, file=log_folder(self.prefix).rstrip("/")) from None
         return SeenState(state, seen, base.checkpoint, base.tail_bytes + sum([entry.nbytes for entry in entries]))
 
     def _decode_all(self, objects: Sequence[bytes], first: int) -> list[E]:

@@ -5,6 +5,7 @@
     <topic>/_log/checkpoints/00000000000000000128-<id>.arrow     its slice table
     <topic>/append/00000000000000000042-<id>.slices              appended by one task, which had read version 42
     <topic>/sealed/<partition>/00000000000000000042-<id>/        one sealing run of one partition, Kafka's files inside
+    %5F<rest of the name>/...                                    the same of a topic whose name begins with one `_`
     _transactions/<id>/_log/00000000000000000042.json            entry 42 of the decisions of a transactional id
     _groups/<id>/_log/00000000000000000042.json                  entry 42 of the offsets of a consumer group
     _maintenance/<job>/_log/00000000000000000042.json            entry 42 of the leases of a job
@@ -12,6 +13,9 @@
     _root/defaults/_log/00000000000000000042.json                entry 42 of the defaults of the root
     _defaults/00000000000000000042.json                          its copy: without it, lost defaults look like none
     _repair/<run>/<key>                                          what a repair replaced or set aside
+
+Folders of sparklog itself begin with one `_`. A topic of such a name (`_schemas`) therefore has an escaped folder,
+`%5Fschemas`: see `topic_folder` and `folder_topic`. Releases up to 0.12 take it for no topic.
 
 Paths in commits are relative to the topic's folder; a path that begins with `/` is relative to the root (a clone
 names files of the topic it was cloned from). Versions have 20 digits, so that names sort like numbers.
@@ -31,7 +35,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -60,10 +64,24 @@ DEFAULTS_FOLDER = "_defaults"
 """Copies of the newest entries of the root's defaults, apart from these, so that both are not lost together."""
 REPAIR_FOLDER = "_repair"
 """What repairs have set aside: nothing reads it."""
+OWN_FOLDERS = frozenset(
+    {
+        TRANSACTIONS_FOLDER,
+        GROUPS_FOLDER,
+        MAINTENANCE_FOLDER,
+        JOBS_FOLDER,
+        ROOT_FOLDER,
+        REPAIR_FOLDER,
+        PROBE_FOLDER,
+    }
+)
+"""Folders at the top of a root that are of no topic."""
 VERSION_DIGITS = 20
 MAX_ID = 1024
 MAX_ID_FOLDER = 200
 MAX_TOPIC_NAME = 249
+ESCAPE = "%5F"
+"""Stands for one `_` at the beginning of a topic's name in the name of its folder."""
 MAX_VERSION = 2**63 - 1
 MAX_PARTITIONS = 100_000
 
@@ -82,7 +100,7 @@ _FOLDERS_LOOKED_AT = 16
 
 
 def check_topic_name(name: str) -> str:
-    """Return `name` if it is a valid topic name; else `BadRequest` (Kafka's rules, and one leading `_` is reserved)."""
+    """Return `name` if it is a valid topic name by Kafka's rules, else `BadRequest`."""
     if not isinstance(name, str) or not name:
         raise BadRequest("a topic needs a name of 1 to 249 letters, digits, '.', '_' or '-'; found an empty one")
     if name in (".", ".."):
@@ -91,8 +109,6 @@ def check_topic_name(name: str) -> str:
         raise BadRequest(f"a topic name has at most {MAX_TOPIC_NAME} characters, '{name[:20]}...' has {len(name)}")
     if not _TOPIC.fullmatch(name):
         raise BadRequest(f"topic name {name!r} may hold only letters, digits, '.', '_' and '-'; rename it")
-    if name.startswith("_") and not name.startswith("__"):
-        raise BadRequest(f"topic names with one leading '_' are kept for sparklog itself, found '{name}'; rename it")
     return name
 
 
@@ -104,9 +120,43 @@ def is_topic_name(name: str) -> bool:
     return True
 
 
+def topic_folder(topic: str) -> str:
+    """Return the folder of a topic in its root: its name, with one leading `_` escaped. A folder stays what it is."""
+    return f"{ESCAPE}{topic[1:]}" if topic[:1] == "_" and topic[:2] != "__" else topic
+
+
+def folder_topic(folder: str) -> str | None:
+    """Return the name of the topic whose folder this is; None for a folder that no topic has."""
+    name = f"_{folder.removeprefix(ESCAPE)}" if folder.startswith(ESCAPE) else folder
+    return name if is_topic_name(name) and topic_folder(name) == folder else None
+
+
+def key_topic(key: str) -> str | None:
+    """Return the name of the topic that an object belongs to; None for other objects."""
+    folder, slash, _ = key.partition("/")
+    return folder_topic(folder) if slash else None
+
+
+def topic_names(store: Store) -> Iterator[str]:
+    """Yield the names of all topics that have a folder in a root, those of deleted topics too."""
+    return (name for folder in store.list_folders("") if (name := folder_topic(folder)) is not None)
+
+
+def _journal_folder(prefix: str) -> str:
+    """Return the folder above the journal of a topic, or of what has a folder in one of sparklog's own."""
+    return prefix if "/" in prefix else topic_folder(prefix)
+
+
+def log_folder(prefix: str) -> str:
+    """Return the folder of the entries of the journal under `prefix`, with `/` at its end: see `commit_key`."""
+    return f"{_journal_folder(prefix)}/{LOG_FOLDER}/"
+
+
 def commit_key(prefix: str, version: int) -> str:
     """Return the key of an entry of the journal under `prefix` (a topic, `_groups/<group>`, `_transactions/<id>`)."""
-    return f"{prefix}/{LOG_FOLDER}/{version:020d}.json"
+    # Few calls: an append makes several such keys.
+    folder = _journal_folder(prefix) if prefix[:1] == "_" else prefix
+    return f"{folder}/{LOG_FOLDER}/{version:020d}.json"
 
 
 def check_id(text: str, what: str) -> str:
@@ -154,11 +204,11 @@ def defaults_copy_key(number: int) -> str:
 
 
 def checkpoint_key(prefix: str, version: int) -> str:
-    return f"{prefix}/{CHECKPOINT_FOLDER}/{version:020d}.json"
+    return f"{_journal_folder(prefix)}/{CHECKPOINT_FOLDER}/{version:020d}.json"
 
 
 def checkpoint_prefix(prefix: str) -> str:
-    return f"{prefix}/{CHECKPOINT_FOLDER}/"
+    return f"{_journal_folder(prefix)}/{CHECKPOINT_FOLDER}/"
 
 
 def checkpoint_table_name(version: int, unique: str) -> str:
@@ -236,8 +286,7 @@ def local_path(path: str) -> str:
 def path_read_version(path: str) -> int | None:
     """Return the read version in a data file's path, None if it is no path a commit may name."""
     if path.startswith("/"):
-        owner = path[1:].split("/", 1)[0]
-        if not is_topic_name(owner):
+        if key_topic(path[1:]) is None:
             return None
         path = local_path(path)
     match = _APPEND_PATH.fullmatch(path) or _SEALED_PATH.fullmatch(path)
@@ -250,7 +299,8 @@ def path_read_version(path: str) -> int | None:
 
 def file_key(topic: str, path: str) -> str:
     """Return the key of a data file that a commit of `topic` names."""
-    return path[1:] if path.startswith("/") else f"{topic}/{path}"
+    folder = topic_folder(topic) if topic[:1] == "_" else topic
+    return path[1:] if path.startswith("/") else f"{folder}/{path}"
 
 
 def foreign_name(store: Store) -> str | None:

@@ -32,7 +32,7 @@ from sparklog.log.journal.clocks import Env, Moment
 from sparklog.log.journal.create_object import read_if_there
 from sparklog.log.journal.documents import check_stored, peek_commit_id
 from sparklog.log.journal.gaps import missing_numbers
-from sparklog.log.journal.names import LOG_FOLDER, ROOT_KEY, commit_key, numbers_below, read_root_id
+from sparklog.log.journal.names import ROOT_KEY, commit_key, log_folder, numbers_below, read_root_id
 from sparklog.storage.parallel_reads import ask_each
 from sparklog.storage.retries import Backoff
 from sparklog.storage.store import Store
@@ -177,7 +177,7 @@ class NumberedObjects:
 
     def listed(self, after: int) -> list[int]:
         """List the numbers of objects after one: what a listing shows, which may be late."""
-        return numbers_below(self.store, f"{self.prefix}/{LOG_FOLDER}/0", self.key(after) if after >= 0 else "")
+        return numbers_below(self.store, f"{log_folder(self.prefix)}0", self.key(after) if after >= 0 else "")
 
     def last_listed(self, after: int) -> int:
         """Return the greatest number above `after` that a listing shows; `after` if it shows none."""
@@ -419,7 +419,7 @@ class NumberedObjects:
 
     def _is_gap(self, number: int, earlier: int) -> bool:
         """True if a listing that shows `number` does not show an earlier one: no cache can hide it so."""
-        listed = {info.key for info in self.store.list(f"{self.prefix}/_log/0")}
+        listed = {info.key for info in self.store.list(f"{log_folder(self.prefix)}0")}
         return self.key(number) in listed and self.key(earlier) not in listed
 
     def _refuse(self, number: int, earlier: int, commit_id: str) -> NoReturn:

@@ -27,6 +27,7 @@ from sparklog.log.journal.names import (
     commit_key,
     entry_number,
     is_checkpoint_table_name,
+    log_folder,
 )
 from sparklog.log.journal.numbered_objects import READ_AHEAD
 from sparklog.log.state.carried import BLOCK, carriers, linked, with_carried
@@ -75,7 +76,7 @@ class History:
         self.topic = topic
         self.env = env
         # 20 digits hold every version with a zero in front, and so no checkpoint is listed with the commits.
-        self.commits = _commits(store.list(f"{topic}/_log/0"))
+        self.commits = _commits(store.list(f"{log_folder(topic)}0"))
         below = list(store.list(checkpoint_prefix(topic)))
         heads = {version: info for info in below if (version := entry_number(info.key)) is not None}
         self.checkpoints: dict[int, ObjectInfo] = dict(sorted(heads.items()))

@@ -43,9 +43,10 @@ from sparklog.log.journal.names import (
     checkpoint_key,
     commit_key,
     entry_number,
+    folder_topic,
     groups_prefix,
-    is_topic_name,
     numbers_below,
+    topic_folder,
     transactions_prefix,
 )
 from sparklog.log.state.root_defaults import DEFAULTS
@@ -252,7 +253,7 @@ class BackupStore(WrapperStore):
         entries = {groups_prefix(item.id): item.number for item in manifest.groups}
         entries |= {transactions_prefix(item.id): item.number for item in manifest.decisions}
         entries |= {DEFAULTS.prefix(item.id): item.number for item in manifest.defaults}
-        self._ends = {item.topic: item.version for item in manifest.topics} | entries
+        self._ends = {topic_folder(item.topic): item.version for item in manifest.topics} | entries
         self._copies = {checkpoint_key(*entry): commit_key(*entry) for entry in entries.items()} | {ROOT_KEY: PLACE_KEY}
 
     def request(self, verb: str, key: str, send: Callable[[], T]) -> T:
@@ -285,5 +286,5 @@ class BackupStore(WrapperStore):
 
     def list_folders(self, prefix: str) -> Iterator[str]:
         for name in self.inner.list_folders(prefix):
-            if prefix or name in self._ends or not is_topic_name(name):
+            if prefix or name in self._ends or folder_topic(name) is None:
                 yield name

@@ -29,7 +29,7 @@ import numpy as np
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, Unavailable
 from sparklog.format.slice_columns import SLICE_COLUMNS
 from sparklog.log.decisions.decision_log import open_transactions, settled
-from sparklog.log.journal.names import check_topic_name, is_topic_name
+from sparklog.log.journal.names import check_topic_name, file_key, is_topic_name, key_topic, topic_folder
 from sparklog.log.journal.numbered_objects import STALE_MS
 from sparklog.log.state.commit import CREATE, MAINTAIN, Edit, Hold, Resolved
 from sparklog.log.state.commit_intents import DeleteIntent, Draft, MaintainIntent, Nothing
@@ -176,7 +176,7 @@ def _hold(root: Root, log: TopicLog, snapshot: Snapshot, hold: str) -> list[Topi
     _refuse_below_floor(log, snapshot)
     versions = {log.topic: snapshot.version}
     hold_of_source = clone_hold(log.topic, snapshot.head.topic_id)
-    owners = {path[1:].split("/", 1)[0] for path in snapshot.slices.paths() if path.startswith("/")}
+    owners = {owner for path in snapshot.slices.paths() if path.startswith("/") and (owner := key_topic(path[1:]))}
     for owner in sorted(owners - {log.topic}):
         held_version = root.engine.log(owner).refresh().head.holds.get(hold_of_source)
         if held_version is None:
@@ -223,7 +223,7 @@ def _shared(source: str, snapshot: Snapshot) -> tuple[FileSlices, ...]:
     rows = snapshot.slices.all()
     kept = rows[np.flatnonzero((rows.status != ABORTED) & (rows.status != OPEN))]
     return tuple(
-        file if file.path.startswith("/") else replace(file, path=f"/{source}/{file.path}")
+        file if file.path.startswith("/") else replace(file, path=f"/{file_key(source, file.path)}")
         for file in file_slices(kept)
     )
 
@@ -318,7 +318,7 @@ def still_names(history: History, topic_id: str, owner: str, since: int, version
     """
 
     def has_any(of: str, paths: Iterable[str]) -> bool:
-        return of == topic_id and any(path.startswith(f"/{owner}/") for path in paths)
+        return of == topic_id and any(path.startswith(f"/{topic_folder(owner)}/") for path in paths)
 
     for version in [*sorted(number for number in versions if number < since), since]:
         snapshot = history.at(version)

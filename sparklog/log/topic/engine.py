@@ -15,7 +15,7 @@ from sparklog.log.decisions.decision_log import DecisionLogs, read_snapshot
 from sparklog.log.journal.clocks import Env, Moment
 from sparklog.log.journal.combined_writes import CombinedWrites
 from sparklog.log.journal.entry_log import EntryKind, EntryLog, StateEntry
-from sparklog.log.journal.names import append_path, is_topic_name
+from sparklog.log.journal.names import append_path, topic_names
 from sparklog.log.journal.seen_state import RootAccess
 from sparklog.log.state.commit import Commit, Txn
 from sparklog.log.state.commit_log import CommitLog, CommitOutcome
@@ -102,7 +102,7 @@ class RootEngine:
 
     def folders(self) -> Iterator[str]:
         """Yield the names of topics, those of deleted ones too."""
-        return (name for name in self.store.list_folders("") if is_topic_name(name))
+        return topic_names(self.store)
 
     def topics(
         self, failures: list[SparklogError] | None = None, wanted: Callable[[str], bool] | None = None

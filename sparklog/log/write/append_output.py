@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from sparklog.format.append_file import HEAD_BYTES, SLICE_BYTES, TAIL_BYTES, WrittenSlice, encode_footer
 from sparklog.format.slice_columns import WRITTEN, written_values
+from sparklog.log.journal.names import file_key
 from sparklog.log.state.slices import INLINE_PATH, FileSlices
 from sparklog.storage.store import ObjectWriter, Store
 
@@ -25,7 +26,7 @@ class AppendOutput:
         self.path = path
         self.position = 0
         self._slices: list[WrittenSlice] = []
-        self._writer: ObjectWriter = store.writer(f"{topic}/{path}")
+        self._writer: ObjectWriter = store.writer(file_key(topic, path))
 
     def write(self, *data: bytes | bytearray | memoryview) -> None:
         """Append some bytes of a slice, all or as many as are held at a time; `end_slice` describes the slice then."""

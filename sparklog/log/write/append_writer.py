@@ -24,7 +24,7 @@ from sparklog.format.append_file import INDEX_MIN_BYTES, SliceIndex, WrittenSlic
 from sparklog.format.arrow_numpy import valid_rows
 from sparklog.format.encode import EncodedSlice, EncodeOptions, EncoderRows, encode_rows
 from sparklog.log.journal.clocks import SYSTEM, Env
-from sparklog.log.journal.names import append_path, read_root_id
+from sparklog.log.journal.names import append_path, file_key, read_root_id
 from sparklog.log.read.topic_scan import Scan
 from sparklog.log.state.slices import ANYWHERE, FileSlices, RowCounts, SliceFlag
 from sparklog.log.state.writer_runs import WriterKey
@@ -196,7 +196,7 @@ class AppendWriter:
             except SparklogError:
                 # It may be in another root now.
                 with suppress(SparklogError):
-                    self._target.store.delete(f"{self._target.topic}/{output.path}")
+                    self._target.store.delete(file_key(self._target.topic, output.path))
                 raise
         else:
             closed = output.close()

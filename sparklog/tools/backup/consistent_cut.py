@@ -35,7 +35,7 @@ from sparklog.log.decisions.decision_log import DecisionLogs, open_transactions
 from sparklog.log.journal.chain import EntryChain, EntrySpan
 from sparklog.log.journal.clocks import reading_clock_ms
 from sparklog.log.journal.entry_log import E, EntryKind, list_entries
-from sparklog.log.journal.names import commit_key, entry_number, is_topic_name
+from sparklog.log.journal.names import commit_key, entry_number, topic_names
 from sparklog.log.state.commit import Commit, decode_commit
 from sparklog.log.state.slice_table import COMMITTED, SliceTable, Snapshot
 from sparklog.log.state.topic_state import EMPTY, Head
@@ -357,7 +357,7 @@ def cut_now(root: Root, chosen: Collection[str] | None = None) -> Cut:
     for offsets in damaged.chains(GROUPS):
         for group in damaged.read(offsets.prefix, _recent, offsets, since_ms) or ():
             cutter.note_offsets(group)
-    folders = (name for name in store.list_folders("") if is_topic_name(name))
+    folders = topic_names(store)
     for name in folders if chosen is None else chosen:
         head = root.engine.log(name).refresh().head
         if head.version >= 0:

@@ -312,7 +312,7 @@ def _asked_for_all_of(item: Manifest, older: Manifest) -> bool:
 
 def _of_backups(info: ObjectInfo) -> bool:
     """True if a backup may have written the object; others are not deleted."""
-    return _LOG.fullmatch(info.key) is not None or data_file(info.key.partition("/")[0], info) is not None
+    return _LOG.fullmatch(info.key) is not None or data_file(info) is not None
 
 
 def named_keys(store: Store, manifest: Manifest) -> set[str]:

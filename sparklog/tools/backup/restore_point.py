@@ -197,7 +197,7 @@ def _check_groups(bounds: CutBounds, time_ms: int, damaged: DamagedLogs) -> None
 
 
 def _topic_names(store: Store) -> list[str]:
-    return [name for name in store.list_folders("") if naming.is_topic_name(name)]
+    return list(naming.topic_names(store))
 
 
 def from_root(root: Root, wanted: Wanted) -> Cut:
@@ -269,7 +269,7 @@ def own_path(path: str, version: int) -> str:
 
 def files_of(topic: str, snapshot: Snapshot) -> list[FileCopy]:
     return [
-        data_file(snapshot.topic, file, f"{topic}/{own_path(file.path, snapshot.version)}")
+        data_file(snapshot.topic, file, naming.file_key(topic, own_path(file.path, snapshot.version)))
         for file in file_slices(snapshot.slices.all())
     ]
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 from sparklog.errors import BadRequest, Corrupt, NotFound
 from sparklog.log.journal.documents import document_of
-from sparklog.log.journal.names import LOG_FOLDER, commit_key, entry_number, numbers_below
+from sparklog.log.journal.names import LOG_FOLDER, commit_key, entry_number, key_topic, log_folder, numbers_below
 from sparklog.log.state.carried import BLOCK, carried_in, linked, packed, unpacked
 from sparklog.log.state.commit import Commit, decode_commit
 from sparklog.storage.store import Store
@@ -27,10 +27,10 @@ MOST_SHOWN = 8
 
 def cure_missing_commit(store: Store, key: str) -> Cure | None:
     """Return the cure of a commit that is not there, with those beside it that are missing; None if there is none."""
-    topic, number = key.partition("/")[0], entry_number(key)
-    if number is None or store.stat(key) is not None:
+    topic, number = key_topic(key), entry_number(key)
+    if topic is None or number is None or store.stat(key) is not None:
         return None
-    existing = numbers_below(store, f"{topic}/{LOG_FOLDER}/0")
+    existing = numbers_below(store, f"{log_folder(topic)}0")
     after = next((other for other in existing if other > number), None)
     if after is None:
         return None

@@ -337,7 +337,7 @@ def _pass_entry(store: Store, prefix: str, number: int) -> Cure | None:
 
 def cure_checkpoint(store: Store, key: str, env: Env) -> Cure | None:
     """Return the cure of a topic's checkpoint, whose head or table has this key."""
-    topic, name = key.split("/", 1)[0], key.rsplit("/", 1)[-1]
+    topic, name = naming.key_topic(key) or "", key.rsplit("/", 1)[-1]
     version = int(name[:20])
     head_key = naming.checkpoint_key(topic, version)
     history = History(store, topic)

@@ -364,9 +364,8 @@ class _Treatment:
 
     def _of_files(self, keys: Sequence[str]) -> Iterator[Cure]:
         """Yield the cures of data files and what is beside them, by the topics that name them."""
-        damaged = {key: key.partition("/")[0] for key in keys if naming.is_topic_name(key.partition("/")[0])}
-        folders = self.store.list_folders("") if damaged else ()
-        names = dict.fromkeys([*damaged.values(), *filter(naming.is_topic_name, folders)])
+        damaged = {key: topic for key in keys if (topic := naming.key_topic(key)) is not None}
+        names = dict.fromkeys([*damaged.values(), *(naming.topic_names(self.store) if damaged else ())])
         for name in names:
             for file in self._log(name).files if damaged else ():
                 mine = [
@@ -388,8 +387,8 @@ class _Treatment:
         return self.logs[name]
 
     def _topics(self) -> Mapping[str, CheckedTopic]:
-        names = {orphan.file.partition("/")[0] for orphan in self.report.orphans}
-        return {name: self._log(name) for name in sorted(names) if naming.is_topic_name(name)}
+        names = {naming.key_topic(orphan.file) for orphan in self.report.orphans}
+        return {name: self._log(name) for name in sorted(filter(None, names))}
 
 
 HOW = "set aside: no version names it"
@@ -400,13 +399,13 @@ def set_asides(report: Report, topics: Mapping[str, CheckedTopic]) -> Iterator[C
     if any(f"/{naming.LOG_FOLDER}/" in finding.file for finding in report.findings):
         return
     for orphan in report.orphans:
-        if _is_free(orphan, topics.get(orphan.file.partition("/")[0])):
+        if _is_free(orphan, topics.get(naming.key_topic(orphan.file) or "")):
             yield Cure(orphan.file, HOW, drops=(orphan.file,))
 
 
 def _is_free(orphan: Orphan, log: CheckedTopic | None) -> bool:
-    name, _, below = orphan.file.partition("/")
-    if log is None or log.head is None or not naming.is_topic_name(name):
+    _, _, below = orphan.file.partition("/")
+    if log is None or log.head is None:
         return False
     if below.startswith(f"{naming.LOG_FOLDER}/checkpoints/"):
         table = below.rsplit("/", 1)[-1]
@@ -415,5 +414,5 @@ def _is_free(orphan: Orphan, log: CheckedTopic | None) -> bool:
     if below.startswith(f"{naming.LOG_FOLDER}/"):
         version = naming.entry_number(below)
         return version is not None and version < log.first
-    file = data_file(name, ObjectInfo(orphan.file, orphan.nbytes, 0))
+    file = data_file(ObjectInfo(orphan.file, orphan.nbytes, 0))
     return file is not None and file.read_version < log.head.floor

@@ -25,7 +25,7 @@ from sparklog.kafka.in_place.directory import CONSUMER_OFFSETS, is_internal
 from sparklog.kafka.in_place.partition_state import PartitionState
 from sparklog.kafka.in_place.view import KafkaView
 from sparklog.log.decisions.decision_log import timeout_of
-from sparklog.log.journal.names import is_topic_name
+from sparklog.log.journal.names import topic_names
 from sparklog.log.state.history import History
 from sparklog.log.state.slice_table import Slices, Snapshot
 from sparklog.log.state.view import LogView, OffsetRange
@@ -97,7 +97,7 @@ def _root(view: RootView, settings: Settings, topics: tuple[str, ...], maintenan
         notes.append(Note(ATTENTION, "", f"what the jobs have recorded cannot be read: {error} [{error.code}]"))
     facts: list[TopicFacts] = []
     held_back: list[HeldBack] = []
-    for name in topics or sorted(name for name in root.store.list_folders("") if is_topic_name(name)):
+    for name in topics or sorted(topic_names(root.store)):
         try:
             if root.engine.log(name).refresh().head.exists:
                 snapshot = root.topic(name).log.read_snapshot()

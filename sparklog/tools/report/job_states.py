@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from sparklog.compaction.backlog import compaction_backlog
 from sparklog.errors import SparklogError
-from sparklog.log.journal.names import is_topic_name, root_created_ms
+from sparklog.log.journal.names import root_created_ms, topic_names
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.topic.backup_manifest import BackupStore
 from sparklog.log.topic.root import Root
@@ -84,7 +84,7 @@ def look_at_root(root: Root, settings: Settings, topics: Sequence[str] = ()) -> 
     look = JobLook(root, settings.of_root(root))
     for name in topics:
         root.topic(name)
-    for name in topics or sorted(filter(is_topic_name, root.store.list_folders(""))):
+    for name in topics or sorted(topic_names(root.store)):
         try:
             log = root.engine.log(name)
             if log.refresh().head.exists:

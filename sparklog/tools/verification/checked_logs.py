@@ -170,7 +170,7 @@ class CheckedLog:
 
     def find_obstacles(self) -> None:
         """Name what is no object and has the name of one: no listing shows it, and it stops who comes there."""
-        for folder in (f"{self.prefix}/{naming.LOG_FOLDER}/", naming.checkpoint_prefix(self.prefix)):
+        for folder in (naming.log_folder(self.prefix), naming.checkpoint_prefix(self.prefix)):
             for name in self.store.obstacles(folder):
                 if naming.entry_number(name) is not None:
                     expected = "expected a file or nothing, found a folder, a link or a special file"
@@ -215,7 +215,9 @@ def read_again(read: Callable[[], C], unread: C) -> C:
             return read()
         except NotFound as error:
             gone = error
-    unread.report(MISSING, f"{unread.prefix}/_log", f"objects of the log are listed and not there: {gone}")
+    unread.report(
+        MISSING, naming.log_folder(unread.prefix).rstrip("/"), f"objects of the log are listed and not there: {gone}"
+    )
     return unread
 
 

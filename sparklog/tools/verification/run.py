@@ -163,7 +163,7 @@ def check_siblings(store: Store, topics: Mapping[str, CheckedTopic]) -> Iterator
 def find_lost(store: Store, topics: Collection[str]) -> Iterator[Finding]:
     """Name the commits that their writers have missed, in these topics, or in all logs."""
     for note, commit in lost_commits(store):
-        if not topics or commit.key.partition("/")[0] in topics:
+        if not topics or naming.key_topic(commit.key) in topics:
             message = f"commit {commit.commit_id} was acknowledged to its writer under this name, and is not there"
             yield Finding(PROMISE, commit.key, f"{message}: the store did not keep its promise", f"{REWRITE} {note}")
 
@@ -200,16 +200,17 @@ def _why(info: ObjectInfo, topics: Mapping[str, CheckedTopic]) -> str | None:
     kind = key_kind(info.key)
     if owner in KINDS:
         return "written just now" if kind in ("commit", "checkpoint") and naming.LOG_FOLDER in below else None
-    if not below or not naming.is_topic_name(owner):
+    topic = naming.key_topic(info.key)
+    if topic is None:
         return None
-    log = topics.get(owner)
+    log = topics.get(topic)
     if below.startswith(f"{naming.LOG_FOLDER}/"):
         if kind == "checkpoint" and naming.is_checkpoint_table_name(info.key.rsplit("/", 1)[-1]):
             return "slice table that no checkpoint names: its writer died, or writes the checkpoint now"
         if kind == "commit" and log is not None and int(info.key[-25:-5]) < log.first:
             return "commits after it are not there and no version needs it: the vacuum removes it"
         return "written just now, or deleted since" if kind == "commit" or info.key.endswith(".json") else None
-    file = data_file(owner, info)
+    file = data_file(info)
     if file is None:
         return None
     if log is None or log.head is None:
@@ -266,7 +267,7 @@ class _Verification:
         self._root()
         names = self._names()
         now_ms = reading_clock_ms(self.store, self.env)
-        folders = [f"{name}/" for name in names] if self.chosen else [""]
+        folders = [f"{naming.topic_folder(name)}/" for name in names] if self.chosen else [""]
         listing = [info for folder in folders for info in self.store.list(folder)]
         if not self.chosen:
             self._entries_of(DECISIONS, DECISION, self.states)
@@ -311,9 +312,9 @@ class _Verification:
                     "checks every byte, or verify that"
                 ) from None
             no_root = f"{self.store.location} is no sparklog root: it has no {naming.ROOT_KEY}"
-            if not any(naming.is_topic_name(name) for name in self.store.list_folders("")):
+            if not any(naming.topic_names(self.store)):
                 raise NotFound(f"{no_root}; check the path") from None
-            if not any(self._has_log(name) and self._is_topic(name) for name in self.store.list_folders("")):
+            if not any(self._has_log(name) and self._is_topic(name) for name in naming.topic_names(self.store)):
                 raise NotFound(f"{no_root}, and no folder in it is a topic; check the path") from None
             self.findings.append(Finding(MISSING, naming.ROOT_KEY, "expected the root's id, found none beside topics"))
             return
@@ -321,11 +322,11 @@ class _Verification:
         self.findings += stored.findings
 
     def _has_log(self, name: str) -> bool:
-        return naming.is_topic_name(name) and next(iter(self.store.list(f"{name}/_log/")), None) is not None
+        return next(iter(self.store.list(naming.log_folder(name))), None) is not None
 
     def _is_topic(self, name: str) -> bool:
         """Not a group's or transactional id's log: `_groups` itself is no root, and nothing in it is damaged."""
-        for info in self.store.list(f"{name}/_log/"):
+        for info in self.store.list(naming.log_folder(name)):
             try:
                 return "number" not in json.loads(document_of(self.store.get(info.key)))
             except (ValueError, NotFound, Corrupt):
@@ -333,7 +334,7 @@ class _Verification:
         return True
 
     def _names(self) -> list[str]:
-        existing = [name for name in self.store.list_folders("") if self._has_log(name)]
+        existing = [name for name in naming.topic_names(self.store) if self._has_log(name)]
         for name in self.chosen:
             naming.check_topic_name(name)
             if name not in existing:
@@ -364,12 +365,12 @@ class _Verification:
         """Sizes of all files first, then, unless it is to be quick, every byte."""
         whole, owners = _once(self.logs.values())
         gone: list[str] = []
-        by_folder: dict[str, list[NamedFile]] = {}
+        by_topic: dict[str, list[NamedFile]] = {}
         for file in whole:
             if self._measured(file, sizes, gone):
-                by_folder.setdefault(file.key.split("/", 1)[0], []).append(file)
+                by_topic.setdefault(naming.key_topic(file.key) or "", []).append(file)
         works: list[VerifyWork] = []
-        for name, files in by_folder.items() if not self.quick else ():
+        for name, files in by_topic.items() if not self.quick else ():
             log = self.logs.get(name)
             topic_id = "" if log is None or log.head is None else log.head.topic_id
             works += [VerifyWork(self.store, name, topic_id, piece) for piece in pieces(files, self.store.limits)]
