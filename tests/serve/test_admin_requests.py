@@ -95,6 +95,9 @@ def test_changes_that_a_root_does_not_have_are_refused_by_item(root: Any, serve:
     results = wire.ask("AlterUserScramCredentials", 0, users)["results"]
     unsupported = Code.UNSUPPORTED_VERSION
     assert [(row["user"], row["errorCode"]) for row in results] == [("anna", unsupported), ("carl", unsupported)]
+    states = wire.ask("DescribeTransactions", 0, {"transactionalIds": ["a", "b", "a"]})["transactionStates"]
+    unknown = Code.TRANSACTIONAL_ID_NOT_FOUND
+    assert [(row["transactionalId"], row["errorCode"]) for row in states] == [("a", unknown), ("b", unknown)]
     wire.close()
 
 
