@@ -224,8 +224,6 @@ class _KernelRows:
         if len(taken) and not 0 <= int(taken.min()) <= int(taken.max()) < len(times):
             raise BadRequest(f"order names rows outside 0 to {len(times) - 1}")
         low, high = (int(times.min()), int(times.max())) if len(times) else (0, 0)
-        if low < NO_TIMESTAMP:
-            raise BadRequest(f"timestamps must not be negative, found {low} ms")
         lane_of = _ALL if rows.partition is None else _indices(rows.partition, "partition")
         if rows.partition is not None and len(lane_of) != len(times):
             raise BadRequest(f"{len(lane_of)} partitions are given for {len(times)} rows")
@@ -351,6 +349,7 @@ def _slice(batches: list[_FinishedBatch], lane: Int64Array) -> EncodedSlice:
     sizes = np.array([batch.size for batch in batches], np.int64)
     times = np.array([batch.max_time for batch in batches], np.int64)
     buffers = [part for batch in batches for part in batch.parts]
+    latest = int(times.max())
     return EncodedSlice(
         buffers=buffers,
         positions=np.cumsum(sizes) - sizes,
@@ -358,8 +357,8 @@ def _slice(batches: list[_FinishedBatch], lane: Int64Array) -> EncodedSlice:
         last_offsets=np.array([batch.last_offset for batch in batches], np.int64),
         max_timestamps=times,
         records=int(lane[kernels.LANE_ROWS]),
-        min_ts=int(lane[kernels.LANE_MIN_TIME]),
-        max_ts=int(times.max()),
+        min_ts=int(lane[kernels.LANE_MIN_TIME]) if latest >= 0 else NO_TIMESTAMP,
+        max_ts=latest,
         crc=_crc(batches, buffers, sizes),
         has_null_keys=int(lane[kernels.LANE_NULL_KEYS]) > 0,
         content_bytes=int(lane[kernels.LANE_CONTENT]),

@@ -187,7 +187,8 @@ class Copying:
         check_alone(self, self.log.head(refresh=False).log_end, before)
         target = replace(target, configs=target.configs.changed(AS_THEY_ARE))
         after = CopyPositions(before.offsets.copy(), before.records.copy())
-        files = write_files(self._rows(ranges, after), target, self.root.env, options=None, writer=None)
+        records = self._rows(ranges, after)
+        files = write_files(records, target, self.root.env, options=None, writer=None, copied=True)
         if files:
             rows = zip(writer_ids(self.source.head), after.offsets.tolist(), after.records.tolist(), strict=True)
             follows = {id_: entry.batch for id_, entry in registry.items()}

@@ -226,7 +226,6 @@ def test_more_than_127_headers() -> None:
         ({"headers": pa.array([[{"key": "a", "wert": b"x"}]])}, "fields key and value, found key, wert"),
         ({"headers": pa.array([[{"key": None, "value": b"x"}]], HEADERS_TYPE)}, "must not be null, found one in row 0"),
         ({"headers": pa.array([[None]], HEADERS_TYPE)}, "must not be null"),
-        ({"timestamp": np.array([-2])}, "negative, found -2"),
         ({"value": pa.array([b"a", b"b"])}, "column value has 2 rows, timestamp has 1"),
         ({"order": np.array([1])}, "outside 0 to 0"),
         ({"order": np.array([-1])}, "outside 0 to 0"),
@@ -283,6 +282,15 @@ def test_log_append_time_bit_and_missing_times() -> None:
     assert headers.is_log_append_time.all()
     assert (encoded.min_ts, encoded.max_ts, headers.base_timestamp.tolist()) == (-1, -1, [-1])
     assert decode_all(encoded.data, append_time=77).timestamp.tolist() == [77, 77]
+
+
+@pytest.mark.parametrize("times", [[-1], [-5], [7, -1], [-5, -1, 9, 8], [-7_240_509_273_709_551_616, 2**62]])
+def test_times_below_0_are_kept_and_mean_none(times: list[int]) -> None:
+    encoded = encode(None, pa.array([b"v"] * len(times)), None, np.array(times), options=PLAIN)
+    assert decode_all(encoded.data).timestamp.tolist() == times
+    known = [time for time in times if time >= 0]
+    assert (encoded.min_ts, encoded.max_ts) == (min(known, default=-1), max(known, default=-1))
+    assert scan_headers(encoded.data).max_timestamp.tolist() == [max(known, default=-1)]
 
 
 def test_times_far_apart() -> None:

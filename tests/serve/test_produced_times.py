@@ -161,3 +161,16 @@ def test_cleaning_keeps_times_below_0(serve: Callable[..., Address], tmp_path: P
     assert times_in(topic.scan()) == [TIME_MS + 5, -1, TIME_MS + 9, -9, -5]
     assert headers_of(wire, "t").max_timestamp.tolist() == [TIME_MS + 5, TIME_MS + 9, -1]
     assert looked_up(wire, "t", GREATEST) == (TIME_MS + 9, 6)
+
+
+def test_a_topic_with_times_below_0_is_repartitioned(serve: Callable[..., Address], tmp_path: Path) -> None:
+    root = sparklog.open(tmp_path, create=True)
+    root.create_topic("t", configs={"retention.ms": -1})
+    wire = Wire(serve(tmp_path, writable=True))
+    sent = [[-1], [FAR_BELOW_0, TIME_MS, -1], [-5]]
+    for times in sent:
+        assert wire.produce("t", {0: odd_batch(times)})[0]["errorCode"] == Code.NONE
+    sparklog.repartition(root, "t", "wide", partitions=2)
+    assert times_in(root.topic("wide").scan()) == [time_ms for times in sent for time_ms in times]
+    assert sparklog.verify(tmp_path).sound
+    assert looked_up(wire, "t", GREATEST) == (TIME_MS, 2)

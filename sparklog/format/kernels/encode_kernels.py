@@ -172,7 +172,7 @@ def fail(state: Any, row: int, code: int) -> int:
 @helper
 def begin(lanes: Any, batches: Any, lane: int, batch: int, place: int, time: int) -> None:
     lanes[lane, LANE_BATCH], lanes[lane, LANE_BATCH_START] = batch, place
-    lanes[lane, LANE_BASE], lanes[lane, LANE_MAX_TIME] = time, time
+    lanes[lane, LANE_BASE], lanes[lane, LANE_MAX_TIME] = time, -1
     batches[batch, BATCH_LANE], batches[batch, BATCH_AT], batches[batch, BATCH_BASE_TIME] = lane, place, time
 
 
@@ -192,7 +192,7 @@ def measure(
 
     `order`: rows to take, empty: all; `lane_of`: lane of each row taken, empty: all lane 0; `placed`: 1 for rows whose
     lane was given, empty: none; `extra`: the most that attributes, both deltas and a header count can take. Lanes' min
-    time must be preset.
+    time must be preset; times below 0 do not count.
     """
     order_at = address(order) if len(order) else 0
     lane_at = address(lane_of) if len(lane_of) else 0
@@ -222,7 +222,8 @@ def measure(
         time = load_i64(times_at + 8 * row)
         lanes[lane, LANE_ROWS] += 1
         lanes[lane, LANE_BYTES] += size
-        lanes[lane, LANE_MIN_TIME] = min(lanes[lane, LANE_MIN_TIME], time)
+        if time >= 0:
+            lanes[lane, LANE_MIN_TIME] = min(lanes[lane, LANE_MIN_TIME], time)
         lanes[lane, LANE_CONTENT] += content
         if key_length < 0:
             lanes[lane, LANE_NULL_KEYS] += 1

@@ -45,6 +45,8 @@ class AppendWriter:
 
     The first file looks whether the root is the driver's (a request), unless the caller has (`checked_root`): before it
     is begun on a disk, which may be another one on each machine.
+
+    `copied`: the rows are records of another topic, and keep negative timestamps.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class AppendWriter:
         seed: int = 0,
         *,
         checked_root: bool = False,
+        copied: bool = False,
     ) -> None:
         self._target = target
         self._options = options if options is not None else WriteOptions()
@@ -76,6 +79,7 @@ class AppendWriter:
         self._files: list[FileSlices] = []
         self._counts: dict[int, tuple[int, int]] = {}
         self._checked_root = checked_root
+        self._copied = copied
 
     def write(self, batch: pa.RecordBatch) -> None:
         batch = batch.select(check_columns(batch.schema))
@@ -123,7 +127,7 @@ class AppendWriter:
             self._add(number, encoded)
 
     def _placed(self, batches: list[pa.RecordBatch], now: int) -> EncoderRows:
-        rows = rows_of(batches, now)
+        rows = rows_of(batches, now, copied=self._copied)
         _check_rows(rows, self._target, now)
         partition = self._partitioner.assign(rows.n, key=rows.key, value=rows.value, partition=rows.partition)
         placed = None if rows.partition is None else valid_rows(rows.partition)
@@ -161,7 +165,8 @@ class AppendWriter:
             offsets=encoded.records,
             records=encoded.records,
             min_ts=encoded.min_ts,
-            max_ts=encoded.max_ts,
+            # Without a timestamp records are as old as their append.
+            max_ts=self._env.wall_ms() if encoded.max_ts < 0 else encoded.max_ts,
             crc=encoded.crc,
             flags=int(flags),
             index=_index(encoded),
@@ -291,10 +296,16 @@ ArrowData: TypeAlias = ArrowItem | Iterable[ArrowItem] | Mapping[str, Any] | Ite
 
 
 def write_files(
-    data: ArrowData, target: AppendTarget, env: Env, *, options: WriteOptions | None, writer: WriterKey | None
+    data: ArrowData,
+    target: AppendTarget,
+    env: Env,
+    *,
+    options: WriteOptions | None,
+    writer: WriterKey | None,
+    copied: bool = False,
 ) -> list[FileSlices]:
     seed = sticky_seed(writer.id, writer.batch) if writer is not None else env.random.getrandbits(63)
-    sink = AppendWriter(target, options, env, seed)
+    sink = AppendWriter(target, options, env, seed, copied=copied)
     try:
         for batch in batches(data):
             sink.write(batch)

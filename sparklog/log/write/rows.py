@@ -66,10 +66,14 @@ def check_columns(schema: pa.Schema) -> list[str]:
     return names
 
 
-def rows_of(batches: Sequence[pa.RecordBatch], now_ms: int) -> Rows:
-    """Return rows of checked batches; `now_ms` for null timestamps. `BadRequest`: negative ones, null header keys."""
+def rows_of(batches: Sequence[pa.RecordBatch], now_ms: int, *, copied: bool = False) -> Rows:
+    """Return rows of checked batches; `now_ms` for null timestamps.
+
+    `BadRequest` for null header keys, and for negative timestamps unless the rows are `copied` from a log: clients of
+    Kafka may have written these.
+    """
     key, value, headers, timestamp, partition = ([_column(batch, name) for batch in batches] for name in ROW_COLUMNS)
-    times = [np.broadcast_to(_milliseconds(array, now_ms), len(array)) for array in timestamp]
+    times = [np.broadcast_to(_milliseconds(array, now_ms, copied=copied), len(array)) for array in timestamp]
     return Rows(
         n=sum(batch.num_rows for batch in batches),
         key=_joined([_as_binary(array) for array in key], pa.large_binary()),
@@ -168,7 +172,7 @@ def _narrow(array: pa.Array) -> pa.Array:
     return array.cast(pa.string() if pa.types.is_large_string(array.type) else pa.binary())
 
 
-def _milliseconds(array: pa.Array, now_ms: int) -> Int64s | int:
+def _milliseconds(array: pa.Array, now_ms: int, *, copied: bool) -> Int64s | int:
     if array.null_count == len(array):
         return now_ms
     unit = array.type.unit if pa.types.is_timestamp(array.type) else "ms"
@@ -176,7 +180,7 @@ def _milliseconds(array: pa.Array, now_ms: int) -> Int64s | int:
     values: Int64s = fixed_values(array, np.int64)
     if valid is not None:
         values = np.where(valid, values, 0)
-    if len(values) and int(values.min()) < 0:
+    if len(values) and int(values.min()) < 0 and not copied:
         raise BadRequest(f"expected timestamps from 1970 on, found {int(values.min())} ({array.type}): correct it")
     if unit == "s":
         if int(values.max()) > np.iinfo(np.int64).max // 1_000:
