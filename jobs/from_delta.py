@@ -5,7 +5,7 @@ import sys
 try:
     from sparklog.cli.jobs.from_delta import main
 except ModuleNotFoundError as missing:
-    install = "pip install 'sparklog[delta]', or start it with the Python of an environment that has it"
+    install = "pip install '.[delta]' in a checkout, or start it with the Python of an environment that has it"
     sys.exit(f"sparklog from-delta: Python at {sys.executable} has no module {missing.name}: {install}")
 except KeyboardInterrupt:
     print("sparklog from-delta: interrupted; nothing was changed", file=sys.stderr)

@@ -5,7 +5,7 @@ import sys
 try:
     from sparklog.cli.jobs.stream import main
 except ModuleNotFoundError as missing:
-    install = "pip install 'sparklog[spark]', or start it with the Python of an environment that has it"
+    install = "pip install '.[spark]' in a checkout, or start it with the Python of an environment that has it"
     sys.exit(f"sparklog stream: Python at {sys.executable} has no module {missing.name}: {install}")
 except KeyboardInterrupt:
     print("sparklog stream: interrupted; nothing was changed", file=sys.stderr)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         verify,
     )
     from sparklog.datasource.partitioned import partitioned
+    from sparklog.datasource.restarts import run_query
     from sparklog.datasource.session import configure, register
     from sparklog.datasource.watch import watch
     from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, SparklogError, Unavailable, Wakeup
@@ -56,7 +57,7 @@ __all__ = [
     "TopicReader", "TopicTable", "Transaction", "TransactionalProducer", "Unavailable", "View", "Wakeup",
     "WriteOptions", "WriterKey", "__version__", "backup", "clone", "compact", "configure", "consumer", "datasets",
     "duckdb", "export_kafka", "import_kafka", "open", "open_view", "partitioned", "polars", "producer", "register",
-    "repair", "repartition", "restore", "retain", "table", "transactional", "verify", "watch",
+    "repair", "repartition", "restore", "retain", "run_query", "table", "transactional", "verify", "watch",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:
@@ -66,6 +67,7 @@ if not TYPE_CHECKING:
             "sparklog.api": "backup clone compact export_kafka import_kafka restore retain verify",
             "sparklog.datasource.session": "configure register",
             "sparklog.datasource.partitioned": "partitioned",
+            "sparklog.datasource.restarts": "run_query",
             "sparklog.datasource.watch": "watch",
             "sparklog.errors": "BadRequest Conflict Corrupt Fenced NotFound SparklogError Unavailable Wakeup",
             "sparklog.groups.consumer": "Consumer consumer",

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from sparklog.datasource.options import Options
 
 NO_OPTIONS = (
-    "No path: give it, as in load('/data/log'). A table has to be made without columns and without AS SELECT, `CREATE "
-    "TABLE t USING sparklog OPTIONS (path '/data/log', subscribe 'orders')`, as Spark keeps no options for others"
+    "No path: Spark drops LOCATION and OPTIONS of a table that has columns or AS SELECT, so create the table without "
+    "them, `CREATE TABLE t USING sparklog OPTIONS (path '/data/log', subscribe 'orders')`; in a program give the path, "
+    "as in load('/data/log')"
 )
 _ENDPOINT = re.compile(r"(=https?:)/(?!/)")
 _PROVIDER = "provider"

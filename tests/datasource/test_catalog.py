@@ -85,7 +85,7 @@ def test_columns_that_were_selected_are_no_table(root: str) -> None:
     schema = SparklogDataSource(created(path=root, topic="orders")).schema()
     assert isinstance(schema, StructType)
     for columns in (StructType(schema.fields[:2]), StructType().add("value", "string")):
-        with pytest.raises(Exception, match="No path: give it, as in load"):
+        with pytest.raises(Exception, match="No path: Spark drops LOCATION and OPTIONS of a table that has columns"):
             SparklogDataSource({"topic": "t"}).writer(columns, False)
 
 

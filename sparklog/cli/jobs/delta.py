@@ -1,7 +1,7 @@
 """Spark with Delta, and options and checks that `to_delta` and `from_delta` share.
 
 Delta is a jar. spark-submit takes it with --packages. A job that is a command of its own, where no session has been
-asked for jars, takes the one of the installed `delta-spark` (`sparklog[delta]`), by Spark's Ivy.
+asked for jars, takes the one of the installed `delta-spark` (the extra `delta`), by Spark's Ivy.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from sparklog.cli.options import comma_separated
 from sparklog.cli.parameters import Option
 from sparklog.datasource.writer import QUERY_ID
 from sparklog.errors import BadRequest, NotFound, did_you_mean
+from sparklog.lazy import install_command
 
 DELTA_VERSION = "4.4.0"
 SETTINGS = {
@@ -88,8 +89,8 @@ def check_delta(spark: SparkSession, *, avro: bool = False) -> None:
         if isinstance(entry, JavaPackage):
             packages = ",".join(coordinates(spark.version, avro=avro))
             raise BadRequest(
-                f"Spark has no {name}: start this job with spark-submit --packages {packages}, or install "
-                "sparklog[delta] and run it as a command of sparklog"
+                f"Spark has no {name}: start this job with spark-submit --packages {packages}, or run "
+                f"{install_command('delta')} and start it as a command of sparklog"
             )
 
 

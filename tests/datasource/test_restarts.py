@@ -1,0 +1,64 @@
+"""`run_query`: which errors start a query again, and how often."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark", reason="queries need Spark: install sparklog[spark]")
+
+from pyspark.errors import PySparkException
+
+import sparklog
+
+LOST = "[STREAM_FAILED] org.apache.spark.SparkException: Python worker failed to connect back."
+OTHER = "[STREAM_FAILED] [SPARKLOG_NOT_FOUND]: There is no topic 'orders'"
+
+
+class Query:
+    """A query that ends, or fails with `error`, after a micro-batch or without one."""
+
+    def __init__(self, error: str | None, progress: bool = False) -> None:
+        self.error = error
+        self.lastProgress = {"batchId": 7} if progress else None
+
+    def awaitTermination(self) -> None:  # noqa: N802
+        if self.error is not None:
+            raise PySparkException(self.error)
+
+
+def run(*queries: Query | str, max_restarts: int = 2) -> tuple[Any, int]:
+    """Run with these starts; a text is an error of the start itself. Returns the query or error, and starts left."""
+    left = list(queries)
+
+    def start() -> Any:
+        query = left.pop(0)
+        if isinstance(query, str):
+            raise PySparkException(query)
+        return query
+
+    try:
+        return sparklog.run_query(start, max_restarts=max_restarts), len(left)
+    except PySparkException as error:
+        return str(error), len(left)
+
+
+def test_a_lost_worker_starts_a_query_again_a_bounded_number_of_times() -> None:
+    done = Query(None)
+    assert run(done) == (done, 0)
+    assert run(Query(LOST), LOST, done) == (done, 0)
+    assert run(Query(LOST), LOST, Query(LOST), done) == (LOST, 1)
+    # Progress begins the count anew.
+    assert run(Query(LOST), Query(LOST), Query(LOST, progress=True), LOST, done) == (done, 0)
+    assert run(LOST, done, max_restarts=0) == (LOST, 1)
+
+
+@pytest.mark.parametrize("first", [Query(OTHER), OTHER])
+def test_every_other_error_is_raised(first: Query | str) -> None:
+    assert run(first, Query(None)) == (OTHER, 1)
+
+
+def test_a_negative_number_of_restarts_is_refused() -> None:
+    with pytest.raises(sparklog.BadRequest, match="max_restarts must be 0 or more, found -1"):
+        run(Query(None), max_restarts=-1)
