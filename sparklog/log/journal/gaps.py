@@ -1,10 +1,12 @@
-"""The message for a gap: a number of a journal is missing, and a later one is there."""
+"""Gaps: a number of a journal is missing, and a later one is there."""
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Sequence
 
+from sparklog.log.journal.documents import document_of
 from sparklog.storage.store import Store
 
 
@@ -21,3 +23,13 @@ def missing_numbers(store: Store, missing: int, listed: Sequence[int]) -> str:
         f"until it is complete; else run sparklog repair {shlex.quote(store.location)}, which says whether the lost "
         "objects can be built again, or restore them from a backup"
     )
+
+
+def follows_other(data: bytes, crc: int) -> bool:
+    """True if an object of a journal was made after another one than that with this CRC-32C."""
+    try:
+        previous = json.loads(document_of(data))["prevCrc"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        # Damaged: that is for its readers to say.
+        return False
+    return previous is not None and previous != crc

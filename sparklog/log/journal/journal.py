@@ -37,6 +37,8 @@ WAIT_AFTER_LOSSES = 3
 FAR_WAIT = 2
 """On a store with round trips waits stop growing here, at 80 ms: a try takes as long, and who waits longer starves."""
 OPEN_TRIES = 3
+BEYOND_MS, BEYOND_FAR_MS = 10_000, 60_000
+"""A follower that meets no entry lists later ones so often, on a disk and on a store with round trips."""
 _LOG = logging.getLogger("sparklog.log")
 
 
@@ -76,6 +78,7 @@ class Journal(ABC, Generic[S, E, D]):
         self._newest: SeenState[S] | None = None
         self._gap: tuple[int, Backoff] | None = None
         """A missing number below others, and the time since it was met: another opening does not wait for it again."""
+        self._looked_beyond: Moment | None = None
         self._writes = False
 
     def __repr__(self) -> str:
@@ -187,6 +190,8 @@ class Journal(ABC, Generic[S, E, D]):
                     raise
         if self._is_stale(base.seen):
             return replace(self._reopen(), root_seen=sight.root_seen)
+        if not data and self._is_beyond_due(seen) and self._numbered.last_listed(base.state.number) > base.state.number:
+            return replace(self._reopen(), root_seen=sight.root_seen)
         if not data:
             same = SeenState(base.state, seen, base.checkpoint, base.tail_bytes, base.earlier)
             return Advance(self._publish(same), (), sight.root_seen)
@@ -196,6 +201,17 @@ class Journal(ABC, Generic[S, E, D]):
         if self._numbered.is_far and base.state.number >= 0 and base.state.crc is not None:
             newer = replace(newer, earlier=(base.state.number, base.state.crc))
         return Advance(self._publish(newer), entries, sight.root_seen)
+
+    def _is_beyond_due(self, now: Moment) -> bool:
+        """True now and then for a follower that meets no entry: the next one may be lost, and later ones there."""
+        last = self._looked_beyond
+        # Plain numbers first: each append comes here.
+        if last is not None and 0 <= now.boot_ms - last.boot_ms < BEYOND_MS:
+            return False
+        if last is not None and self._numbered.is_far and now.elapsed_ms(last) < BEYOND_FAR_MS:
+            return False
+        self._looked_beyond = now
+        return True
 
     def _check_promise(self, base: SeenState[S], entries: Sequence[E]) -> None:
         """`Fenced` if what was read next contradicts what this process has created, or shows an error of the store."""
@@ -244,7 +260,7 @@ class Journal(ABC, Generic[S, E, D]):
             elif opened.last_listed is not None and opened.last_listed > newest:
                 self._await_number(newest + 1)
             else:
-                self._gap = None
+                self._gap, self._looked_beyond = None, seen
                 return Advance(self._publish(opened.newest), opened.entries)
 
     def _read_to_listed(self, opened: Advance[S, E]) -> Advance[S, E]:

@@ -28,10 +28,10 @@ from typing import NoReturn
 
 from sparklog.errors import Corrupt, Fenced, NotFound, Unavailable
 from sparklog.format import crc32c
-from sparklog.log.journal.clocks import Env, Moment
+from sparklog.log.journal.clocks import SOON_MS, Env, Moment
 from sparklog.log.journal.create_object import read_if_there
 from sparklog.log.journal.documents import check_stored, peek_commit_id
-from sparklog.log.journal.gaps import missing_numbers
+from sparklog.log.journal.gaps import follows_other, missing_numbers
 from sparklog.log.journal.names import ROOT_KEY, commit_key, log_folder, numbers_below, read_root_id
 from sparklog.storage.parallel_reads import ask_each
 from sparklog.storage.retries import Backoff
@@ -272,7 +272,7 @@ class NumberedObjects:
                     raise Unavailable(f"{error}; nothing was written", is_denied=True) from error
             stored = sight.objects[0] if sight.objects else None
             stored_id = commit_id if stored is data else None if stored is None else peek_commit_id(stored)
-            if self.env.elapsed_ms(basis.seen) > STALE_MS:
+            if (passed_ms := self.env.elapsed_ms(basis.seen)) > STALE_MS:
                 # Whichever object is there: ours may have come first and been collected, and another sleeper's after.
                 self._check_root(number, unknown=True)
                 return Answer.STALLED, sight
@@ -282,6 +282,8 @@ class NumberedObjects:
                     return answer, sight
                 answer = self._confirm(answer, number, commit_id, basis)
                 if answer is Answer.OURS:
+                    if passed_ms > SOON_MS:
+                        self._check_next(number, crc32c.crc32c(stored))
                     self._remember(number, crc32c.crc32c(stored), commit_id)
                 return answer, sight
             if backoff.is_over():
@@ -380,6 +382,13 @@ class NumberedObjects:
             if self._is_uncertain(number, place, commit_id, basis.seen):
                 return Answer.STALLED
         return answer
+
+    def _check_next(self, number: int, crc: int) -> None:
+        """Take `number` back, just created, and raise if the next one follows another one, which was lost meanwhile."""
+        following = self.read(number + 1)
+        if following is not None and follows_other(following, crc):
+            self.store.delete(self.key(number))
+            raise self.gap(number)
 
     def _is_uncertain(self, number: int, place: Place, commit_id: str, seen: Moment) -> bool:
         """True if it took too long to see an object before `number`: it may have been collected since."""

@@ -22,7 +22,8 @@ from tests.groups.simulation.actors import (
     owner_of_all,
     partitions_of,
 )
-from tests.log.simulation.seeds import of_bucket
+from tests.log.simulation.losses import Losses
+from tests.log.simulation.seeds import LOST, of_bucket
 from tests.log.simulation.simulated_world import Actor, SimulatedWorld
 from tests.log.simulation.workload import ANSWERS, CRASHES, ERRORS, Stalls
 from tests.support.small_limits import small_limits
@@ -71,6 +72,9 @@ def draw(run: MembersRun, profile: str | None) -> None:
         run.world.spawn("owner", owner_of_all(run, decide("owner"), 4), start_ms=source.randint(0, 30_000))
     if source.random() < 0.3:
         run.world.spawn("grower", grower(run, decide("grower")))
+    if profile == LOST:
+        run.losses = Losses(run.world)
+        run.world.spawn("loser", run.losses.loser(source.randint(1, 4), 40.0))
     if profile == "clocks":
         run.world.spawn("clock", stepping(run, source))
 
@@ -148,5 +152,8 @@ def run_seed(
     draw(run, profile)
     with small_limits(checkpoint_commits=9, checkpoint_entries=7):
         run.world.run()
+        if run.losses is not None:
+            run.counters["lost"] = len(run.losses.lost)
+            run.losses.put_back()
         judge(run)
     return run

@@ -13,9 +13,10 @@ import pytest
 
 from tests.groups.simulation.actors import MembersRun
 from tests.groups.simulation.seeds import run_seed
+from tests.log.simulation.seeds import LOST
 from tests.log.simulation.simulated_world import SimulatedWorld
 from tests.support.replay import repeat_one_seed, replayable
-from tests.support.seeds import MEMBERS, MEMBERS_IN_A_BUCKET, MEMBERS_WITH_CACHES
+from tests.support.seeds import MEMBERS, MEMBERS_IN_A_BUCKET, MEMBERS_LOST, MEMBERS_WITH_CACHES
 from tests.transactions.simulation.seeds import CACHES
 
 
@@ -37,6 +38,23 @@ def test_whatever_the_seed_each_offset_is_committed_once(seeds: range) -> None:
         counters.update(check(seed).counters)
     for what in ("revoked", "transactions", "crashes", "member Fenced", "late commits refused", "more partitions"):
         assert counters[what] > 5, f"the runs did too little to show anything: {counters}"
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("seeds", MEMBERS_LOST.few())
+def test_after_a_loss_no_commit_takes_its_place(seeds: range) -> None:
+    """Lost entries and commits are put back at the end: each offset is committed once, as without the loss."""
+    counters: Counter[str] = Counter()
+    for seed in seeds:
+        counters.update(check(seed, LOST).counters)
+    assert min(counters["lost"], counters["committed"]) > len(seeds) // 2, counters
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", MEMBERS_LOST.many())
+def test_many_seeds_with_losses(seeds: range) -> None:
+    for seed in seeds:
+        assert check(seed, LOST).world.failure is None
 
 
 def test_one_seed() -> None:

@@ -136,6 +136,21 @@ def test_a_follower_that_reads_several_commits_meets_the_gap(world: World) -> No
         follower.log.refresh()
 
 
+@pytest.mark.parametrize("journal", JOURNALS)
+def test_a_writer_whose_next_number_was_lost_meanwhile_takes_its_entry_back(world: World, journal: str) -> None:
+    prefix, write = written(world, journal, 3)
+    root = world.root(world.store)
+    write(root)
+    lost = len(numbers(world.store, prefix))
+    written(world, journal, 3)
+    world.store.delete(commit_key(prefix, lost))
+    left = numbers(world.store, prefix)
+    world.now_ms += 61_000
+    with pytest.raises(Corrupt, match=f"number {lost} of the log is missing|defaults of .* are lost"):
+        write(root)
+    assert numbers(world.store, prefix) == left
+
+
 def test_commits_that_arrive_while_a_log_is_opened_are_no_gap(world: World) -> None:
     written(world, "commits", 3)
     store = Hooked(world.store)

@@ -10,6 +10,7 @@ from sparklog.log.state.configs import TopicConfigs
 from sparklog.testing.bucket_store import BUCKET_FAULTS
 from sparklog.testing.faulty_store import Decide, FaultKind, Seeded
 from sparklog.testing.world import HOUR_MS
+from tests.log.simulation.losses import Losses
 from tests.log.simulation.maintenance import collector, merger, vacuum
 from tests.log.simulation.model import expect
 from tests.log.simulation.simulated_world import Actor, SimulatedWorld
@@ -41,6 +42,8 @@ ROLES = (
     "merger",
     "vacuum",
 )
+LOST = "lost"
+"""A profile of its own: objects of the log are lost."""
 PROFILES = ("calm", "answers", "errors", "crashes", "everything", "stalls", "collector", "damage")
 
 
@@ -59,13 +62,15 @@ def draw(run: Run, profile: str | None) -> str:
         "errors": ERRORS + ANSWERS,
         "crashes": CRASHES,
         "damage": DAMAGE,
+        LOST: (),
     }.get(profile, ERRORS + ANSWERS + CRASHES)
     kinds = of_bucket(kinds) if run.world.is_bucket else kinds
     longest_ms = {"stalls": 3 * HOUR_MS, "collector": 5 * HOUR_MS}.get(profile, 60_000)
     run.count(f"profile {profile}")
+    run.losses = Losses(run.world) if profile == LOST else None
 
     stalling = profile in ("stalls", "collector", "everything")
-    pace_s = {"stalls": HOUR_MS / 2000, "collector": HOUR_MS / 2000}.get(profile, 0.0)
+    pace_s = {"stalls": HOUR_MS / 2000, "collector": HOUR_MS / 2000, LOST: 15.0}.get(profile, 0.0)
     quiet = profile in ("stalls", "collector") and source.random() < 0.5
 
     def decide(name: str) -> Decide:
@@ -81,7 +86,7 @@ def draw(run: Run, profile: str | None) -> str:
     count = source.randint(2, 8)
     most = 12 if profile == "collector" else 6
     destructive = source.random() < 0.4
-    pause_s = longest_ms / 4000 if profile in ("stalls", "collector") else 3.0
+    pause_s = longest_ms / 4000 if profile in ("stalls", "collector") else 30.0 if profile == LOST else 3.0
     spawn("appender-0", plain_appender(run, decide("appender-0"), source.randint(2, most), pace_s))
     for number in range(1, count):
         name = source.choice(ROLES)
@@ -103,6 +108,8 @@ def draw(run: Run, profile: str | None) -> str:
             spawn(label, administrator(run, plan, source.randint(2, 5), destructive=destructive))
         else:
             spawn(label, reader(run, plan, source.randint(3, 8), pause_s))
+    if run.losses is not None:
+        run.world.spawn("loser", run.losses.loser(random.Random(f"losses {run.seed}").randint(1, 4), 60.0))
     if profile == "collector":
         # Commits must be kept longer than the hour after which a writer no longer trusts a number: 7 days are plenty.
         run.world.spawn("collector", collector(run, 8, 3 * HOUR_MS // 2))
@@ -128,9 +135,14 @@ def run_seed(
         worlds.append(run.world)
     drawn = draw(run, profile)
     often = CHECKPOINT_COMMITS if drawn == "collector" or seed % 8 == 0 else CHECKPOINT_COMMITS_ELSE
+    # With few checkpoints a lost commit lies where who opens the log reads.
+    often = 40 if drawn == LOST else often
     small = mock.patch.object(TopicConfigs, "inline_records_bytes", inline)
     with small, small_limits(checkpoint_commits=often):
         run.world.run()
+    if run.losses is not None:
+        run.counters["lost"] = len(run.losses.lost)
+        run.losses.put_back()
     run.judge()
     if drawn == "calm" and not bucket:
         failed = {what: n for what, n in run.counters.items() if what.endswith((" Unavailable", " Corrupt"))}

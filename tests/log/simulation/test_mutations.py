@@ -60,6 +60,12 @@ def no_age_test_for_readers(patch: Patch) -> None:
     patch.setattr(journal, "STALE_MS", FOREVER)
 
 
+def gaps_end_the_log(patch: Patch) -> None:
+    """What is above a missing number is not looked for."""
+    patch.setattr(NumberedObjects, "last_listed", lambda self, after: after)
+    patch.setattr(NumberedObjects, "_check_next", lambda self, number, crc: None)
+
+
 def no_topic_id(patch: Patch) -> None:
     """Appends to a topic that was created again are let through."""
     real = commit_intents.check_topic
@@ -135,6 +141,7 @@ def head_of_another_version(patch: Patch) -> None:
         (registry_on_first_attempt_only, "calm", range(60)),
         (no_age_test_on_the_answer, "collector", starting_with(range(6, 100), 16)),
         (no_age_test_for_readers, "collector", range(31, 130)),
+        (gaps_end_the_log, "lost", starting_with(range(30, 60), 31)),
         (no_topic_id, "calm", starting_with(range(640, 700), 640)),
         (no_upload_floor, "calm", starting_with(range(72, 200), 119)),
         (edits_always_stand, "calm", range(200)),

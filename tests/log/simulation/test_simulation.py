@@ -13,11 +13,11 @@ from collections import Counter
 import pytest
 
 from sparklog.log.journal import numbered_objects
-from tests.log.simulation.seeds import run_seed
+from tests.log.simulation.seeds import LOST, run_seed
 from tests.log.simulation.simulated_world import SimulatedWorld
 from tests.log.simulation.workload import Run
 from tests.support.replay import repeat_one_seed, replayable
-from tests.support.seeds import LOG, LOG_IN_A_BUCKET, LOG_INLINE
+from tests.support.seeds import LOG, LOG_IN_A_BUCKET, LOG_INLINE, LOG_LOST
 
 MET = ("acked", "batches", "replays skipped", "fenced", "snapshots", "checkpoints", "collected", "delete")
 
@@ -67,6 +67,30 @@ def test_seeds_with_records_in_commits(seeds: range) -> None:
         met.update(check(seed, inline=INLINE_BYTES, bucket=seed % 4 == 0).counters)
     assert met["in commits"] > len(seeds)
     assert met["by the driver"] > 0
+
+
+def lost(seeds: range) -> Counter[str]:
+    met: Counter[str] = Counter()
+    for seed in seeds:
+        worlds: list[SimulatedWorld] = []
+        with replayable(seed, "tests/log/simulation/test_simulation.py", lambda worlds=worlds: worlds[0].trace[-60:]):
+            met.update(run_seed(seed, worlds, LOST, inline=INLINE_BYTES if seed % 2 else 0).counters)
+    return met
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("seeds", LOG_LOST.few())
+def test_after_a_loss_all_answers_are_right_or_named_errors(seeds: range) -> None:
+    """A write that is acknowledged is in the log, and no snapshot differs from what the log was at its version."""
+    met = lost(seeds)
+    assert min(met["lost"], met["acked"], met["snapshots"]) > len(seeds) // 4, met
+    assert met["append Corrupt"] + met["stream Corrupt"] + met["reader Corrupt"] > 1, met
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", LOG_LOST.many())
+def test_many_seeds_with_losses(seeds: range) -> None:
+    assert lost(seeds)["lost"] > 0
 
 
 def test_one_seed() -> None:

@@ -17,6 +17,7 @@ from sparklog.log.write.append_output import unwritten, written_slices
 from sparklog.log.write.append_target import AppendOutcome, AppendTarget
 from sparklog.storage.store import Store
 from sparklog.testing.faulty_store import Call, Crash, Decide, Fault, FaultKind
+from tests.log.simulation.losses import Losses
 from tests.log.simulation.model import Model, State, TopicModel, WatchedStore, expect
 from tests.log.simulation.simulated_world import Actor, SimulatedWorld
 
@@ -49,6 +50,8 @@ class Run:
     model: Model = field(default_factory=Model)
     acked: list[Acked] = field(default_factory=list)
     acked_batches: list[tuple[str, str, int]] = field(default_factory=list)
+    losses: Losses | None = None
+    """Objects of the log that were lost in this run."""
     progress: dict[str, int] = field(default_factory=dict)
     """Streaming checkpoints: query -> newest batch whose commit file was written."""
     counters: dict[str, int] = field(default_factory=dict)
@@ -180,7 +183,7 @@ def plain_appender(run: Run, decide: Decide, appends: int, pace_s: float = 0.0) 
             while left[0] > 0:
                 left[0] -= 1
                 try:
-                    if topic is None or actor.random.random() < 0.2:
+                    if topic is None or actor.random.random() < (0.2 if run.losses is None else 0.5):
                         topic, target = run.root(actor, decide).ensure_topic(TOPIC, partitions=3), None
                     # A long job appends with what it read at its start.
                     if target is None or actor.random.random() < 0.5:
@@ -190,10 +193,12 @@ def plain_appender(run: Run, decide: Decide, appends: int, pace_s: float = 0.0) 
                     run.acknowledge(target, files, outcome)
                     run.count("acked")
                     actor.sleep(actor.random.random() * pace_s)
-                except (Unavailable, Conflict, NotFound, Corrupt) as error:
+                except (Unavailable, Conflict, NotFound, Corrupt, Fenced) as error:
+                    if isinstance(error, Fenced) and run.losses is None:
+                        raise
                     actor.note(f"append: {error.code} {error}")
                     run.count(f"append {type(error).__name__}")
-                    target = None
+                    topic, target = topic if run.losses is None else None, None
                     actor.sleep(actor.random.random())
 
         process(actor, life)
@@ -266,7 +271,9 @@ def administrator(run: Run, decide: Decide, steps: int, *, destructive: bool) ->
                 try:
                     root = run.root(actor, decide)
                     act(actor, root)
-                except (Unavailable, Conflict, NotFound, Corrupt) as error:
+                except (Unavailable, Conflict, NotFound, Corrupt, Fenced) as error:
+                    if isinstance(error, Fenced) and run.losses is None:
+                        raise
                     actor.note(f"administrator: {error.code} {error}")
                     run.count(f"admin {type(error).__name__}")
                 actor.sleep(actor.random.random() * 2)
@@ -306,7 +313,8 @@ def administrator(run: Run, decide: Decide, steps: int, *, destructive: bool) ->
 
 def reader(run: Run, decide: Decide, polls: int, pause_s: float) -> Callable[[Actor], None]:
     """Tails the topic: every snapshot is the log at its version, and as new as the log was when it was asked for."""
-    stale_reads = FaultKind.ABSENT in getattr(decide, "kinds", ())
+    # A handle that was opened before a commit was lost, and has not read it, may stop before it for a while.
+    stale_reads = FaultKind.ABSENT in getattr(decide, "kinds", ()) or run.losses is not None
 
     def body(actor: Actor) -> None:
         left = [polls]

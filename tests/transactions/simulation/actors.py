@@ -22,6 +22,7 @@ from sparklog.testing.faulty_store import Crash, Decide, FaultKind
 from sparklog.transactions.completion import collect, resolve_topic
 from sparklog.transactions.producer import Transaction, transactional
 from sparklog.transactions.publishing import publish
+from tests.log.simulation.losses import Losses
 from tests.log.simulation.simulated_world import Actor, SimulatedWorld
 from tests.support.name_caching_store import NameCachingStore
 from tests.transactions.simulation.ledger import WRITTEN_CRC, Ledger, LedgerStore, expect, label
@@ -65,6 +66,7 @@ class Run:
     """How long every machine remembers names (`NameCachingStore`); 0: not at all."""
     machines: dict[str, NameCachingStore] = field(default_factory=dict)
     followed: list[Followed] = field(default_factory=list)
+    losses: Losses | None = None
     world: SimulatedWorld = field(init=False)
 
     def __post_init__(self) -> None:

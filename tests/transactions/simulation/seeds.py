@@ -8,7 +8,8 @@ from unittest import mock
 
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.testing.faulty_store import Decide, FaultKind, Seeded
-from tests.log.simulation.seeds import of_bucket
+from tests.log.simulation.losses import Losses
+from tests.log.simulation.seeds import LOST, of_bucket
 from tests.log.simulation.simulated_world import Actor, SimulatedWorld
 from tests.log.simulation.workload import ANSWERS, CRASHES, DAMAGE, ERRORS, Stalls
 from tests.support.small_limits import small_limits
@@ -66,6 +67,7 @@ def draw(run: Run, profile: str | None) -> None:
     kinds = {
         "calm": (),
         "zombies": (),
+        LOST: (),
         "answers": ANSWERS[:2] + ERRORS[1:2],
         "errors": ERRORS + ANSWERS,
         "crashes": CRASHES,
@@ -87,6 +89,9 @@ def draw(run: Run, profile: str | None) -> None:
         skew = source.choice([0, 0, 0, source.randint(-3_600_000, 4 * 60_000)])
         run.world.spawn(name, body, skew_ms=skew, start_ms=source.randint(0, 2_000))
 
+    if profile == LOST:
+        run.losses = Losses(run.world)
+        run.world.spawn("loser", run.losses.loser(source.randint(1, 4), 40.0))
     spawn("reader", reader(run, decide("reader"), source.randint(4, 12)))
     if profile in (*CACHES, HIDDEN):
         spawn_followers(run, source, decide, spawn)
@@ -145,5 +150,8 @@ def run_seed(
     small = mock.patch.object(TopicConfigs, "inline_records_bytes", inline)
     with small, small_limits(checkpoint_commits=9, checkpoint_entries=3):
         run.world.run()
+        if run.losses is not None:
+            run.counters["lost"] = len(run.losses.lost)
+            run.losses.put_back()
         run.judge()
     return run

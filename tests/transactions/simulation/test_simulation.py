@@ -11,6 +11,7 @@ from collections import Counter
 
 import pytest
 
+from tests.log.simulation.seeds import LOST
 from tests.log.simulation.simulated_world import SimulatedWorld
 from tests.support.replay import repeat_one_seed, replayable
 from tests.support.seeds import (
@@ -18,6 +19,7 @@ from tests.support.seeds import (
     TRANSACTIONS_HIDDEN,
     TRANSACTIONS_IN_A_BUCKET,
     TRANSACTIONS_INLINE,
+    TRANSACTIONS_LOST,
     TRANSACTIONS_WITH_CACHES,
 )
 from tests.transactions.simulation.actors import Run
@@ -44,6 +46,23 @@ def test_whatever_the_seed_readers_see_all_of_a_transaction_or_none(seeds: range
         found.update(check(seed).counters)
     for what in ("committed", "aborted", "batches", "joined", "polls", "resolved True"):
         assert found[what] > 10, f"the runs did too little to show anything: {found}"
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("seeds", TRANSACTIONS_LOST.few())
+def test_after_a_loss_nothing_is_written_in_its_place(seeds: range) -> None:
+    """Lost entries and commits are put back at the end, and all that was acknowledged is whole."""
+    found: Counter[str] = Counter()
+    for seed in seeds:
+        found.update(check(seed, LOST).counters)
+    assert min(found["lost"], found["committed"], found["polls"]) > len(seeds) // 2, found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", TRANSACTIONS_LOST.many())
+def test_many_seeds_with_losses(seeds: range) -> None:
+    for seed in seeds:
+        assert check(seed, LOST).world.failure is None
 
 
 def test_one_seed() -> None:
