@@ -86,7 +86,7 @@ def check(found: Filtered, before: BatchHeaders) -> None:
     assert found.headers.base_offset.tolist() == before.base_offset[found.source].tolist()
     columns = decode(found.data, after, columns=("key",))
     times = np.split(columns.timestamp, np.cumsum(columns.batch_rows)[:-1])
-    expected = [int(part.min()) if len(part) else -1 for part in times[: len(after)]]
+    expected = [min((time for time in part.tolist() if time >= 0), default=-1) for part in times[: len(after)]]
     assert found.min_ts.tolist() == expected
 
 
@@ -127,7 +127,8 @@ def rebuilt(columns: RecordColumns, header: BatchHeader, kept: list[int], horizo
     elif attributes & DELETE_HORIZON_BIT:
         base = header.base_timestamp
     lasting = attributes & LOG_APPEND_TIME_BIT
-    largest = header.max_timestamp if lasting else int(part.timestamp.max())
+    # As Kafka's builder, which begins with -1.
+    largest = header.max_timestamp if lasting else int(part.timestamp.max(initial=-1))
     changed = replace(header, count=len(kept), base_timestamp=base, max_timestamp=largest, attributes=attributes)
     return encode_batch(part, changed)
 
