@@ -15,7 +15,7 @@ from getopt import GetoptError, gnu_getopt
 
 from click import UsageError
 
-from sparklog.cli.terminal import NO_BROKER, warn
+from sparklog.cli.terminal import BROKER_OPTIONS, NO_BROKER, warn
 
 TOOLS = {
     "kafka-topics": "topics",
@@ -128,7 +128,13 @@ WORDS: Mapping[str, Mapping[str, KafkaAnswer]] = {
         "--consumer.config": _none(f"{INSTEAD}--group, --isolation-level, --from-beginning"),
         "--enable-systest-events": SYSTEST,
         "--formatter": KafkaAnswer(
-            {"org.apache.kafka.tools.consumer.DefaultMessageFormatter": ""},
+            dict.fromkeys(
+                (
+                    "org.apache.kafka.tools.consumer.DefaultMessageFormatter",
+                    "kafka.tools.DefaultMessageFormatter",
+                ),
+                "",
+            ),
             "--format takes a text, --json prints all columns; `sparklog dump-log` decodes Kafka's internal topics",
         ),
         "--formatter-config": _none(f"{INSTEAD}--property NAME=VALUE"),
@@ -142,7 +148,16 @@ WORDS: Mapping[str, Mapping[str, KafkaAnswer]] = {
         **_all("--message-send-max-retries --retry-backoff-ms", RETRIES),
         **_all("--metadata-expiry-ms --request-timeout-ms --socket-buffer-size", SOCKET),
         "--compression-codec": KafkaAnswer("--compression VALUE", value="gzip"),
-        "--line-reader": KafkaAnswer({"org.apache.kafka.tools.LineMessageReader": ""}, "lines are text, or --json"),
+        "--line-reader": KafkaAnswer(
+            dict.fromkeys(
+                (
+                    "org.apache.kafka.tools.LineMessageReader",
+                    "kafka.tools.ConsoleProducer$LineMessageReader",
+                ),
+                "",
+            ),
+            "lines are text, or --json",
+        ),
         "--producer.config": _none(f"{INSTEAD}--compression, --linger-ms"),
         "--reader-config": _none(f"{INSTEAD}--property NAME=VALUE"),
         "--request-required-acks": ACKS,
@@ -273,6 +288,23 @@ def command_words(words: Sequence[str]) -> list[str]:
         return line
     word = line.pop(index)
     return [line[0], *_in_place(word, answers[word], ""), *line[1:]]
+
+
+def without_brokers(words: Sequence[str], options: Mapping[str, bool]) -> list[str]:
+    """Return the words without options that name brokers, with a note for each: the root is known."""
+    result: list[str] = []
+    rest = deque(words)
+    while rest:
+        word = rest.popleft()
+        name, equals, _ = word.partition("=")
+        if name in BROKER_OPTIONS and name.startswith("--") and name not in options:
+            value = word if equals else f"{word} {rest.popleft()}" if rest else word
+            warn(f"{value} changes nothing: there is no broker, the topics are in the root")
+            continue
+        result.append(word)
+        if options.get(name) and not equals and rest:
+            result.append(rest.popleft())
+    return result
 
 
 def option_words(command: str, words: Sequence[str], options: Mapping[str, bool]) -> list[str]:

@@ -13,6 +13,7 @@ without `--root`. Where a look fails or takes long, nothing is offered.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import redirect_stderr, suppress
 from dataclasses import is_dataclass
@@ -228,8 +229,10 @@ class FunctionCommand(click.Command):
             options = self._takes_values(ctx)
             others = [word for word in args if word.startswith("--") and word.partition("=")[0] not in options]
             if others and not ctx.resilient_parsing:
-                from sparklog.cli.kafka_words import option_words
+                from sparklog.cli.kafka_words import option_words, without_brokers
 
+                if self._knows_root(ctx, args):
+                    args = without_brokers(args, options)
                 args = option_words(ctx.command_path.partition(" ")[2], args, options)
             rest = super().parse_args(ctx, args)
             if not ctx.resilient_parsing:
@@ -239,6 +242,12 @@ class FunctionCommand(click.Command):
             # click leaves it out of the error for an option without its value.
             error.ctx = error.ctx or ctx
             raise
+
+    def _knows_root(self, ctx: click.Context, args: list[str]) -> bool:
+        """True if the topics' place is given, in any way."""
+        names = {"--root", "-r"} & {word.partition("=")[0] for word in args}
+        takes_root = any(parameter.name == "root" for parameter in self.params)
+        return takes_root and bool(names or os.environ.get("SPARKLOG_ROOT") or (ctx.default_map or {}).get("root"))
 
     def _takes_values(self, ctx: click.Context) -> dict[str, bool]:
         """Return the options, and whether each takes the next word as its value, whatever it is."""

@@ -266,7 +266,7 @@ def _unknown(name: str) -> str:
 
 
 class BrokerSetting(NamedTuple):
-    """A line of a broker's file, and what becomes of it: `verdict` is `TAKEN`, `NOT_NEEDED` or `NO_EQUIVALENT`."""
+    """A line of a broker's file, and what becomes of it: TAKEN, NOT_NEEDED, NO_EQUIVALENT or WRONG."""
 
     line: int
     name: str
@@ -275,13 +275,13 @@ class BrokerSetting(NamedTuple):
     text: str
 
 
-TAKEN, NOT_NEEDED, NO_EQUIVALENT = "taken", "not needed", "no equivalent"
+TAKEN, NOT_NEEDED, NO_EQUIVALENT, WRONG = "taken", "not needed", "no equivalent", "wrong"
 
 
 def answers(text: str, file: str, *, force: bool = False) -> list[BrokerSetting]:
-    """Answer each setting in a broker's `server.properties`. `BadRequest`, with the line, for what is not valid."""
+    """Answer each setting in a broker's `server.properties`, also after one that is not valid."""
     entries = parse_properties(text, file)
-    return [BrokerSetting(entry.line, entry.name, _shown(entry), *_verdict(file, entry, force)) for entry in entries]
+    return [BrokerSetting(entry.line, entry.name, _shown(entry), *_verdict(entry, force)) for entry in entries]
 
 
 def _shown(entry: Property) -> str:
@@ -289,10 +289,13 @@ def _shown(entry: Property) -> str:
     return "(not shown)" if is_secret else entry.value
 
 
-def _verdict(file: str, entry: Property, force: bool) -> tuple[str, str]:
+def _verdict(entry: Property, force: bool) -> tuple[str, str]:
     name = entry.name
     if name in NO_TOPIC_CONFIG or (name in BY_NAME and BY_NAME[name].definition.used_by):
-        value = _checked(file, entry, lambda text: RootDefaults(ID).changed({name: text}, force=force).configs[name])
+        try:
+            value = RootDefaults(ID).changed({name: entry.value}, force=force).configs[name]
+        except BadRequest as error:
+            return WRONG, f"not valid: {error}"
         return TAKEN, f"taken as {name}={value}"
     why = _ELSEWHERE.get(name) or kafka_name(name)
     if name in NAMES:

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 import sparklog as library
-from sparklog.errors import BadRequest
 from sparklog.log.topic.defaults import DefaultsLog
 from sparklog.log.topic.root import Root
-from sparklog.maintenance.properties import NO_EQUIVALENT, NOT_NEEDED, TAKEN, answers
+from sparklog.maintenance.properties import NO_EQUIVALENT, NOT_NEEDED, TAKEN, WRONG, answers
 from tests.cli.conftest import REPOSITORY, Sparklog
 
 ALTER = ("configs", "alter", "--root-defaults", "--add-config")
@@ -175,11 +174,15 @@ def test_each_line_of_kafkas_own_file_is_answered(sparklog: Sparklog, tmp_path: 
 def test_a_file_is_taken_whole_or_not_at_all(sparklog: Sparklog, tmp_path: Path, root: Path) -> None:
     file = tmp_path / "server.properties"
     file.write_text("num.partitions=3\nlog.retention.hours=week\n")
-    said = sparklog("import", "--from-server-properties", str(file), code=1).err
-    assert "server.properties line 2: log.retention.hours must be" in said
+    said = sparklog("import", "--from-server-properties", str(file), code=1).lines
+    assert said[0] == "line 1: num.partitions=3: taken as num.partitions=3"
+    assert said[1].startswith("line 2: log.retention.hours=week: not valid: log.retention.hours must be")
     assert not root.exists()
     file.write_text("log.segment.delete.delay.ms=60000\n")
-    assert "line 1" in sparklog("import", "--from-server-properties", str(file), code=1).err
+    refused = sparklog("import", "--from-server-properties", str(file), code=1)
+    assert refused.lines[0].startswith("line 1: log.segment.delete.delay.ms=60000: not valid: ")
+    assert refused.lines[1] == "Nothing was changed: 1 setting of 1 is not valid."
+    assert not root.exists()
     sparklog("import", "--from-server-properties", str(file), "--force")
     assert library.open(root).defaults().of_topic("t") == {"file.delete.delay.ms": "60000"}
 
@@ -201,8 +204,20 @@ def test_answers_name_what_does_the_work_and_keep_secrets() -> None:
     assert "on the disk before it is acknowledged" in texts[2]
     assert "--properties" in texts[3]
     assert "did you mean 'num.partitions'" in texts[4]
-    with pytest.raises(BadRequest, match=r"f line 1: auto\.create\.topics\.enable must be true or false"):
-        answers("auto.create.topics.enable=1", "f")
+    wrong, taken = answers("auto.create.topics.enable=1\nnum.partitions=3", "f")
+    assert (wrong.verdict, taken.verdict) == (WRONG, TAKEN)
+    assert "auto.create.topics.enable must be true or false" in wrong.text
+    for name in (
+        "port",
+        "replica.fetch.max.bytes",
+        "controlled.shutdown.enable",
+        "socket.timeout.ms",
+        "quota.x",
+        "zookeeper.session.timeout.ms",
+        "log.dirs",
+        "group.initial.rebalance.delay.ms",
+    ):
+        assert answers(f"{name}=1", "f")[0].verdict == NOT_NEEDED, name
 
 
 def test_topics_are_described_with_one_look_at_the_defaults(

@@ -214,3 +214,47 @@ def test_an_export_of_groups_says_nothing_of_its_own_root(sparklog: Sparklog, ro
     log.create_topic("orders").append({"value": ["a"]})
     Groups(log).group("billing").alter({"orders": {0: 1}})
     assert sparklog("export", "orders", "--to", tmp_path / "out", "--groups", "all").err == ""
+
+
+OLDER_GUIDES = (
+    "kafka-topics.sh --create --zookeeper localhost:2181 --replication-factor 1 --partitions 1 --topic test",
+    "kafka-topics.sh --list --zookeeper localhost:2181",
+    "kafka-topics.sh --describe --zookeeper localhost:2181 --topic test",
+    "kafka-topics.sh --bootstrap-server localhost:9092 --describe --topic test",
+    "kafka-console-producer.sh --broker-list localhost:9092 --topic test --file {p}/lines",
+    "kafka-console-consumer.sh --bootstrap-server localhost:9092 --topic test --from-beginning",
+    "kafka-console-consumer.sh --zookeeper z:2181 --topic test --from-beginning --property print.key=true",
+    "kafka-console-consumer.sh --zookeeper z:2181 --topic test --formatter kafka.tools.DefaultMessageFormatter",
+    "kafka-configs.sh --zookeeper localhost:2181 --entity-type topics --entity-name test --describe",
+    "kafka-consumer-groups.sh --bootstrap-server=localhost:9092 --list",
+    "kafka-topics.sh --zookeeper localhost:2181 --delete --topic test",
+)
+
+
+def test_command_lines_of_older_guides_run_as_pasted(sparklog: Sparklog, root: Path, tmp_path: Path) -> None:
+    """With a root in SPARKLOG_ROOT: what names a broker changes nothing, and a note says so."""
+    (tmp_path / "lines").write_text("a message\n")
+    for line in OLDER_GUIDES:
+        outcome = sparklog(*shlex.split(line.format(p=tmp_path)))
+        assert "changes nothing: there is no broker, the topics are in the root" in outcome.err, line
+        assert "a message" in outcome.out or "console-consumer" not in line
+
+
+@pytest.mark.parametrize("option", ["--bootstrap-server", "--broker-list", "--zookeeper"])
+@pytest.mark.parametrize("command", ["topics list", "produce orders", "compact"])
+def test_without_a_root_a_broker_is_answered_with_root(command: str, option: str) -> None:
+    result = invoke([*command.split(), option, "a:1"], {"SPARKLOG_ROOT": None})
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"{option}: there is no broker; give --root PATH" in result.stderr
+
+
+def test_consume_filters_by_headers(sparklog: Sparklog, root: Path) -> None:
+    rows = {"value": ["a", "b", "c", "d"], "headers": [[("k", b"v"), ("x", b"")], [("k", b"w")], None, [("k", None)]]}
+    library.open(root, create=True).create_topic("t").append(rows)
+    filters = (("k=v", "a"), ("k=w", "b"), ("k", "a b d"), ("x=", "a"), ("k=z", ""), ("k=v --header x", "a"))
+    for header, values in filters:
+        outcome = sparklog("consume", "t", "--header", *header.split())
+        assert outcome.out.split() == values.split(), header
+        assert f"a total of {len(values.split())} messages" in outcome.err
+    assert sparklog("consume", "t", "--header", "k", "-n", 2, "--print-headers").lines == ["k:v,x:\ta", "k:w\tb"]
+    assert "expected NAME=VALUE" in sparklog("consume", "t", "--header", "=v", code=2).err

@@ -23,6 +23,7 @@ from sparklog.output import write
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from sparklog.cli.header_filter import HeaderFilter
     from sparklog.groups.consumer import Consumer
     from sparklog.log.read.key_lookup import KeySet
     from sparklog.log.read.topic_scan import Tail
@@ -56,6 +57,15 @@ class ChosenRecords(opt.TopicChoice):
     ] = None
     partition: Annotated[int | None, opt.whole_number("-p", text="Only this partition.")] = None
     key: Annotated[list[str] | None, Option("-k", help="Only records with this key; may be repeated.")] = None
+    header: Annotated[
+        list[str] | None,
+        Option(
+            metavar="NAME=VALUE",
+            excludes="--group",
+            why="a group reads all records of its partitions",
+            help="Only records with this header; NAME alone: with any value. May be repeated: with all of them.",
+        ),
+    ] = None
     all_partitions: Annotated[
         bool, Option(needs="--key", excludes="--partition", help="Look for --key in all of them.")
     ] = False
@@ -76,6 +86,11 @@ class ChosenRecords(opt.TopicChoice):
             return None
         keys = [formats.parse_key(key)[0] for key in self.key]
         return KeySet.of(keys, self.all_partitions or self.partition is not None)
+
+    def headers(self) -> HeaderFilter | None:
+        from sparklog.cli.header_filter import HeaderFilter
+
+        return HeaderFilter.of(self.header) if self.header else None
 
 
 @dataclass
@@ -260,6 +275,9 @@ def consume(
 
     places.check(records.partition)
     columns, formatter = printing.formatter(formats.values(), as_json)
+    wanted = records.headers()
+    if wanted is not None:
+        columns = tuple(dict.fromkeys((*columns, "headers")))
     source = open_source(root, follow=places.follow, corrupt_records=corrupt_records, on_skipped=warn)
     names = records.topics_of(source)
     with Printer(formatter, max_messages) as printer:
@@ -271,7 +289,8 @@ def consume(
         tails = [Tail(source.view, name, isolation, records.partition, warn=warn, keys=keys) for name in names]
         for tail in tails:
             places.start(tail)
-        printer.print(_batches(tails, columns, places.follow, places.timeout_s))
+        batches = _batches(tails, columns, places.follow, places.timeout_s)
+        printer.print(batches if wanted is None else wanted.filter(batches))
 
 
 @dataclass

@@ -11,10 +11,10 @@ from click import BadParameter
 from sparklog.cli import options as opt
 from sparklog.cli.locations import open_root
 from sparklog.cli.parameters import Argument, Commands, Option
-from sparklog.cli.terminal import Output, print_table, printable, read_text, warn
+from sparklog.cli.terminal import EXIT_ERROR, Output, print_table, printable, read_text, warn
 from sparklog.output import StatusLine, json_value
 from sparklog.parsing import is_digits
-from sparklog.units import size_text
+from sparklog.units import count, size_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -114,15 +114,20 @@ def import_(
 def _import_settings(root: str, file: Path, force: bool, dry_run: bool) -> Output:
     """Make defaults of a root of what a broker's file sets: all of it in one entry, or nothing."""
     from sparklog.log.state.root_defaults import ID, RootDefaults
-    from sparklog.maintenance.properties import TAKEN, answers
+    from sparklog.maintenance.properties import TAKEN, WRONG, answers
 
     rows = answers(read_text(file, "--from-server-properties"), str(file), force=force)
     changes: dict[str, object | None] = {row.name: row.value for row in rows if row.verdict == TAKEN}
+    lines = [f"line {row.line}: {row.name}={row.value}: {row.text}" for row in rows]
+    if wrong := sum(row.verdict == WRONG for row in rows):
+        last = (
+            f"Nothing was changed: {count(wrong, 'setting')} of {len(rows)} {'is' if wrong == 1 else 'are'} not valid."
+        )
+        return Output.of_lines([row._asdict() for row in rows], *lines, last, code=EXIT_ERROR)
     RootDefaults(ID).changed(changes, force=force)
     if not dry_run:
         open_root(root, create=True).alter_defaults(changes, force=force)
     verb = "would become" if dry_run else "are"
-    lines = [f"line {row.line}: {row.name}={row.value}: {row.text}" for row in rows]
     return Output.of_lines(
         [row._asdict() for row in rows], *lines, f"{len(changes)} of {len(rows)} settings {verb} defaults of the root."
     )

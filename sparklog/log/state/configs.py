@@ -25,21 +25,27 @@ _SESSION = "a member gives its own time with kafka.session.timeout.ms"
 # Reasons, and the settings without meaning that each explains.
 _REASONS = {
     SECURITY: "authorizer.class.name",
-    "there are no brokers": "broker.id node.id num.io.threads num.network.threads process.roles",
+    "there are no brokers": "broker.id node.id num.io.threads num.network.threads process.roles broker.rack "
+    "background.threads queued.max.requests broker.id.generation.enable reserved.broker.max.id request.timeout.ms "
+    "auto.leader.rebalance.enable controlled.shutdown. leader.imbalance. controller. metadata.log. broker.session. "
+    "broker.heartbeat. initial.broker. purgatory. fetch.purgatory. producer.purgatory. quota. quota.window. metric. "
+    "metrics. client.quota. delegation.token. remote.log. max.connections max.connections. connections.",
     "there are no brokers to connect to": "listeners advertised.listeners inter.broker.listener.name "
     "controller.listener.names listener.security.protocol.map controller.quorum.bootstrap.servers "
-    "controller.quorum.voters socket.send.buffer.bytes socket.receive.buffer.bytes socket.request.max.bytes",
-    "give the place of the root instead": "zookeeper.connect zookeeper.connection.timeout.ms",
+    "controller.quorum.voters socket.send.buffer.bytes socket.receive.buffer.bytes socket.request.max.bytes "
+    "port host.name advertised.port advertised.host.name socket.",
+    "give the place of the root instead": "zookeeper. log.dir log.dirs",
     "a root is opened without recovery": "num.recovery.threads.per.data.dir",
     "there are no share groups": "share.coordinator.state.topic.replication.factor "
     "share.coordinator.state.topic.min.isr",
-    _NO_REPLICAS: "num.replica.fetchers num.standby.replicas replica.lag.time.max.ms transaction.state.log.min.isr",
+    _NO_REPLICAS: "replica. "
+    "num.replica.fetchers num.standby.replicas replica.lag.time.max.ms transaction.state.log.min.isr",
     _BACKUPS: "default.replication.factor offsets.topic.replication.factor replication.factor "
     "transaction.state.log.replication.factor",
     "there are no replicas to wait for: " + _FLUSH: "acks request.required.acks",
     _FLUSH: "log.flush.interval.messages log.flush.interval.ms log.flush.scheduler.interval.ms "
     "log.flush.offset.checkpoint.interval.ms",
-    "a group's one member has all partitions": "group.initial.rebalance.delay.ms",
+    "a group does not wait for its first members, later ones get their share": "group.initial.rebalance.delay.ms",
     _SESSION: "group.min.session.timeout.ms",
     _SESSION + ", a day at most": "group.max.session.timeout.ms",
     "each group has a log of its own": "offsets.topic.num.partitions",
@@ -53,6 +59,7 @@ _REASONS = {
     "give Spark more or fewer cores": "num.stream.threads",
 }
 _NAMES = {name: reason for reason, names in _REASONS.items() for name in names.split()}
+_PREFIXES = tuple(name for name in _NAMES if name.endswith("."))
 
 
 def is_security(name: str) -> bool:
@@ -65,7 +72,11 @@ def is_security(name: str) -> bool:
 
 def kafka_name(name: str) -> str | None:
     """Return the reason why a setting of Kafka's has no meaning here; None for any other name. `kafka.` is optional."""
-    return SECURITY if is_security(name) else _NAMES.get(name.lower().removeprefix("kafka."))
+    if is_security(name):
+        return SECURITY
+    plain = name.lower().removeprefix("kafka.")
+    prefix = next((known for known in _PREFIXES if plain.startswith(known)), "")
+    return _NAMES.get(plain, _NAMES.get(prefix))
 
 
 WRITERS = "writers"

@@ -1,0 +1,44 @@
+"""Records with certain headers: what `consume --header` leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from click import BadParameter
+
+
+@dataclass(frozen=True)
+class HeaderFilter:
+    """Headers that a record must have, all of them; None stands for any value."""
+
+    wanted: tuple[tuple[str, bytes | None], ...]
+
+    @classmethod
+    def of(cls, texts: Sequence[str]) -> HeaderFilter:
+        """Parse `NAME=VALUE`, or `NAME`. Usage error for an empty name."""
+        wanted = []
+        for text in texts:
+            name, equals, value = text.partition("=")
+            if not name:
+                raise BadParameter(f"expected NAME=VALUE, or NAME, found {text!r}", param_hint="'--header'")
+            wanted.append((name, value.encode(errors="surrogateescape") if equals else None))
+        return cls(tuple(wanted))
+
+    def filter(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the records that have the headers."""
+        for batch in batches:
+            mask = np.ones(batch.num_rows, bool)
+            headers = batch.column("headers")
+            parents, flat = pc.list_parent_indices(headers), headers.flatten()
+            names, values = flat.field("key"), flat.field("value")
+            for name, value in self.wanted:
+                matches = pc.equal(names, name)
+                if value is not None:
+                    matches = pc.and_(matches, pc.fill_null(pc.equal(values, pa.scalar(value, values.type)), False))
+                mask &= np.isin(np.arange(batch.num_rows), parents.filter(matches).to_numpy())
+            if mask.any():
+                yield batch.filter(pa.array(mask))
