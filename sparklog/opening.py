@@ -161,12 +161,12 @@ def open_view(
 
         if corrupt_records == "fail":
             return RootView(open_log(location))
-        return RootView(open_log(location), on_skipped or log_skipped_of_root)
+        return RootView(open_log(location), log_skipped_of_root if on_skipped is None else on_skipped)
     if location.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION):
         from sparklog.kafka.in_place.segment_recovery import log_skipped
         from sparklog.kafka.in_place.view import KafkaView
 
-        report = on_skipped or log_skipped
+        report = log_skipped if on_skipped is None else on_skipped
         return KafkaView(location.path, tailing=tailing, corrupt_records=corrupt_records, on_skipped=report)
     raise NotFound(missing(location))
 

@@ -5,6 +5,7 @@ A table of layouts of a log, and of bytes of a batch, each read from every offse
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,17 +14,20 @@ import pyarrow as pa
 import pytest
 
 import sparklog
-from sparklog.errors import Corrupt
+from sparklog.errors import BadRequest, Corrupt
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.record_batch import HEADER_BYTES, BatchHeader
 from sparklog.kafka.importing.run import import_log_dir
 from sparklog.limits import Limits
 from sparklog.log.journal.names import file_key
-from sparklog.log.read.read_plan import read_parts
+from sparklog.log.read.read_plan import TaskParts, read_parts
 from sparklog.log.read.skipped import Skipped, SkippedLog
 from sparklog.log.state.view import READ_UNCOMMITTED, OffsetRange
 from sparklog.log.topic.root import Root, RootView
+from sparklog.opening import open_view, resolve
 from sparklog.serve.served_log import ServedLog, StoredPlace
+from sparklog.serve.server import open_served
+from sparklog.serve.services import ServerMetrics
 from sparklog.serve.stored_batches import FetchedRecords, StoredBatches
 from sparklog.storage.memory import MemoryStore
 from sparklog.testing.world import World
@@ -308,3 +312,50 @@ def test_sound_slices_beside_a_damaged_one_in_a_request_are_read(tmp_path: Path)
         assert (found, error is not None and error.offset) == ([0], 1)
         assert read(memory.root, 2, threads=threads) == ([2], None)
         assert read(memory.root, 0, threads=threads, said=[]) == ([0, 2], None)
+
+
+def test_skipping_travels_to_tasks_and_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As Spark's data source reads: plans are pickled, and tasks log what they leave out."""
+    made_on_disk(tmp_path)
+    view = open_view(resolve(str(tmp_path / "root")), tailing=False, corrupt_records="skip")
+    parts = TaskParts(view.plan([OffsetRange("t", 0, 0, 3)], READ_UNCOMMITTED))
+    tasks = pickle.loads(pickle.dumps(parts))
+    found = [offset for piece in read_parts(tasks, ["offset"]) for offset in piece.column("offset").to_pylist()]
+    assert found == [0, 2]
+    (line,) = caplog.messages
+    assert line.startswith("sparklog: left out offsets 1 to 1 of t-0 as damaged: the batch's CRC-32C does not match")
+    with pytest.raises(Corrupt):
+        list(read_parts(open_view(resolve(str(tmp_path / "root")), tailing=False).plan(
+            [OffsetRange("t", 0, 0, 3)], READ_UNCOMMITTED), ["value"]))  # fmt: skip
+
+
+def made_on_disk(folder: Path) -> None:
+    """A root and a Kafka directory whose second of three batches is damaged."""
+    topic = sparklog.open(folder / "root", create=True).create_topic("t", configs={"inline.records.bytes": "0"})
+    for value in (b"first", b"second", b"third"):
+        topic.append({"value": [value]}, options=small())
+    file = next(path for path in (folder / "root/t/append").iterdir() if b"second" in path.read_bytes())
+    file.chmod(0o644)
+    file.write_bytes(file.read_bytes().replace(b"second", b"Second"))
+    data = b"".join(batch(base, [value]) for base, value in enumerate((b"first", b"second", b"third")))
+    write_partition(folder / "dir", "t-0", {0: data.replace(b"second", b"Second")})
+
+
+@pytest.mark.parametrize("name", ["root", "dir"])
+def test_serve_skips_logs_once_and_counts(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    made_on_disk(tmp_path)
+    location = resolve(str(tmp_path / name))
+    log = open_served(location)
+    assert bases_of(fetch(StoredBatches(log), log, 0)) == [0]
+    with pytest.raises(Corrupt):
+        fetch(StoredBatches(log), log, 1)
+    assert bases_of(fetch(StoredBatches(log), log, 2)) == [2]
+    assert not caplog.messages
+    log = open_served(location, corrupt_records="skip")
+    for _ in range(3):
+        assert [base for some in fetched_all(log, StoredBatches(log), 0, 3) for base in some] == [0, 2]
+    assert len(log.skipped) == len(caplog.messages) == 1
+    assert "sparklog_serve_skipped_total 1\n" in ServerMetrics().text(0, len(log.skipped))
+    if name == "root":
+        with pytest.raises(BadRequest, match="use fail or skip"):
+            open_served(location, corrupt_records="truncate")
