@@ -12,6 +12,7 @@ import pytest
 
 import sparklog
 from sparklog.errors import BadRequest
+from sparklog.serve.apis.table import APIS, BEFORE_LOGIN
 from sparklog.serve.codes import Code, CodeError
 from sparklog.serve.options import Address
 from sparklog.serve.users import SCRAM, SaslExchange, User, Verifier, hashed, read_users
@@ -135,6 +136,14 @@ def test_nothing_is_answered_before_an_authentication(address: Address) -> None:
     with pytest.raises((AssertionError, ConnectionError)):
         wire.receive("Metadata", 1)
     wire.close()
+
+
+def test_every_request_needs_an_authentication(address: Address) -> None:
+    for api in APIS.values():
+        wire = Wire(address)
+        wire.send(api.name, api.highest, {})
+        assert (wire.socket.recv(1) == b"") == (api.key not in BEFORE_LOGIN), api.name
+        wire.close()
 
 
 def test_each_user_does_what_is_allowed_and_no_more(address: Address) -> None:
