@@ -47,6 +47,11 @@ def check_group_place(read: ReadOptions, location: Location) -> None:
         )
 
 
+WITHOUT_CHECKPOINT = (
+    "Option 'checkpointLocation' has no effect in a batch write: txnAppId and txnVersion make one that may be repeated"
+)
+
+
 class SparklogDataSource(DataSource):  # type: ignore[misc]
     """`spark.read.format("sparklog")`, `df.write`, `spark.readStream` and `df.writeStream`.
 
@@ -114,6 +119,8 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
         self._options.check_write()
         self._options.check_batch_write()
         warn_once((*self._options.warnings, *self._options.idle("write")))
+        if "checkpointlocation" in map(str.lower, self.options):
+            warn_once([WITHOUT_CHECKPOINT])
         return SparklogBatchWriter(plan_write(resolve(self._options.path), self._options, schema))
 
     @user_errors()

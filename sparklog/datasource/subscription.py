@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from sparklog.datasource.offsets import Positions, describe
 from sparklog.datasource.options import Subscription
+from sparklog.datasource.spark_workers import warn_once
 from sparklog.errors import BadRequest, NotFound, nearest
 from sparklog.log.state.view import Bounds, LogView, refresh_existing
 from sparklog.opening import KAFKA_DIRECTORY, KAFKA_PARTITION, TOPIC, Location
@@ -73,7 +74,7 @@ class Subscriber:
             return sorted(subscription.topics)
         names = self._view.topics(self._wanted())
         if self.open_ended:
-            return names
+            return self._matching(names)
         raise BadRequest(
             f"The path {self._location.path} is a root with {_listed(names)}: name those to read with 'subscribe', "
             "'subscribePattern' or 'assign', or give a topic folder as the path"
@@ -87,7 +88,14 @@ class Subscriber:
 
     def take(self) -> list[str]:
         """Take a snapshot of the topics to read, and return their names; raises as `existing`."""
-        return self._view.take(self._wanted()) if self.open_ended else self.existing(self.topics())
+        return self._matching(self._view.take(self._wanted())) if self.open_ended else self.existing(self.topics())
+
+    def _matching(self, names: list[str]) -> list[str]:
+        """Return the topics of a pattern or a directory, after a warning of a pattern that matches none."""
+        if not names and self._subscription is not None:
+            there = _listed(self._view.topics())
+            warn_once([f"{self} matches no topic at {self._view.location}, which has {there}"])
+        return names
 
     def refresh(self, topics: Sequence[str]) -> list[str]:
         return refresh_existing(self._view, topics)

@@ -190,3 +190,32 @@ def test_the_folder_of_a_far_partition_costs_no_memory() -> None:
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("use", "warning"),
+    [
+        (
+            lambda root: plan(root, subscribePattern="nosuch.*"),
+            "subscribePattern=nosuch.* matches no topic at {root}, which has the topics orders, payments",
+        ),
+        (
+            lambda root: plan(root, subscribe="orders", maxOffsetsPerTrigger="10"),
+            "Option 'maxOffsetsPerTrigger' has no effect in a batch read: it is for streams",
+        ),
+        (
+            lambda root: source(root, topic="orders", checkpointLocation="/c").writer(VALUE, overwrite=False),
+            "Option 'checkpointLocation' has no effect in a batch write: txnAppId and txnVersion",
+        ),
+    ],
+)
+def test_what_has_no_effect_is_a_warning(
+    root: str,
+    use: Callable[[str], object],
+    warning: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("sparklog.datasource.spark_workers._warned", set())
+    use(root)
+    assert warning.format(root=root) in caplog.text
