@@ -61,7 +61,9 @@ class Served:
 def served(location: Path, *, writable: bool = False) -> Iterator[Served]:
     """Serve a location while the block runs."""
     (port,) = free_ports(1)
-    options = ServeOptions(listen=Address("127.0.0.1", 0), metrics_port=port, writable=writable)
+    options = ServeOptions(
+        listen=Address("127.0.0.1", 0), metrics_port=port, writable=writable, session_timeouts_ms=(1, 1_800_000)
+    )
     with serving(str(location), options) as address:
         yield Served(address, port)
 
