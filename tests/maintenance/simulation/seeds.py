@@ -12,8 +12,9 @@ from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.retain import RetainReport, retain_topic
 from sparklog.testing.faulty_store import Decide, Seeded
 from sparklog.testing.world import DAY_MS, HOUR_MS
+from tests.log.simulation.losses import Losses
 from tests.log.simulation.model import expect
-from tests.log.simulation.seeds import of_bucket
+from tests.log.simulation.seeds import LOST, of_bucket
 from tests.log.simulation.simulated_world import Actor
 from tests.log.simulation.workload import ANSWERS, CRASHES, DAMAGE, ERRORS, Stalls
 from tests.maintenance.simulation.workload import (
@@ -87,6 +88,7 @@ def draw(seed: int, profile: str | None, *, bucket: bool = False, inline: int = 
         "calm": (),
         "slow": (),
         "rush": (),
+        LOST: (),
         "stalls": (),
         "answers": ANSWERS[:2] + ERRORS[1:2],
         "errors": ERRORS + ANSWERS[:2],
@@ -109,6 +111,9 @@ def draw(seed: int, profile: str | None, *, bucket: bool = False, inline: int = 
         start_ms = source.randint(0, HOUR_MS) if profile != "rush" else source.randint(0, 100)
         run.world.spawn(name, make(run, decide(name), turns, **more), skew_ms=skew_ms, start_ms=start_ms)
 
+    if profile == LOST:
+        run.losses = Losses(run.world)
+        run.world.spawn("loser", run.losses.loser(source.randint(1, 4), 6 * 3600.0))
     spawn("appender-0", appender, source.randint(2, 6))
     spawn("appender-1", appender, source.randint(1, 4))
     spawn("compactor-0", compactor, source.randint(1, 3))
@@ -145,6 +150,9 @@ def run_seed(
         if runs is not None:
             runs.append(run)
         run.world.run()
+        if run.losses is not None:
+            run.counters["lost"] = len(run.losses.lost)
+            run.losses.put_back()
         finish(run)
     return run
 

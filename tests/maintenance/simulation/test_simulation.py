@@ -14,10 +14,11 @@ from collections import Counter
 import pytest
 
 from sparklog.retention import vacuum
+from tests.log.simulation.seeds import LOST
 from tests.maintenance.simulation.seeds import run_seed
 from tests.maintenance.simulation.workload import Run
 from tests.support.replay import repeat_one_seed, replayable
-from tests.support.seeds import MAINTENANCE, MAINTENANCE_IN_A_BUCKET, MAINTENANCE_INLINE
+from tests.support.seeds import MAINTENANCE, MAINTENANCE_IN_A_BUCKET, MAINTENANCE_INLINE, MAINTENANCE_LOST
 
 MET = (
     *("appends", "stalled writer refused", "transactions committed", "transactions aborted", "records deleted"),
@@ -26,7 +27,7 @@ MET = (
 )
 
 
-def check(seed: int, *, bucket: bool = False, inline: int = 0) -> Run:
+def check(seed: int, profile: str | None = None, *, bucket: bool = False, inline: int = 0) -> Run:
     """Run a seed; a failure names the seed, how to replay it, and the end of its story."""
     runs: list[Run] = []
 
@@ -36,7 +37,7 @@ def check(seed: int, *, bucket: bool = False, inline: int = 0) -> Run:
     with replayable(
         seed, "tests/maintenance/simulation/test_simulation.py", story, bucket=bucket, inline=inline or None
     ):
-        return run_seed(seed, runs, bucket=bucket, inline=inline)
+        return run_seed(seed, runs, profile, bucket=bucket, inline=inline)
 
 
 @pytest.mark.sweep
@@ -51,6 +52,19 @@ def test_seeds(seeds: range) -> None:
     assert commits > 15 * len(seeds), "the runs did too little to show anything"
     missing = [what for what in MET if met[what] == 0]
     assert not missing, f"no run had any of {missing}: {dict(met)}"
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("seeds", MAINTENANCE_LOST.few())
+def test_after_a_loss_no_job_writes_in_its_place(seeds: range) -> None:
+    assert sum(check(seed, LOST).counters["lost"] for seed in seeds) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", MAINTENANCE_LOST.many())
+def test_many_seeds_with_losses(seeds: range) -> None:
+    for seed in seeds:
+        assert check(seed, LOST).world.failure is None
 
 
 @pytest.mark.sweep

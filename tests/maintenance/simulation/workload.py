@@ -32,6 +32,7 @@ from sparklog.maintenance.work_items import Done, InProcess, Progress, Settings,
 from sparklog.retention.retain import retain_topic
 from sparklog.testing.faulty_store import Decide, FaultyStore
 from sparklog.testing.world import DAY_MS, HOUR_MS
+from tests.log.simulation.losses import Losses
 from tests.log.simulation.model import State, expect
 from tests.log.simulation.simulated_world import Actor, SimulatedWorld
 from tests.log.simulation.workload import process
@@ -69,6 +70,7 @@ class Run:
     """How often an actor wakes when others do, at the full hour."""
     max_steps: int = 60_000
     counters: dict[str, int] = field(default_factory=dict)
+    losses: Losses | None = None
     world: SimulatedWorld = field(init=False)
     model: RecordModel = field(init=False)
     store: RecordStore = field(init=False)
