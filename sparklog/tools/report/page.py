@@ -17,6 +17,7 @@ from sparklog.tools.report.report_data import (
     Doing,
     GroupFacts,
     GroupPartition,
+    Note,
     PartitionFacts,
     RootReport,
     TopicFacts,
@@ -51,14 +52,30 @@ def as_html(report: RootReport) -> str:
         never_expires=never_expires,
         count=number_text,
         size=size_text,
-        attention=[note for note in report.notes if note.level == ATTENTION],
-        information=[note for note in report.notes if note.level != ATTENTION],
+        attention=boxes([note for note in report.notes if note.level == ATTENTION]),
+        information=boxes([note for note in report.notes if note.level != ATTENTION]),
         anchors={topic.topic: f"topic-{number}" for number, topic in enumerate(report.topics, 1)},
         commits=summed(topic.activity.commits_by_hour for topic in report.topics if topic.activity is not None),
         bytes_by_hour=summed(topic.bytes_by_hour for topic in report.topics),
         chart=lambda values: chart(values, report.now_ms),
     )
     return text
+
+
+class NoteBox(NamedTuple):
+    """The notes about one topic, or about the root."""
+
+    level: str
+    topic: str
+    texts: list[str]
+
+
+def boxes(notes: Sequence[Note]) -> list[NoteBox]:
+    """Return a box for each topic, in the order of its first note."""
+    by_topic: dict[str, NoteBox] = {}
+    for note in notes:
+        by_topic.setdefault(note.topic, NoteBox(note.level, note.topic, [])).texts.append(note.text)
+    return list(by_topic.values())
 
 
 class Chart(NamedTuple):

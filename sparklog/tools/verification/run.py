@@ -52,6 +52,7 @@ from sparklog.tools.verification.findings import (
 )
 from sparklog.tools.verification.slice_checks import NamedFile
 from sparklog.tools.verification.topic_log import CheckedTopic, read_topic
+from sparklog.units import size_text
 
 REWRITE = "let sparklog doctor try the store, write the commit's records again, then delete"
 TOGETHER = "topics that share transactions are restored together: restore the one that is behind"
@@ -244,6 +245,10 @@ def verify_root(
     return _Verification(store, tuple(topics), quick, InProcess() if runner is None else runner, say, env).run()
 
 
+def _nbytes(work: VerifyWork) -> int:
+    return sum(file.size for file in work.files)
+
+
 @dataclass
 class _Verification:
     """One run. `reread`: decisions that were read again, after the topics."""
@@ -374,8 +379,12 @@ class _Verification:
             log = self.logs.get(name)
             topic_id = "" if log is None or log.head is None else log.head.topic_id
             works += [VerifyWork(self.store, name, topic_id, piece) for piece in pieces(files, self.store.limits)]
-        for done, (work, result) in enumerate(self.runner.run(works), 1):
-            self.say(f"{done} of {len(works)} pieces read ({work.title})")
+        totals, done = [sum(len(work.files) for work in works), sum(map(_nbytes, works))], [0, 0]
+        for work, result in self.runner.run(works):
+            assert isinstance(work, VerifyWork)
+            done = [done[0] + len(work.files), done[1] + _nbytes(work)]
+            of_total = f"{size_text(done[1])} of {size_text(totals[1])}"
+            self.say(f"{done[0]:,} of {totals[0]:,} files, {of_total} ({work.title})")
             if isinstance(result, SparklogError):
                 raise result
             if isinstance(result, Verified):

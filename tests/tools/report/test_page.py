@@ -247,14 +247,23 @@ def test_partitions_are_behind_the_row_of_their_topic() -> None:
 
 
 def test_notes_lead_to_their_topics_and_commands_stand_out() -> None:
-    notes = (*(Note(ATTENTION, "orders", f"run `sparklog retain {n}` now") for n in range(25)),
+    notes = (*(Note(ATTENTION, f"t{n}", "is late") for n in range(24)),
+             Note(ATTENTION, "orders", "run `sparklog retain` now"),
              Note(INFORMATION, "gone", HOSTILE))  # fmt: skip
     page = Page.of(text := as_html(report(topic(), notes=notes)))
-    assert '<a href="#topic-1"><b>orders</b></a>: run <code>sparklog retain 0</code> now' in text
+    assert '<a href="#topic-1"><b>orders</b></a>: run <code>sparklog retain</code> now' in text
     for shown in ("Needs attention", "Glossary", "5 more", "For information: 1", HOSTILE):
         assert shown in page.text
     only = Page.of(as_html(report(topic(), notes=notes[-1:])))
     assert "Nothing needs attention." in only.text
+
+
+def test_the_notes_of_a_topic_are_in_one_box() -> None:
+    notes = [Note(ATTENTION, name, f"group {n} lags") for n in range(8) for name in ("orders", "clicks")]
+    page = Page.of(text := as_html(report(topic(), notes=tuple(notes))))
+    assert text.count('<li class="attention">') == 2
+    assert text.count("<li>group ") == 16
+    assert page.text.count("3 more") == 2
 
 
 def test_groups_transactions_and_maintenance_have_their_rows() -> None:
