@@ -41,6 +41,7 @@ from sparklog.log.state.history import History
 from sparklog.log.state.root_defaults import DEFAULTS
 from sparklog.log.state.root_defaults import ID as DEFAULTS_ID
 from sparklog.log.state.slice_table import Snapshot
+from sparklog.log.state.topic_state import Head
 from sparklog.output import json_value
 from sparklog.storage.store import Store
 from sparklog.tools.verification.checked_logs import KINDS
@@ -299,7 +300,10 @@ def cure_entry(store: Store, key: str) -> Cure | None:
     data = _read(store, other)
     if data is not None and is_sound(other, data):
         return Cure.whole(key, "written again from the entry" if is_copy else "written again from its copy", data)
-    return cure_document(store, key) or (None if is_copy else _pass_entry(store, prefix, number))
+    own = _read(store, key)
+    # Two sound entries of a broken chain: nothing tells which of them is another one's.
+    is_passed = not is_copy and (own is None or not is_sound(key, own))
+    return cure_document(store, key) or (_pass_entry(store, prefix, number) if is_passed else None)
 
 
 def cure_defaults(store: Store, key: str, number: int) -> Cure | None:
@@ -346,7 +350,7 @@ def cure_checkpoint(store: Store, key: str, env: Env) -> Cure | None:
     ]
     history.distrust(version)
     snapshot = state_at(history, version)
-    if snapshot is not None:
+    if snapshot is not None and _is_followed(store, topic, snapshot.head):
         table_key, data, ref = slice_table(snapshot, env.new_id())
         how = "written again from the commits"
         head = encode_checkpoint(Checkpoint(snapshot.head, ref))
@@ -357,6 +361,18 @@ def cure_checkpoint(store: Store, key: str, env: Env) -> Cure | None:
         return None
     heads = (head_key,) if version in history.checkpoints else ()
     return Cure(head_key, "set aside: a newer one has all that readers need", drops=(*heads, *tables))
+
+
+def _is_followed(store: Store, topic: str, head: Head) -> bool:
+    """Return False if the next commit was made after another one than `head`: then the checkpoint may be right."""
+    key = naming.commit_key(topic, head.version + 1)
+    data = _read(store, key)
+    if data is None:
+        return True
+    try:
+        return decode_commit(data, key, head.version + 1, whole=False).prev_crc == head.crc
+    except (Corrupt, BadRequest):
+        return True
 
 
 def state_at(history: History, version: int) -> Snapshot | None:

@@ -21,8 +21,8 @@ from itertools import islice, product
 import numpy as np
 
 from sparklog.compaction.producer_state import replay
-from sparklog.errors import Corrupt, NotFound
-from sparklog.format.append_file import WrittenSlice, build_index, encode_footer
+from sparklog.errors import BadRequest, Corrupt, NotFound
+from sparklog.format.append_file import WrittenSlice, build_index, decode_footer, encode_footer
 from sparklog.format.checksums import SUFFIXES, index_crc
 from sparklog.format.key_filter import FilterBuilder, encode_filters
 from sparklog.format.segment_indexes import OffsetIndex, TimeIndex
@@ -110,7 +110,7 @@ class FileCures:
     def _footer(self) -> Cure | None:
         file, info = self.file, self.store.stat(self.file.key)
         start = file.size - file.footer_length
-        if file.sealed or info is None or info.size < start:
+        if file.sealed or info is None or info.size < start or self._has_footer(start):
             return None
         claims = sorted({claim.position: claim for claim in file.claims}.values(), key=lambda claim: claim.position)
         ends = [claim.position + claim.size for claim in claims]
@@ -125,6 +125,14 @@ class FileCures:
             whole = cure.patched(0, self.store.get(file.key).ljust(file.size, b"\0"))
             return cure if is_sound(file.key, whole) else None
         return cure
+
+    def _has_footer(self, start: int) -> bool:
+        """Return True if the file's own footer is whole: if a commit says something else, the commit may be wrong."""
+        try:
+            decode_footer(self.store.get(self.file.key, start, self.file.footer_length), file_size=self.file.size)
+        except (Corrupt, BadRequest, NotFound):
+            return False
+        return True
 
     def _written(self, claim: SliceClaim) -> WrittenSlice | None:
         batches = self._batches(claim)
