@@ -17,7 +17,9 @@ import numpy as np
 
 from sparklog.errors import Corrupt, NotFound, Unavailable
 from sparklog.format import transaction_index
+from sparklog.format.checksums import SUFFIXES, index_crc
 from sparklog.format.transaction_index import AbortedTransactions
+from sparklog.log.journal.create_object import read_if_there
 from sparklog.log.read.fetch import MissingFile, entry_of, read_footer
 from sparklog.log.read.planned_slices import PlannedSlice, planned_slices
 from sparklog.log.state.slice_table import SliceTable
@@ -44,12 +46,13 @@ def aborted_ranges(store: Store, topic: str, table: SliceTable, partition: int, 
     marked = slices[(slices.flags & _FLAG) != 0]
     if not len(marked):
         return None
-    planned = planned_slices(topic, partition, marked)
+    planned, crcs = planned_slices(topic, partition, marked), marked.columns["index_crc"].tolist()
     cache = _cache_of(store)
     aborted: list[AbortedTransactions] = []
     try:
         for first in range(0, len(planned), FILES_AT_ONCE):
-            aborted += _read(store, planned.rows(first, first + FILES_AT_ONCE), cache)
+            rows = slice(first, first + FILES_AT_ONCE)
+            aborted += _read(store, planned.rows(first, first + FILES_AT_ONCE), crcs[rows], cache)
             if int(aborted[-1].last_stable_offsets.max()) >= end:
                 break
     except MissingFile as missing:
@@ -68,21 +71,26 @@ def _cache_of(store: Store) -> _Cache:
         return cache
 
 
-def _read(store: Store, slices: Sequence[PlannedSlice], cache: _Cache) -> list[AbortedTransactions]:
+def _read(
+    store: Store, slices: Sequence[PlannedSlice], crcs: Sequence[int], cache: _Cache
+) -> list[AbortedTransactions]:
     by_row = {
         i: entries for i, one in enumerate(slices) if (entries := cache.get((one.file, one.position))) is not None
     }
     missing = [i for i in range(len(slices)) if i not in by_row]
-    answers = ask_each(store, lambda i: aborted_of(store, slices[i]), missing)
+    answers = ask_each(store, lambda i: aborted_of(store, slices[i], crcs[i]), missing)
     for i, entries in zip(missing, answers, strict=True):
         cache.put((slices[i].file, slices[i].position), entries)
         by_row[i] = entries
     return [by_row[i] for i in range(len(slices))]
 
 
-def aborted_of(store: Store, planned: PlannedSlice) -> AbortedTransactions:
-    """Return the transactions whose ABORT markers are in a slice. `Corrupt`; `MissingFile` if its file is gone."""
-    entries = _of_append_file(store, planned) if planned.footer_length else _of_segment(store, planned)
+def aborted_of(store: Store, planned: PlannedSlice, crc: int = 0) -> AbortedTransactions:
+    """Return the transactions whose ABORT markers are in a slice. `Corrupt`; `MissingFile` if its file is gone.
+
+    `crc`: of the segment's three index files, as its commit says; 0: not known.
+    """
+    entries = _of_append_file(store, planned) if planned.footer_length else _of_segment(store, planned, crc)
     last = entries.last_offsets
     if not len(entries) or int(last.min()) < planned.base or int(last.max()) >= planned.end:
         raise Corrupt(
@@ -93,10 +101,21 @@ def aborted_of(store: Store, planned: PlannedSlice) -> AbortedTransactions:
     return entries
 
 
-def _of_segment(store: Store, planned: PlannedSlice) -> AbortedTransactions:
-    key = f"{planned.file.removesuffix('.log')}.txnindex"
+def _of_segment(store: Store, planned: PlannedSlice, crc: int) -> AbortedTransactions:
+    """Read the `.txnindex`, which has no checksum of its own: a wrong entry would show records that were aborted.
+
+    The commit has one of all three index files, so the others are read as well.
+    """
+    name = planned.file.removesuffix("log")
+    key = f"{name}txnindex"
     try:
-        return transaction_index.parse(store.get(key), planned.base, file=key)
+        data = store.get(key)
+        entries = transaction_index.parse(data, planned.base, file=key)
+        others = (read_if_there(store, name + suffix) or b"" for suffix in SUFFIXES[:2])
+        if crc and index_crc(*others, data) != crc:
+            message = "the segment's index files do not match the CRC-32C in its commit, and records may be aborted"
+            raise Corrupt(f"{message}: run sparklog repair", file=key)
+        return entries
     except NotFound:
         if store.stat(planned.file) is None:
             raise MissingFile(planned.file) from None

@@ -175,6 +175,8 @@ class _Replay:
             crc = self._commit(version, crc)
             if version in self.history.checkpoints:
                 self._checkpoint(version, crc)
+        for version in sorted(number for number in self.history.checkpoints if number > self.log.newest):
+            self._beyond(version)
         self._older(versions, start)
         self._end()
         return self.log
@@ -265,6 +267,17 @@ class _Replay:
             self._compare(key, checkpoint, table, *self.state)
         elif table is not None:
             self.state = checkpoint.head, table
+
+    def _beyond(self, version: int) -> None:
+        """Report a checkpoint above the newest commit: readers refuse to take an older state for the newest."""
+        key, counts = checkpoint_key(self.name, version), CheckCounts(checkpoints=1)
+        remedy = f"restore the commits up to {version}, or move it away if there never were any"
+        checkpoint, _ = self.log.take(key, version, decode_checkpoint, counts, kind=CHECKPOINT, remedy=remedy)
+        if checkpoint is not None:
+            self.log.objects.add(checkpoint_prefix(self.name) + checkpoint.table.name)
+            self.log.report(
+                MISSING, commit_key(self.name, version), f"checkpoint {version} is there, no commit", remedy
+            )
 
     def _table(self, checkpoint: Checkpoint, version: int) -> SliceTable | None:
         ref = checkpoint.table

@@ -347,6 +347,10 @@ class Trial:
         other = differing(self.before, after)
         is_lost = self.damage in LOSSES and type_of(self.key).partition(" ")[0] not in ("log", "slices")
         allowed = is_lost or (not report.sound and self.key.startswith("_transactions/"))
+        # A number of a newest entry is written nowhere else. A head of another topic is taken until its table is read.
+        is_forged = self.damage == "edit a number" or (not report.sound and "/checkpoints/" in self.key)
+        if is_forged:
+            other = [what for what in other if isinstance(self.before[what], pa.Table)]
         self.wrong += [
             f"other result of {what}" for what in other if not (allowed and is_older(self.before[what], after[what]))
         ]
@@ -359,6 +363,7 @@ class Trial:
         self.wrong += [
             f"other result after repair of {what}"
             for what in differing(self.before, again)
+            if not (is_forged and not isinstance(self.before[what], pa.Table))
             if not (allowed and is_older(self.before[what], again[what])) or (repair.sound and what not in other)
         ]
         if repair.sound:
