@@ -25,7 +25,15 @@ from sparklog.log.journal.documents import (
     whole,
 )
 from sparklog.log.journal.journal import Journal
-from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, commit_key, id_folder, log_folder
+from sparklog.log.journal.names import (
+    CHECKPOINT_FOLDER,
+    checkpoint_key,
+    checkpoint_prefix,
+    commit_key,
+    entry_number,
+    id_folder,
+    log_folder,
+)
 from sparklog.log.journal.seen_state import RootAccess, SeenState
 from sparklog.storage.store import ObjectInfo, Store
 
@@ -168,7 +176,10 @@ def list_entries(store: Store, prefix: str, after: str = "") -> Iterator[ObjectI
 
 
 def collect_log(log: EntryLog[E], now_ms: int, *, dry_run: bool) -> tuple[int, int]:
-    """Delete a whole journal once its newest entry is listed and a week old, that first; count objects and bytes."""
+    """Delete a whole journal once its newest entry is listed and a week old; count objects and bytes.
+
+    What is left has no gap at any moment: first goes what is below the newest copy, then the newest entries.
+    """
     objects = list(log.store.list(f"{log.prefix}/_log/"))
     newest = log.current().number
     if newest >= 0 and all(info.key != log.key(newest) for info in objects):
@@ -176,9 +187,19 @@ def collect_log(log: EntryLog[E], now_ms: int, *, dry_run: bool) -> tuple[int, i
     if not objects or now_ms - max(info.modified_ms for info in objects) < KEEP_MS:
         return 0, 0
     if not dry_run:
-        for info in sorted(objects, key=lambda info: info.key, reverse=True):
+        for info in _without_gaps(objects):
             log.store.delete(info.key)
     return len(objects), sum(info.size for info in objects)
+
+
+def _without_gaps(objects: Sequence[ObjectInfo]) -> Iterator[ObjectInfo]:
+    """Yield the objects of a journal in an order in which they can be deleted: see `collect_log`."""
+    copies = [info for info in objects if f"/{CHECKPOINT_FOLDER}/" in info.key]
+    newest = max((entry_number(info.key) or 0 for info in copies), default=-1)
+    last = [info for info in copies if entry_number(info.key) == newest]
+    yield from (info for info in objects if info not in last and (entry_number(info.key) or 0) < newest)
+    left = [info for info in objects if info not in last and (entry_number(info.key) or 0) >= newest]
+    yield from (*reversed(left), *last)
 
 
 @dataclass

@@ -11,7 +11,7 @@ from sparklog.errors import Corrupt, Unavailable
 from sparklog.groups.group_state import GROUPS
 from sparklog.groups.lag import Groups
 from sparklog.log.journal.chain import EntryChain
-from sparklog.log.journal.entry_log import collect_entries
+from sparklog.log.journal.entry_log import collect_entries, collect_log
 from sparklog.log.journal.names import checkpoint_prefix, commit_key, transactions_prefix
 from sparklog.log.topic.root import Root
 from sparklog.maintenance.leases import Lease, read_claims
@@ -221,3 +221,28 @@ def test_old_entries_that_were_deleted_are_no_gap_for_a_reader_without_the_root(
         # A process that slept makes one of them again.
         store.create(commit_key("_groups/g", 0), b"late")
         assert EntryChain(store, log.kind, "g").newest().number == 11
+
+
+def test_a_journal_that_is_deleted_whole_has_no_gap_at_any_moment() -> None:
+    world = World()
+    with small_limits(checkpoint_entries=3):
+        root = world.root(world.store)
+        root.create_topic("t")
+        for _ in range(11):
+            commit_offsets(root)
+        # As after a collection of old entries.
+        world.store.delete(commit_key("_groups/g", 0))
+        world.store.delete(commit_key("_groups/g", 1))
+        log = Groups(root).group("g").log
+        world.now_ms += 30 * 86_400_000
+        delete, numbers_seen = world.store.delete, list[int]()
+
+        def deleted(key: str) -> None:
+            delete(key)
+            numbers_seen.append(Groups(world.root(world.store)).group("g").state().number)
+
+        world.store.delete = deleted  # type: ignore[method-assign]
+        collect_log(log, world.now_ms, dry_run=False)
+        assert not list(world.store.list("_groups/"))
+        assert numbers_seen == sorted(numbers_seen, reverse=True)
+        assert numbers_seen[-1] == -1
