@@ -133,6 +133,11 @@ class StatusLine:
     def __call__(self, text: str) -> None:
         self.text = text
 
+    def total(self, line: str) -> None:
+        """Print what was done at the end, where progress is shown."""
+        if self._shown:
+            say(line)
+
     def files(self, files: int, of_files: int, nbytes: int, of_nbytes: int) -> None:
         """Show `12 of 40 files, 1.2 GB of 5.1 GB`."""
         self(f"{files} of {of_files} files, {size_text(nbytes)} of {size_text(of_nbytes)}")

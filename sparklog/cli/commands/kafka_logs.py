@@ -106,6 +106,10 @@ def import_(
             copied(f"{topic}-{partition}", records, nbytes)
 
         report = import_into(root, log_dir, options, on_skipped=warn, dry_run=dry_run, on_progress=watch)
+    parts_read = [part for topic in report.topics for part in topic.partitions]
+    records, nbytes = sum(part.records for part in parts_read), size_text(sum(part.copied for part in parts_read))
+    done = "Would import" if dry_run else f"Imported {count(records, 'record')} of"
+    status.total(f"{done} {count(len(report.topics), 'topic')}: {nbytes} copied.")
     return Output(
         _document(report), lambda: _show_import(report, dry_run), after=lambda: _show_configs(report, options)
     )
@@ -308,6 +312,9 @@ def export(
     with StatusLine("export", quiet=quiet) as status:
         watch = _watch(status)
         exported = export_topics(log, to, topics, options, lambda records, nbytes: watch(to, records, nbytes))
+    parts = [part for topic in exported if topic.version is not None for part in topic.partitions]
+    nbytes = size_text(sum(part.nbytes for part in parts))
+    status.total(f"Exported {count(len(topics), 'topic')}, {count(len(parts), 'partition')} to {to}: {nbytes}.")
     return Output(exported, lambda: [*map(_show_export, exported)])
 
 
