@@ -418,7 +418,7 @@ def test_a_plan_reads_what_it_needs_once(place: CountedRoot, tmp_path: Path) -> 
     assert [value for found in part.read(("value",)) for value in found["value"].to_pylist()] == [b"c120"]
     place.store.reset()
     view.plan([OffsetRange("t", 0, at, at + 4) for at in range(0, 240, 4)], READ_COMMITTED)
-    assert len(place.store.keys) == 3 * (60 - 16)
+    assert len(place.store.keys) == 3 * (59 - 16) + 1, "the active segment has a footer"
     place.store.reset()
     parts = view.plan([OffsetRange("t", 0, 0, 240)], READ_COMMITTED)
     assert not place.store.keys
