@@ -180,17 +180,20 @@ def _created(root: Root, name: str, num_partitions: int | None) -> Topic:
 
 def _check_partitions(topic: Topic, batch: pa.RecordBatch, partition: int | None, line: int, lines: int) -> None:
     """Raise `BadRequest`, with the line of the input, if a record is for a partition that the topic does not have."""
-    import pyarrow.compute as pc
-
     if "partition" not in batch.schema.names:
         return
+    import numpy as np
+
+    from sparklog.format.arrow_numpy import fixed_values, valid_rows
+
+    column = batch.column("partition")
     last = topic.log.head(refresh=False).partitions - 1
-    wrong = pc.fill_null(pc.greater(batch.column("partition"), last), False)
-    if not pc.any(wrong).as_py() or topic.log.head().partitions - 1 != last:
+    wrong = np.flatnonzero((fixed_values(column, np.int32) > last) & valid_rows(column))
+    if not len(wrong) or topic.log.head().partitions - 1 != last:
         return
-    row = pc.index(wrong, True).as_py()
+    row = int(wrong[0])
     where = f"line {line + row}: " if partition is None and batch.num_rows == lines else ""
-    found = f"--partition {partition}" if partition is not None else batch.column("partition")[row].as_py()
+    found = f"--partition {partition}" if partition is not None else column[row].as_py()
     raise BadRequest(
         f"{where}topic '{topic.name}' has partitions 0 to {last}, found {found}; `sparklog topics alter` adds some"
     )
