@@ -111,8 +111,8 @@ def _of_segment(store: Store, planned: PlannedSlice, crc: int) -> AbortedTransac
     try:
         data = store.get(key)
         entries = transaction_index.parse(data, planned.base, file=key)
-        others = (read_if_there(store, name + suffix) or b"" for suffix in SUFFIXES[:2])
-        if crc and index_crc(*others, data) != crc:
+        index, timeindex = (read_if_there(store, name + suffix) or b"" for suffix in SUFFIXES[:2])
+        if crc and index_crc(index, timeindex, data) != crc:
             message = "the segment's index files do not match the CRC-32C in its commit, and records may be aborted"
             raise Corrupt(f"{message}: run sparklog repair", file=key)
         return entries
