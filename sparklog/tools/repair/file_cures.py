@@ -128,8 +128,9 @@ class FileCures:
 
     def _has_footer(self, start: int) -> bool:
         """Return True if the file's own footer is whole: if a commit says something else, the commit may be wrong."""
+        file, key = self.file, self.file.key
         try:
-            decode_footer(self.store.get(self.file.key, start, self.file.footer_length), file_size=self.file.size)
+            decode_footer(self.store.get(key, start, file.footer_length), file_size=file.size, file=key)
         except (Corrupt, BadRequest, NotFound):
             return False
         return True
