@@ -49,7 +49,7 @@ def test_names_stand_on_one_line_and_obey_nobody(hostile: Path, sparklog: Sparkl
 
 
 def test_one_hostile_name_in_sentences_and_errors(hostile: Path, sparklog: Sparklog) -> None:
-    assert sparklog("groups", "delete", "gone\x1b[2J\n", code=1).err.startswith("sparklog: group 'gone\\x1b[2J '")
+    assert sparklog("groups", "delete", "gone\x1b[2J\n", code=1).err.startswith("sparklog: group 'gone\\x1b[2J\\n'")
     assert sparklog("transactions", "describe", "evil\nname").out.startswith("TransactionalId: evil\\nname\t")
     assert json.loads(sparklog("groups", "list", "--json").out) == sorted(HOSTILE)
 

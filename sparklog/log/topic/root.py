@@ -37,6 +37,11 @@ if TYPE_CHECKING:
     from sparklog.log.topic.topic import Topic
 
 
+def _check_partition_count(partitions: object) -> None:
+    if isinstance(partitions, bool) or not isinstance(partitions, int) or not 1 <= partitions <= MAX_PARTITIONS:
+        raise BadRequest(f"a topic has 1 to {MAX_PARTITIONS} partitions, found {partitions!r}")
+
+
 class Root:
     """A folder of topics, opened by `sparklog.open`."""
 
@@ -142,8 +147,7 @@ class Root:
         check_topic_name(name)
         if partitions is None:
             partitions = self.defaults().partitions(name)
-        if isinstance(partitions, bool) or not isinstance(partitions, int) or not 1 <= partitions <= MAX_PARTITIONS:
-            raise BadRequest(f"a topic has 1 to {MAX_PARTITIONS} partitions, found {partitions!r}")
+        _check_partition_count(partitions)
         checked = TopicConfigs.of(configs)
         check_delete_delay(dict(checked.explicit), force)
         warn_of_short_retention(f"topic {name}", dict(checked.explicit))
@@ -170,6 +174,8 @@ class Root:
             BadRequest: a name, a number or a config is not valid.
         """
         check_topic_name(name)
+        if partitions is not None:
+            _check_partition_count(partitions)
         if not self.engine.exists(name):
             try:
                 return self.create_topic(name, partitions=partitions, configs=configs)
