@@ -217,7 +217,7 @@ class Appends:
                 item.result = ProduceAnswer(error.code)
             elif before is None:
                 item.result = _repeated(log, item, batch, registry[id_])
-            # Otherwise it is a retry of a batch in this very commit, and is judged again after the attempt to commit.
+            # Otherwise it is a retry of a batch in this same commit, and is checked again after the commit attempt.
             return False
         keys[id_] = KafkaWriterKey(id_, number, follows, batch.count + (before.count if before else 0))
         return True
@@ -247,7 +247,7 @@ class Appends:
 
 
 def _repeated(log: TopicLog, item: _Item, batch: ProducedBatch, entry: WriterEntry) -> ProduceAnswer:
-    """Return the answer to a batch that was committed before: its offset, if the log can still tell."""
+    """Return the answer to a retry of a committed batch: its offset, if it can still be found in the log."""
     from sparklog.serve.repeated_batches import find_repeated
 
     stored = find_repeated(log, item.partition, batch, entry)
@@ -263,7 +263,7 @@ def _file(log: TopicLog, target: AppendTarget, by_partition: dict[int, list[Prod
     ordered = sorted(by_partition.items())
     slices = [_slice(partition, batches) for partition, batches in ordered]
     if min([one.max_ts for one in slices]) < 0 and not target.configs.log_append_time:
-        # Retention counts from the append then, as a broker counts from the modification time of the segment.
+        # Without timestamps, retention counts from the append, as a broker uses the segment's modification time.
         now_ms = log.env.wall_ms()
         slices = [replace(one, max_ts=now_ms) if one.max_ts < 0 else one for one in slices]
     parts = [batch.data for _, batches in ordered for batch in batches]

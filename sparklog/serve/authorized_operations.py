@@ -1,6 +1,6 @@
-"""What a client is allowed, as Kafka tells it: one bit for each operation of an access control list (KIP-430).
+"""Authorized operations of a client, as Kafka encodes them: one bit for each ACL operation (KIP-430).
 
-A server without a file of users allows each operation that Kafka has for a resource, if it is writable.
+A writable server without a users file allows all operations that Kafka defines for a resource.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ _GROUP = (Operation.READ, Operation.DELETE, Operation.ALTER_CONFIGS, *_READING)
 
 
 def topic_operations(request: ServedRequest, name: str) -> int:
-    """Return what the client may do with a topic."""
+    """Return the operations on a topic that the client is allowed to perform."""
     writes = _TOPIC if request.services.options.writable and request.may(WRITE, name) else ()
     return _bits(*writes, *((Operation.READ, *_READING) if request.may(READ, name) else ()))
 
 
 def cluster_operations(request: ServedRequest) -> int:
-    """Return what the client may do with the cluster: the right to write all topics is the right to change it."""
+    """Return the operations on the cluster that the client may perform: writing all topics implies changing it."""
     return _bits(*(_CLUSTER if request.services.options.writable and request.may(WRITE, "") else _READING))
 
 
 def group_operations(request: ServedRequest, name: str) -> int:
-    """Return what the client may do with a consumer group."""
+    """Return the operations on a consumer group that the client is allowed to perform."""
     return _bits(*(_GROUP if request.may(GROUP, name) else ()))
 
 

@@ -1,9 +1,9 @@
 """The checks of produced batches, as Kafka's `LogValidator` makes them, what a slice says of each, and sequences.
 
-Records are read to see that they fit, for their times and for keys that are missing; they stay as they came. Like a
-broker, the server writes the greatest time of the records into the header and clears the LogAppendTime bit, with a new
-checksum if that changes the batch. Under LogAppendTime it sets the bit instead; the time itself comes with the commit.
-The codec stays the producer's: a topic's `compression.type` changes nothing here.
+The server reads records to validate them, to get their timestamps, and to find missing keys; it does not change them.
+Like a broker, it writes the largest timestamp into the header and clears the LogAppendTime bit, and computes a new
+checksum if that changes the batch. Under LogAppendTime it sets the bit instead; the commit sets the timestamp.
+The producer's codec is kept: a topic's `compression.type` has no effect here.
 
 Of an idempotent producer the topic's registry has an entry for each partition: the number of the last record that
 landed. It is of the commits alone, so every server says the same of a batch, and a retry is written once, whichever
@@ -57,8 +57,9 @@ _HALF = 1 << 30
 class ProducedBatch:
     """A batch of a producer, checked: its bytes, its place in the producer's numbers, and what a slice says of it.
 
-    `min_ts`, `max_ts`: the least and greatest time of its records from 1970 on (ms), -1 without any; `flags`: of
-    `SliceFlag`; `offset`: in its slice, once it is in one.
+    * `min_ts`, `max_ts`: the smallest and largest non-negative timestamp of its records in ms; -1 without any
+    * `flags`: bits of `SliceFlag`
+    * `offset`: its offset relative to its slice, once it is in one
     """
 
     data: memoryview
@@ -108,11 +109,11 @@ def checked_batch(records: memoryview | None, version: int, configs: TopicConfig
 
 
 def _check_records(batch: ProducedBatch, codec: Codec, configs: TopicConfigs, now_ms: int) -> None:
-    """Check the records of a batch, which has the times of its header; correct the header, and set what a slice says.
+    """Check the records of a batch, correct its header, and set its timestamps and flags.
 
-    The greatest time of the header and the LogAppendTime bit are the broker's to write, whatever a producer sends:
-    Sarama before 1.45.1 sends a greatest time of -1. Records may have any time below 0; -1 means none, and is below no
-    `message.timestamp.before.max.ms`.
+    `min_ts` and `max_ts` of the batch are the timestamps of its header before the call. The broker sets the largest
+    timestamp of the header and the LogAppendTime bit, whatever a producer sends: Sarama before 1.45.1 sends a largest
+    timestamp of -1. A negative record timestamp means none; -1 is exempt from `message.timestamp.before.max.ms`.
     """
     data, base_ms, sent_ms = batch.data, batch.min_ts, batch.max_ts
     try:
@@ -138,14 +139,14 @@ def _check_records(batch: ProducedBatch, codec: Codec, configs: TopicConfigs, no
 
 
 def _rejected(batch: ProducedBatch, configs: TopicConfigs, accepted_ms: tuple[int, int] | None) -> CodeError:
-    """Return the error of a batch, with the records that are the reason, as a broker names them (KIP-467).
+    """Return the error for a batch, with its invalid records, as a broker does (KIP-467).
 
-    These are records with times outside of `accepted_ms`, and in a compacted topic those without a key.
+    Invalid records have a timestamp outside `accepted_ms` or, in a compacted topic, no key.
     """
     from sparklog.format.arrow_numpy import valid_rows
     from sparklog.format.decode import decode
 
-    # Under the bit all records would have the time of the header.
+    # If the bit is set, `decode` returns the header's timestamp for all records.
     batch.data[_ATTRIBUTES] &= ~LOG_APPEND_TIME_BIT
     records = decode(batch.data, scan_headers(batch.data), columns=("timestamp", "key"), check_crc=False)
     code, reasons = Code.INVALID_RECORD, dict[int, str]()

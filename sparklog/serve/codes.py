@@ -121,9 +121,10 @@ def answered(kind: type[SparklogError], code: Code) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class ProduceAnswer:
-    """The answer to one batch. `time_ms`: of the commit, under LogAppendTime; else -1.
+    """The answer to one batch.
 
-    `record_errors`: the records that are the reason, as the response has them.
+    * `time_ms`: the timestamp of the commit under LogAppendTime, else -1
+    * `record_errors`: the invalid records, as rows of the response
     """
 
     code: Code = Code.NONE

@@ -32,9 +32,9 @@ _HEADER = struct.Struct(">hhi")
 LEAST_REQUEST = _HEADER.size
 PRODUCES_UNDER_WAY = 5
 SMALL_BYTES = 64 << 10
-"""A request up to this size is never kept waiting for memory."""
+"""A request up to this size never waits for memory."""
 READ_BYTES = 1 << 20
-"""Of a larger request, at most, before memory is counted for them."""
+"""Maximum bytes of a larger request to read before counting their memory."""
 WRITE_BYTES = 256 << 10
 """Handed to a stream at once: what it cannot send is copied, and waits in memory."""
 MOST_BUFFERS = 512
@@ -46,7 +46,7 @@ class Refused(Exception):  # noqa: N818
 
 
 class Connection:
-    """A client that is connected; `run` serves it until it leaves."""
+    """A client connection; `run` serves it until it ends."""
 
     def __init__(self, services: Services, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._services = services
@@ -57,12 +57,12 @@ class Connection:
         peer = writer.get_extra_info("peername")
         self.client = Client(*(("?",) if not peer else (f"{peer[0]}:{peer[1]}", peer[0])))
         self._logs_in = services.options.users is not None
-        """The client has not logged in yet, and has to."""
-        # Loop times: of the connection, of its last request, and of the first byte of a request that is arriving.
+        """True while the client still has to log in."""
+        # Loop times of the connection, of its latest request, and of the first byte of the request being received.
         self._connected = self._last = asyncio.get_running_loop().time()
         self._begun: float | None = None
         self._produces: deque[tuple[ServedRequest, Produced, RequestBytes]] = deque()
-        """Those that are not answered yet, in their order."""
+        """Unanswered produce requests, in order."""
 
     def is_overdue(self, now: float) -> bool:
         """Return True if the client took too long to log in or to send a request, or was silent for too long."""
@@ -124,7 +124,7 @@ class Connection:
                 memory.give_back(request)
 
     async def _read_large(self, size: int, request: RequestBytes) -> bytes:
-        """Read a request, and count its memory, as its bytes arrive: a size that is announced costs nothing yet."""
+        """Read a request and count its memory as bytes arrive, so that an announced size alone uses no memory."""
         pieces = list[bytes]()
         while request.nbytes < size:
             piece = await self._reader.read(min(size - request.nbytes, READ_BYTES))
@@ -137,11 +137,11 @@ class Connection:
 
     @property
     def _is_known(self) -> bool:
-        """The client has logged in, or need not."""
+        """True if the client has logged in or does not have to."""
         return self._services.options.users is None or self.client.user is not None
 
     async def _serve(self, data: bytes, memory: RequestBytes) -> bool:
-        """Answer a request; True if it is under way: its answer, and its memory, follow."""
+        """Answer a request; return True if it is in progress, and its response and the release of its memory follow."""
         self._last = asyncio.get_running_loop().time()
         key, version, correlation = _HEADER.unpack_from(data)
         api = table.APIS.get(key)
@@ -172,7 +172,7 @@ class Connection:
         schema, version = request.api.request, request.version
         header, position = read_message(message(table.FOLDER, "RequestHeader"), 1 + schema.is_flexible(version), data)
         self.client.name = (header["clientId"] or "")[:100]
-        # Bytes after the message are ignored, as a broker does: librdkafka 2.2 to 2.16 send one after a null list.
+        # Like a broker, ignore bytes after the message: librdkafka 2.2 to 2.16 send one after a null list.
         request.fields, _ = read_message(schema, version, data, position)
 
     async def _handled(self, request: ServedRequest) -> Fields | None:

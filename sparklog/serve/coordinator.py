@@ -1,8 +1,9 @@
-"""The groups that this server coordinates: which ones are its own, their offsets, and their signs of life.
+"""The groups that this server coordinates: their owner, their offsets, and their heartbeats.
 
-A group belongs to the server that its journal names, while that one responds; else to the first one that responds, in
-an order that follows from the group's name. Servers that were told of each other (`--advertise`) agree on it without a
-request to each other. Servers that were not fence each other by generations, as any two members of a group do.
+A group belongs to the server recorded in its journal as long as that server responds; otherwise to the first server
+that responds, in an order that depends on the group's name. Servers that know each other (`--advertise`) agree on it
+without exchanging requests. Servers that do not know each other fence each other by generations, as any two members of
+a group do.
 
 Offsets of members that commit while an entry is written go into the next entry together.
 """

@@ -64,7 +64,7 @@ class Joined:
     member: str
     members: tuple[MemberState, ...] = ()
     skips_assignment: bool = False
-    """True for a leader that keeps the assignment: a static member that comes back without a rebalance."""
+    """True for a leader that keeps the assignment: a static member that rejoins without a rebalance."""
 
 
 @dataclass(slots=True, eq=False)
@@ -127,9 +127,9 @@ class GroupMembers:
         """Join, and wait for the rebalance. Raises `CodeError`.
 
         Args:
-            details: what the member says of itself.
-            id_first: a member without an id is given one, to come back with.
-            may_skip: a static leader that comes back may be told that it leads, and skips the assignment (KIP-814).
+            details: the fields of the member's request.
+            id_first: reject a member without an id, with a new id to rejoin with (KIP-394).
+            may_skip: tell a static leader that rejoins to skip the assignment (KIP-814).
         """
         async with self.lock:
             before, leader = self._holder(details.instance), self.leader
@@ -180,7 +180,7 @@ class GroupMembers:
         return Code.REBALANCE_IN_PROGRESS if self.state == PREPARING else Code.NONE
 
     async def leave(self, member_id: str, instance: str | None) -> Code:
-        """Remove a member; return once the group is empty in the journal, too, if it was the last one."""
+        """Remove a member. If it was the last one, return only after the journal has an entry for the empty group."""
         async with self.lock:
             if self._was_pending(member_id):
                 return Code.NONE
@@ -192,7 +192,7 @@ class GroupMembers:
             completing = self._remove(member)
             is_last = not self.members
         if is_last and completing is not None:
-            # A client that goes away must not take the end of the group with it.
+            # If the client disconnects, the entry must still be written.
             await asyncio.shield(completing)
         return Code.NONE
 
@@ -304,7 +304,7 @@ class GroupMembers:
         self._deadline = asyncio.get_running_loop().call_later(seconds, self._complete_soon, True)
 
     def _complete_soon(self, late: bool = False) -> asyncio.Task[None] | None:
-        """Start to end the rebalance; return the task."""
+        """Start a task that completes the rebalance; return it, or None if the rebalance is being delayed."""
         if not late and self._settling:
             return None
         task = asyncio.get_running_loop().create_task(self._complete(late))
@@ -373,7 +373,7 @@ class GroupMembers:
         return max(sorted(votes), key=lambda name: votes[name])
 
     def _remove(self, member: MemberState) -> asyncio.Task[None] | None:
-        """Remove a member; return what ends the rebalance that follows."""
+        """Remove a member; return the task that completes the resulting rebalance."""
         member.fail(Code.UNKNOWN_MEMBER_ID)
         self._drop(member)
         if self.state in (STABLE, COMPLETING):

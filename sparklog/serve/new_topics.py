@@ -1,7 +1,8 @@
 """The checks of a broker before it creates a topic or adds partitions: colliding names, replicas, assignments.
 
-There are no replicas: what is checked means nothing afterwards. But a request that a broker refuses is a mistake of its
-sender, and what is created here can be created there, for example for an export.
+A root has no replicas, so replication factors and assignments have no effect. They are validated nevertheless, because
+a request that a broker rejects is a mistake of the client, and so that a broker can create the same topic, for example
+for an export.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from sparklog.serve.served_log import ServedLog
 
 
 def check_collision(name: str, log: ServedLog) -> None:
-    """Raise `CodeError` if a topic exists whose name differs only in `.` and `_`: a broker's metrics mix these up."""
+    """Raise `CodeError` if another topic's name differs only in `.` and `_`, which collide in broker metric names."""
     if "." not in name and "_" not in name:
         return
     folded = name.replace(".", "_")
@@ -23,15 +24,15 @@ def check_collision(name: str, log: ServedLog) -> None:
         if other != name and other.replace(".", "_") == folded:
             raise CodeError(
                 Code.INVALID_TOPIC,
-                f"topic '{name}' collides with existing topic '{other}': a broker tells"
-                " no '.' from '_' in names of metrics",
+                f"topic '{name}' collides with existing topic '{other}': their names differ only in '.' and '_',"
+                " which collide in a broker's metric names",
             )
 
 
 def checked_partitions(topic: Fields, default: int, node_ids: Collection[int]) -> int:
-    """Return how many partitions a topic of CreateTopics has; `default`: where it leaves the number to the server.
+    """Return the number of partitions of a topic in CreateTopics; `default` if the request does not set one.
 
-    Raises `CodeError` with a broker's code for what a broker refuses.
+    Raises `CodeError` with a broker's error code if a broker would reject the topic.
     """
     partitions, replicas = topic["numPartitions"], topic["replicationFactor"]
     if topic["assignments"]:
@@ -47,7 +48,7 @@ def checked_partitions(topic: Fields, default: int, node_ids: Collection[int]) -
 
 
 def _assigned(topic: Fields, node_ids: Collection[int]) -> int:
-    """Return how many partitions an assignment of replicas names."""
+    """Return the number of partitions in a replica assignment."""
     for name in ("numPartitions", "replicationFactor"):
         if topic[name] != -1:
             raise CodeError(
@@ -61,19 +62,19 @@ def _assigned(topic: Fields, node_ids: Collection[int]) -> int:
 
 
 def check_assignments(assignments: Sequence[Sequence[int]], node_ids: Collection[int], partitions: int) -> None:
-    """Check the node ids that are assigned to each new partition. `CodeError` as a broker's."""
+    """Check the node ids assigned to each new partition. Raises `CodeError` with a broker's error code."""
     problem = ""
     if len(assignments) != partitions:
         problem = f"expected assignments for {partitions} partitions, found {len(assignments)}"
     for nodes in assignments:
         unknown = sorted(set(nodes) - set(node_ids))
         if not nodes:
-            problem = "an assignment names no server"
+            problem = "an assignment must have at least one server"
         elif len(set(nodes)) < len(nodes):
-            problem = f"an assignment names a server twice: {list(nodes)}"
+            problem = f"an assignment must list a server only once, found {list(nodes)}"
         elif unknown:
-            problem = f"an assignment names server {unknown[0]}, which does not exist"
+            problem = f"an assignment has server {unknown[0]}, which does not exist"
         elif len(nodes) != len(assignments[0]):
-            problem = f"expected as many servers for each partition, found {len(assignments[0])} and {len(nodes)}"
+            problem = f"partitions must have the same number of servers, found {len(assignments[0])} and {len(nodes)}"
     if problem:
         raise CodeError(Code.INVALID_REPLICA_ASSIGNMENT, problem)

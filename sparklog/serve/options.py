@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 SINGLE_NODE_ID = 1
 NODE_IDS = 2, 1_000
-"""The ids of several servers: from the first up to the last, exclusive; Kafka's `reserved.broker.max.id` is 1000."""
+"""The range of the ids of several servers, end exclusive; Kafka's `reserved.broker.max.id` is 1000."""
 
 
 SESSION_TIMEOUTS_MS = 6_000, 1_800_000
-"""Kafka's defaults."""
+"""Kafka's default limits of a session timeout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +75,15 @@ def node_ids(addresses: Sequence[Address]) -> dict[Address, int]:
 class ServeLimits:
     """Limits of a server.
 
-    * `connections`, `connections_per_ip`: open connections, TLS handshakes in progress included
-    * `request_bytes`: of one request; `login_request_bytes`: of one from a client that has to log in first, as Kafka's
-      `sasl.server.max.receive.size`
-    * `waiting_request_bytes`: of all requests that have arrived, in part or whole, and are not answered
-    * `handshake_seconds`, `login_seconds`: for the TLS handshake, and from the connection to the end of the login
-    * `request_seconds`: from the first byte of a request to its last one; clients give up after 30 to 60 s
-    * `idle_seconds`: without a request
-    * `logins`: passwords that are checked at the same time; of one address it is one
-    * `failed_login_seconds`: before a failed login is answered, as `connection.failed.authentication.delay.ms`
+    * `connections`, `connections_per_ip`: open connections, including TLS handshakes in progress
+    * `request_bytes`: size of a request; `login_request_bytes`: size of a request before the client has logged in, as
+      Kafka's `sasl.server.max.receive.size`
+    * `waiting_request_bytes`: total size of the unanswered requests that have arrived at least in part
+    * `handshake_seconds`: duration of a TLS handshake; `login_seconds`: time from the connection to the end of login
+    * `request_seconds`: time from the first byte of a request to its last; clients time out after 30 to 60 s
+    * `idle_seconds`: time between two requests of a connection
+    * `logins`: passwords checked concurrently; only one of them may come from the same address
+    * `failed_login_seconds`: delay of the response to a failed login, as `connection.failed.authentication.delay.ms`
     """
 
     connections: int = 1_000

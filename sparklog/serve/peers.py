@@ -1,12 +1,12 @@
 """The servers of a root that know each other (`--advertise`): which ones respond, and which one leads a partition.
 
-Any server may append to any partition and read it, because commits decide what was written. A leader is advice that
-spreads clients over the servers, and that sends them to another server if one stops responding. All servers that see
-the same servers respond give the same advice.
+Any server can append to any partition and read it, because commits order the writes of all servers. A leader is only
+advice: it spreads clients over the servers, and sends them to another server if one stops responding. Servers that see
+the same servers respond return the same leaders.
 
-Each server sends each other one an ApiVersions request a second, over a connection that stays open. A server that
-refuses connections, or does not answer within four seconds (it hangs, or its machine is gone), does not respond: the
-others no longer name it, until it answers again. This makes no requests to the store.
+Each server sends an ApiVersions request to each other server once per second, over a persistent connection. A server is
+not responding if it refuses connections or does not answer within four seconds (it hangs, or its host is down). The
+others omit it from metadata responses until it answers again. Probes make no requests to the store.
 """
 
 from __future__ import annotations
@@ -32,7 +32,12 @@ _LOG = logging.getLogger("sparklog.serve")
 
 
 class Peers:
-    """The servers of a root. `nodes`: this one first. `is_encrypted`: they speak TLS."""
+    """The servers of a root.
+
+    Args:
+        nodes: the addresses of all servers, this one first.
+        is_encrypted: True if the servers use TLS.
+    """
 
     def __init__(self, nodes: Sequence[Address], *, is_encrypted: bool = False) -> None:
         self.nodes = tuple(dict.fromkeys(nodes))
@@ -44,7 +49,7 @@ class Peers:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Begin to probe the other servers."""
+        """Start to probe the other servers."""
         self._tasks = [asyncio.create_task(self._probing(node)) for node in self._others]
 
     def close(self) -> None:
@@ -63,10 +68,10 @@ class Peers:
         return node in self._responding
 
     def leaders(self, topic: str) -> list[Address]:
-        """Return the leaders of a topic's partitions: partition p has the one at p modulo their number.
+        """Return the leaders of a topic's partitions: the leader of partition p is at index p modulo their number.
 
-        The servers are in an order that the topic's name decides. A server that does not respond is replaced by the
-        next one that does, so that the other partitions keep their leaders.
+        The order of the servers depends on the topic's name. The next server that responds replaces a server that does
+        not, so that the other partitions keep their leaders.
         """
         nodes = sorted(self.nodes, key=lambda node: ranking(topic, node))
         places = range(len(nodes))
@@ -74,7 +79,7 @@ class Peers:
         return [next(node for node in turn if node in self._responding) for turn in turns]
 
     async def _probing(self, node: Address) -> None:
-        """Keep asking a server, until cancelled."""
+        """Probe a server until cancelled."""
         while True:
             try:
                 await self._ask(node)
@@ -83,9 +88,10 @@ class Peers:
             await asyncio.sleep(PROBE_SECONDS)
 
     async def _ask(self, node: Address) -> None:
-        """Ask a server each second over one connection. Raises if the first answer does not come, or a later one late.
+        """Probe a server once per second over one connection.
 
-        A connection that ends after an answer is not a sign of trouble: the caller connects again.
+        Raises if the first answer does not arrive or a later one times out. A connection that ends after an answer is
+        not a failure: the caller connects again.
         """
         opening = asyncio.open_connection(node.host, node.port, ssl=self._tls)
         reader, writer = await asyncio.wait_for(opening, ANSWER_SECONDS)
@@ -110,7 +116,7 @@ class Peers:
             _LOG.info("server %s responds", node)
         elif not responds and (node in self._responding or not self._probed[node].is_set()):
             self._responding = self._responding - {node}
-            _LOG.warning("server %s does not respond (%s): the other servers take over its clients", node, why)
+            _LOG.warning("server %s does not respond (%s): its clients are directed to other servers", node, why)
         self._probed[node].set()
 
 
@@ -122,12 +128,12 @@ async def _answer(reader: asyncio.StreamReader) -> None:
 
 
 def _without_check() -> ssl.SSLContext:
-    """Return what encrypts probes. They carry no secret, so the certificate is not checked."""
+    """Return the TLS context of probes. It does not check certificates, because probes contain no secret."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context
 
 
 def ranking(name: str, node: Address) -> bytes:
-    """Return the place of a server among others for a topic or group: the same on every server."""
+    """Return the sort key of a server for a topic or group: the same on every server."""
     return hashlib.blake2b(f"{name} {node}".encode(), digest_size=8).digest()

@@ -1,9 +1,9 @@
-"""Find the offset of a batch that a producer sends again, from the log alone, as a new leader in Kafka does.
+"""Find the offset of a retried batch using only the log, as a new leader in Kafka does.
 
-A producer retries a batch if the response was lost, for example because its server was killed; the server that gets
-the retry may be another one. The registry says that the batch was committed, and which commit has the producer's latest
-batch. Batch headers keep producer id, epoch and first sequence through merges, seals and compaction, so the search goes
-backwards from the end of that commit, through the slices that have batches of idempotent producers.
+A producer retries a batch if the response was lost, for example because the server was killed, and another server may
+get the retry. The registry shows that the batch was committed, and which commit contains the producer's latest batch.
+Merging, sealing and compaction preserve the producer id, epoch and base sequence in batch headers. So the search reads
+backwards from the end of that commit, through the slices that contain batches of idempotent producers.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from sparklog.serve.batch_checks import ProducedBatch
 from sparklog.serve.stored_batches import patched_batches
 
 REPEATABLE_BATCHES = 5
-"""Latest batches of a producer whose offsets are looked up: Kafka's clients have no more requests in flight."""
+"""Number of a producer's latest batches to search: idempotent Kafka clients have at most five requests in flight."""
 WINDOW_BYTES, SEARCH_BYTES = 1 << 20, 64 << 20
-"""Bytes of other producers' batches may lie between: how many are read at once, and in total."""
+"""Bytes to read in one step, and in total: batches of other producers may lie in between."""
 
 
 def find_repeated(log: TopicLog, partition: int, batch: ProducedBatch, entry: WriterEntry) -> BatchHeader | None:
-    """Return the stored header of a batch that was committed before `entry` was written, with its offset.
+    """Return the stored header of a retried batch, with its offset; `entry` is the producer's registry entry.
 
-    None if it is not among the latest five batches of its producer, or its records have been deleted since.
+    Returns None if the batch is not among the latest five of its producer, or its records have been deleted.
     """
     snapshot = log.snapshot(refresh=False)
     start = int(snapshot.head.log_start[partition])
-    # Later records of the producer take an offset each.
+    # Each later record of the producer has one offset.
     later = (entry.batch + 1 - batch.base_sequence) % (MAX_SEQUENCE + 1) - batch.count
     end = _end_of_commit(snapshot, partition, entry.version) - later
     found = 0
@@ -56,7 +56,7 @@ def find_repeated(log: TopicLog, partition: int, batch: ProducedBatch, entry: Wr
             if found >= REPEATABLE_BATCHES:
                 return None
     except (Corrupt, NotFound):
-        # Damaged, or deleted by retention meanwhile: that the batch was committed is known all the same.
+        # The batch is corrupt, or retention has deleted it. The registry still shows that it was committed.
         return None
     return None
 
@@ -74,7 +74,7 @@ def _end_of_commit(snapshot: Snapshot, partition: int, version: int) -> int:
 
 
 def _windows(snapshot: Snapshot, partition: int, start: int, end: int) -> Iterator[list[OffsetRange]]:
-    """Yield ranges of about `WINDOW_BYTES` with batches of idempotent producers, the latest ones first."""
+    """Yield ranges of about `WINDOW_BYTES` with batches of idempotent producers, the latest first."""
     slices = snapshot.slices.select(partition, start, end) if start < end else None
     window, room, left = list[OffsetRange](), WINDOW_BYTES, SEARCH_BYTES
     for low, high, nbytes in _pieces(slices, start, end) if slices is not None else ():
@@ -90,7 +90,7 @@ def _windows(snapshot: Snapshot, partition: int, start: int, end: int) -> Iterat
 
 
 def _pieces(slices: Slices, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yield first offset, end and bytes of slices, backwards; large ones, such as sealed segments, in pieces."""
+    """Yield first offset, end and bytes of slices, backwards; split large slices, such as sealed segments."""
     for row in reversed(np.flatnonzero(slices.flags & int(SliceFlag.KAFKA_PRODUCERS)).tolist()):
         base, stop, size = (int(column[row]) for column in (slices.base, slices.end, slices.size))
         step = max((stop - base) * WINDOW_BYTES // max(size, 1), 1)

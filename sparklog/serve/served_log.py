@@ -63,9 +63,11 @@ class StoredPlace:
 
 
 class ServedLog:
-    """Topics to read. `root` is None for a Kafka directory; `topic`: the only one that is served, None: all.
+    """Topics to read.
 
-    `skipped` has the damage that `view` leaves out.
+    * `root`: None for a Kafka directory
+    * `topic`: the only served topic; None: all topics
+    * `skipped`: the corrupt records that `view` skips
     """
 
     def __init__(self, view: LogView, root: Root | None, topic: str | None, skipped: SkippedLog | None = None) -> None:
@@ -82,7 +84,7 @@ class ServedLog:
         self._poked: Moment | None = None
         self._listed: tuple[Moment, list[str]] | None = None
         self._looked: tuple[Moment, list[str]] | None = None
-        """The list whose topics were all looked at, for an id that had not been seen."""
+        """The latest list whose topics were all polled to find an unknown id."""
         self._waiting: dict[asyncio.Future[None], Mapping[str, SeenTopic]] = {}
         self._watch: asyncio.Task[None] | None = None
         self._pause: asyncio.Future[None] | None = None
@@ -145,11 +147,11 @@ class ServedLog:
         return self._seen.get(topic, UNSEEN)
 
     def name_of(self, topic_id: str) -> str | None:
-        """Return the name of the topic that was seen last with an id. Asks nothing, and waits for nothing."""
+        """Return the cached name of the topic with an id, without a request or a wait."""
         return self._names.get(topic_id)
 
     def names_of(self, topic_ids: Collection[str]) -> dict[str, str]:
-        """Return the names of topics by their ids. Looks at all topics that are listed if an id has not been seen."""
+        """Return the names of topics by their ids; poll all listed topics if an id is unknown."""
         if any(self.name_of(topic_id) is None for topic_id in topic_ids):
             topics = self.topics()
             if self._listed is None or self._listed is not self._looked:
@@ -183,9 +185,9 @@ class ServedLog:
             return (parts[0] if parts else None), stop
 
     def record_at(self, topic: str, partition: int, time_ms: int | None, isolation: str) -> TimestampOffset | None:
-        """Return the first record at or after a time; None: at the greatest time of all, whatever the isolation.
+        """Return the first record at or after `time_ms`; None: the record with the largest timestamp, in any isolation.
 
-        If no record has a time, the first record without one has the greatest time, -1, as at a broker.
+        If no record has a timestamp, the largest timestamp is -1, the one of the first record, as on a broker.
         """
         with self._lock:
             if time_ms is None:
@@ -201,7 +203,7 @@ class ServedLog:
             segments = view.partition_states(topic)[partition].segments
             return max((int(segment.max_timestamp) for segment in segments), default=-1)
         slices = view.snapshot(topic).slices.select(partition)
-        # The greatest time of a slice without timestamps is the time of its append, or of an imported file.
+        # `max_ts` of a slice without timestamps is the time of its append, or of the imported file.
         return int(slices.max_ts[slices.min_ts >= 0].max(initial=-1))
 
     def sizes(self, topic: str) -> list[PartitionSize]:

@@ -40,8 +40,11 @@ def open_served(
 ) -> ServedLog:
     """Open a root, a topic's folder, a backup, a Kafka directory or a partition's folder to be served.
 
-    `create`: make a new root where there is nothing. `backup`: the number of one, in a place of backups.
-    `corrupt_records`: as for `opening.open_view`.
+    Args:
+        location: what to serve.
+        create: create a new root if the location is empty.
+        backup: number of a backup in a backup repository.
+        corrupt_records: as for `opening.open_view`.
     """
     skipped = SkippedLog()
     if backup is not None:
@@ -76,7 +79,7 @@ class Server:
         self._services = Services(log, options)
         self._connections: set[Connection] = set()
         self._hosts: Counter[str] = Counter()
-        """Open connections by address, TLS handshakes in progress included."""
+        """Number of open connections by address, including TLS handshakes in progress."""
         self._scrapes: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._sockets: list[socket.socket] = []
@@ -115,13 +118,13 @@ class Server:
         self._services.close()
 
     async def _accepting(self, listener: socket.socket) -> None:
-        """Accept connections. Unlike asyncio's server, count those whose TLS handshake goes on, too."""
+        """Accept connections. Unlike asyncio's server, also count connections during their TLS handshake."""
         metrics, limits = self._services.metrics, self._services.options.limits
         while True:
             try:
                 accepted, peer = await asyncio.get_running_loop().sock_accept(listener)
             except OSError as error:
-                # For example, the process has no file descriptor left: some connections will end.
+                # The process may have no file descriptor left: wait until some connections end.
                 _LOG.warning("a connection could not be accepted: %s", error)
                 await asyncio.sleep(ACCEPT_PAUSE_SECONDS)
                 continue
@@ -134,13 +137,13 @@ class Server:
             self._start(self._serving(accepted, peer[0]))
 
     async def _serving(self, accepted: socket.socket, host: str) -> None:
-        """Serve a connection until it ends, from its TLS handshake on."""
+        """Serve a connection from its TLS handshake to its end."""
         options, loop = self._services.options, asyncio.get_running_loop()
         reader = asyncio.StreamReader(BUFFER_BYTES)
         protocol = asyncio.StreamReaderProtocol(reader)
         seconds = None if options.tls is None else options.limits.handshake_seconds
         try:
-            # A server that ends cancels its tasks. A TLS handshake that fails concerns the client alone.
+            # A stopping server cancels its tasks. A failed TLS handshake concerns only the client.
             with suppress(asyncio.CancelledError, OSError):
                 transport, _ = await loop.connect_accepted_socket(
                     lambda: protocol, accepted, ssl=options.tls, ssl_handshake_timeout=seconds
@@ -167,9 +170,9 @@ class Server:
         writer.close()
 
     async def _sweeping(self) -> None:
-        """Close connections that were silent for too long, or that take too long to log in or to send a request.
+        """Close connections that are idle for too long, or that take too long to log in or to send a request.
 
-        Before that, import what the first requests would wait for, once the server has begun to answer.
+        Before that, once the server listens, import the modules that the first requests would otherwise wait for.
         """
         loop = asyncio.get_running_loop()
         await asyncio.sleep(IMPORT_SECONDS)
@@ -182,7 +185,7 @@ class Server:
 
 
 async def _listen(address: Address) -> list[socket.socket]:
-    """Return sockets that listen on an address: one, or for a name one for each address it has."""
+    """Return sockets that listen on an address; a host name has one socket for each of its addresses."""
     host, port = address.host, address.port
     try:
         found = await asyncio.get_running_loop().getaddrinfo(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 STALL_SECONDS = 2.0
-"""A request of which nothing arrives for so long has stalled, and is dropped if others need its memory."""
+"""A request has stalled if no bytes arrive for this long; its connection is closed if others need its memory."""
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class ServerMetrics:
     refused: int = 0
 
     def text(self, connections: int, skipped: int) -> str:
-        """Return the counters as Prometheus reads them, with the open connections and the damage that is left out."""
+        """Return the counters in Prometheus text format, with the open connections and the skipped corrupt ranges."""
         from sparklog.tools.report.metrics import Labels, Metric, text_of
 
         def metric(name: str, text: str, *values: tuple[Labels, int]) -> Metric:
@@ -52,16 +52,18 @@ class ServerMetrics:
             metric("refused_total", "Connections over the limit.", ({}, self.refused)),
             metric("sent_bytes_total", "Bytes of responses.", ({}, self.sent_bytes)),
             metric("requests_total", "Requests by API and version.", *requests),
-            metric("skipped_total", "Damaged places in files whose records were left out.", ({}, skipped)),
+            metric("skipped_total", "Corrupt ranges of files that were skipped.", ({}, skipped)),
         )
         return text_of(metrics)
 
 
 @dataclass(slots=True, eq=False)
 class RequestBytes:
-    """The bytes of one request that have arrived and are counted. `close` ends its connection.
+    """The bytes of one request that have arrived and are counted.
 
-    `last` is when bytes arrived last (loop time); `waits`: for room, so it is not the client that is slow.
+    * `close`: closes the connection of the request
+    * `last`: when the latest bytes arrived (loop time)
+    * `waits`: True while the request waits for memory, so the client is not to blame for the pause
     """
 
     close: Callable[[], None]
@@ -71,14 +73,14 @@ class RequestBytes:
 
 
 class RequestMemory:
-    """Bytes of requests that have arrived, in part or whole, and are not answered.
+    """The memory of unanswered requests that have arrived at least in part.
 
-    Small requests are counted but never wait. Large requests wait for room in the order they came. Two rules keep them
-    from waiting for something that never happens:
+    Small requests are counted but never wait. Large requests wait for memory in order of arrival. Two rules prevent
+    deadlocks:
 
-    * One request at a time may exceed the limit: requests that have arrived in part could wait for each other forever.
-    * If there is no room for a while, the request of which nothing has arrived for the longest time loses its
-      connection: clients that send a part and stop would keep all others waiting.
+    * One request at a time may exceed the limit; otherwise partly received requests could wait for each other forever.
+    * If no memory becomes free for `STALL_SECONDS`, the connection whose request has stalled the longest is closed;
+      otherwise clients that stop in the middle of a request could block all others.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -89,12 +91,12 @@ class RequestMemory:
         self._arriving: set[RequestBytes] = set()
 
     def add(self, request: RequestBytes, nbytes: int) -> None:
-        """Count bytes of a request at once."""
+        """Count bytes of a request without waiting."""
         self._room -= nbytes
         request.nbytes += nbytes
 
     async def take(self, request: RequestBytes, nbytes: int) -> None:
-        """Count bytes of a large request that have just arrived, once there is room for them."""
+        """Wait until there is memory for the bytes of a large request that have just arrived, and count them."""
         self._arriving.add(request)
         if self._exceeding is not request and (self._room < nbytes or self._turn.locked()):
             request.waits = True
@@ -108,7 +110,7 @@ class RequestMemory:
         self.add(request, nbytes)
 
     def arrived(self, request: RequestBytes) -> None:
-        """Take note that a request has arrived as a whole: from now on it is the server that takes time."""
+        """Record that a request has arrived completely, so that it can no longer stall."""
         self._arriving.discard(request)
 
     def give_back(self, request: RequestBytes) -> None:
@@ -120,7 +122,7 @@ class RequestMemory:
         self._freed.set()
 
     async def _wait(self) -> None:
-        """Wait until a request gives its bytes back; drop one that has stalled if none does."""
+        """Wait until a request releases its memory; close a stalled connection if none does."""
         self._freed.clear()
         try:
             await asyncio.wait_for(self._freed.wait(), STALL_SECONDS)
@@ -134,17 +136,17 @@ class RequestMemory:
 
 
 class Logins:
-    """Turns of clients that log in: checking a password is slow on purpose, and costs the stranger nothing.
+    """Limits concurrent logins, because checking a password is deliberately slow and costs the client nothing.
 
-    One login of an address at a time is checked, and its answer delayed if it failed, so that an address that tries
-    many passwords keeps no other address waiting.
+    Only one login per address is checked at a time, and the response to a failed login is delayed, so that an address
+    that tries many passwords does not block other addresses.
     """
 
     def __init__(self, limits: ServeLimits) -> None:
         self._free = asyncio.Semaphore(limits.logins)
         self._delay = limits.failed_login_seconds
         self._turns: dict[str, tuple[asyncio.Lock, int]] = {}
-        """By address: its turn, and how many logins have it or wait for it."""
+        """For each address: its lock, and the number of logins that hold it or wait for it."""
 
     async def step(self, host: str, check: Callable[[], Awaitable[bytes]]) -> bytes:
         """Return the server's answer to one message of a login. Raises what `check` raises."""
@@ -166,9 +168,9 @@ class Logins:
 
 
 class Services:
-    """The log, what reads and writes it, and the servers of this root.
+    """The log, its readers and writers, and the servers of this root.
 
-    What only some requests need is made, and imported, with the first of them.
+    Parts that only some requests need are imported and created on first use.
     """
 
     def __init__(self, log: ServedLog, options: ServeOptions) -> None:
@@ -225,7 +227,7 @@ class Services:
 
 @dataclass(slots=True)
 class Client:
-    """A connection's other end. `name` is what it calls itself; `host` is its address."""
+    """The client of a connection: its own `name` (client id) and the `host` address."""
 
     peer: str
     host: str = ""

@@ -102,8 +102,9 @@ class StoredBatches:
     def read(self, place: StoredPlace, end: int, nbytes: int, *, at_least_one: bool) -> FetchedRecords:
         """Return batches from a place on, below offset `end`, of at most so many bytes.
 
-        `at_least_one`: the first batch, however large. Raises as reads of records do: `NotFound` for offsets that are
-        gone, `Corrupt` for damage at the place. Damage further on ends the batches: the next fetch begins there.
+        `at_least_one`: return the first batch however large it is. Raises the errors of record reads: `NotFound` for
+        deleted offsets, `Corrupt` for a corrupt batch at the start. A later corrupt batch ends the result; the next
+        fetch starts there.
         """
         records = FetchedRecords(next=place.offset)
         gone = list[AbortedTransactions]()
@@ -178,10 +179,10 @@ def _chunk_of(part: Any, start: int, end: int) -> _Chunk:
 
 
 def patched_batches(part: NativeReadPart) -> Iterator[tuple[memoryview, BatchHeaders]]:
-    """Lay the pieces of a part side by side and set what their slices say: one call for all, as they may be small.
+    """Concatenate the batches of a part and set the header fields that their slices define, in one call for all.
 
-    A piece is copied while the processor's cache has it, and its memory is free for the next one. Raises `Corrupt`
-    after the sound batches in front of damage.
+    Each piece is copied while it is in the CPU cache, and its memory can then be reused. Raises `Corrupt` after
+    yielding the valid batches before a corrupt one.
     """
     failure: Corrupt | None = None
     opened: dict[tuple[str, str], Newer] = {}
@@ -219,9 +220,9 @@ def patched_batches(part: NativeReadPart) -> Iterator[tuple[memoryview, BatchHea
 def _joined(
     windows: Iterable[tuple[memoryview, BatchHeaders]], start: int, end: int, aborted: AbortedTransactions | None
 ) -> _Chunk:
-    """Lay windows side by side, without the batches beyond the range; one alone is not copied.
+    """Concatenate windows without the batches outside the range; a single window is not copied.
 
-    Raises `Corrupt` if damage comes before any batch of the range.
+    Raises `Corrupt` if there is no valid batch of the range before the corrupt one.
     """
     position, following, parts, base = [0], list[int](), list[memoryview](), 0
     try:

@@ -1,7 +1,7 @@
 """Requests of admin clients about parts of a cluster that a root does not have: ACLs, quotas, replicas, a quorum.
 
-The answers are those of a single broker without them: ACLs are disabled, lists are empty, no election is needed.
-DescribeProducers and ListConfigResources tell what the root has of producers and configs.
+The responses are those of a single broker without them: ACLs are disabled, lists are empty, and no election is needed.
+DescribeProducers and ListConfigResources describe the producers and configs of the root.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ async def delete_acls(request: ServedRequest) -> Fields:
 
 
 async def describe_user_scram_credentials(request: ServedRequest) -> Fields:
-    """Answer that no user has credentials: those of `--users` are in a file, and are not disclosed."""
+    """Return no credentials: those of `--users` are in a file and are not disclosed."""
     names = [user["name"] for user in request.fields["users"] or ()]
 
     def row(name: str) -> Fields:
@@ -112,7 +112,7 @@ async def list_partition_reassignments(request: ServedRequest) -> Fields:
 
 
 def alter_partition_reassignments(request: ServedRequest) -> Fields:
-    """Accept replicas that are servers of the root, which changes nothing: every server has all partitions."""
+    """Accept replicas that are servers of the root, without any effect, because every server has all partitions."""
     topics, nodes = request.fields["topics"], set(request.services.node_ids.values())
     looked = _visible(request, (topic["name"] for topic in topics), may_see)
 
@@ -152,7 +152,7 @@ def elect_leaders(request: ServedRequest) -> Fields:
 
 
 async def describe_quorum(request: ServedRequest) -> Fields:
-    """Answer with a quorum of this server alone: a root has no metadata log, whose offsets would grow."""
+    """Return a quorum that consists of this server; its offsets are 0, because a root has no metadata log."""
     services, found = request.services, False
     own = services.peers.own
     node_id, topics = services.node_ids[own], list[Fields]()
@@ -196,7 +196,7 @@ def describe_producers(request: ServedRequest) -> Fields:
 
 
 def _producers(request: ServedRequest, topic: str) -> dict[int, list[Fields]]:
-    """Return the idempotent producers that a topic remembers, by partition; a Kafka directory is not asked."""
+    """Return the idempotent producers in a topic's registry, by partition; none for a Kafka directory."""
     root = request.services.log.root
     rows: dict[int, list[Fields]] = {}
     for name, entry in root.topic(topic).log.head(refresh=False).registry.items() if root is not None else ():
@@ -210,7 +210,7 @@ def _producers(request: ServedRequest, topic: str) -> dict[int, list[Fields]]:
 
 def list_config_resources(request: ServedRequest) -> Fields:
     if request.version == 0:
-        # Version 0 lists the resources of client metrics alone.
+        # Version 0 lists only client metrics resources.
         return {"configResources": []}
     kinds = request.fields["resourceTypes"] or CONFIG_RESOURCES
     if any(kind not in CONFIG_RESOURCES for kind in kinds):
@@ -227,7 +227,7 @@ def list_config_resources(request: ServedRequest) -> Fields:
 def _visible(
     request: ServedRequest, names: Iterable[str], may: Callable[[ServedRequest, str], bool]
 ) -> dict[str, SeenTopic]:
-    """Look at topics; return all of them, those that the client may not see as denied."""
+    """Poll topics; return all of them, with `DENIED` for topics that the client may not see."""
     wanted = list(dict.fromkeys(names))
     looked = request.services.log.look_at_each([name for name in wanted if may(request, name)])
     invalid = SeenTopic(code=Code.INVALID_TOPIC)

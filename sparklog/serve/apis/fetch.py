@@ -4,8 +4,8 @@
 aborted transactions of imported topics. A fetch with nothing to give waits until a commit is seen. A client that asks
 for a session is given none, and names all partitions each time.
 
-From version 13 on topics are named by their ids. A topic that was deleted is then not mistaken for a later one of the
-same name: the client gets `UNKNOWN_TOPIC_ID`.
+From version 13 on, requests refer to topics by id. A client of a deleted topic therefore never reads a later topic of
+the same name; it gets `UNKNOWN_TOPIC_ID`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from sparklog.serve.services import ServedRequest
 from sparklog.serve.users import READ
 
 FULL_EPOCHS = (0, -1)
-"""Epochs of a fetch that names all of its partitions: one that begins a session, and one without. As in Kafka the
-session id does not matter then: kafka-go sends id -1 with epoch -1."""
+"""Epochs of a full fetch request, which lists all of its partitions: 0 starts a session, -1 uses none. As in Kafka, the
+session id is then ignored: kafka-go sends id -1 with epoch -1."""
 ID_VERSION = 13
-"""The first version in which topics are named by their ids."""
+"""The first version that refers to topics by id."""
 UNKNOWN_ID = SeenTopic(code=Code.UNKNOWN_TOPIC_ID)
 
 
@@ -59,7 +59,7 @@ async def fetch(request: ServedRequest) -> Fields:
 
 
 async def _name_topics(request: ServedRequest) -> None:
-    """Give each topic of a request its name; a topic whose id is not known has the empty name."""
+    """Set the name of each topic in a request, from its id; the name of an unknown id is empty."""
     log, topics = request.services.log, request.fields["topics"]
     ids = [topic["topicId"] for topic in topics]
     if any(log.name_of(topic_id) is None for topic_id in ids):

@@ -4,8 +4,8 @@
 member (generation -1) sets offsets as an operator does, while the group has no members. A group whose members are not
 this server's (consumers of sparklog's, a Spark query, another server) is described by its journal.
 
-Left out: KIP-848's protocol, in which a broker computes the assignment; a retention of one commit's own; leader epochs
-in answers; coordinators of transactions.
+Not supported: KIP-848's protocol, in which a broker computes the assignment; a retention time per offset commit; leader
+epochs in responses; transaction coordinators.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from sparklog.serve.users import GROUP, READ
 
 CONSUMER, CLASSIC = "consumer", "classic"
 OF_A_GROUP, OF_A_SHARE = 0, 2
-"""Types of keys of FindCoordinator; 1 is a transaction."""
+"""Key types of FindCoordinator; 1 is a transaction."""
 GROUPS_VERSION, KEYS_VERSION = 8, 4
-"""The first versions of OffsetFetch and of FindCoordinator that ask for several groups at once."""
+"""The first versions of OffsetFetch and FindCoordinator that can request several groups."""
 NO_OFFSET: Fields = {"committedOffset": -1, "metadata": ""}
 
 
@@ -214,14 +214,14 @@ async def offset_fetch(request: ServedRequest) -> Fields:
     for asked in request.fields["groups"]:
         answer = await _offset_fetch(request, asked["groupId"], asked["topics"])
         if answer.get("errorCode"):
-            # As on a broker: the code of the group is enough.
+            # Like a broker, return only the error code of the group.
             answer["topics"] = []
         rows.append({"groupId": asked["groupId"], **answer})
     return {"groups": rows}
 
 
 async def _offset_fetch(request: ServedRequest, group: str, asked: list[Fields] | None) -> Fields:
-    """Return the committed offsets of a group, of all topics if none are asked for."""
+    """Return the committed offsets of a group for the requested topics; None: all topics."""
     numbers = None if asked is None else {topic["name"]: topic["partitionIndexes"] for topic in asked}
     try:
         coordinator = _coordinator_of(request, group, reading=True)
@@ -290,7 +290,7 @@ async def _find_coordinator(request: ServedRequest, group: str) -> Fields:
         if request.fields["keyType"] == OF_A_SHARE:
             raise CodeError(Code.INVALID_REQUEST, "share groups are not served")
         if request.fields["keyType"] != OF_A_GROUP:
-            # Of other codes clients show the text; after TRANSACTIONAL_ID_AUTHORIZATION_FAILED they ask for rights.
+            # Clients show this message. With TRANSACTIONAL_ID_AUTHORIZATION_FAILED they would only report missing ACLs.
             text = "sparklog serve has no transactions of Kafka's protocol: use sparklog.transactional"
             raise CodeError(Code.UNSUPPORTED_VERSION, text)
         _check_group(request, group)

@@ -1,8 +1,9 @@
 """Topics, partitions, servers, stored bytes, offsets: Metadata, DescribeTopicPartitions, DescribeCluster and others.
 
-Every server takes requests for every partition, so the leaders are advice: see `sparklog.serve.peers`. Leader epochs
-are -1: a client need not check them. A question creates a topic where the root's default `auto.create.topics.enable` is
-true, or the server is in memory, for tests. There is one log directory: the location that is served.
+Every server accepts requests for every partition, so leaders are only advice: see `sparklog.serve.peers`. Leader epochs
+are -1, so clients do not check them. A metadata request creates a missing topic if the root default
+`auto.create.topics.enable` is true, or if the root is in memory, for tests. The only log directory is the served
+location.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from sparklog.serve.users import READ, WRITE
 
 INTERNAL = ("__consumer_offsets", "__transaction_state", "__share_group_state")
 MAX_DESCRIBED_PARTITIONS = 2_000
-"""In one answer of DescribeTopicPartitions; a broker's `max.request.partition.size.limit`."""
+"""Partitions in one response of DescribeTopicPartitions, as a broker's `max.request.partition.size.limit`."""
 BROKERS, CONTROLLERS = 1, 2
 """Endpoint types of DescribeCluster."""
 ID_VERSION = 12
-"""The first version of Metadata in which topics may be asked for by id."""
+"""The first version of Metadata that can request topics by id."""
 LATEST, EARLIEST, GREATEST_TIME, EARLIEST_LOCAL, LATEST_TIERED = range(-1, -6, -1)
 OFFSET_VERSIONS = {LATEST: 1, EARLIEST: 1, GREATEST_TIME: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9}
-"""The version of ListOffsets that each of Kafka's special timestamps came with."""
+"""The first version of ListOffsets that supports each of Kafka's special timestamps."""
 
 
 def metadata(request: ServedRequest) -> Fields:
@@ -36,7 +37,7 @@ def metadata(request: ServedRequest) -> Fields:
     # In version 0 an empty list asks for all topics, later a null does.
     every = asked is None or (request.version == 0 and not asked)
     ids = [] if every or request.version < ID_VERSION else asked_ids(asked)
-    # As on a broker, topics are asked for by names or by ids: if there are ids, names are ignored.
+    # Like a broker, ignore names if a request has topic ids.
     by_id = services.log.names_of(ids)
     if ids:
         names = list(by_id.values())
@@ -55,7 +56,7 @@ def metadata(request: ServedRequest) -> Fields:
         row = topic(by_id[topic_id]) if topic_id in by_id else {}
         if row.get("topicId") == topic_id:
             return row
-        # Without a name: that of a topic which the client may not see is not disclosed.
+        # Do not disclose the name of a topic that the client may not see.
         code = row.get("errorCode", Code.UNKNOWN_TOPIC_OR_PARTITION)
         code = Code.UNKNOWN_TOPIC_ID if code == Code.UNKNOWN_TOPIC_OR_PARTITION else code
         return {"name": None, "topicId": topic_id, "errorCode": code}
@@ -65,17 +66,17 @@ def metadata(request: ServedRequest) -> Fields:
 
 
 def _partitions(services: Services, topic: str, numbers: list[int]) -> list[Fields]:
-    """Return what a client is told of the leaders and the replicas of partitions."""
+    """Return the partition rows of a response, with leaders and replicas."""
     nodes = [services.node_ids[node] for node in services.peers.leaders(topic)]
     leads = [{"leaderId": node, "replicaNodes": [node], "isrNodes": [node]} for node in nodes]
     return [{"partitionIndex": number, **leads[number % len(leads)]} for number in numbers]
 
 
 def _topic_row(request: ServedRequest, name: str, seen: SeenTopic, partitions: list[Fields]) -> Fields:
-    """Return what a client is told of a topic: its id and partitions, or why it has none."""
+    """Return the row of a topic in a response: its id and partitions, or an error code."""
     if seen.ends:
         about = {"name": name, "topicId": seen.topic_id, "isInternal": name in INTERNAL, "partitions": partitions}
-        # DescribeTopicPartitions has no such question, and is told each time.
+        # DescribeTopicPartitions has no such field and always gets the operations.
         tells_rights = request.fields.get("includeTopicAuthorizedOperations", True)
         return about | {"topicAuthorizedOperations": topic_operations(request, name)} if tells_rights else about
     is_invalid = seen is not DENIED and not is_topic_name(name)
@@ -83,7 +84,7 @@ def _topic_row(request: ServedRequest, name: str, seen: SeenTopic, partitions: l
 
 
 def describe_topic_partitions(request: ServedRequest) -> Fields:
-    """Describe topics in the order of their names, up to a number of partitions; `nextCursor` is where to go on."""
+    """Describe topics in name order, up to the requested number of partitions; `nextCursor` is where to continue."""
     fields, services = request.fields, request.services
     cursor, named = fields["cursor"], [topic["name"] for topic in fields["topics"]]
     begin, first = ("", 0) if cursor is None else (cursor["topicName"], cursor["partitionIndex"])
@@ -92,7 +93,7 @@ def describe_topic_partitions(request: ServedRequest) -> Fields:
     names = sorted(name for name in set(named or services.log.topics()) if name >= begin)
     looked = services.log.look_at_each([name for name in names if may_see(request, name)])
     if not named:
-        # A topic that ended meanwhile is not an error to a client that asks for all.
+        # A topic deleted in the meantime is not an error if the client requests all topics.
         names = [name for name in names if looked.get(name, DENIED).ends]
     left, topics = max(1, min(fields["responsePartitionLimit"], MAX_DESCRIBED_PARTITIONS)), list[Fields]()
     no_others: Fields = {"eligibleLeaderReplicas": [], "lastKnownElr": []}
@@ -110,7 +111,7 @@ def describe_topic_partitions(request: ServedRequest) -> Fields:
 
 
 def asked_ids(topics: list[Fields]) -> list[str]:
-    """Return the ids by which a request names topics, each once."""
+    """Return the distinct topic ids in a request."""
     return list(dict.fromkeys(topic["topicId"] for topic in topics if topic["topicId"] != NO_UUID))
 
 
@@ -132,7 +133,7 @@ def describe_cluster(request: ServedRequest) -> Fields:
 
 def _cluster(request: ServedRequest, id_name: str) -> Fields:
     services, ids = request.services, request.services.node_ids
-    # As a broker that is fenced, a server that does not respond is left out.
+    # Like a fenced broker, a server that does not respond is omitted.
     brokers = [{id_name: ids[node], "host": node.host, "port": node.port} for node in services.peers.responding]
     cluster_id = "sparklog" if services.log.root is None else services.log.root.id
     about = {"clusterId": cluster_id, "controllerId": ids[services.peers.own], "brokers": brokers}
@@ -149,7 +150,7 @@ def _create_missing(services: Services, names: list[str]) -> None:
     answers = {name: defaults.auto_create(name) for name in names if log.serves(name)}
     wanted = [name for name, answer in answers.items() if (services.options.auto_create if answer is None else answer)]
     for name in set(wanted) - log.look(wanted).keys() if wanted else ():
-        # What cannot be made, as where only case tells it from another topic, is then not known.
+        # If a topic cannot be created (for example, its name differs only in case from another one), it stays unknown.
         with suppress(*FAILURES):
             check_collision(name, log)
             root.ensure_topic(name)
@@ -183,7 +184,7 @@ def list_offsets(request: ServedRequest) -> Fields:
         if row["timestamp"] < 0 and request.version < OFFSET_VERSIONS.get(row["timestamp"], 1 << 15):
             return {"errorCode": Code.UNSUPPORTED_VERSION}
         if row["timestamp"] == LATEST_TIERED:
-            # There is no tiered storage: a broker without it has no such offset either.
+            # Like a broker without tiered storage, return no such offset.
             return {}
         if row["timestamp"] in (EARLIEST, EARLIEST_LOCAL):
             return {"offset": bounds.log_start}

@@ -1,7 +1,7 @@
 """The requests that are served: number, name, versions as ApiVersions lists them, and the module that answers.
 
-Versions end where clients of Kafka 4.1, librdkafka, kafka-python, aiokafka and Node ask for no more, and where a newer
-one needs a broker's state. docs/reference/serve.md names what is left out.
+The latest version of each API is the latest one that clients of Kafka 4.1, librdkafka, kafka-python, aiokafka and Node
+use, or the last one that needs no broker state. docs/reference/serve.md lists the unsupported features.
 """
 
 from __future__ import annotations

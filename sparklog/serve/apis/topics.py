@@ -1,9 +1,10 @@
 """Changes of topics and configs, with `--writable`, and DescribeConfigs.
 
-CreateTopics, DeleteTopics (by name or by id), CreatePartitions, DeleteRecords, AlterConfigs and IncrementalAlterConfigs
-change something. DescribeConfigs returns configs, with their sources. Those of a server, or of all brokers together,
-are the defaults of the root; of a Kafka directory none are known, for Kafka keeps them elsewhere. A replication factor
-and an assignment of replicas are checked as a broker checks them, against the servers of this root, and mean nothing.
+The changes are CreateTopics, DeleteTopics (by name or by id), CreatePartitions, DeleteRecords, AlterConfigs and
+IncrementalAlterConfigs. DescribeConfigs returns configs with their sources. The configs of a server, or of all brokers
+together, are the root defaults. The configs of a Kafka directory are unknown, because Kafka stores them elsewhere.
+Replication factors and replica assignments are validated against the servers of this root, as a broker does, but have
+no effect.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from sparklog.serve.users import GROUP, READ, WRITE
 
 TOPIC, BROKER, CLIENT_METRICS, GROUP_CONFIGS = 2, 4, 16, 32
 DELETE_BY_ID_VERSION, CONFIGS_VERSION = 6, 5
-"""The first versions of DeleteTopics by ids, and of CreateTopics with the configs of the new topic in its answer."""
+"""The first versions of DeleteTopics with topic ids, and of CreateTopics with the new topic's configs in responses."""
 SET, DELETE, APPEND, SUBTRACT = OPERATIONS = range(4)
 SOURCES = {TOPIC_CONFIG: 1, ROOT_DEFAULT: 3, DEFAULT_CONFIG: 5}
 KINDS = {name: broker.kind for name, broker in BY_NAME.items()}
@@ -69,14 +70,14 @@ def _changes(request: ServedRequest, change: Callable[[Fields, bool, Root], Fiel
 
 
 def create_topics(request: ServedRequest) -> Fields:
-    """Create topics; one that is named twice is not created, and answered once."""
+    """Create topics; a topic that a request lists twice is not created and gets one row in the response."""
     names = Counter(topic["name"] for topic in request.fields["topics"])
     only_check, rows = request.fields["validateOnly"], list[Fields]()
     for topic in request.fields["topics"]:
         name = topic["name"]
         if names[name] == 1:
             rows.append({"name": name, **_change(request, name, partial(_create, request, topic, only_check))})
-    twice = failure(CodeError(Code.INVALID_REQUEST, "the topic is named twice in one request"))
+    twice = failure(CodeError(Code.INVALID_REQUEST, "the request must list a topic only once"))
     rows += [{"name": name, **twice} for name, count in names.items() if count > 1]
     request.services.log.forget_listing()
     return {"topics": rows}
@@ -107,7 +108,7 @@ def _create(request: ServedRequest, topic: Fields, only_check: bool, root: Root)
 
 
 def _created(topic: str, configs: TopicConfigs, defaults: RootDefaults, name: str) -> Fields:
-    """Return a config of a new topic as CreateTopics answers it."""
+    """Return a config of a new topic for the response of CreateTopics."""
     source = defaults.synonyms(topic, configs, name)[0].source
     return {"name": name, "value": configs.text(name), "configSource": SOURCES[source]}
 
@@ -124,7 +125,7 @@ def delete_topics(request: ServedRequest) -> Fields:
 
 
 def _deleted(request: ServedRequest, name: str | None, topic_id: str, names: Mapping[str, str]) -> Fields:
-    """Delete a topic that is named by its name or its id."""
+    """Delete a topic by its name or its id."""
     about: Fields = {"name": name, "topicId": topic_id}
     if topic_id == NO_UUID:
         return {**about, **_change(request, name or "", partial(Root.delete_topic, name=name or ""))}
@@ -202,7 +203,7 @@ def incremental_alter_configs(request: ServedRequest) -> Fields:
 
 
 def _alter_each(request: ServedRequest, *, replaces: bool) -> Fields:
-    """Change configs of each resource; `replaces`: the configs that a request gives replace all that were set."""
+    """Change configs of each resource; with `replaces`, the requested configs replace all explicit ones."""
     only_check, rows = request.fields["validateOnly"], []
     for resource in request.fields["resources"]:
         is_topic = resource["resourceType"] == TOPIC
@@ -233,7 +234,7 @@ def _alter(resource: Fields, only_check: bool, replaces: bool, root: Root) -> No
 
 
 def _replaced(items: list[Fields], explicit: Iterable[str]) -> dict[str, object | None]:
-    """Return what AlterConfigs sets, by name, and takes back (None): all that was set and is not named."""
+    """Return the changes of AlterConfigs by name; None removes a config that is set and not in the request."""
     for item in items:
         if item["value"] is None:
             raise CodeError(Code.INVALID_REQUEST, f"expected a value of {item['name']}, found null")
@@ -280,7 +281,7 @@ def _described(request: ServedRequest, kind: int, name: str, defaults: Callable[
     log = request.services.log
     root = log.root
     if kind == CLIENT_METRICS or (kind == GROUP_CONFIGS and request.may(GROUP, name)):
-        # Neither can be configured here.
+        # Client metrics and groups have no configs here.
         return []
     if kind == GROUP_CONFIGS:
         raise CodeError(Code.GROUP_AUTHORIZATION_FAILED, "not allowed")
