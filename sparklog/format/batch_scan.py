@@ -44,7 +44,7 @@ MAX_OFFSET = 2**63 - 2
 MIN_LEGACY_BYTES = MIN_SIZE_FIELD + LOG_OVERHEAD
 JOINED_BATCH_BYTES = 64 << 10
 """CRCs of batches from this size on are joined: that takes 2 µs a batch, and a pass over the bytes 60 µs a MiB."""
-MORE_RECORDS = "the batch has more records than offsets, as some old clients wrote it: to skip it loses all its records"
+MORE_RECORDS = "the batch has more records than offsets, as some old clients wrote it; skipping it loses its records"
 RECORD_MESSAGES = (
     "",
     "a record's length does not fit into its batch",
@@ -172,7 +172,7 @@ def beyond_offsets(headers: BatchHeaders, shift: int = 0) -> BoolArray:
 
 
 def header_rules(headers: BatchHeaders, shift: int = 0) -> tuple[tuple[BoolArray, str], ...]:
-    """Return what the header of a batch, moved by `shift`, must not say: for each rule the batches that break it."""
+    """Return the rules for batch headers, as (batches that break the rule, message); offsets are moved by `shift`."""
     return (
         (headers.codec >= len(CODECS), "the batch names an unknown compression codec (5 to 7)"),
         (headers.count < 0, "the batch has a negative record count"),
@@ -184,7 +184,7 @@ def header_rules(headers: BatchHeaders, shift: int = 0) -> tuple[tuple[BoolArray
 
 
 def check_headers(headers: BatchHeaders, place: Place, nbytes: int) -> None:
-    """Refuse impossible headers before sizes taken from them are used. `nbytes`: of the data. Raises `Corrupt`."""
+    """Raise `Corrupt` for impossible headers, before their sizes are used. `nbytes`: size of the data."""
     least = HEADER_BYTES if headers.magic is None else np.where(headers.is_legacy, MIN_LEGACY_BYTES, HEADER_BYTES)
     rules = (
         (headers.position + headers.size > nbytes, "the batch lies outside the data"),

@@ -1,18 +1,19 @@
-"""Walk over the batches of a file: windows of whole batches, sound batches, and the next sound one after damage.
+"""Iterate over the batches of a file: all batches, only valid batches, and the next valid batch after a corrupt one.
 
-`BatchFile` is what is walked over: a segment of Kafka's (`sparklog.kafka.in_place.segment_file`) or a slice of a root
-(`sparklog.log.read.damaged_slices`). What damage does is decided by the caller of `sound_windows`.
+A `BatchFile` is a Kafka segment (`sparklog.kafka.in_place.segment_file`) or a slice of a root
+(`sparklog.log.read.damaged_slices`). The caller of `sound_windows` decides how to handle corrupt batches.
 
-A batch is sound if its checksum is right, its header is not contradictory (`batch_scan.header_rules`), and its offsets
-are above those of the batch before it and below where the file's offsets end. The last matters because base offset and
-length are outside of the checksum: a flipped bit there would move records to other offsets, or hide all that follow.
+A batch is valid if its checksum is correct, its header is consistent (`batch_scan.header_rules`), and its offsets are
+above those of the batch before it and below the end of the file's offsets. The offsets must be checked because the
+checksum does not cover base offset and length: a flipped bit there would move records to other offsets, or hide all
+later batches.
 
-Two batches are out of order if the second begins below the end of the first. Either the offset of one was damaged, or
-one is stale: bytes of an older batch. One of the two is chosen as the wrong one (`first_is_wrong`).
+Two batches are out of order if the second begins below the end of the first. Either one has a corrupt offset, or one is
+stale, that is, bytes of an older batch. `first_is_wrong` chooses the invalid one of the two.
 
-After damage the next sound batch is at the position that the damaged one's length gives, or else the first position
-where a batch of magic 2 can be read: a possible header, fitting offsets, a right checksum. Messages of formats v0 and
-v1 are too small and too loose in structure to be searched for.
+After a corrupt batch, the next valid batch is at the position that the corrupt one's length gives. Otherwise it is at
+the first position with a readable batch of magic 2: a possible header, plausible offsets and a correct checksum. The
+search does not find messages of formats v0 and v1, which are too small and have too little structure.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ W = TypeVar("W", bound="Window")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Window:
-    """Whole batches in memory: `data[0]` is byte `start` of `file`, and positions in `headers` count from there."""
+    """Complete batches in memory: `data[0]` is byte `start` of `file`; positions in `headers` are relative to it."""
 
     data: BytesLike
     start: int
@@ -92,14 +93,14 @@ class Window:
 
 HEADER_WINDOW_BYTES = 256 * 1024
 MAX_MAGIC = 127
-"""Kafka reads the byte as signed: less than 0 is no batch."""
+"""Kafka reads the magic as a signed byte and rejects negative values."""
 HUGE_BATCH_BYTES = 64 * 1024 * 1024
-"""A batch that claims more is read only after its checksum has been computed in pieces: its length may be damaged."""
+"""The checksum of a larger batch is verified piece by piece before reading it, because its length may be corrupt."""
 _CRC_PIECE_BYTES = 1024 * 1024
 
 
 class BatchFile(ABC):
-    """Bytes of batches that are read by position: `size` in bytes, `path` for messages."""
+    """A sequence of batches, read by position; `size` in bytes, `path` for messages."""
 
     path: str
     size: int
@@ -109,7 +110,7 @@ class BatchFile(ABC):
         """Return bytes from `position`; fewer than `length` only at the end."""
 
     def header_at(self, position: int) -> BatchHeader | None:
-        """The header of a batch that claims to start at `position` and to end inside the file, or None."""
+        """Return the header of a batch that starts at `position` and ends inside the file, or None."""
         data = self.read(position, HEADER_BYTES)
         if not begins_with_header(data):
             return None
@@ -122,9 +123,9 @@ class BatchFile(ABC):
         return header is not None and self.crc_holds(position, header)
 
     def unknown_format_at(self, position: int) -> BatchHeaders | None:
-        """The header of a whole batch whose magic is above any that is known, and whose checksum holds, or None.
+        """Return the header of a complete batch with an unknown, higher magic and a correct checksum, or None.
 
-        The magic is outside the checksum. Kafka takes such a batch for one of its newest format.
+        The checksum does not cover the magic. Kafka reads such a batch as one of its latest format.
         """
         data = bytearray(self.read(position, HEADER_BYTES))
         if len(data) < HEADER_BYTES or not MAGIC < data[MAGIC_POSITION] <= MAX_MAGIC:
@@ -154,10 +155,10 @@ class BatchFile(ABC):
 class BatchWalk:
     """Iterates over the batches of a file from a batch start, window by window.
 
-    `window_bytes` gives the size of the next window, which then holds its batches whole; without, a batch that does not
-    fit a window comes as its header alone. After the iteration `end` is where it stopped and `stop` why: "end" (of the
-    file), "partial" (the last batch is cut off), "zeros" (the tail of a preallocated file) or "corrupt" (`reason` says
-    what was found).
+    `window_bytes` returns the size of the next window, which then contains complete batches; without it, a batch that
+    does not fit into a window is returned as its header only. After the iteration, `end` is the position where it
+    stopped, and `stop` is the cause: "end" (of the file), "partial" (the last batch is cut off), "zeros" (the end of a
+    preallocated file) or "corrupt" (`reason` has the details).
     """
 
     def __init__(self, file: BatchFile, start: int, window_bytes: Callable[[], int] | None = None) -> None:
@@ -201,9 +202,9 @@ class Span:
     end: int
 
     def flips_into(self, low: int, high: int | None) -> int:
-        """Rate how well one flipped bit of its offset explains a place between `low` and `high` (None: anywhere).
+        """Rate how well a flipped bit in its offset explains that it belongs between `low` and `high` (None: no limit).
 
-        3: it touches a neighbour there, 2: it fits, 0: it does not.
+        Returns 3 if it is then adjacent to a neighbor, 2 if it fits, 0 if it does not fit.
         """
         best, length = 0, self.end - self.start
         for bit in range(63):
@@ -216,11 +217,12 @@ class Span:
 
 
 def first_is_wrong(before: int, first: Span, second: Span, after: int | None) -> bool:
-    """Blame one of two batches out of order: True for the first, False for the second.
+    """Return True if the first of two batches out of order is invalid, False if the second one is.
 
-    `before`: where the batch in front of the first ends; `after`: where the one after the second begins, None if there
-    is none. The first is right if it follows directly. Else that batch is wrong without which the rest is in order; if
-    either will do, the one that a flipped bit explains or that fits into the hole it would leave.
+    `before`: end of the batch before the first; `after`: start of the batch after the second, None if there is none.
+    The first batch is valid if it follows `before` directly. Otherwise the invalid batch is the one without which the
+    others are in order. If that is true of both, it is the one that a flipped bit explains better, or whose size fits
+    the gap that it would leave.
     """
     if first.start == before or second.start < before:
         return False
@@ -236,18 +238,19 @@ def first_is_wrong(before: int, first: Span, second: Span, after: int | None) ->
 
 
 WINDOW_BYTES = 1 << 20
-"""Bytes read and decoded at once: decoding has room for whatever a window of this size decompresses to."""
+"""Bytes to read and decode at a time: decoding has memory for any decompressed window of this size."""
 _SEARCH_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A position where a walk met no sound batch.
+    """A position without a valid batch.
 
-    * `position`; `size`: of the batch at it, 0 if no batch can be framed
-    * `offset`: the first missing offset, as far as it can be known
-    * `final`: nothing that looks like a batch follows
-    * `stop`: why the walk stopped (see `BatchWalk`), empty for a batch that is framed; `wrong_crc`: it is its checksum
+    * `position`: position in the file; `size`: size of the batch there, 0 if its end cannot be determined
+    * `offset`: the first missing offset, as far as it is known
+    * `final`: True if no batch follows
+    * `stop`: cause of the stop (see `BatchWalk`), empty if the batch has a size
+    * `wrong_crc`: True if the checksum of the batch is wrong
     """
 
     position: int
@@ -260,12 +263,12 @@ class Damage:
 
     @property
     def structural(self) -> bool:
-        """True if it is no batch at all, in contrast to one with wrong contents."""
+        """True if there is no batch at all, as opposed to a batch with corrupt contents."""
         return not self.size
 
     @property
     def unwritten(self) -> bool:
-        """True if a broker that is writing, or was killed while writing, leaves this at the end of a log."""
+        """True if it can be the end of a log that a broker is writing, or was writing when it was killed."""
         return self.final and (self.structural or self.wrong_crc)
 
 
@@ -285,13 +288,20 @@ def sound_windows(
     limit: int | None = None,
     window_bytes: Callable[[], int] = lambda: WINDOW_BYTES,
 ) -> Iterator[Window]:
-    """Yield windows of sound batches from position `start`, in file order, up to the first that begins at offset `end`.
+    """Yield windows of valid batches from position `start`, in file order, up to the first batch at or above `end`.
 
-    `expected`: the least offset; `limit`: the next segment's base, which no offset reaches, None if unknown. A window
-    without batches comes last if the next batch begins at or after `end`.
+    The last window is empty if the next batch begins at or above `end`.
 
-    `decide` returns True to go on after damage, False to end in front of it, or raises; `resumed` is called with the
-    damage, and position and offset of the next sound batch: those of the file's end and `limit` without one.
+    Args:
+        file: the file to read.
+        start: position of the first batch.
+        expected: the lowest offset that the first batch may have.
+        decide: returns True to continue after damage or False to stop before it, or raises.
+        resumed: called with the damage, and the position and offset of the next valid batch; if there is none, with
+            the file's size and `limit`.
+        end: the offset to stop at; None: read to the end of the file.
+        limit: the next segment's base offset, which all offsets must be below; None if unknown.
+        window_bytes: returns the size of the next window.
     """
     position, offset = start, expected
     while True:
@@ -324,7 +334,7 @@ def sound_windows(
 
 
 def _no_batch(file: BatchFile, walk: BatchWalk, offset: int) -> Damage:
-    """Describe the bytes in front of which a walk stopped: no batch, one of an unknown format, or a long one."""
+    """Return the damage at which a walk stopped: no batch, a batch of an unknown format, or a huge one."""
     header, unknown = file.header_at(walk.end), file.unknown_format_at(walk.end)
     size = header.size if header is not None else int(unknown.size[0]) if unknown is not None else 0
     if not size:
@@ -336,7 +346,7 @@ def _no_batch(file: BatchFile, walk: BatchWalk, offset: int) -> Damage:
 def _sound(
     window: Window, file: BatchFile, expected: int, end: int | None, limit: int | None
 ) -> tuple[int, Damage | None]:
-    """Count the batches of a window to take: all that begin below `end`, or those in front of the damage."""
+    """Return the number of batches of a window below `end` and before the first damage, and that damage."""
     headers = window.headers
     row, reason = _disordered(window, file, expected, limit)
     inside = len(headers)
@@ -344,7 +354,7 @@ def _sound(
         beyond = np.flatnonzero(headers.base_offset >= end)
         inside = int(beyond[0]) if len(beyond) else inside
     if row is not None and row >= inside:
-        # Out of order at the range's end: it matters only if something of the range follows.
+        # A batch out of order at the end of the range matters only if another batch of the range follows.
         follows = _following(window, file, row) if row == inside else None
         row = row if follows and end is not None and follows.start < end else None
     wrong = crc_failures(window.data, headers[: inside if row is None else row + 1])
@@ -363,7 +373,7 @@ def _sound(
 
 
 def _disordered(window: Window, file: BatchFile, expected: int, limit: int | None) -> tuple[int | None, str]:
-    """The first batch of a window whose header or offsets cannot be right, and why."""
+    """Return the first batch of a window whose header or offsets are invalid, and the reason."""
     headers = window.headers
     base, following = headers.base_offset, headers.next_offset
     before = np.concatenate(([expected], following[:-1]))
@@ -395,7 +405,7 @@ def _disordered(window: Window, file: BatchFile, expected: int, limit: int | Non
 
 
 def _following(window: Window, file: BatchFile, row: int) -> Span | None:
-    """Return the offsets of the batch after a row, if it is of magic 2; `row` may be the one after the window."""
+    """Return the offsets of the batch after a row if its magic is 2; `row` may be the one after the window."""
     headers = window.headers
     if row + 1 < len(headers):
         return Span(int(headers.base_offset[row + 1]), int(headers.next_offset[row + 1]))
@@ -410,14 +420,14 @@ def _following(window: Window, file: BatchFile, row: int) -> Span | None:
 
 
 def resume(file: BatchFile, position: int, expected: int, limit: int | None, *, size: int = 0) -> Resumed | None:
-    """Find the next sound batch after damage at `position`, whose offsets are at least `expected`; None: there is none.
+    """Find the next valid batch after damage at `position` with offsets of at least `expected`; None if there is none.
 
-    `size`: of the damaged batch by its own length field, 0 if that cannot be.
+    `size`: size of the corrupt batch from its length field, 0 if that is impossible.
     """
     greatest = MAX_OFFSET if limit is None else limit - 1
     header = file.header_at(position + size) if size else None
     if header is not None:
-        # Of compressed messages of old formats the header tells the last offset only.
+        # The header of compressed messages of old formats has only the last offset.
         last = header.base_offset + header.last_offset_delta
         if expected <= header.base_offset <= last <= greatest and file.crc_holds(position + size, header):
             return Resumed(position + size, header.base_offset)
@@ -435,7 +445,7 @@ def resume(file: BatchFile, position: int, expected: int, limit: int | None, *, 
 
 
 def _candidates(data: bytes, left: int, expected: int, greatest: int) -> list[int]:
-    """Return where in `data` a header is that a writer may have written; `left`: bytes to the file's end."""
+    """Return the positions of possible batch headers in `data`; `left`: bytes to the end of the file."""
     raw = np.frombuffer(data, np.uint8)
     count = len(raw) - HEADER_BYTES + 1
     likely = np.flatnonzero(
@@ -451,7 +461,7 @@ def _candidates(data: bytes, left: int, expected: int, greatest: int) -> list[in
     records = rows["count"].astype(np.int64)
     possible = (size >= HEADER_BYTES) & (size <= left - likely) & (base >= expected) & (delta >= 0)
     possible &= (records >= 0) & (records <= delta + 1) & ((rows["attributes"].astype(np.int64) & 7) < len(CODECS))
-    # Without a sum, which could overflow: these bytes may be no batch.
+    # Subtract instead of adding, which could overflow, because these bytes may not be a batch.
     possible &= base <= greatest - np.maximum(delta, 0)
     positions: list[int] = likely[possible].tolist()
     return positions

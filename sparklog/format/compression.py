@@ -4,16 +4,16 @@ The records of a batch (all bytes after its 61-byte header) are one stream:
 
 | codec  | bytes                                                                                                     |
 |--------|-----------------------------------------------------------------------------------------------------------|
-| gzip   | one RFC 1952 member. Read too: further members; what follows them and is no member is ignored             |
+| gzip   | one RFC 1952 member. Also read: further members. Other bytes after a member are ignored                   |
 | snappy | "xerial" stream: 16-byte header `82 SNAPPY 00`, int32 version 1, int32 compatible version 1, then chunks  |
 |        | of int32 length and a raw block of at most 32 KiB of data. Read too: one raw block without the header (as |
 |        | librdkafka writes), and headers repeated between chunks (concatenated streams)                             |
 | lz4    | one LZ4 frame, version 1, independent blocks; written as `60 40 82`: 64 KiB blocks, no sizes or checksums. |
-|        | Read too: block checksums, content size and content checksum (kafka-python, aiokafka). Kafka does not look |
-|        | at the latter two, nor at anything after the frame. Linked blocks, reserved bits and dictionaries are      |
-|        | refused, as Kafka refuses them                                                                            |
-| zstd   | one frame, with or without its content size. Read too: several frames, also empty and skippable ones;     |
-|        | what follows the last whole frame is ignored                                                              |
+|        | Also read: block checksums, content size and content checksum (kafka-python, aiokafka). Like Kafka, the    |
+|        | reader ignores the latter two and all bytes after the frame. Like Kafka, it rejects linked blocks,         |
+|        | reserved bits and dictionaries                                                                            |
+| zstd   | one frame, with or without its content size. Also read: several frames, including empty and skippable     |
+|        | ones. Bytes after the last complete frame are ignored                                                     |
 
 Every decompression has a limit in bytes, checked before memory is allocated or as it is filled: whatever wants more is
 `Corrupt`. `decompressed_limit` is what the decoder grants a batch.
@@ -38,7 +38,7 @@ XERIAL_BLOCK = 32 * 1024
 GZIP_MAGIC = b"\x1f\x8b"
 GZIP_DEFLATE = GZIP_MAGIC + b"\x08"
 GZIP_MIN_BYTES = 20
-"""A header, an empty block and a trailer: Java ignores what follows a member and cannot be another one."""
+"""Size of a header, an empty block and a trailer: Java ignores fewer bytes than that after a member."""
 SNAPPY_MAX_RATIO = 32
 """A snappy element of 3 bytes yields at most 64."""
 LZ4_MAX_RATIO = 256
@@ -256,7 +256,7 @@ def _lz4_decompress(data: memoryview, limit: int) -> bytes:
 
 
 def _lz4_opened(data: memoryview, limit: int) -> tuple[int, Fill] | None:
-    """Open a frame without block checksums, as Kafka's clients write; any other, or a damaged one: None."""
+    """Open a frame without block checksums, as Kafka clients write; return None for other or corrupt frames."""
     position, block_max, trailer = len(LZ4_WRITTEN), LZ4_BLOCK, 0
     if data[:position] != LZ4_WRITTEN:
         position, flags, block_max = _lz4_descriptor(data)
@@ -295,7 +295,7 @@ def _lz4_fill(data: memoryview, blocks: list[tuple[int, int]], block_max: int, o
 
 
 def _lz4_descriptor(data: memoryview) -> tuple[int, int, int]:
-    """Return where a frame's blocks begin, its flags, and the most bytes in a block. The rules are Kafka's."""
+    """Return the position of a frame's first block, its flags, and its maximum block size, validated as Kafka does."""
     if data.nbytes < 7 or int.from_bytes(data[:4], "little") != LZ4_MAGIC:
         raise Corrupt(f"expected an lz4 frame (04224d18), found {bytes(data[:4]).hex() or 'nothing'}")
     flags, block = data[4], data[5]
@@ -314,10 +314,10 @@ def _lz4_descriptor(data: memoryview) -> tuple[int, int, int]:
 
 
 def _lz4_plain_frame(data: memoryview) -> tuple[BytesLike, int]:
-    """Return a frame without content size and content checksum, and how many bytes must follow it.
+    """Return a frame without content size and content checksum, and the number of bytes that must follow it.
 
-    Kafka skips both, so a frame whose size or checksum is wrong can be read there: Kafka's own checksum of the batch
-    covers the compressed bytes. The library would refuse the frame.
+    Kafka ignores both, because the batch's own checksum covers the compressed bytes, so it can read a frame whose
+    content size or checksum is wrong. The lz4 library would reject the frame.
     """
     start, flags, _ = _lz4_descriptor(data)
     if not flags & (LZ4_CONTENT_SIZE | LZ4_CONTENT_CHECKSUM):
@@ -329,14 +329,14 @@ def _lz4_plain_frame(data: memoryview) -> tuple[BytesLike, int]:
 
 @lru_cache
 def lz4_header_checksum(descriptor: bytes) -> int:
-    """Return the checksum of a frame's flags, block size and content size: a byte of their XXH32 (seed 0)."""
+    """Return the checksum of an lz4 frame descriptor: one byte of the XXH32 (seed 0) of its fields."""
     primes = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F, 0x165667B1)
     mask = 0xFFFFFFFF
 
     def rotated(value: int, by: int) -> int:
         return (value << by | value >> (32 - by)) & mask
 
-    # XXH32 treats fewer than 16 bytes in this simple way.
+    # XXH32 of fewer than 16 bytes does not need the main loop.
     state, words = (primes[4] + len(descriptor)) & mask, len(descriptor) // 4
     for word in struct.unpack_from(f"<{words}I", descriptor):
         state = rotated((state + word * primes[2]) & mask, 17) * primes[3] & mask
@@ -393,7 +393,7 @@ def _zstd_decompress(data: memoryview, limit: int) -> bytes:
 
 
 def _zstd_contents(data: memoryview, frames: list[_ZstdFrame], limit: int) -> bytes:
-    # Frames that state their sizes are refused before any of them is decompressed.
+    # Reject frames by their stated sizes before decompressing any of them.
     stated = sum(size for _, _, size, _ in frames if size > 0)
     if stated > limit:
         raise _too_large("zstd", limit, stated)
@@ -408,13 +408,13 @@ def _zstd_contents(data: memoryview, frames: list[_ZstdFrame], limit: int) -> by
 
 
 _ZstdFrame = tuple[int, int, int, int]
-"""Start and end of a frame in its payload, its content size (-1: not stated), and the most that its blocks can hold."""
+"""Start and end of a frame in its payload, its content size (-1: not stated), and an upper bound of the content."""
 
 
 def _zstd_frames(data: memoryview) -> list[_ZstdFrame]:
-    """Find the frames of a payload, without the skippable ones, up to its end or the first that is not whole.
+    """Find the frames of a payload, except skippable ones, up to its end or the first incomplete frame.
 
-    Kafka reads frame after frame while it needs more records, so it never meets damage after the last record.
+    Kafka reads frames only as long as it needs more records, so it never reads corrupt bytes after the last record.
     """
     if data[:1] == ZSTD_FIRST_BYTE:
         frames = [_zstd_frame(data, 0)]
@@ -444,9 +444,9 @@ def _zstd_is_skippable(data: memoryview, position: int) -> bool:
 
 
 def _zstd_frame(data: memoryview, start: int) -> _ZstdFrame:
-    """Measure the frame at `start`: its blocks are counted by their headers, each holds up to 128 KiB.
+    """Return the frame at `start`, with an upper bound of its content: each block has up to 128 KiB.
 
-    Without the bound, a frame that does not state its size would need a guess, and a second attempt after a small one.
+    Without the bound, a frame that does not state its content size would need a guess, and a retry if it is too small.
     """
     import zstandard
 

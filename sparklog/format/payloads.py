@@ -193,8 +193,8 @@ def record_fields(
 def check_batch(stored: BytesLike, codec: Codec, count: int, base_time: int) -> Int64Array:
     """Check the records of one batch, whose offsets count from 0. `stored`: all bytes after its header; times are ms.
 
-    Returns the least and the greatest time from 1970 on (-1 if there is none), the least time that is not -1
-    (2^63 - 1 if there is none), and how many records have no key. `count` must not be 0.
+    Returns the smallest and the largest non-negative timestamp (-1 if there is none), the smallest timestamp other than
+    -1 (2^63 - 1 if there is none), and the number of records without a key. `count` must not be 0.
 
     Raises `Corrupt`, without a place.
     """

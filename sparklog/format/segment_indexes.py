@@ -35,10 +35,10 @@ import numpy as np
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.format.record_batch import NO_TIMESTAMP, BoolArray, BytesLike, Int64Array
 
-REMEDY = "run sparklog repair on its root or directory, which builds it again"
+REMEDY = "run sparklog repair on its root or directory, which rebuilds it"
 """For a damaged index file."""
 FOLLOWER_FETCH_BYTES = 1 << 20
-"""`replica.fetch.max.bytes`: a follower adds one entry for all batches of a fetch."""
+"""Kafka's `replica.fetch.max.bytes`: a follower adds one index entry for all batches of a fetch."""
 MAX_RELATIVE_OFFSET = 2**31 - 1
 _OFFSET_ENTRY = np.dtype([("relative", ">i4"), ("position", ">i4")])
 _TIME_ENTRY = np.dtype([("timestamp", ">i8"), ("relative", ">i4")])
@@ -94,10 +94,10 @@ class OffsetIndex:
         return (self.base, 0) if entry < 0 else (int(self.offsets[entry]), int(self.positions[entry]))
 
     def covers(self, positions: Int64Array, interval: int) -> bool:
-        """Return True if the entries cover a segment whose batches start at `positions`, to its end.
+        """Return True if the entries cover the entire segment, whose batches start at `positions`.
 
-        Between two entries there are at most `interval` bytes and a batch or, if a follower wrote them, a fetch. An
-        empty index passes Kafka's own check, and then every look-up reads the segment from its start.
+        Between two entries there are at most `interval` bytes plus one batch or, if a follower wrote the index, one
+        fetch. An empty index passes Kafka's sanity check, but then every lookup reads the segment from its start.
         """
         if len(positions) < 2:
             return True

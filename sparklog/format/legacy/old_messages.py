@@ -217,14 +217,14 @@ def _opened(view: memoryview, headers: BatchHeaders, row: int) -> _Inner:
 
 
 def _check_cut_message(rest: bytes) -> None:
-    """Raise `Corrupt` unless `rest` is the beginning of a message, which Kafka drops: old clients cut sets anywhere."""
+    """Raise `Corrupt` unless `rest` is an incomplete message, which Kafka drops: old clients cut off message sets."""
     size = int.from_bytes(rest[8:LOG_OVERHEAD], "big", signed=True)
     if len(rest) < LOG_OVERHEAD or (size >= MIN_LEGACY_SIZE_FIELD[0] and size > len(rest) - LOG_OVERHEAD):
         return
     kind = rest[MAGIC_POSITION] if len(rest) > MAGIC_POSITION else 0
     if kind > 1:
         raise Corrupt(f"the compressed message holds a message of format v{kind}")
-    raise Corrupt(f"the compressed message holds a message of size {size}, less than any message has")
+    raise Corrupt(f"the compressed message holds a message of size {size}, less than the minimum")
 
 
 def unpacked(entry: memoryview, magic: int, codec: int) -> bytes:

@@ -243,7 +243,7 @@ def _with_feature(state: Decisions, feature: str) -> Decisions:
 
 
 def _with_escaped_topics(state: Decisions, prepares: Sequence[Prepared]) -> Decisions:
-    """Refuse other software, which would take a topic with an escaped folder for deleted, and forget its COMMITs."""
+    """Add the feature `escapedTopics` if needed: older releases would treat such topics as deleted, prune COMMITs."""
     is_escaped = any(topic_folder(item.topic) != item.topic for item in prepares)
     return _with_feature(state, ESCAPED_TOPICS) if is_escaped else state
 

@@ -77,7 +77,7 @@ def _is_list(value: object, accepts: Callable[[Any], bool]) -> bool:
 
 
 def _is_text(value: object) -> bool:
-    """True for a text that can be stored: without lone surrogates, which UTF-8 cannot encode."""
+    """Return True for a string without lone surrogates, which UTF-8 cannot encode."""
     try:
         return isinstance(value, str) and value.encode() is not None
     except UnicodeEncodeError:
@@ -158,7 +158,7 @@ def checked(options: type | None = None, /, **kinds: ArgumentKind) -> Callable[[
 
 
 def _hint(signature: inspect.Signature, args: tuple[object, ...], names: Mapping[str, object]) -> str:
-    """Return what to write instead of a call that does not fit the signature."""
+    """Return a hint about the correct call for arguments that do not match the signature."""
     arguments = [item for item in signature.parameters.values() if item.name != "self"]
     unknown = next((name for name in names if name not in signature.parameters), None)
     if unknown is not None:

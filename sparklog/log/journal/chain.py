@@ -105,13 +105,13 @@ class EntryChain(Generic[E]):
             yield state
 
     def span(self) -> EntrySpan[E]:
-        """Return the newest entries that follow one another. `Corrupt` if an entry that must exist is missing."""
+        """Return the latest contiguous entries. Raises `Corrupt` if an entry that must exist is missing."""
         listed = list_numbers(self.store, self.prefix)
         numbers = {*listed.entries, *listed.copies}
         last = first = max(numbers, default=-1)
         while first - 1 in numbers:
             first -= 1
-        # Entries up to the newest copy may be deleted, and a process that stalled may create one of them again.
+        # Entries up to the latest copy may be deleted, and a stalled process may have created one of them again.
         newest_copy = listed.copies[-1] if listed.copies else -1
         if first > newest_copy + 1 and not self._goes_on_at(first):
             missing = next(number for number in range(newest_copy + 1, first) if number not in numbers)
@@ -119,7 +119,7 @@ class EntryChain(Generic[E]):
         return EntrySpan(self, max(first, 0), last)
 
     def _goes_on_at(self, number: int) -> bool:
-        """True for an id that has expired and is used again: what came before is deleted."""
+        """Return True for an expired id that is in use again: its entries before `number` are deleted."""
         stored = self.read(number)
         return stored is None or EXPIRED_IDS in stored[1].read_features
 

@@ -34,7 +34,7 @@ GROUP_MEMBERS = "groupMembers"
 EXPIRED_IDS = "expiredIds"
 """Of a transactional id that has expired the newest entry alone is kept, in a register."""
 ESCAPED_TOPICS = "escapedTopics"
-"""A transactional id has committed to a topic whose folder is escaped, which other software does not find."""
+"""A transactional id has committed to a topic with an escaped folder name, which older releases do not find."""
 KNOWN_READ_FEATURES: frozenset[str] = frozenset(
     {INLINE_RECORDS, CARRIED_COMMITS, KAFKA_WRITERS, GROUP_MEMBERS, EXPIRED_IDS, ESCAPED_TOPICS}
 )

@@ -176,9 +176,10 @@ def list_entries(store: Store, prefix: str, after: str = "") -> Iterator[ObjectI
 
 
 def collect_log(log: EntryLog[E], now_ms: int, *, dry_run: bool) -> tuple[int, int]:
-    """Delete a whole journal once its newest entry is listed and a week old; count objects and bytes.
+    """Delete an entire journal once its latest entry is listed and a week old; return the objects and bytes deleted.
 
-    What is left has no gap at any moment: first goes what is below the newest copy, then the newest entries.
+    The remaining entries never have a gap: entries below the latest copy are deleted first, then the others from the
+    latest one backwards, and the latest copy last.
     """
     objects = list(log.store.list(f"{log.prefix}/_log/"))
     newest = log.current().number
@@ -193,7 +194,7 @@ def collect_log(log: EntryLog[E], now_ms: int, *, dry_run: bool) -> tuple[int, i
 
 
 def _without_gaps(objects: Sequence[ObjectInfo]) -> Iterator[ObjectInfo]:
-    """Yield the objects of a journal in an order in which they can be deleted: see `collect_log`."""
+    """Yield the objects of a journal in the order in which `collect_log` deletes them."""
     copies = [info for info in objects if f"/{CHECKPOINT_FOLDER}/" in info.key]
     newest = max((entry_number(info.key) or 0 for info in copies), default=-1)
     last = [info for info in copies if entry_number(info.key) == newest]

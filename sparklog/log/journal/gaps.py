@@ -1,4 +1,4 @@
-"""Gaps: a number of a journal is missing, and a later one is there."""
+"""Gaps in a journal: a number is missing although a later one exists."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sparklog.storage.store import Store
 
 
 def missing_numbers(store: Store, missing: int, listed: Sequence[int]) -> str:
-    """Return the message for a gap that begins at `missing`, from the numbers that a listing shows."""
+    """Return the error message for a gap that begins at `missing`; `listed`: the numbers in a listing."""
     later = [number for number in listed if number > missing]
     numbers = f"number {missing} of the log is missing"
     if later and later[0] > missing + 1:
@@ -26,10 +26,10 @@ def missing_numbers(store: Store, missing: int, listed: Sequence[int]) -> str:
 
 
 def follows_other(data: bytes, crc: int) -> bool:
-    """True if an object of a journal was made after another one than that with this CRC-32C."""
+    """Return True if an object of a journal follows an entry whose CRC-32C is not `crc`."""
     try:
         previous = json.loads(document_of(data))["prevCrc"]
     except (ValueError, LookupError, TypeError, RecursionError):
-        # Damaged: that is for its readers to say.
+        # The object is corrupt; its readers report that.
         return False
     return previous is not None and previous != crc

@@ -38,7 +38,7 @@ FAR_WAIT = 2
 """On a store with round trips waits stop growing here, at 80 ms: a try takes as long, and who waits longer starves."""
 OPEN_TRIES = 3
 BEYOND_MS, BEYOND_FAR_MS = 10_000, 60_000
-"""A follower that meets no entry lists later ones so often, on a disk and on a store with round trips."""
+"""Interval at which a follower that finds no new entry lists later ones, on a disk and on a remote store."""
 _LOG = logging.getLogger("sparklog.log")
 
 
@@ -77,7 +77,7 @@ class Journal(ABC, Generic[S, E, D]):
         self._numbered = NumberedObjects(root.store, prefix, root.env, root.root_id)
         self._newest: SeenState[S] | None = None
         self._gap: tuple[int, Backoff] | None = None
-        """A missing number below others, and the time since it was met: another opening does not wait for it again."""
+        """A missing number below others and its backoff, so that reopening the journal does not wait again in full."""
         self._looked_beyond: Moment | None = None
         self._writes = False
 
@@ -185,7 +185,7 @@ class Journal(ABC, Generic[S, E, D]):
             try:
                 data += self._numbered.read_forward(first + len(data))
             except Corrupt:
-                # After so long the missing number may have been collected.
+                # The basis is stale, so the missing number may have been deleted since.
                 if not self._is_stale(base.seen):
                     raise
         if self._is_stale(base.seen):
@@ -203,9 +203,9 @@ class Journal(ABC, Generic[S, E, D]):
         return Advance(self._publish(newer), entries, sight.root_seen)
 
     def _is_beyond_due(self, now: Moment) -> bool:
-        """True now and then for a follower that meets no entry: the next one may be lost, and later ones there."""
+        """Return True if it is time to list later entries: the next one may be lost although later ones exist."""
         last = self._looked_beyond
-        # Plain numbers first: each append comes here.
+        # Compare plain numbers first, because each append calls this.
         if last is not None and 0 <= now.boot_ms - last.boot_ms < BEYOND_MS:
             return False
         if last is not None and self._numbered.is_far and now.elapsed_ms(last) < BEYOND_FAR_MS:
@@ -242,7 +242,7 @@ class Journal(ABC, Generic[S, E, D]):
         return entries
 
     def _reopen(self, below: int | None = None) -> Advance[S, E]:
-        """Open again: a listing, one checkpoint (`below`: an older one), the entries after it, a listing above them."""
+        """Open again: list checkpoints, read one (below `below`) and the entries after it, and list later numbers."""
         tries = 0
         while True:
             seen = self.env.now()
@@ -251,7 +251,7 @@ class Journal(ABC, Generic[S, E, D]):
             opened = self._read_to_listed(opened)
             newest = opened.newest.state.number
             refusal = self._refusal(opened.newest, numbers)
-            # A directory cache may hide for a while what exists: look again before calling it lost.
+            # A directory cache may hide an existing object for a while: retry before reporting it as lost.
             if refusal is not None:
                 tries += 1
                 if tries >= OPEN_TRIES:
@@ -264,7 +264,7 @@ class Journal(ABC, Generic[S, E, D]):
                 return Advance(self._publish(opened.newest), opened.entries)
 
     def _read_to_listed(self, opened: Advance[S, E]) -> Advance[S, E]:
-        """Read on to what a listing shows, of which some may have been written since the journal was read."""
+        """Read up to the last listed number: entries may have been written since the journal was read."""
         base = opened.newest
         last = self._numbered.last_listed(base.state.number) if opened.last_listed is None else opened.last_listed
         if last <= base.state.number:
@@ -275,7 +275,7 @@ class Journal(ABC, Generic[S, E, D]):
         return Advance(newest, (*opened.entries, *entries), opened.root_seen, last)
 
     def _await_number(self, missing: int) -> None:
-        """Wait a moment for a number that is missing below another one; raise if caches cannot hide it so long."""
+        """Wait briefly for a number that is missing below another one; raise once caches cannot be hiding it."""
         if self._gap is None or self._gap[0] != missing:
             self._gap = missing, Backoff(self.env)
         if not self._gap[1].wait():
@@ -422,8 +422,8 @@ class Journal(ABC, Generic[S, E, D]):
             try:
                 return self._trace(entry, number, repeatable)
             except (Corrupt, Unavailable) as error:
-                message = f"{title} stalled for over an hour and its outcome is unknown: {error}; look before you write"
-                raise Unavailable(f"{message} again", is_unknown=True) from error
+                message = f"{title} stalled for over an hour and its outcome is unknown: {error}"
+                raise Unavailable(f"{message}; look before you write again", is_unknown=True) from error
         if answer is Answer.OURS:
             # An earlier attempt at this number, drawn up before a stall, may have landed late: what was stored counts.
             stored = sight.objects[0]

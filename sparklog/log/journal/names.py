@@ -5,17 +5,17 @@
     <topic>/_log/checkpoints/00000000000000000128-<id>.arrow     its slice table
     <topic>/append/00000000000000000042-<id>.slices              appended by one task, which had read version 42
     <topic>/sealed/<partition>/00000000000000000042-<id>/        one sealing run of one partition, Kafka's files inside
-    %5F<rest of the name>/...                                    the same of a topic whose name begins with one `_`
+    %5F<rest of the name>/...                                    the same for a topic whose name begins with one `_`
     _transactions/<id>/_log/00000000000000000042.json            entry 42 of the decisions of a transactional id
     _groups/<id>/_log/00000000000000000042.json                  entry 42 of the offsets of a consumer group
     _maintenance/<job>/_log/00000000000000000042.json            entry 42 of the leases of a job
     _jobs/outcomes/_log/00000000000000000042.json                entry 42 of the outcomes of jobs
     _root/defaults/_log/00000000000000000042.json                entry 42 of the defaults of the root
-    _defaults/00000000000000000042.json                          its copy: without it, lost defaults look like none
+    _defaults/00000000000000000042.json                          its copy, to tell lost defaults from no defaults
     _repair/<run>/<key>                                          what a repair replaced or set aside
 
-Folders of sparklog itself begin with one `_`. A topic of such a name (`_schemas`) therefore has an escaped folder,
-`%5Fschemas`: see `topic_folder` and `folder_topic`. Releases up to 0.12 take it for no topic.
+The names of sparklog's own folders begin with one `_`. The folder of a topic with such a name (`_schemas`) is therefore
+escaped, `%5Fschemas`: see `topic_folder` and `folder_topic`. Releases up to 0.12 do not recognize it as a topic.
 
 Paths in commits are relative to the topic's folder; a path that begins with `/` is relative to the root (a clone
 names files of the topic it was cloned from). Versions have 20 digits, so that names sort like numbers.
@@ -61,7 +61,7 @@ MAINTENANCE_FOLDER = "_maintenance"
 JOBS_FOLDER = "_jobs"
 ROOT_FOLDER = "_root"
 DEFAULTS_FOLDER = "_defaults"
-"""Copies of the newest entries of the root's defaults, apart from these, so that both are not lost together."""
+"""Holds the copy of the latest entry of the root defaults, separately, so that both are not lost together."""
 REPAIR_FOLDER = "_repair"
 """What repairs have set aside: nothing reads it."""
 OWN_FOLDERS = frozenset(
@@ -75,13 +75,13 @@ OWN_FOLDERS = frozenset(
         PROBE_FOLDER,
     }
 )
-"""Folders at the top of a root that are of no topic."""
+"""Top-level folders of a root that do not belong to a topic."""
 VERSION_DIGITS = 20
 MAX_ID = 1024
 MAX_ID_FOLDER = 200
 MAX_TOPIC_NAME = 249
 ESCAPE = "%5F"
-"""Stands for one `_` at the beginning of a topic's name in the name of its folder."""
+"""Replaces a single leading `_` of a topic's name in the name of its folder."""
 MAX_VERSION = 2**63 - 1
 MAX_PARTITIONS = 100_000
 
@@ -121,40 +121,40 @@ def is_topic_name(name: str) -> bool:
 
 
 def topic_folder(topic: str) -> str:
-    """Return the folder of a topic in its root: its name, with one leading `_` escaped. A folder stays what it is."""
+    """Return the folder name of a topic: its name with a single leading `_` escaped. Folder names are unchanged."""
     return f"{ESCAPE}{topic[1:]}" if topic[:1] == "_" and topic[:2] != "__" else topic
 
 
 def folder_topic(folder: str) -> str | None:
-    """Return the name of the topic whose folder this is; None for a folder that no topic has."""
+    """Return the name of the topic with this folder; None if it is not the folder of a topic."""
     name = f"_{folder.removeprefix(ESCAPE)}" if folder.startswith(ESCAPE) else folder
     return name if is_topic_name(name) and topic_folder(name) == folder else None
 
 
 def key_topic(key: str) -> str | None:
-    """Return the name of the topic that an object belongs to; None for other objects."""
+    """Return the name of the topic that a key belongs to; None for other keys."""
     folder, slash, _ = key.partition("/")
     return folder_topic(folder) if slash else None
 
 
 def topic_names(store: Store) -> Iterator[str]:
-    """Yield the names of all topics that have a folder in a root, those of deleted topics too."""
+    """Yield the names of all topics that have a folder in a root, including deleted topics."""
     return (name for folder in store.list_folders("") if (name := folder_topic(folder)) is not None)
 
 
 def _journal_folder(prefix: str) -> str:
-    """Return the folder above the journal of a topic, or of what has a folder in one of sparklog's own."""
+    """Return the folder that contains a journal; `prefix`: a topic, or a path in one of sparklog's own folders."""
     return prefix if "/" in prefix else topic_folder(prefix)
 
 
 def log_folder(prefix: str) -> str:
-    """Return the folder of the entries of the journal under `prefix`, with `/` at its end: see `commit_key`."""
+    """Return the folder of the entries of the journal under `prefix`, ending in `/`: see `commit_key`."""
     return f"{_journal_folder(prefix)}/{LOG_FOLDER}/"
 
 
 def commit_key(prefix: str, version: int) -> str:
     """Return the key of an entry of the journal under `prefix` (a topic, `_groups/<group>`, `_transactions/<id>`)."""
-    # Few calls: an append makes several such keys.
+    # Inlined, because an append creates several such keys.
     folder = _journal_folder(prefix) if prefix[:1] == "_" else prefix
     return f"{folder}/{LOG_FOLDER}/{version:020d}.json"
 
@@ -199,7 +199,7 @@ def groups_prefix(group: str) -> str:
 
 
 def defaults_copy_key(number: int) -> str:
-    """Return the key of the copy of an entry of the root's defaults."""
+    """Return the key of the copy of an entry of the root defaults."""
     return f"{DEFAULTS_FOLDER}/{number:020d}.json"
 
 
@@ -378,7 +378,7 @@ def read_root_id(store: Store) -> str:
     except NotFound:
         problem = f"{store.location} is no sparklog root: it has no {ROOT_KEY}"
         raise NotFound(
-            f"{problem}; check the path; creating a topic makes a root, or sparklog.open(..., create=True)"
+            f"{problem}; check the path, or create a root by creating a topic or with sparklog.open(..., create=True)"
         ) from None
     return _root_id_in(data)
 

@@ -12,9 +12,9 @@ A store that lets two create one number looks alike (`probe_verdict`). So the ne
 and compared with whatever is read next: of this number, or made after it. That costs no request.
 
 A missing number is the end of the log only if no later number exists. Otherwise an object was lost, and a process that
-created the missing number would fork the log. So the end is looked for above the first missing number (`read_forward`,
-`last_listed`); if something is there, the missing number is read again for as long as caches hide names, and then the
-gap is an error, for readers and for writers.
+created the missing number would fork the log. So `read_forward` and `last_listed` check for numbers above the first
+missing one. If a later number exists, the missing number is retried for as long as caches may hide it; then the gap is
+an error for readers and writers.
 """
 
 from __future__ import annotations
@@ -109,12 +109,12 @@ class NumberedObjects:
         return read_if_there(self.store, self.key(number))
 
     def read_forward(self, number: int, ahead: bool = False) -> list[bytes]:
-        """Read all objects from `number` on, up to the first missing one. `Corrupt` if a later one exists.
+        """Read all objects from `number` on, up to the first missing one. Raises `Corrupt` if a later one exists.
 
-        One request per object and one for the missing one. A store with `parallel_reads` is asked for twice as many
-        numbers each time, up to 16 (`ahead`: from the start), for there each answer costs a round trip. So there the
-        answers for later numbers are known; on a disk, if several objects were found, the number after the missing one
-        is looked at. With `ahead` a later number is no error: who opens a log lists it.
+        This takes one request per object and one for the missing number. On a store with `parallel_reads`, where each
+        request costs a round trip, it requests twice as many numbers each time, up to 16 (`ahead`: 16 from the start),
+        and so also finds later numbers. On a disk, if it found several objects, it also checks the number after the
+        missing one. With `ahead` a later number is not an error, because opening a log lists later numbers.
         """
         objects: list[bytes] = []
         backoff: Backoff | None = None
@@ -134,7 +134,7 @@ class NumberedObjects:
         return objects
 
     def read_and_list(self, number: int) -> tuple[list[bytes], int]:
-        """Read all objects from `number` on, on a store with round trips, and list them meanwhile, for the last one."""
+        """Read all objects from `number` on and list them in parallel; return them and the last listed number."""
 
         def ask(place: int | None) -> bytes | int | None:
             return self.last_listed(number - 1) if place is None else self.read(place)
@@ -146,9 +146,9 @@ class NumberedObjects:
         return objects, last if isinstance(last, int) else number - 1
 
     def _read_run(self, number: int, ahead: bool, must_look: bool) -> tuple[list[bytes], bool]:
-        """Read objects up to the first missing one; also return whether a later one is there, as far as that is known.
+        """Read objects up to the first missing one; also return True if a later one is known to exist.
 
-        `must_look`: a later one was seen before.
+        `must_look`: a later one was seen before, so check for it again.
         """
         objects: list[bytes] = []
         if not self.is_far:
@@ -158,7 +158,7 @@ class NumberedObjects:
             is_passed = (must_look or (len(objects) > 1 and not ahead)) and self.store.stat(
                 self.key(missing + 1)
             ) is not None
-            # Others may have created both since the first of the two was found missing.
+            # Other processes may have created both since the missing number was read.
             return objects, is_passed and self.read(missing) is None
         at_once = READ_AHEAD if ahead else 2 if must_look else 1
         while True:
@@ -176,15 +176,15 @@ class NumberedObjects:
         return {number: data for number, data in objects if data is not None}
 
     def listed(self, after: int) -> list[int]:
-        """List the numbers of objects after one: what a listing shows, which may be late."""
+        """List the numbers of objects after one; a listing may be stale."""
         return numbers_below(self.store, f"{log_folder(self.prefix)}0", self.key(after) if after >= 0 else "")
 
     def last_listed(self, after: int) -> int:
-        """Return the greatest number above `after` that a listing shows; `after` if it shows none."""
+        """Return the largest listed number above `after`; `after` if there is none."""
         return max(self.listed(after), default=after)
 
     def gap(self, missing: int) -> Corrupt | Unavailable:
-        """Return the error for a number that is still missing after a wait, while a later one is there."""
+        """Return the error for a number that is still missing after a wait although a later one exists."""
         later = self.listed(missing - 1)
         if missing in later:
             problem = f"{self.key(missing)} in {self.store.location} is listed and cannot be read"
@@ -384,7 +384,7 @@ class NumberedObjects:
         return answer
 
     def _check_next(self, number: int, crc: int) -> None:
-        """Take `number` back, just created, and raise if the next one follows another one, which was lost meanwhile."""
+        """Check the object after a new one; if it follows another, lost object, delete the new one and raise."""
         following = self.read(number + 1)
         if following is not None and follows_other(following, crc):
             self.store.delete(self.key(number))

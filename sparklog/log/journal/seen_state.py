@@ -1,4 +1,4 @@
-"""Values of a journal: the root, a state and when it was seen to be the newest, the entries read to come to it."""
+"""Values of a journal: its root, its latest known state, and the entries read to reach that state."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Advance(Generic[S, E]):
     newest: SeenState[S]
     entries: Sequence[E] = ()
     root_seen: bool = False
-    last_listed: int | None = None  # the greatest number that a listing has shown; None: nothing was listed
+    last_listed: int | None = None  # the largest listed number; None if nothing was listed
 
     def with_id(self, commit_id: str) -> E | None:
         for entry in self.entries:

@@ -86,9 +86,10 @@ def _read(
 
 
 def aborted_of(store: Store, planned: PlannedSlice, crc: int = 0) -> AbortedTransactions:
-    """Return the transactions whose ABORT markers are in a slice. `Corrupt`; `MissingFile` if its file is gone.
+    """Return the transactions whose ABORT markers are in a slice.
 
-    `crc`: of the segment's three index files, as its commit says; 0: not known.
+    `crc`: the CRC-32C of the segment's three index files in its commit; 0 if unknown.
+    Raises `Corrupt`, or `MissingFile` if the slice's file does not exist.
     """
     entries = _of_append_file(store, planned) if planned.footer_length else _of_segment(store, planned, crc)
     last = entries.last_offsets
@@ -102,9 +103,9 @@ def aborted_of(store: Store, planned: PlannedSlice, crc: int = 0) -> AbortedTran
 
 
 def _of_segment(store: Store, planned: PlannedSlice, crc: int) -> AbortedTransactions:
-    """Read the `.txnindex`, which has no checksum of its own: a wrong entry would show records that were aborted.
+    """Read the `.txnindex`, and verify it, because a wrong entry would make aborted records visible.
 
-    The commit has one of all three index files, so the others are read as well.
+    The only checksum, in the commit, covers all three index files, so the other two are read as well.
     """
     name = planned.file.removesuffix("log")
     key = f"{name}txnindex"
@@ -113,7 +114,7 @@ def _of_segment(store: Store, planned: PlannedSlice, crc: int) -> AbortedTransac
         entries = transaction_index.parse(data, planned.base, file=key)
         index, timeindex = (read_if_there(store, name + suffix) or b"" for suffix in SUFFIXES[:2])
         if crc and index_crc(index, timeindex, data) != crc:
-            message = "the segment's index files do not match the CRC-32C in its commit, and records may be aborted"
+            message = "the segment's index files do not match the CRC-32C in its commit, so records may be aborted"
             raise Corrupt(f"{message}: run sparklog repair", file=key)
         return entries
     except NotFound:

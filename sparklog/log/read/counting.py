@@ -25,8 +25,8 @@ class PartitionCount:
     partition: int
     records: int
     is_exact: bool  # false if there may be fewer records
-    earliest_ms: int | None  # no record with a time is older; None without such records
-    latest_ms: int | None  # none is newer
+    earliest_ms: int | None  # lower bound of the records' timestamps; None if no record has one
+    latest_ms: int | None  # upper bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +47,14 @@ class RecordCount:
 
     @property
     def earliest_ms(self) -> int | None:
-        """No record with a time is older; None without such records."""
+        """Lower bound of the records' timestamps; None if no record has one."""
         return min(
             (partition.earliest_ms for partition in self.partitions if partition.earliest_ms is not None), default=None
         )
 
     @property
     def latest_ms(self) -> int | None:
-        """No record is newer; None without records that have a time."""
+        """Upper bound of the records' timestamps; None if no record has one."""
         return max(
             (partition.latest_ms for partition in self.partitions if partition.latest_ms is not None), default=None
         )

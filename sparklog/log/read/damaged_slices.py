@@ -1,12 +1,12 @@
-"""The sound batches of a damaged slice, and the error, or the report, for what is not sound.
+"""Read the valid batches of a corrupt slice, and report or skip its corrupt batches.
 
-A slice's CRC-32C says that some byte of it is wrong, not which. Its batches have checksums of their own, so a reader is
-given those that are sound, in order, up to the first damage in the offsets that it wants. Work that rewrites slices
-(sealing, merging, cleaning, exporting) does without: it refuses a damaged slice, so that no record is lost on the way.
+A slice's CRC-32C shows that some byte of it is wrong, but not which one. Batches have checksums of their own, so a
+reader gets the valid batches in order, up to the first corrupt one in the requested offsets. Work that rewrites slices
+(sealing, merging, cleaning, exporting) rejects a corrupt slice, so that it does not lose records.
 
-If every batch is sound, the damaged byte is outside of their checksums: a base offset or a leader epoch. Batches that
-fill the offsets of the slice without a gap have right base offsets, and are read. Otherwise a base offset may be wrong,
-and no batch of the slice can be trusted.
+If every batch is valid, the wrong byte is one that batch checksums do not cover: a base offset or a leader epoch. If
+the batches fill the offsets of the slice without a gap, their base offsets are correct, and they are read. Otherwise a
+base offset may be wrong, and no batch of the slice can be trusted.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from sparklog.log.read.skipped import OnSkipped, Skipped
 
 GO_ON = "restore the file, or read on after it with corruptRecords=skip"
 READ_BYTES = 1 << 20
-"""Bytes of a slice that is not in memory, read at once."""
+"""Bytes to read at a time from a slice that is not in memory."""
 
 
 class SliceReader(BatchFile):
-    """A slice in memory, or read from its file by `read`; positions count from its first byte."""
+    """A slice in memory or in a file, read with `read`; positions are relative to its first byte."""
 
     def __init__(self, planned: PlannedSlice, read: Callable[[int, int], BytesLike]) -> None:
         self.planned = planned
@@ -45,7 +45,7 @@ class SliceReader(BatchFile):
 
 @dataclass(frozen=True, slots=True)
 class _Missing:
-    """Damage, the byte after it, and the offset after it, in the batches' own offsets."""
+    """A corrupt range: its damage, the position after it, and the offset after it as in the batch headers."""
 
     damage: Damage
     until: int
@@ -53,7 +53,7 @@ class _Missing:
 
 
 def are_sound(data: BytesLike, headers: BatchHeaders, planned: PlannedSlice, expected: int) -> bool:
-    """Return True if the next batches of a slice are sound; `expected`: the first offset that they may have."""
+    """Return True if the next batches of a slice are valid; `expected`: the lowest offset that they may have."""
     if any(broken.any() for broken, _ in header_rules(headers, max(planned.shift, 0))):
         return False
     base, end = headers.base_offset + planned.shift, headers.next_offset + planned.shift
@@ -62,12 +62,13 @@ def are_sound(data: BytesLike, headers: BatchHeaders, planned: PlannedSlice, exp
 
 
 class SoundPrefix:
-    """Takes windows of a slice one after another, as far as their batches are sound.
+    """Yields the windows of a slice up to the first one with an invalid batch.
 
-    `low` is the byte after the last window that was taken, `reached` the offset after it; `stopped`: the next window
-    cannot be read, or is not sound. If not `checked`, batches are not looked at, and errors are raised. `whole`: the
-    windows are those of the whole slice; then `crc` is the CRC-32C of all that were taken, and `is_dense` tells whether
-    they fill the slice's offsets.
+    * `low`, `reached`: the position and the offset after the last window that was yielded
+    * `stopped`: True if the next window cannot be read or has an invalid batch
+    * `checked`: False to raise errors and not to validate batches
+    * `whole`: True if the windows cover the entire slice; then `crc` is the CRC-32C of the windows so far, and
+      `is_dense` is True if their batches fill the slice's offsets without a gap
     """
 
     def __init__(self, planned: PlannedSlice, low: int, *, checked: bool, whole: bool) -> None:
@@ -110,10 +111,10 @@ class SoundPrefix:
 def sound_batches(
     file: SliceReader, start: int, end: int, *, low: int = 0, expected: int | None = None, on_skipped: OnSkipped | None
 ) -> Iterator[Window]:
-    """Yield windows of the sound batches that hold some offset of `[start, end)`, from byte `low` of the slice on.
+    """Yield windows of the valid batches with an offset in `[start, end)`, from position `low` of the slice on.
 
-    `expected`: the first offset that a batch there may have; None: the slice's. `on_skipped` is called with what is
-    left out; None: raise `Corrupt` at the first damage that may hold offsets of the range.
+    `expected`: the lowest offset that the next batch may have; None: the slice's base offset. `on_skipped` is called
+    with each skipped range; None: raise `Corrupt` at the first corrupt batch that may have offsets of the range.
     """
     planned = file.planned
     for event in _events(file, low, planned.base if expected is None else expected, end):
@@ -124,7 +125,7 @@ def sound_batches(
 
 
 def sound_batches_of_whole(file: SliceReader, start: int, end: int, on_skipped: OnSkipped | None) -> Iterator[Window]:
-    """As `sound_batches`, of a slice that is in memory and whose CRC-32C is wrong."""
+    """Like `sound_batches`, for a slice in memory whose CRC-32C is wrong."""
     planned = file.planned
     events = list(_events(file, 0, planned.base, planned.end))
     windows = [event for event in events if isinstance(event, Window)]
@@ -146,7 +147,7 @@ def sound_batches_of_whole(file: SliceReader, start: int, end: int, on_skipped: 
 
 
 def unexplained(planned: PlannedSlice) -> Corrupt:
-    """Return the error for a slice whose batches are sound and whose CRC-32C is not."""
+    """Return the error for a slice with a wrong CRC-32C although all of its batches are valid."""
     return Corrupt(
         "the slice's CRC-32C does not match its bytes, though all of its batches are sound: restore the file",
         file=planned.file,
@@ -156,7 +157,7 @@ def unexplained(planned: PlannedSlice) -> Corrupt:
 
 
 def _events(file: SliceReader, low: int, expected: int, end: int) -> Iterator[Window | _Missing]:
-    """Yield windows of sound batches and what is missing between them, in file order."""
+    """Yield windows of valid batches and the corrupt ranges between them, in file order."""
     planned, missing = file.planned, list[_Missing]()
     limit = planned.end - planned.shift
 

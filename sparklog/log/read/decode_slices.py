@@ -46,7 +46,7 @@ def read_cursors(
     threads: int = 1,
     on_skipped: OnSkipped | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the records of ranges. Damage is `Corrupt` after what is in front of it, or reported to `on_skipped`."""
+    """Yield the records of ranges. Report corrupt batches to `on_skipped`; None: raise `Corrupt` at the first."""
     decoder = _Decoder(check_columns(columns), batch_bytes, on_skipped)
     runs = _runs(Fetcher(cursors, on_skipped=on_skipped), decoder, batch_bytes)
     decoded = map(decoder.run, runs) if threads == 1 else _all_of(work_ahead(decoder.run_until_error, runs, threads))
@@ -79,7 +79,7 @@ def _runs(pieces: Fetcher, decoder: _Decoder, batch_bytes: int) -> Iterator[list
                 run.append(piece)
                 filled += grown
     except SparklogError:
-        # What came before an error is given first.
+        # Yield the batches read before the error first.
         yield run
         raise
     yield run
@@ -125,14 +125,14 @@ class _Decoder:
             try:
                 batches = list(self._batches(pieces, data))
             except Corrupt:
-                # One by one, what is sound is given, and the error names the file and position.
+                # Decode one by one, to yield the valid batches and to report file and position in the error.
                 for piece in pieces:
                     yield from self._batches([piece], piece.data)
                 return
             yield from batches
 
     def run_until_error(self, pieces: list[FetchedBatches]) -> tuple[list[pa.RecordBatch], SparklogError | None]:
-        """Return the batches of `run`, and the error that came after them."""
+        """Return the batches of `run`, and the error that followed them, if any."""
         batches: list[pa.RecordBatch] = []
         try:
             batches.extend(self.run(pieces))
@@ -157,7 +157,7 @@ class _Decoder:
             low = high
 
     def _sound(self, run: _BatchRun) -> Iterator[pa.RecordBatch]:
-        """Decode batches; if some cannot be, those in front of them, or all others."""
+        """Decode batches; if some are corrupt, yield those before the first, or all others if they are skipped."""
         try:
             batch = self._batch(run)
         except Corrupt as error:

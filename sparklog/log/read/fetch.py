@@ -9,8 +9,8 @@ few `span_bytes`, whatever it reads. Where each request costs a round trip, seve
 
 Sealed segments have no footer: see `sparklog.log.read.segment_entrance`.
 
-Of a damaged slice its sound batches are given, up to the first damage (`sparklog.log.read.damaged_slices`), unless the
-fetch is `strict`.
+A fetch of a corrupt slice returns its valid batches up to the first corrupt one (`sparklog.log.read.damaged_slices`),
+unless the fetch is `strict`.
 
 A file that is gone was replaced (merged, sealed, compacted) after the plan was made: the topic is opened again and the
 same offsets are read from where they are now. Only a log start beyond them is data loss.
@@ -63,7 +63,7 @@ class FetchedBatches:
     start: int  # `[start, end)`: the offsets wanted
     end: int
     cut: bool  # they are not all of the slice
-    verified: bool  # checksums were right, so batches need not be checked again
+    verified: bool  # checksums have been verified, so batches need not be checked again
 
 
 @dataclass(slots=True)
@@ -125,8 +125,8 @@ class _Job:
 class Fetcher:
     """Iterates over the pieces of all ranges: of each range in offset order, ranges interleaved as files have them.
 
-    `strict`: a damaged slice is `Corrupt` as a whole, and batches of windows are not checked. Otherwise its sound
-    batches are given, and `on_skipped` is called with what is damaged; None: that is `Corrupt`.
+    `strict`: raise `Corrupt` for a corrupt slice, and do not check batches of windows. Otherwise yield its valid
+    batches and call `on_skipped` with its corrupt ranges; None: raise `Corrupt` for them.
     """
 
     def __init__(self, cursors: Sequence[Cursor], *, strict: bool = False, on_skipped: OnSkipped | None = None) -> None:
@@ -249,7 +249,7 @@ class Fetcher:
         data = memoryview(self._ahead.take(request))
         for cursor, planned, start in job.taken:
             body = data[planned.position - request.start :][: planned.size]
-            # Bytes that this process kept may be those of an object that is no longer there: the store counts.
+            # Cached bytes may be those of an object that has been replaced: read it from the store again.
             if (sound := crc32c(body) == planned.crc) is False and RECENT.forget(cursor.store, planned.file):
                 data = memoryview(_read(request))
                 body = data[planned.position - request.start :][: planned.size]
@@ -345,12 +345,12 @@ def _pieces(windows: Iterator[BatchWindow], planned: PlannedSlice, start: int, e
 
 
 def part_of(data: memoryview, position: int, length: int) -> memoryview:
-    """Read from a slice that is in memory."""
+    """Return bytes of a slice in memory."""
     return data[position : position + length]
 
 
 def read_of(store: Store, planned: PlannedSlice, position: int, length: int) -> memoryview:
-    """Read from a slice in its file."""
+    """Read bytes of a slice from its file."""
     return read_range(store, planned.file, planned.position + position, length)
 
 
@@ -409,7 +409,7 @@ def read_footer(store: Store, planned: PlannedSlice) -> Footer:
 
 
 def sound_footer(store: Store, planned: PlannedSlice) -> Footer | None:
-    """Return the footer of a file; None if it is damaged: its slices are read from their starts then."""
+    """Return the footer of a file; None if it is corrupt, so that its slices must be read from their starts."""
     try:
         return read_footer(store, planned)
     except Corrupt:

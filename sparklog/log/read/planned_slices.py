@@ -109,7 +109,7 @@ class PlannedSlices(ColumnsByName):
 
 
 def count_files(sources: Iterable[PlannedSlices]) -> int:
-    """Return how many files these slices are in, all of one topic."""
+    """Return the number of files that contain these slices, which are of one topic."""
     return len({part.paths[code] for part in sources for code in np.unique(part.columns["file"]).tolist()})
 
 

@@ -70,7 +70,7 @@ class NativeReadPart:
     slices: PlannedSlices
     fail_on_data_loss: bool = True  # the log start has passed offsets still wanted: `NotFound`, else skip
     cleaned_through: int | None = None  # of a table: `Conflict` if compaction went further and files are gone
-    on_skipped: OnSkipped | None = None  # is called with damage that is left out; it must pickle. None: `Corrupt`
+    on_skipped: OnSkipped | None = None  # called with skipped ranges; must be picklable. None: raise `Corrupt`
 
     @property
     def records(self) -> int:
@@ -186,7 +186,7 @@ def read_parts(
 
 
 def _policy(part: ReadPart) -> tuple[OnSkipped | None] | None:
-    """Tell what native parts that are read together do with damage; None: another part."""
+    """Return the corruption policy of a native part, by which parts are grouped; None for other parts."""
     return (part.on_skipped,) if isinstance(part, NativeReadPart) else None
 
 

@@ -1,4 +1,4 @@
-"""Stretches of a log that a reader leaves out as damaged, if it was asked to go on after damage."""
+"""Corrupt ranges of a log that a reader skips (`corruptRecords=skip`)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ _LOG = logging.getLogger("sparklog.log")
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A stretch of a log that was left out because it is damaged.
+    """A corrupt range of a log that a reader skipped.
 
-    * `file`, `position`, `nbytes`: the bytes; `position` is None if it is records that are left out and not bytes
-    * `start`, `end`: no record of offsets `[start, end)` was read in it; `end` is None where nothing says how far the
-      damage reaches
+    * `file`, `position`, `nbytes`: the skipped bytes; `position` is None if records were skipped without skipping bytes
+    * `start`, `end`: no record with an offset in `[start, end)` was read; `end` is None if it is unknown
     """
 
     topic: str
@@ -45,7 +44,7 @@ def log_skipped(skipped: Skipped) -> None:
 
 
 class SkippedLog:
-    """Logs each damaged place once, however often it is read, and counts the places."""
+    """Logs each corrupt range once, however often it is read, and counts the ranges."""
 
     def __init__(self) -> None:
         self._places: set[tuple[str, int | None]] = set()

@@ -24,7 +24,7 @@ from sparklog.log.state.view import (
 class SnapshotView:
     """Implement `TakenView` for settled snapshots by topic; `newer` takes one where a file is gone.
 
-    `on_skipped` is called with damage that reads leave out; None: it is `Corrupt`.
+    `on_skipped` is called with corrupt ranges that reads skip; None: reads raise `Corrupt`.
     """
 
     def __init__(

@@ -47,9 +47,10 @@ def offsets_for_timestamps(
     newer: Newer,
     on_skipped: OnSkipped | None = None,
 ) -> dict[int, TimestampOffset | None]:
-    """Return per partition of `targets` (to ms) its record, or None; `newer` tells where a file is that is gone.
+    """Return the record for each partition of `targets` (timestamps in ms), or None.
 
-    `on_skipped` is called with damage that is passed over; None: it is `Corrupt`.
+    `newer` returns the snapshot to use if a file has been replaced. `on_skipped` is called with corrupt ranges that the
+    lookup skips; None: raise `Corrupt`.
     """
     places = {partition: (target, 0) for partition, target in targets.items()}
     return _looked_up(snapshot, places, isolation, newer, on_skipped)
@@ -146,9 +147,9 @@ def _first(
 def _in_slice(
     store: Store, planned: PlannedSlice, target: int, start: int, on_skipped: OnSkipped | None
 ) -> TimestampOffset | None:
-    """Return the first record of the slice at or above offset `start` with a time of at least `target`.
+    """Return the first record of the slice at or above offset `start` with a timestamp of at least `target`.
 
-    Damage in front of it may hold the record: it is `Corrupt`, unless it is skipped.
+    A corrupt batch before the record could contain an earlier match, so it raises `Corrupt` unless it is skipped.
     """
     if planned.append_time >= max(target, 0) and planned.records == planned.end - planned.base:
         return TimestampOffset(max(start, planned.base), planned.append_time)
@@ -162,7 +163,7 @@ def _in_slice(
 def _windows(
     store: Store, planned: PlannedSlice, target: int, start: int, on_skipped: OnSkipped | None
 ) -> Iterator[tuple[fetch.Window, int]]:
-    """Yield sound batches that may hold the record, and their byte in the slice."""
+    """Yield valid batches that may contain the record, and their position in the slice."""
     if planned.size <= store.limits.index_min_bytes:
         data = fetch.read_range(store, planned.file, planned.position, planned.size)
         if crc32c(data) == planned.crc:
@@ -209,7 +210,7 @@ def _read_windows(
 
 
 def _moved(window: Window) -> tuple[fetch.Window, int]:
-    """Return a window of a slice in the other form; `Window` of the walk has positions in the slice."""
+    """Convert a window of the batch walk, whose positions are relative to the slice."""
     return (memoryview(window.data), window.headers), window.start
 
 

@@ -44,9 +44,9 @@ SHOWN_TOPICS = 5
 
 
 def no_topic(name: str, location: str, others: Sequence[str] | None = None) -> NotFound:
-    """Return the error for a topic that does not exist; `others`: topics that do, as far as they are known."""
+    """Return the error for a topic that does not exist; `others`: existing topics, None if unknown."""
     if others is None:
-        hint = advice(python="root.topics() has all", shell="`sparklog topics list` has all")
+        hint = advice(python="root.topics() lists the topics", shell="`sparklog topics list` lists the topics")
     elif not others:
         hint = "it has no topics"
     elif len(others) > SHOWN_TOPICS:

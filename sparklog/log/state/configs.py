@@ -45,7 +45,7 @@ _REASONS = {
     "there are no replicas to wait for: " + _FLUSH: "acks request.required.acks",
     _FLUSH: "log.flush.interval.messages log.flush.interval.ms log.flush.scheduler.interval.ms "
     "log.flush.offset.checkpoint.interval.ms",
-    "a group does not wait for its first members, later ones get their share": "group.initial.rebalance.delay.ms",
+    "the delay is fixed: 100 ms in sparklog serve, otherwise none": "group.initial.rebalance.delay.ms",
     _SESSION: "group.min.session.timeout.ms",
     _SESSION + ", a day at most": "group.max.session.timeout.ms",
     "each group has a log of its own": "offsets.topic.num.partitions",

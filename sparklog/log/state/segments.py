@@ -91,7 +91,7 @@ def segments_of(slices: Slices, partition: int, log_end: int, rule: RollRule) ->
     slices = _settled(slices)
     sealed = slices.sealed().tolist()
     base, end, size, max_ts = (getattr(slices, name).tolist() for name in ("base", "end", "size", "max_ts"))
-    # A slice without timestamps has the time of its append as its greatest one, which counts among its like alone.
+    # `max_ts` of a slice without timestamps is the time of its append, which counts only if no slice has timestamps.
     real_ts = np.where(slices.min_ts >= 0, slices.max_ts, NO_TIMESTAMP).tolist()
     append_ts = _append_ts(slices).tolist()
     starts: list[int] = []

@@ -1,11 +1,12 @@
 """The defaults of a root as an open handle knows them: read when one is first needed, and again when five minutes old.
 
-Reading and following topics needs none of them. Who writes to a topic, creates one or describes it reads them: two
-listings, if the root has none. Runs of jobs read the newest ones at their start.
+Readers and followers of topics do not need the defaults. Processes that write to a topic, create one or describe it
+read them. Runs of jobs read the latest defaults at their start.
 
-A root without entries has no defaults, and `retain` deletes records by that. So lost entries must not look like none:
-`change` puts a copy of the new entry elsewhere (`_defaults`). Each process looks there once, and each run of a job. If
-an entry is missing that has a copy, the defaults are not known: the job, or the write, fails.
+`retain` deletes records by the defaults, and a root without entries has no defaults, so lost entries must not look like
+no entries. `change` therefore creates a copy of the new entry in another folder (`_defaults`). Each process checks this
+folder once, and so does each run of a job. If an entry is missing that has a copy, the defaults are unknown, and the
+job or the write fails.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class DefaultsLog(EntryLog[RootDefaults]):
         return changed
 
     def keep_copy(self) -> None:
-        """Create the copy of the newest entry that is known here, if there is none, and delete older ones."""
+        """Create a copy of the latest known entry, if there is none, and delete older copies."""
         defaults = self.known()
         if defaults is None or defaults.number < 0:
             return
@@ -81,14 +82,14 @@ class DefaultsLog(EntryLog[RootDefaults]):
                 if number < defaults.number:
                     self.store.delete(defaults_copy_key(number))
         except (SparklogError, OSError) as error:
-            # The entry itself is there; the next change, or the next run of a job, makes the copy.
-            _LOG.warning("no copy of the defaults of %s: %s", self.store.location, error)
+            # The entry itself exists; the next change, or the next run of a job, creates the copy.
+            _LOG.warning("could not copy the defaults of %s: %s", self.store.location, error)
 
     def _look(self, newest: bool) -> _Known:
         last, now = self._last, self.env.now()
         if last is not None and not newest and now.elapsed_ms(last.looked) < METADATA_MAX_AGE_MS:
             return last
-        # Once in a process is enough for writers; jobs delete by what they read.
+        # Writers check once per process. Jobs check each time, because they delete records by the defaults.
         is_sure = newest or last is None
         has_entry, copies = self._entry_and_copies() if is_sure else (self._has_first_entry(), [])
         has_entries = has_entry or (newest and self._lists_entries())
@@ -96,19 +97,19 @@ class DefaultsLog(EntryLog[RootDefaults]):
         return self._keep(now, self._checked(defaults, copies) if is_sure else defaults)
 
     def _checked(self, defaults: RootDefaults, copies: Sequence[int]) -> RootDefaults:
-        """Return the newest defaults. `Corrupt` if there is a copy of an entry that is missing."""
+        """Return the latest defaults. Raises `Corrupt` if an entry with a copy is missing."""
         backoff: Backoff | None = None
         while copies and copies[-1] > defaults.number:
-            # The entry came to be since they were read, or a cache of names hides it for a while.
+            # The entry may be newer than the defaults read before, or a directory cache may hide it for a while.
             defaults = self.refresh()
             copies = self._copies()
             backoff = backoff or Backoff(self.env)
             if copies and copies[-1] > defaults.number and not backoff.wait():
                 raise Corrupt(
-                    f"the defaults of {self.store.location} are lost: entry {copies[-1]} of them is missing, and "
-                    f"{defaults_copy_key(copies[-1])} is its copy. Without them topics would have other configs, such "
-                    f"as a retention.ms of 7 days; run sparklog repair {shlex.quote(self.store.location)} --execute, "
-                    "which restores them from the copy",
+                    f"the defaults of {self.store.location} are lost: entry {copies[-1]} is missing, and "
+                    f"{defaults_copy_key(copies[-1])} is its copy. Without the defaults, topics would have other "
+                    f"configs, such as a retention.ms of 7 days; run sparklog repair "
+                    f"{shlex.quote(self.store.location)} --execute, which restores them from the copy",
                     file=self.key(copies[-1]),
                 )
         return defaults
@@ -122,7 +123,7 @@ class DefaultsLog(EntryLog[RootDefaults]):
         return has_entry is True, copies if not isinstance(copies, bool) else ()
 
     def _has_first_entry(self) -> bool:
-        """Look for the first entry: most roots have none."""
+        """Return True if the first entry exists; most roots have none."""
         state = self.known()
         return (state is not None and state.number >= 0) or read_if_there(self.store, self.key(0)) is not None
 

@@ -33,7 +33,7 @@ def default_expiry(configs: TopicConfigs) -> str | None:
 
 
 def warn_of_short_retention(place: str, changes: Mapping[str, object | None]) -> None:
-    """Warn, once per place and value in this process, of a `retention.ms` below an hour: days or seconds are meant."""
+    """Warn of a `retention.ms` below an hour, which is probably meant in other units; once per place and value."""
     value = changes.get("retention.ms", changes.get("log.retention.ms"))
     if value is None or not 0 <= (period_ms := int(canonical("retention.ms", value))) < HOUR_MS:
         return
@@ -51,7 +51,7 @@ def count_older(files: Iterable[FileSlices], before_ms: int) -> tuple[int, bool]
     count, exact = 0, True
     for file in files:
         for records, first, last in zip(file.records, file.min_ts, file.max_ts, strict=True):
-            # Without timestamps a slice is as old as its append, which is its greatest time.
+            # The age of a slice without timestamps counts from its append, which is its `max_ts`.
             if last >= 0 and (first if first >= 0 else last) < before_ms:
                 count += records
                 exact &= last < before_ms

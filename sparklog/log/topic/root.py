@@ -104,10 +104,10 @@ class Root:
         )
 
     def _some_topics(self) -> list[str]:
-        """Return topics to show in an error: at most one more than it shows, found with few requests."""
+        """Return some topics for an error message: at most one more than it shows, to limit the number of requests."""
         names: list[str] = []
         for name in sorted(self.engine.folders())[: 4 * SHOWN_TOPICS]:
-            # An unreadable topic does not hide the error that is raised.
+            # An unreadable topic must not hide the error to raise.
             with suppress(SparklogError):
                 names += [name] if self.engine.exists(name) else []
             if len(names) > SHOWN_TOPICS:
@@ -166,8 +166,8 @@ class Root:
             configs: of a new topic, by Kafka's names.
 
         Returns:
-            The topic of this name. A topic that exists keeps its partitions and configs; a warning is logged if it has
-            another number of partitions.
+            The topic of this name. An existing topic keeps its partitions and configs; a warning is logged if its
+            number of partitions is different.
 
         Raises:
             Conflict: only case tells the name from another topic.
@@ -338,7 +338,7 @@ class RootView:
     Snapshots are taken by `refresh` and kept. So bounds, sizes and plans of one micro-batch agree, and show all or
     nothing of a transaction over several topics. A topic that was not looked at yet is, when it is first asked for.
 
-    `on_skipped` is called with damage that reads leave out, in the process that reads; None: it is `Corrupt`.
+    `on_skipped` is called in the reading process with corrupt ranges that reads skip; None: reads raise `Corrupt`.
     """
 
     def __init__(self, root: Root, on_skipped: OnSkipped | None = None) -> None:

@@ -46,7 +46,7 @@ class AppendWriter:
     The first file looks whether the root is the driver's (a request), unless the caller has (`checked_root`): before it
     is begun on a disk, which may be another one on each machine.
 
-    `copied`: the rows are records of another topic, and keep negative timestamps.
+    `copied`: the rows are records of another topic, so negative timestamps are kept.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class AppendWriter:
             offsets=encoded.records,
             records=encoded.records,
             min_ts=encoded.min_ts,
-            # Without a timestamp records are as old as their append.
+            # The age of records without timestamps counts from their append.
             max_ts=self._env.wall_ms() if encoded.max_ts < 0 else encoded.max_ts,
             crc=encoded.crc,
             flags=int(flags),

@@ -67,10 +67,10 @@ def check_columns(schema: pa.Schema) -> list[str]:
 
 
 def rows_of(batches: Sequence[pa.RecordBatch], now_ms: int, *, copied: bool = False) -> Rows:
-    """Return rows of checked batches; `now_ms` for null timestamps.
+    """Return rows of checked batches; null timestamps become `now_ms`.
 
-    `BadRequest` for null header keys, and for negative timestamps unless the rows are `copied` from a log: clients of
-    Kafka may have written these.
+    Raises `BadRequest` for null header keys, and for negative timestamps unless the rows are `copied` from a log, where
+    Kafka clients may have written them.
     """
     key, value, headers, timestamp, partition = ([_column(batch, name) for batch in batches] for name in ROW_COLUMNS)
     times = [np.broadcast_to(_milliseconds(array, now_ms, copied=copied), len(array)) for array in timestamp]
