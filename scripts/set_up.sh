@@ -43,7 +43,7 @@ wheels=$(cd "$venv" && pwd)/wheels
 mkdir "$wheels"
 printf '[bdist_wheel]\ncompression = stored\n' >"$wheels/stored.cfg"
 DIST_EXTRA_CONFIG=$wheels/stored.cfg "$venv/bin/python" -m pip --quiet --disable-pip-version-check wheel --no-deps \
-    --wheel-dir "$wheels" "$(sed -n 's/^spark = \["\(.*\)"\]$/\1/p' pyproject.toml)" &
+    --wheel-dir "$wheels" "$(sed -n 's/^spark = \["\(pyspark[^"]*\)".*/\1/p' pyproject.toml)" &
 building=$!
 trap 'kill "$building" 2>/dev/null || true; rm -rf "$wheels"' EXIT
 install -e ".[dev,docs]"

@@ -13,7 +13,7 @@ import pyarrow.dataset as ds
 from pyspark.sql import SparkSession
 from running import append, read, require, start
 
-require('".[spark,connect]" "pyspark[pipelines]"', "grpcio", "grpcio-status", "pandas", "PyYAML")
+require('".[spark,connect]" "pyspark[pipelines]"', "grpcio", "grpcio-status", "PyYAML")
 
 DEFINITIONS = Path(__file__).resolve().parent / "pipelines"
 LASTING_CATALOG = ("--conf", "spark.sql.catalogImplementation=hive")

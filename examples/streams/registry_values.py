@@ -12,7 +12,7 @@ from running import finish, require, start
 import sparklog
 from sparklog import formats
 
-require('".[spark,avro,state]"', "fastavro", "pandas")
+require('".[spark,avro,state]"', "fastavro")
 
 FIELDS = [{"name": "id", "type": "long"}, {"name": "item", "type": "string"}]
 PRICE = {"name": "price", "type": ["null", "double"], "default": None}

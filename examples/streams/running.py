@@ -60,7 +60,7 @@ def session() -> SparkSession:
         options = f'"-Dlog4j2.configurationFile={LOG_SETTINGS}" -Dderby.stream.error.file=/dev/null'
         builder.config("spark.driver.extraJavaOptions", options)
     else:
-        require('".[spark,connect]"', "grpcio", "grpcio-status", "pandas")
+        require('".[spark,connect]"', "grpcio", "grpcio-status")
     for name, value in SETTINGS.items():
         builder.config(name, value)
     return builder.getOrCreate()

@@ -10,7 +10,7 @@ from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from running import append, finish, read, require, start
 
-require('".[spark,state]"', "pandas", "protobuf")
+require('".[spark,state]"', "protobuf")
 
 SILENCE_MS = 15 * 60_000
 

@@ -128,7 +128,7 @@ def test_a_session_without_the_jars_is_told_their_names(monkeypatch: pytest.Monk
     with pytest.raises(BadRequest, match=r"no Avro: .* --packages io.delta:\S+4.4.0,org.apache.spark:spark-avro_2.13"):
         delta.check_delta(spark, avro=True)
     jvm.io.delta.tables.DeltaTable = missing
-    with pytest.raises(BadRequest, match=r"no Delta: .* --packages io.delta:delta-spark_4.2_2.13:4.4.0, or install"):
+    with pytest.raises(BadRequest, match=r"no Delta: .* --packages io.delta:delta-spark_4.2_2.13:4.4.0, or run python"):
         delta.check_delta(spark)
 
 

@@ -61,7 +61,7 @@ def test_an_error_on_purpose_is_one_line_under_its_code() -> None:
     def fail() -> None:
         raise NotFound("there is\nno topic")
 
-    with pytest.raises(Exception, match="there is no topic") as error:
+    with pytest.raises(Exception, match=r"there is\\nno topic") as error:
         fail()
     assert type(error.value).__qualname__ == "[SPARKLOG_NOT_FOUND]"
     assert type(error.value).__module__ == "builtins"

@@ -188,7 +188,7 @@ def _check_partitions(topic: Topic, batch: pa.RecordBatch, partition: int | None
 
     column = batch.column("partition")
     last = topic.log.head(refresh=False).partitions - 1
-    wrong = np.flatnonzero((fixed_values(column, np.int32) > last) & valid_rows(column))
+    wrong = np.flatnonzero((fixed_values(column, str(column.type)) > last) & valid_rows(column))
     if not len(wrong) or topic.log.head().partitions - 1 != last:
         return
     row = int(wrong[0])
