@@ -72,17 +72,19 @@ INDIRECT: Mapping[str, tuple[str, ...]] = {
     ),
     "sparklog/tools/perf.py": ("tests/cli/test_perf.py",),
     "sparklog/storage/wrapper_store.py": ("tests/maintenance/test_throttle.py",),
-    "sparklog/tools/verification/kafka_partition.py": ("tests/tools/verification/test_kafka.py",),
     "sparklog/view.py": ("tests/kafka/test_directory.py",),
     "sparklog/serve/apis/sasl.py": ("tests/serve/test_users.py",),
     "sparklog/serve/apis/topics.py": ("tests/serve/test_producing.py",),
-    "sparklog/serve/appends.py": ("tests/serve/test_producing.py",),
     "sparklog/serve/apis/fetch.py": ("tests/serve/test_reading.py",),
     "sparklog/serve/apis/groups.py": ("tests/serve/test_groups.py",),
     "sparklog/serve/apis/metadata.py": ("tests/serve/test_reading.py",),
     "sparklog/serve/apis/produce.py": ("tests/serve/test_producing.py",),
-    "sparklog/serve/services.py": ("tests/serve/test_reading.py",),
     "sparklog/serve/stored_batches.py": ("tests/serve/test_reading.py",),
+    "sparklog/serve/authorized_operations.py": ("tests/serve/test_requests.py",),
+    "sparklog/serve/new_topics.py": ("tests/serve/test_like_a_broker.py",),
+    "sparklog/cli/header_filter.py": ("tests/cli/test_wrong_inputs.py",),
+    "sparklog/tools/repair/commit_cures.py": ("tests/tools/repair/test_lost_commits.py",),
+    "sparklog/tools/verification/defaults_copy.py": ("tests/log/topic/test_lost_defaults.py",),
 }
 """Module -> tests that reach it through others, for modules that no test imports."""
 

@@ -251,10 +251,10 @@ def test_a_topics_folder_in_a_bucket(bucket: str) -> None:
         sparklog.open(join(bucket, "log/t"), create=True)
 
 
-def test_hints_quote_a_url_for_the_shell(bucket: str) -> None:
+def test_a_missing_topic_is_reported_with_the_url_of_its_root(bucket: str) -> None:
     url = join(bucket, "log")
     opened = sparklog.open(url, create=True)
-    with pytest.raises(sparklog.NotFound, match=rf"sparklog topics create no --root '{re.escape(url)}'"):
+    with pytest.raises(sparklog.NotFound, match=rf"topic 'no' does not exist in {re.escape(url)}; .*ensure_topic"):
         opened.topic("no")
 
 
