@@ -25,11 +25,19 @@ def missing_numbers(store: Store, missing: int, listed: Sequence[int]) -> str:
     )
 
 
+def follows(data: bytes, crc: int) -> bool:
+    """Return True if an object of a journal follows the entry whose CRC-32C is `crc`."""
+    return _previous(data) == crc
+
+
 def follows_other(data: bytes, crc: int) -> bool:
     """Return True if an object of a journal follows an entry whose CRC-32C is not `crc`."""
+    return _previous(data) not in (None, crc)
+
+
+def _previous(data: bytes) -> object:
+    """Return `prevCrc` of an object; None if the object is corrupt, which its readers report."""
     try:
-        previous = json.loads(document_of(data))["prevCrc"]
+        return json.loads(document_of(data))["prevCrc"]
     except (ValueError, LookupError, TypeError, RecursionError):
-        # The object is corrupt; its readers report that.
-        return False
-    return previous is not None and previous != crc
+        return None

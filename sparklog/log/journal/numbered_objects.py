@@ -6,7 +6,8 @@ won that place, and no process changes it any more. This module knows of an obje
 A process may outlive its root: the folder is moved away and restored, or made again at the same path. So a create is
 acknowledged on two conditions. The root has the id with which it was opened; that is looked at before. And the object
 before it is still the one that it was made after; that is looked at afterwards, and if it is not, the new object is
-taken back, for it is part of no journal.
+taken back, for it is part of no journal. A missing one is looked for as long as caches hide names, and an object that
+another one follows stays: its creator is told that the outcome is unknown.
 
 A store that lets two create one number looks alike (`probe_verdict`). So the newest object created here is remembered,
 and compared with whatever is read next: of this number, or made after it. That costs no request.
@@ -31,7 +32,7 @@ from sparklog.format import crc32c
 from sparklog.log.journal.clocks import SOON_MS, Env, Moment
 from sparklog.log.journal.create_object import read_if_there
 from sparklog.log.journal.documents import check_stored, peek_commit_id
-from sparklog.log.journal.gaps import follows_other, missing_numbers
+from sparklog.log.journal.gaps import follows, follows_other, missing_numbers
 from sparklog.log.journal.names import ROOT_KEY, commit_key, log_folder, numbers_below, read_root_id
 from sparklog.storage.parallel_reads import ask_each
 from sparklog.storage.retries import Backoff
@@ -283,7 +284,7 @@ class NumberedObjects:
                 answer = self._confirm(answer, number, commit_id, basis)
                 if answer is Answer.OURS:
                     if passed_ms > SOON_MS:
-                        self._check_next(number, crc32c.crc32c(stored))
+                        self._check_next(number, stored)
                     self._remember(number, crc32c.crc32c(stored), commit_id)
                 return answer, sight
             if backoff.is_over():
@@ -383,12 +384,51 @@ class NumberedObjects:
                 return Answer.STALLED
         return answer
 
-    def _check_next(self, number: int, crc: int) -> None:
-        """Check the object after a new one; if it follows another, lost object, delete the new one and raise."""
+    def _check_next(self, number: int, data: bytes) -> None:
+        """Check the object after a new one; if it follows another, lost object, delete the new one and raise.
+
+        A process that outlived the root may have created that object and delete it soon, so wait for that first.
+        """
+        crc, failure = crc32c.crc32c(data), ""
+        backoff: Backoff | None = None
+        while True:
+            try:
+                following, failure = self.read(number + 1), ""
+                if following is None or not follows_other(following, crc):
+                    return
+            except Unavailable as error:
+                failure = str(error)
+            backoff = backoff or Backoff(self.env)
+            if backoff.is_over() and failure:
+                raise self._unknown(number, failure)
+            if backoff.is_over():
+                if self._take_back(number, data):
+                    raise self.gap(number)
+                return
+            backoff.sleep()
+
+    def _take_back(self, number: int, data: bytes) -> bool:
+        """Delete the object `number`, just created with `data`; False, and it stays, if the next object follows it."""
+        crc, is_tried = crc32c.crc32c(data), False
+        backoff = Backoff(self.env)
+        while True:
+            try:
+                if self._is_followed(number, crc):
+                    if is_tried and not self.store.create(self.key(number), data) and self.read(number) != data:
+                        raise self._unknown(number, f"{self.key(number + 1)} follows it, and another one is there")
+                    return False
+                # Check for a follower before and after the deletion. One created later finds its predecessor missing.
+                if is_tried and self.read(number) != data:
+                    return True
+                is_tried = True
+                self.store.delete(self.key(number))
+            except Unavailable as error:
+                if not backoff.wait():
+                    raise self._unknown(number, error) from error
+
+    def _is_followed(self, number: int, crc: int) -> bool:
         following = self.read(number + 1)
-        if following is not None and follows_other(following, crc):
-            self.store.delete(self.key(number))
-            raise self.gap(number)
+        return following is not None and follows(following, crc)
 
     def _is_uncertain(self, number: int, place: Place, commit_id: str, seen: Moment) -> bool:
         """True if it took too long to see an object before `number`: it may have been collected since."""
@@ -396,7 +436,7 @@ class NumberedObjects:
         backoff: Backoff | None = None
         failure = ""
         while True:
-            data, gap = None, False
+            data, is_gap, is_last = None, False, backoff is not None and backoff.is_over()
             try:
                 data = self.read(earlier)
                 if data is not None and crc32c.crc32c(data) == crc:
@@ -404,7 +444,8 @@ class NumberedObjects:
                 packed = self.packed()
                 if packed is not None and number > packed[0] and (earlier < packed[0] or place == packed):
                     return False
-                gap = data is None and self._is_gap(number, earlier)
+                # A client adds what it creates to the listing that it remembers, which need not show the one before.
+                is_gap = data is None and (is_last or self.is_far) and self._is_gap(number, earlier)
             except Unavailable as error:
                 failure = str(error)
             # Made late: the first look is enough for nearly every commit.
@@ -414,7 +455,7 @@ class NumberedObjects:
                 return True
             backoff.tries += 1
             others += data is not None
-            if gap or others >= SURE_TRIES:
+            if is_gap or others >= SURE_TRIES:
                 try:
                     if data is not None:
                         check_stored(data, self.key(earlier))
@@ -422,34 +463,40 @@ class NumberedObjects:
                     # It is there; that it is damaged is for its readers to say.
                     return False
                 self._refuse(number, earlier, commit_id)
-            if backoff.is_over():
+            if is_last:
                 raise self._unknown(number, failure or f"{self.key(earlier)}, which is before it, cannot be read")
-            self.env.pause(backoff.tries)
+            self.env.pause(others or backoff.tries)
 
     def _is_gap(self, number: int, earlier: int) -> bool:
-        """True if a listing that shows `number` does not show an earlier one: no cache can hide it so."""
+        """True if a listing that shows `number` does not show an earlier one."""
         listed = {info.key for info in self.store.list(f"{log_folder(self.prefix)}0")}
         return self.key(number) in listed and self.key(earlier) not in listed
 
     def _refuse(self, number: int, earlier: int, commit_id: str) -> NoReturn:
-        """Raise `Fenced`: `number` follows no object that is here. If it is ours, delete it: no process has used it."""
+        """Raise `Fenced`: `number` follows no object that is here. If it is ours, delete it.
+
+        `Unavailable` if another process has gone on from it: it sees what this one does not, or takes its own back.
+        """
         key = self.key(number)
         backoff = Backoff(self.env)
         while True:
+            is_ours = False
             try:
                 data = self.read(number)
-                if data is not None and peek_commit_id(data) == commit_id:
-                    self.store.delete(key)
+                is_ours = data is not None and peek_commit_id(data) == commit_id
+                if data is not None and is_ours and self._take_back(number, data):
                     raise self._replaced(earlier, f"; {key} was taken back")
                 # One that a cache hides may be another process's: it is deleted only when it was read.
-                if data is not None or not any(info.key == key for info in self.store.list(key)):
+                if not is_ours and (data is not None or not any(info.key == key for info in self.store.list(key))):
                     raise self._replaced(earlier)
-                if backoff.is_over():
+                if backoff.is_over() and not is_ours:
                     raise Unavailable("it is listed and cannot be read")
             except Unavailable as error:
                 if backoff.is_over():
                     problem = f"{key}, which follows no object here, cannot be taken back: {error}; delete it"
                     raise Unavailable(f"{self._replaced(earlier)}; {problem}") from error
+            if is_ours and backoff.is_over():
+                raise self._unknown(number, f"{self.key(number + 1)} follows it, and {self.key(earlier)} is missing")
             backoff.sleep()
 
     def _remember(self, number: int, crc: int, commit_id: str) -> None:

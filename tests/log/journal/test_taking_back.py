@@ -1,0 +1,178 @@
+"""A writer takes back an entry that it has just created only if no other process can have gone on from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from sparklog.errors import Corrupt, Fenced, Unavailable
+from sparklog.format import crc32c
+from sparklog.log.journal.documents import encode
+from sparklog.log.journal.numbered_objects import Answer, Basis, NumberedObjects
+from sparklog.storage.memory import MemoryStore
+from sparklog.storage.retries import SETTLE_MS
+from sparklog.storage.store import Store
+from sparklog.testing.world import START_MS, World
+from tests.support.name_caching_store import NameCachingStore
+
+
+def entry(name: str, previous: bytes | None = None) -> bytes:
+    crc = None if previous is None else crc32c.crc32c(previous)
+    return encode({"format": 1, "readFeatures": [], "prevCrc": crc, "commitId": name})
+
+
+ZERO = entry("zero")
+ONE = entry("one", ZERO)
+TWO = entry("two", ONE)
+LOST = entry("lost", ZERO)
+AFTER_ONE, AFTER_LOST = TWO, entry("after-lost", LOST)
+
+
+class Watched(MemoryStore):
+    """Runs something once, between the look and the deletion of a writer that takes its entry back."""
+
+    before_delete: Callable[[], object] | None = None
+
+    def delete(self, key: str) -> None:
+        action, self.before_delete = self.before_delete, None
+        if action is not None:
+            action()
+        super().delete(key)
+
+
+class Case:
+    """Entries 0 and up in the journal "x", and a writer."""
+
+    def __init__(self, *entries: bytes) -> None:
+        self.world = World()
+        self.store = self.world.store = Watched(self.world.clock)
+        for number, data in enumerate(entries):
+            self.other(number, data)
+
+    def numbered(self, store: Store | None = None) -> NumberedObjects:
+        return NumberedObjects(self.store if store is None else store, "x", self.world.env())
+
+    def other(self, number: int, data: bytes) -> bool:
+        """Another process creates an entry."""
+        return self.store.create(self.numbered().key(number), data)
+
+    def remove(self, number: int) -> None:
+        MemoryStore.delete(self.store, self.numbered().key(number))
+
+    def write(self, number: int, data: bytes, after: bytes, looked_ms: int = 0) -> Answer:
+        """A writer creates an entry after the one that it saw so many ms ago."""
+        numbered = self.numbered()
+        basis = Basis(numbered.env.now(), crc32c.crc32c(after))
+        self.world.now_ms += looked_ms
+        name = {ONE: "one", TWO: "two"}[data]
+        return numbered.create(number, data, name, basis)[0]
+
+    def at(self, seconds: int, action: Callable[[], object]) -> None:
+        """Run something so long after the start, once, while the writer waits."""
+        due = [action]
+
+        def run() -> None:
+            if due and self.world.now_ms >= START_MS + 1000 * seconds:
+                due.pop()()
+
+        self.world.on_sleep = run
+
+    def there(self, number: int) -> bytes | None:
+        return self.numbered().read(number)
+
+
+def test_a_client_that_adds_its_own_entry_to_an_old_listing_does_not_take_it_back() -> None:
+    """The client of Writer A remembers the listing of a folder for a minute.
+
+    1. A lists the log: entry 0.
+    2. Writer B creates 1, and a checkpoint of it in another folder. A opens the log from the checkpoint.
+    3. A creates 2. Its client adds it to the listing that it remembers.
+    4. A looks for 1: its client hides the name, and lists 0 and 2.
+    """
+    case = Case(ZERO)
+    numbered = case.numbered(NameCachingStore(case.store, case.world.clock, folder_ms=60_000))
+    assert numbered.listed(-1) == [0]
+    case.other(1, ONE)
+    answer, _ = numbered.create(2, TWO, "two", Basis(numbered.env.now(), crc32c.crc32c(ONE)))
+    assert answer is Answer.OURS
+    assert case.there(2) == TWO
+    assert 60_000 <= case.world.now_ms - START_MS < SETTLE_MS
+
+
+def test_an_entry_after_a_missing_one_is_taken_back_after_the_wait() -> None:
+    """The root was restored without entry 1, which the writer has seen."""
+    case = Case(ZERO)
+    with pytest.raises(Fenced, match=r"02\.json was taken back"):
+        case.write(2, TWO, after=ONE)
+    assert case.there(2) is None
+    assert case.world.now_ms - START_MS > SETTLE_MS
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_an_entry_that_another_one_follows_stays(is_late: bool) -> None:
+    """Writer B sees entry 1, which is hidden from A for very long, and creates 3 after A's 2.
+
+    `is_late`: after A has looked for 3, and before A's deletion of 2.
+    """
+    case = Case(ZERO)
+    three = entry("three", TWO)
+    if is_late:
+        case.store.before_delete = lambda: case.other(3, three)
+    else:
+        case.at(30, lambda: case.other(3, three))
+    with pytest.raises(Unavailable, match=r"02\.json has an unknown outcome: x/_log/0+3\.json follows it"):
+        case.write(2, TWO, after=ONE)
+    assert (case.there(2), case.there(3)) == (TWO, three)
+
+
+def test_of_two_that_have_outlived_the_root_both_take_back_what_they_created() -> None:
+    """Writer B has created 3 after A's 2, and takes it back a little later than A could its own."""
+    case = Case(ZERO)
+    case.other(3, entry("three", TWO))
+    case.at(120, lambda: case.remove(3))
+    with pytest.raises(Fenced, match=r"02\.json was taken back"):
+        case.write(2, TWO, after=ONE)
+    assert (case.there(2), case.there(3)) == (None, None)
+
+
+def test_a_number_that_was_lost_and_is_created_anew_is_taken_back() -> None:
+    """Entry 1 was lost after 2 had been created; a writer that last looked before that creates another 1."""
+    case = Case(ZERO)
+    case.other(2, AFTER_LOST)
+    with pytest.raises(Corrupt, match="number 1 of the log is missing, and 2 is there"):
+        case.write(1, ONE, after=ZERO, looked_ms=5_000)
+    assert case.there(1) is None
+
+
+def test_an_entry_stays_if_the_next_one_was_of_a_process_that_has_outlived_the_root() -> None:
+    """The next one is taken back, so nothing was lost."""
+    case = Case(ZERO)
+    case.other(2, AFTER_LOST)
+    case.at(30, lambda: case.remove(2))
+    assert case.write(1, ONE, after=ZERO, looked_ms=5_000) is Answer.OURS
+    assert case.there(1) == ONE
+
+
+def test_an_entry_is_put_back_if_another_one_was_created_after_it_at_the_last_moment() -> None:
+    """Between the writer's look and its deletion the process that outlived the root takes 2 back, and B creates 2."""
+    case = Case(ZERO)
+    case.other(2, AFTER_LOST)
+
+    def replace() -> None:
+        case.remove(2)
+        case.other(2, AFTER_ONE)
+
+    case.store.before_delete = replace
+    assert case.write(1, ONE, after=ZERO, looked_ms=5_000) is Answer.OURS
+    assert (case.there(1), case.there(2)) == (ONE, AFTER_ONE)
+
+
+@pytest.mark.parametrize(("following", "looked_ms"), [(AFTER_ONE, 5_000), (None, 5_000), (AFTER_LOST, 0)])
+def test_an_entry_that_the_next_one_follows_is_acknowledged_at_once(following: bytes | None, looked_ms: int) -> None:
+    """Also where nobody looks: the newest entry was seen a moment ago."""
+    case = Case(ZERO)
+    if following is not None:
+        case.other(2, following)
+    assert case.write(1, ONE, after=ZERO, looked_ms=looked_ms) is Answer.OURS
+    assert case.world.slept == []
