@@ -105,6 +105,20 @@ def test_an_idle_older_instance_is_fenced_at_its_next_commit() -> None:
     assert world.values("a") == ["1"]
 
 
+def test_an_instance_stays_fenced_after_any_number_of_others() -> None:
+    world = TopicsWorld()
+    oldest = world.producer(instance="i0")
+    oldest.begin().abort()
+    for number in range(1, 8):
+        world.producer(instance=f"i{number}").begin().abort()
+    live = world.producer(instance="i7").begin()
+    live.append("a", rows("1"))
+    with pytest.raises(Fenced, match="instance i0 of transactional id 'job' was superseded by i7"):
+        oldest.begin()
+    live.commit()
+    assert world.values("a") == ["1"]
+
+
 def test_one_instance_in_several_processes() -> None:
     world = TopicsWorld()
     first = world.producer(instance="dag-17").begin()

@@ -6,20 +6,23 @@ Whatever it writes then must be refused, must leave nothing behind, and must not
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 
 import pytest
 
-from sparklog.errors import Corrupt, Fenced, Unavailable
+from sparklog.compaction.run import compact_topic
+from sparklog.errors import Corrupt, Fenced, SparklogError, Unavailable
 from sparklog.groups.lag import Groups
 from sparklog.log.topic.root import Root, open_root
+from sparklog.maintenance.work_items import Done, InProcess, Settings, Work
 from sparklog.storage.memory import MemoryStore, Snapshot
 from sparklog.testing.faulty_store import Fault, FaultKind, FaultyStore, Script
 from sparklog.tools.verification.findings import LOG
 from sparklog.tools.verification.run import verify_root
 from sparklog.transactions.producer import transactional
 from tests.log.protocol import Hooked
+from tests.support.records import rows
 from tests.support.root_ids import replace_root_id
 from tests.support.topics_world import TopicsWorld
 
@@ -148,6 +151,29 @@ def test_a_first_entry_is_not_written_into_another_root() -> None:
     with pytest.raises(Fenced, match="was not written"):
         root.create_topic("new")
     assert "new" not in old.world.root().topics()
+
+
+@pytest.mark.parametrize("replace", [Old.restore, Old.restore_as_another, Old.make_again])
+def test_a_merge_planned_before_the_root_was_replaced_is_refused(replace: Callable[[Old], None]) -> None:
+    """The root is replaced after the task of a merge has run, before its result is committed."""
+    old = Old("topic")
+    root = old.world.root()
+    topic = root.topic("a")
+    for value in ("1", "2", "3"):
+        topic.append(rows(value))
+    left: list[Snapshot] = []
+
+    class Replacing(InProcess):
+        def run(self, works: Sequence[Work]) -> Iterator[tuple[Work, Done | SparklogError]]:
+            for done in super().run(works):
+                replace(old)
+                left.append(copy.copy(old.store.snapshot()))
+                yield done
+
+    report = compact_topic(topic, Settings(old.world.now_ms), Replacing())
+    assert [failure.code for failure in report.failures] == ["SPARKLOG_FENCED"]
+    assert left == [old.store.snapshot()]
+    old.go_on()
 
 
 @pytest.mark.parametrize("log", LOGS)
