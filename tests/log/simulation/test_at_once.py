@@ -14,9 +14,11 @@ from typing import TypeVar
 
 import pytest
 
-from sparklog.log.journal import journal, numbered_objects
+from sparklog.log.journal import numbered_objects
 from sparklog.log.journal.numbered_objects import Basis, NumberedObjects
+from sparklog.log.journal.seen_state import Advance
 from sparklog.log.state import commit_log
+from sparklog.log.topic import defaults
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import Store
 from tests.log.simulation import test_replaced_root
@@ -34,7 +36,7 @@ Patch = pytest.MonkeyPatch
 @pytest.fixture(autouse=True)
 def _round_trips(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MemoryStore, "parallel_reads", 16)
-    for module in (numbered_objects, commit_log):
+    for module in (numbered_objects, commit_log, defaults):
         monkeypatch.setattr(module, "ask_each", in_any_order)
 
 
@@ -107,7 +109,7 @@ def test_without_a_look_some_seed_fails(
 def ours_taken_for_lost(patch: Patch) -> None:
     """A lost answer counts as a lost race."""
     patch.setattr(numbered_objects, "peek_commit_id", lambda data: "somebody else's")
-    patch.setattr(journal.Advance, "with_id", lambda self, commit_id: None)
+    patch.setattr(Advance, "with_id", lambda self, commit_id: None)
 
 
 def no_age_test_on_the_answer(patch: Patch) -> None:
