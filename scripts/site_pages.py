@@ -42,9 +42,9 @@ STYLE = """\
 """Lines of 120 columns fit in."""
 
 NOT_SEARCHED = ("tests/", "LICENSE")
-"""Beginnings of paths of pages for contributors, which would push guides down in the search. So would programs."""
+"""Path prefixes of contributor pages, which are not searched because they would outrank guides."""
 LESS_SEARCHED = {"CHANGELOG.md": 0.2, "CONTRIBUTING.md": 0.5, "docs/design/": 0.7}
-"""Beginnings of paths, with the weight of their pages in the search; others have 1."""
+"""Path prefixes with the search weight of their pages; other pages have weight 1."""
 
 FENCE = re.compile(r"^(```.*?^```)$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<=\]\()([^)\s]+)(?=\))")
@@ -157,7 +157,7 @@ def with_details(paths: Iterable[str]) -> Iterator[str]:
 
 
 def search_options(path: str) -> dict[str, Any]:
-    """Return Material's options for the search, for a page made of a file of the repository."""
+    """Return Material's search options for the page of a repository file; programs are not searched."""
     if path.startswith(NOT_SEARCHED) or not path.endswith((".md", ".ipynb")):
         return {"exclude": True}
     return {"boost": next((weight for prefix, weight in LESS_SEARCHED.items() if path.startswith(prefix)), 1)}
@@ -194,7 +194,7 @@ origins: dict[str, str] = {}
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
-    """Change the links of a page, and set its weight in the search."""
+    """Rewrite the links of a page, and set its search weight."""
     path = origins[page.file.src_uri]
     page.meta["search"] = search_options(path)
     return with_links_of_site(path, markdown)

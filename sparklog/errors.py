@@ -15,9 +15,9 @@ _BREAKS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 def one_line(text: str) -> str:
-    r"""Return a text without line breaks, other control characters and lone surrogates: each becomes an escape.
+    r"""Return a text with line breaks, other control characters and lone surrogates escaped.
 
-    Names of writers and groups may hold them, and end up in messages.
+    Names of writers and groups may contain them and are part of messages.
 
     >>> one_line("writer 'a\nb'")
     "writer 'a\\nb'"
@@ -26,12 +26,12 @@ def one_line(text: str) -> str:
 
 
 _in_shell = False
-"""True while a command of `sparklog` runs: its user types commands, a program calls functions."""
+"""True while a `sparklog` command runs, whose user needs commands instead of function calls as advice."""
 
 
 @contextmanager
 def advice_for_shell() -> Iterator[None]:
-    """Make errors of this process advise commands in place of Python calls, until the end of the block."""
+    """Make errors in this block advise commands instead of Python calls."""
     global _in_shell
     before, _in_shell = _in_shell, True
     try:
@@ -41,7 +41,7 @@ def advice_for_shell() -> Iterator[None]:
 
 
 def advice(*, python: str, shell: str) -> str:
-    """Return what to do about an error, as a Python program or a user of the command line does it."""
+    """Return the advice for a Python program, or for a user of the command line while a command runs."""
     return shell if _in_shell else python
 
 
@@ -105,7 +105,7 @@ class Unavailable(SparklogError, OSError):
     """The store failed, or the outcome of a write is unknown: retry later.
 
     `is_denied`: a right is missing, and the same request would be denied again.
-    `is_unknown`: what was to be written may have been; without it nothing was.
+    `is_unknown`: the write may have succeeded; if False, nothing was written.
     """
 
     code = "SPARKLOG_UNAVAILABLE"

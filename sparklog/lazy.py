@@ -27,7 +27,7 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], object
 
 
 def install_command(extra: str, python: str = "python") -> str:
-    """Return the command that installs the packages of one of sparklog's extras, such as `avro`.
+    """Return the command that installs the packages of a sparklog extra such as `avro`.
 
     The command names these packages instead of `sparklog[avro]`, because sparklog is installed from a wheel or a
     checkout and pip would not find it by name.

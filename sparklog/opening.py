@@ -112,7 +112,7 @@ def _resolve_url(url: str) -> Location:
 
 
 def _topic_at(name: str) -> str | None:
-    """Return the topic that the last part of a path names, by its folder or, if no other folder has it, its name."""
+    """Return the topic whose folder or name is the last part of a path; None for sparklog's own folders."""
     return folder_topic(name) or (name if is_topic_name(name) and name not in OWN_FOLDERS else None)
 
 
@@ -152,7 +152,7 @@ def open_view(
 ) -> LogView:
     """Open the log at a location to read it. `corrupt_records`, `on_skipped`: as in `KafkaView`, None logs a warning.
 
-    Raises NotFound where there is no log, BadRequest for a root that is to be truncated.
+    Raises NotFound if there is no log, BadRequest for the policy `truncate` and a root.
     """
     if location.kind in (ROOT, TOPIC):
         check_policy_of_root(corrupt_records, location.root)
@@ -172,7 +172,7 @@ def open_view(
 
 
 def check_policy_of_root(corrupt_records: str, root: str) -> None:
-    """Raise BadRequest for a policy that only Kafka directories have."""
+    """Raise BadRequest for a policy that only Kafka directories support."""
     if corrupt_records not in ("fail", "skip"):
         raise BadRequest(
             f"corruptRecords={corrupt_records} is for Kafka directories and {root} is a sparklog root: use fail or skip"

@@ -65,7 +65,7 @@ def _for_python_3_10(text: str) -> str:
 
 
 def span(ms: int) -> str:
-    """Return a period in words, in at most two units: `5 ms`, `36 h`, `7 days`, `1 min 30 s`."""
+    """Return a period as text, in at most two units: `5 ms`, `1 day 12 h`, `7 days`, `1 min 30 s`."""
     parts: list[str] = []
     for unit, scale in (("days", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000), ("ms", 1)):
         if ms >= scale and len(parts) < 2:

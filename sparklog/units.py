@@ -59,7 +59,7 @@ def duration(ms: float | None) -> str:
 
 
 def with_span(name: str, value: str) -> str:
-    """Return the value of a config, with what it is in words if it is a period: `604800000 (7 days)`."""
+    """Return the value of a config, followed by the period as text if it is in milliseconds: `604800000 (7 days)`."""
     is_period = name.endswith(".ms") and value.isdecimal() and 0 < int(value) < 2**53
     return f"{value} ({span(int(value))})" if is_period else value
 

@@ -57,20 +57,20 @@ class View:
 
 @checked(path=PATH, corrupt_records=CORRUPT_RECORDS)
 def open_view(path: str | os.PathLike[str], *, corrupt_records: CorruptRecords = "fail") -> View:
-    """Open a directory of Kafka's to read its topics where it is, also under a running broker. Nothing is written.
+    """Open a Kafka log directory to read its topics in place, even while a broker runs. Nothing is written.
 
     Args:
         path: a Kafka log directory, one partition folder of it, a root, or a topic's folder.
-        corrupt_records: what damage does: `fail` with `Corrupt` after the records in front of it, or `skip` the damaged
-            batches and log a warning for each; in Kafka's files also `truncate` the partition in front of its first
-            damage, as Kafka's recovery does.
+        corrupt_records: `fail` raises `Corrupt` after the records before a corrupt batch; `skip` skips corrupt batches
+            and logs a warning for each; `truncate`, only for Kafka files, ends the partition before its first corrupt
+            batch, as Kafka's recovery does.
 
     Returns:
         A `View`: its topics.
 
     Raises:
         NotFound: there is no log at the path.
-        BadRequest: the path is a file, or a root is to be truncated.
+        BadRequest: the path is a file, or the policy is `truncate` and the path a root.
 
     Example:
         view = sparklog.open_view("/var/lib/kafka/data")

@@ -32,7 +32,7 @@ def run_pipeline(folder: str, definitions: str, settings: dict[str, str], *argum
     program = shutil.which("spark-pipelines", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     warehouse = f"spark.sql.warehouse.dir={folder}/warehouse"
     command = [program or "spark-pipelines", "--remote", "local[2]", "--conf", warehouse, *arguments, "run"]
-    # `sparklog.configure` has named a Python for Spark already, unless this is a client of Spark Connect.
+    # `sparklog.configure` has already set Spark's Python, unless this is a Spark Connect client.
     environment = {"PYSPARK_PYTHON": sys.executable, **os.environ, "SPARK_LOCAL_IP": "127.0.0.1"}
     environment.pop("SPARK_REMOTE", None)
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)

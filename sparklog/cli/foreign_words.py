@@ -1,7 +1,7 @@
-"""Words of other tools, and what they are here: a table for what no edit distance guesses right.
+"""Commands and options of other tools, and their counterparts in sparklog.
 
-`serve --port` is near to `--metrics-port`, and means `--listen`. Only a word that is nearly the same is suggested as a
-misspelling.
+A table is needed because an edit distance suggests wrong names: `serve --port` resembles `--metrics-port`, but means
+`--listen`. A name is suggested as a misspelling only if it is nearly the same.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 
 NEARLY_THE_SAME = 0.8
-"""A ratio of difflib: one or two letters are missing, too many or exchanged."""
+"""Similarity ratio of difflib: one or two letters are missing, added or swapped."""
 
 FOLLOW, WRITE = "consume TOPIC --follow", "produce TOPIC"
 COMMANDS: Mapping[str, str] = {
@@ -42,7 +42,7 @@ COMMANDS: Mapping[str, str] = {
     "man": "conf sparklog.1",
     "cron": "conf crontab",
 }
-"""Command of another tool -> what does it here, after `sparklog`."""
+"""Command of another tool -> the equivalent arguments of `sparklog`."""
 SUBCOMMANDS = {
     "ls": "list",
     **dict.fromkeys(("show", "info", "get"), "describe"),
@@ -50,13 +50,13 @@ SUBCOMMANDS = {
     **dict.fromkeys(("set", "update", "change"), "alter"),
     **dict.fromkeys(("new", "add"), "create"),
 }
-"""The same below a group of commands such as `topics`."""
+"""Subcommand of another tool -> subcommand in a group such as `topics`."""
 
-PLACE = "--root PATH says where the topics are"
-ENDS = "consume ends at the log end; --follow goes on"
+PLACE = "--root PATH is the location of the topics"
+ENDS = "consume ends at the log end unless you use --follow"
 LIMIT = "--max-messages N, or -n N"
-SPARK = "Spark starts with this machine's defaults; for a cluster run the job by spark-submit (docs/guides/cluster.md)"
-UNASKED = "nothing is asked: leave it out"
+SPARK = "Spark starts with its defaults; on a cluster, run the job with spark-submit (docs/guides/cluster.md)"
+UNASKED = "there is no confirmation prompt: leave the option out"
 OPTIONS: Mapping[str, Mapping[str, str]] = {
     "": {
         **dict.fromkeys(("--path", "--dir", "--location", "--data-dir", "--log-dir"), PLACE),
@@ -72,7 +72,7 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("--until", "--end", "--end-time"), "--to-timestamp TIME, or --to-offset N"),
         **dict.fromkeys(("--latest", "--from-end", "--from-latest"), "--offset latest"),
         **dict.fromkeys(("--earliest", "--from-start"), "--from-beginning"),
-        **dict.fromkeys(("--filter", "--grep"), "--key KEY chooses records; pipe to grep for what is in a value"),
+        **dict.fromkeys(("--filter", "--grep"), "--key KEY selects records by key; pipe to grep to search values"),
         **dict.fromkeys(("-C", "-P", "-L"), "kcat's modes are commands: sparklog consume, produce, topics describe"),
     },
     "produce": {
@@ -80,7 +80,7 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
             ("--message", "--value", "--data", "-m"),
             "values are lines of standard input: echo 'value' | sparklog produce TOPIC",
         ),
-        "--key": "a line holds its key: --key-separator : takes key:value",
+        "--key": "each line contains its key: --key-separator : reads key:value",
     },
     "serve": {
         **dict.fromkeys(("--port", "-p", "--host", "--bind", "--address", "--listeners"), "--listen HOST:PORT"),
@@ -103,7 +103,7 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
         "--to-end": "--to-latest",
     },
 }
-"""Command, its first word, or nothing for all -> option of another tool -> what it is here."""
+"""Command, its first word, or empty for all commands -> option of another tool -> hint."""
 
 ARGUMENTS = {
     "topics delete": "one topic at a time, or --pattern 'A|B' with --execute",
@@ -112,11 +112,11 @@ ARGUMENTS = {
     "configs alter": "one topic at a time, or --pattern 'A|B' with --execute",
     "history": "one topic at a time",
 }
-"""Command -> what to do with more arguments than it takes."""
+"""Command -> hint for too many arguments."""
 
 
 def command_hint(group: str, word: str, commands: Collection[str]) -> str:
-    """Return what an unknown command of a group (empty: of `sparklog`) may mean; an empty text if nothing is known."""
+    """Return a hint for an unknown command of a group (empty: of `sparklog`); an empty string if there is none."""
     if not group and word in COMMANDS:
         return f"Use sparklog {COMMANDS[word]}."
     if group and SUBCOMMANDS.get(word, "") in commands:
@@ -125,7 +125,7 @@ def command_hint(group: str, word: str, commands: Collection[str]) -> str:
 
 
 def option_hint(command: str, option: str, options: Iterable[str]) -> str:
-    """Return what an unknown option of a command (`topics alter`; empty for `sparklog` itself) may mean."""
+    """Return a hint for an unknown option of a command (`topics alter`; empty for `sparklog` itself)."""
     for name in (command, command.partition(" ")[0], ""):
         if option in OPTIONS.get(name, {}):
             text = OPTIONS[name][option]

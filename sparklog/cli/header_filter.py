@@ -1,4 +1,4 @@
-"""Records with certain headers: what `consume --header` leaves."""
+"""The filter of `consume --header`: records with certain headers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from click import BadParameter
 
 @dataclass(frozen=True)
 class HeaderFilter:
-    """Headers that a record must have, all of them; None stands for any value."""
+    """The headers that a record must all have; value None matches any value."""
 
     wanted: tuple[tuple[str, bytes | None], ...]
 
@@ -29,7 +29,7 @@ class HeaderFilter:
         return cls(tuple(wanted))
 
     def filter(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the records that have the headers."""
+        """Yield the records that have all the headers."""
         for batch in batches:
             mask = np.ones(batch.num_rows, bool)
             headers = batch.column("headers")

@@ -139,7 +139,7 @@ WORDS: Mapping[str, Mapping[str, KafkaAnswer]] = {
         ),
         "--formatter-config": _none(f"{INSTEAD}--property NAME=VALUE"),
         "--key-deserializer": KEY_CLASS,
-        "--skip-message-on-error": _none("--corrupt-records skip leaves out what is damaged"),
+        "--skip-message-on-error": _none("--corrupt-records skip skips corrupt records"),
         "--value-deserializer": VALUE_CLASS,
         "--whitelist": KafkaAnswer("--include VALUE"),
     },
@@ -291,7 +291,7 @@ def command_words(words: Sequence[str]) -> list[str]:
 
 
 def without_brokers(words: Sequence[str], options: Mapping[str, bool]) -> list[str]:
-    """Return the words without options that name brokers, with a note for each: the root is known."""
+    """Return the words without broker options, with a note for each, for a command whose root is set."""
     result: list[str] = []
     rest = deque(words)
     while rest:
@@ -382,7 +382,7 @@ def _of_properties(option: str, table: Mapping[str, KafkaAnswer], pairs: dict[st
         has_keys, has_headers = parsed
         if has_keys:
             pairs.setdefault("key.separator", "\t")
-        # Kafka does not look at the separators of what it does not parse.
+        # Kafka ignores the separators of parts that it does not parse.
         unused = {"key.separator": has_keys, "headers.": has_headers, "ignore.error": any(parsed)}
         absent = tuple(name for name, is_used in unused.items() if not is_used)
         pairs = {name: value for name, value in pairs.items() if not name.startswith(absent)}
@@ -406,7 +406,7 @@ def _of_kcat(words: Sequence[str]) -> str:
     mode = next((KCAT_MODES[letter] for letter, _ in pairs if letter in KCAT_MODES), "consume")
     result: list[str] = []
     if any(letter == "-f" for letter, _ in pairs):
-        # A format says all that is printed, to kcat as well.
+        # A format defines the entire output, for kcat as well.
         pairs = [pair for pair in pairs if pair[0] not in ("-D", "-J", "-K")]
     for letter, value in pairs:
         here = KCAT[mode].get(letter, KCAT[mode].get(f"{letter}:"))

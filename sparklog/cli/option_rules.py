@@ -1,10 +1,11 @@
-"""Options that exclude each other or need each other: declared with an option, checked in one place for every command.
+"""Options that exclude or need other options: declared with an option, and checked in one place for all commands.
 
     Option("--rate", needs="--cost", help=...)
     Option("--memory", excludes="LOCATION --backup", why="it serves an empty root", help=...)
 
-A name is an option as it is typed, or the word of an argument as help shows it. Only what the command line itself gives
-is excluded: `SPARKLOG_ROOT` and a settings file stand for all commands. A need is met by these, too.
+A name is an option such as `--cost`, or an argument as help shows it, such as `LOCATION`. Only values on the command
+line exclude each other, because `SPARKLOG_ROOT` and the settings file apply to all commands. Those can also satisfy a
+need.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ PRESET = (ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP)
 
 @dataclass(frozen=True)
 class Rule:
-    """The options that `option` excludes, and those of which it needs one; `why` ends the error message.
+    """The options that `option` excludes, and the options of which it needs one.
 
-    `option` is the name of the parameter in Python, the others are names on a command line.
+    `option` is a parameter name in Python; `excludes` and `needs` are names on the command line. `why` is the reason in
+    the error message.
     """
 
     option: str
@@ -34,7 +36,7 @@ class Rule:
 
 
 def names_of(parameter: click.Parameter) -> list[str]:
-    """Return the names of a parameter on a command line, the one to show first: `--topic`, or `TOPIC`."""
+    """Return the names of a parameter on the command line, the one to show first: `--topic`, or `TOPIC`."""
     if isinstance(parameter, click.Argument):
         return [re.sub(r"[\[\].]", "", parameter.human_readable_name)]
     return sorted([*parameter.opts, *parameter.secondary_opts], key=lambda name: not name.startswith("--"))
@@ -61,7 +63,7 @@ def _reason(rule: Rule) -> str:
 
 
 def _is_given(parameter: click.Parameter, context: click.Context, sources: Sequence[ParameterSource]) -> bool:
-    """True if one of the sources gives a value; a flag that is set to its default changes nothing."""
+    """Return True if one of the sources sets a value, except a flag set to its default, which has no effect."""
     name = str(parameter.name)
     if context.get_parameter_source(name) not in sources:
         return False

@@ -37,9 +37,9 @@ def whole_number(
     default: bool | str = True,
     **rule: str,
 ) -> Any:
-    """Return an option for a whole number from `low` to `high`; a usage error says so of anything else.
+    """Return an option for a whole number from `low` to `high`; other values are a usage error.
 
-    `rule`: what it excludes and needs.
+    `rule`: the arguments `excludes`, `needs` and `why` of `Option`.
     """
     span = f"of at least {low}" if high == INT64_MAX else f"from {low} to {high}"
 
@@ -67,7 +67,9 @@ TopicOption = Annotated[
 ]
 CorruptOption = Annotated[
     CorruptRecords,
-    Option(help="At damage: fail, skip it and say so, or end a Kafka directory's log there as Kafka's recovery does."),
+    Option(
+        help="If a batch is corrupt: fail, skip it with a warning, or truncate the log of a Kafka directory before it."
+    ),
 ]
 IsolationOption = Annotated[
     Isolation, Option("--isolation-level", help="Whether to see records of open and aborted transactions.")
@@ -95,7 +97,7 @@ QuickOption = Annotated[
     bool, Option("--quick", help="Read only the logs; of files check whether they exist and how long they are.")
 ]
 DryRunOption = Annotated[bool, Option("--dry-run", help="Change nothing: check, and print what would be done.")]
-ExecuteOption = Annotated[bool, Option("--execute", excludes="--dry-run", help="Do it.")]
+ExecuteOption = Annotated[bool, Option("--execute", excludes="--dry-run", help="Make the changes.")]
 QuietOption = Annotated[bool, Option("--quiet", "-q", help="No progress on stderr.")]
 
 
@@ -142,12 +144,16 @@ class TopicOrPattern(OneTopic):
         Option(
             metavar="REGEX",
             excludes="TOPIC --topic",
-            help="Instead of TOPIC: all whose whole names match; see --execute.",
+            help="Instead of TOPIC: all topics with a matching name; see --execute.",
         ),
     ] = None
     execute: Annotated[
         bool,
-        Option(needs="--pattern", excludes="--dry-run", help="With --pattern: do it. Without, it is shown alone."),
+        Option(
+            needs="--pattern",
+            excludes="--dry-run",
+            help="With --pattern: make the changes instead of only showing them.",
+        ),
     ] = False
     dry_run: DryRunOption = False
 
@@ -285,9 +291,9 @@ def parse_time(text: str, option: str = "--from-timestamp") -> int:
 
 
 def check_order(start: str, first: int, end: str, last: int) -> None:
-    """Raise a usage error if a range ends before it begins; `start` and `end` are the options with their values."""
+    """Raise a usage error if a range ends before it begins; `start` and `end`: the options with their values."""
     if first > last:
-        raise BadParameter(f"{start} is after {end}, so there is nothing between them: exchange the values")
+        raise BadParameter(f"{start} is after {end}, so the range is empty: swap the values")
 
 
 def parse_as_of(text: str | None) -> tuple[int | None, int | None]:
@@ -310,7 +316,9 @@ class TopicChoice(Topics):
 
     include: Annotated[
         str | None,
-        Option(metavar="PATTERN", excludes="TOPIC --topic", help="Topics that the regular expression matches."),
+        Option(
+            metavar="PATTERN", excludes="TOPIC --topic", help="Topics with names that match the regular expression."
+        ),
     ] = None
     exclude_internal: Annotated[
         bool, Option("--exclude-internal", "--exclude-internal-topics", help="Without __consumer_offsets and its like.")
@@ -324,7 +332,7 @@ class TopicChoice(Topics):
         names = comma_separated(self.topic_option)
         pattern = "|".join(names) if self.include is None and not all(map(is_topic_name, names)) else self.include
         if pattern is not None and self.topics:
-            raise BadParameter(f"give TOPIC or --topic {pattern}, not both: a pattern says which topics are meant")
+            raise BadParameter(f"give TOPIC or --topic {pattern}, not both: the pattern selects the topics")
         return pattern
 
     @property
@@ -380,8 +388,8 @@ class PartitionChoice(TopicChoice):
         Option(
             metavar="TOPIC[:N|:N-M],...",
             excludes="TOPIC --topic --include --partitions",
-            why="it says topics and partitions",
-            help="Only these, the last one not included.",
+            why="it selects topics and partitions",
+            help="Only these partitions; M is exclusive.",
         ),
     ] = None
 

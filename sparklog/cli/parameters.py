@@ -94,8 +94,8 @@ class Option:
     """An option that a parameter is; `names` may leave out `--its-name`, or `--its-name/--no-its-name` of a flag that
     is on.
 
-    `show_default`: the text for a default that says nothing itself. `excludes` and `needs` name other options of the
-    command, with blanks between them (`sparklog.cli.option_rules`). `settings`: of `click.Option`, or of `click.Path`
+    `show_default`: the text for a default that is not self-explanatory. `excludes` and `needs`: other options of the
+    command, separated by spaces (`sparklog.cli.option_rules`). `settings`: of `click.Option`, or of `click.Path`
     where the type is a path.
     """
 
@@ -116,7 +116,7 @@ class Option:
         self.settings = settings
 
     def rule(self, name: str) -> Rule:
-        """Return the rule about this option, which the parameter `name` is."""
+        """Return the rule of this option, which is the parameter `name`."""
         return Rule(name, tuple(self.excludes.split()), tuple(self.needs.split()), self.why)
 
     def parameter(self, name: str, kind: Any, default: Any) -> click.Parameter:
@@ -150,7 +150,7 @@ class Option:
 
 
 def _number_of(kind: type[int] | type[float]) -> Callable[[Any], int | float]:
-    """Return a parser of numbers; a usage error says what was expected and found."""
+    """Return a parser of numbers, whose usage error has the expected type and the value."""
 
     def parse(value: Any) -> int | float:
         try:
@@ -244,7 +244,7 @@ class FunctionCommand(click.Command):
             raise
 
     def _knows_root(self, ctx: click.Context, args: list[str]) -> bool:
-        """True if the topics' place is given, in any way."""
+        """Return True if the root is set by an option, the environment or the settings file."""
         names = {"--root", "-r"} & {word.partition("=")[0] for word in args}
         takes_root = any(parameter.name == "root" for parameter in self.params)
         return takes_root and bool(names or os.environ.get("SPARKLOG_ROOT") or (ctx.default_map or {}).get("root"))
@@ -277,7 +277,7 @@ def _signature(function: Any) -> Signature:
 
 
 def _declarations(declared: Signature) -> Iterator[tuple[str, Any, Any]]:
-    """Return name, annotation and default of the parameters, with those of data classes one by one."""
+    """Yield name, annotation and default of the parameters, including the fields of data classes."""
     for parameter in declared.parameters.values():
         if is_dataclass(parameter.annotation):
             yield from _declarations(_signature(parameter.annotation))
@@ -296,7 +296,7 @@ def _called(run: Any, declared: Signature, values: Mapping[str, Any]) -> Any:
 
 
 def summary_of(command: click.Command) -> str:
-    """Return the first sentence of a command's help, all of it: click would cut it to fit a line."""
+    """Return the first sentence of a command's help in full; click would truncate it to fit a line."""
     return command.get_short_help_str(len(command.help or ""))
 
 

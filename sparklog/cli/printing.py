@@ -86,7 +86,7 @@ COLUMN_OPTIONS = (
     "--json --print-timestamp --print-partition --print-offset --print-headers --print-key --no-print-value "
     "--key-separator --line-separator --headers-separator"
 )
-COLUMN_REASON = "a format says all that is printed"
+COLUMN_REASON = "a format defines the entire output"
 LimitOption = Annotated[int | None, whole_number("--max-messages", "-n", text="End after so many.")]
 
 

@@ -43,7 +43,7 @@ BROKER_OPTIONS |= {"--brokers", "--broker", "--zookeeper", "-b"}
 
 
 def usage_line(error: Any) -> str:
-    """Return a usage error as a line, with what an unknown word means here."""
+    """Return a usage error as one line, with a hint for an unknown name."""
     option, context = getattr(error, "option_name", None), error.ctx
     message = str(error.format_message())
     if context is not None and option in BROKER_OPTIONS:
@@ -54,7 +54,7 @@ def usage_line(error: Any) -> str:
     if is_group and option and (command := option.lstrip("-")) in context.command.list_commands(context):
         return f"{option} is a command here: {context.command_path} {command}"
     hint = "" if context is None else _hint(error, context, message)
-    # click's own guesses follow the first sentence.
+    # Omit click's own suggestions, which follow the first sentence.
     return f"{error.message} {hint}".strip() if isinstance(error, (NoSuchOption, NoSuchCommand)) else message + hint
 
 

@@ -48,7 +48,7 @@ def check_group_place(read: ReadOptions, location: Location) -> None:
 
 
 WITHOUT_CHECKPOINT = (
-    "Option 'checkpointLocation' has no effect in a batch write: txnAppId and txnVersion make one that may be repeated"
+    "Option 'checkpointLocation' has no effect in a batch write: txnAppId and txnVersion make the write idempotent"
 )
 
 

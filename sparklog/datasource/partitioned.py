@@ -1,4 +1,4 @@
-"""`sparklog.partitioned`: a shuffle of a data frame that puts all rows of a partition of the log into one task."""
+"""`sparklog.partitioned`: shuffles a DataFrame so that one task has all rows of a partition of the topic."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ _COLUMN = "__sparklog_partition"
 
 
 def partitioned(df: DataFrame, n: int) -> DataFrame:
-    """Shuffle a data frame so that all rows of one partition of the log are in one task.
+    """Shuffle a DataFrame so that one task has all rows of a partition of the topic.
 
-    The order of a key's rows then holds over a whole write, and a task writes for one partition: what a topic with very
-    many partitions needs. Rows follow their `partition` column where that is not null, else murmur2 of the key as in
-    Kafka; rows without either are spread evenly.
+    The rows of a key then keep their order across the entire write, and each task writes to one partition, which suits
+    topics with very many partitions. The `partition` column sets the partition of a row unless it is null; otherwise it
+    is the murmur2 hash of the key, as in Kafka. Rows without either are spread evenly.
 
     Args:
-        df: with a column `key` or `partition`.
+        df: a DataFrame with a column `key` or `partition`.
         n: the number of partitions of the topic.
 
     Returns:
-        The same rows, to be written.
+        A DataFrame with the same rows, ready to write.
 
     Raises:
-        BadRequest: there is neither column, or PySpark is not installed.
+        BadRequest: both columns are missing, or PySpark is not installed.
 
     Example:
         rows = spark.createDataFrame([("anna", "book"), ("ben", "lamp")], "key string, value string")
@@ -56,7 +56,7 @@ def partitioned(df: DataFrame, n: int) -> DataFrame:
 
 
 def _hasher(n: int) -> Any:
-    """Return a function for Spark's workers: binary keys to partition numbers, null for null."""
+    """Return a function for Spark workers that maps binary keys to partition numbers, and null to null."""
 
     def partition_of(key: pa.Array) -> pa.Array:
         import pyarrow as pa
@@ -67,7 +67,7 @@ def _hasher(n: int) -> Any:
         mask = key.is_null().to_numpy(zero_copy_only=False) if key.null_count else None
         return pa.array(numbers, pa.int32(), mask=mask)
 
-    # arrow_udf reads the signature's types; annotations of this module are texts.
+    # arrow_udf reads the types of the signature, but annotations in this module are strings.
     import pyarrow as pa
 
     partition_of.__annotations__ = {"key": pa.Array, "return": pa.Array}

@@ -1,8 +1,9 @@
-"""Streaming queries that start again if Spark loses a Python process at its start.
+"""Restart streaming queries if a Python process of Spark fails to start in time.
 
-Spark gives a Python process 10 seconds to start and connect, which no setting changes. On a busy machine that is too
-short now and then, and the query fails with "Python worker failed to connect back" before sparklog has run. Starting
-it again is safe: it continues from its checkpoint. docs/design/connect-back.md has figures.
+Spark gives some Python processes 10 seconds to start and connect, and this timeout is not configurable. On a busy host
+it is sometimes too short, and the query fails with "Python worker failed to connect back" before any code of sparklog
+has run. Restarting the query is safe, because it continues from its checkpoint. docs/design/connect-back.md has
+measurements.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ LOST_WORKER = "Python worker failed to connect back"
 
 
 def run_query(start: Callable[[], StreamingQuery], *, max_restarts: int = 10) -> StreamingQuery:
-    """Start a streaming query and wait for its end; start it again if Spark lost a Python process at its start.
+    """Start a streaming query and wait until it ends; restart it if a Python process of Spark fails to start in time.
 
-    Only the error "Python worker failed to connect back" starts it again. Every other error is raised, and so is this
-    one after `max_restarts` restarts in a row without a micro-batch in between.
+    Only the error "Python worker failed to connect back" restarts the query. All other errors are raised, and so is
+    this one after `max_restarts` restarts in a row without a micro-batch in between.
 
     Args:
-        start: reads, writes and starts the query, with a `checkpointLocation`; called for each start. It makes the
-            reader, too, because `load` may meet the same error.
-        max_restarts: restarts in a row without progress.
+        start: a function that creates the reader and the writer, with a `checkpointLocation`, and starts the query. It
+            is called for each start, and creates the reader, too, because `load` may fail with the same error.
+        max_restarts: maximum number of restarts in a row without progress.
 
     Returns:
-        The query that ended, by `availableNow` or because it was stopped.
+        The query, which ended with `availableNow` or was stopped.
 
     Example:
         def copy():

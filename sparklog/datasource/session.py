@@ -1,17 +1,16 @@
 """Settings of a Spark session for sparklog, and a check of Spark's workers.
 
-Spark decides in three places which Python it starts:
+Spark chooses the Python to start in three ways:
 
-* The tasks of UDFs and RDDs run `SparkContext.pythonExec`: PYSPARK_PYTHON in the environment of the Python program
+* Tasks of UDFs and RDDs run `SparkContext.pythonExec`: PYSPARK_PYTHON in the environment of the Python program
   (spark-submit sets it to `spark.pyspark.python`), else `python3`.
-* A data source that Spark finds by itself is planned, read and written by `PythonUtils.defaultPythonExec`:
-  PYSPARK_DRIVER_PYTHON in the environment of the JVM, else PYSPARK_PYTHON there, else `python3`. No setting reaches it.
-* The setting `spark.sql.execution.pyspark.python` overrides both for the tasks of SQL queries, on executors.
+* If a program does not register the data source, it is planned, read and written by `PythonUtils.defaultPythonExec`:
+  PYSPARK_DRIVER_PYTHON in the environment of the JVM, else PYSPARK_PYTHON there, else `python3`. No setting changes it.
+* The setting `spark.sql.execution.pyspark.python` overrides both for the tasks of SQL queries on executors.
 
-If one of them has no sparklog, Spark reports `[DATA_SOURCE_NOT_FOUND]`, a name that hides the reason. `configure` and
-`register` make the processes on the driver's machine run the Python of the program, and all tasks `pythonExec`. A
-script that comes with sparklog (conf/sparklog-python) starts this Python without Spark's pyspark.zip, whose modules
-each worker would compile.
+If one of these Pythons has no sparklog, Spark reports `[DATA_SOURCE_NOT_FOUND]`, which hides the cause. `configure` and
+`register` make the processes on the driver's host run the program's Python, and all tasks run `pythonExec`. The script
+conf/sparklog-python starts a Python without Spark's pyspark.zip, whose modules each worker would compile.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ SETTINGS = {
 LAUNCHER = "sparklog-python"
 TASKS_PYTHON = "spark.sql.execution.pyspark.python"
 SUBMITTED = "PYSPARK_GATEWAY_PORT"
-"""Set by spark-submit, which has started the JVM: its environment cannot be changed any more."""
+"""Set by spark-submit, which has started the JVM, so that its environment can no longer be changed."""
 
 OLDEST, NEWEST = (4, 0), (4, 3)
 """Releases of Spark that the format is tried with: those of the extra `spark` in pyproject.toml."""
@@ -85,10 +84,9 @@ def check_pyspark(name: str) -> None:
 def configure(builder: SparkSession.Builder, *, fast_start: bool = True) -> SparkSession.Builder:
     """Set what a Spark session needs for sparklog; call it before `getOrCreate`.
 
-    Two settings make writes and small tasks faster. The processes that Spark starts on the driver's machine run this
-    Python. Tasks run the Python that `spark.pyspark.python` of the builder or of `spark-submit` names, else
-    PYSPARK_PYTHON, else this one in a local session and `python3` on a cluster. Under `spark-submit` call `register`,
-    too.
+    Two settings make writes and small tasks faster. Processes that Spark starts on the driver's host run this Python.
+    Tasks run the Python of `spark.pyspark.python` (of the builder or of `spark-submit`), else of PYSPARK_PYTHON, else
+    this Python in a local session and `python3` on a cluster. Under `spark-submit`, also call `register`.
 
     Args:
         builder: `SparkSession.builder`, with or without settings.
@@ -127,24 +125,24 @@ def workers_python() -> str:
 
 
 def choose_pythons(options: Mapping[str, object], environ: MutableMapping[str, str], python: str) -> dict[str, str]:
-    """Name the Pythons that a session is going to start in `environ`, which its JVM inherits; return settings of it.
+    """Set the Pythons for a new session in `environ`, which its JVM inherits; return settings for the session.
 
     Args:
-        options: of the session's builder.
-        environ: of this process.
-        python: this Python, for the driver's machine and for the tasks of a local session.
+        options: options of the session's builder.
+        environ: environment of this process.
+        python: this Python, for the driver's host and for the tasks of a local session.
     """
     remote = str(options.get("spark.remote", environ.get("SPARK_REMOTE", "")))
     if remote and not remote.startswith("local"):
-        return {}  # The server of Spark Connect runs already.
+        return {}  # The server of Spark Connect is already running.
     if SUBMITTED in environ:
         return {TASKS_PYTHON: environ.get("PYSPARK_PYTHON", "python3")}
     if "spark.pyspark.python" in options:
-        # Spark reads it in spark-submit only.
+        # Only spark-submit reads this setting.
         environ["PYSPARK_PYTHON"] = str(options["spark.pyspark.python"])
     elif remote or str(options.get("spark.master", environ.get("MASTER", "local"))).startswith("local"):
         environ.setdefault("PYSPARK_PYTHON", python)
-    # The driver runs already: this name, be it `jupyter`, is left for the data source alone.
+    # The driver is already running, so only the data source uses this value (it may have been `jupyter`).
     environ["PYSPARK_DRIVER_PYTHON"] = python
     tasks = environ.get("PYSPARK_PYTHON", "python3")
     return {} if tasks == python else {TASKS_PYTHON: tasks}
@@ -153,10 +151,10 @@ def choose_pythons(options: Mapping[str, object], environ: MutableMapping[str, s
 def register(spark: SparkSession) -> None:
     """Make the format `sparklog` known to a session, and check that Spark's workers can import it.
 
-    Call it under `spark-submit`, with `--archives` or `--py-files`, on a cluster, and if Spark answers
-    `[DATA_SOURCE_NOT_FOUND]`: the error then names the reason. Where Spark knows the format already, but would plan it
-    with another Python than this program's, it is registered again for this one, and Spark logs that it was replaced.
-    The check is one small Spark job, with a task for each executor that runs by then, once for each application.
+    Call it under `spark-submit`, with `--archives` or `--py-files`, on a cluster, and if Spark reports
+    `[DATA_SOURCE_NOT_FOUND]`, because its error explains the cause. If Spark has found the format already, but would
+    plan it with another Python than this program's, it is registered again, and Spark logs that it was replaced. The
+    check is a small Spark job with a task for each running executor, once per application.
 
     Args:
         spark: the session.
@@ -173,7 +171,7 @@ def register(spark: SparkSession) -> None:
     from sparklog.datasource.data_source import SparklogDataSource
 
     session = getattr(spark, "_jsparkSession", None)
-    if session is None:  # Spark Connect: its server chooses the Python, and logs that a format is replaced
+    if session is None:  # The server of Spark Connect chooses the Python, and logs that a format is replaced.
         check_workers(spark)
         spark.dataSource.register(SparklogDataSource)
         return
@@ -196,14 +194,14 @@ def _default_python(context: SparkContext) -> str:
 
 
 def _is_here(program: str) -> bool:
-    """True for this Python and for what was installed beside it."""
+    """Return True for this Python, and for programs in the same directory."""
     path = shutil.which(program)
     return path is not None and os.path.dirname(os.path.abspath(path)) == os.path.dirname(sys.executable)
 
 
 @contextmanager
 def _registering_for(context: SparkContext, python: str) -> Iterator[None]:
-    """Use `python` to plan the formats registered in this block. Their tasks run what TASKS_PYTHON names."""
+    """Plan the formats registered in this block with `python`. Their tasks run the Python of TASKS_PYTHON."""
     before = context.pythonExec
     context.pythonExec = python
     try:

@@ -91,7 +91,7 @@ class Subscriber:
         return self._matching(self._view.take(self._wanted())) if self.open_ended else self.existing(self.topics())
 
     def _matching(self, names: list[str]) -> list[str]:
-        """Return the topics of a pattern or a directory, after a warning of a pattern that matches none."""
+        """Return the topics of a pattern or a directory; warn if a pattern matches none."""
         if not names and self._subscription is not None:
             there = _listed(self._view.topics())
             warn_once([f"{self} matches no topic at {self._view.location}, which has {there}"])

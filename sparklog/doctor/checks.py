@@ -1,4 +1,4 @@
-"""Checks of a machine and of a root, each with what puts its trouble right."""
+"""Checks of a host and of a root, each with the fix for its problem."""
 
 from __future__ import annotations
 
@@ -425,7 +425,7 @@ def _checkpoint(root: Root, topic: Topic) -> Iterator[Check]:
     every = root.store.limits.checkpoint_commits
     if behind >= LATE_CHECKPOINTS * every:
         message = f"topic {topic.name} has {behind:,} commits since its newest checkpoint, writers make one every "
-        fix = f"look why writers cannot: permissions and space below {_shown(root)}/{checkpoint_prefix(topic.name)}"
+        fix = f"check why writers cannot: permissions and space below {_shown(root)}/{checkpoint_prefix(topic.name)}"
         yield Check("checkpoints", WARN, f"{message}{every}", fix)
 
 

@@ -70,7 +70,7 @@ TAIL = Requests(gets=max(map(carried_tail, range(BLOCK))))
 """Commits after the newest checkpoint, at most."""
 TAIL_ON_AVERAGE = Requests(gets=sum(map(carried_tail, range(BLOCK))) / BLOCK)
 OPENED = Requests(gets=1, lists=2)
-"""A journal is opened: its checkpoints, and the newest one, and what is above the newest entry; without `tail`."""
+"""Open a journal: list and read the latest checkpoint, list numbers above the latest entry; without `tail`."""
 
 
 def tail(entries: int) -> Requests:

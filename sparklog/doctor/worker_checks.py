@@ -1,9 +1,9 @@
 """Checks of the Pythons that Spark will start.
 
-Spark starts two kinds, which its documentation does not tell apart (see `sparklog.datasource.session`): tasks of UDFs
-and RDDs, and the processes of a data source that no program has registered. Both must have the driver's minor version.
-If neither is configured, sparklog's commands and `sparklog.configure` choose their own Python, so a wrong `python3` is
-a warning.
+Spark starts Python for two purposes, which its documentation does not distinguish (see `sparklog.datasource.session`):
+for tasks of UDFs and RDDs, and for a data source that no program has registered. Both must have the driver's minor
+version. If neither is configured, sparklog's commands and `sparklog.configure` use their own Python, so a wrong
+`python3` is only a warning.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _ASK = (
     "    except Exception as error: facts[name] = None; facts['error'] = repr(error)\n"
     "print(json.dumps(facts))"
 )
-_START_COST = f"by {LAUNCHER} each of seven starts until a first row takes 1 s of CPU less"
+_START_COST = f"{LAUNCHER} saves 1 s of CPU time at each of seven starts before the first row"
 WORKERS, DATA_SOURCE = "workers' python", "data source's python"
 
 
 class NamedPython(NamedTuple):
-    """A Python that Spark starts, and the setting that names it; None: no setting does."""
+    """A Python that Spark starts, and the setting that selects it; None if no setting does."""
 
     program: str
     setting: str | None
@@ -47,12 +47,12 @@ def _first(values: Mapping[str, str | None], *settings: str) -> NamedPython:
 
 
 def check_workers(machine: Machine, spark_python: str | None, *, spark: bool) -> list[Check]:
-    """Check the Pythons of tasks and, if it is another one, of the data source.
+    """Check the Python of tasks and, if it is different, the Python of the data source.
 
     Args:
-        machine: this machine.
-        spark_python: `spark.pyspark.python` of Spark's configuration.
-        spark: Spark is installed; if not, a problem is a warning.
+        machine: this host.
+        spark_python: `spark.pyspark.python` in Spark's configuration.
+        spark: True if Spark is installed; if not, a problem is only a warning.
     """
     values = {**machine.environ, "spark.pyspark.python": spark_python}
     tasks = _first(values, "spark.pyspark.python", "PYSPARK_PYTHON")
@@ -70,8 +70,8 @@ def _check(machine: Machine, choice: NamedPython, *, spark: bool) -> Check:
     problem, here, executable = _ask(machine, choice)
     if problem:
         if choice.setting is None:
-            others = f"sparklog's commands and programs that call sparklog.configure take {sys.executable}"
-            problem += f"; spark-submit and pyspark would take it. {others}"
+            others = f"sparklog's commands and programs that call sparklog.configure use {sys.executable}"
+            problem += f"; spark-submit and pyspark would use it. {others}"
         return Check(WORKERS, FAIL if spark and choice.setting else WARN, problem, fix)
     launcher = os.path.join(os.path.dirname(executable), LAUNCHER)
     if choice.setting and os.path.basename(choice.program) != LAUNCHER and machine.which(launcher) is not None:
@@ -83,14 +83,14 @@ def _check_data_source(machine: Machine, choice: NamedPython, tasks: NamedPython
     problem, here, _ = _ask(machine, choice)
     message = (
         f"{problem or here}; it plans, reads and writes in programs that call neither sparklog.configure nor "
-        f"sparklog.register, in place of {tasks.program} ({tasks.source})"
+        f"sparklog.register, instead of {tasks.program} ({tasks.source})"
     )
     fix = f"unset PYSPARK_DRIVER_PYTHON and export PYSPARK_PYTHON={tasks.program}, or call sparklog.register(spark)"
     return Check(DATA_SOURCE, WARN, message, fix)
 
 
 def _ask(machine: Machine, choice: NamedPython) -> tuple[str, str, str]:
-    """Return what is wrong with a Python, or its description and the path of its executable."""
+    """Return the problem of a Python, its description, and the path of its executable; empty if not applicable."""
     path = machine.which(choice.program)
     if path is None:
         return f"{choice.source} is {choice.program}, which does not exist", "", ""
@@ -104,7 +104,7 @@ def _ask(machine: Machine, choice: NamedPython) -> tuple[str, str, str]:
     version, wanted = (".".join(map(str, numbers)) for numbers in (worker["version"], sys.version_info[:2]))
     here = f"Python {version} ({worker['executable']}, by {choice.source})"
     if tuple(worker["version"][:2]) != sys.version_info[:2]:
-        return f"{here}, expected {wanted} as the driver's: Spark refuses to mix", "", ""
+        return f"{here}, expected {wanted} like the driver: Spark does not support different versions", "", ""
     missing = [name for name in ("sparklog", "pyarrow", "numba") if worker[name] is None]
     if missing:
         return f"{here} cannot import {', '.join(missing)}: {worker['error']}", "", ""

@@ -120,9 +120,9 @@ _LIMITS = (
     _Limit("offsets.retention.minutes", "offsets_retention_ms", "int", 1, "minutes", RETAIN,
            "How long the offsets of a consumer group are kept once it is empty."),
     _Limit("spark.min.bytes", "spark_min_bytes", "long", 0, "bytes", COMPACT,
-           "Start Spark if there are so many bytes to read; less work is done in the job's own process. 0: always."),
+           "Start Spark for at least this many bytes to read; the job's own process does less work. 0: always."),
     _Limit("spark.min.files", "spark_min_files", "long", 0, "files", COMPACT,
-           "Start Spark if there are so many files to read, few bytes as they may have. 0: always."),
+           "Start Spark for at least this many files to read, however small they are. 0: always."),
 )  # fmt: skip
 NAMES = frozenset({*_DEFAULTS, *(limit.name for limit in _LIMITS)})
 """Every name that a file may set."""
@@ -266,7 +266,7 @@ def _unknown(name: str) -> str:
 
 
 class BrokerSetting(NamedTuple):
-    """A line of a broker's file, and what becomes of it: TAKEN, NOT_NEEDED, NO_EQUIVALENT or WRONG."""
+    """A line of a broker's file, and its result: TAKEN, NOT_NEEDED, NO_EQUIVALENT or WRONG."""
 
     line: int
     name: str
@@ -279,7 +279,7 @@ TAKEN, NOT_NEEDED, NO_EQUIVALENT, WRONG = "taken", "not needed", "no equivalent"
 
 
 def answers(text: str, file: str, *, force: bool = False) -> list[BrokerSetting]:
-    """Answer each setting in a broker's `server.properties`, also after one that is not valid."""
+    """Return the result of each setting in a broker's `server.properties`, including settings after an invalid one."""
     entries = parse_properties(text, file)
     return [BrokerSetting(entry.line, entry.name, _shown(entry), *_verdict(entry, force)) for entry in entries]
 

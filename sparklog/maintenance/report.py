@@ -41,7 +41,7 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class FutureRecord:
-    """The first record of a partition whose timestamp is in the future; its segment expires at `until_ms`."""
+    """The first record of a partition with a timestamp in the future; its segment expires at `until_ms`."""
 
     partition: int
     offset: int
@@ -52,7 +52,7 @@ class FutureRecord:
         return (
             f"partition {self.partition} has a record in the future (offset {self.offset:,}, time "
             f"{iso_time(self.time_ms)}): retention.ms keeps its segment and all after it until "
-            f"{iso_time(self.until_ms)}; sparklog delete-records removes them before"
+            f"{iso_time(self.until_ms)}; to delete them earlier, run sparklog delete-records"
         )
 
 

@@ -109,12 +109,12 @@ def _at_once(context: Any) -> int:
 
 
 class SparkIfNeeded:
-    """A `Runner` that starts Spark when it gets enough work; until then, and without pyspark, this process works.
+    """A `Runner` that starts Spark once it gets enough work; before that, and without pyspark, it uses this process.
 
     Args:
-        name: of the application.
-        configure: sets what the session's builder needs, as `sparklog.configure` does.
-        settings: `spark_min_bytes` and `spark_min_files` say how much work is enough.
+        name: name of the application.
+        configure: configures the session's builder, as `sparklog.configure` does.
+        settings: settings, with the thresholds `spark_min_bytes` and `spark_min_files`.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class SparkIfNeeded:
         return (self._runner or InProcess(Meter)).run(works)
 
     def _reason(self, works: Sequence[Work]) -> str:
-        """Return why these pieces of work are worth starting Spark, empty if they are not."""
+        """Return the reason to start Spark for these work items; empty if there is not enough work."""
         pyspark = sys.modules.get("pyspark.sql")
         if pyspark is not None and pyspark.SparkSession.getActiveSession() is not None:
             return "a session is running"

@@ -61,7 +61,7 @@ class Settings:
     root: RootDefaults = field(default_factory=lambda: RootDefaults(ID))  # these count after `defaults`
 
     def of_root(self, root: Root) -> Settings:
-        """Return these with the newest defaults of a root, of which releases up to 0.12 have made no copy."""
+        """Return these settings with the latest root defaults; also copy defaults that a release up to 0.12 wrote."""
         defaults = root.defaults()
         if root.store.writable:
             root.engine.defaults.keep_copy()

@@ -134,7 +134,7 @@ class Producer:
 
         Args:
             topic: its name; the topic must exist.
-            value: what the value serializer takes; None, with a key: a tombstone.
+            value: the input of the value serializer; None with a key is a tombstone.
             key: what the key serializer takes; records of a key are in one partition.
             headers: a mapping, or pairs of a text and bytes.
             partition: its number; None: by the key.

@@ -135,7 +135,7 @@ class Sender:
 
 
 def _not_published(error: Unavailable, records: int) -> Unavailable:
-    """Return the error of records whose commit failed, or may have."""
+    """Return the error for records whose commit failed or may have failed."""
     if not error.is_unknown:
         message = f"{error}; none of {records} sent together is published: send again"
         return Unavailable(message, is_denied=error.is_denied)

@@ -134,7 +134,7 @@ def _vacuum(vacuumed: VacuumReport) -> dict[str, object]:
 
 
 AHEAD_MS = 3_600_000
-"""Times that are ahead by less are those of clocks that differ: Kafka's default of message.timestamp.after.max.ms."""
+"""Tolerated clock difference of producers: Kafka's default of message.timestamp.after.max.ms."""
 ROOT_FILES = "(root)"
 """Stands for a topic in the report of files in the root itself."""
 JOURNALS: dict[str, tuple[EntryKind[Any], str]] = {
@@ -238,7 +238,7 @@ def plan_topic(snapshot: Snapshot, settings: Settings) -> list[tuple[Expiry, lis
 
 
 def future_records(snapshot: Snapshot, settings: Settings) -> tuple[FutureRecord, ...]:
-    """Return of each partition the first record whose time lies so far ahead that it holds retention up."""
+    """Return the first record of each partition whose timestamp is so far in the future that it delays retention."""
     configs = settings.configs_of(snapshot.topic, snapshot.head.configs)
     if not configs.is_deleting or configs.retention_ms < 0:
         return ()

@@ -19,7 +19,7 @@ _HTTP = re.compile(r"HttpError \{\s*kind: ([A-Za-z]+)")
 # The second form: of one key in the answer to a bulk delete, which has the status 200.
 _CODE = re.compile(r"<Code>([A-Za-z]{1,60})</Code>|\(code: ([A-Za-z]{1,60})\)")
 CUT_ANSWER = "Interrupted"
-"""What `network_failure` returns where the connection ended within the body of an answer."""
+"""Result of `network_failure` if the connection ended in the middle of a response body."""
 _CERTIFICATE = re.compile(r"InvalidCertificate\(\s*([A-Za-z]+)")
 _BUSY_CODES = ("SlowDown", "ServiceUnavailable", "InternalError", "RequestTimeout", "ServerBusy", "OperationTimedOut")
 """Where the status does not say it: for one key of a bulk delete, and S3's 400 for a body that came too slowly."""
@@ -104,8 +104,7 @@ def network_failure(error: BaseException) -> str:
 
 
 def is_busy(error: BaseException) -> bool:
-    """True if the server was too busy for a request, or failed at it, or its answer ended early: sent again later, it
-    may be answered."""
+    """Return True if a retry may succeed: the server was busy or failed, or its response was cut off."""
     if isinstance(error, SparklogError):
         return False
     if network_failure(error) == CUT_ANSWER:
@@ -158,7 +157,7 @@ def _reason(error: BaseException, status: int | None, code: str) -> str:
     if failure == "Timeout":
         return "no answer came in time; check the network and try again"
     if failure == CUT_ANSWER:
-        return "the connection ended in the middle of the answer; check what is between here and the server"
+        return "the connection ended in the middle of the response; check proxies between this host and the server"
     certificate = _CERTIFICATE.search(text)
     if certificate:
         kind = certificate[1].removesuffix("Context")

@@ -34,7 +34,7 @@ class FolderStore(Store):
 
     @abstractmethod
     def _scan(self, folder: str, wants: Callable[[str], bool] = is_part) -> Sequence[FolderItem]:
-        """List the names in a folder (`""` or ending in `/`) that are wanted, in any order; none if there is none."""
+        """List the items of a folder (`""` or ending in `/`) whose names `wants` accepts, in any order."""
 
     @abstractmethod
     def _remove(self, key: str) -> bool:
@@ -87,7 +87,7 @@ class FolderStore(Store):
 
     def _walk(self, folder: str, start: str, after: str) -> Iterator[ObjectInfo]:
         def wants(name: str) -> bool:
-            # Few of many names, mostly: who opens a log asks for those after its end.
+            # Usually few names are accepted: opening a log lists only names after its end.
             key = folder + name
             return (key > after or after.startswith(key)) and name.startswith(start) and is_part(name)
 

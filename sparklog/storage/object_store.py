@@ -6,7 +6,7 @@ Each kind of request has its rule for a server that is slow, busy or gone:
   by when. "Already exists" proves nothing on S3, so what is there is read and compared (`_create`).
 * Data objects have names that no other writer uses. A PUT of one may be sent again as often as needed, and whatever is
   there with the same bytes is ours (`put_whole`, `sparklog.storage.uploads`).
-* Reads, lists and deletes are repeated as long as the server is busy or its answers are cut off, within the budget of
+* Reads, lists and deletes are retried if the server is busy or its responses are cut off, within the budget of
   `sparklog.storage.retries`.
 * A server that cannot be reached is given up after `_RETRIES`, in a second or two: most often its address is wrong.
 
@@ -334,7 +334,7 @@ class ObjectStore(Store):
     def now_ms(self) -> int:
         # The clock that stamps objects.
         key = f"_probe/clock-{os.urandom(12).hex()}"
-        # Not empty: a client that reads an empty object again asks for a range that does not exist.
+        # Not empty, because a client that retries reading an empty object requests a range that does not exist.
         self.put_whole(key, b"\n")
         info = self.stat(key)
         with suppress(Unavailable):  # writers may lack the right to delete

@@ -29,9 +29,9 @@ def _ask_at_once(at_once: int, look: Callable[[T], R], items: Sequence[T]) -> It
 
 
 def work_ahead(work: Callable[[T], R], items: Iterable[T], threads: int) -> Iterator[R]:
-    """Yield the result of `work` for each item, in order, `threads` of them under way before they are asked for.
+    """Yield the result of `work` for each item, in order, with up to `threads` items in progress ahead of the consumer.
 
-    If there are no more items because of an error, it is raised after the results of those before it.
+    If `items` raises an error, it is raised after the results of the items before it.
     """
     pool = ThreadPoolExecutor(threads, thread_name_prefix="sparklog-work")
     under_way: deque[Future[R]] = deque()

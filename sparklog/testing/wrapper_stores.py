@@ -46,16 +46,16 @@ class CountingStore(WrapperStore):
         """Assert the exact number of calls since `reset`.
 
         Args:
-            counts: calls by verb (`get=2`) or by verb and kind of key (`create_commit=1`). The kinds of a verb add up
-                to its total. A verb that is not named must not have been called.
+            counts: calls by verb (`get=2`) or by verb and kind of key (`create_commit=1`). The counts of a verb's kinds
+                add up to its total. Verbs that are not listed must not have been called.
 
         Raises:
-            AssertionError: a number differs; the message lists the calls.
+            AssertionError: a count differs; the message lists the calls.
         """
         self._check(counts, "expected", lambda made, count: made == count)
 
     def expect_at_most(self, **limits: int) -> None:
-        """Assert an upper bound for the number of calls since `reset`; `limits` as the counts of `expect`."""
+        """Assert upper bounds for the number of calls since `reset`; `limits` has the keys of `expect`."""
         self._check(limits, "at most", lambda made, limit: made <= limit)
 
     def _check(self, counts: Mapping[str, int], bound: str, fits: Callable[[int, int], bool]) -> None:

@@ -312,7 +312,7 @@ def test_what_changes_nothing_is_said(sparklog: Sparklog, place: Path) -> None:
         ("transactions describe-producers --topic t", "describe-producers: `sparklog transactions list --open` has"),
         ("transactions abort --topic t --partition 0", "--topic: a transaction is aborted by its id: `sparklog trans"),
         ("offsets --topic-partitions a:b", "expected TOPIC, TOPIC:0, TOPIC:0-3, TOPIC:1- or TOPIC:-3, found 'a:b'"),
-        ("offsets --topic-partitions a --topic b", "give --topic-partitions or --topic, not both: it says"),
+        ("offsets --topic-partitions a --topic b", "give --topic-partitions or --topic, not both: it selects"),
         ("offsets --partitions 1,x", "expected numbers with commas, found 'x'"),
         ("consume t --property print.key", "--property: expected NAME=VALUE, found 'print.key'"),
         ("consume t --property", "Option '--property' requires an argument. (see 'sparklog consume --help')"),

@@ -83,7 +83,7 @@ def test_what_the_jvm_writes_passes_also_after_the_start(
             "[unresolved dependency: io.delta#delta-spark_4.2_2.13;4.4.0: not found]",
             "remove ~/.m2/repository/io/delta/delta-spark_4.2_2.13 if it is incomplete, or",
         ),
-        ("[something else]", "([something else]): check network and proxy, remove what is incomplete below ~/.m2"),
+        ("[something else]", "([something else]): check network and proxy, remove incomplete files below ~/.m2"),
         (None, "(no reason given): check network and proxy"),
     ],
 )

@@ -43,7 +43,7 @@ def test_a_worker_that_will_do() -> None:
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (ProgramOutput(0, python_says(version=NEXT_MINOR)), "as the driver's: Spark refuses to mix"),
+        (ProgramOutput(0, python_says(version=NEXT_MINOR)), "Spark does not support different versions"),
         (
             ProgramOutput(0, python_says(sparklog=None, error="ModuleNotFoundError")),
             "cannot import sparklog: ModuleNotFound",
@@ -68,7 +68,7 @@ def test_a_wrong_python3_is_no_failure_where_configure_would_not_take_it() -> No
     (finding,) = check_workers(wrong, None, spark=True)
     assert finding.status == WARN
     assert "cannot import sparklog: ModuleNotFound" in finding.found
-    assert f"programs that call sparklog.configure take {sys.executable}" in finding.found
+    assert f"programs that call sparklog.configure use {sys.executable}" in finding.found
     assert finding.fix == f"export PYSPARK_PYTHON={workers_python()}"
     assert check_workers(wrong, "/bin/python3", spark=True)[0].status == FAIL
 
@@ -109,7 +109,7 @@ def test_another_python_of_the_data_source_is_a_warning(
     for finding in others:
         assert (finding.check, finding.status) == ("data source's python", WARN)
         assert str(found) in finding.found
-        assert "in place of /a/python (spark.pyspark.python)" in finding.found
+        assert "instead of /a/python (spark.pyspark.python)" in finding.found
         assert finding.fix.endswith("export PYSPARK_PYTHON=/a/python, or call sparklog.register(spark)")
 
 
@@ -118,7 +118,7 @@ def test_a_python_that_compiles_pyspark_at_each_start() -> None:
     launched = {"/a/sparklog-python": answer, "/a/python3": answer}
     (finding,) = check_workers(machine(launched, {"PYSPARK_PYTHON": "/a/python3"}), None, spark=True)
     assert finding.status == WARN
-    assert "by sparklog-python each of seven starts until a first row takes 1 s of CPU less" in finding.found
+    assert "sparklog-python saves 1 s of CPU time at each of seven starts before the first row" in finding.found
     assert finding.fix == f"export PYSPARK_PYTHON={workers_python()}"
     for programs, python in ((launched, "/a/sparklog-python"), ({"/a/python3": answer}, "/a/python3")):
         assert check_workers(machine(programs, {"PYSPARK_PYTHON": python}), None, spark=True)[0].status == OK

@@ -182,7 +182,7 @@ def test_a_request_whose_answer_is_cut_is_made_again(
 def test_a_server_that_cuts_all_listings_is_given_up(stub: StubBucket, store: Store, pauses: Pauses) -> None:
     stub.always["LIST"] = Answer(CUT)
     for call in ("LIST", "folders"):
-        with pytest.raises(Unavailable, match="the connection ended in the middle of the answer"):
+        with pytest.raises(Unavailable, match="the connection ended in the middle of the response"):
             CALLS[call](store)
     assert pauses.seconds > BUSY_BUDGET_S / 2
 

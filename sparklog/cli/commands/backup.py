@@ -39,7 +39,7 @@ class Backups:
         Option(
             "--list",
             excludes="--prune --keep --keep-days --topic --link --dry-run",
-            help="Show the backups there are; make none.",
+            help="List the existing backups instead of making one.",
         ),
     ] = False
     prune: Annotated[
@@ -47,7 +47,7 @@ class Backups:
         Option(
             needs="--keep --keep-days",
             excludes="--topic --link",
-            help="Drop old backups by --keep or --keep-days; make none.",
+            help="Delete old backups by --keep or --keep-days instead of making one.",
         ),
     ] = False
     keep: Annotated[int | None, opt.whole_number(low=1, text="Afterwards drop all but the newest N.")] = None
@@ -72,9 +72,9 @@ def backup(
 ) -> Output:
     """Back up a root, incrementally.
 
-    All topics, transactions and consumer groups as of one moment go into a folder of their own. Only what is new since
-    the last backup is copied, and every byte is checked on the way. Writers and maintenance go on meanwhile. Killed at
-    any time, run it again. `sparklog restore` makes a root of it, as of a backup or a time between.
+    Copies all topics, transactions and consumer groups, as of one point in time, into a backup directory. Only data
+    that is new since the last backup is copied, and every byte is verified. Writers and maintenance continue to run. If
+    the command is killed, run it again. `sparklog restore` makes a root from it, as of a backup or a time in between.
     """
     from sparklog.opening import refuse_inside
     from sparklog.tools.backup.backing_up import back_up, plan_backup
@@ -167,8 +167,9 @@ def restore(
 ) -> Output:
     """Make a new root from a backup, or from a root's past.
 
-    The root gets the latest state, or that of an earlier time. Every byte is checked on the way. Transactions are
-    whole, consumer groups go on where they were, topic ids stay. Killed at any time, run it again with the same words.
+    The root gets the latest state, or that of an earlier time. Every byte is verified. Transactions are complete,
+    consumer groups keep their offsets, and topics keep their ids. If the command is killed, run it again with the same
+    options.
     """
     from sparklog.opening import refuse_inside
     from sparklog.tools.backup.damaged_logs import shown_left_out
@@ -219,10 +220,10 @@ def clone(
 ) -> Output:
     """Clone a topic as it is, or was, without copying it.
 
-    The new topic has the records that the other one has, or had at a version or time. Both share files until one of
-    them rewrites its own; either can be appended to, altered and deleted without the other noticing. Offsets and
-    configs are the same, the topic id is new. How far back a version can be is what the vacuum has kept:
-    file.delete.delay.ms, a day.
+    The clone has the records of the source topic, as of now or of a version or time. Both topics share files until one
+    of them rewrites its own; you can append to, alter and delete either without affecting the other. Offsets and
+    configs are the same; the topic id is new. Versions are available for at least file.delete.delay.ms, a day by
+    default.
     """
     from sparklog.log.topic.cloning import clone_topic
 
@@ -262,10 +263,10 @@ def repartition(
 ) -> Output:
     """Copy a topic into one with another number of partitions.
 
-    Each record goes to the partition of its key. Each record once, also if the command is killed and run again: it goes
-    on where it was. Keys, values, times, headers and the order of each key are kept; a record without a key goes to its
-    partition modulo the new number. To cut over, stop the writers of the old topic, run it with --move-groups, and
-    start all on the new one.
+    Each record goes to the partition of its key. Each record is copied exactly once, even if the command is killed and
+    run again. Keys, values, timestamps, headers and the order of each key are kept; a record without a key goes to its
+    old partition modulo the new number. To cut over, stop the writers of the old topic, run the command with
+    --move-groups, and start all clients on the new topic.
     """
     from sparklog.tools.repartition import repartition as run
 

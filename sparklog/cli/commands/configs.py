@@ -34,7 +34,7 @@ RootDefaultsOption = Annotated[
         "--root-defaults",
         excludes="TOPIC --topic",
         why="defaults are of the root, not of a topic",
-        help="Of no topic: the root's defaults, under a broker's names.",
+        help="Use the root defaults instead of a topic, with the names of broker configs.",
     ),
 ]
 
@@ -56,7 +56,7 @@ def describe(
 ) -> Output:
     """Show configs of topics, or a root's defaults.
 
-    Each with its value, its source, and the default that it has once it is deleted.
+    Each config has its value, its source, and the default that applies if you delete it.
     """
     from sparklog.log.state.configs import DEFAULT_CONFIG
     from sparklog.log.state.description import describe_configs
@@ -146,9 +146,9 @@ def alter(
 ) -> Output:
     """Set configs of a topic, or delete them.
 
-    All changes of a topic are made in one commit, or none is. Of a pattern the changes of each topic are shown, and
-    nothing is changed without --execute. A commit is one topic's. With --root-defaults a pattern says for which topics
-    the defaults are, and they are set at once.
+    All changes of a topic are made in one commit, or none are. With a pattern, the command shows the changes of each
+    topic and makes them, in one commit per topic, only with --execute. With --root-defaults, the pattern selects the
+    topics that the defaults apply to, and the defaults are set immediately.
     """
     changes = _changes(add_config, add_config_file, delete_config)
     log = open_root(root)

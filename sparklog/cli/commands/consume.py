@@ -39,7 +39,7 @@ KCAT_PLACES = {
     "end": ": that is latest here",
     "stored": ": --group NAME starts at the group's offsets",
 }
-ONE_START, ONE_END = "each is a place to start", "each says where to end"
+ONE_START, ONE_END = "each sets the start", "each sets the end"
 OFFSET_HELP = "Start here; N needs --partition, -N is so many before the end."
 SINCE_HELP = "Start at the first record not older: milliseconds, or 2026-01-31T12:00:00 (UTC unless it says)."
 TIMEOUT_HELP = "With --follow: end when nothing came for so long."
@@ -63,11 +63,11 @@ class ChosenRecords(opt.TopicChoice):
             metavar="NAME=VALUE",
             excludes="--group",
             why="a group reads all records of its partitions",
-            help="Only records with this header; NAME alone: with any value. May be repeated: with all of them.",
+            help="Only records with this header; NAME alone matches any value. Repeat it to require several headers.",
         ),
     ] = None
     all_partitions: Annotated[
-        bool, Option(needs="--key", excludes="--partition", help="Look for --key in all of them.")
+        bool, Option(needs="--key", excludes="--partition", help="Search all partitions for --key.")
     ] = False
 
     def topics_of(self, source: OpenFolder) -> list[str]:
@@ -104,7 +104,7 @@ class ReadExtent:
             metavar="NAME",
             excludes="--key --partition --offset --from-timestamp --to-offset --to-timestamp",
             why="a group reads all records of its partitions, from its offsets on",
-            help="Share the topics with its members, commit what is printed.",
+            help="Read as a member of this consumer group, and commit the printed records.",
         ),
     ] = None
     from_beginning: Annotated[
@@ -126,7 +126,7 @@ class ReadExtent:
     ] = None
     to_timestamp: Annotated[
         str | None,
-        Option(metavar="TIME", excludes="--follow", why=ONE_END, help="End before the first record not older."),
+        Option(metavar="TIME", excludes="--follow", why=ONE_END, help="End before the first record at or after it."),
     ] = None
     follow: Annotated[bool, Option("-f", help="Wait for more at the end.")] = False
     timeout_ms: Annotated[
@@ -264,10 +264,10 @@ def consume(
 ) -> None:
     """Print the records of topics.
 
-    All there are, then it ends; with --follow it goes on. Without a place to start it begins at the log start, or with
-    --follow at the end. The columns are those of kafka-console-consumer, one partition after the other. Their number is
-    printed on stderr. With --group it begins so only where the group has committed nothing, and prints the partitions
-    that the group gives to it.
+    Prints all existing records and ends; with --follow it keeps printing new records. By default it begins at the log
+    start, or with --follow at the end. The columns are those of kafka-console-consumer, and partitions are printed one
+    after the other. The number of records is printed on stderr. With --group it begins at the group's committed
+    offsets, and prints the partitions that the group assigns to it.
 
     With --key it reads the partitions where Kafka's default partitioner puts the keys, or --partition.
     """
@@ -310,7 +310,7 @@ def get(
     topic: opt.TopicOfFolder,
     formats: KeyFormats,
     partition: Annotated[int | None, opt.whole_number("-p", text="Look in this partition.")] = None,
-    all_partitions: Annotated[bool, Option(excludes="--partition", help="Look in all of them.")] = False,
+    all_partitions: Annotated[bool, Option(excludes="--partition", help="Search all partitions.")] = False,
     isolation: opt.IsolationOption = "read_committed",
     corrupt_records: opt.CorruptOption = "fail",
     columns: Columns,
@@ -365,9 +365,8 @@ def table(
 ) -> None:
     """Print a topic as a table: the latest record of each key.
 
-    Without the keys that were deleted. Only committed records count, and those without a key are left out. Rows come
-    partition by partition, the newest first; their number is printed on stderr. A key that is in several partitions has
-    a row for each.
+    Deleted keys, uncommitted records and records without a key are omitted. Rows are printed partition by partition,
+    the latest first; their number is printed on stderr. A key that is in several partitions has a row for each.
     """
     from sparklog.log.read.topic_table import open_table
 
@@ -426,8 +425,8 @@ def offsets(
     """Print offsets of topics, as kafka-get-offsets does.
 
     Each line is topic:partition:offset. --time is -1 or latest (the end, the default), -2 or earliest (the log start),
-    -3 or max-timestamp (the record with the largest timestamp), or a time in milliseconds: the first record not older.
-    Partitions without one are left out.
+    -3 or max-timestamp (the record with the largest timestamp), or a time in milliseconds (the first record at or after
+    it). Partitions without such a record are omitted.
     """
     target = TIMES[time] if time in TIMES else opt.parse_time(time, "--time")
     rules = topics.rules()

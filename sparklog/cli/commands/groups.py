@@ -67,7 +67,7 @@ class GroupNames:
     group_option: Annotated[
         list[str] | None, Option("--group", "-g", metavar="NAME", help="The same; may be repeated.")
     ] = None
-    all_groups: Annotated[bool, Option(excludes="GROUP --group", help="Every group there is.")] = False
+    all_groups: Annotated[bool, Option(excludes="GROUP --group", help="All groups of the root.")] = False
 
     def names(self) -> list[str] | None:
         """Return the names, None for all groups."""
@@ -100,8 +100,10 @@ def describe(
     *,
     groups: GroupNames,
     state: Annotated[bool, Option(help="The groups themselves in place of their offsets.")] = False,
-    members: Annotated[bool, Option(excludes="--state", help="Their members in place of their offsets.")] = False,
-    verbose: Annotated[bool, Option(needs="--members", help="With --members: which partitions each has.")] = False,
+    members: Annotated[bool, Option(excludes="--state", help="Show members instead of offsets.")] = False,
+    verbose: Annotated[
+        bool, Option(needs="--members", help="With --members: show the assigned partitions, too.")
+    ] = False,
     max_lag: Annotated[
         int | None,
         opt.whole_number(
@@ -113,10 +115,9 @@ def describe(
 ) -> Output:
     """Show the offsets and the lag of consumer groups.
 
-    Lag is in records and in seconds. SECONDS-BEHIND is how long the first unread record has been waiting. The end is
-    that of the log, as in Kafka: markers, and records that an open transaction hides, count as unread. Of a Kafka log
-    directory the groups are shown whose coordinator's log is there, in the partitions that are there; members are not
-    known.
+    Lag is in offsets and in seconds. SECONDS-BEHIND is the age of the first unread record. As in Kafka, the lag counts
+    to the log end, including transaction markers and records of open transactions. For a Kafka log directory, the
+    command shows the groups and partitions that the directory contains; their members are unknown.
     """
     opened = _open_groups(root)
     names = groups.names()
@@ -194,7 +195,9 @@ def reset(
     *,
     group: OneGroup,
     topic: TopicOption = None,
-    all_topics: Annotated[bool, Option(excludes="--topic", help="All partitions the group has offsets of.")] = False,
+    all_topics: Annotated[
+        bool, Option(excludes="--topic", help="All partitions with committed offsets of the group.")
+    ] = False,
     to: ResetTo,
     execute: opt.ExecuteOption = False,
     dry_run: Annotated[bool, Option(help="Only show it (the default).")] = False,
@@ -271,7 +274,8 @@ class GroupEntry:
 def history(root: opt.RootOption, *, group: OneGroup, limit: LimitOption = 100) -> Output:
     """Show what was done to a group, latest first.
 
-    Joins, commits, rebalances and resets, and the offsets that they changed. Entries are kept for seven days at least.
+    Lists joins, commits, rebalances and resets, and the offsets that they changed. Entries are kept for at least seven
+    days.
     """
     opened = _groups_of_root(root).group(group.name)
     # One more, to tell what the oldest one changed.

@@ -81,7 +81,7 @@ def repair_log(
     ] = None,
     quiet: opt.QuietOption = False,
 ) -> Output:
-    """Rebuild damaged files, and name what needs a backup.
+    """Rebuild damaged files, and list files that need a backup.
 
     Index files, filters of keys, footers and checkpoints are built again from what they were made of; entries of groups
     and transactions come back from their copies; a single flipped bit is turned back. The bytes that were there, and
@@ -109,17 +109,15 @@ def repair_log(
 class WorkloadOptions:
     """The topic whose cost is asked for: `Workload`, under the names of options."""
 
-    rate: Annotated[float, Option(metavar="MB/S", needs="--cost", help="Cost: MB a second, as they are stored.")] = 10.0
+    rate: Annotated[float, Option(metavar="MB/S", needs="--cost", help="Cost: stored MB per second.")] = 10.0
     interval: Annotated[
         float, Option(metavar="SECONDS", needs="--cost", help="Cost: time between two micro-batches.")
     ] = 10.0
     partitions: Annotated[int, Option(needs="--cost", help="Cost: partitions of the topic.")] = 16
-    tasks: Annotated[int, Option(needs="--cost", help="Cost: tasks that write a micro-batch.")] = 2
+    tasks: Annotated[int, Option(needs="--cost", help="Cost: tasks per micro-batch.")] = 2
     readers: Annotated[int, Option(needs="--cost", help="Cost: readers that follow the topic.")] = 3
-    poll: Annotated[
-        float | None, Option(metavar="MS", needs="--cost", help="Cost: time between two looks of a reader.")
-    ] = None
-    retention: Annotated[float, Option(metavar="DAYS", needs="--cost", help="Cost: how long records stay.")] = 7.0
+    poll: Annotated[float | None, Option(metavar="MS", needs="--cost", help="Cost: poll interval of a reader.")] = None
+    retention: Annotated[float, Option(metavar="DAYS", needs="--cost", help="Cost: retention of records.")] = 7.0
     jobs: Annotated[
         float, Option(metavar="HOURS", needs="--cost", help="Cost: time between two runs of compact, and of retain.")
     ] = 1.0
@@ -156,19 +154,19 @@ def doctor(
         bool,
         Option(
             excludes="--root --conf-file --spark --store --max-age",
-            why="it computes, and looks at nothing",
-            help="Only print what a topic in a bucket costs a month. The options below say which.",
+            why="it only computes costs",
+            help="Only print the monthly cost of a topic in a bucket, for the options below.",
         ),
     ] = False,
     workload: WorkloadOptions,
 ) -> Output:
     """Check Python, Java, Spark, a store and a root.
 
-    With --root also the store of a root, and its state. Each line is ok, warn or fail, what was found and, below it,
-    the command or setting that puts it right. Runs without pyspark, without Java and without a root. Exit code 1 only
-    if something fails. --root and --store write a few objects below _probe to see whether the store keeps its promises,
-    and remove them. --store says of each promise whether it is kept, of any path or URL. --max-age is for probes: a job
-    that is overdue is a warning else.
+    With --root it also checks the store of a root, and its state. Each line is ok, warn or fail with the finding and,
+    below it, the command or setting that fixes it. Runs without pyspark, without Java and without a root. The exit code
+    is 1 only if a check fails. --root and --store write a few objects below _probe to test the store's guarantees, and
+    remove them. --store reports each guarantee, for any path or URL. --max-age is for monitoring probes: without it, an
+    overdue job is only a warning.
     """
     if cost:
         from sparklog.doctor.costs import Workload, document, lines
@@ -207,9 +205,9 @@ def jobs(
 ) -> Output:
     """Show when maintenance jobs last ran, and what is overdue.
 
-    For each topic and job: when it last succeeded, and how long it took. A job is overdue by its own schedule, or by
-    the topic's configs; docs/guides/scheduled-jobs.md has the rules. Below the table are the runs that work now.
-    `sparklog doctor --max-age` has an exit code for probes.
+    Shows for each topic and job when it last succeeded, and how long it took. A job is overdue by its own schedule, or
+    by the topic's configs; docs/guides/scheduled-jobs.md has the rules. Runs in progress are listed below the table.
+    `sparklog doctor --max-age` has an exit code for monitoring probes.
     """
     from sparklog.tools.report.job_states import has_jobs, look_at_root
 
@@ -284,9 +282,9 @@ def report(
 ) -> None:
     """Write an HTML page about a root.
 
-    It has sizes, offsets, partition skew, commit rates, open transactions, consumer groups, what the next maintenance
-    run would do, and what needs attention. The page is one HTML file that needs no network. Nothing is changed. A Kafka
-    log directory is reported on in place, with what its files tell.
+    The page shows sizes, offsets, partition skew, commit rates, open transactions, consumer groups, the work of the
+    next maintenance run, and problems. It is a single HTML file that needs no network. Nothing is changed. For a Kafka
+    log directory, it shows the information in the directory's files.
     """
     from sparklog.tools.report.gather import gather
 
@@ -321,9 +319,9 @@ def metrics(
 ) -> None:
     """Print lag, offsets and sizes for Prometheus.
 
-    Lag of consumer groups, offsets, sizes and open transactions, in Prometheus' text format. With --output-file the
-    file is replaced as a whole: point it into the folder of the node exporter's textfile collector and run this from
-    cron. A Kafka log directory is measured in place.
+    Prints the lag of consumer groups, offsets, sizes and open transactions in the Prometheus text format. With
+    --output-file the file is replaced atomically: write it to the directory of the node exporter's textfile collector,
+    from a cron job. LOCATION can also be a Kafka log directory.
     """
     if output is not None:
         output_file = _file_of_output(output)
@@ -337,7 +335,7 @@ def metrics(
 
 
 def _file_of_output(output: str) -> str:
-    """Return the file that `metrics --output` names, its name before 0.13. Usage error for a form such as `json`."""
+    """Return the file of `--output`, the former name of `--output-file`. Usage error for a format such as `json`."""
     if output != STANDARD_OUTPUT and not any(mark in output for mark in "./\\"):
         raise BadParameter(
             f"metrics prints Prometheus' text, found {output!r}: --output-file FILE names a file, and"

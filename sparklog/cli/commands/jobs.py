@@ -24,7 +24,7 @@ app = Commands()
 
 HELP = {
     "compact": "Merge and seal small appends, compact topics by key.",
-    "retain": "Expire records, and delete files that nothing names.",
+    "retain": "Expire records, and delete unreferenced files.",
     "stream": "Stream a Kafka directory or a root into a root.",
     "mirror": "Copy topics from or to a running Kafka cluster.",
     "to-delta": "Write a topic into a Delta table, as rows or by key.",
@@ -59,8 +59,8 @@ for job_name, text in HELP.items():
 def conf(name: Annotated[str | None, Argument(help="Which file: without it their names are listed.")] = None) -> None:
     """Print an example file: schedules, settings, the man page.
 
-    Schedules are for cron, systemd, Kubernetes and Airflow. The man page is sparklog.1, for a folder such as
-    ~/.local/share/man/man1.
+    There are schedules for cron, systemd, Kubernetes and Airflow. The man page is sparklog.1; save it to a directory
+    such as ~/.local/share/man/man1.
     """
     folder = PACKAGE / "conf"
     if not folder.is_dir():

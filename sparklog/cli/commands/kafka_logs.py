@@ -75,8 +75,8 @@ def import_(
         Option(
             metavar="FILE",
             excludes="PATH --topic --config --corrupt-records --open-transactions --copy --no-groups --no-transactions",
-            why="it takes a broker's settings, and no topic",
-            help="Instead of PATH: a broker's settings become the root's defaults, line by line.",
+            why="it imports the settings of a broker, and no topics",
+            help="Import the settings of a broker as root defaults, instead of topics from PATH.",
         ),
     ] = None,
     parts: ImportedParts,
@@ -86,11 +86,11 @@ def import_(
 ) -> Output:
     """Import topics of a Kafka log directory into a root.
 
-    Offsets, times, headers and segments stay as they are. Without --topic all topics but Kafka's own. The directory of
-    a stopped broker, or a copy or backup of one; it is only read. Run it again to complete an import that was killed,
-    or to take what is new since: a topic goes on where its last import ended. Its configs in Kafka come along where the
-    directory holds __cluster_metadata-0, else give them with --config, which counts in any case. Consumer groups keep
-    their offsets in these topics.
+    Offsets, timestamps, headers and segments are kept. Without --topic it imports all topics except Kafka's internal
+    ones. PATH is the directory of a stopped broker, or a copy or backup of one, and is only read. Run the command again
+    to complete an import that was killed, or to import new records: a topic continues where its last import ended.
+    Topic configs are imported if the directory has __cluster_metadata-0; --config sets and overrides them. Consumer
+    groups keep their offsets in these topics.
     """
     from sparklog.api import import_into
 
@@ -216,11 +216,11 @@ class ExportExtent:
         Option(
             metavar="TIME",
             excludes="--start",
-            help="From the first record not older, in each partition: milliseconds, or as for --as-of.",
+            help="Start at the first record at or after it, in each partition: milliseconds, or as for --as-of.",
         ),
     ] = None
     to_timestamp: Annotated[
-        str | None, Option(metavar="TIME", excludes="--end", help="Up to the first record that is not older.")
+        str | None, Option(metavar="TIME", excludes="--end", help="End before the first record at or after it.")
     ] = None
 
     def __post_init__(self) -> None:
@@ -287,10 +287,10 @@ def export(
 ) -> Output:
     """Export topics as Kafka log directories.
 
-    With segments, indexes, checkpoints, topic ids, leader epochs and configs. The directory must be empty or not there;
-    it is written whole or not at all. Only what is below the last stable offset goes out, and no record of an aborted
-    transaction. What is printed, and written beside the partitions as <topic>.properties, are the configs to create the
-    topic with.
+    Writes segments, indexes, checkpoints, topic ids, leader epochs and configs. The directory must be empty or not
+    exist; it is written atomically. Only records below the last stable offset are exported, and no records of aborted
+    transactions. The configs to create the topic with are printed, and written beside the partitions as
+    <topic>.properties.
 
     With --groups also what consumer groups have committed for these topics: as the topic __consumer_offsets, and as
     consumer-groups.csv for kafka-consumer-groups --reset-offsets --from-file.

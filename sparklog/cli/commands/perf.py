@@ -42,7 +42,7 @@ class PayloadOptions:
     )
     payload_monotonic: Annotated[bool, Option(help="0, 1, 2 and so on.")] = False
     payload_delimiter: Annotated[
-        str, Option(needs="--payload-file", help="Between two values of the file.", show_default="a new line")
+        str, Option(needs="--payload-file", help="Delimiter of the values in the file.", show_default="a new line")
     ] = "\n"
 
     def values(self) -> Callable[[], Iterator[bytes]]:
@@ -98,8 +98,8 @@ def produce(
 ) -> Output:
     """Send records, and print throughput and latency.
 
-    Latency is the time until a record is durable. A topic that is missing is created, with one partition. The records
-    stay: name a topic for it.
+    Latency is the time until a record is durable. A missing topic is created with one partition. The records are kept,
+    so use a separate topic.
     """
     from sparklog.tools.perf import ProduceRun
 

@@ -37,24 +37,26 @@ class Listening:
     tls_cert: Annotated[
         str | None, Option(metavar="FILE", needs="--tls-key", help="Certificate (PEM) to encrypt connections with.")
     ] = None
-    tls_key: Annotated[str | None, Option(metavar="FILE", needs="--tls-cert", help="Its key (PEM).")] = None
+    tls_key: Annotated[
+        str | None, Option(metavar="FILE", needs="--tls-cert", help="Private key of the certificate (PEM).")
+    ] = None
     users: Annotated[
         str | None, Option(metavar="FILE", help="Who may connect (SASL), and do what; see docs/guides/serve.md.")
     ] = None
     insecure: Annotated[bool, Option(help="Listen on an address that other machines reach, without encryption.")] = (
         False
     )
-    max_connections_per_ip: Annotated[int, whole_number(low=1, text="Connections that one address may have open.")] = (
-        500
-    )
+    max_connections_per_ip: Annotated[
+        int, whole_number(low=1, text="Maximum number of connections from one address.")
+    ] = 500
     metrics_port: Annotated[
         int | None, whole_number(high=65535, text="Serve counters to Prometheus.", default="off")
     ] = None
     group_min_session_timeout_ms: Annotated[
-        int, whole_number(low=1, high=MAX_SESSION_TIMEOUT_MS, text="Shortest session timeout of a group's member, ms.")
+        int, whole_number(low=1, high=MAX_SESSION_TIMEOUT_MS, text="Minimum session timeout of a group member, ms.")
     ] = 6_000
     group_max_session_timeout_ms: Annotated[
-        int, whole_number(low=1, high=MAX_SESSION_TIMEOUT_MS, text="Longest session timeout of a group's member, ms.")
+        int, whole_number(low=1, high=MAX_SESSION_TIMEOUT_MS, text="Maximum session timeout of a group member, ms.")
     ] = 1_800_000
 
     def options(self, *, writable: bool, auto_create: bool) -> ServeOptions:
@@ -83,7 +85,7 @@ class Listening:
 
 
 def _address(text: str) -> Address:
-    """Parse an address. Usage error for one with a protocol in front, as a broker's `listeners` have it."""
+    """Parse an address. Usage error if it begins with a protocol, as in a broker's `listeners`."""
     from sparklog.serve.options import Address
 
     protocol, slashes, rest = text.rpartition("://")
@@ -94,7 +96,7 @@ def _address(text: str) -> Address:
 
 
 def _check_listen(address: Address) -> None:
-    """Raise a usage error if the host has no address on this machine's network."""
+    """Raise a usage error if the host name cannot be resolved."""
     import socket
 
     try:
@@ -107,10 +109,10 @@ def _check_listen(address: Address) -> None:
 
 
 def _check_advertised(listen: Address, advertise: tuple[Address, ...]) -> None:
-    """Raise a usage error if the server's own address is not the first one; warn if it seems to be missing."""
+    """Raise a usage error if the server's own address is not the first; warn if it seems to be missing."""
     if listen in advertise[1:]:
         raise BadParameter(
-            f"the first address must lead to this server, found {advertise[0]}: put {listen} first",
+            f"the first address must be that of this server, found {advertise[0]}: put {listen} first",
             param_hint="'--advertise'",
         )
     if advertise and listen.port and advertise[0].host == listen.host and advertise[0] != listen:
@@ -130,7 +132,8 @@ def serve(
     ] = None,
     *,
     root: Annotated[
-        str | None, Option("--root", "-r", metavar="PATH", excludes="LOCATION", parser=root_of_name, help="The same.")
+        str | None,
+        Option("--root", "-r", metavar="PATH", excludes="LOCATION", parser=root_of_name, help="The same as LOCATION."),
     ] = None,
     writable: Annotated[bool, Option(help="Take what producers send, and changes of topics.")] = False,
     backup: Annotated[
@@ -140,15 +143,15 @@ def serve(
             text="Serve this backup (backup --list).",
             default="newest",
             excludes="--writable",
-            why="a backup is only read",
+            why="a backup is read-only",
         ),
     ] = None,
     memory: Annotated[
         bool,
         Option(
             excludes="LOCATION --root --backup",
-            why="it serves an empty root in memory, which is gone at the end",
-            help="Serve an empty root in memory, for tests; topics are made when asked for.",
+            why="it serves an empty root in memory, which is lost at the end",
+            help="Serve an empty root in memory, for tests; requested topics are created.",
         ),
     ] = False,
     corrupt_records: CorruptOption = "fail",

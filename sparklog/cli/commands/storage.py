@@ -42,7 +42,7 @@ def delete_oldest(
             metavar="FILE",
             excludes="TOPIC --topic --partition --offset",
             why="the file names the partitions",
-            help="Offsets of partitions, see above.",
+            help="Offsets of partitions, as JSON.",
         ),
     ] = None,
     topic_option: TopicOption = None,
@@ -54,7 +54,7 @@ def delete_oldest(
 ) -> Output:
     """Delete the records below an offset.
 
-    The log starts at the offset from then on.
+    The offset becomes the new log start.
 
     --offset-json-file takes Kafka's file, {"partitions": [{"topic": "t", "partition": 0, "offset": 42}], "version": 1}.
     Offset -1 stands for the log end: all records. All of it is checked before anything is changed. Readers see the new
@@ -142,9 +142,9 @@ class TopicList(Topics):
 def log_dirs(root: SourceOption, *, topics: TopicList) -> Output:
     """Show the size of each partition.
 
-    Below the table is the size of the files that only wait for the vacuum. APPEND are bytes in append files (in a Kafka
-    directory: of the active segment), SEALED those in sealed (closed) segments, SLICES their number. --json prints the
-    document of kafka-log-dirs, with these beside its own names; there is no broker, so its number is -1.
+    APPEND is the size of append files (in a Kafka directory: of the active segment), SEALED the size of sealed (closed)
+    segments, SLICES their number. The size of files that wait for the vacuum is printed below the table. --json prints
+    the document of kafka-log-dirs with these additional fields; there is no broker, so the broker id is -1.
     """
     from sparklog.retention.vacuum import unreferenced
 
@@ -220,7 +220,7 @@ class Version:
 
 
 def _changes_of(commit: Commit) -> dict[str, str | None]:
-    """Return configs and partitions that a commit sets, None for a config that it deletes, and new log starts."""
+    """Return the configs, partitions and log starts that a commit sets; None for a config that it deletes."""
     changes: dict[str, str | None] = dict(sorted(commit.configs.items()))
     if commit.partitions is not None:
         changes["partitions"] = str(commit.partitions)
@@ -245,9 +245,9 @@ def history(
 ) -> Output:
     """Show the commits of a topic, latest first.
 
-    Each with its version, time, operation, the records and bytes that it added, its writer, the configs and partitions
-    that it changed. A version serves `--as-of` of clone, export and restore, and versionAsOf of a scan. Commits are
-    kept for seven days at least; --json names the oldest one.
+    Each commit has its version, time, operation, added records and bytes, writer, and changed configs and partitions.
+    You can use a version with `--as-of` of clone, export and restore, and with versionAsOf of a scan. Commits are kept
+    for at least seven days; --json also has the oldest version.
     """
     from sparklog.log.journal.names import check_topic_name
     from sparklog.log.state.history import History
@@ -298,7 +298,7 @@ class DumpExtent:
     print_data_log: Annotated[bool, Option(help="And the records' keys and values; so does every decoder.")] = False
     verify_index_only: Annotated[bool, Option(help="Of indexes only what disagrees.")] = False
     index_sanity_check: Annotated[
-        bool, Option(excludes="--verify-index-only", help="Of indexes only the check of a broker that starts.")
+        bool, Option(excludes="--verify-index-only", help="Check indexes only as a starting broker does.")
     ] = False
     max_message_size: Annotated[int, whole_number(text="Bytes read where an index points to.")] = 5 * 1024 * 1024
     max_bytes: Annotated[int, whole_number(text="Bytes read of each segment.", default="all")] = INT32_MAX

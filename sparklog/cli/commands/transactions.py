@@ -37,8 +37,8 @@ def list_(
 ) -> Output:
     """List the transactional ids.
 
-    With the state of the latest transaction of each. Of a Kafka log directory: as its coordinators have written it
-    down, in Kafka's words.
+    Shows the state of the latest transaction of each id. For a Kafka log directory, the states are those of the
+    transaction log, in Kafka's terms.
     """
     from sparklog.transactions.listing import list_transactions
 
@@ -60,8 +60,8 @@ def list_(
 def describe(transactional_id: IdArgument, root: SourceOption) -> Output:
     """Show an id's transactions, decided and open.
 
-    Of an open one: where it holds back the last stable offset, since when, and until when. Of a Kafka log directory:
-    what the coordinator has written down, and the producer's state in each partition, as of its newest snapshot.
+    For an open transaction, shows the partitions whose last stable offset it holds back, since when, and until when.
+    For a Kafka log directory, shows the transaction log, and the producer state of each partition's latest snapshot.
     """
     from sparklog.transactions.listing import describe_transaction
 
@@ -81,8 +81,8 @@ def history(
 ) -> Output:
     """Show the decisions of an id, latest first.
 
-    What began, committed and aborted, when, why, and the topics that it wrote to. Decisions are kept for seven days at
-    least.
+    Shows the begins, commits and aborts with their times, reasons and topics. Decisions are kept for at least seven
+    days.
     """
     opened = open_root(root)
     entries = opened.engine.decisions.log(transactional_id).newest_entries(limit)
@@ -120,8 +120,9 @@ def abort(
 ) -> Output:
     """Abort the open transaction of an id.
 
-    Its timeout is not waited for, and its owner's commit fails. One that an import found open in Kafka's data ends, too
-    (as Kafka had decided, if it had); no import can go on with its topics then.
+    The transaction ends without waiting for its timeout, and its owner's commit fails. You can also end a transaction
+    that was open in imported Kafka data (with Kafka's decision, if there was one); its topics can then no longer be
+    imported into.
     """
     from sparklog.transactions.listing import abort_transaction
 

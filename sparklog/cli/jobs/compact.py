@@ -1,9 +1,10 @@
 """Merge small appends, seal them into Kafka segments and, on compacted topics, keep the latest record of each key.
 
-For every topic and cleanup.policy; docs/guides/compaction.md has schedule and cost. Appends, scans and streams go on
-meanwhile, and two runs at once do no harm: the second leaves to the first what that one works on. Each piece of work is
-committed as it is finished. Spark is started for 256 MiB or 10,000 files and more (`spark.min.bytes`, `spark.min.files`
-in the properties file), with a task for each piece. Less work, and all without pyspark, is done in the job's process.
+The job handles every topic and cleanup.policy; docs/guides/compaction.md has schedule and cost. Appends, scans and
+streams continue in the meantime. Two concurrent runs do no harm: the second skips the work of the first. Each work item
+is committed when it is finished. The job starts Spark for at least 256 MiB or 10,000 files (`spark.min.bytes`,
+`spark.min.files` in the properties file), with a task for each work item. It does less work, or all work without
+pyspark, in its process.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ IntervalOption = Annotated[
     Option(
         metavar="TIME",
         needs="--follow",
-        why="without it the job ends when it has written what is there",
+        why="without it the job ends when it has written the existing records",
         help="With --follow: a micro-batch each '30 seconds'.",
         show_default="at once",
     ),
@@ -115,7 +115,7 @@ def is_delta(spark: SparkSession, path: str) -> bool:
 
 
 def absolute(spark: SparkSession, path: str) -> str:
-    """Return a path as SQL takes it: a relative one becomes absolute, on Spark's default file system."""
+    """Return an absolute path for SQL; a relative path is resolved on Spark's default file system."""
     if ":" in path or path.startswith("/"):
         return path
     folder, files = _folder(spark, path)
@@ -124,10 +124,10 @@ def absolute(spark: SparkSession, path: str) -> str:
 
 
 def create_table(spark: SparkSession, path: str, schema: StructType) -> None:
-    """Create an empty table by its log alone. Raises BadRequest for a folder that holds other files.
+    """Create an empty table by writing only its log. Raises BadRequest for a folder that contains other files.
 
-    A VACUUM of the table would delete them. A folder whose creation was interrupted holds a log without versions, and
-    files without rows from releases that created a table by an empty write: they are deleted, and the table is created.
+    A VACUUM of the table would delete those files. The remains of an interrupted creation are deleted first: a log
+    without versions and, from earlier releases, Parquet files without rows.
     """
     folder, files = _folder(spark, path)
     present = list(files.listStatus(folder)) if files.exists(folder) else []
@@ -135,7 +135,7 @@ def create_table(spark: SparkSession, path: str, schema: StructType) -> None:
         if not _is_remainder(spark, files, status):
             raise BadRequest(
                 f"there is no Delta table at {path}, but files such as {status.getPath().getName()}: "
-                f"name a new folder, or make a table of them first (CONVERT TO DELTA parquet.{quoted(path)})"
+                f"use a new folder, or convert the files to a table first (CONVERT TO DELTA parquet.{quoted(path)})"
             )
     for status in present:
         files.delete(status.getPath(), True)
@@ -146,19 +146,19 @@ def create_table(spark: SparkSession, path: str, schema: StructType) -> None:
 
 
 def _folder(spark: SparkSession, path: str) -> tuple[Any, Any]:
-    """Return a path and its file system, both Hadoop's."""
+    """Return the Hadoop path and its Hadoop file system."""
     jvm: Any = spark.sparkContext._jvm
     folder = jvm.org.apache.hadoop.fs.Path(path)
     return folder, folder.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())
 
 
 def _is_remainder(spark: SparkSession, files: Any, status: Any) -> bool:
-    """True for what an interrupted creation leaves: a log without files, a Parquet file without rows."""
+    """Return True for a remainder of an interrupted creation: a log without files, a Parquet file without rows."""
     path = status.getPath()
     if path.getName() == "_delta_log":
         entries = files.listFiles(path, True)
         while entries.hasNext():
-            # Of a version that was being written there is a hidden, temporary file.
+            # A version that was being written leaves a hidden, temporary file.
             if not str(entries.next().getPath().getName()).startswith("."):
                 return False
         return True

@@ -85,7 +85,7 @@ class Mirror:
     def __post_init__(self) -> None:
         _check_endpoints(self.source, self.target)
         if self.topic_list is None and self.pattern is None:
-            raise BadRequest("expected --topics or --pattern, found neither: say which topics to copy")
+            raise BadRequest("expected --topics or --pattern, found neither: select the topics to copy")
         self.topics = comma_separated([self.topic_list or ""])
         if self.topic_list is not None and not self.topics:
             raise BadRequest("--topics names no topic")

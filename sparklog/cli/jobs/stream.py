@@ -55,7 +55,7 @@ def streaming_session(
 
 
 def _fetching(builder: SparkSession.Builder, name: str, log_level: str) -> SparkSession:
-    """Start Spark, which fetches packages first. Raises Unavailable with Ivy's reason if it cannot."""
+    """Start Spark, which fetches packages first. Raises Unavailable with Ivy's reason if that fails."""
     reasons: list[str] = []
     try:
         with without_ivy(reasons):
@@ -70,9 +70,9 @@ _NOT_FETCHED = re.compile(r"(?:download failed|unresolved dependency): ([\w.-]+)
 
 
 def fetch_problem(reasons: Sequence[str]) -> str:
-    """Return why Spark's JVM ended as it fetched packages, by the lines that say why, and what to do."""
+    """Return the error message for a JVM that failed to fetch packages; `reasons`: its lines about failures."""
     reason = reasons[-1].partition("RuntimeException: ")[2] or reasons[-1] if reasons else "no reason given"
-    remove = "remove what is incomplete below ~/.m2/repository and ~/.ivy2"
+    remove = "remove incomplete files below ~/.m2/repository and ~/.ivy2"
     if (package := _NOT_FETCHED.search(reason)) is not None:
         remove = f"remove ~/.m2/repository/{package[1].replace('.', '/')}/{package[2]} if it is incomplete"
     return (
@@ -231,7 +231,7 @@ def without_report(lines: Iterable[bytes]) -> Iterator[bytes]:
 
 @contextmanager
 def without_ivy(reasons: list[str]) -> Iterator[None]:
-    """Filter the standard error of processes that are started inside of this; add lines of failures to `reasons`."""
+    """Filter the standard error of processes started in this block; add lines about failures to `reasons`."""
     reading, writing = os.pipe()
     before = os.dup(2)
     sys.stderr.flush()
@@ -244,7 +244,7 @@ def without_ivy(reasons: list[str]) -> Iterator[None]:
         yield
     except BaseException:
         _restore(before)
-        # The JVM has ended, and so will its lines.
+        # The JVM has ended, so its output will end, too.
         passing.join(10)
         raise
     _restore(before)

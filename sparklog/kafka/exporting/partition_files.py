@@ -255,7 +255,7 @@ class _OutgoingWriter(SegmentWriter):
         return f"{base:020d}.log"
 
     def key(self, path: str) -> str:
-        # In Kafka's folder of the partition, whose name is not escaped.
+        # The name of Kafka's folder for a partition is not escaped.
         return f"{self.files.folder}/{path}"
 
     def begin(self, base: int, keyed: bool | None = None) -> None:

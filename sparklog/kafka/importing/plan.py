@@ -348,7 +348,7 @@ def topic_sources(path: FilePath, topics: Sequence[str] | None) -> list[TopicSou
     if layout is None and not path.is_folder():
         raise NotFound(f"{path} is no folder: give the one that a broker's log.dirs names")
     if layout is None and path.child(ROOT_KEY).is_file():
-        raise BadRequest(f"{path} is a sparklog root already: `sparklog backup` and `sparklog clone` copy one")
+        raise BadRequest(f"{path} is a sparklog root already: copy it with `sparklog backup` or `sparklog clone`")
     if layout is None:
         raise NotFound(
             f"{path} is no Kafka log dir: expected folders like orders-0 with files like 00000000000000000000.log"

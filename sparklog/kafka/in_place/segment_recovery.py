@@ -10,8 +10,8 @@ The log's end is the same for `fail` and for Kafka's recovery of the last segmen
 after it (half a batch, zeros, garbage) are not written yet or never will be, and are no damage. `skip` goes on after
 them if whole batches follow.
 
-What a sound batch is, and where the next one is after damage, is in `sparklog.format.batch_walk`. Of batches out of
-order Kafka's recovery takes the last one as the log's end. Here one of two is chosen as the wrong one.
+`sparklog.format.batch_walk` defines valid batches and finds the next one after a corrupt batch. If batches are out of
+order, Kafka's recovery ends the log at the last one. sparklog chooses the invalid one of the two.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Lost commits of a topic, built again from the copies of their documents that later commits carry.
+"""Rebuild lost commits of a topic from the copies of their documents that later commits carry.
 
-1. The documents of the missing numbers come from a later commit that carries them. They count only as links of the
-   chain: the first names the CRC-32C of the commit before the gap, and the commit after the gap names that of the last.
-   The CRC-32C of a whole object follows from its document, so this holds whatever became of the rest.
-2. What a lost commit itself carried is packed again from the documents before it, and must have the length and the
-   CRC-32C that its document says.
-3. Its records, if they were in the commit, are in no other object. Zeros of the same length stand for them: the log can
-   be read and written again, each read of the lost offsets is an error that names them, and so does `verify`.
+1. The documents of the missing numbers are taken from a later commit that carries them. They are used only if they are
+   links of the chain: the first one has the CRC-32C of the commit before the gap, and the commit after the gap has the
+   CRC-32C of the last one. The document determines the CRC-32C of the entire object, so the rest need not be intact.
+2. The carried copies of a lost commit are encoded again from the earlier documents, and must have the length and the
+   CRC-32C in its document.
+3. Inline records of a lost commit are not stored in any other object, so zeros of the same length replace them. The log
+   can then be read and written again. Reads of the lost offsets raise an error, and `verify` reports them.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from sparklog.storage.store import Store
 from sparklog.tools.repair.cures import Cure
 
 MOST_SHOWN = 8
-"""Ranges of lost offsets that are named."""
+"""Number of ranges of lost offsets to show."""
 
 
 def cure_missing_commit(store: Store, key: str) -> Cure | None:
-    """Return the cure of a commit that is not there, with those beside it that are missing; None if there is none."""
+    """Return the cure of a missing commit, including the missing ones after it; None if there is no cure."""
     topic, number = key_topic(key), entry_number(key)
     if topic is None or number is None or store.stat(key) is not None:
         return None
@@ -36,7 +36,7 @@ def cure_missing_commit(store: Store, key: str) -> Cure | None:
         return None
     first = next((other for other in reversed(existing) if other < number), -1) + 1
     if first < number:
-        # The cure of the first one has all that are missing up to the next that is there.
+        # The cure of the first missing commit rebuilds the entire gap.
         return None
     documents = _documents(store, topic, first, after)
     if documents is None:
@@ -53,7 +53,7 @@ def cure_missing_commit(store: Store, key: str) -> Cure | None:
             how.append(f"without its records, which no other object has: {_lost_offsets(commit)} stay lost")
         else:
             damaged.append(commit_key(topic, missing))
-    # The commits after the gap can be reached again.
+    # Reading reaches the commits after the gap again.
     damaged += [commit_key(topic, other) for other in existing if other >= after]
     which = "" if after - first == 1 else f", with commits {first + 1} to {after - 1},"
     words = "; ".join([f"built again{which} from the copy in a later commit", *how])
@@ -61,9 +61,9 @@ def cure_missing_commit(store: Store, key: str) -> Cure | None:
 
 
 def _documents(store: Store, topic: str, first: int, after: int) -> dict[int, bytes] | None:
-    """Return the documents of the missing numbers from `first` to below `after`, and of those before that are known.
+    """Return the documents of the missing numbers `[first, after)`, and known documents before them.
 
-    None if no commit carries all the missing ones as links of the chain.
+    Returns None if no commit carries all missing documents as links of the chain.
     """
     earlier = {
         number: data for number in range(max(first - BLOCK, 0), first) if (data := _document(store, topic, number))
@@ -93,7 +93,7 @@ def _documents(store: Store, topic: str, first: int, after: int) -> dict[int, by
 
 
 def _carried_again(commit: Commit, documents: Mapping[int, bytes]) -> bytes:
-    """Return what a commit carried, packed again; zeros, which readers pass over, if that does not give its bytes."""
+    """Return the carried copies of a commit, encoded again; zeros, which readers ignore, if the bytes differ."""
     carried = commit.carried
     if carried is None:
         return b""

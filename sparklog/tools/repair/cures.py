@@ -9,7 +9,7 @@ perhaps a copy. Of logs:
 | any document            | itself, where its checksum tells what it was: bytes too many, one bit of its last bytes |
 | entry of a group, of decisions, of leases | its copy, which has the same bytes                                    |
 | copy of an entry        | the entry                                                                               |
-| defaults of the root    | their copy in `_defaults`, and the copy from them                                       |
+| root defaults           | their copy in `_defaults`, and the copy from the entry                                  |
 | checkpoint of a topic   | the checkpoint before it, or nothing, and the commits up to its version                 |
 
 A damaged entry that is not the newest stops who opens the log before it, although later entries carry the whole state:
@@ -88,7 +88,7 @@ class Cure:
 
 
 def in_the_way(store: Store, key: str) -> bool:
-    """Return True if a folder, a link or a special file has the name of an object: nothing can be written there."""
+    """Return True if a folder, link or special file has the name of an object, which prevents writing it."""
     folder, _, name = key.rpartition("/")
     return name in store.obstacles(f"{folder}/" if folder else "")
 
@@ -102,7 +102,7 @@ class Healer:
     aside: dict[str, str] = field(default_factory=dict)
 
     def can_apply(self, cure: Cure) -> bool:
-        """Return True if nothing is in the way of what a cure writes."""
+        """Return True if no folder, link or special file has the name of an object that the cure writes."""
         written = [key for key, _ in cure.creates] + ([] if cure.size is None else [cure.key])
         return not any(in_the_way(self.store, key) for key in written)
 
@@ -301,13 +301,13 @@ def cure_entry(store: Store, key: str) -> Cure | None:
     if data is not None and is_sound(other, data):
         return Cure.whole(key, "written again from the entry" if is_copy else "written again from its copy", data)
     own = _read(store, key)
-    # Two sound entries of a broken chain: nothing tells which of them is another one's.
+    # If both entries of a broken chain are intact, it is unknown which of them is wrong.
     is_passed = not is_copy and (own is None or not is_sound(key, own))
     return cure_document(store, key) or (_pass_entry(store, prefix, number) if is_passed else None)
 
 
 def cure_defaults(store: Store, key: str, number: int) -> Cure | None:
-    """Return the cure of an entry of the root's defaults, or of its copy apart from them: by the other of the two."""
+    """Return the cure of an entry of the root defaults, or of its copy, from the other one."""
     is_copy = key.startswith(f"{naming.DEFAULTS_FOLDER}/")
     entry = naming.commit_key(DEFAULTS.prefix(DEFAULTS_ID), number)
     other = entry if is_copy else naming.defaults_copy_key(number)
@@ -364,7 +364,7 @@ def cure_checkpoint(store: Store, key: str, env: Env) -> Cure | None:
 
 
 def _is_followed(store: Store, topic: str, head: Head) -> bool:
-    """Return False if the next commit was made after another one than `head`: then the checkpoint may be right."""
+    """Return False if the next commit does not follow `head`, so that the checkpoint may be right."""
     key = naming.commit_key(topic, head.version + 1)
     data = _read(store, key)
     if data is None:

@@ -98,7 +98,7 @@ class FileCures:
     # -- the file itself
 
     def _longer(self) -> Cure | None:
-        """Return the cure of a file that is sound up to its size and goes on. One that begins wrongly stays whole."""
+        """Return the cure of a file with extra bytes after valid contents; None if the contents are corrupt."""
         info = self.store.stat(self.file.key)
         if info is None or info.size <= self.file.size:
             return None
@@ -127,7 +127,7 @@ class FileCures:
         return cure
 
     def _has_footer(self, start: int) -> bool:
-        """Return True if the file's own footer is whole: if a commit says something else, the commit may be wrong."""
+        """Return True if the file's footer is intact, so that a commit that contradicts it may be wrong."""
         file, key = self.file, self.file.key
         try:
             decode_footer(self.store.get(key, start, file.footer_length), file_size=file.size, file=key)

@@ -15,16 +15,16 @@ Unreferenced files of a root whose logs are whole are set aside where the vacuum
 Uploads in flight, temporary files, rests of probes and files that sparklog gives no such name stay where they are.
 
 **A Kafka directory** gets its index files back in place, as by Kafka's own recovery (`LogSegment.recover`). A broker
-trusts its indexes: one that misleads hides records. Kafka builds them again only after an unclean stop, or if the
-`.index` is missing. Here each index that `sparklog verify` calls damaged, or that leaves out parts of its segment, is
-built again from the batches, written beside it and renamed. `index.interval.bytes` is a config of the broker or topic,
-which no file here has. If it is not given, it is one by which the sound indexes of the partition were made, Kafka's
-default where that fits, else a round one. An index by another interval is right as well.
+trusts its indexes, so a wrong index hides records. Kafka rebuilds them only after an unclean shutdown, or if the
+`.index` is missing. sparklog rebuilds each index that `sparklog verify` reports as corrupt, or that omits parts of its
+segment, from the batches; it writes a new file beside it and renames it. `index.interval.bytes` is a config of the
+broker or topic, which the directory does not contain. If it is not given, it is derived from the valid indexes of the
+partition: Kafka's default if it fits, else a round number. An index with another interval is valid, too.
 
 * `.txnindex`: the transactions that were aborted, by the log from its start on. Where a cleaner has removed the first
   batches of one, it begins with those that are left: readers see the same.
-* A damaged `.snapshot` gets the suffix `.deleted` if the partition has a sound one. The only one stays: a broker that
-  was stopped cleanly and finds no snapshot begins with empty producer state, but one that finds a damaged snapshot
+* A corrupt `.snapshot` gets the suffix `.deleted` if the partition has a valid one. The only snapshot is kept: after a
+  clean shutdown, a broker without a snapshot starts with empty producer state, but a broker with a corrupt snapshot
   deletes it and replays the log.
 * Segments stay as they are. After damage to batches the broker or a replica has to help, and indexes of such a segment
   stay as well, but for the end of the last one, which a broker had not written to the end.
@@ -144,7 +144,7 @@ def _cures(
 ) -> Iterator[tuple[FilePath, str, bytes | None]]:
     """Yield what to write in a partition folder, how it was made, and its bytes; None: it is renamed to `.deleted`."""
     damaged = {name for name in names if _SNAPSHOT.fullmatch(name)}
-    # With no snapshot at all, a broker that was stopped cleanly would forget its producers.
+    # Without any snapshot, a broker that was shut down cleanly would lose its producer state.
     has_others = any(_SNAPSHOT.fullmatch(name) and name not in damaged for name in folder.names())
     for name in sorted(damaged) if has_others and isinstance(folder, LocalPath) else ():
         yield folder.child(name), "set aside: the broker builds the state again from an earlier one and the log", None
