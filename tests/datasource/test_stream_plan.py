@@ -667,6 +667,28 @@ def test_a_topic_of_which_nothing_can_be_seen_yet_is_not_deleted(subscription: d
     assert "new" not in source().latest(end, limited=True)
 
 
+def test_a_commit_that_a_cache_of_names_hides_is_waited_for() -> None:
+    """The client of Query A remembers for a minute that a name is missing.
+
+    1. A looks for the first commit with records: there is none.
+    2. Writer B creates it, and a query on another machine reads it. Its checkpoint comes to A.
+    3. A goes on from the checkpoint.
+    """
+    world = TopicsWorld(sleep_takes_time=True)
+    mount = NameCachingStore(world.store, world.clock, name_ms=60_000)
+    here, there = (
+        planner(RootView(world.root(store)), Passing(world), subscribe="a") for store in (mount, world.store)
+    )
+    start = stored(here.initial())
+    here.latest(start, limited=True)
+    world.topic("a").append(rows("1", "2"))
+    end = stored(there.latest(start, limited=True))
+    begun = world.now_ms
+    assert stored(here.latest(end, limited=True))["a"] == {"0": 2}
+    assert 60_000 <= world.now_ms - begun <= 90_000
+    assert read(here.ranges(start, end)) == [("a", 0, 0, 2)]
+
+
 def test_a_topic_that_was_created_again_is_not_waited_for() -> None:
     time = Time()
     source = planner(view_of(t=4), time)

@@ -233,6 +233,32 @@ def test_what_is_unclear_is_open_until_no_cache_can_hide_it_any_more() -> None:
     assert read(view, "a") == {"a": ["1", "behind"]}
 
 
+def test_what_a_cache_hides_for_minutes_was_not_aborted() -> None:
+    """The client of reader A remembers a folder for ten minutes, longer than anybody waits for it.
+
+    1. A reads topic a, whose transaction is open.
+    2. Writer B commits it, others follow, and the entry that says so is deleted.
+    3. A reads again, for as long as its client hides the commit in topic a: nothing is shown. Then all is.
+    """
+    world = TopicsWorld()
+    producer = world.producer()
+    transaction = world.prepare(producer, a=["1"])
+    world.topic("a").append(rows("behind"))
+    client = NameCachingStore(world.store, world.clock, folder_ms=600_000)
+    view = RootView(world.root(HidingFolder(client, world.store, "a/_log/")))
+    view.refresh(["a"])
+    transaction.commit()
+    resolve_topic(producer.root.topic("a"))
+    forgotten(world, producer)
+    for _ in range(4):
+        world.now_ms += 120_000
+        view.refresh(["a"])
+        assert read(view, "a") == {"a": []}
+    world.now_ms += 120_000
+    view.refresh(["a"])
+    assert read(view, "a") == {"a": ["1", "behind"]}
+
+
 def test_what_stays_unclear_was_aborted() -> None:
     world = TopicsWorld()
     producer = world.producer()
@@ -318,6 +344,16 @@ class Hiding(FaultyStore):
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         return (self.stale if key.startswith(self.prefix) else self.inner).get(key, start, length)
+
+
+class HidingFolder(Hiding):
+    """Listings and attributes come from `stale`, too."""
+
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+        return (self.stale if prefix.startswith(self.prefix) else self.inner).list(prefix, after)
+
+    def stat(self, key: str) -> ObjectInfo | None:
+        return (self.stale if key.startswith(self.prefix) else self.inner).stat(key)
 
 
 class Distant(FaultyStore):

@@ -63,7 +63,7 @@ def no_age_test_for_readers(patch: Patch) -> None:
 def gaps_end_the_log(patch: Patch) -> None:
     """What is above a missing number is not looked for."""
     patch.setattr(NumberedObjects, "last_listed", lambda self, after: after)
-    patch.setattr(NumberedObjects, "_check_next", lambda self, number, crc: None)
+    patch.setattr(NumberedObjects, "_check_next", lambda self, number, data: None)
 
 
 def no_topic_id(patch: Patch) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from sparklog.datasource import stream_plan
 from sparklog.datasource.stream_plan import StreamPlanner
+from sparklog.errors import SparklogError
 from sparklog.groups import group_steps
 from sparklog.groups.group import Group
 from sparklog.groups.group_state import GroupState
@@ -20,10 +21,12 @@ from sparklog.log.read import snapshot_view
 from sparklog.log.state.commit import Resolved
 from sparklog.log.state.writer_runs import BatchVerdict
 from sparklog.log.topic import root as root_view
-from sparklog.storage.retries import Backoff
+from sparklog.storage.retries import SETTLE_MS, Backoff
 from sparklog.transactions import completion, producer, publishing
+from tests.datasource import test_stream_plan
 from tests.log.simulation.simulated_world import SimulationError
 from tests.support.seeds import starting_with, thinned
+from tests.transactions import test_reading
 from tests.transactions.simulation.seeds import run_seed
 
 pytestmark = pytest.mark.sweep
@@ -84,6 +87,11 @@ def streams_wait_for_the_log_end_alone(patch: Patch) -> None:
 def what_is_hidden_is_lost(patch: Patch) -> None:
     """Where a log still ends before what a checkpoint has read of it, the rest counts as lost."""
     patch.setattr(StreamPlanner, "_reach_checkpoint", StreamPlanner._reach)
+
+
+def hidden_entries_are_gone(patch: Patch) -> None:
+    """What is unclear for longer than most caches last was aborted."""
+    patch.setattr(decision_log, "KEEP_MS", SETTLE_MS)
 
 
 def snapshots_do_not_agree(patch: Patch) -> None:
@@ -219,3 +227,20 @@ def test_a_broken_rule_is_found(
 def test_with_all_rules_the_same_seeds_pass(profile: str, step: int) -> None:
     for seed in range(0, 8, step):
         assert run_seed(seed, profile=profile).world.failure is None
+
+
+@pytest.mark.parametrize(
+    ("broken", "scenario"),
+    [
+        (hidden_entries_are_gone, test_reading.test_what_a_cache_hides_for_minutes_was_not_aborted),
+        (streams_do_not_wait, test_stream_plan.test_a_commit_that_a_cache_of_names_hides_is_waited_for),
+    ],
+)
+def test_a_scenario_notices(
+    broken: Callable[[Patch], None], scenario: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rules that matter so rarely that no seed of a short run needs them."""
+    scenario()
+    broken(monkeypatch)
+    with pytest.raises((AssertionError, SparklogError)):
+        scenario()
