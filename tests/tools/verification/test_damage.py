@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from sparklog.errors import SparklogError
 from sparklog.format.checksums import SUFFIXES
 from sparklog.log.journal.names import checkpoint_key, commit_key
 from sparklog.maintenance.leases import leased
@@ -21,6 +22,10 @@ KINDS = (
     *("index", "json", "json checkpoint", "log"),
     *("root", "slices", "timeindex", "txnindex"),
 )
+
+
+TOPICS_READ = ("plain", "latest", "left", "right", "old")
+"""No files of `_transactions` are damaged: if one is unreadable, its transactions count as open, with a warning."""
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +128,36 @@ def test_a_deleted_file_is_missed(whole: WholeRoot, kind: str) -> None:
         with undone(whole):
             whole.store.delete(key)
             assert [finding.kind for finding in named(verified(whole, key), key)] == [MISSING], key
+
+
+def _contents(whole: WholeRoot) -> dict[str, object]:
+    """What readers get of each topic in a process of its own: its records, or the error."""
+    root, found = whole.root(), dict[str, object]()
+    for name in TOPICS_READ:
+        try:
+            found[name] = root.topic(name).scan(columns=["partition", "offset", "value"]).to_table().to_pylist()
+        except SparklogError as error:
+            found[name] = error
+    return found
+
+
+def test_readers_get_all_records_or_an_error_that_names_the_file(whole: WholeRoot) -> None:
+    rng, before, errors = random.Random(0), _contents(whole), Counter[str]()
+    assert not [name for name, found in before.items() if isinstance(found, Exception)]
+    for kind, keys in by_kind(whole).items():
+        read = [key for key in keys if key.split("/", 1)[0] in TOPICS_READ]
+        for key in rng.sample(read, min(2, len(read))):
+            data = whole.store.get(key)
+            for wrong in (flip(data, sampled(data, rng), rng.randrange(8)), data[: len(data) // 2], b""):
+                with replaced(whole, key, wrong):
+                    after = _contents(whole)
+                for name, found in after.items():
+                    if isinstance(found, SparklogError):
+                        errors[kind] += 1
+                        assert key in f"{found} {getattr(found, 'file', '')}", (name, key, found)
+                    else:
+                        assert found == before[name], (name, key)
+    assert errors.keys() >= {"json", "log", "slices"}, errors
 
 
 def test_commits_missing_in_the_middle_and_entries(whole: WholeRoot) -> None:
