@@ -62,10 +62,7 @@ class Settings:
 
     def of_root(self, root: Root) -> Settings:
         """Return these settings with the latest root defaults; also copy defaults that a release up to 0.12 wrote."""
-        defaults = root.defaults()
-        if root.store.writable:
-            root.engine.defaults.keep_copy()
-        return replace(self, root=defaults)
+        return replace(self, root=root.engine.defaults.read_for_job())
 
     def configs_of(self, topic: str, configs: TopicConfigs) -> TopicConfigs:
         """Return the topic's configs over this run's defaults, over the root's, over Kafka's."""

@@ -53,9 +53,9 @@ def test_a_topic_of_a_pattern_is_looked_at_once(kind: str, tmp_path: Path) -> No
     topics_of(place, MANY)
     place.store.reset()
     assert plan(place) == [OffsetRange(f"topic-{number:03d}", 0, 0, 1) for number in range(MANY)]
-    listings = 2 if kind == "bucket" else 1
-    # Two commits, and after them none; of the topic that is gone as many. The root is read when it is opened.
-    expected = {"get": 3 * (MANY + 1) + 1, "list": listings * (MANY + 1), "list_folders": 1}
+    # Two commits, and after them none; of the topic that is gone as many. The root is read when it is opened. The
+    # checkpoints are listed, and what is above the end: a commit may be lost there.
+    expected = {"get": 3 * (MANY + 1) + 1, "list": 2 * (MANY + 1), "list_folders": 1}
     assert {verb: place.store.counts[verb] for verb in place.store.counts} == expected, place.store.keys
 
 

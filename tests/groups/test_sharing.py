@@ -118,8 +118,10 @@ def test_a_quiet_member_costs_an_entry_each_third_of_its_session_and_a_look_one_
         one.look()
     assert store.counts["create"] == 3
     assert store.counts["stat"] == 0
-    # An entry costs two more: is the root still the one that was opened, and the entry before still there.
-    assert store.counts["get"] == 9 + 2 * 3
+    # An entry costs three more: is the root still the one that was opened, is the entry before still there, and, as the
+    # last look is older than a second, does no later entry show that the one before was not the newest.
+    assert store.counts["get"] == 9 + 3 * 3
+    assert store.counts["list"] == 0
 
 
 def test_what_a_member_costs_in_a_bucket() -> None:

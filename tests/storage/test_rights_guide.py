@@ -90,11 +90,11 @@ class Judged(ObjectStore):
 
     def _judge(self, action: str, key: str) -> None:
         if not allows(action, f"{BUCKET}/log/{key}"):
-            raise Unavailable(f"access is denied: {action} of {key}")
+            raise Unavailable(f"access is denied: {action} of {key}", is_denied=True)
 
     def _judge_list(self, prefix: str) -> None:
         if not allows("s3:ListBucket", BUCKET, f"log/{prefix}"):
-            raise Unavailable(f"access is denied: a listing of {prefix}")
+            raise Unavailable(f"access is denied: a listing of {prefix}", is_denied=True)
 
 
 def consume(root: Root, group: str) -> None:

@@ -37,8 +37,9 @@ WAIT_AFTER_LOSSES = 3
 FAR_WAIT = 2
 """On a store with round trips waits stop growing here, at 80 ms: a try takes as long, and who waits longer starves."""
 OPEN_TRIES = 3
-BEYOND_MS, BEYOND_FAR_MS = 10_000, 60_000
-"""Interval at which a follower that finds no new entry lists later ones, on a disk and on a remote store."""
+UNSEEN_MS, UNSEEN_FAR_MS = 60_000, 300_000
+"""A follower that finds no new entry lists later ones if its last poll is older than this, on a disk and on a remote
+store: others may have created some meanwhile, and the next one may be lost. One that polls often lists nothing."""
 _LOG = logging.getLogger("sparklog.log")
 
 
@@ -78,7 +79,6 @@ class Journal(ABC, Generic[S, E, D]):
         self._newest: SeenState[S] | None = None
         self._gap: tuple[int, Backoff] | None = None
         """A missing number below others and its backoff, so that reopening the journal does not wait again in full."""
-        self._looked_beyond: Moment | None = None
         self._writes = False
 
     def __repr__(self) -> str:
@@ -190,7 +190,7 @@ class Journal(ABC, Generic[S, E, D]):
                     raise
         if self._is_stale(base.seen):
             return replace(self._reopen(), root_seen=sight.root_seen)
-        if not data and self._is_beyond_due(seen) and self._numbered.last_listed(base.state.number) > base.state.number:
+        if not data and self._is_next_lost(base, seen):
             return replace(self._reopen(), root_seen=sight.root_seen)
         if not data:
             same = SeenState(base.state, seen, base.checkpoint, base.tail_bytes, base.earlier)
@@ -202,16 +202,12 @@ class Journal(ABC, Generic[S, E, D]):
             newer = replace(newer, earlier=(base.state.number, base.state.crc))
         return Advance(self._publish(newer), entries, sight.root_seen)
 
-    def _is_beyond_due(self, now: Moment) -> bool:
-        """Return True if it is time to list later entries: the next one may be lost although later ones exist."""
-        last = self._looked_beyond
-        # Compare plain numbers first, because each append calls this.
-        if last is not None and 0 <= now.boot_ms - last.boot_ms < BEYOND_MS:
+    def _is_next_lost(self, base: SeenState[S], now: Moment) -> bool:
+        """Return True if the entry after a state is missing and a later one exists. Lists only after a long pause."""
+        if now.elapsed_ms(base.seen) <= (UNSEEN_FAR_MS if self._numbered.is_far else UNSEEN_MS):
             return False
-        if last is not None and self._numbered.is_far and now.elapsed_ms(last) < BEYOND_FAR_MS:
-            return False
-        self._looked_beyond = now
-        return True
+        # A next entry that is listed is no gap: it was created a moment ago, or a directory cache hides it.
+        return min(self._numbered.listed(base.state.number), default=0) > base.state.number + 1
 
     def _check_promise(self, base: SeenState[S], entries: Sequence[E]) -> None:
         """`Fenced` if what was read next contradicts what this process has created, or shows an error of the store."""
@@ -260,7 +256,7 @@ class Journal(ABC, Generic[S, E, D]):
             elif opened.last_listed is not None and opened.last_listed > newest:
                 self._await_number(newest + 1)
             else:
-                self._gap, self._looked_beyond = None, seen
+                self._gap = None
                 return Advance(self._publish(opened.newest), opened.entries)
 
     def _read_to_listed(self, opened: Advance[S, E]) -> Advance[S, E]:

@@ -6,7 +6,8 @@ read them. Runs of jobs read the latest defaults at their start.
 `retain` deletes records by the defaults, and a root without entries has no defaults, so lost entries must not look like
 no entries. `change` therefore creates a copy of the new entry in another folder (`_defaults`). Each process checks this
 folder once, and so does each run of a job. If an entry is missing that has a copy, the defaults are unknown, and the
-job or the write fails.
+job or the write fails. Policies made for releases without copies may deny a listing of them: writers go on without the
+check, jobs do not run.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import logging
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from sparklog.errors import Corrupt, SparklogError
+from sparklog.errors import Corrupt, SparklogError, Unavailable
 from sparklog.log.journal.clocks import Moment
 from sparklog.log.journal.create_object import read_if_there
 from sparklog.log.journal.entry_log import EntryLog, Step
@@ -53,6 +55,13 @@ class DefaultsLog(EntryLog[RootDefaults]):
         """Return the defaults: the `newest`, or those that were read in the last five minutes."""
         return self._look(newest).defaults
 
+    def read_for_job(self) -> RootDefaults:
+        """Return the newest defaults, and copy them; `Unavailable` without the right to check that none are lost."""
+        defaults = self._look(newest=True, must_check=True).defaults
+        if self.store.writable:
+            self.keep_copy()
+        return defaults
+
     def of_topic(self, topic: str, configs: TopicConfigs, *, newest: bool = False) -> TopicConfigs:
         """Return the configs that were set on a topic, over the root's defaults for it."""
         last = self._look(newest)
@@ -85,13 +94,13 @@ class DefaultsLog(EntryLog[RootDefaults]):
             # The entry itself exists; the next change, or the next run of a job, creates the copy.
             _LOG.warning("could not copy the defaults of %s: %s", self.store.location, error)
 
-    def _look(self, newest: bool) -> _Known:
+    def _look(self, newest: bool, must_check: bool = False) -> _Known:
         last, now = self._last, self.env.now()
         if last is not None and not newest and now.elapsed_ms(last.looked) < METADATA_MAX_AGE_MS:
             return last
         # Writers check once per process. Jobs check each time, because they delete records by the defaults.
         is_sure = newest or last is None
-        has_entry, copies = self._entry_and_copies() if is_sure else (self._has_first_entry(), [])
+        has_entry, copies = self._entry_and_copies(must_check) if is_sure else (self._has_first_entry(), [])
         has_entries = has_entry or (newest and self._lists_entries())
         defaults = self.refresh() if has_entries else RootDefaults(ID)
         return self._keep(now, self._checked(defaults, copies) if is_sure else defaults)
@@ -114,11 +123,19 @@ class DefaultsLog(EntryLog[RootDefaults]):
                 )
         return defaults
 
-    def _copies(self) -> list[int]:
-        return numbers_below(self.store, f"{DEFAULTS_FOLDER}/")
+    def _copies(self, must_check: bool = False) -> list[int]:
+        """List the copies. If that is denied, return none, unless the caller must check that no entry is lost."""
+        try:
+            return numbers_below(self.store, f"{DEFAULTS_FOLDER}/")
+        except Unavailable as error:
+            if must_check or not error.is_denied:
+                raise
+            _LOG.debug("not checking whether defaults of %s are lost: %s", self.store.location, error)
+            return []
 
-    def _entry_and_copies(self) -> tuple[bool, Sequence[int]]:
-        looks: tuple[Callable[[], bool | Sequence[int]], ...] = (self._has_first_entry, self._copies)
+    def _entry_and_copies(self, must_check: bool) -> tuple[bool, Sequence[int]]:
+        copies_of = partial(self._copies, must_check=must_check)
+        looks: tuple[Callable[[], bool | Sequence[int]], ...] = (self._has_first_entry, copies_of)
         has_entry, copies = ask_each(self.store, lambda look: look(), looks)
         return has_entry is True, copies if not isinstance(copies, bool) else ()
 

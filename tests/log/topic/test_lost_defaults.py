@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,12 +10,14 @@ import pytest
 
 import sparklog
 from sparklog.compaction.run import compact_root
-from sparklog.errors import Corrupt
+from sparklog.errors import Corrupt, Unavailable
 from sparklog.log.journal.names import DEFAULTS_FOLDER, commit_key, defaults_copy_key
 from sparklog.log.topic.root import open_root
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.retain import retain_root
 from sparklog.storage import LocalStore
+from sparklog.storage.store import ObjectInfo
+from sparklog.testing.faulty_store import FaultyStore
 from sparklog.testing.world import DAY_MS, World
 from sparklog.tools.repair.run import repair_root
 from sparklog.tools.verification.findings import MISSING
@@ -79,6 +81,29 @@ def test_a_writer_meets_lost_defaults_once() -> None:
     world.store.delete(commit_key(ENTRY, 0))
     with pytest.raises(Corrupt, match="are lost"):
         world.root().topic("archive").append([{"value": "x"}])
+
+
+class DeniedCopies(FaultyStore):
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+        if prefix.startswith(DEFAULTS_FOLDER):
+            raise Unavailable(f"access is denied: a listing of {prefix}", is_denied=True)
+        return super().list(prefix, after)
+
+
+def test_a_policy_without_the_copies_lets_writers_write_and_jobs_refuse() -> None:
+    world = kept_for_good(0)
+
+    root = world.root(DeniedCopies(world.store, lambda call: None, world.sleep))
+    root.topic("archive").append([{"value": "x"}])
+    assert root.alter_defaults({"log.retention.ms": 5}).configs == root.defaults().configs == {"log.retention.ms": "5"}
+    for run in (
+        lambda: retain_root(root, Settings(world.now_ms)),
+        lambda: compact_root(root, Settings(0), InProcess()),
+    ):
+        with pytest.raises(Unavailable) as raised:
+            run()
+        assert raised.value.is_denied
+    assert root.topic("archive").count().records == 3
 
 
 @pytest.mark.parametrize("place", ["folder", "gone"])

@@ -35,7 +35,12 @@ def check(seed: int, profile: str | None = None, *, bucket: bool = False, inline
         return [str(dict(runs[0].configs)), *runs[0].world.trace[-40:]] if runs else []
 
     with replayable(
-        seed, "tests/maintenance/simulation/test_simulation.py", story, bucket=bucket, inline=inline or None
+        seed,
+        "tests/maintenance/simulation/test_simulation.py",
+        story,
+        profile=profile,
+        bucket=bucket,
+        inline=inline or None,
     ):
         return run_seed(seed, runs, profile, bucket=bucket, inline=inline)
 
@@ -90,8 +95,9 @@ def test_seeds_with_records_in_commits(seeds: range) -> None:
 
 
 def test_one_seed() -> None:
-    bucket, inline = "SPARKLOG_BUCKET" in os.environ, int(os.environ.get("SPARKLOG_INLINE", "0"))
-    assert repeat_one_seed(lambda seed: check(seed, bucket=bucket, inline=inline)) > 0
+    profile, bucket = os.environ.get("SPARKLOG_PROFILE"), "SPARKLOG_BUCKET" in os.environ
+    inline = int(os.environ.get("SPARKLOG_INLINE", "0"))
+    assert repeat_one_seed(lambda seed: check(seed, profile, bucket=bucket, inline=inline)) > 0
 
 
 def test_a_seed_is_one_run() -> None:
