@@ -18,6 +18,7 @@ from sparklog.maintenance.leases import Lease, read_claims
 from sparklog.storage.store import ObjectInfo, Store
 from sparklog.testing.faulty_store import Call, Fault, FaultKind, FaultyStore
 from sparklog.testing.world import World
+from sparklog.testing.wrapper_stores import CountingStore
 from sparklog.transactions.producer import transactional
 from tests.log.protocol import Hooked, collect, other, publish, setup
 from tests.support.small_limits import small_limits
@@ -134,6 +135,35 @@ def test_a_follower_that_reads_several_commits_meets_the_gap(world: World) -> No
     world.store.delete(commit_key("t", 7))
     with pytest.raises(Corrupt, match="number 7 of the log is missing, and 8 to 9 are there"):
         follower.log.refresh()
+
+
+def test_a_follower_lists_later_commits_after_a_pause_alone(world: World) -> None:
+    hidden: set[str] = set()
+
+    def hide(call: Call) -> Fault | None:
+        return Fault(FaultKind.ABSENT) if call.verb == "get" and call.key in hidden else None
+
+    counting = CountingStore(FaultyStore(world.store, hide, world.sleep))
+    follower = world.root(counting).topic("t").log
+    counting.reset()
+    for _ in range(200):
+        world.now_ms += 60_000
+        follower.refresh()
+    assert counting.counts["list"] == 0
+    # A cache hides the next commit, which a listing shows: no gap.
+    written(world, "commits", 2)
+    hidden.add(commit_key("t", 1))
+    world.now_ms += 301_000
+    begun = world.now_ms
+    assert (follower.refresh().number, world.now_ms, counting.counts["list"]) == (0, begun, 1)
+    hidden.clear()
+    assert follower.refresh().number == 2
+    written(world, "commits", 3)
+    for number in (3, 4):
+        world.store.delete(commit_key("t", number))
+    world.now_ms += 301_000
+    with pytest.raises(Corrupt, match="numbers 3 to 4 of the log are missing"):
+        follower.refresh()
 
 
 @pytest.mark.parametrize("journal", JOURNALS)
