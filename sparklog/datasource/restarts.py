@@ -37,7 +37,7 @@ def run_query(start: Callable[[], StreamingQuery], *, max_restarts: int = 10) ->
     Example:
         def copy():
             records = spark.readStream.format("sparklog").load("/data/log/orders")
-            writer = records.writeStream.format("sparklog").option("topic", "copy")
+            writer = records.writeStream.format("sparklog").option("topic", "copy").trigger(availableNow=True)
             return writer.option("checkpointLocation", "/data/checkpoints/copy").start("/data/log")
 
         sparklog.run_query(copy)
