@@ -48,7 +48,7 @@ def test_everything_public_can_be_imported_and_documented_without_spark() -> Non
     lines = done.stdout.splitlines()
     names = ("configure", "register", "partitioned", "watch")
     assert [line.partition(" needs PySpark: ")[0] for line in lines] == [f"sparklog.{name}" for name in names]
-    assert all('-m pip install "pyspark' in line for line in lines)
+    assert all("python -m pip install " in line and '"pyspark' in line for line in lines)
 
 
 def test_the_advice_names_packages_that_an_index_has() -> None:

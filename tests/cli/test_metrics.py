@@ -67,7 +67,8 @@ def test_figures_are_those_of_the_root(sparklog: Sparklog, filled: Path) -> None
     assert 0 <= value("group_lag_seconds", **group) < 3600
     assert value("group_active", group=HOSTILE) == 1
     assert value("group_members", group=HOSTILE) == 1
-    assert value("metrics_timestamp_seconds") >= value("topic_commit_timestamp_seconds", topic="a")
+    # The store's clock is that of file timestamps, which the kernel takes some milliseconds late.
+    assert value("metrics_timestamp_seconds") >= value("topic_commit_timestamp_seconds", topic="a") - 0.02
     # Nothing is committed in partition 1: no lag there, not a lag of 0.
     assert ("sparklog_group_lag", (("group", HOSTILE), ("topic", "a"), ("partition", "1"))) not in found
 

@@ -41,7 +41,7 @@ def test_create_select_insert_and_drop(spark: SparkSession, tmp_path: Path) -> N
 
     for wrong, expected in {
         f"CREATE TABLE x USING sparklog OPTIONS (path '{root}')": "is a root: name the table's topics",
-        f"CREATE TABLE x USING sparklog OPTIONS (path '{root}', topic 'x') AS SELECT 'v' AS value": "without AS SELECT",
+        f"CREATE TABLE x USING sparklog OPTIONS (path '{root}', topic 'x') AS SELECT 'v' AS value": "has columns or AS",
         insert("by_place", "k", "v", "INSERT OVERWRITE"): "append-only",
         f"SELECT * FROM sparklog.`{root}/orders`": "UNSUPPORTED_DATASOURCE_FOR_DIRECT_QUERY",
     }.items():
