@@ -190,11 +190,14 @@ class ServedLog:
         If no record has a timestamp, the largest timestamp is -1, the one of the first record, as on a broker.
         """
         with self._lock:
+            is_largest = time_ms is None
             if time_ms is None:
                 time_ms, isolation = self._greatest_timestamp(topic, partition), READ_UNCOMMITTED
             elif time_ms < 0:
                 return None
-            return self._view.offsets_for_timestamps(topic, {partition: time_ms}, isolation).get(partition)
+            found = self._view.offsets_for_timestamps(topic, {partition: time_ms}, isolation).get(partition)
+            # A batch header in a Kafka directory may say -1 although its records have timestamps: a broker finds none.
+            return None if is_largest and time_ms < 0 and found is not None and found.timestamp >= 0 else found
 
     def _greatest_timestamp(self, topic: str, partition: int) -> int:
         """Return the greatest time (ms) of a record, by metadata alone; -1: there is none with a time."""

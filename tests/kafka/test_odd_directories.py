@@ -88,7 +88,7 @@ TIMES: dict[str, tuple[bytes, dict[int | None, int | None]]] = {
         timed(0, [T, T + 5], max_time=-1) + timed(2, [T + 9]), {T: 2, T + 5: 2, T + 6: 2, T + 10: None, LATEST: 2},
     ),
     "greatest time -1 in the only header": (
-        timed(0, [T, T + 5], max_time=-1), {T: None, T + 5: None, T + 6: None},
+        timed(0, [T, T + 5], max_time=-1), {T: None, T + 5: None, T + 6: None, LATEST: None},
     ),
     "greatest time too small": (
         timed(0, [T, T + 5], max_time=T) + timed(2, [T + 2]), {T + 1: 2, T + 3: None, LATEST: 2},
