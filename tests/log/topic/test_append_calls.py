@@ -14,8 +14,9 @@ from tests.support.counted_calls import counted_calls
 
 COMMITS = 32
 MOST_CALLS = 580
-"""Calls of Python and C functions for a commit of a producer's records on a disk (3.11: 550). On a busy machine a commit
-that follows the one before it by more than a second also reads the next number."""
+"""Calls of Python and C functions for a commit of a producer's records on a disk (3.11: 550).
+
+On a busy machine, a commit that follows the one before it by more than a second also reads the next number."""
 
 
 def test_a_commit_of_few_records_is_few_calls(tmp_path: Path) -> None:
