@@ -80,6 +80,7 @@ def test_requests_of_clients_that_mean_the_same_to_a_broker_mean_the_same_here(
     assert different(ours["clients"], brokers["clients"]) == {}
 
 
+@pytest.mark.java
 @pytest.mark.slow
 def test_a_broker_answers_as_it_did(tmp_path: Path, brokers: dict[str, Any]) -> None:
     try:
