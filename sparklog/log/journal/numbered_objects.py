@@ -420,6 +420,8 @@ class NumberedObjects:
                 # Check for a follower before and after the deletion. One created later finds its predecessor missing.
                 if is_tried and self.read(number) != data:
                     return True
+                if is_tried and not backoff.wait():
+                    raise self._unknown(number, f"{self.key(number)} is still there after it was deleted")
                 is_tried = True
                 self.store.delete(self.key(number))
             except Unavailable as error:
