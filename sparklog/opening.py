@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sparklog.errors import BadRequest, Corrupt, NotFound
 from sparklog.log.journal.clocks import SYSTEM, Moment
-from sparklog.log.journal.names import OWN_FOLDERS, PLACE_KEY, ROOT_JSON, ROOT_KEY, folder_topic, is_topic_name
+from sparklog.log.journal.names import PLACE_KEY, ROOT_JSON, ROOT_KEY, folder_topic, is_topic_name
 from sparklog.storage import local_path, open_store
 from sparklog.storage.locations import is_url, normal_location, split
 
@@ -71,7 +71,7 @@ def resolve(path: str | None) -> Location:
     if _is_local_root(location):
         return Location(ROOT, location, location)
     parent, name = os.path.split(location)
-    topic = _topic_at(name)
+    topic = _topic_at(name, lambda: os.path.isdir(location))
     if _is_local_root(parent) and topic is not None:
         return Location(TOPIC, location, parent, topic)
     if os.path.isdir(location):
@@ -98,7 +98,7 @@ def _resolve_url(url: str) -> Location:
     if (stored := _content(folder, ROOT_KEY)) is not None:
         return Location(ROOT, url, url, looked=_id_and_time(stored, seen))
     seen = SYSTEM.now()
-    topic = _topic_at(name)
+    topic = _topic_at(name, lambda: _has_files(folder))
     if topic is not None and (stored := _content(folder.parent, ROOT_KEY)) is not None:
         return Location(TOPIC, url, above, topic, _id_and_time(stored, seen))
     layout = bucket_layout(folder)
@@ -111,14 +111,22 @@ def _resolve_url(url: str) -> Location:
     return Location(NOTHING, url, url)
 
 
-def _topic_at(name: str) -> str | None:
-    """Return the topic whose folder or name is the last part of a path; None for sparklog's own folders."""
-    return folder_topic(name) or (name if is_topic_name(name) and name not in OWN_FOLDERS else None)
+def _topic_at(name: str, is_folder: Callable[[], bool]) -> str | None:
+    """Return the topic whose folder or name is the last part of a path; None for sparklog's own folders.
+
+    A topic whose name is not that of its folder (`_schemas`) has no folder of its name: an existing one is sparklog's.
+    """
+    return folder_topic(name) or (name if is_topic_name(name) and not is_folder() else None)
 
 
 def _holds(folder: FilePath, name: str) -> bool:
     """True if a file of this name is in a folder."""
     return folder.child(name).is_file() if folder.is_local else _content(folder, name) is not None
+
+
+def _has_files(folder: FilePath) -> bool:
+    store, key = folder.as_object()
+    return any(store.list(f"{key}/"))
 
 
 def _content(folder: FilePath, name: str) -> bytes | None:

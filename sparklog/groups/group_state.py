@@ -271,4 +271,12 @@ GROUP_JSON = StoredDocument(
     Member("members", MEMBERS_BY_ID, optional=True),
     check=_check_numbers,
 )
-GROUPS = EntryKind(GROUPS_FOLDER, "group", "offsets", GroupState, GROUP_JSON)
+GROUPS = EntryKind(
+    folder=GROUPS_FOLDER,
+    owner="group",
+    what="offsets",
+    noun="group",
+    empty=GroupState,
+    table=GROUP_JSON,
+    old_entry="group entry",
+)

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from sparklog.errors import Fenced, SparklogError
-from sparklog.log.journal.chain import EntryChain, ids_of
+from sparklog.log.journal.chain import EntryChain
 from sparklog.log.journal.clocks import MAX_AHEAD_MS
 from sparklog.log.journal.documents import (
     TEXT,
@@ -32,7 +32,7 @@ from sparklog.log.journal.documents import (
     one_of,
     whole,
 )
-from sparklog.log.journal.entry_log import ENTRY_MEMBERS, Collected, E, EntryKind, StateEntry, collect_entries
+from sparklog.log.journal.entry_log import ENTRY_MEMBERS, EntryKind, StateEntry
 from sparklog.log.journal.names import MAINTENANCE_FOLDER
 from sparklog.log.topic.root import Root
 from sparklog.output import log
@@ -78,7 +78,15 @@ CLAIM_JSON = Document(
 LEASE_JSON = StoredDocument(
     "entry", Leases, *ENTRY_MEMBERS, Member("op", one_of(*CLAIM_OPS)), Member("claims", objects_of(CLAIM_JSON))
 )
-LEASES = EntryKind(MAINTENANCE_FOLDER, "job", "leases", Leases, LEASE_JSON)
+LEASES = EntryKind(
+    folder=MAINTENANCE_FOLDER,
+    owner="job",
+    what="leases",
+    noun="lease",
+    empty=Leases,
+    table=LEASE_JSON,
+    old_entry="lease",
+)
 
 
 class Lease:
@@ -193,14 +201,3 @@ def leased(root: Root, job: str, topics: Sequence[str], *, wanted: bool) -> Iter
 def read_claims(root: Root, job: str) -> tuple[Claim, ...]:
     """Return the claims of runs of a job that have not ended, those that have run out as well."""
     return EntryChain(root.store, LEASES, job).newest().claims
-
-
-def collect_journals(root: Root, kind: EntryKind[E], *, keep_ms: int, now_ms: int, dry_run: bool = False) -> Collected:
-    """Delete old entries of leases or outcomes, as `collect_entries` says."""
-    done = Collected()
-
-    def collect(id_: str) -> None:
-        done.add(collect_entries(root.engine.entries(kind, id_), now_ms, keep_ms=keep_ms, dry_run=dry_run))
-
-    done.collect_each(ids_of(root.store, kind, done.failures), collect)
-    return done

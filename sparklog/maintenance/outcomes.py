@@ -174,7 +174,16 @@ ROW_JSON = Document(
 OUTCOMES_JSON = StoredDocument(
     "entry", Outcomes, *ENTRY_MEMBERS, Member("runs", objects_of(RUN_JSON)), Member("topics", objects_of(ROW_JSON))
 )
-OUTCOMES = EntryKind(JOBS_FOLDER, "journal", "outcomes", Outcomes, OUTCOMES_JSON, per_checkpoint=8)
+OUTCOMES = EntryKind(
+    folder=JOBS_FOLDER,
+    owner="journal",
+    what="outcomes",
+    noun="outcome",
+    empty=Outcomes,
+    table=OUTCOMES_JSON,
+    per_checkpoint=8,
+    old_entry="outcome of a job",
+)
 
 
 def read_outcomes(root: Root) -> Outcomes:

@@ -15,19 +15,13 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
 
 from sparklog.errors import Conflict, NotFound, SparklogError
 from sparklog.groups.collecting import collect_groups, kept_entries_ms
-from sparklog.log.journal.entry_log import Collected, EntryKind
-from sparklog.log.journal.names import (
-    GROUPS_FOLDER,
-    JOBS_FOLDER,
-    MAINTENANCE_FOLDER,
-    TRANSACTIONS_FOLDER,
-    file_key,
-    topic_names,
-)
+from sparklog.groups.group_state import GROUPS
+from sparklog.log.decisions.decision import DECISIONS
+from sparklog.log.journal.entry_log import Collected
+from sparklog.log.journal.names import file_key, topic_names
 from sparklog.log.read.time_lookup import offsets_for_timestamps
 from sparklog.log.state.commit import RETAIN
 from sparklog.log.state.commit_intents import LogStartIntent
@@ -36,8 +30,7 @@ from sparklog.log.state.segments import RollRule, Segment, segments_of
 from sparklog.log.state.slice_table import Slices, Snapshot
 from sparklog.log.topic.root import Root, topic_of
 from sparklog.log.topic.topic import Topic
-from sparklog.maintenance.leases import LEASES, collect_journals
-from sparklog.maintenance.outcomes import OUTCOMES
+from sparklog.maintenance.journals import JOURNALS, collect_journals
 from sparklog.maintenance.report import Amounts, Backlog, Due, Failure, FutureRecord, RunReport, allowed_wait_ms
 from sparklog.maintenance.work_items import Runner, Settings, store_clock_ms
 from sparklog.output import json_value, table
@@ -137,10 +130,6 @@ AHEAD_MS = 3_600_000
 """Tolerated clock difference of producers: Kafka's default of message.timestamp.after.max.ms."""
 ROOT_FILES = "(root)"
 """Stands for a topic in the report of files in the root itself."""
-JOURNALS: dict[str, tuple[EntryKind[Any], str]] = {
-    MAINTENANCE_FOLDER: (LEASES, "lease"),
-    JOBS_FOLDER: (OUTCOMES, "outcome of a job"),
-}
 OLD_DECISION = "older than 7 days, and a checkpoint has what is left of it"
 OLD_ENTRY = "replaced more than {hours:,} hours ago, and a checkpoint has what is left of it"
 
@@ -429,33 +418,30 @@ def _retain_root_files(root: Root, settings: Settings, keep_ms: int, dry_run: bo
     try:
         store_ms = store_clock_ms(root.store, root.env, dry_run=dry_run)
         limit_ms = store_ms - 24 * LEAST_DELETE_DELAY_MS
-        removed: list[Removed] = []
-        failures: list[SparklogError] = []
+        temporary = remove_temporaries(root.store, ROOT_FILES, limit_ms, dry_run=dry_run)
+        removed, failures = [*temporary.removed], [*temporary.failures]
         expired_groups: tuple[str, ...] = ()
         # Groups before transactions: a decision is forgotten once the groups have recorded it.
-        for name in ("", GROUPS_FOLDER, TRANSACTIONS_FOLDER, *JOURNALS):
-            folder = f"{name}/" if name else ""
-            if name and not any(True for _ in root.store.list_folders(folder)):
+        for kind in (GROUPS, *(other for other in JOURNALS if other is not GROUPS)):
+            folder = f"{kind.folder}/"
+            if kind.old_entry is None or not any(True for _ in root.store.list_folders(folder)):
                 continue
             temporary = remove_temporaries(root.store, ROOT_FILES, limit_ms, folder=folder, dry_run=dry_run)
             removed += temporary.removed
             failures += temporary.failures
             reason = OLD_ENTRY.format(hours=keep_ms // 3_600_000)
             done: Collected
-            if name == GROUPS_FOLDER:
-                groups = collect_groups(
+            if kind is GROUPS:
+                done = groups = collect_groups(
                     root, retention_ms=settings.offsets_retention_ms, keep_ms=keep_ms, now_ms=store_ms, dry_run=dry_run
                 )
-                what, done, expired_groups = "group entry", groups, groups.expired
-            elif name == TRANSACTIONS_FOLDER:
-                what, reason, expiration_ms = "decision", OLD_DECISION, root.defaults().expiration_ms()
+                expired_groups = groups.expired
+            elif kind is DECISIONS:
+                reason, expiration_ms = OLD_DECISION, root.defaults().expiration_ms()
                 done = collect(root, now_ms=store_ms, expiration_ms=expiration_ms, dry_run=dry_run)
-            elif name in JOURNALS:
-                kind, what = JOURNALS[name]
-                done = collect_journals(root, kind, keep_ms=keep_ms, now_ms=store_ms, dry_run=dry_run)
             else:
-                continue
-            removed.append(Removed(what, reason, done.objects, done.nbytes))
+                done = collect_journals(root, kind, keep_ms=keep_ms, now_ms=store_ms, dry_run=dry_run)
+            removed.append(Removed(kind.old_entry, reason, done.objects, done.nbytes))
             failures += done.failures
     except SparklogError as error:
         return [RetainReport(ROOT_FILES, failures=(Failure.of(ROOT_FILES, (), f"vacuum {root.location}", error),))]

@@ -43,6 +43,8 @@ def test_kinds_of_urls_and_their_requests(bucket: str, tmp_path: Path, monkeypat
     write_partition(tmp_path / "kafka", "t-0", {0: FIRST})
     write_partition(tmp_path / "root" / "orders" / "sealed" / "0", "00000000000000000007-Abc", {0: FIRST})
     (tmp_path / "root" / "_root.json").write_text("{}")
+    (tmp_path / "root" / "_groups").mkdir()
+    (tmp_path / "root" / "_groups" / "entry").write_text("{}")
     (tmp_path / "backup").mkdir()
     (tmp_path / "backup" / "_backup.json").write_text("{}")
     copied_to(bucket, tmp_path)
@@ -59,6 +61,8 @@ def test_kinds_of_urls_and_their_requests(bucket: str, tmp_path: Path, monkeypat
         ("root", Location(ROOT, root, root), {"get": 1}),
         ("root/orders", Location(TOPIC, join(root, "orders"), root, "orders"), {"get": 2}),
         ("root/new", Location(TOPIC, join(root, "new"), root, "new"), {"get": 2}),
+        ("root/_groups", NOTHING, {"get": 2, "list": 2, "list_folders": 1}),
+        ("root/_schemas", Location(TOPIC, join(root, "_schemas"), root, "_schemas"), {"get": 2, "list": 1}),
         ("kafka", KAFKA_DIRECTORY, {"get": 2, "list": 1}),
         ("kafka/t-0", KAFKA_PARTITION, {"get": 2, "list": 1}),
         ("root/orders/sealed/0/00000000000000000007-Abc", NOTHING, {"get": 4, "list": 1}),

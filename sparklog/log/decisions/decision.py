@@ -333,4 +333,12 @@ DECISION_JSON = StoredDocument(
     inline={"content": CONTENT_JSON},
     check=_check_order,
 )
-DECISIONS = EntryKind(TRANSACTIONS_FOLDER, "transactional id", "decisions", Decisions, DECISION_JSON)
+DECISIONS = EntryKind(
+    folder=TRANSACTIONS_FOLDER,
+    owner="transactional id",
+    what="decisions",
+    noun="decision",
+    empty=Decisions,
+    table=DECISION_JSON,
+    old_entry="decision",
+)

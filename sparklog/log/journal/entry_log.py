@@ -76,14 +76,16 @@ Step = Callable[[E], E | None]
 
 @dataclass(frozen=True, slots=True)
 class EntryKind(Generic[E]):
-    """A kind of entries: offsets of groups or decisions."""
+    """A kind of journals, such as those of consumer groups. `sparklog.maintenance.journals` lists all kinds."""
 
     folder: str  # the journal of an id is below it
     owner: str  # for messages: "transactional id"
     what: str  # for messages: "decisions"
+    noun: str  # what a finding of verify calls it: "decision"
     empty: Callable[[str], E]
     table: StoredDocument[E]
-    per_checkpoint: int | None = None  # entries between two, where they are large; None: as `Limits` has it
+    per_checkpoint: int | None = None  # entries between two checkpoints, if they are large; None: as `Limits` says
+    old_entry: str | None = None  # what retain calls an old entry that it deletes; None: all entries stay
 
     def prefix(self, id_: str) -> str:
         return f"{self.folder}/{id_folder(id_)}"

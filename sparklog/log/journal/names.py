@@ -64,18 +64,6 @@ DEFAULTS_FOLDER = "_defaults"
 """Holds the copy of the latest entry of the root defaults, separately, so that both are not lost together."""
 REPAIR_FOLDER = "_repair"
 """What repairs have set aside: nothing reads it."""
-OWN_FOLDERS = frozenset(
-    {
-        TRANSACTIONS_FOLDER,
-        GROUPS_FOLDER,
-        MAINTENANCE_FOLDER,
-        JOBS_FOLDER,
-        ROOT_FOLDER,
-        REPAIR_FOLDER,
-        PROBE_FOLDER,
-    }
-)
-"""Top-level folders of a root that do not belong to a topic."""
 VERSION_DIGITS = 20
 MAX_ID = 1024
 MAX_ID_FOLDER = 200

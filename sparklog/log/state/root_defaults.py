@@ -229,4 +229,11 @@ DEFAULTS_JSON = StoredDocument(
     Member("configs", texts_by_text()),
     Member("patterns", objects_of(PATTERN_JSON)),
 )
-DEFAULTS = EntryKind(ROOT_FOLDER, "journal", "defaults", RootDefaults, DEFAULTS_JSON)
+DEFAULTS = EntryKind(
+    folder=ROOT_FOLDER,
+    owner="journal",
+    what="defaults",
+    noun="default",
+    empty=RootDefaults,
+    table=DEFAULTS_JSON,
+)

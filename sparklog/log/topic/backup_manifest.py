@@ -116,6 +116,12 @@ class Manifest:
     def topic(self, name: str) -> TopicBackup | None:
         return next((item for item in self.topics if item.topic == name), None)
 
+    def journals(self) -> dict[str, EntriesBackup]:
+        """Return the journals of ids, groups and root defaults, by their prefixes."""
+        journals = {transactions_prefix(item.id): item for item in self.decisions}
+        journals |= {groups_prefix(item.id): item for item in self.groups}
+        return journals | {DEFAULTS.prefix(item.id): item for item in self.defaults}
+
     @property
     def total_bytes(self) -> int:
         return sum(item.nbytes for item in self.topics)
@@ -250,9 +256,7 @@ class BackupStore(WrapperStore):
 
     def __init__(self, inner: Store, manifest: Manifest) -> None:
         super().__init__(inner)
-        entries = {groups_prefix(item.id): item.number for item in manifest.groups}
-        entries |= {transactions_prefix(item.id): item.number for item in manifest.decisions}
-        entries |= {DEFAULTS.prefix(item.id): item.number for item in manifest.defaults}
+        entries = {prefix: item.number for prefix, item in manifest.journals().items()}
         self._ends = {topic_folder(item.topic): item.version for item in manifest.topics} | entries
         self._copies = {checkpoint_key(*entry): commit_key(*entry) for entry in entries.items()} | {ROOT_KEY: PLACE_KEY}
 

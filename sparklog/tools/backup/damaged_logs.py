@@ -28,8 +28,8 @@ from sparklog.log.decisions.decision import DECISIONS
 from sparklog.log.journal.chain import EntryChain, id_in
 from sparklog.log.journal.create_object import read_if_there
 from sparklog.log.journal.entry_log import E, EntryKind
-from sparklog.log.journal.names import GROUPS_FOLDER
 from sparklog.log.topic.backup_manifest import LeftOut
+from sparklog.maintenance.journals import JOURNAL_IN
 from sparklog.storage.store import Store
 
 P = ParamSpec("P")
@@ -100,7 +100,7 @@ class DamagedLogs:
                     return f"names topic '{name}'"
             if info.key.startswith(f"{prefix}/_log/0"):
                 newest = data
-        if prefix.startswith(f"{GROUPS_FOLDER}/") and not _is_text(newest):
+        if prefix.startswith(f"{GROUPS.folder}/") and not _is_text(newest):
             return f"cannot be read at all, and may be about {_listed(topics)}"
         return None
 
@@ -125,6 +125,6 @@ def _is_text(data: bytes) -> bool:
 def shown_left_out(items: Iterable[LeftOut]) -> list[SparklogError]:
     errors: list[SparklogError] = []
     for item in items:
-        kind = GROUPS if item.folder.startswith(f"{GROUPS_FOLDER}/") else DECISIONS
+        kind = JOURNAL_IN[item.folder.partition("/")[0]]
         errors.append(Corrupt(f"{kind.title(item.id)} was left out, it names no chosen topic: {item.damage}"))
     return errors

@@ -36,8 +36,6 @@ from typing import NamedTuple
 
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound
 from sparklog.format.checksums import SUFFIXES
-from sparklog.groups.group_state import GROUPS
-from sparklog.log.decisions.decision import DECISIONS
 from sparklog.log.journal import documents as json_fields
 from sparklog.log.journal import names as naming
 from sparklog.log.journal.clocks import SYSTEM, Env
@@ -336,8 +334,6 @@ def named_keys(store: Store, manifest: Manifest) -> set[str]:
         logs = [key.removesuffix("log") for key in named.files if key.endswith(".log")]
         keys |= {f"{stem}{suffix}" for stem in logs for suffix in SUFFIXES}
         keys |= {naming.filter_path(key) for key in named.files}
-    for kind, entries in ((DECISIONS, manifest.decisions), (GROUPS, manifest.groups)):
-        for entry in entries:
-            prefix = kind.prefix(entry.id)
-            keys |= {naming.commit_key(prefix, number) for number in range(entry.first, entry.number + 1)}
+    for prefix, entries in manifest.journals().items():
+        keys |= {naming.commit_key(prefix, number) for number in range(entries.first, entries.number + 1)}
     return keys

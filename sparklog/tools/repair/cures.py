@@ -33,7 +33,7 @@ from sparklog.log.journal import names as naming
 from sparklog.log.journal.chain import list_numbers
 from sparklog.log.journal.clocks import Env
 from sparklog.log.journal.documents import document_of, following
-from sparklog.log.journal.entry_log import EntryKind, StateEntry
+from sparklog.log.journal.entry_log import E, EntryKind
 from sparklog.log.journal.names import REPAIR_FOLDER
 from sparklog.log.state.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint, slice_table
 from sparklog.log.state.commit import decode_commit
@@ -42,9 +42,9 @@ from sparklog.log.state.root_defaults import DEFAULTS
 from sparklog.log.state.root_defaults import ID as DEFAULTS_ID
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.topic_state import Head
+from sparklog.maintenance.journals import JOURNAL_IN
 from sparklog.output import json_value
 from sparklog.storage.store import Store
-from sparklog.tools.verification.checked_logs import KINDS
 from sparklog.tools.verification.findings import RESTORE, Finding, Report
 from sparklog.tools.verification.slice_checks import REBUILD
 from sparklog.units import count
@@ -224,14 +224,14 @@ def decoder_of(key: str) -> Decode | None:
         return None
     if key.startswith(f"{naming.DEFAULTS_FOLDER}/"):
         return lambda data: DEFAULTS.decode(data, key, number)
-    kind = KINDS.get(key.partition("/")[0])
+    kind = JOURNAL_IN.get(key.partition("/")[0])
     if kind is not None:
         return partial(_decode_entry, kind, key, number)
     decode: Callable[..., object] = decode_checkpoint if f"/{naming.CHECKPOINT_FOLDER}/" in key else decode_commit
     return lambda data: decode(data, key, number)
 
 
-def _decode_entry(kind: EntryKind[StateEntry], key: str, number: int, data: bytes) -> StateEntry:
+def _decode_entry(kind: EntryKind[E], key: str, number: int, data: bytes) -> E:
     entry = kind.decode(data, key, number)
     if f"{kind.folder}/{naming.id_folder(entry.id)}/" != key[: key.index(naming.LOG_FOLDER)]:
         raise Corrupt(f"{kind.what} of '{entry.id}' do not belong here", file=key)

@@ -57,6 +57,7 @@ from sparklog.log.journal.clocks import SYSTEM, Env, reading_clock_ms
 from sparklog.log.state.history import History
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.topic.root import ROOT, Root
+from sparklog.maintenance.journals import JOURNAL_IN
 from sparklog.maintenance.work_items import Runner
 from sparklog.opening import KAFKA_DIRECTORY, KAFKA_PARTITION, NOTHING, exists, missing, resolve, topics_at
 from sparklog.retention.vacuum_plan import HOUR_MS, data_file
@@ -78,7 +79,6 @@ from sparklog.tools.repair.cures import (
     state_at,
 )
 from sparklog.tools.repair.file_cures import FileCures, build_indexes, cure_flipped
-from sparklog.tools.verification.checked_logs import KINDS
 from sparklog.tools.verification.findings import INDEX, Finding, Orphan, Report
 from sparklog.tools.verification.kafka_directory import verify_log_dir
 from sparklog.tools.verification.kafka_partition import INDEX_INTERVAL_BYTES, KafkaPartition, SegmentRead
@@ -353,7 +353,7 @@ class _Treatment:
         if not of_log(key):
             return None
         folder = key.partition("/")[0]
-        if folder in KINDS:
+        if folder in JOURNAL_IN:
             return cure_entry(self.store, key)
         if folder == naming.DEFAULTS_FOLDER:
             number = naming.entry_number(key)

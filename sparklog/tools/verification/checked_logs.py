@@ -21,15 +21,10 @@ from typing import Generic, TypeVar
 
 from sparklog.errors import BadRequest, Corrupt, NotFound
 from sparklog.format.crc32c import crc32c
-from sparklog.groups.group_state import GROUPS
-from sparklog.log.decisions.decision import DECISIONS
 from sparklog.log.journal import names as naming
 from sparklog.log.journal.chain import list_numbers
 from sparklog.log.journal.documents import EXPIRED_IDS, checksum_holds, document_of, following
-from sparklog.log.journal.entry_log import E, EntryKind, StateEntry
-from sparklog.log.state.root_defaults import DEFAULTS
-from sparklog.maintenance.leases import LEASES
-from sparklog.maintenance.outcomes import OUTCOMES
+from sparklog.log.journal.entry_log import E, EntryKind
 from sparklog.storage.store import Store
 from sparklog.tools.verification.findings import (
     CHAIN,
@@ -47,9 +42,6 @@ MOST_UNREACHED = 20
 MOST_MISSING = 20
 REMEDY = "build or restore what is missing before it, or delete it if a process that outlived a restored root made it"
 DELETE_COPY = "delete the copy: the entries say the same"
-_ALL = DECISIONS, GROUPS, LEASES, OUTCOMES, DEFAULTS
-KINDS: dict[str, EntryKind[StateEntry]] = {kind.folder: kind for kind in _ALL}  # type: ignore[misc]
-"""Logs of entries, by their folders."""
 T = TypeVar("T")
 
 
@@ -228,11 +220,11 @@ class CheckedEntries(CheckedLog, Generic[E]):
     newest: E | None = None
 
 
-def read_entries(store: Store, kind: EntryKind[E], folder: str, label: str) -> CheckedEntries[E]:
-    """Read the log in `folder` whole, again if objects are deleted meanwhile; `label`: kind of its findings."""
+def read_entries(store: Store, kind: EntryKind[E], folder: str) -> CheckedEntries[E]:
+    """Read the log in `folder` whole, again if objects are deleted meanwhile."""
 
     def empty() -> CheckedEntries[E]:
-        return CheckedEntries(store, f"{kind.folder}/{folder}", "entry", label)
+        return CheckedEntries(store, f"{kind.folder}/{folder}", "entry", kind.noun)
 
     return read_again(lambda: _read(empty(), kind, folder), empty())
 

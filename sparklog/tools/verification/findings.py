@@ -13,10 +13,8 @@ from sparklog.units import count, size_text
 
 ROOT, LOG, CHAIN, CHECKPOINT, STATE = "root", "commit", "chain", "checkpoint", "state"
 MISSING, SIZE, CHECKSUM, FOOTER, INDEX, CONTENT = "missing", "size", "checksum", "footer", "index", "content"
-DECISION, GROUP, TRANSACTION = "decision", "group", "transaction"
-LEASE, OUTCOME, DEFAULT = "lease", "outcome", "default"
-PROMISE = "promise"
-"""Kinds of findings."""
+TRANSACTION, PROMISE = "transaction", "promise"
+"""Kinds of findings; those of the journals of groups, decisions and others are the `noun` of their `EntryKind`."""
 RESTORE = "restore the file from a backup"
 TWO_WINNERS = "if it was not changed, the store told two that they had created it: sparklog doctor tries that"
 RESTORE_BOTH = f"one of the two is another one's: restore both; {TWO_WINNERS}"

@@ -24,22 +24,15 @@ from sparklog.log.journal.documents import document_of
 from sparklog.log.journal.entry_log import E, EntryKind
 from sparklog.log.journal.probe_verdict import is_note, is_verdict, lost_commits
 from sparklog.log.state.history import History
-from sparklog.log.state.root_defaults import DEFAULTS
-from sparklog.maintenance.leases import LEASES
-from sparklog.maintenance.outcomes import OUTCOMES
+from sparklog.maintenance.journals import JOURNAL_IN, JOURNALS
 from sparklog.maintenance.work_items import InProcess, Runner
 from sparklog.retention.vacuum_plan import data_file
 from sparklog.storage.store import PROBE_FOLDER, ObjectInfo, Store, key_kind
-from sparklog.tools.verification.checked_logs import KINDS, CheckedLog, read_entries, read_object
+from sparklog.tools.verification.checked_logs import CheckedLog, read_entries, read_object
 from sparklog.tools.verification.data_file import Verified, VerifyWork, missing_beside, pieces
 from sparklog.tools.verification.defaults_copy import read_defaults_copy
 from sparklog.tools.verification.findings import (
-    DECISION,
-    DEFAULT,
-    GROUP,
-    LEASE,
     MISSING,
-    OUTCOME,
     PROMISE,
     ROOT,
     SIZE,
@@ -199,7 +192,7 @@ def _why(info: ObjectInfo, topics: Mapping[str, CheckedTopic]) -> str | None:
     if owner == PROBE_FOLDER:
         return "of a probe that is at work, or died"
     kind = key_kind(info.key)
-    if owner in KINDS:
+    if owner in JOURNAL_IN:
         return "written just now" if kind in ("commit", "checkpoint") and naming.LOG_FOLDER in below else None
     topic = naming.key_topic(info.key)
     if topic is None:
@@ -275,11 +268,8 @@ class _Verification:
         folders = [f"{naming.topic_folder(name)}/" for name in names] if self.chosen else [""]
         listing = [info for folder in folders for info in self.store.list(folder)]
         if not self.chosen:
-            self._entries_of(DECISIONS, DECISION, self.states)
-            self._entries_of(GROUPS, GROUP, self.groups)
-            self._entries_of(LEASES, LEASE, {})
-            self._entries_of(OUTCOMES, OUTCOME, {})
-            self._entries_of(DEFAULTS, DEFAULT, {})
+            newest = {kind.folder: self._entries_of(kind) for kind in JOURNALS}
+            self.states, self.groups = newest[DECISIONS.folder], newest[GROUPS.folder]
             self._take(read_defaults_copy(self.store))
         for name in names:
             self.say(f"reading the log of {name}")
@@ -347,17 +337,20 @@ class _Verification:
                 raise NotFound(f"topic '{name}' does not exist in {self.store.location}{hint}; check --topic")
         return list(dict.fromkeys(self.chosen)) or existing
 
-    def _entries_of(self, kind: EntryKind[E], label: str, states: dict[str, E]) -> None:
+    def _entries_of(self, kind: EntryKind[E]) -> dict[str, E]:
+        """Check all journals of a kind; return the newest entry of each by its id."""
+        newest: dict[str, E] = {}
         for folder in self.store.list_folders(f"{kind.folder}/"):
-            log = read_entries(self.store, kind, folder, label)
+            log = read_entries(self.store, kind, folder)
             self._take(log)
             if log.newest is not None:
-                states[log.newest.id] = log.newest
+                newest[log.newest.id] = log.newest
+        return newest
 
     def _state_of(self, id_: str, n: int) -> Decisions | None:
         state = self.reread.get(id_) or self.states.get(id_)
         if state is None or n > state.newest:
-            newer = read_entries(self.store, DECISIONS, naming.id_folder(id_), DECISION).newest
+            newer = read_entries(self.store, DECISIONS, naming.id_folder(id_)).newest
             register = self.states.get(register_of(id_))
             newer = newer or (None if register is None else entry_in(register, id_))
             if newer is not None:

@@ -1,0 +1,35 @@
+"""All kinds of journals of a root, besides those of its topics. A new kind is added to `JOURNALS`.
+
+`verify` reads the journals of each kind, `repair` restores their entries from copies, `retain` deletes their old
+entries. Backups have their own list, because a manifest has a member for each kind: decisions, groups and root
+defaults. Leases and outcomes of jobs belong to the root that they are in.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sparklog.groups.group_state import GROUPS
+from sparklog.log.decisions.decision import DECISIONS
+from sparklog.log.journal.chain import ids_of
+from sparklog.log.journal.entry_log import Collected, EntryKind, collect_entries
+from sparklog.log.state.root_defaults import DEFAULTS
+from sparklog.log.topic.root import Root
+from sparklog.maintenance.leases import LEASES
+from sparklog.maintenance.outcomes import OUTCOMES
+
+JOURNALS: tuple[EntryKind[Any], ...] = (DECISIONS, GROUPS, LEASES, OUTCOMES, DEFAULTS)
+"""In the order in which `verify` reads them: decisions name entries of groups that existed before."""
+JOURNAL_IN = {kind.folder: kind for kind in JOURNALS}
+"""The kinds by their folder."""
+
+
+def collect_journals(root: Root, kind: EntryKind[Any], *, keep_ms: int, now_ms: int, dry_run: bool) -> Collected:
+    """Delete the old entries of all journals of a kind, as `collect_entries` does."""
+    done = Collected()
+
+    def collect(id_: str) -> None:
+        done.add(collect_entries(root.engine.entries(kind, id_), now_ms, keep_ms=keep_ms, dry_run=dry_run))
+
+    done.collect_each(ids_of(root.store, kind, done.failures), collect)
+    return done
