@@ -1,0 +1,524 @@
+"""Damaged batches, through every caller that reads the batches of a log: all name the same damage and lose no more.
+
+A table of cases times callers. A caller's answer is one line: offsets (or batches) that it returned, and `!` with the
+number of the batch at which it named damage. A case says what callers answer that stop at damage, skip it, or end the
+log in front of it; a caller with another answer has a row in `EXCEPTIONS`, with the reason.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import struct
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from sparklog.errors import Corrupt
+from sparklog.format.batch_scan import scan_headers
+from sparklog.format.crc32c import crc32c
+from sparklog.format.record_batch import CRC_START, HEADER_BYTES, MAGIC_POSITION
+from sparklog.kafka.importing.run import ImportOptions, import_log_dir
+from sparklog.kafka.in_place import KafkaView
+from sparklog.kafka.in_place.segment_recovery import FAIL, SKIP, TRUNCATE
+from sparklog.limits import Limits
+from sparklog.log.journal.clocks import Env
+from sparklog.log.journal.names import file_key
+from sparklog.log.read.read_plan import read_parts
+from sparklog.log.read.skipped import Skipped
+from sparklog.log.state.view import READ_UNCOMMITTED, LogView, OffsetRange
+from sparklog.log.topic.root import Root, RootView
+from sparklog.serve.served_log import ServedLog, StoredPlace
+from sparklog.serve.stored_batches import StoredBatches
+from sparklog.storage import open_store
+from sparklog.storage.memory import MemoryStore
+from sparklog.testing.world import World
+from sparklog.tools.inspection.dump import DumpOptions, dump
+from sparklog.tools.inspection.dump_batches import LogOptions
+from sparklog.tools.inspection.dump_source import DumpFile
+from sparklog.tools.inspection.inspect import inspect_topic
+from sparklog.tools.verification.findings import CHECKSUM, CONTENT
+from sparklog.tools.verification.kafka_directory import verify_log_dir
+from sparklog.tools.verification.run import verify_root
+from tests.kafka.logs import HOUR_MS, batch, write_partition
+
+BASES = (0, 2, 4, 6, 8, 10)
+END = 12
+"""Where the next segment begins, with one record."""
+BATCHES = [batch(base, [b"%d" % base, b"%d" % (base + 1)], timestamp=HOUR_MS + base) for base in BASES]
+ENV = Env(lambda: 2 * HOUR_MS, lambda: 0, lambda seconds: None, random.Random(1))
+BAD = 2
+"""The batch that is damaged, of offsets 4 and 5."""
+
+
+def flipped(position: int, bit: int = 0) -> bytes:
+    data = bytearray(BATCHES[BAD])
+    data[position] ^= 1 << bit
+    return bytes(data)
+
+
+def patched(position: int, fmt: str, value: int) -> bytes:
+    """The batch with a field of its header changed and a correct checksum."""
+    data = bytearray(BATCHES[BAD])
+    struct.pack_into(fmt, data, position, value)
+    struct.pack_into(">I", data, MAGIC_POSITION + 1, crc32c(bytes(data[CRC_START:])))
+    return bytes(data)
+
+
+SIZE = len(BATCHES[BAD])
+CASES: dict[str, bytes] = {
+    "no damage": BATCHES[BAD],
+    "base offset, a high bit": flipped(5),
+    "base offset, a low bit": flipped(7, 1),
+    "base offset of batch 0": patched(0, ">q", 0),
+    "base offset of batch 3": patched(0, ">q", 6),
+    "length, a low bit": flipped(11),
+    "length, a high bit": flipped(8, 6),
+    "negative length": flipped(8, 7),
+    "leader epoch": flipped(13),
+    "magic 3": patched(MAGIC_POSITION, ">b", 3),
+    "magic 130": patched(MAGIC_POSITION, ">B", 130),
+    "magic 1": patched(MAGIC_POSITION, ">b", 1),
+    "checksum": flipped(17),
+    "a record's byte": flipped(70),
+    "codec 7": patched(21, ">h", 7),
+    "last offset delta -1": patched(23, ">i", -1),
+    "last offset delta 0": patched(23, ">i", 0),
+    "last offset delta 3": patched(23, ">i", 3),
+    "count -1": patched(57, ">i", -1),
+    "count 1": patched(57, ">i", 1),
+    "count 3": patched(57, ">i", 3),
+    "count 2^31-1": patched(57, ">i", 2**31 - 1),
+    "a record's length": patched(HEADER_BYTES, ">b", 126),
+    "zeros": bytes(SIZE),
+    "garbage": random.Random(3).randbytes(SIZE),
+}
+
+
+def segment_data(name: str) -> bytes:
+    return b"".join((*BATCHES[:BAD], CASES[name], *BATCHES[BAD + 1 :]))
+
+
+@dataclass
+class Place:
+    """A case in a Kafka directory, and in a slice of two roots: of one it is read whole, of the other in windows."""
+
+    folder: Path
+    root: Root
+    windows: Root
+
+
+POSITIONS = [sum(map(len, BATCHES[:row])) for row in range(len(BATCHES) + 1)]
+
+
+def row_of(position: int | None) -> str:
+    """The batch at a position of the segment, or of the slice."""
+    if position is None:
+        return "!?"
+    return f"!{next(row for row in reversed(range(len(POSITIONS))) if POSITIONS[row] <= position)}"
+
+
+def spans(offsets: Iterable[int]) -> list[str]:
+    """Runs of offsets as `0-3`."""
+    found: list[list[int]] = []
+    for offset in offsets:
+        if found and offset == found[-1][1] + 1:
+            found[-1][1] = offset
+        else:
+            found.append([offset, offset])
+    return [f"{low}-{high}" if low < high else str(low) for low, high in found]
+
+
+def answer(offsets: Iterable[int], damage: Iterable[int | None] = ()) -> str:
+    return " ".join([*spans(offsets), *map(row_of, damage)])
+
+
+def scanned(view: LogView, said: list[Skipped]) -> str:
+    found: list[int] = []
+    try:
+        end = view.bounds("t")[0].log_end
+        parts = view.plan([OffsetRange("t", 0, 0, end)], READ_UNCOMMITTED)
+        for piece in read_parts(parts, ["offset", "value"]):
+            found += piece.column("offset").to_pylist()
+    except Corrupt as error:
+        return answer(found, [error.position])
+    return answer(found, [each.position for each in said])
+
+
+def fetched(log: ServedLog, said: list[Skipped]) -> str:
+    found: list[int] = []
+    seen = log.look(["t"])["t"]
+    end, start = seen.ends[0].log_end, 0
+    try:
+        while start < end:
+            place = StoredPlace("t", seen.topic_id, 0, READ_UNCOMMITTED, start)
+            records = StoredBatches(log).read(place, end, 1 << 20, at_least_one=True)
+            headers = scan_headers(b"".join(records.buffers))
+            for base, count in zip(headers.base_offset.tolist(), headers.count.tolist(), strict=True):
+                found += range(base, base + min(count, 9))
+            start = records.next
+    except Corrupt as error:
+        return answer(found, [error.position])
+    return answer(found, [each.position for each in said])
+
+
+def looked_up(view: LogView) -> str:
+    """The record found for the time of each batch, or the damage."""
+    found: list[str] = []
+    for base in (*BASES, END):
+        try:
+            record = view.offsets_for_timestamps("t", {0: HOUR_MS + base}, READ_UNCOMMITTED)[0]
+            found.append("none" if record is None else str(record.offset))
+        except Corrupt as error:
+            found.append(row_of(error.position))
+    return " ".join(found)
+
+
+def inspected(view: LogView) -> str:
+    tables = inspect_topic(view, "t")
+    found: list[int] = []
+    damage: list[int | None] = []
+    for row in tables.batches.select(["base_offset", "last_offset", "position", "damage"]).to_pylist():
+        if row["damage"] is None:
+            found += range(row["base_offset"], row["last_offset"] + 1)
+        else:
+            damage.append(row["position"])
+    stops = (re.fullmatch(r"no batch at byte (\d+): .*", text) for text in tables.files["damage"].to_pylist() if text)
+    damage += [int(stop[1]) for stop in stops if stop]
+    return answer(found, dict.fromkeys(damage))
+
+
+def dumped(folder: Path, *, deep: bool) -> str:
+    path = folder / "t-0" / f"{0:020}.log"
+    file = DumpFile(open_store(path.parent), path.name, str(path), str(path))
+    found: list[int] = []
+    damage: list[int | None] = []
+    bases: list[tuple[int, int, int]] = []
+    try:
+        for line in dump([file], DumpOptions(LogOptions(deep=deep))):
+            words = line.text.split()
+            if words and words[0] == "|":
+                found.append(int(words[2]))
+            elif words and words[0] in ("baseOffset:", "offset:"):
+                position = int(words[words.index("position:") + 1])
+                if not line.text.endswith("isvalid: true"):
+                    damage.append(position)
+                elif not deep:
+                    low = int(words[1])
+                    found += range(low, int(words[words.index("lastOffset:") + 1]) + 1)
+    except Corrupt as error:
+        damage.append(error.position)
+    return answer(found, dict.fromkeys(damage))
+
+
+def in_place(policy: str) -> Callable[[Place], str]:
+    def caller(place: Place) -> str:
+        said: list[Skipped] = []
+        return scanned(KafkaView(place.folder, corrupt_records=policy, on_skipped=said.append), said)
+
+    return caller
+
+
+def in_root(which: str, policy: str) -> Callable[[Place], str]:
+    def caller(place: Place) -> str:
+        said: list[Skipped] = []
+        return scanned(RootView(getattr(place, which), None if policy == FAIL else said.append), said)
+
+    return caller
+
+
+def served(which: str, policy: str) -> Callable[[Place], str]:
+    def caller(place: Place) -> str:
+        said: list[Skipped] = []
+        if which == "folder":
+            view = KafkaView(place.folder, corrupt_records=policy, on_skipped=said.append)
+            return fetched(ServedLog(view, None, None), said)
+        root = getattr(place, which)
+        return fetched(ServedLog(RootView(root, None if policy == FAIL else said.append), root, None), said)
+
+    return caller
+
+
+def times(which: str, policy: str) -> Callable[[Place], str]:
+    def caller(place: Place) -> str:
+        if which == "folder":
+            return looked_up(KafkaView(place.folder, corrupt_records=policy, on_skipped=lambda skipped: None))
+        return looked_up(RootView(getattr(place, which), None if policy == FAIL else lambda skipped: None))
+
+    return caller
+
+
+def imported(policy: str) -> Callable[[Place], str]:
+    def caller(place: Place) -> str:
+        root, said = World(now_ms=2 * HOUR_MS).root(), list[Skipped]()
+        try:
+            import_log_dir(root, place.folder, ImportOptions(corrupt_records=policy), on_skipped=said.append)
+        except Corrupt as error:
+            return answer([], [error.position])
+        got = scanned(RootView(root), [])
+        return " ".join([got, *(row_of(each.position) for each in said)])
+
+    return caller
+
+
+def verified_folder(place: Place) -> str:
+    found = verify_log_dir(place.folder, env=ENV).findings
+    return answer([], [each.position for each in found if each.kind in (CHECKSUM, CONTENT)])
+
+
+def verified(which: str) -> Callable[[Place], str]:
+    def caller(place: Place) -> str:
+        found = verify_root(getattr(place, which).store).findings
+        return answer([], dict.fromkeys([each.position for each in found if each.kind in (CHECKSUM, CONTENT)]))
+
+    return caller
+
+
+@dataclass(frozen=True)
+class Caller:
+    """`usual`: the answer to a batch that is no batch, or no valid one."""
+
+    call: Callable[[Place], str]
+    usual: str
+
+
+STOP, PASS, CUT = "0-3 !2", "0-3 6-12 !2", "0-3 !2 !0"
+NAMED = "!2"
+FOUND, FOUND_NEXT = "0 2 !2 !2 !2 !2 12", "0 2 6 6 8 10 12"
+CALLERS = {
+    "scan of a directory": Caller(in_place(FAIL), STOP),
+    "scan of a directory, skip": Caller(in_place(SKIP), PASS),
+    "scan of a directory, truncate": Caller(in_place(TRUNCATE), CUT),
+    "import": Caller(imported(FAIL), NAMED),
+    "import, skip": Caller(imported(SKIP), PASS),
+    "import, truncate": Caller(imported(TRUNCATE), CUT),
+    "scan": Caller(in_root("root", FAIL), STOP),
+    "scan, skip": Caller(in_root("root", SKIP), PASS),
+    "scan in windows": Caller(in_root("windows", FAIL), STOP),
+    "scan in windows, skip": Caller(in_root("windows", SKIP), PASS),
+    "fetch from a directory": Caller(served("folder", FAIL), STOP),
+    "fetch from a directory, skip": Caller(served("folder", SKIP), PASS),
+    "fetch": Caller(served("root", FAIL), STOP),
+    "fetch, skip": Caller(served("root", SKIP), PASS),
+    "fetch in windows": Caller(served("windows", FAIL), STOP),
+    "fetch in windows, skip": Caller(served("windows", SKIP), PASS),
+    "times in a directory": Caller(times("folder", FAIL), FOUND),
+    "times in a directory, skip": Caller(times("folder", SKIP), FOUND_NEXT),
+    "times": Caller(times("root", FAIL), FOUND),
+    "times, skip": Caller(times("root", SKIP), FOUND_NEXT),
+    "times in windows": Caller(times("windows", FAIL), FOUND),
+    "times in windows, skip": Caller(times("windows", SKIP), FOUND_NEXT),
+    "verify of a directory": Caller(verified_folder, NAMED),
+    "verify": Caller(verified("root"), NAMED),
+    "verify in windows": Caller(verified("windows"), NAMED),
+    "inspection of a directory": Caller(lambda place: inspected(KafkaView(place.folder)), PASS),
+    "inspection": Caller(lambda place: inspected(RootView(place.root)), PASS),
+    "dump-log": Caller(lambda place: dumped(place.folder, deep=False), "0-3 6-11 !2"),
+    "dump-log of records": Caller(lambda place: dumped(place.folder, deep=True), STOP),
+}
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sound")
+    write_partition(folder, "t-0", {0: segment_data("no damage"), END: batch(END, [b"last"], timestamp=HOUR_MS + END)})
+    return folder
+
+
+def placed(folder: Path, sound: Path, name: str) -> Place:
+    data = segment_data(name)
+    write_partition(folder, "t-0", {0: data, END: batch(END, [b"last"], timestamp=HOUR_MS + END)})
+    roots = []
+    for limits in (Limits(), Limits(span_bytes=300, index_min_bytes=100)):
+        root = World(now_ms=2 * HOUR_MS).root()
+        import_log_dir(root, sound)
+        assert isinstance(root.store, MemoryStore)
+        key = file_key("t", root.topic("t").log.snapshot().slices.all().path(0))
+        root.store.replace(key, data)
+        root.store.limits = limits
+        roots.append(root)
+    return Place(folder, *roots)
+
+
+SOUND_CASES = ("no damage", "leader epoch")
+UNDECODABLE = ("count 1", "a record's length")
+"""Their header and checksum are correct."""
+NO_BATCH = ("length, a high bit", "negative length", "magic 3", "magic 130", "zeros", "garbage")
+ALL, ALL_TIMES = "0-12", "0 2 4 6 8 10 12"
+READERS = tuple(name for name, caller in CALLERS.items() if caller.usual in (STOP, PASS, CUT, NAMED))
+FETCHES = tuple(name for name in CALLERS if name.startswith("fetch"))
+LOOKUPS = tuple(name for name in CALLERS if name.startswith("times"))
+DUMPS = ("dump-log", "dump-log of records")
+INSPECTIONS = ("inspection of a directory", "inspection")
+OTHERS = (
+    (
+        "0-12",
+        (
+            "scan of a directory",
+            "scan of a directory, skip",
+            "scan of a directory, truncate",
+            "import",
+            "import, skip",
+            "import, truncate",
+            "scan, skip",
+            "scan in windows, skip",
+            "inspection of a directory",
+            "inspection",
+        ),
+        ("no damage", "leader epoch"),
+    ),
+    ("0-12", ("scan", "scan in windows"), ("no damage",)),
+    (
+        "0-12",
+        (
+            "fetch from a directory",
+            "fetch from a directory, skip",
+            "fetch",
+            "fetch, skip",
+            "fetch in windows",
+            "fetch in windows, skip",
+        ),
+        ("no damage", "leader epoch", "a record's length"),
+    ),
+    ("0 2 4 6 8 10 12", ("times in a directory",), ("no damage", "leader epoch", "last offset delta 3")),
+    (
+        "0 2 4 6 8 10 12",
+        ("times in a directory, skip", "times", "times, skip", "times in windows", "times in windows, skip"),
+        ("no damage", "leader epoch"),
+    ),
+    ("", ("verify of a directory",), ("no damage", "leader epoch")),
+    ("", ("verify", "verify in windows"), ("no damage",)),
+    (
+        "0-11",
+        ("dump-log",),
+        ("no damage", "leader epoch", "count -1", "count 1", "count 3", "count 2^31-1", "a record's length"),
+    ),
+    ("0-11", ("dump-log of records",), ("no damage", "leader epoch", "last offset delta 3")),
+    ("0 2 none 6 8 10 12", ("times in a directory",), ("base offset, a high bit",)),
+    ("0-3 65540-65541 6-12", ("inspection of a directory", "inspection"), ("base offset, a high bit",)),
+    ("0-3 65540-65541 6-11", ("dump-log", "dump-log of records"), ("base offset, a high bit",)),
+    ("!2", ("scan in windows", "scan in windows, skip"), ("base offset, a low bit", "base offset of batch 3")),
+    ("0-3 6-12", ("fetch in windows", "fetch in windows, skip"), ("base offset, a low bit", "base offset of batch 3")),
+    (
+        "0 2 6 6 8 10 12",
+        ("times in a directory",),
+        ("base offset, a low bit", "base offset of batch 3", "magic 1", "count -1"),
+    ),
+    (
+        "0 2 6 8 8 10 12",
+        ("times in windows", "times in windows, skip"),
+        ("base offset, a low bit", "base offset of batch 3"),
+    ),
+    ("0-3 6-7 6-12", ("inspection of a directory", "inspection"), ("base offset, a low bit", "base offset of batch 3")),
+    ("0-3 6-7 6-11", ("dump-log", "dump-log of records"), ("base offset, a low bit", "base offset of batch 3")),
+    ("0-3 6-12", ("fetch from a directory",), ("base offset of batch 0", "last offset delta -1")),
+    ("0 2 0 6 8 10 12", ("times in a directory",), ("base offset of batch 0",)),
+    ("0-3 0-1 6-12", ("inspection of a directory", "inspection"), ("base offset of batch 0",)),
+    ("0-3 0-1 6-11", ("dump-log", "dump-log of records"), ("base offset of batch 0",)),
+    ("0 2 !2 12 12 12 12", ("times in a directory",), ("length, a low bit",)),
+    ("0-3 12 !2", ("inspection of a directory",), ("length, a low bit", "magic 3")),
+    ("0-3 12 !2 !2", ("inspection",), ("length, a low bit",)),
+    ("0-3 !2", ("dump-log",), ("length, a low bit", "negative length", "magic 3", "magic 130", "codec 7", "zeros")),
+    ("0-3 !2 !2", ("dump-log of records",), ("length, a low bit",)),
+    (
+        "0 2 12 12 12 12 12",
+        ("times in a directory",),
+        ("length, a high bit", "negative length", "magic 130", "zeros", "garbage"),
+    ),
+    (
+        "0-3 12",
+        ("inspection of a directory",),
+        ("length, a high bit", "negative length", "magic 130", "zeros", "garbage"),
+    ),
+    (
+        "0-3 12 !2",
+        ("inspection",),
+        ("length, a high bit", "negative length", "magic 3", "magic 130", "zeros", "garbage"),
+    ),
+    ("0-3", ("dump-log", "dump-log of records"), ("length, a high bit", "garbage")),
+    ("0-11 !0", ("scan", "scan in windows"), ("leader epoch",)),
+    (
+        "0 2 !2 6 8 10 12",
+        ("times in a directory",),
+        (
+            "checksum",
+            "a record's byte",
+            "codec 7",
+            "last offset delta -1",
+            "last offset delta 0",
+            "count 1",
+            "count 3",
+            "count 2^31-1",
+            "a record's length",
+        ),
+    ),
+    ("0-11 !2", ("dump-log of records",), ("checksum", "a record's byte")),
+    ("0-3 6-11", ("dump-log",), ("last offset delta -1",)),
+    ("0-4 6-11", ("dump-log",), ("last offset delta 0",)),
+    ("0-5 !3", ("scan of a directory",), ("last offset delta 3",)),
+    (
+        "0-5 8-12",
+        (
+            "scan of a directory, skip",
+            "scan",
+            "scan, skip",
+            "scan in windows",
+            "scan in windows, skip",
+            "fetch from a directory",
+            "fetch from a directory, skip",
+            "fetch",
+            "fetch, skip",
+            "fetch in windows",
+            "fetch in windows, skip",
+        ),
+        ("last offset delta 3",),
+    ),
+    ("0-5 !3 !0", ("scan of a directory, truncate", "import, truncate"), ("last offset delta 3",)),
+    ("!3", ("import", "verify of a directory", "verify", "verify in windows"), ("last offset delta 3",)),
+    ("0-5 8-12 !3", ("import, skip",), ("last offset delta 3",)),
+    (
+        "0 2 4 8 8 10 12",
+        ("times in a directory, skip", "times", "times, skip", "times in windows", "times in windows, skip"),
+        ("last offset delta 3",),
+    ),
+    ("0-7 6-12", ("inspection of a directory", "inspection"), ("last offset delta 3",)),
+    ("0-7 6-11", ("dump-log",), ("last offset delta 3",)),
+    (
+        "!2",
+        ("scan of a directory", "scan of a directory, truncate", "import, truncate"),
+        ("count 1", "a record's length"),
+    ),
+    (
+        "0-4 6-12",
+        (
+            "fetch from a directory",
+            "fetch from a directory, skip",
+            "fetch",
+            "fetch, skip",
+            "fetch in windows",
+            "fetch in windows, skip",
+        ),
+        ("count 1",),
+    ),
+    (
+        "0 2 !2 6 8 10 12",
+        ("times", "times, skip", "times in windows", "times in windows, skip"),
+        ("count 1", "a record's length"),
+    ),
+)
+
+
+def expected(caller: str, case: str) -> str:
+    for answer, callers, cases in OTHERS:
+        if caller in callers and case in cases:
+            return answer
+    return CALLERS[caller].usual
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_callers_agree(tmp_path: Path, sound: Path, case: str) -> None:
+    place = placed(tmp_path, sound, case)
+    answers = {name: caller.call(place) for name, caller in CALLERS.items()}
+    assert answers == {name: expected(name, case) for name in CALLERS}
