@@ -1,7 +1,11 @@
-"""Iterate over the batches of a file: all batches, only valid batches, and the next valid batch after a corrupt one.
+"""Iterate over the batches of a file in windows: the only place that cuts bytes of a log into batches.
 
-A `BatchFile` is a Kafka segment (`sparklog.kafka.in_place.segment_file`) or a slice of a root
-(`sparklog.log.read.damaged_slices`). The caller of `sound_windows` decides how to handle corrupt batches.
+A `BatchFile` is a Kafka segment (`sparklog.kafka.in_place.segment_file`), a slice of a root
+(`sparklog.log.read.slice_files`), or any object to inspect. There are two iterators:
+
+* `BatchWalk` yields windows of complete batches, and does not check them.
+* `checked_batches` yields windows of valid batches, and a `Damage` for each position without one. The caller decides
+  what to do about it: raise an error, end the iteration, or report it and continue with the next valid batch.
 
 A batch is valid if its checksum is correct, its header is consistent (`batch_scan.header_rules`), and its offsets are
 above those of the batch before it and below the end of the file's offsets. The offsets must be checked because the
@@ -21,6 +25,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
@@ -74,6 +79,19 @@ class Window:
         """Return the window with the headers of these batches only; the data stay."""
         return replace(self, headers=self.headers[rows])
 
+    def trimmed(self: W) -> W:
+        """Return the window with the bytes of its batches only; it has at least one, and they are adjacent."""
+        headers = self.headers
+        low, high = int(headers.position[0]), int(headers.position[-1] + headers.size[-1])
+        if low:
+            headers = replace(headers, position=headers.position - low)
+        return replace(self, data=memoryview(self.data)[low:high], start=self.start + low, headers=headers)
+
+    @property
+    def end(self) -> int:
+        """Return the position in the file after the last batch."""
+        return self.start + int(self.headers.position[-1] + self.headers.size[-1])
+
     def decode(
         self, columns: Collection[str], select: BoolArray | None = None, *, check_crc: bool = False, **offsets: int
     ) -> RecordColumns:
@@ -91,6 +109,8 @@ class Window:
         )
 
 
+WINDOW_BYTES = 1 << 20
+"""Bytes to read and decode at a time: decoding has memory for any decompressed window of this size."""
 HEADER_WINDOW_BYTES = 256 * 1024
 MAX_MAGIC = 127
 """Kafka reads the magic as a signed byte and rejects negative values."""
@@ -100,7 +120,7 @@ _CRC_PIECE_BYTES = 1024 * 1024
 
 
 class BatchFile(ABC):
-    """A sequence of batches, read by position; `size` in bytes, `path` for messages."""
+    """A sequence of batches, read by position; they end at position `size`; `path` for messages."""
 
     path: str
     size: int
@@ -109,9 +129,17 @@ class BatchFile(ABC):
     def read(self, position: int, length: int) -> BytesLike:
         """Return bytes from `position`; fewer than `length` only at the end."""
 
-    def header_at(self, position: int) -> BatchHeader | None:
-        """Return the header of a batch that starts at `position` and ends inside the file, or None."""
-        data = self.read(position, HEADER_BYTES)
+    def window(self, position: int) -> BytesLike:
+        """Return the bytes to look for batches in, from `position` on."""
+        return self.read(position, min(WINDOW_BYTES, self.size - position))
+
+    def header_at(self, position: int, data: BytesLike | None = None) -> BatchHeader | None:
+        """Return the header of a batch that starts at `position` and ends inside the file, or None.
+
+        `data`: bytes from `position` that have been read already, read again if there are too few.
+        """
+        if data is None or len(data) < HEADER_BYTES:
+            data = self.read(position, HEADER_BYTES) if position < self.size else b""
         if not begins_with_header(data):
             return None
         header = single_header(data)
@@ -153,27 +181,44 @@ class BatchFile(ABC):
 
 
 class BatchWalk:
-    """Iterates over the batches of a file from a batch start, window by window.
+    """Iterates over the batches of a file from a batch start, window by window. Does not check them.
 
-    `window_bytes` returns the size of the next window, which then contains complete batches; without it, a batch that
-    does not fit into a window is returned as its header only. After the iteration, `end` is the position where it
-    stopped, and `stop` is the cause: "end" (of the file), "partial" (the last batch is cut off), "zeros" (the end of a
-    preallocated file) or "corrupt" (`reason` has the details).
+    After the iteration, `end` is the position where it stopped, and `stop` is the cause: "end" (of the file), "partial"
+    (the last batch is cut off), "zeros" (the end of a preallocated file) or "corrupt" (`reason` has the details).
     """
 
-    def __init__(self, file: BatchFile, start: int, window_bytes: Callable[[], int] | None = None) -> None:
+    def __init__(
+        self,
+        file: BatchFile,
+        start: int = 0,
+        *,
+        headers_only: bool = False,
+        window: Callable[[int], BytesLike] | None = None,
+    ) -> None:
+        """Begin at position `start`.
+
+        Args:
+            file: the file to read.
+            start: position of the first batch.
+            headers_only: read smaller windows. A batch that does not fit into one is returned as its header only, and
+                compressed messages of old formats are not opened (see `scan_headers`).
+            window: reads a window at a position, in place of `file.window`.
+        """
         self.file = file
         self.end = start
         self.stop = "end"
         self.reason = ""
-        self._window_bytes = window_bytes
+        self._headers_only = headers_only
+        self._window = window or (self._header_window if headers_only else file.window)
+
+    def _header_window(self, position: int) -> BytesLike:
+        return self.file.read(position, min(HEADER_WINDOW_BYTES, self.file.size - position))
 
     def __iter__(self) -> Iterator[Window]:
         size = self.file.size
         while self.end < size:
-            nbytes = HEADER_WINDOW_BYTES if self._window_bytes is None else self._window_bytes()
-            data = self.file.read(self.end, min(nbytes, size - self.end))
-            headers = scan_headers(data, whole=False, contents=self._window_bytes is not None)
+            data = self._window(self.end)
+            headers = scan_headers(data, whole=False, contents=not self._headers_only)
             if len(headers):
                 yield Window(data, self.end, headers, self.file.path)
             self.end += headers.end
@@ -182,8 +227,8 @@ class BatchWalk:
             last = self.end + len(data) - headers.end >= size
             if headers.stop in ("partial", "zeros") and not last and headers.end:
                 continue  # Cut off by the window, not by the file: it begins the next window.
-            header = self.file.header_at(self.end) if headers.stop == "partial" and not last else None
-            if header is not None and self._window_bytes is None:
+            header = self.file.header_at(self.end, data) if headers.stop == "partial" and not last else None
+            if header is not None and self._headers_only:
                 yield Window(data[:HEADER_BYTES], self.end, single_header(data), self.file.path)
                 self.end += header.size
             elif header is not None and (header.size <= HUGE_BATCH_BYTES or self.file.crc_holds(self.end, header)):
@@ -194,6 +239,19 @@ class BatchWalk:
                 huge = "the checksum of a long batch does not match"
                 self.stop, self.reason = (headers.stop, headers.reason) if header is None else ("corrupt", huge)
                 return
+
+    def damage(self, expected: int, limit: int | None) -> Damage | None:
+        """Return the damage that stopped the walk, None if it reached the end of the file.
+
+        There is no batch, one of an unknown format, or a huge one. `expected`: the lowest offset that it may have.
+        """
+        if self.stop == "end":
+            return None
+        header, unknown = self.file.header_at(self.end), self.file.unknown_format_at(self.end)
+        size = header.size if header is not None else int(unknown.size[0]) if unknown is not None else 0
+        final = not size or self.file.header_at(self.end + size) is None
+        stop, is_huge = "" if size else self.stop, header is not None
+        return Damage(self.file, self.end, size, expected, self.reason, final, expected, limit, stop, is_huge)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,27 +295,34 @@ def first_is_wrong(before: int, first: Span, second: Span, after: int | None) ->
     return blame_first >= blame_second
 
 
-WINDOW_BYTES = 1 << 20
-"""Bytes to read and decode at a time: decoding has memory for any decompressed window of this size."""
 _SEARCH_BYTES = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
+class Resumed(NamedTuple):
+    position: int
+    offset: int
+
+
+@dataclass(frozen=True, eq=False)
 class Damage:
-    """A position without a valid batch.
+    """A position of `file` without a valid batch.
 
     * `position`: position in the file; `size`: size of the batch there, 0 if its end cannot be determined
     * `offset`: the first missing offset, as far as it is known
     * `final`: True if no batch follows
     * `stop`: cause of the stop (see `BatchWalk`), empty if the batch has a size
     * `wrong_crc`: True if the checksum of the batch is wrong
+    * `expected`, `limit`: offsets of valid batches after the damage are in this range; `limit` None: unlimited
     """
 
+    file: BatchFile
     position: int
     size: int
     offset: int
     reason: str
     final: bool
+    expected: int
+    limit: int | None
     stop: str = ""
     wrong_crc: bool = False
 
@@ -271,82 +336,78 @@ class Damage:
         """True if it can be the end of a log that a broker is writing, or was writing when it was killed."""
         return self.final and (self.structural or self.wrong_crc)
 
+    @cached_property
+    def following(self) -> Resumed | None:
+        """The next valid batch, None if there is none. The file is searched when this is first asked for."""
+        return resume(self.file, self.position, self.expected, self.limit, size=self.size)
 
-class Resumed(NamedTuple):
-    position: int
-    offset: int
+    @property
+    def until(self) -> int:
+        """The position of the next valid batch, or the end of the file."""
+        return self.file.size if self.following is None else self.following.position
+
+    @property
+    def next_offset(self) -> int | None:
+        """The offset of the next valid batch; without one `limit`."""
+        return self.limit if self.following is None else self.following.offset
 
 
-def sound_windows(
+def checked_batches(
     file: BatchFile,
     start: int,
     expected: int,
     *,
-    decide: Callable[[Damage], bool],
-    resumed: Callable[[Damage, int, int | None], None] | None = None,
     end: int | None = None,
     limit: int | None = None,
-    window_bytes: Callable[[], int] = lambda: WINDOW_BYTES,
-) -> Iterator[Window]:
-    """Yield windows of valid batches from position `start`, in file order, up to the first batch at or above `end`.
+    window: Callable[[int], BytesLike] | None = None,
+) -> Iterator[Window | Damage]:
+    """Yield windows of valid batches, and the damage between them, in file order, to the first batch at or above `end`.
 
+    A caller that stops at damage ends the iteration there. One that continues gets the next valid batch after it.
     The last window is empty if the next batch begins at or above `end`.
 
     Args:
         file: the file to read.
         start: position of the first batch.
         expected: the lowest offset that the first batch may have.
-        decide: returns True to continue after damage or False to stop before it, or raises.
-        resumed: called with the damage, and the position and offset of the next valid batch; if there is none, with
-            the file's size and `limit`.
         end: the offset to stop at; None: read to the end of the file.
         limit: the next segment's base offset, which all offsets must be below; None if unknown.
-        window_bytes: returns the size of the next window.
+        window: reads a window at a position, in place of `file.window`.
     """
-    position, offset = start, expected
+    position, offset, before = start, expected, expected
     while True:
         damage: Damage | None = None
-        walk = BatchWalk(file, position, window_bytes)
-        for window in walk:
-            count, damage = _sound(window, file, offset, end, limit)
+        walk = BatchWalk(file, position, window=window)
+        for found in walk:
+            headers = found.headers
+            count, damage = _valid(found, file, offset, before, end, limit)
             if count:
-                offset = int(window.headers.next_offset[count - 1])
-                yield window if count == len(window.headers) else window.select(slice(count))
+                offset, before = int(headers.next_offset[count - 1]), int(headers.base_offset[count - 1])
+                yield found if count == len(headers) else found.select(slice(count))
             if damage is not None:
                 break
-            if count < len(window.headers):
-                yield window.select(slice(0))
+            if count < len(headers):
+                yield found.select(slice(0))
                 return
             if end is not None and offset >= end:
                 return
         else:
-            if walk.stop == "end":
+            damage = walk.damage(offset, limit)
+            if damage is None:
                 return
-            damage = _no_batch(file, walk, offset)
-        if not decide(damage):
+        yield damage
+        if damage.following is None:
             return
-        following = resume(file, damage.position, offset, limit, size=damage.size)
-        if resumed is not None:
-            resumed(damage, *(following or (file.size, limit)))
-        if following is None:
-            return
-        position = following.position
+        position = damage.following.position
 
 
-def _no_batch(file: BatchFile, walk: BatchWalk, offset: int) -> Damage:
-    """Return the damage at which a walk stopped: no batch, a batch of an unknown format, or a huge one."""
-    header, unknown = file.header_at(walk.end), file.unknown_format_at(walk.end)
-    size = header.size if header is not None else int(unknown.size[0]) if unknown is not None else 0
-    if not size:
-        return Damage(walk.end, 0, offset, walk.reason, True, walk.stop)
-    final = file.header_at(walk.end + size) is None
-    return Damage(walk.end, size, offset, walk.reason, final, wrong_crc=header is not None)
-
-
-def _sound(
-    window: Window, file: BatchFile, expected: int, end: int | None, limit: int | None
+def _valid(
+    window: Window, file: BatchFile, expected: int, last_base: int, end: int | None, limit: int | None
 ) -> tuple[int, Damage | None]:
-    """Return the number of batches of a window below `end` and before the first damage, and that damage."""
+    """Return the number of batches of a window below `end` and before the first damage, and that damage.
+
+    `last_base`: the base offset of the batch before the window.
+    """
     headers = window.headers
     row, reason = _disordered(window, file, expected, limit)
     inside = len(headers)
@@ -365,11 +426,14 @@ def _sound(
         return inside, None
     base = int(headers.base_offset[row])
     before = int(headers.next_offset[row - 1]) if row else expected
-    plausible = bool(len(wrong)) and base >= before and (limit is None or base < limit)
+    previous = int(headers.base_offset[row - 1]) if row else last_base
+    # Of two batches that overlap, the invalid one may have the offsets that it claims.
+    plausible = base >= before if len(wrong) else previous < base < before
+    offset = base if plausible and (limit is None or base < limit) else before
     position = window.start + int(headers.position[row])
     size = int(headers.size[row])
     final = file.header_at(position + size) is None
-    return row, Damage(position, size, base if plausible else before, reason, final, wrong_crc=bool(len(wrong)))
+    return row, Damage(file, position, size, offset, reason, final, before, limit, wrong_crc=bool(len(wrong)))
 
 
 def _disordered(window: Window, file: BatchFile, expected: int, limit: int | None) -> tuple[int | None, str]:
@@ -410,8 +474,8 @@ def _following(window: Window, file: BatchFile, row: int) -> Span | None:
     if row + 1 < len(headers):
         return Span(int(headers.base_offset[row + 1]), int(headers.next_offset[row + 1]))
     last = len(headers) - 1
-    position = window.start + int(headers.position[last] + headers.size[last])
-    header = file.header_at(position)
+    position = window.end
+    header = file.header_at(position, window.data[position - window.start :])
     if header is not None and row > last:
         header = file.header_at(position + header.size)
     if header is None or header.magic != MAGIC:

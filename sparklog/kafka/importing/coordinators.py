@@ -32,7 +32,7 @@ import numpy as np
 
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.format import control
-from sparklog.format.batch_walk import Damage, Window, sound_windows
+from sparklog.format.batch_walk import Damage, Window, checked_batches
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.format.coordinators import coordinator_records as coded
 from sparklog.groups.group import DEAD, GroupDescription
@@ -98,26 +98,24 @@ class LogReading(ABC):
         """Take the records of a window."""
 
     def _windows(self, file: SegmentFile, name: SegmentName, after: SegmentName | None) -> Iterator[Window]:
-        last = after is None
+        last, policy = after is None, self.log_dir.policy
+        for found in checked_batches(file, 0, name.base, limit=None if after is None else after.base):
+            if isinstance(found, Window):
+                yield found
+            elif policy == recovery.SKIP and not (last and found.stop == "zeros"):
+                self._skipped(found, found.until, found.next_offset)
+            elif last and found.unwritten:
+                return
+            elif policy != recovery.TRUNCATE:
+                raise Corrupt(found.reason, file=file.path, position=found.position, offset=found.offset)
+            else:
+                self.cut = True
+                self._skipped(found, file.size, None)
+                return
 
-        def decide(damage: Damage) -> bool:
-            if self.log_dir.policy == recovery.SKIP and not (last and damage.stop == "zeros"):
-                return True
-            if last and damage.unwritten:
-                return False
-            if self.log_dir.policy != recovery.TRUNCATE:
-                raise Corrupt(damage.reason, file=file.path, position=damage.position, offset=damage.offset)
-            self.cut = True
-            skipped(damage, file.size, None)
-            return False
-
-        def skipped(damage: Damage, until: int, end: int | None) -> None:
-            size = until - damage.position
-            place = self.topic, self.partition, file.path, damage.position, size, damage.offset
-            self.log_dir.on_skipped(Skipped(*place, end, damage.reason))
-
-        limit = None if after is None else after.base
-        return sound_windows(file, 0, name.base, decide=decide, resumed=skipped, limit=limit)
+    def _skipped(self, damage: Damage, until: int, end: int | None) -> None:
+        place = self.topic, self.partition, damage.file.path, damage.position, until - damage.position, damage.offset
+        self.log_dir.on_skipped(Skipped(*place, end, damage.reason))
 
 
 @dataclass(slots=True)

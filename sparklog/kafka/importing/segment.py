@@ -36,7 +36,7 @@ from sparklog.errors import Conflict, Corrupt
 from sparklog.format import transaction_index
 from sparklog.format.append_file import WrittenSlice, build_index, encode_footer
 from sparklog.format.batch_scan import scan_headers
-from sparklog.format.batch_walk import Damage, Window, sound_windows
+from sparklog.format.batch_walk import Window, checked_batches
 from sparklog.format.control import end_txn_marker
 from sparklog.format.record_batch import NO_PRODUCER_ID
 from sparklog.format.segment_indexes import OffsetIndex, TimeIndex
@@ -266,21 +266,14 @@ def _decodable(windows: Iterator[Window], copy: SegmentCopy) -> Iterator[Window]
             window.decode(RECORD_COLUMNS, ~window.headers.is_control & (window.headers.count > 0))
         except Corrupt as error:
             if len(window.headers) > 1:
-                yield from _decodable((_part(window, slice(row, row + 1)) for row in range(len(window.headers))), copy)
+                single = (window.select(slice(row, row + 1)).trimmed() for row in range(len(window.headers)))
+                yield from _decodable(single, copy)
                 continue
             header, end = window.headers.row(0), int(window.headers.next_offset[0])
             position = window.start + int(window.headers.position[0])
             copy.left_out.append(Lost(position, header.size, header.base_offset, end, error.message))
         else:
             yield window
-
-
-def _part(window: Window, rows: slice) -> Window:
-    """Return some neighbouring batches of a window, at least one, with bytes of their own."""
-    headers = window.headers[rows]
-    first, end = int(headers.position[0]), int(headers.position[-1] + headers.size[-1])
-    shifted = replace(headers, position=headers.position - first)
-    return replace(window, data=window.data[first:end], start=window.start + first, headers=shifted)
 
 
 def _with_markers(
@@ -349,29 +342,27 @@ def _since(windows: Iterator[Window], since: int, file: SegmentFile) -> Iterator
                 f"{file.path} holds a batch of offsets {first} to {int(headers.last_offset[row])}: expected one to "
                 f"begin at {since}, where the last import ended; this is not the log that was imported"
             )
-        yield _part(window, slice(row, None))
+        yield window.select(slice(row, None)).trimmed()
 
 
 def _windows(file: SegmentFile, copy: SegmentCopy) -> Iterator[Window]:
     """Yield the segment's sound batches; of the last segment those that are written whole."""
-    last, policy = copy.last, copy.policy
     start = 0 if copy.since is None else seek(file, copy.base, copy.since)
-
-    def decide(damage: Damage) -> bool:
-        if policy == SKIP and not (last and damage.stop == "zeros"):
-            return True
-        if last and (damage.unwritten or policy == TRUNCATE):
-            if damage.stop != "zeros":
-                leave_out(damage, file.size, None)
-            return False
-        whole = "expected record batches to the end of a closed segment: " if damage.structural else ""
-        reason = f"{whole}{damage.reason}; {GO_ON}"
-        raise Corrupt(reason, file=file.path, position=damage.position, offset=damage.offset)
-
-    def leave_out(damage: Damage, until: int, end: int | None) -> None:
-        copy.left_out.append(Lost(damage.position, until - damage.position, damage.offset, end, damage.reason))
-
-    return sound_windows(file, start, copy.base, decide=decide, resumed=leave_out, limit=copy.limit)
+    for found in checked_batches(file, start, copy.base, limit=copy.limit):
+        if isinstance(found, Window):
+            yield found
+        elif copy.policy == SKIP and not (copy.last and found.stop == "zeros"):
+            nbytes = found.until - found.position
+            copy.left_out.append(Lost(found.position, nbytes, found.offset, found.next_offset, found.reason))
+        elif copy.last and (found.unwritten or copy.policy == TRUNCATE):
+            if found.stop != "zeros":
+                nbytes = file.size - found.position
+                copy.left_out.append(Lost(found.position, nbytes, found.offset, None, found.reason))
+            return
+        else:
+            whole = "expected record batches to the end of a closed segment: " if found.structural else ""
+            reason = f"{whole}{found.reason}; {GO_ON}"
+            raise Corrupt(reason, file=file.path, position=found.position, offset=found.offset)
 
 
 def offset_index_of(raw: bytes | None, base: int, batches: IndexedBatches, interval: int) -> bytes:

@@ -15,7 +15,8 @@ from operator import attrgetter
 import numpy as np
 
 from sparklog.errors import Corrupt
-from sparklog.format.batch_walk import BatchWalk, Damage, Window, resume, sound_windows
+from sparklog.format.batch_scan import single_header
+from sparklog.format.batch_walk import BatchWalk, Damage, Window, checked_batches
 from sparklog.format.record_batch import HEADER_BYTES
 from sparklog.format.transaction_index import AbortedTransactions, concatenate
 from sparklog.kafka.in_place import directory
@@ -44,7 +45,8 @@ class SegmentState:
       without any
     * `stray`: where batches begin that end the segment and are out of order, -1: there are none
     * `stop`, `reason`: why the last look went no further (see `BatchWalk`)
-    * `closed`: it has a successor and was read to its end since; the file then had `size` bytes and was `modified` (ns)
+    * `closed`: it has a successor, which begins at `limit`, and was read to its end since; the file then had `size`
+      bytes and was `modified` (ns)
     * blocks (parallel arrays): where each begins, its offsets `[offset, end)`, its greatest timestamp, how many offsets
       it takes (those of records and markers) and how many batches it has
     """
@@ -58,6 +60,7 @@ class SegmentState:
     stop: str = "end"
     reason: str = ""
     closed: bool = False
+    limit: int | None = None
     size: int = 0
     modified: int = 0
     stray: int = -1
@@ -99,21 +102,38 @@ class SegmentState:
         """
         if policy == recovery.TRUNCATE:
             self.stop, self.reason = "end", ""
-            for window in sound_windows(file, self.end, self.next_offset, decide=self._stop_at, limit=limit):
-                self._take(window, file)
+            for found in checked_batches(file, self.end, self.next_offset, limit=limit):
+                if isinstance(found, Damage):
+                    self.stop, self.reason = UNSOUND, found.reason
+                    break
+                self._take(found, file)
         else:
-            self._scan_headers(file, last=last)
-            while self._pass_unknown_format(file) or (
-                policy == recovery.SKIP and self._resume(file, last=last, limit=limit)
-            ):
-                self._scan_headers(file, last=last)
+            while (damage := self._scan_headers(file, last=last, limit=limit)) is not None:
+                if damage.size and not damage.wrong_crc:
+                    # A batch of an unknown format: Kafka's recovery keeps it, so the log does not end there.
+                    self.events.lost(self.next_offset)
+                    self._order.take(single_header(file.read(self.end, HEADER_BYTES)), self.end, lambda position: True)
+                    self.next_offset = self._order.end
+                    self.end += damage.size
+                elif policy == recovery.SKIP and not (last and self.stop == "zeros") and damage.following is not None:
+                    # Markers may have been there.
+                    self.events.lost(self.next_offset)
+                    self.end = damage.following.position
+                else:
+                    break
         self.size, self.modified = file.size, file.modified
-        self.closed = not last
-        if self.closed and self.stop != "end" and policy != recovery.TRUNCATE:
+        self.closed, self.limit = not last, limit
+        if self.is_cut and policy != recovery.TRUNCATE:
             self.events.lost(self.next_offset)
 
-    def _scan_headers(self, file: SegmentFile, *, last: bool) -> None:
-        walk = BatchWalk(file, self.end)
+    @property
+    def is_cut(self) -> bool:
+        """True if a successor follows although the file does not end at `end`: batches after it are not known."""
+        return self.closed and self.stop != "end"
+
+    def _scan_headers(self, file: SegmentFile, *, last: bool, limit: int | None) -> Damage | None:
+        """Take in the headers from `end` on. Return the damage that they end at, None at the end of the file."""
+        walk = BatchWalk(file, self.end, headers_only=True)
         last_window: Window | None = None
         for window in walk:
             if last_window is not None:
@@ -126,32 +146,9 @@ class SegmentState:
                 self.stop, self.reason = UNWRITTEN, "the last batch does not match its checksum: not written yet"
                 last_window = last_window.select(slice(-1))
             self._take(last_window, file)
-
-    def _stop_at(self, damage: Damage) -> bool:
-        self.stop, self.reason = UNSOUND, damage.reason
-        return False
-
-    def _pass_unknown_format(self, file: SegmentFile) -> bool:
-        """Stopped at a whole batch of an unknown magic? Kafka's recovery keeps it, so the log does not end there."""
-        headers = None if self.stop == "end" else file.unknown_format_at(self.end)
-        if headers is None:
-            return False
-        self.events.lost(self.next_offset)
-        self._order.take(headers, self.end, lambda position: True)
-        self.next_offset = self._order.end
-        self.end += int(headers.size[0])
-        return True
-
-    def _resume(self, file: SegmentFile, *, last: bool, limit: int | None) -> bool:
-        """Return True if there is a batch after what is none, where the walk stopped. Markers may have been between."""
-        if self.stop == "end" or (last and self.stop == "zeros"):
-            return False
-        following = resume(file, self.end, self.next_offset, limit)
-        if following is None:
-            return False
-        self.events.lost(self.next_offset)
-        self.end = following.position
-        return True
+        if self.stop == UNWRITTEN:
+            return Damage(file, self.end, 0, self.next_offset, self.reason, True, self.next_offset, limit, UNWRITTEN)
+        return walk.damage(self.next_offset, limit)
 
     def _take(self, window: Window, file: SegmentFile) -> None:
         headers = window.headers

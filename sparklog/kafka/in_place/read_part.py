@@ -19,7 +19,8 @@ import pyarrow as pa
 
 from sparklog.errors import Corrupt, NotFound
 from sparklog.format.arrow_numpy import fixed_array, repeated_text
-from sparklog.format.batch_walk import BatchWalk, Damage, Window, resume, sound_windows
+from sparklog.format.batch_scan import header_rules
+from sparklog.format.batch_walk import BatchWalk, Window, checked_batches
 from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.kafka.in_place import segment_recovery as recovery
@@ -160,36 +161,30 @@ class KafkaReadPart:
         `Corrupt` if the range goes on after what is no sound batch, unless that is skipped: then `walk.passed` gets the
         offset after it.
         """
-        skipping, position = self.corrupt_records == recovery.SKIP, walk.position
+        skipping, position, end = self.corrupt_records == recovery.SKIP, walk.position, self.range.end
         limit = _limit(walk.names, name, file)
+        start = _first_position(file, name, position, limit, skipping=skipping)
 
-        def decide(damage: Damage) -> bool:
-            if skipping:
-                return True
-            if self.corrupt_records == recovery.TRUNCATE and damage.offset >= self.range.end:
-                return False  # It is what ended the log.
-            message, offset = damage.reason, damage.offset
-            if damage.structural:
-                message = f"expected batches up to offset {self.range.end - 1}: {message}"
-                offset = max(offset, position)
-            raise Corrupt(f"{message}; {GO_ON}", file=file.path, position=damage.position, offset=offset)
+        def window(at: int) -> bytes:
+            return file.read(at, budget.window)
 
-        def resumed(damage: Damage, until: int, end: int | None) -> None:
-            self._report_skipped(file.path, damage.position, until - damage.position, damage.offset, end, damage.reason)
-            if end is None:
-                end = self.range.end if name == walk.names[-1] else position
-            walk.passed = max(walk.passed, end)
-
-        return sound_windows(
-            file,
-            _first_position(file, name, position, limit, skipping=skipping),
-            name.base,
-            decide=decide,
-            resumed=resumed,
-            end=self.range.end,
-            limit=limit,
-            window_bytes=lambda: budget.window,
-        )
+        for found in checked_batches(file, start, name.base, end=end, limit=limit, window=window):
+            if isinstance(found, Window):
+                yield found
+            elif skipping:
+                nbytes = found.until - found.position
+                self._report_skipped(file.path, found.position, nbytes, found.offset, found.next_offset, found.reason)
+                passed = end if name == walk.names[-1] else position
+                walk.passed = max(walk.passed, passed if found.next_offset is None else found.next_offset)
+            elif self.corrupt_records == recovery.TRUNCATE and found.offset >= end:
+                return  # It is what ended the log.
+            elif found.size and found.following is not None and found.following.offset <= position:
+                continue  # It is below the range.
+            else:
+                message, offset = found.reason, found.offset
+                if found.structural:
+                    message, offset = f"expected batches up to offset {end - 1}: {message}", max(offset, position)
+                raise Corrupt(f"{message}; {GO_ON}", file=file.path, position=found.position, offset=offset)
 
     def _gone(self, walk: _SegmentWalk) -> NotFound:
         # Offsets may be missing inside a cleaned log, but not at its ends.
@@ -245,21 +240,30 @@ def _first_position(file: SegmentFile, name: SegmentName, offset: int, limit: in
 
     Reads headers only. With `skipping` also after damage, else only after a batch of an unknown format.
     """
-    start = seek(file, name.base, offset)
+    start = before = seek(file, name.base, offset)
+    expected = name.base
     while True:
-        walk = BatchWalk(file, start)
+        walk = BatchWalk(file, start, headers_only=True)
         for window in walk:
-            ahead = np.flatnonzero(window.headers.last_offset >= offset)
-            if len(ahead):
-                return window.start + int(window.headers.position[ahead[0]])
-        unknown = file.unknown_format_at(walk.end)
+            headers = window.headers
+            ends = np.concatenate(([expected], headers.next_offset[:-1]))
+            is_odd = np.logical_or.reduce([headers.base_offset < ends, *(odd for odd, _ in header_rules(headers))])
+            wanted = np.flatnonzero((headers.last_offset >= offset) | is_odd)
+            if len(wanted):
+                # Of two batches out of order the first may be the wrong one.
+                row = int(wanted[0])
+                is_ordered = headers.base_offset[row] >= ends[row]
+                previous = before if not row else window.start + int(headers.position[row - 1])
+                return window.start + int(headers.position[row]) if is_ordered else previous
+            before, expected = window.start + int(headers.position[-1]), int(headers.next_offset[-1])
+        damage = walk.damage(name.base, limit)
+        unknown = None if damage is None else file.unknown_format_at(walk.end)
         if unknown is not None and int(unknown.last_offset[0]) < offset:
-            start = walk.end + int(unknown.size[0])
+            start = before = walk.end + int(unknown.size[0])
             continue
-        following = resume(file, walk.end, name.base, limit) if skipping and walk.stop != "end" else None
-        if following is None or following.offset > offset:
+        if not skipping or damage is None or damage.following is None or damage.following.offset > offset:
             return walk.end
-        start = following.position
+        start = before = damage.following.position
 
 
 def _record_batch(decoded: RecordColumns, columns: list[str], part: OffsetRange) -> pa.RecordBatch:

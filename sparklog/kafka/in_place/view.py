@@ -23,13 +23,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparklog.errors import BadRequest, Corrupt, NotFound, nearest
-from sparklog.format.batch_walk import HEADER_WINDOW_BYTES, BatchWalk, Window, sound_windows
+from sparklog.format.batch_walk import HEADER_WINDOW_BYTES, Window, checked_batches
 from sparklog.format.checkpoint_files import CLEANER_OFFSETS_FILE, HIGH_WATERMARKS_FILE, LOG_STARTS_FILE, TopicPartition
 from sparklog.kafka.in_place import directory
 from sparklog.kafka.in_place import segment_recovery as recovery
 from sparklog.kafka.in_place.files import AnyPath, FilePath, file_path
 from sparklog.kafka.in_place.partition_state import PartitionState, SegmentState
-from sparklog.kafka.in_place.read_part import KafkaReadPart
+from sparklog.kafka.in_place.read_part import GO_ON, KafkaReadPart
 from sparklog.kafka.in_place.segment_file import SegmentFile
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.read.skipped import OnSkipped, Skipped
@@ -53,7 +53,8 @@ def first_at_or_after(state: PartitionState, timestamp: int, log_start: int) -> 
     """
     skipping = state.policy == recovery.SKIP
     for segment in state.segments:
-        if segment.max_timestamp < timestamp or segment.next_offset <= log_start:
+        is_late = segment.max_timestamp >= timestamp
+        if segment.next_offset <= log_start or not (is_late or segment.is_cut):
             continue
         with SegmentFile(segment.name.path) as file:
             for start, end in segment.blocks_with(timestamp):
@@ -61,18 +62,28 @@ def first_at_or_after(state: PartitionState, timestamp: int, log_start: int) -> 
                 records = (_in_window(window, end, timestamp, log_start, skipping) for window in windows)
                 if (record := next(filter(None, records), None)) is not None:
                     return record
+        if segment.is_cut and state.policy == recovery.FAIL:
+            message = f"{segment.reason}; {GO_ON}"
+            raise Corrupt(message, file=file.path, position=segment.end, offset=segment.next_offset)
     return None
 
 
 def _windows(segment: SegmentState, file: SegmentFile, start: int, end: int, skipping: bool) -> Iterator[Window]:
-    """Yield windows up to position `end`. `Corrupt` if something in between is no batch that can be read."""
-    walk = BatchWalk(file, start, lambda: HEADER_WINDOW_BYTES)
-    for window in sound_windows(file, start, segment.name.base, decide=lambda damage: True) if skipping else walk:
-        yield window
-        if window.start + int(window.headers.position[-1] + window.headers.size[-1]) >= end:
+    """Yield windows of valid batches up to position `end`. `Corrupt` at damage, unless it is skipped."""
+
+    def window(position: int) -> bytes:
+        return file.read(position, HEADER_WINDOW_BYTES)
+
+    for found in checked_batches(file, start, segment.name.base, limit=segment.limit, window=window):
+        if isinstance(found, Window):
+            yield found
+            if found.end >= end:
+                return
+        elif found.position >= end:
             return
-    if not skipping and walk.end < end:
-        raise Corrupt(walk.reason, file=file.path, position=walk.end)
+        elif not skipping:
+            message = f"{found.reason}; {GO_ON}"
+            raise Corrupt(message, file=file.path, position=found.position, offset=found.offset)
 
 
 def _in_window(window: Window, end: int, timestamp: int, log_start: int, skipping: bool) -> TimestampOffset | None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from sparklog.errors import Corrupt
 from sparklog.format.batch_scan import crc_after, crc_failures, header_rules
-from sparklog.format.batch_walk import BatchFile, Damage, Window, sound_windows
+from sparklog.format.batch_walk import BatchFile, Damage, Window, checked_batches
 from sparklog.format.crc32c import crc32c
 from sparklog.format.record_batch import BatchHeaders, BytesLike
 from sparklog.log.read.planned_slices import PlannedSlice
@@ -158,27 +158,14 @@ def unexplained(planned: PlannedSlice) -> Corrupt:
 
 def _events(file: SliceReader, low: int, expected: int, end: int) -> Iterator[Window | _Missing]:
     """Yield windows of valid batches and the corrupt ranges between them, in file order."""
-    planned, missing = file.planned, list[_Missing]()
+    planned = file.planned
     limit = planned.end - planned.shift
-
-    def resumed(damage: Damage, until: int, following: int | None) -> None:
-        missing.append(_Missing(damage, until, limit if following is None else following))
-
-    walk = sound_windows(
-        file,
-        low,
-        expected - planned.shift,
-        decide=lambda damage: True,
-        resumed=resumed,
-        end=None if end >= planned.end else end - planned.shift,
-        limit=limit,
-        window_bytes=lambda: READ_BYTES,
-    )
-    for window in walk:
-        yield from missing
-        missing.clear()
-        yield window
-    yield from missing
+    last = None if end >= planned.end else end - planned.shift
+    for found in checked_batches(file, low, expected - planned.shift, end=last, limit=limit):
+        if isinstance(found, Window):
+            yield found
+        else:
+            yield _Missing(found, found.until, limit if found.next_offset is None else found.next_offset)
 
 
 def _wanted(window: Window, planned: PlannedSlice, start: int, end: int) -> Iterator[Window]:

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from sparklog.errors import Corrupt, SparklogError
 from sparklog.format import checkpoint_files, transaction_index
-from sparklog.format.batch_walk import Damage, Window, sound_windows
+from sparklog.format.batch_walk import Damage, Window, checked_batches
 from sparklog.format.checkpoint_files import LeaderEpoch
 from sparklog.format.checksums import SUFFIXES
 from sparklog.format.coordinators.producer_snapshot import parse_snapshot
@@ -233,20 +233,19 @@ class KafkaPartition:
         segment.batches, segment.epochs, segment.events = CollectedBatches(), [], TransactionEvents()
         segment.damaged, segment.torn, segment.end = False, False, expected
         with SegmentFile(segment.name.path) as file:
-
-            def decide(damage: Damage) -> bool:
-                if segment.last and damage.stop == "zeros":
-                    return False
-                segment.damaged, segment.torn = True, segment.last and damage.unwritten
+            for found in checked_batches(file, 0, expected, limit=segment.limit):
+                if isinstance(found, Window):
+                    self._take(segment, found, file.place)
+                    continue
+                if segment.last and found.stop == "zeros":
+                    break
+                segment.damaged, segment.torn = True, segment.last and found.unwritten
                 remedy = CUT_OFF if segment.torn else REPLICA
-                kind, place = CHECKSUM if damage.wrong_crc else CONTENT, self._place(file.place)
-                finding = Finding(kind, place, damage.reason, remedy, damage.position, damage.offset)
-                self.findings.append(self._at_flipped_bit(file, damage, finding))
-                return self.passes_torn or not segment.torn
-
-            for window in sound_windows(file, 0, expected, decide=decide, limit=segment.limit):
-                if len(window.headers):
-                    self._take(segment, window, file.place)
+                kind, place = CHECKSUM if found.wrong_crc else CONTENT, self._place(file.place)
+                finding = Finding(kind, place, found.reason, remedy, found.position, found.offset)
+                self.findings.append(self._at_flipped_bit(file, found, finding))
+                if segment.torn and not self.passes_torn:
+                    break
             return file.size, file.modified
 
     def _at_flipped_bit(self, file: SegmentFile, damage: Damage, finding: Finding) -> Finding:
