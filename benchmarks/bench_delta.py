@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from pyspark.sql import DataFrame, SparkSession
 from spark_session import Timing, benchmark_session, timed
 
-from sparklog.cli.jobs import delta, from_delta, to_delta
-from sparklog.cli.jobs.to_delta import rows
+from sparklog.jobs import delta, from_delta, to_delta
+from sparklog.jobs.to_delta import rows
 from tests.datasource.live_delta import delta_jars
 from tests.datasource.live_kafka import connector_jars
 from tests.kafka_broker import SERVER_JVM, Broker

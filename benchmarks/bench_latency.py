@@ -28,7 +28,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from sparklog.groups.consumer import consumer
+from sparklog.clients.consumer.consumer import consumer
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.topic.root import Root, open_root
 from sparklog.storage.memory import MemoryStore

@@ -31,9 +31,9 @@ from pyspark.sql import DataFrame, SparkSession
 from spark_session import TICKS, Timing, benchmark_session
 
 import sparklog
-from sparklog.cli.jobs import delta
 from sparklog.compaction.clean_plan import plan_cleaning
 from sparklog.format.checkpoint_files import CLEANER_OFFSETS_FILE
+from sparklog.jobs import delta
 from sparklog.kafka.exporting.run import ExportOptions, export_topics
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.work_items import InProcess

@@ -24,8 +24,8 @@ from pyspark.sql import SparkSession
 from spark_session import benchmark_session, tree
 
 import sparklog
-from sparklog.cli.jobs import delta
 from sparklog.compaction.run import compact_root
+from sparklog.jobs import delta
 from sparklog.log.state.commit import tail_of
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.retain import retain_root

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col, count, lit
 
 import sparklog
-from sparklog.cli.jobs import stream
+from sparklog.jobs import stream
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 KAFKA = REPOSITORY / "examples" / "data" / "kafka-log-dir"

@@ -1,9 +1,9 @@
-"""The job `compact` as a file for spark-submit: see `sparklog.cli.jobs.compact`."""
+"""The job `compact` as a file for spark-submit: see `sparklog.jobs.compact`."""
 
 import sys
 
 try:
-    from sparklog.cli.jobs.compact import main
+    from sparklog.jobs.compact import main
 except ModuleNotFoundError as missing:
     install = "pip install '.[spark]' in a checkout, or start it with the Python of an environment that has it"
     sys.exit(f"sparklog compact: Python at {sys.executable} has no module {missing.name}: {install}")

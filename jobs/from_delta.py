@@ -1,9 +1,9 @@
-"""The job `from-delta` as a file for spark-submit: see `sparklog.cli.jobs.from_delta`."""
+"""The job `from-delta` as a file for spark-submit: see `sparklog.jobs.from_delta`."""
 
 import sys
 
 try:
-    from sparklog.cli.jobs.from_delta import main
+    from sparklog.jobs.from_delta import main
 except ModuleNotFoundError as missing:
     install = "pip install '.[delta]' in a checkout, or start it with the Python of an environment that has it"
     sys.exit(f"sparklog from-delta: Python at {sys.executable} has no module {missing.name}: {install}")

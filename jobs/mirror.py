@@ -1,9 +1,9 @@
-"""The job `mirror` as a file for spark-submit: see `sparklog.cli.jobs.mirror`."""
+"""The job `mirror` as a file for spark-submit: see `sparklog.jobs.mirror`."""
 
 import sys
 
 try:
-    from sparklog.cli.jobs.mirror import main
+    from sparklog.jobs.mirror import main
 except ModuleNotFoundError as missing:
     install = "pip install '.[spark]' in a checkout, or start it with the Python of an environment that has it"
     sys.exit(f"sparklog mirror: Python at {sys.executable} has no module {missing.name}: {install}")

@@ -1,9 +1,9 @@
-"""The job `retain` as a file for spark-submit: see `sparklog.cli.jobs.retain`."""
+"""The job `retain` as a file for spark-submit: see `sparklog.jobs.retain`."""
 
 import sys
 
 try:
-    from sparklog.cli.jobs.retain import main
+    from sparklog.jobs.retain import main
 except ModuleNotFoundError as missing:
     install = "pip install '.[spark]' in a checkout, or start it with the Python of an environment that has it"
     sys.exit(f"sparklog retain: Python at {sys.executable} has no module {missing.name}: {install}")

@@ -1,9 +1,9 @@
-"""The job `stream` as a file for spark-submit: see `sparklog.cli.jobs.stream`."""
+"""The job `stream` as a file for spark-submit: see `sparklog.jobs.stream`."""
 
 import sys
 
 try:
-    from sparklog.cli.jobs.stream import main
+    from sparklog.jobs.stream import main
 except ModuleNotFoundError as missing:
     install = "pip install '.[spark]' in a checkout, or start it with the Python of an environment that has it"
     sys.exit(f"sparklog stream: Python at {sys.executable} has no module {missing.name}: {install}")

@@ -1,9 +1,9 @@
-"""The job `to-delta` as a file for spark-submit: see `sparklog.cli.jobs.to_delta`."""
+"""The job `to-delta` as a file for spark-submit: see `sparklog.jobs.to_delta`."""
 
 import sys
 
 try:
-    from sparklog.cli.jobs.to_delta import main
+    from sparklog.jobs.to_delta import main
 except ModuleNotFoundError as missing:
     install = "pip install '.[delta]' in a checkout, or start it with the Python of an environment that has it"
     sys.exit(f"sparklog to-delta: Python at {sys.executable} has no module {missing.name}: {install}")

@@ -1,9 +1,9 @@
-"""The job `verify` as a file for spark-submit: see `sparklog.cli.jobs.verify`."""
+"""The job `verify` as a file for spark-submit: see `sparklog.jobs.verify`."""
 
 import sys
 
 try:
-    from sparklog.cli.jobs.verify import main
+    from sparklog.jobs.verify import main
 except ModuleNotFoundError as missing:
     install = "pip install '.[spark]' in a checkout, or start it with the Python of an environment that has it"
     sys.exit(f"sparklog verify: Python at {sys.executable} has no module {missing.name}: {install}")

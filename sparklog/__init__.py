@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparklog.lazy import lazy_names
+from sparklog.common.lazy import lazy_names
 from sparklog.version import __version__
 
 if TYPE_CHECKING:
@@ -25,15 +25,18 @@ if TYPE_CHECKING:
         retain,
         verify,
     )
+    from sparklog.clients.consumer.consumer import Consumer, consumer
+    from sparklog.clients.consumer.partition_reader import ConsumerRecord
+    from sparklog.clients.consumer.rebalances import RebalanceListener
+    from sparklog.clients.producer.futures import RecordFuture, RecordMetadata
+    from sparklog.clients.producer.producer import Producer, producer
     from sparklog.datasource.partitioned import partitioned
     from sparklog.datasource.restarts import run_query
     from sparklog.datasource.session import configure, register
     from sparklog.datasource.watch import watch
+    from sparklog.engines.datasets import datasets, duckdb, polars, table
     from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, SparklogError, Unavailable, Wakeup
-    from sparklog.groups.consumer import Consumer, consumer
     from sparklog.groups.lag import Groups
-    from sparklog.groups.partition_reader import ConsumerRecord
-    from sparklog.groups.rebalances import RebalanceListener
     from sparklog.log.read.followed_table import FollowedTable
     from sparklog.log.read.topic_reader import TopicReader
     from sparklog.log.read.topic_scan import Scan
@@ -43,9 +46,6 @@ if TYPE_CHECKING:
     from sparklog.log.topic.root import open_root as open  # noqa: A004  (the name users read: sparklog.open)
     from sparklog.log.topic.topic import Topic
     from sparklog.log.write.append_target import WriteOptions
-    from sparklog.producers.futures import RecordFuture, RecordMetadata
-    from sparklog.producers.producer import Producer, producer
-    from sparklog.tools.engines.datasets import datasets, duckdb, polars, table
     from sparklog.tools.repair.run import repair
     from sparklog.tools.repartition import repartition
     from sparklog.transactions.producer import Transaction, TransactionalProducer, transactional
@@ -70,10 +70,10 @@ if not TYPE_CHECKING:
             "sparklog.datasource.restarts": "run_query",
             "sparklog.datasource.watch": "watch",
             "sparklog.errors": "BadRequest Conflict Corrupt Fenced NotFound SparklogError Unavailable Wakeup",
-            "sparklog.groups.consumer": "Consumer consumer",
-            "sparklog.groups.partition_reader": "ConsumerRecord",
+            "sparklog.clients.consumer.consumer": "Consumer consumer",
+            "sparklog.clients.consumer.partition_reader": "ConsumerRecord",
             "sparklog.groups.lag": "Groups",
-            "sparklog.groups.rebalances": "RebalanceListener",
+            "sparklog.clients.consumer.rebalances": "RebalanceListener",
             "sparklog.view": "View open_view",
             "sparklog.log.read.followed_table": "FollowedTable",
             "sparklog.log.read.topic_reader": "TopicReader",
@@ -83,9 +83,9 @@ if not TYPE_CHECKING:
             "sparklog.log.topic.root": "Root open_root=open",
             "sparklog.log.topic.topic": "Topic",
             "sparklog.log.write.append_target": "WriteOptions",
-            "sparklog.producers.futures": "RecordFuture RecordMetadata",
-            "sparklog.producers.producer": "Producer producer",
-            "sparklog.tools.engines.datasets": "datasets duckdb polars table",
+            "sparklog.clients.producer.futures": "RecordFuture RecordMetadata",
+            "sparklog.clients.producer.producer": "Producer producer",
+            "sparklog.engines.datasets": "datasets duckdb polars table",
             "sparklog.tools.repair.run": "repair",
             "sparklog.tools.repartition": "repartition",
             "sparklog.transactions.producer": "Transaction TransactionalProducer transactional",

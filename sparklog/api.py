@@ -11,9 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from sparklog.errors import BadRequest
-from sparklog.kafka.in_place.segment_recovery import CorruptRecords
-from sparklog.log.journal.arguments import (
+from sparklog.arguments import (
     CONFIGS,
     NAME,
     NAMES,
@@ -27,12 +25,14 @@ from sparklog.log.journal.arguments import (
     one_of,
     whole,
 )
+from sparklog.common.times import warn_of_seconds
+from sparklog.errors import BadRequest
+from sparklog.kafka.in_place.segment_recovery import CorruptRecords
 from sparklog.log.topic.cloning import Cloned, clone_topic
 from sparklog.log.topic.root import ROOT, Root, open_root
 from sparklog.opening import KAFKA_DIRECTORY, KAFKA_PARTITION, NOTHING, open_log, refuse_inside, resolve
 from sparklog.storage import open_store
 from sparklog.storage.store import Store
-from sparklog.times import warn_of_seconds
 from sparklog.view import CORRUPT_RECORDS
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from dataclasses import fields, is_dataclass
 from types import TracebackType
 from typing import Any
 
+from sparklog.common.times import iso_time
+from sparklog.common.units import size_text
 from sparklog.errors import BadRequest
-from sparklog.times import iso_time
-from sparklog.units import size_text
 
 
 def say(line: str) -> None:

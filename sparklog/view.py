@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from functools import partial
 
+from sparklog.arguments import NAME, PATH, checked, one_of
 from sparklog.kafka.in_place.segment_recovery import CorruptRecords
-from sparklog.log.journal.arguments import NAME, PATH, checked, one_of
 from sparklog.log.read.topic_reader import TopicReader
 from sparklog.opening import Location, resolve
 from sparklog.opening import open_view as open_log_view

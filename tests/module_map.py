@@ -29,7 +29,7 @@ INDIRECT: Mapping[str, tuple[str, ...]] = {
     ),
     "sparklog/cli/commands/kafka_logs.py": ("tests/cli/test_import.py", "tests/cli/test_export.py"),
     "sparklog/cli/commands/storage.py": ("tests/cli/test_log_dirs.py", "tests/cli/test_delete_records.py"),
-    "sparklog/cli/locations.py": ("tests/cli/test_refused_folders.py", "tests/cli/test_kafka_places.py"),
+    "sparklog/console/locations.py": ("tests/cli/test_refused_folders.py", "tests/cli/test_kafka_places.py"),
     "sparklog/datasource/offsets.py": ("tests/datasource/test_stream_plan.py",),
     "sparklog/format/avro.py": ("tests/format/test_values.py", "tests/cli/test_values.py"),
     "sparklog/format/legacy/legacy_kernels.py": ("tests/format/test_legacy.py",),
@@ -38,13 +38,15 @@ INDIRECT: Mapping[str, tuple[str, ...]] = {
     "sparklog/groups/assignors.py": ("tests/groups/test_assignors.py",),
     **dict.fromkeys(
         (
-            *("sparklog/groups/fetcher.py", "sparklog/groups/offset_commits.py"),
-            *("sparklog/groups/partition_reader.py", "sparklog/groups/positions.py", "sparklog/groups/rebalances.py"),
-            *("sparklog/groups/shared_member.py", "sparklog/groups/topics_read.py"),
+            f"sparklog/clients/consumer/{name}.py"
+            for name in (
+                *("fetcher", "offset_commits", "partition_reader", "positions", "rebalances", "shared_member"),
+                "topics_read",
+            )
         ),
         (
-            *("tests/groups/test_consumer.py", "tests/groups/test_consumer_reading.py"),
-            "tests/groups/test_consumer_sharing.py",
+            *("tests/clients/test_consumer.py", "tests/clients/test_consumer_reading.py"),
+            "tests/clients/test_consumer_sharing.py",
         ),
     ),
     "sparklog/kafka/importing/plan.py": ("tests/kafka/test_importing.py",),

@@ -1,4 +1,4 @@
-"""The house holds: imports go downwards only, in packages too, and what Spark's planner imports stays light.
+"""Imports go downwards only, also inside packages, and what Spark's planner imports stays light.
 
 The layers are those of docs/design/architecture.md. Imports are read from the source with `ast`, those inside functions
 included: a lazy import is still a dependency.
@@ -13,7 +13,6 @@ import json
 import pkgutil
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -24,52 +23,50 @@ import pytest
 import sparklog
 from tests.support.sources import REPOSITORY, dotted_name, nodes, text
 
-# Lowest first. A room may import from those below its own line, and from itself; never from its neighbours.
+# Lowest first. A package may import from itself and from the lines below its own, never from others on its line.
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"errors", "lazy", "limits", "parsing", "times", "version"}),
+    frozenset({"common", "errors", "limits", "version"}),
     frozenset({"storage"}),
-    frozenset({"format"}),
-    frozenset({"log.journal"}),
+    frozenset({"arguments", "format"}),
+    frozenset({"log.journal", "kafka.messages"}),
     frozenset({"log.state"}),
     frozenset({"log.decisions"}),
     frozenset({"log.read"}),
     frozenset({"log.write"}),
     frozenset({"log.topic"}),
-    frozenset({"groups", "units"}),
+    frozenset({"groups"}),
     frozenset({"transactions", "kafka.in_place"}),
-    frozenset({"producers"}),
+    frozenset({"clients.producer", "clients.consumer"}),
     frozenset({"opening", "output"}),
     frozenset({"view", "kafka.importing"}),
     frozenset({"maintenance"}),
     frozenset({"compaction", "retention"}),
     frozenset(
         {
-            *("kafka.exporting", "tools.inspection", "tools.verification", "tools.backup", "tools.engines"),
+            *("kafka.exporting", "tools.inspection", "tools.verification", "tools.backup", "engines"),
             *("tools.perf", "tools.repartition"),
         }
     ),
     frozenset({"tools.report", "tools.repair"}),
     frozenset({"datasource"}),
-    frozenset({"doctor", "serve"}),
+    frozenset({"doctor", "serve", "api", "formats"}),
+    # The names of `import sparklog`.
+    frozenset({""}),
+    frozenset({"console"}),
+    # A job needs nothing of the command line but its declared options; `sparklog compact` starts the job by its name.
+    frozenset({"jobs"}),
     frozenset({"cli"}),
     # Nothing of sparklog may use test doubles.
     frozenset({"testing"}),
 )
-ROOMS = frozenset().union(*LAYERS)
-PACKAGES = 16
-"""Packages that stand side by side in `sparklog/`, at most."""
-PACKAGE_MODULES = 25
-"""Modules of one package, at most, its `__init__` not counted."""
+PACKAGES = frozenset().union(*LAYERS)
 # Pure: bytes in, arrays out. They know no store, whatever the order of the layers would allow.
 NEVER = {("format", "storage")}
-# The package itself, its `__main__`, modules that users import, the command line and what Spark finds by name are
-# doors: they may import anything.
-DOORS = frozenset({"", "__main__", "api", "cli", "formats", "pyspark_sparklog", "jobs"})
+# Entry points may import anything: `python -m sparklog`, what Spark finds by name, the scripts in `jobs/`.
+ENTRY_POINTS = frozenset({"__main__", "pyspark_sparklog", "jobs/"})
 
-NO_SPARK = ROOMS - {"datasource", "doctor", "maintenance", "compaction", "retention"}
+NO_SPARK = PACKAGES - {"", "api", "datasource", "doctor", "maintenance", "compaction", "retention", "jobs"}
 FORBIDDEN_BELOW_SPARK = ("pyspark", "pandas")
-STARTING_SPARK = "sparklog.cli.jobs."
-"""Commands that start Spark: imported when one of them runs."""
 
 # What a Spark planner process, a shell prompt or a notebook imports: none of it may cost a compiler or pandas.
 LIGHT = (
@@ -81,7 +78,7 @@ LIGHT = (
     "sparklog.log.topic.topic",
     "sparklog.log.topic.root",
     "sparklog.kafka.in_place.view",
-    "sparklog.groups.consumer",
+    "sparklog.clients.consumer.consumer",
     "sparklog.groups.lag",
     "sparklog.transactions.producer",
     "sparklog.transactions.publishing",
@@ -126,7 +123,7 @@ def _imports(source: str, without: set[ast.AST]) -> Iterator[tuple[int, str]]:
             for alias in node.names:
                 yield node.lineno, "." * node.level + f"{node.module or ''}.{alias.name}"
         elif isinstance(node, ast.Call) and dotted_name(node.func).endswith(("import_module", "__import__")):
-            # `import_module("sparklog.version")`, and what comes before a name: f"sparklog.cli.jobs.{name}".
+            # `import_module("sparklog.version")`, and what comes before a name: f"sparklog.jobs.{name}".
             argument = node.args[0] if node.args else None
             text = argument.values[0] if isinstance(argument, ast.JoinedStr) and argument.values else argument
             if isinstance(text, ast.Constant) and str(text.value).startswith("sparklog"):
@@ -134,16 +131,16 @@ def _imports(source: str, without: set[ast.AST]) -> Iterator[tuple[int, str]]:
 
 
 def layer(module: str) -> str:
-    """The room of a module: `sparklog.log.topic.root` -> `log.topic`, `sparklog.format.encode` -> `format`.
+    """Return the package of a module as `LAYERS` names it: `sparklog.log.topic.root` -> `log.topic`.
 
-    An empty text for the package itself; for anything else its top-level name.
+    An empty text for `sparklog` itself; a package beside it has its own name, and `jobs/` is the folder of scripts.
     """
     top, _, rest = module.partition(".")
     if top != "sparklog":
-        return top
+        return f"{top}/" if top == "jobs" else top
     first, _, rest = rest.partition(".")
-    room = f"{first}.{rest.partition('.')[0]}"
-    return room if room in ROOMS else first
+    inner = f"{first}.{rest.partition('.')[0]}"
+    return inner if inner in PACKAGES else first
 
 
 def height(name: str) -> int:
@@ -153,7 +150,7 @@ def height(name: str) -> int:
 def violations(module: str, source: str) -> list[str]:
     """Imports of one module that go sideways, upwards, or to what its layer must do without."""
     own = layer(module)
-    without_spark = own in NO_SPARK and not module.startswith(STARTING_SPARK)
+    without_spark = own in NO_SPARK
     found = []
     for line, name in imports(source):
         target = layer(name)
@@ -161,9 +158,9 @@ def violations(module: str, source: str) -> list[str]:
             found.append(f"{module}:{line} imports {name}: write absolute imports")
         elif without_spark and name.partition(".")[0] in FORBIDDEN_BELOW_SPARK:
             found.append(f"{module}:{line} imports {name}: {own} works without Spark")
-        elif name.partition(".")[0] != "sparklog" or own in DOORS or target == own:
+        elif name.partition(".")[0] != "sparklog" or own in ENTRY_POINTS or target == own:
             continue
-        elif target not in ROOMS or height(target) >= height(own) or (own, target) in NEVER:
+        elif target not in PACKAGES or height(target) >= height(own) or (own, target) in NEVER:
             found.append(f"{module}:{line} imports {name}: {own} may not know {target or 'the package itself'}")
     return found
 
@@ -242,16 +239,8 @@ def test_no_folders_import_one_another_in_a_circle() -> None:
 
 
 def test_every_package_has_a_layer() -> None:
-    rooms = {layer(module) for module, file in modules("sparklog") if file.name != "__init__.py"} - DOORS
-    assert rooms <= ROOMS, "name the layer of a new room in LAYERS"
-
-
-def test_few_packages_stand_side_by_side_and_none_is_crowded() -> None:
-    packages = [folder for folder in (REPOSITORY / "sparklog").iterdir() if (folder / "__init__.py").exists()]
-    assert len(packages) <= PACKAGES
-    folders = Counter(file.parent for _, file in modules("sparklog") if file.name != "__init__.py")
-    crowded = {str(folder.relative_to(REPOSITORY)): n for folder, n in folders.items() if n > PACKAGE_MODULES}
-    assert not crowded, f"part these packages into rooms: {crowded}"
+    found = {layer(module) for module, file in modules("sparklog") if file.name != "__init__.py"} - ENTRY_POINTS
+    assert found <= PACKAGES, "name the layer of a new package in LAYERS"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from sparklog.format import transaction_index
 from sparklog.format.record_batch import HEADER_BYTES
 from sparklog.format.segment_indexes import OffsetIndex, TimeIndex
-from tests.test_architecture import LAYERS, ROOMS
+from tests.test_architecture import LAYERS, PACKAGES
 
 REPOSITORY = Path(__file__).parents[1]
 DOCS = REPOSITORY / "docs"
@@ -132,21 +132,24 @@ def test_docstrings_and_comments_name_pages_that_exist() -> None:
     assert missing == set()
 
 
-def test_the_architecture_page_has_every_room() -> None:
+def test_the_architecture_page_has_every_package() -> None:
     cells = " ".join(first_cells(DOCS / "design" / "architecture.md"))
-    assert {room for room in ROOMS if not re.search(rf"`sparklog/{room.replace('.', '/')}(\.py)?`", cells)} == set()
+    named = (name for name in PACKAGES if name)
+    assert [name for name in named if not re.search(rf"`sparklog/{name.replace('.', '/')}(\.py)?`", cells)] == []
 
 
-def test_the_picture_of_rooms_is_that_of_the_layers() -> None:
+def test_the_picture_of_packages_is_that_of_the_layers() -> None:
     page = (DOCS / "design" / "architecture.md").read_text()
-    picture = [line[:80] for line in page.partition("## Rooms")[2].split("```")[1].split("\n")]  # without the remarks
+    picture = [
+        line[:80] for line in page.partition("## Packages")[2].split("```")[1].split("\n")
+    ]  # without the remarks
 
-    def line_of(room: str) -> int:
-        shown = re.compile(rf"(^| ){room.removeprefix('log.')}( |$)")
+    def line_of(name: str) -> int:
+        shown = re.compile(rf"(^| ){name.removeprefix('log.') or 'import sparklog'}( |$)")
         return next(number for number, line in enumerate(picture) if shown.search(line))
 
     for below, above in pairwise(LAYERS):
-        assert max([line_of(room) for room in above]) < min([line_of(room) for room in below])
+        assert max(map(line_of, above)) < min(map(line_of, below))
 
 
 def test_sizes_of_kafkas_files_are_the_codes() -> None:

@@ -53,9 +53,9 @@ def job(name: str, line: str) -> Door:
         from sparklog import output
 
         lines: list[str] = []
-        module, said = import_module(f"sparklog.cli.jobs.{name}"), pytest.MonkeyPatch()
+        module, said = import_module(f"sparklog.jobs.{name}"), pytest.MonkeyPatch()
         with said.context() as patch:
-            patch.setattr("sparklog.cli.jobs.common.say", lines.append)
+            patch.setattr("sparklog.jobs.common.say", lines.append)
             patch.setattr(output, "say", lines.append)
             code = module.main(words(line, location, root))
         if code:

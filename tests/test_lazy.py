@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import sparklog
-from sparklog.lazy import install_command
+from sparklog.common.lazy import install_command
 
 REPOSITORY = Path(__file__).parents[1]
 WITHOUT_SPARK = """

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from sparklog.parsing import INT32_MAX, INT64_MAX, INT64_MIN, fraction, is_digits, whole_number, whole_range
+from sparklog.common.parsing import INT32_MAX, INT64_MAX, INT64_MIN, fraction, is_digits, whole_number, whole_range
 
 
 @pytest.mark.parametrize("text", ["", " 1", "1_000", "1.0", "٣", "--1", "+-1", "1" * 20, "9223372036854775808", "1\n"])

@@ -147,7 +147,7 @@ def test_a_second_site_begins_from_a_backup(tmp_path: Path) -> None:
 
 
 def test_streams_between_sites_are_taken(tmp_path: Path) -> None:
-    stream = pytest.importorskip("sparklog.cli.jobs.stream", reason="needs pyspark")
+    stream = pytest.importorskip("sparklog.jobs.stream", reason="needs pyspark")
     first, second = (words[1:] for words in commands(tmp_path) if words[0] == "stream")
     assert stream.arguments(first).subscribe == "orders,payments"
     assert re.fullmatch(stream.arguments(second).subscribe_pattern, "orders-oslo")

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import sparklog
-from sparklog.times import seconds_taken
+from sparklog.common.times import seconds_taken
 from tests.support.command_line import invoke
 
 SECONDS, MS = 1_795_449_600, 1_795_449_600_000

@@ -61,7 +61,7 @@ HOMES: dict[str, frozenset[str]] = {
     "sparklog/storage/": frozenset(EFFECTS),
     "sparklog/kafka/": frozenset({"open", "os.open"}),
     "sparklog/testing/": frozenset({"random.Random"}),
-    "sparklog/cli/locations.py": frozenset({"open"}),
+    "sparklog/console/locations.py": frozenset({"open"}),
     "sparklog/cli/": frozenset({"os.open", "time.sleep", "time.monotonic"}),
 }
 

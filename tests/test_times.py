@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sparklog.cli.options import parse_time
-from sparklog.times import LAST_MS, iso_time
+from sparklog.common.times import LAST_MS, iso_time
+from sparklog.console.options import parse_time
 
 
 def test_a_time_is_shown_in_utc_to_the_millisecond() -> None:

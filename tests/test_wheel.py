@@ -139,7 +139,7 @@ def test_the_demo_as_the_image_runs_it(installed: Path, tmp_path: Path) -> None:
 
 def test_message_definitions(installed: Path, tmp_path: Path) -> None:
     code = (
-        "from sparklog.format.coordinators.message_schema import message, record_types\n"
+        "from sparklog.kafka.messages.message_schema import message, record_types\n"
         "print([len(record_types(folder)) for folder in ('groups', 'shares', 'transactions')])\n"
         "print(message('control', 'VotersRecord').name)"
     )

@@ -17,8 +17,17 @@ from typing import Any, NoReturn
 from click import Abort, Command, Context, HelpFormatter, UsageError, version_option
 from click.exceptions import Exit
 
-from sparklog.cli.parameters import Commands, summary_of
-from sparklog.cli.terminal import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, LIBRARY, leave_for_usage, log_from, trace, warn
+from sparklog.console.parameters import Commands, summary_of
+from sparklog.console.terminal import (
+    EXIT_ERROR,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    LIBRARY,
+    leave_for_usage,
+    log_from,
+    trace,
+    warn,
+)
 from sparklog.errors import SparklogError, Unavailable, advice_for_shell
 from sparklog.output import interrupted
 from sparklog.version import __version__
@@ -93,7 +102,7 @@ class SparklogGroup(Commands):
             words = [*words[1:], "--help"]
         first, second, *_ = (*words, "", "")
         if not first.startswith("--") and (first not in HOME or first == "transactions" or second.startswith("-")):
-            from sparklog.cli.kafka_words import command_words
+            from sparklog.console.kafka_words import command_words
 
             try:
                 words = command_words(words)

@@ -1,6 +1,6 @@
 """The options that say how records are printed, and in which formats their keys and values are; the printing itself."""
 
-# Without `annotations` of the future: see `sparklog.cli.options`.
+# Without `annotations` of the future: see `sparklog.console.options`.
 
 import sys
 from collections.abc import Callable, Iterator
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from click import BadParameter
 
-from sparklog.cli.options import unescaped, whole_number
-from sparklog.cli.parameters import Option
+from sparklog.common.parsing import INT32_MAX, is_digits
+from sparklog.console.options import unescaped, whole_number
+from sparklog.console.parameters import Option
 from sparklog.output import write
-from sparklog.parsing import INT32_MAX, is_digits
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -37,7 +37,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparklog.cli.options import unescaped
+from sparklog.common.parsing import INT32_MAX, INT64_MAX
+from sparklog.console.options import unescaped
 from sparklog.errors import BadRequest
 from sparklog.format.arrow_numpy import (
     bytes_array,
@@ -50,7 +51,6 @@ from sparklog.format.arrow_numpy import (
 )
 from sparklog.log.state.record_schema import HEADERS_TYPE
 from sparklog.log.state.view import COLUMNS
-from sparklog.parsing import INT32_MAX, INT64_MAX
 
 if TYPE_CHECKING:
     from sparklog.format.values import ValueFormat

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sparklog.common.units import count, size_text
 from sparklog.compaction.clean_plan import keyless_by_default
 from sparklog.compaction.clean_range import Cleanable, CleanerOffsets, cleanable, first_batch_timestamp
 from sparklog.compaction.merge_plan import plan_merges
@@ -28,7 +29,6 @@ from sparklog.log.state.segments import RollRule, Segment, due, segments_of
 from sparklog.log.state.slice_table import Slices, SliceTable, Snapshot
 from sparklog.maintenance.report import Backlog, Due, Planned, allowed_wait_ms
 from sparklog.maintenance.work_items import Settings
-from sparklog.units import count, size_text
 
 
 def compaction_backlog(snapshot: Snapshot, settings: Settings) -> Backlog:

@@ -30,8 +30,8 @@ from sparklog.format import transaction_index
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.batch_walk import Window
 from sparklog.format.control import ABORT, COMMIT, control_types, coordinator_epochs
-from sparklog.format.coordinators.producer_snapshot import ProducerEntry
 from sparklog.format.crc32c import crc32c
+from sparklog.format.producer_snapshot import ProducerEntry
 from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders
 from sparklog.format.transaction_index import AbortedTransactions, AbortMarker, agrees, unite
 from sparklog.log.read.fetch import MissingFile, check_slice, read_range, read_windows

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sparklog.errors import BadRequest, nearest
-from sparklog.log.journal.clocks import DEFAULT_TIMEOUT_MS, MAX_SESSION_TIMEOUT_MS, MAX_TIMEOUT_MS
+from sparklog.groups.group_members import MAX_SESSION_TIMEOUT_MS
+from sparklog.log.decisions.decision import DEFAULT_TRANSACTION_TIMEOUT_MS, MAX_TRANSACTION_TIMEOUT_MS
 from sparklog.log.state.configs import CONFIGS, kafka_name
 from sparklog.storage.cloud_settings import SETTINGS, Setting
 
@@ -192,7 +193,7 @@ OPTIONS = (
               "replay_mismatch", "error", ("error", "accept"), kafka="own"),
     OptionDef("transaction.timeout.ms", "number", WRITE,
               "Time after which an open write to several topics is aborted.",
-              "transaction_timeout_ms", DEFAULT_TIMEOUT_MS, low=1, high=MAX_TIMEOUT_MS,
+              "transaction_timeout_ms", DEFAULT_TRANSACTION_TIMEOUT_MS, low=1, high=MAX_TRANSACTION_TIMEOUT_MS,
               aliases=("kafka.transaction.timeout.ms",), unit="ms", kafka="there the producer's"),
 )  # fmt: skip
 

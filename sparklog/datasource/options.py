@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from sparklog.common.parsing import INT64_MAX, is_digits, whole_number
+from sparklog.common.times import parse_iso_time, seconds_taken
 from sparklog.datasource.offsets import EARLIEST, LATEST, parse_json, parse_partition, parse_partition_numbers
 from sparklog.datasource.option_table import OPTIONS, STREAM, TOPIC_CONFIG, WRITE, OptionDef, find_option
 from sparklog.datasource.schema import listed_columns
@@ -19,10 +21,8 @@ from sparklog.errors import BadRequest, nearest
 from sparklog.format.text import parse_keys
 from sparklog.log.journal.names import check_id
 from sparklog.log.state.configs import SECURITY, canonical, is_security
-from sparklog.parsing import INT64_MAX, is_digits, whole_number
 from sparklog.storage.cloud_settings import is_setting
 from sparklog.storage.locations import with_settings
-from sparklog.times import parse_iso_time, seconds_taken
 
 if TYPE_CHECKING:
     from sparklog.format.record_batch import Codec

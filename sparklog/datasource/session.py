@@ -24,8 +24,8 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from sparklog.common.lazy import install_command
 from sparklog.errors import BadRequest
-from sparklog.lazy import install_command
 from sparklog.log.journal.clocks import SYSTEM
 from sparklog.version import __version__
 

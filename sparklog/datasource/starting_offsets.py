@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import attrgetter
 
+from sparklog.common.times import iso_time
 from sparklog.datasource.offsets import EARLIEST, LATEST, StreamOffset, describe
 from sparklog.datasource.options import GROUP, Bound, ReadOptions
 from sparklog.datasource.spark_workers import warn
@@ -22,7 +23,6 @@ from sparklog.datasource.subscription import Subscriber
 from sparklog.errors import BadRequest, NotFound
 from sparklog.log.state.view import Bounds, LogView, OffsetRange
 from sparklog.storage.retries import SETTLE_MS, Backoff, Clock
-from sparklog.times import iso_time
 
 Partitions = Mapping[str, Mapping[int, Bounds]]
 """Topic -> partition -> bounds: what is read, with the snapshot it is read from."""

@@ -15,9 +15,10 @@ from itertools import filterfalse
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from sparklog.common.lazy import install_command
+from sparklog.common.units import size_text
 from sparklog.datasource.session import SETTINGS, choose_pythons, workers_python
 from sparklog.errors import BadRequest, SparklogError
-from sparklog.lazy import install_command
 from sparklog.log.journal.clocks import reading_clock_ms
 from sparklog.log.journal.names import checkpoint_prefix, topic_names
 from sparklog.log.state.slices import MERGE_TIER_MASK
@@ -27,7 +28,6 @@ from sparklog.maintenance.properties import parse_properties
 from sparklog.maintenance.spark_runner import quiet_session
 from sparklog.storage.system_errors import mount_of
 from sparklog.transactions.listing import owner_of
-from sparklog.units import size_text
 from sparklog.version import __version__
 
 if TYPE_CHECKING:

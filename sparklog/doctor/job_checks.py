@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 
+from sparklog.common.units import ago, count, duration
 from sparklog.doctor.checks import FAIL, OK, WARN, Check
 from sparklog.errors import SparklogError
 from sparklog.log.journal.clocks import reading_clock_ms
@@ -12,7 +13,6 @@ from sparklog.log.topic.root import Root
 from sparklog.maintenance.overdue import JUDGED, JobState, never, troubles
 from sparklog.maintenance.work_items import Settings
 from sparklog.tools.report.job_states import Running, has_jobs, look_at_root
-from sparklog.units import ago, count, duration
 
 
 def check_jobs(root: Root, max_age_ms: int | None = None) -> list[Check]:

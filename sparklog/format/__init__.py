@@ -1,1 +1,1 @@
-"""Bytes <-> Arrow: record batches, records, indexes, checkpoints. Pure: no I/O, no clock, no Spark."""
+"""Kafka's formats as pure functions between bytes and Arrow: record batches, indexes, checkpoints, snapshots."""

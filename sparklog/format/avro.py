@@ -14,10 +14,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from sparklog.common.lazy import install_command
 from sparklog.errors import BadRequest
 from sparklog.format.arrow_numpy import bytes_array
 from sparklog.format.values import ValueFormat, each_row, loads
-from sparklog.lazy import install_command
 
 MAGIC = 0
 FRAME = struct.Struct(">bi")

@@ -1,1 +1,1 @@
-"""Consumer groups: their committed offsets, kept in the root. Transactions commit offsets of groups too."""
+"""Consumer groups in the root: journal, state, members, assignors, lag and reset of offsets."""

@@ -19,7 +19,6 @@ from sparklog.groups import group_steps as steps
 from sparklog.groups.group import Group
 from sparklog.groups.group_state import GROUPS, GroupState
 from sparklog.log.journal.chain import EntryChain, ids_of
-from sparklog.log.journal.clocks import OFFSETS_RETENTION_MS
 from sparklog.log.journal.entry_log import Collected, collect_entries
 from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.root import Root
@@ -47,7 +46,7 @@ def kept_entries_ms(delay_ms: int) -> int:
 def collect_groups(
     root: Root,
     *,
-    retention_ms: int = OFFSETS_RETENTION_MS,
+    retention_ms: int,
     keep_ms: int = LEAST_ENTRIES_MS + MARGIN_MS,
     now_ms: int | None = None,
     dry_run: bool = False,

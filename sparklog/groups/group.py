@@ -11,13 +11,15 @@ member's session timeout, by the store's clock.
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from sparklog.arguments import NAME, PARTITIONS, as_whole, checked
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, Unavailable
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups import group_steps as steps
-from sparklog.groups.group_members import GroupMember
+from sparklog.groups.group_members import MAX_SESSION_TIMEOUT_MS, SESSION_TIMEOUT_MS, GroupMember
 from sparklog.groups.group_state import (
     GROUPS,
     MAX_INT,
@@ -33,8 +35,7 @@ from sparklog.groups.group_state import (
 )
 from sparklog.groups.group_steps import settled
 from sparklog.log.decisions.decision import BY_NEWER_GENERATION, BY_TIMEOUT
-from sparklog.log.journal.arguments import NAME, PARTITIONS, as_whole, checked
-from sparklog.log.journal.clocks import MAX_SESSION_TIMEOUT_MS, Moment, reading_clock_ms
+from sparklog.log.journal.clocks import Moment, reading_clock_ms
 from sparklog.log.journal.documents import INT64_MAX
 from sparklog.log.journal.entry_log import EntryLog, Step
 from sparklog.log.journal.names import check_id
@@ -45,7 +46,6 @@ from sparklog.storage.retries import Backoff
 _LOG = logging.getLogger("sparklog.groups")
 EMPTY, STABLE, RECONCILING, DEAD = "Empty", "Stable", "Reconciling", "Dead"
 """Kafka's words: the group has no member; it has some; partitions move between them; it does not exist."""
-SESSION_TIMEOUT_MS = 45_000
 HEARTBEATS = 3
 """Signs of life per session timeout, from a member that has nothing to commit."""
 MAX_METADATA = 4096
@@ -446,3 +446,18 @@ class Membership:
     def leave(self) -> None:
         """Leave: the group is empty at once. No effect if a newer member took over."""
         self.group.write(lambda base: steps.leave(base, self.metadata))
+
+
+class GroupConsumer(ABC):
+    """A consumer whose positions a transaction can commit to its group."""
+
+    auto_commit_interval_ms: int | None
+    """None: the consumer commits only when it is asked to."""
+
+    @property
+    @abstractmethod
+    def membership(self) -> Membership: ...
+
+    @abstractmethod
+    def positions(self) -> Offsets:
+        """Return topic to partition to the next offset to read."""

@@ -13,10 +13,10 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from sparklog.arguments import NAME, NAMES, checked
 from sparklog.errors import NotFound, SparklogError
 from sparklog.groups.group import Group, GroupDescription
 from sparklog.groups.group_state import GROUPS, GroupState
-from sparklog.log.journal.arguments import NAME, NAMES, checked
 from sparklog.log.journal.chain import ids_of
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.topic.root import ROOT, Root, RootView, open_root

@@ -20,8 +20,8 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 from sparklog.errors import BadRequest
 from sparklog.groups import group_steps as steps
 from sparklog.groups.assignors import ASSIGNORS, COOPERATIVE_STICKY
-from sparklog.groups.group import SESSION_TIMEOUT_MS, Group, Membership, check_session_timeout
-from sparklog.groups.group_members import GroupMember, Partitions
+from sparklog.groups.group import Group, Membership, check_session_timeout
+from sparklog.groups.group_members import SESSION_TIMEOUT_MS, GroupMember, Partitions
 from sparklog.groups.group_state import GroupMetadata, GroupState
 from sparklog.log.journal.clocks import Moment
 from sparklog.log.journal.entry_log import EntryLog

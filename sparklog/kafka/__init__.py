@@ -1,1 +1,1 @@
-"""Kafka's own directories: read in place, imported into a root, exported from one."""
+"""Kafka's log directories, read in place, imported and exported; and the messages of Kafka's protocol."""

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
+from sparklog.common.times import iso_time
 from sparklog.errors import Fenced, SparklogError
 from sparklog.log.journal.chain import EntryChain
 from sparklog.log.journal.clocks import MAX_AHEAD_MS
@@ -36,7 +37,6 @@ from sparklog.log.journal.entry_log import ENTRY_MEMBERS, EntryKind, StateEntry
 from sparklog.log.journal.names import MAINTENANCE_FOLDER
 from sparklog.log.topic.root import Root
 from sparklog.output import log
-from sparklog.times import iso_time
 
 LEASE_MS = 300_000
 CLAIM_OPS = TAKE, RENEW, RELEASE = "take", "renew", "release"

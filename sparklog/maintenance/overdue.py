@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from sparklog.common.units import HOUR_MS, duration
 from sparklog.log.journal.names import is_topic_name
 from sparklog.maintenance.outcomes import COMPACT, RETAIN, SEAL, JobRun, Outcomes, TopicOutcome
 from sparklog.maintenance.report import Backlog
-from sparklog.units import HOUR_MS, duration
 
 JUDGED = COMPACT, RETAIN
 DAY_MS = 24 * HOUR_MS

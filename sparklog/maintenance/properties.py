@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from sparklog.common.parsing import INT32_MAX, INT64_MAX, fraction, positive_number, whole_number, whole_range
 from sparklog.errors import BadRequest, did_you_mean
 from sparklog.log.state.broker_names import BROKER_NAMES, BY_NAME, UNITS
 from sparklog.log.state.configs import (
@@ -30,7 +31,6 @@ from sparklog.log.state.configs import (
 )
 from sparklog.log.state.root_defaults import ID, NO_TOPIC_CONFIG, RootDefaults
 from sparklog.maintenance.work_items import Settings
-from sparklog.parsing import INT32_MAX, INT64_MAX, fraction, positive_number, whole_number, whole_range
 
 T = TypeVar("T")
 LEAST_BUFFER_BYTES = 1 << 20

@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from operator import add
 
+from sparklog.common.times import iso_time
+from sparklog.common.units import HOUR_MS, count, size_text
 from sparklog.errors import SparklogError
 from sparklog.maintenance.work_items import PieceReport
 from sparklog.output import json_value, say, table
-from sparklog.times import iso_time
-from sparklog.units import HOUR_MS, count, size_text
 
 LEAST_WAIT_MS, MOST_WAIT_MS = 2 * HOUR_MS, 25 * HOUR_MS
 

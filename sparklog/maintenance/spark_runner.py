@@ -23,13 +23,13 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+from sparklog.common.units import size_text
 from sparklog.errors import SparklogError, Unavailable
 from sparklog.format.kernels.kernel_choice import choice
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.maintenance.work_items import Done, InProcess, Meter, Progress, Runner, Settings, Work, silent
 from sparklog.output import log
 from sparklog.storage.fork_safety import ForkLock, freeze_gc
-from sparklog.units import size_text
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

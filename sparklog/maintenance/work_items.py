@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
+from sparklog.common.units import rates, size_text
 from sparklog.errors import SparklogError
-from sparklog.log.journal.clocks import OFFSETS_RETENTION_MS, SYSTEM, Env, reading_clock_ms
+from sparklog.log.journal.clocks import SYSTEM, Env, reading_clock_ms
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.rewrites import Rewrite
 from sparklog.log.state.root_defaults import ID, RootDefaults
@@ -26,7 +27,6 @@ from sparklog.log.state.slices import FileSlices
 from sparklog.maintenance.throttle import UNLIMITED
 from sparklog.output import log
 from sparklog.storage.store import Store
-from sparklog.units import rates, size_text
 
 if TYPE_CHECKING:
     from sparklog.log.topic.root import Root  # tasks open none
@@ -54,7 +54,7 @@ class Settings:
     dedupe_buffer_bytes: int = 128 << 20
     dedupe_load_factor: float = 0.9
     producer_expiration_ms: int = 86_400_000
-    offsets_retention_ms: int = OFFSETS_RETENTION_MS
+    offsets_retention_ms: int = 7 * 86_400_000
     io_bytes_per_second: float = UNLIMITED
     spark_min_bytes: int = 256 << 20
     spark_min_files: int = 10_000

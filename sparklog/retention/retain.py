@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from sparklog.common.times import seconds_taken
+from sparklog.common.units import count, size_text
 from sparklog.errors import Conflict, NotFound, SparklogError
 from sparklog.groups.collecting import collect_groups, kept_entries_ms
 from sparklog.groups.group_state import GROUPS
@@ -36,9 +38,7 @@ from sparklog.maintenance.work_items import Runner, Settings, store_clock_ms
 from sparklog.output import json_value, table
 from sparklog.retention.expiry_plan import REASONS, SIZE, START, TIME, Expired, Expiry, plan_expiry
 from sparklog.retention.vacuum import Removed, VacuumReport, remove_temporaries, vacuum
-from sparklog.times import seconds_taken
 from sparklog.transactions.completion import collect, resolve_topic
-from sparklog.units import count, size_text
 
 _LOG = logging.getLogger("sparklog.retention")
 

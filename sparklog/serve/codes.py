@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, SparklogError, Unavailable
-from sparklog.format.coordinators.message_schema import Fields
+from sparklog.kafka.messages.message_schema import Fields
 
 LONGEST_MESSAGE = 8_000
 

@@ -17,8 +17,8 @@ from socket import SHUT_RDWR
 from typing import TYPE_CHECKING
 
 from sparklog.errors import Corrupt, SparklogError
-from sparklog.format.coordinators.message_codec import Buffer, MessageBytes, read_message, write_message
-from sparklog.format.coordinators.message_schema import Fields, message
+from sparklog.kafka.messages.message_codec import Buffer, MessageBytes, read_message, write_message
+from sparklog.kafka.messages.message_schema import Fields, message
 from sparklog.serve.apis import table
 from sparklog.serve.codes import Code
 from sparklog.serve.services import Client, RequestBytes, ServedRequest, Services

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from sparklog.format.coordinators.message_schema import Fields
+from sparklog.kafka.messages.message_schema import Fields
 from sparklog.log.journal.names import MAX_PARTITIONS
 from sparklog.serve.codes import Code, CodeError
 from sparklog.serve.served_log import ServedLog

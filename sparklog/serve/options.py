@@ -10,8 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from sparklog.common.parsing import is_digits
 from sparklog.errors import BadRequest
-from sparklog.parsing import is_digits
 
 if TYPE_CHECKING:
     from sparklog.serve.users import User

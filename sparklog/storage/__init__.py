@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import os
 
+from sparklog.common.lazy import install_command
 from sparklog.errors import BadRequest
-from sparklog.lazy import install_command
 from sparklog.storage.cloud_settings import HDFS
 from sparklog.storage.local import LocalStore
 from sparklog.storage.locations import is_url, local_path, parse_url, refuse_scheme

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparklog.lazy import lazy_names
+from sparklog.common.lazy import lazy_names
 
 if TYPE_CHECKING:
     from sparklog.storage.memory import MemoryStore

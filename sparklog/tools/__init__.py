@@ -1,1 +1,1 @@
-"""Tools for operators: inspection, verification, backup, report, doctor."""
+"""Tools for operators: inspection, verification, repair, backup, report, repartitioning, performance."""

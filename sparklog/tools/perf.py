@@ -22,9 +22,9 @@ from sparklog.storage.fork_safety import ForkLock
 
 if TYPE_CHECKING:
     # `perf consume` loads no producer, nor `perf produce` a consumer.
-    from sparklog.groups.consumer import Consumer
-    from sparklog.producers.futures import RecordFuture
-    from sparklog.producers.producer import Producer
+    from sparklog.clients.consumer.consumer import Consumer
+    from sparklog.clients.producer.futures import RecordFuture
+    from sparklog.clients.producer.producer import Producer
 
 MIB = 1 << 20
 """What Kafka's tools call MB."""

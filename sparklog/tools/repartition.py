@@ -38,10 +38,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from sparklog.arguments import NAME, NUMBER, checked, whole
 from sparklog.errors import BadRequest, Conflict, NotFound
 from sparklog.groups.group import Group
 from sparklog.groups.lag import Groups
-from sparklog.log.journal.arguments import NAME, NUMBER, checked, whole
 from sparklog.log.journal.documents import INT64_MAX
 from sparklog.log.journal.names import MAX_PARTITIONS, check_topic_name
 from sparklog.log.read.read_plan import plan_parts, read_parts, stored_in

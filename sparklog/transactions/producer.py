@@ -17,11 +17,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from sparklog.arguments import NAME, checked, instance
 from sparklog.errors import BadRequest, Conflict, Fenced, SparklogError, Unavailable
-from sparklog.groups.group import Group, Membership, Offsets
+from sparklog.groups.group import Group, GroupConsumer, Membership, Offsets
 from sparklog.groups.group_state import GroupMetadata, TopicOffsets, merged
 from sparklog.log.decisions.decision import (
     BY_OWNER,
+    DEFAULT_TRANSACTION_TIMEOUT_MS,
+    MAX_TRANSACTION_TIMEOUT_MS,
     Decisions,
     Prepared,
     PreparedGroup,
@@ -31,8 +34,6 @@ from sparklog.log.decisions.decision import (
     prepare,
 )
 from sparklog.log.decisions.decision_log import DecisionLog
-from sparklog.log.journal.arguments import NAME, checked, instance
-from sparklog.log.journal.clocks import DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS
 from sparklog.log.journal.names import check_id
 from sparklog.log.state.commit import Txn
 from sparklog.log.state.slices import FileSlices
@@ -45,7 +46,6 @@ from sparklog.storage.store import Store
 from sparklog.transactions.completion import check_not_one_write, recorded_everywhere
 
 if TYPE_CHECKING:
-    from sparklog.groups.consumer import Consumer
     from sparklog.log.write.append_target import WriteOptions
     from sparklog.log.write.append_writer import ArrowData
 
@@ -62,7 +62,7 @@ def transactional(
     root: Root | Store | str | os.PathLike[str],
     transactional_id: str,
     *,
-    timeout_ms: int = DEFAULT_TIMEOUT_MS,
+    timeout_ms: int = DEFAULT_TRANSACTION_TIMEOUT_MS,
     instance: str | None = None,
 ) -> TransactionalProducer:
     """Return a producer that writes transactions under an id: all topics of one are published, or none.
@@ -107,14 +107,15 @@ class TransactionalProducer:
         root: Root,
         transactional_id: str,
         *,
-        timeout_ms: int = DEFAULT_TIMEOUT_MS,
+        timeout_ms: int = DEFAULT_TRANSACTION_TIMEOUT_MS,
         instance: str | None = None,
         epoch: int | None = None,
     ) -> None:
         self.root = root
         self.id = check_id(transactional_id, "transactional id")
-        if isinstance(timeout_ms, bool) or not isinstance(timeout_ms, int) or not 1 <= timeout_ms <= MAX_TIMEOUT_MS:
-            raise BadRequest(f"transaction.timeout.ms is 1 to {MAX_TIMEOUT_MS} (a day), found {timeout_ms!r}")
+        highest = MAX_TRANSACTION_TIMEOUT_MS
+        if isinstance(timeout_ms, bool) or not isinstance(timeout_ms, int) or not 1 <= timeout_ms <= highest:
+            raise BadRequest(f"transaction.timeout.ms is 1 to {highest} (a day), found {timeout_ms!r}")
         self.timeout_ms = timeout_ms
         self.instance = root.env.new_id() if instance is None else check_id(instance, "instance")
         self.epoch = epoch
@@ -249,7 +250,9 @@ class Transaction:
         if any(len(file) for file in files):
             self._files.setdefault(target.topic, []).append(TopicFiles(target, tuple(files)))
 
-    def send_offsets(self, group: str | GroupMetadata | Membership | Consumer, offsets: Offsets | None = None) -> None:
+    def send_offsets(
+        self, group: str | GroupMetadata | Membership | GroupConsumer, offsets: Offsets | None = None
+    ) -> None:
         """Commit offsets of a consumer group with the transaction.
 
         Args:
@@ -261,10 +264,8 @@ class Transaction:
             NotFound: a topic does not exist.
             BadRequest: a partition or an offset that cannot be, or a consumer that commits by itself.
         """
-        from sparklog.groups.consumer import Consumer
-
         self._check_open()
-        if isinstance(group, Consumer):
+        if isinstance(group, GroupConsumer):
             if group.auto_commit_interval_ms is not None:
                 raise BadRequest(
                     f"{group!r} commits by itself, also what a transaction aborts; set enable_auto_commit=False"

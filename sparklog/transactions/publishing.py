@@ -16,9 +16,9 @@ from typing import ClassVar
 from weakref import WeakKeyDictionary
 
 from sparklog.errors import NotFound, SparklogError
-from sparklog.log.decisions.decision import init
+from sparklog.log.decisions.decision import DEFAULT_TRANSACTION_TIMEOUT_MS, init
 from sparklog.log.decisions.expired_ids import ONE_WRITE
-from sparklog.log.journal.clocks import DEFAULT_TIMEOUT_MS, Moment
+from sparklog.log.journal.clocks import Moment
 from sparklog.log.state.commit import TAKEOVER, Writer
 from sparklog.log.state.commit_intents import Draft, Nothing, check_topic
 from sparklog.log.state.slice_table import SliceTable
@@ -69,7 +69,7 @@ def publish(
     written: Sequence[TopicFiles],
     *,
     key: WriterKey | None = None,
-    timeout_ms: int = DEFAULT_TIMEOUT_MS,
+    timeout_ms: int = DEFAULT_TRANSACTION_TIMEOUT_MS,
 ) -> CommittedTransaction:
     """Commit files that tasks wrote for topics, all of them or none. With `key`, a batch at most once.
 

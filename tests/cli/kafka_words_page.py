@@ -1,6 +1,6 @@
 """The page of Kafka's words: `python -m tests.cli.kafka_words_page` writes `docs/reference/kafka-words.md`.
 
-Its rows are the options of Kafka's tools, from `kafka_options.json`, and the answers of `sparklog.cli.kafka_words`.
+Its rows are the options of Kafka's tools, from `kafka_options.json`, and the answers of `sparklog.console.kafka_words`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from click import Context, Option
 
-from sparklog.cli.kafka_words import (
+from sparklog.console.kafka_words import (
     ACTIONS,
     COMMON,
     KCAT,
@@ -24,7 +24,7 @@ from sparklog.cli.kafka_words import (
     command_words,
     option_words,
 )
-from sparklog.cli.terminal import BROKER_OPTIONS, NO_BROKER
+from sparklog.console.terminal import BROKER_OPTIONS, NO_BROKER
 from tests.cli.kafka_options import stored
 from tests.support.command_line import command_of
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import sparklog as library
-from sparklog.cli import parameters
+from sparklog.console import parameters
 from sparklog.groups.lag import Groups
 from tests.support.command_line import invoke
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 import sparklog as library
-from sparklog.cli.options import unescaped
-from sparklog.groups.consumer import Consumer
+from sparklog.clients.consumer.consumer import Consumer
+from sparklog.console.options import unescaped
 from sparklog.groups.lag import Groups
 from sparklog.transactions.producer import transactional
 from tests.cli.conftest import Sparklog

@@ -14,7 +14,16 @@ import pyarrow as pa
 import pytest
 
 import sparklog as library
-from sparklog.cli.kafka_words import ACTIONS, KCAT, PROPERTIES, TOOLS, WORDS, KafkaAnswer, command_words, option_words
+from sparklog.console.kafka_words import (
+    ACTIONS,
+    KCAT,
+    PROPERTIES,
+    TOOLS,
+    WORDS,
+    KafkaAnswer,
+    command_words,
+    option_words,
+)
 from sparklog.groups.lag import Groups
 from sparklog.serve.options import Address, ServeOptions
 from sparklog.serve.server import serving

@@ -12,7 +12,7 @@ import click
 import pytest
 
 from sparklog.cli.commands.produce import line_runs
-from sparklog.cli.options import parse_time
+from sparklog.console.options import parse_time
 
 
 def runs_of(data: bytes, run_bytes: int) -> list[bytes]:

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 
 import sparklog as library
+from sparklog.common.units import size_text
 from sparklog.compaction.run import CompactOptions, compact_topic
 from sparklog.kafka.importing.run import ImportOptions, import_log_dir
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.opening import open_view, resolve
-from sparklog.units import size_text
 from tests.cli.conftest import REPOSITORY, Sparklog
 
 KAFKA = REPOSITORY / "examples" / "data" / "kafka-log-dir"

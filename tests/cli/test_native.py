@@ -19,7 +19,7 @@ LinesFile = Callable[[str], Path]
 
 
 def test_a_topic_is_created_altered_and_deleted(sparklog: Sparklog, root: Path) -> None:
-    created = sparklog("topics", "create", "orders", "--partitions", 3, "-c", "retention.ms=1000")
+    created = sparklog("topics", "create", "orders", "--partitions", 3, "-c", "retention.ms=86400000")
     assert created.out == f"Created topic orders with 3 partitions in {root}.\n"
     assert created.err == f"sparklog: created root {root}\n"
     sparklog("topics", "create", "clicks")

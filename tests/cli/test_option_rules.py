@@ -12,8 +12,8 @@ import pytest
 from click import Argument, Choice, Context, Option, Parameter
 from click.testing import CliRunner
 
-from sparklog.cli.option_rules import names_of
-from sparklog.cli.parameters import FunctionCommand
+from sparklog.console.option_rules import names_of
+from sparklog.console.parameters import FunctionCommand
 from tests.cli.conftest import Sparklog
 from tests.cli.test_every_command import JOBS, commands
 from tests.support.command_line import command_of, invoke
@@ -24,7 +24,7 @@ ON_SPARK = [name for name in JOBS if name != "serve"]
 def every_command() -> Iterator[FunctionCommand]:
     for name in commands():
         if name in ON_SPARK:
-            arguments = import_module(f"sparklog.cli.jobs.{name.replace('-', '_')}").arguments
+            arguments = import_module(f"sparklog.jobs.{name.replace('-', '_')}").arguments
             yield FunctionCommand(name, arguments.args[1], help=arguments.args[2])
         else:
             command = command_of(name)

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 import pytest
 from click.testing import CliRunner
 
-from sparklog.cli.parameters import Argument, FunctionCommand, Option
-from sparklog.cli.terminal import Output
+from sparklog.console.parameters import Argument, FunctionCommand, Option
+from sparklog.console.terminal import Output
 
 
 @dataclass

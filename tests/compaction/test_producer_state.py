@@ -14,7 +14,7 @@ import pytest
 from sparklog.compaction.producer_state import PartitionProducers, ReplayedProducer, active, replay, turns
 from sparklog.errors import Corrupt, NotFound
 from sparklog.format.control import end_txn_marker
-from sparklog.format.coordinators.producer_snapshot import parse_snapshot
+from sparklog.format.producer_snapshot import parse_snapshot
 from sparklog.limits import DEFAULTS, Limits
 from sparklog.log.read.planned_slices import PlannedSlices
 from sparklog.storage.memory import MemoryStore

@@ -56,7 +56,7 @@ def calls(spark: SparkSession, root: str, folder: Path) -> Any:
     append(numbers(spark).selectExpr("key", "value", "explode(array('a', 'b')) AS topic"), root)
     places = spark.sparkContext.parallelize(range(8), 8).map(lambda _: (time.sleep(0.2), os.getcwd())[1]).collect()
     # With this application's executors, as a job is that finds a session.
-    from sparklog.cli.jobs import compact, retain, verify
+    from sparklog.jobs import compact, retain, verify
 
     codes = [compact.main(["--root", root, "--roll"]), retain.main(["--root", root])]
     codes.append(verify.main(["--root", root, "--json"]))

@@ -106,7 +106,7 @@ _session: Any = None
 
 def _start(folder: Path, jars: str) -> None:
     global _session
-    from sparklog.cli.jobs.delta import SETTINGS
+    from sparklog.jobs.delta import SETTINGS
 
     # Small tables: Delta reads its log with one task in place of 50.
     small = {"spark.databricks.delta.snapshotPartitions": "1", "spark.sql.shuffle.partitions": "1"}
@@ -114,7 +114,7 @@ def _start(folder: Path, jars: str) -> None:
 
 
 def _job(name: str, arguments: list[str], die: str) -> tuple[int, str]:
-    module = import_module(f"sparklog.cli.jobs.{name.replace('-', '_')}")
+    module = import_module(f"sparklog.jobs.{name.replace('-', '_')}")
     if die:
         _die_at(module, die)
     with redirect_stderr(StringIO()) as errors:

@@ -18,8 +18,8 @@ import pyarrow as pa
 import pytest
 
 import sparklog
-from sparklog.cli.jobs import compact
 from sparklog.errors import Conflict, Corrupt, SparklogError, Unavailable
+from sparklog.jobs import compact
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.spark_runner import SparkIfNeeded, SparkRunner
 from sparklog.maintenance.work_items import Done, InProcess, PieceReport, Progress, Runner, Settings, silent

@@ -26,9 +26,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from sparklog.cli.jobs import delta, from_delta, to_delta
-from sparklog.cli.jobs.to_delta import END, Payload, framed_schema, key_types
 from sparklog.errors import BadRequest
+from sparklog.jobs import delta, from_delta, to_delta
+from sparklog.jobs.to_delta import END, Payload, framed_schema, key_types
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,9 +13,9 @@ pytest.importorskip("pyspark", reason="the jobs of Delta need Spark: install spa
 
 from pyspark.errors import PySparkRuntimeError
 
-from sparklog.cli.jobs import stream
-from sparklog.cli.jobs.stream import without_report
 from sparklog.errors import Unavailable
+from sparklog.jobs import stream
+from sparklog.jobs.stream import without_report
 
 REPORT = b""":: loading settings :: url = jar:file:ivy-2.5.3.jar!/ivysettings.xml
 Ivy Default Cache set to: .ivy2.5.2/cache

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 import sparklog
-from sparklog.cli.jobs import mirror
-from sparklog.cli.jobs.stream import reason
 from sparklog.errors import BadRequest, NotFound, SparklogError
+from sparklog.jobs import mirror
+from sparklog.jobs.stream import reason
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -60,7 +60,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_bad_path_is_one_line_before_spark_starts(
     place: Path, name: str, given: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert import_module(f"sparklog.cli.jobs.{name}").main(given) == 1
+    assert import_module(f"sparklog.jobs.{name}").main(given) == 1
     said = capsys.readouterr().err
     assert (said.count("\n"), said.startswith(f"sparklog {name.replace('_', '-')}: ")) == (1, True)
     assert says in said

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pytest
 
 import sparklog
-from sparklog.cli.jobs import retain
 from sparklog.errors import SparklogError
+from sparklog.jobs import retain
 from sparklog.log.journal.names import append_path
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.spark_runner import SparkRunner

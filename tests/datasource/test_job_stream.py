@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import sparklog
-from sparklog.cli.jobs import stream
 from sparklog.groups.lag import Groups
+from sparklog.jobs import stream
 from tests.datasource.streams import READ_LIMITS, feed
 from tests.kafka.logs import HOUR_MS, batch, write_partition
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import sparklog
-from sparklog.cli.jobs import verify
+from sparklog.jobs import verify
 from sparklog.maintenance.spark_runner import SparkRunner
 from sparklog.maintenance.work_items import InProcess
 from tests.support.small_limits import small_limits

@@ -17,8 +17,10 @@ import pytest
 
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.format.batch_scan import scan_headers
-from sparklog.format.coordinators import coordinator_records as coordinators
-from sparklog.format.coordinators.coordinator_records import (
+from sparklog.format.decode import decode
+from sparklog.format.encode import EncodeOptions, encode
+from sparklog.kafka.messages import coordinator_records as coordinators
+from sparklog.kafka.messages.coordinator_records import (
     GROUPS,
     TRANSACTIONS,
     GroupKey,
@@ -29,9 +31,9 @@ from sparklog.format.coordinators.coordinator_records import (
     Status,
     TransactionValue,
 )
-from sparklog.format.coordinators.message_codec import decode_prefix, decode_value, encode_versioned
-from sparklog.format.coordinators.message_codec import encode as encode_message
-from sparklog.format.coordinators.message_schema import (
+from sparklog.kafka.messages.message_codec import decode_prefix, decode_value, encode_versioned
+from sparklog.kafka.messages.message_codec import encode as encode_message
+from sparklog.kafka.messages.message_schema import (
     Field,
     Fields,
     Struct,
@@ -40,8 +42,6 @@ from sparklog.format.coordinators.message_schema import (
     json_text,
     record_types,
 )
-from sparklog.format.decode import decode
-from sparklog.format.encode import EncodeOptions, encode
 from tests.kafka_tools import KafkaTools
 from tests.support.seeds import thinned
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sparklog.errors import BadRequest, Corrupt
-from sparklog.format.coordinators.message_codec import (
+from sparklog.kafka.messages.message_codec import (
     MessageBytes,
     decode,
     decode_prefix,
@@ -17,8 +17,8 @@ from sparklog.format.coordinators.message_codec import (
     read_message,
     write_message,
 )
-from sparklog.format.coordinators.message_schema import Field, Struct, message
-from sparklog.format.coordinators.message_source import reader_source, writer_source
+from sparklog.kafka.messages.message_schema import Field, Struct, message
+from sparklog.kafka.messages.message_source import reader_source, writer_source
 
 INNER = Struct("Inner", (Field("number", "int32"),))
 TEST = Struct(

@@ -9,7 +9,7 @@ import pytest
 from crc32c import crc32c
 
 from sparklog.errors import Corrupt
-from sparklog.format.coordinators.producer_snapshot import ProducerEntry, parse_snapshot, snapshot_to_bytes
+from sparklog.format.producer_snapshot import ProducerEntry, parse_snapshot, snapshot_to_bytes
 from tests.fixture_data import fixture_tree
 
 KAFKAS = bytes.fromhex(

@@ -44,18 +44,18 @@ def test_offsets_expire_a_week_after_the_group_became_empty() -> None:
     group(world, "left").join("one", session_timeout_ms=60_000).leave()
     group(world, "reset").alter({"a": {0: 7}})
     world.now_ms += WEEK_MS - 1
-    assert collect_groups(world.root()).expired == ()
+    assert collect_groups(world.root(), retention_ms=WEEK_MS).expired == ()
     world.now_ms += 1
-    assert collect_groups(world.root(), dry_run=True).expired == ("left", "reset")
+    assert collect_groups(world.root(), retention_ms=WEEK_MS, dry_run=True).expired == ("left", "reset")
     assert offsets(world, "reset") == {("a", 0): 7}
-    assert collect_groups(world.root()).expired == ("left", "reset")
+    assert collect_groups(world.root(), retention_ms=WEEK_MS).expired == ("left", "reset")
     assert Groups(world.root()).names() == ["g"]
     world.now_ms += 59_999
-    assert collect_groups(world.root()).expired == ()
+    assert collect_groups(world.root(), retention_ms=WEEK_MS).expired == ()
     world.now_ms += 1
-    assert collect_groups(world.root()).expired == ("g",)
+    assert collect_groups(world.root(), retention_ms=WEEK_MS).expired == ("g",)
     assert (offsets(world), Groups(world.root()).names()) == ({}, [])
-    assert collect_groups(world.root()).expired == ()
+    assert collect_groups(world.root(), retention_ms=WEEK_MS).expired == ()
     # It had only slept, for a week.
     with pytest.raises(Fenced, match="it was deleted"):
         member.commit({"a": {0: 6}})
@@ -68,7 +68,7 @@ def test_signs_of_life_keep_offsets_and_retention_can_be_set() -> None:
     for _ in range(3):
         world.now_ms += WEEK_MS - 2
         member.heartbeat()
-        assert collect_groups(world.root()).expired == ()
+        assert collect_groups(world.root(), retention_ms=WEEK_MS).expired == ()
     world.now_ms += DAY_MS
     assert collect_groups(world.root(), retention_ms=DAY_MS).expired == ()
     world.now_ms += 1
@@ -80,7 +80,7 @@ def test_old_offsets_that_were_restored_stay_for_a_week() -> None:
     topic_id = world.topic("a").log.head().topic_id
     group(world).restore([CommittedOffset("a", topic_id, 0, 5, None, "", START_MS - 90 * DAY_MS)])
     world.now_ms += DAY_MS
-    assert collect_groups(world.root()).expired == ()
+    assert collect_groups(world.root(), retention_ms=WEEK_MS).expired == ()
     assert offsets(world) == {("a", 0): 5}
 
 
@@ -93,11 +93,11 @@ def test_offsets_of_topics_that_are_gone_go_at_once_and_those_of_unknown_topics_
     world.root().delete_topic("b")
     world.root().create_topic("b")
     world.now_ms += SETTLE_MS
-    assert collect_groups(world.root()).expired == ("g",)
+    assert collect_groups(world.root(), retention_ms=WEEK_MS).expired == ("g",)
     left = [(item.topic, item.offset) for item in group(world).log.refresh().offsets]
     assert left == [("c", (7,)), ("imported-later", (9,))]
     member.commit({"c": {0: 8}})
-    assert collect_groups(world.root()).expired == ()
+    assert collect_groups(world.root(), retention_ms=WEEK_MS).expired == ()
 
 
 def test_a_host_that_does_not_see_the_new_topic_yet_leaves_its_offsets() -> None:
@@ -113,10 +113,10 @@ def test_a_host_that_does_not_see_the_new_topic_yet_leaves_its_offsets() -> None
     for seen in (last, last + 1):
         hidden = {commit_key("b", version) for version in range(seen + 1, seen + 9)}
         stale = HidingStore(world.store, hidden, lambda seconds: None)
-        assert collect_groups(world.root(stale)).expired == (() if seen == last else ("g",))
+        assert collect_groups(world.root(stale), retention_ms=WEEK_MS).expired == (() if seen == last else ("g",))
         assert offsets(world) == {("a", 0): 5, ("b", 0): 0}
     world.now_ms += SETTLE_MS
-    collect_groups(world.root())
+    collect_groups(world.root(), retention_ms=WEEK_MS)
     assert offsets(world) == {("a", 0): 5, ("b", 0): 0}
     assert len(group(world).log.refresh().offsets) == 2
 
@@ -138,7 +138,7 @@ def test_outcomes_are_recorded_in_quiet_groups_and_decisions_forgotten_then() ->
     ]
     world.now_ms += 60_001
     root = world.root()
-    assert collect_groups(root).groups == 3
+    assert collect_groups(root, retention_ms=WEEK_MS).groups == 3
     assert [len(group(world, f"g{n}").log.refresh().pending) for n in range(3)] == [0, 0, 0]
     assert [offsets(world, f"g{n}") for n in range(3)] == [{("a", 0): n} for n in range(3)]
     assert [item.n for item in producer.log.refresh().commits] == [0, 1, 2]
@@ -173,11 +173,11 @@ def test_entries_below_the_second_newest_checkpoint_go_after_a_day() -> None:
         member.commit({"a": {0: offset}})
     assert group(world).log.checkpoints() == [3, 7, 11]
     world.now_ms += DAY_MS + HOUR_MS - 1
-    assert collect_groups(world.root()).objects == 0
+    assert collect_groups(world.root(), retention_ms=WEEK_MS).objects == 0
     world.now_ms += 1
     member.commit({"a": {0: 99}})
-    dry = collect_groups(world.root(), dry_run=True)
-    found = collect_groups(world.root())
+    dry = collect_groups(world.root(), retention_ms=WEEK_MS, dry_run=True)
+    found = collect_groups(world.root(), retention_ms=WEEK_MS)
     assert (found.objects, found.nbytes) == (dry.objects, dry.nbytes) == (8, found.nbytes)
     assert entries(world) == list(range(7, 15))
     assert group(world).log.checkpoints() == [7, 11]
@@ -197,10 +197,10 @@ def test_what_was_the_newest_entry_within_the_day_stays() -> None:
     assert group(world).log.checkpoints() == [3, 7, 11, 15, 19]
     # Ten seconds ago entry 10 said how far the group was, though it is two days old itself.
     world.now_ms += 10_000
-    collect_groups(world.root())
+    collect_groups(world.root(), retention_ms=WEEK_MS)
     assert entries(world)[0] == 10
     world.now_ms += DAY_MS + HOUR_MS
-    collect_groups(world.root())
+    collect_groups(world.root(), retention_ms=WEEK_MS)
     assert entries(world)[0] == 15
 
 
@@ -216,15 +216,15 @@ def test_the_entry_that_offsets_expire_by_stays() -> None:
     member.heartbeat()
     for name in names:
         world.root().delete_topic(name)
-        assert collect_groups(world.root()).expired == ("g",)
+        assert collect_groups(world.root(), retention_ms=WEEK_MS).expired == ("g",)
     assert group(world).log.checkpoints() == [1, 3, 5, 7]
     for _ in range(6):
         world.now_ms += DAY_MS
-        assert collect_groups(world.root()).expired == ()
+        assert collect_groups(world.root(), retention_ms=WEEK_MS).expired == ()
     assert entries(world)[0] == 2
     assert offsets(world) == {("a", 0): 0}
     world.now_ms += DAY_MS + 1
-    assert collect_groups(world.root()).expired == ("g",)
+    assert collect_groups(world.root(), retention_ms=WEEK_MS).expired == ("g",)
 
 
 def test_entries_stay_as_long_as_versions_of_topics() -> None:
@@ -250,7 +250,7 @@ def test_a_damaged_group_is_reported_and_the_others_are_done() -> None:
     key = commit_key(groups_prefix("bad"), 0)
     world.store.replace(key, b"nonsense")  # type: ignore[union-attr]
     world.now_ms += WEEK_MS
-    found = collect_groups(world.root())
+    found = collect_groups(world.root(), retention_ms=WEEK_MS)
     assert (found.expired, len(found.failures)) == (("good",), 1)
     failures: list[SparklogError] = []
     assert (Groups(world.root()).names(failures), len(failures)) == ([], 1)

@@ -13,10 +13,14 @@ import pytest
 
 from sparklog.errors import Corrupt
 from sparklog.format.control import end_txn_marker
-from sparklog.format.coordinators.coordinator_records import (
+from sparklog.groups.group_state import CommittedOffset
+from sparklog.groups.lag import Groups
+from sparklog.kafka.importing import run as importing
+from sparklog.kafka.importing.run import ImportOptions, import_log_dir
+from sparklog.kafka.messages.coordinator_records import (
     TRANSACTIONS as TRANSACTION_RECORDS,
 )
-from sparklog.format.coordinators.coordinator_records import (
+from sparklog.kafka.messages.coordinator_records import (
     GroupKey,
     GroupValue,
     OffsetKey,
@@ -27,12 +31,8 @@ from sparklog.format.coordinators.coordinator_records import (
     encode_offset_key,
     encode_offset_value,
 )
-from sparklog.format.coordinators.message_codec import encode_versioned
-from sparklog.format.coordinators.message_schema import Fields, record_types
-from sparklog.groups.group_state import CommittedOffset
-from sparklog.groups.lag import Groups
-from sparklog.kafka.importing import run as importing
-from sparklog.kafka.importing.run import ImportOptions, import_log_dir
+from sparklog.kafka.messages.message_codec import encode_versioned
+from sparklog.kafka.messages.message_schema import Fields, record_types
 from sparklog.log.read.skipped import Skipped
 from sparklog.log.state.view import READ_COMMITTED
 from sparklog.log.topic.root import Root

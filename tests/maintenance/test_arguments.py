@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sparklog.cli.jobs.common import Maintenance, parse
+from sparklog.jobs.common import Maintenance, parse
 
 
 def parsed(*given: str) -> Maintenance:

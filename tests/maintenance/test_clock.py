@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 import sparklog
-from sparklog.cli.jobs import compact, retain
 from sparklog.errors import Unavailable
+from sparklog.jobs import compact, retain
 from sparklog.maintenance.work_items import InProcess
 from sparklog.storage.local import LocalStore
 

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pytest
 
 import sparklog
-from sparklog.cli.jobs import compact, retain
 from sparklog.errors import Fenced, SparklogError, Unavailable
+from sparklog.jobs import compact, retain
 from sparklog.limits import Limits
 from sparklog.log.topic.root import Root, open_root
 from sparklog.maintenance.leases import LEASE_MS, LEASES, Lease

@@ -18,8 +18,8 @@ from typing import Any, ClassVar
 import pytest
 
 from sparklog.cli.commands.jobs import HELP
-from sparklog.cli.jobs import compact, from_delta, mirror, retain, to_delta, verify
 from sparklog.format.offset_map import slots_of
+from sparklog.jobs import compact, from_delta, mirror, retain, to_delta, verify
 from sparklog.limits import DEFAULTS
 from sparklog.maintenance.leases import LEASE_MS
 from sparklog.maintenance.work_items import Settings
@@ -101,7 +101,7 @@ def job_of(words: Sequence[str]) -> str:
     """Parse the arguments behind `spark_job.py` as the job does that comes first; the job."""
     at = next(index for index, word in enumerate(words) if word.endswith("spark_job.py"))
     name = words[at + 1]
-    import_module(f"sparklog.cli.jobs.{name}").arguments(list(words[at + 2 :]))
+    import_module(f"sparklog.jobs.{name}").arguments(list(words[at + 2 :]))
     return name
 
 

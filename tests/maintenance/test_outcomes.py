@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 
 import sparklog
-from sparklog.cli.jobs import retain
 from sparklog.compaction.run import CompactOptions, compact_root
 from sparklog.doctor import costs
 from sparklog.errors import Corrupt, Unavailable
+from sparklog.jobs import retain
 from sparklog.log.topic.root import Root
 from sparklog.maintenance.outcomes import ALIKE_KEPT, COMPACT, OUTCOMES, RETAIN, SEAL, Recording, read_outcomes
 from sparklog.maintenance.report import Amounts, RunReport

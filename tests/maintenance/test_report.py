@@ -13,12 +13,12 @@ from io import StringIO
 import pytest
 
 from sparklog import output
+from sparklog.common.units import size_text
 from sparklog.errors import Corrupt
 from sparklog.log.journal.clocks import SYSTEM
 from sparklog.maintenance.report import Failure, Planned, Size, TopicReport, document, summary
 from sparklog.maintenance.work_items import Done, Meter, PieceReport, say_outcome
 from sparklog.output import StatusLine, interrupted, say, table
-from sparklog.units import size_text
 
 NOON_MS = 1_769_860_800_000
 SEALED = PieceReport("seal", "orders", 3, 100, 90, 1000, 900, seconds=1.0)

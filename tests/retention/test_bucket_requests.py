@@ -72,7 +72,7 @@ def test_old_entries_of_a_group_go_in_bulk(bucket: CountedRoot) -> None:
     bucket.world.now_ms += 8 * DAY_MS
     member.commit({"t": {0: 200}})
     bucket.store.reset()
-    done = collect_groups(bucket.root, now_ms=bucket.world.now_ms)
+    done = collect_groups(bucket.root, retention_ms=7 * DAY_MS, now_ms=bucket.world.now_ms)
     assert done.objects > 60
     assert bucket.store.counts["delete_many"] == 1
     assert bucket.store.counts["delete"] == 0

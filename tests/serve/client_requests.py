@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from sparklog.format.coordinators.message_codec import MessageBytes, read_message, write_message
-from sparklog.format.coordinators.message_schema import NO_UUID, Fields, message
+from sparklog.kafka.messages.message_codec import MessageBytes, read_message, write_message
+from sparklog.kafka.messages.message_schema import NO_UUID, Fields, message
 from sparklog.serve.apis import table
 from sparklog.serve.connection import Connection
 from sparklog.serve.options import Address, ServeOptions

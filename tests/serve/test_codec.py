@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from sparklog.errors import Corrupt
-from sparklog.format.coordinators import message_codec
-from sparklog.format.coordinators.message_codec import MessageBytes, write_message
-from sparklog.format.coordinators.message_schema import Field, Fields, Struct, message
+from sparklog.kafka.messages import message_codec
+from sparklog.kafka.messages.message_codec import MessageBytes, write_message
+from sparklog.kafka.messages.message_schema import Field, Fields, Struct, message
 from sparklog.serve.apis.table import APIS, FOLDER
 
 VERSIONS = [

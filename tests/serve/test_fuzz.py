@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sparklog.format.coordinators.message_codec import MessageBytes, write_message
+from sparklog.kafka.messages.message_codec import MessageBytes, write_message
 from sparklog.serve.apis.table import API_VERSIONS, APIS, Api
 from sparklog.serve.options import Address
 from sparklog.testing.kafka_server import KafkaServer

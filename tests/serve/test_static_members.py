@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import sparklog
-from sparklog.format.coordinators.message_codec import encode_versioned
-from sparklog.format.coordinators.message_schema import message
+from sparklog.kafka.messages.message_codec import encode_versioned
+from sparklog.kafka.messages.message_schema import message
 from sparklog.serve.codes import Code
 from sparklog.serve.options import Address
 from tests.serve.member_process import MemberProcess

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import sparklog
-from sparklog.format.coordinators.message_schema import NO_UUID
+from sparklog.kafka.messages.message_schema import NO_UUID
 from sparklog.serve.codes import Code
 from sparklog.serve.options import Address
 from sparklog.serve.users import hashed, read_users

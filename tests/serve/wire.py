@@ -7,7 +7,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from sparklog.format.coordinators.message_codec import MessageBytes, read_message, write_message
+from sparklog.kafka.messages.message_codec import MessageBytes, read_message, write_message
 from sparklog.serve.apis.table import APIS
 from sparklog.serve.options import Address
 

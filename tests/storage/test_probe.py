@@ -231,12 +231,12 @@ def test_no_lock_of_a_thread_is_held_in_a_forked_child() -> None:
 def test_every_lock_that_is_kept_is_free_after_a_fork() -> None:
     """A plain lock may be made where a call makes and drops it; an attribute or a global is kept.
 
-    A producer needs conditions. It makes them again in the child, and refuses (tests/producers/test_pressure.py).
+    A producer needs conditions. It makes them again in the child, and refuses (`test_pressure.py`).
     """
     package = Path(probe_module.__file__).parents[1]
     plain = re.compile(r"threading\.(R?Lock|Condition|Semaphore)\(")
     found = {str(path.relative_to(package)) for path in package.rglob("*.py") if plain.search(path.read_text())}
-    assert found == {"storage/fork_safety.py", "producers/accumulator.py", "producers/futures.py"}
+    assert found == {"storage/fork_safety.py", "clients/producer/accumulator.py", "clients/producer/futures.py"}
 
 
 def test_a_race_whose_threads_cannot_all_be_started_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import pyarrow as pa
 
 import sparklog
-from sparklog.groups.consumer import Consumer
+from sparklog.clients.consumer.consumer import Consumer
 from sparklog.groups.lag import Groups
 from sparklog.log.topic.root import open_root
 from tests.support.records import rows

@@ -22,9 +22,9 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from sparklog.clients.consumer.consumer import consumer
 from sparklog.compaction.run import compact_root
 from sparklog.doctor.costs import CLOCK, COMMIT, INLINE_BATCH, MONTH_DAYS, Requests, Workload
-from sparklog.groups.consumer import consumer
 from sparklog.limits import Limits
 from sparklog.log.state.commit import tail_of
 from sparklog.log.topic.root import Root

@@ -1,1 +1,1 @@
-"""The commands, a module each or for a group of them, named like it (`imports` is `import`)."""
+"""The commands of `sparklog`: a module for each command or for a family of them."""

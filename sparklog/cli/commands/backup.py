@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 from click import BadParameter
 
-from sparklog.cli import options as opt
-from sparklog.cli.locations import open_folder, open_root, root_to_copy
-from sparklog.cli.options import QuietOption, RootOption, whole_number
-from sparklog.cli.parameters import Argument, Commands, Option
-from sparklog.cli.terminal import Output, print_table, printable
+from sparklog.common.times import iso_time
+from sparklog.common.units import count, size_text
+from sparklog.console import options as opt
+from sparklog.console.locations import open_folder, open_root, root_to_copy
+from sparklog.console.options import QuietOption, RootOption, whole_number
+from sparklog.console.parameters import Argument, Commands, Option
+from sparklog.console.terminal import Output, print_table, printable
 from sparklog.errors import Conflict
 from sparklog.output import StatusLine, json_value
-from sparklog.times import iso_time
-from sparklog.units import count, size_text
 
 if TYPE_CHECKING:
     from sparklog.log.topic.backup_manifest import Manifest

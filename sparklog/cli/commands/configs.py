@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 
 from click import BadParameter
 
-from sparklog.cli import options as opt
-from sparklog.cli.locations import open_root, open_source
-from sparklog.cli.parameters import Argument, Commands, Option
-from sparklog.cli.terminal import Output, print_lines, read_text
+from sparklog.common.units import with_span
+from sparklog.console import options as opt
+from sparklog.console.locations import open_root, open_source
+from sparklog.console.parameters import Argument, Commands, Option
+from sparklog.console.terminal import Output, print_lines, read_text
 from sparklog.errors import BadRequest, NotFound, SparklogError
-from sparklog.units import with_span
 
 if TYPE_CHECKING:
     from sparklog.log.state.configs import TopicConfigs

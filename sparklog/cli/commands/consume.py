@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from click import BadParameter
 from click.exceptions import Exit
 
-from sparklog.cli import options as opt
-from sparklog.cli.locations import OpenFolder, open_source
-from sparklog.cli.parameters import Argument, Commands, Option
 from sparklog.cli.printing import Columns, Format, Formats, LimitOption, Printer, Printing
-from sparklog.cli.terminal import Output, print_lines, warn
+from sparklog.console import options as opt
+from sparklog.console.locations import OpenFolder, open_source
+from sparklog.console.parameters import Argument, Commands, Option
+from sparklog.console.terminal import Output, print_lines, warn
 from sparklog.errors import BadRequest, Fenced, NotFound
 from sparklog.output import write
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from sparklog.cli.header_filter import HeaderFilter
-    from sparklog.groups.consumer import Consumer
+    from sparklog.clients.consumer.consumer import Consumer
     from sparklog.log.read.key_lookup import KeySet
     from sparklog.log.read.topic_scan import Tail
     from sparklog.log.state.view import LogView
@@ -199,7 +199,7 @@ def _batches(
 
 
 def _member(source: OpenFolder, places: ReadExtent, **options: Any) -> Consumer:
-    from sparklog.groups.consumer import consumer
+    from sparklog.clients.consumer.consumer import consumer
 
     if source.root is None:
         raise BadRequest(

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 from click import BadParameter
 
-from sparklog.cli import options as opt
-from sparklog.cli.locations import open_root, open_source
-from sparklog.cli.parameters import Argument, Commands, Option
-from sparklog.cli.terminal import EXIT_ERROR, EXIT_OK, Output, print_lines, print_table, printable, read_text, warn
+from sparklog.common.parsing import INT64_MAX, is_digits
+from sparklog.common.times import iso_time
+from sparklog.console import options as opt
+from sparklog.console.locations import open_root, open_source
+from sparklog.console.parameters import Argument, Commands, Option
+from sparklog.console.terminal import EXIT_ERROR, EXIT_OK, Output, print_lines, print_table, printable, read_text, warn
 from sparklog.errors import BadRequest, NotFound
 from sparklog.output import json_value
-from sparklog.parsing import INT64_MAX, is_digits
-from sparklog.times import iso_time
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

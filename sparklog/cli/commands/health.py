@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 from click import BadParameter
 
-from sparklog.cli import options as opt
-from sparklog.cli.locations import OpenFolder, open_source
-from sparklog.cli.parameters import Argument, Commands, Option
-from sparklog.cli.terminal import EXIT_ERROR, EXIT_OK, Output, print_json, print_lines, print_table, printable, warn
+from sparklog.common.times import iso_time
+from sparklog.common.units import ago, duration, number_text, size_text
+from sparklog.console import options as opt
+from sparklog.console.locations import OpenFolder, open_source
+from sparklog.console.parameters import Argument, Commands, Option
+from sparklog.console.terminal import EXIT_ERROR, EXIT_OK, Output, print_json, print_lines, print_table, printable, warn
 from sparklog.errors import BadRequest, NotFound
 from sparklog.output import STANDARD_OUTPUT, StatusLine, write_output
-from sparklog.times import iso_time
-from sparklog.units import ago, duration, number_text, size_text
 from sparklog.version import __version__
 
 if TYPE_CHECKING:

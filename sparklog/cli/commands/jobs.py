@@ -14,9 +14,9 @@ from typing import Annotated
 from click import Command, Context, Group, get_current_context, pass_context
 from click.exceptions import Exit
 
-from sparklog.cli.parameters import Argument, Commands
+from sparklog.common.lazy import install_command
+from sparklog.console.parameters import Argument, Commands
 from sparklog.errors import BadRequest, NotFound
-from sparklog.lazy import install_command
 from sparklog.tools.inspection.notebook import NOTEBOOK
 from sparklog.version import __version__
 
@@ -43,7 +43,7 @@ def _job(context: Context) -> None:
         from sparklog.datasource.session import choose_pythons, workers_python
 
         choose_pythons({}, os.environ, workers_python())
-        job = import_module(f"sparklog.cli.jobs.{name.replace('-', '_')}")
+        job = import_module(f"sparklog.jobs.{name.replace('-', '_')}")
     except ModuleNotFoundError as error:
         if error.name not in ("pyspark", "py4j"):
             raise

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from click import BadParameter
 
-from sparklog.cli import options as opt
-from sparklog.cli.locations import open_root
-from sparklog.cli.parameters import Argument, Commands, Option
-from sparklog.cli.terminal import EXIT_ERROR, Output, print_table, printable, read_text, warn
+from sparklog.common.parsing import is_digits
+from sparklog.common.units import count, size_text
+from sparklog.console import options as opt
+from sparklog.console.locations import open_root
+from sparklog.console.parameters import Argument, Commands, Option
+from sparklog.console.terminal import EXIT_ERROR, Output, print_table, printable, read_text, warn
 from sparklog.output import StatusLine, json_value
-from sparklog.parsing import is_digits
-from sparklog.units import count, size_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from click import BadParameter, get_current_context
 
-from sparklog.cli.locations import open_root
-from sparklog.cli.options import RootOption, comma_separated, whole_number
-from sparklog.cli.parameters import Argument, Commands, Option
-from sparklog.cli.terminal import NO_BROKER, Output, print_table, warn
+from sparklog.console.locations import open_root
+from sparklog.console.options import RootOption, comma_separated, whole_number
+from sparklog.console.parameters import Argument, Commands, Option
+from sparklog.console.terminal import NO_BROKER, Output, print_table, warn
 
 if TYPE_CHECKING:
     from sparklog.log.topic.root import Root
@@ -178,7 +178,7 @@ def _window(window: Throughput) -> str:
 
 def _properties(texts: Sequence[str]) -> dict[str, Any]:
     """Return options of a producer of texts such as `linger.ms=5`. A usage error names those that there are."""
-    from sparklog.producers.options import ProducerOptions
+    from sparklog.clients.producer.options import ProducerOptions
 
     numbers = {name: type(value) for name, value in vars(ProducerOptions()).items()}
     options: dict[str, Any] = {}

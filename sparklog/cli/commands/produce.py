@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from click import BadParameter
 
-from sparklog.cli.locations import open_root
-from sparklog.cli.options import OneTopic, RootOption, unescaped, whole_number
-from sparklog.cli.parameters import Commands, Option
 from sparklog.cli.printing import Formats
-from sparklog.cli.terminal import printable
+from sparklog.common.parsing import INT32_MAX
+from sparklog.common.units import count
+from sparklog.console.locations import open_root
+from sparklog.console.options import OneTopic, RootOption, unescaped, whole_number
+from sparklog.console.parameters import Commands, Option
+from sparklog.console.terminal import printable
 from sparklog.errors import BadRequest, SparklogError
-from sparklog.parsing import INT32_MAX
-from sparklog.units import count
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from click import BadParameter
 
-from sparklog.cli.locations import root_of_name
-from sparklog.cli.options import CorruptOption, comma_separated, whole_number
-from sparklog.cli.parameters import Argument, Commands, Option
-from sparklog.cli.terminal import warn
-from sparklog.log.journal.clocks import MAX_SESSION_TIMEOUT_MS
+from sparklog.console.locations import root_of_name
+from sparklog.console.options import CorruptOption, comma_separated, whole_number
+from sparklog.console.parameters import Argument, Commands, Option
+from sparklog.console.terminal import warn
+from sparklog.groups.group_members import MAX_SESSION_TIMEOUT_MS
 
 if TYPE_CHECKING:
     from sparklog.serve.options import Address, ServeOptions

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from click import BadParameter
 
-from sparklog.cli.locations import open_root, open_source
-from sparklog.cli.options import DryRunOption, RootOption, SourceOption, TopicOption, Topics, one_of, whole_number
-from sparklog.cli.parameters import Argument, Commands, JsonOption, Option
-from sparklog.cli.terminal import Output, print_table, printable, read_text
+from sparklog.common.parsing import INT32_MAX
+from sparklog.common.times import iso_time
+from sparklog.common.units import count, size_text
+from sparklog.console.locations import open_root, open_source
+from sparklog.console.options import DryRunOption, RootOption, SourceOption, TopicOption, Topics, one_of, whole_number
+from sparklog.console.parameters import Argument, Commands, JsonOption, Option
+from sparklog.console.terminal import Output, print_table, printable, read_text
 from sparklog.errors import BadRequest
 from sparklog.output import write
-from sparklog.parsing import INT32_MAX
-from sparklog.times import iso_time
-from sparklog.units import count, size_text
 
 if TYPE_CHECKING:
     from sparklog.log.state.commit import Commit

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
-from sparklog.cli import options as opt
-from sparklog.cli.locations import open_root, open_source
-from sparklog.cli.parameters import Commands, Option
-from sparklog.cli.terminal import Output, print_lines, print_table, printable, warn
+from sparklog.console import options as opt
+from sparklog.console.locations import open_root, open_source
+from sparklog.console.parameters import Commands, Option
+from sparklog.console.terminal import Output, print_lines, print_table, printable, warn
 from sparklog.errors import NotFound, SparklogError
 
 if TYPE_CHECKING:

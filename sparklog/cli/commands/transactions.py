@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-from sparklog.cli.locations import open_root, open_source
-from sparklog.cli.options import RootOption, SourceOption, whole_number
-from sparklog.cli.parameters import Argument, Commands, Option
-from sparklog.cli.terminal import Output, print_table, printable
+from sparklog.common.times import iso_time
+from sparklog.console.locations import open_root, open_source
+from sparklog.console.options import RootOption, SourceOption, whole_number
+from sparklog.console.parameters import Argument, Commands, Option
+from sparklog.console.terminal import Output, print_table, printable
 from sparklog.errors import NotFound
 from sparklog.output import json_value
-from sparklog.times import iso_time
 
 if TYPE_CHECKING:
-    from sparklog.cli.locations import OpenFolder
+    from sparklog.console.locations import OpenFolder
     from sparklog.errors import SparklogError
     from sparklog.kafka.importing.kafka_transactions import KafkaProducerState, KafkaTransactionalId
     from sparklog.log.decisions.decision import Decisions

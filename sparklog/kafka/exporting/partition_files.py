@@ -33,9 +33,9 @@ from sparklog.format import transaction_index
 from sparklog.format.batch_scan import crc_failures
 from sparklog.format.checkpoint_files import LeaderEpoch
 from sparklog.format.checksums import SUFFIXES as INDEXES
-from sparklog.format.coordinators.producer_snapshot import snapshot_to_bytes
 from sparklog.format.crc32c import crc32c
 from sparklog.format.filter_batches import rewrite_headers
+from sparklog.format.producer_snapshot import snapshot_to_bytes
 from sparklog.format.record_batch import NO_LEADER_EPOCH, BatchHeaders, BytesLike
 from sparklog.format.segment_indexes import MAX_RELATIVE_OFFSET
 from sparklog.kafka.exporting.plan import PartitionPlan

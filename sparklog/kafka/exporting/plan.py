@@ -32,7 +32,9 @@ from typing import TYPE_CHECKING
 from sparklog.compaction.seal_work import SealPart
 from sparklog.errors import NotFound, did_you_mean
 from sparklog.format.checkpoint_files import TopicPartition
-from sparklog.format.coordinators.coordinator_records import (
+from sparklog.groups.assignors import string_hash
+from sparklog.kafka.in_place.directory import CONSUMER_OFFSETS, properties_name
+from sparklog.kafka.messages.coordinator_records import (
     GroupKey,
     GroupValue,
     OffsetKey,
@@ -42,8 +44,6 @@ from sparklog.format.coordinators.coordinator_records import (
     encode_offset_key,
     encode_offset_value,
 )
-from sparklog.groups.assignors import string_hash
-from sparklog.kafka.in_place.directory import CONSUMER_OFFSETS, properties_name
 from sparklog.log.read.planned_slices import PlannedSlice, PlannedSlices, planned_slices
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.segments import RollRule, segments_of

@@ -34,7 +34,6 @@ from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, Unavai
 from sparklog.format import control
 from sparklog.format.batch_walk import Damage, Window, checked_batches
 from sparklog.format.checkpoint_files import TopicPartition
-from sparklog.format.coordinators import coordinator_records as coded
 from sparklog.groups.group import DEAD, GroupDescription
 from sparklog.groups.lag import Lag
 from sparklog.kafka.importing.partition import CoordinatorEntry
@@ -44,6 +43,7 @@ from sparklog.kafka.in_place.directory import CONSUMER_OFFSETS, TRANSACTION_STAT
 from sparklog.kafka.in_place.files import FilePath
 from sparklog.kafka.in_place.segment_file import SegmentFile
 from sparklog.kafka.in_place.view import KafkaView
+from sparklog.kafka.messages import coordinator_records as coded
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.read.skipped import OnSkipped, Skipped
 from sparklog.log.state.commit_intents import ImportedPartition, ImportIntent

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, did_you_mean
-from sparklog.format.coordinators.coordinator_records import decode_transaction_key, decode_transaction_value
-from sparklog.format.coordinators.producer_snapshot import parse_snapshot
+from sparklog.format.producer_snapshot import parse_snapshot
 from sparklog.kafka.importing.coordinators import BEGUN, Kept, LogDir, read_newest
 from sparklog.kafka.in_place.directory import TRANSACTION_STATE, partition_folders
 from sparklog.kafka.in_place.view import KafkaView
+from sparklog.kafka.messages.coordinator_records import decode_transaction_key, decode_transaction_value
 from sparklog.log.journal.clocks import SYSTEM
 
 SNAPSHOT = ".snapshot"

@@ -38,8 +38,6 @@ from typing import NamedTuple
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound, did_you_mean
 from sparklog.format.batch_walk import BatchWalk, Window
 from sparklog.format.checkpoint_files import CLEANER_OFFSETS_FILE, HIGH_WATERMARKS_FILE, LOG_STARTS_FILE, TopicPartition
-from sparklog.format.coordinators.message_codec import decode, uvarints
-from sparklog.format.coordinators.message_schema import Field, Struct
 from sparklog.kafka.importing.coordinators import LogDir, LogReading
 from sparklog.kafka.importing.partition import FRESH, ImportedPart, PartitionSource
 from sparklog.kafka.in_place import directory
@@ -53,6 +51,8 @@ from sparklog.kafka.in_place.directory import (
 from sparklog.kafka.in_place.files import FilePath
 from sparklog.kafka.in_place.segment_file import SegmentFile, seek
 from sparklog.kafka.in_place.segment_recovery import FAIL, SKIP
+from sparklog.kafka.messages.message_codec import decode, uvarints
+from sparklog.kafka.messages.message_schema import Field, Struct
 from sparklog.log.journal.clocks import Env
 from sparklog.log.journal.names import MAX_PARTITIONS, ROOT_KEY, check_topic_name
 from sparklog.log.read.skipped import Skipped

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from sparklog.lazy import lazy_names
+from sparklog.common.lazy import lazy_names
 
 if TYPE_CHECKING:
     from sparklog.kafka.in_place.directory import is_internal, kafka_layout

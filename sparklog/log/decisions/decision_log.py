@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, Unavailable
-from sparklog.log.journal.clocks import DEFAULT_TIMEOUT_MS, SYSTEM, Moment
+from sparklog.log.decisions.decision import DEFAULT_TRANSACTION_TIMEOUT_MS
+from sparklog.log.journal.clocks import SYSTEM, Moment
 from sparklog.log.journal.entry_log import KEEP_MS, EntryLog, Step
 from sparklog.log.journal.names import commit_key
 from sparklog.log.journal.numbered_objects import Place
@@ -259,7 +260,7 @@ class DecisionLogs:
 
 
 def timeout_of(prepare: Prepare) -> int:
-    return DEFAULT_TIMEOUT_MS if prepare.txn.timeout_ms is None else prepare.txn.timeout_ms
+    return DEFAULT_TRANSACTION_TIMEOUT_MS if prepare.txn.timeout_ms is None else prepare.txn.timeout_ms
 
 
 def open_transactions(head: Head) -> dict[tuple[str, int], list[Prepare]]:

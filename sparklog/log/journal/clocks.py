@@ -30,14 +30,6 @@ from sparklog.storage.store import Store
 MAX_AHEAD_MS = 300_000
 ASK_AGAIN_MS = 600_000
 MAX_DRIFT_MS = 1_000
-MAX_SESSION_TIMEOUT_MS = 86_400_000
-"""A day: of members of groups."""
-OFFSETS_RETENTION_MS = 7 * 86_400_000
-"""A week: of groups without members (`offsets.retention.minutes`)."""
-DEFAULT_TIMEOUT_MS = 60_000
-"""Of transactions."""
-MAX_TIMEOUT_MS = 86_400_000
-"""A day: commits and decisions are kept seven, so an open transaction never outlives its decision."""
 
 
 class Dated(Protocol):

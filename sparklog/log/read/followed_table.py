@@ -14,8 +14,8 @@ from itertools import chain
 import numpy as np
 import pyarrow as pa
 
+from sparklog.arguments import KEY, SECONDS, checked
 from sparklog.format.arrow_numpy import fixed_array, fixed_values, valid_rows
-from sparklog.log.journal.arguments import KEY, SECONDS, checked
 from sparklog.log.read.latest_by_key import latest_records
 from sparklog.log.read.record_batches import schema_of
 from sparklog.log.read.table_plan import TablePlan, plan_table

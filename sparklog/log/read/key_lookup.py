@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from sparklog.arguments import KEY, KEYS
 from sparklog.errors import BadRequest, NotFound
 from sparklog.format.arrow_numpy import bytes_array, bytes_scalar
-from sparklog.log.journal.arguments import KEY, KEYS
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, OffsetRange, ReadPart, TakenView
 
 FIRST_RUN_BYTES = 4 << 20

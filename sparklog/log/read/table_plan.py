@@ -17,11 +17,11 @@ from typing import TypeAlias
 
 import numpy as np
 
+from sparklog.arguments import as_whole
+from sparklog.common.times import iso_time, parse_iso_time
 from sparklog.errors import BadRequest, NotFound
-from sparklog.log.journal.arguments import as_whole
 from sparklog.log.read.read_plan import NativeReadPart, check_partition
 from sparklog.log.state.view import READ_COMMITTED, Bounds, LogView, OffsetRange, ReadPart, Stored
-from sparklog.times import iso_time, parse_iso_time
 
 AsOf: TypeAlias = int | str | Mapping[int, int] | None
 """A time, in ms since 1970 or ISO 8601 (UTC unless it names a zone); the offset after the last one, per partition, the

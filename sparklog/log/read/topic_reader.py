@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from sparklog.log.journal.arguments import KEY, NUMBER, NUMBERS, TIME, checked, whole
+from sparklog.arguments import KEY, NUMBER, NUMBERS, TIME, checked, whole
+from sparklog.common.times import warn_of_seconds
 from sparklog.log.read.read_plan import check_isolation
 from sparklog.log.state.view import (
     COLUMNS,
@@ -16,7 +17,6 @@ from sparklog.log.state.view import (
     TimestampOffset,
     check_columns,
 )
-from sparklog.times import warn_of_seconds
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -19,8 +19,8 @@ from typing import Final, Literal
 
 import pyarrow as pa
 
+from sparklog.arguments import as_whole
 from sparklog.errors import BadRequest, Conflict, NotFound
-from sparklog.log.journal.arguments import as_whole
 from sparklog.log.read.key_lookup import KeySet
 from sparklog.log.read.read_plan import check_partition, read_parts
 from sparklog.log.read.record_batches import RecordBatches, schema_of

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sparklog.log.journal.arguments import SECONDS, checked
+from sparklog.arguments import SECONDS, checked
 from sparklog.log.read.record_batches import RecordBatches, schema_of
 from sparklog.log.read.table_plan import AsOf, TablePlan, plan_table, table_ranges
 from sparklog.log.read.topic_scan import check_threads

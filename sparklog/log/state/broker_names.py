@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from sparklog.common.parsing import INT32_MAX, INT64_MAX, INT64_MIN, whole_number, whole_range
 from sparklog.errors import BadRequest
 from sparklog.log.state.configs import CONFIGS, ConfigDef, canonical
-from sparklog.parsing import INT32_MAX, INT64_MAX, INT64_MIN, whole_number, whole_range
 
 UNITS = {"ms": 1, "minutes": 60_000, "hours": 3_600_000}
 RETENTION = "retention.ms"

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
+from sparklog.common.parsing import INT32_MAX, INT64_MAX, INT64_MIN, fraction, whole_number, whole_range
 from sparklog.errors import BadRequest, did_you_mean
-from sparklog.parsing import INT32_MAX, INT64_MAX, INT64_MIN, fraction, whole_number, whole_range
 
 SECURITY = (
     "it secures connections to a broker, and a root has none: permissions of the files decide who may read and write"

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from sparklog.common.times import iso_time
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound, Unavailable
 from sparklog.log.journal.clocks import Env, newest_at
 from sparklog.log.journal.names import (
@@ -38,7 +39,6 @@ from sparklog.log.state.slice_table import SliceTable, Snapshot
 from sparklog.log.state.topic_state import EMPTY, Head
 from sparklog.storage.retries import Backoff
 from sparklog.storage.store import ObjectInfo, Store
-from sparklog.times import iso_time
 
 _LOG = logging.getLogger("sparklog.log")
 _BLOCKS = 16

@@ -14,6 +14,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from sparklog.common.parsing import INT32_MAX, whole_number, whole_range
 from sparklog.errors import BadRequest, did_you_mean
 from sparklog.log.journal.documents import TEXT, Document, Member, StoredDocument, objects_of, texts_by_text
 from sparklog.log.journal.entry_log import ENTRY_MEMBERS, EntryKind, StateEntry
@@ -30,7 +31,6 @@ from sparklog.log.state.configs import (
     check_delete_delay,
     kafka_name,
 )
-from sparklog.parsing import INT32_MAX, whole_number, whole_range
 
 ID = "defaults"
 NUM_PARTITIONS = "num.partitions"

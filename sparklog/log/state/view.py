@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from sparklog.arguments import NAMES
 from sparklog.errors import BadRequest, NotFound
-from sparklog.log.journal.arguments import NAMES
 from sparklog.log.journal.clocks import Env
 
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
+from sparklog.arguments import NAME, WHOLE
 from sparklog.errors import BadRequest, Conflict, Fenced
-from sparklog.log.journal.arguments import NAME, WHOLE
 from sparklog.log.journal.clocks import MAX_AHEAD_MS
 from sparklog.log.journal.documents import TEXT, TEXTS, Document, Member, members, whole
 from sparklog.log.state.commit import CONTENT_JSON, Writer

@@ -8,9 +8,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 
+from sparklog.common.times import seconds_taken, span
 from sparklog.log.state.configs import DEFAULT_CONFIG, TopicConfigs, canonical
 from sparklog.log.state.slices import FileSlices
-from sparklog.times import seconds_taken, span
 
 CREATED_ROOT = logging.getLogger("sparklog.created.root")
 CREATED_TOPIC = logging.getLogger("sparklog.created.topic")

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from sparklog.arguments import CONFIGS, NAME, PLACE, ArgumentKind, checked
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, advice, nearest
 from sparklog.limits import Limits
 from sparklog.log.decisions.decision_log import settle
-from sparklog.log.journal.arguments import CONFIGS, NAME, PLACE, ArgumentKind, checked
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.journal.names import MAX_PARTITIONS, check_topic_name, create_root_id, read_root_id
 from sparklog.log.state.commit_log import SHOWN_TOPICS, no_topic

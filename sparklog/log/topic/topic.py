@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
+from sparklog.arguments import CONFIGS, NUMBER, NUMBERS, OFFSETS, checked, instance
 from sparklog.errors import BadRequest, NotFound
 from sparklog.log.decisions.decision_log import whole_ends
-from sparklog.log.journal.arguments import CONFIGS, NUMBER, NUMBERS, OFFSETS, checked, instance
 from sparklog.log.journal.clocks import Env
 from sparklog.log.read.counting import RecordCount, count_of
 from sparklog.log.read.read_plan import bounds_of

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
+from sparklog.arguments import NAME, NUMBER, WHOLE
 from sparklog.errors import BadRequest, nearest
 from sparklog.format.record_batch import CODECS, Codec
-from sparklog.log.journal.arguments import NAME, NUMBER, WHOLE
 from sparklog.log.journal.clocks import Moment
 from sparklog.log.state.commit import Commit
 from sparklog.log.state.configs import TopicConfigs

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from sparklog.errors import SparklogError
-from sparklog.format.coordinators.message_schema import Fields
+from sparklog.kafka.messages.message_schema import Fields
 from sparklog.log.journal.names import is_topic_name
 from sparklog.log.state.writer_runs import KAFKA_WRITER
 from sparklog.serve.apis.metadata import may_see

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from sparklog.format.coordinators.message_schema import Fields
+from sparklog.kafka.messages.message_schema import Fields
 from sparklog.log.state.view import READ_COMMITTED
 from sparklog.serve.codes import FAILURES, Code, CodeError, code_of
 from sparklog.serve.served_log import DENIED, Ends, SeenTopic, StoredPlace

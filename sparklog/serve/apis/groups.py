@@ -17,12 +17,12 @@ from typing import Any
 
 from sparklog.errors import BadRequest, Conflict, NotFound
 from sparklog.format.checkpoint_files import TopicPartition
-from sparklog.format.coordinators.message_codec import encode_versioned
-from sparklog.format.coordinators.message_schema import Fields, message
 from sparklog.groups.group import DEAD, MAX_METADATA, Group
 from sparklog.groups.group_members import GroupMember, by_topic
 from sparklog.groups.group_state import OffsetAndMetadata
 from sparklog.groups.lag import Groups
+from sparklog.kafka.messages.message_codec import encode_versioned
+from sparklog.kafka.messages.message_schema import Fields, message
 from sparklog.log.journal.names import check_id
 from sparklog.serve.authorized_operations import group_operations
 from sparklog.serve.codes import FAILURES, Code, CodeError, answered, by_partition, failure

@@ -11,7 +11,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from sparklog.errors import SparklogError
-from sparklog.format.coordinators.message_schema import NO_UUID, Fields
+from sparklog.kafka.messages.message_schema import NO_UUID, Fields
 from sparklog.log.journal.names import is_topic_name
 from sparklog.serve.authorized_operations import cluster_operations, topic_operations
 from sparklog.serve.codes import FAILURES, Code, CodeError, by_partition, code_of, failure

@@ -12,7 +12,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from sparklog.format.coordinators.message_schema import Fields
+from sparklog.kafka.messages.message_schema import Fields
 from sparklog.serve.codes import Code, ProduceAnswer
 from sparklog.serve.services import ServedRequest
 from sparklog.serve.users import WRITE

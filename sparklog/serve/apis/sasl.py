@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from sparklog.format.coordinators.message_schema import Fields
+from sparklog.kafka.messages.message_schema import Fields
 from sparklog.serve.codes import Code, CodeError
 from sparklog.serve.services import ServedRequest
 from sparklog.serve.users import MECHANISMS, SaslExchange

@@ -14,7 +14,7 @@ from importlib import import_module
 from inspect import iscoroutinefunction
 from typing import Any, TypeAlias
 
-from sparklog.format.coordinators.message_schema import Fields, Struct, message
+from sparklog.kafka.messages.message_schema import Fields, Struct, message
 from sparklog.serve.codes import Code
 
 FOLDER = "protocol"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache, partial
 
 from sparklog.errors import BadRequest, Conflict, NotFound
-from sparklog.format.coordinators.message_schema import NO_UUID, Fields
+from sparklog.kafka.messages.message_schema import NO_UUID, Fields
 from sparklog.log.journal.names import check_topic_name
 from sparklog.log.state.broker_names import BY_NAME
 from sparklog.log.state.commit_intents import DeleteIntent

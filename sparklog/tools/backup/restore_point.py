@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from sparklog.common.times import iso_time
 from sparklog.errors import BadRequest, Corrupt, NotFound, did_you_mean
 from sparklog.groups.group_state import GROUPS, NO_EPOCH, GroupState, TopicOffsets, topic_offsets
 from sparklog.log.decisions.decision import DECISIONS, Decisions, Prepared, PreparedGroup
@@ -37,7 +38,6 @@ from sparklog.log.topic.backup_manifest import EntriesBackup, Manifest, TopicBac
 from sparklog.log.topic.cloning import file_slices
 from sparklog.log.topic.root import Root
 from sparklog.storage.store import Store
-from sparklog.times import iso_time
 from sparklog.tools.backup.consistent_cut import Cut, CutBounds, all_offsets, cut_between, cut_now
 from sparklog.tools.backup.copying import FileCopy, data_file, files_named, listed, oldest_base, start_at
 from sparklog.tools.backup.damaged_logs import DamagedLogs

@@ -18,6 +18,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from sparklog.common.times import iso_time
 from sparklog.errors import BadRequest, Corrupt, NotFound, Unavailable
 from sparklog.format import crc32c
 from sparklog.groups.group_state import GROUPS, GroupState
@@ -47,7 +48,6 @@ from sparklog.log.state.topic_state import EMPTY, Head
 from sparklog.log.topic.backup_manifest import LEFT_OUT_JSON, LeftOut, backup_numbers
 from sparklog.log.topic.root import open_root
 from sparklog.storage.store import Store
-from sparklog.times import iso_time
 from sparklog.tools.backup.backing_up import Holds, write_checkpoint
 from sparklog.tools.backup.consistent_cut import Cut
 from sparklog.tools.backup.copying import AT_ONCE, Copied, CopyOptions, FileCopy, Progress, copy_all, silent

@@ -24,9 +24,10 @@ from typing import Any, TypeAlias
 
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.format import control
-from sparklog.format.coordinators.coordinator_records import CONSUMER_PROTOCOL, GROUP_METADATA, GROUPS
-from sparklog.format.coordinators.message_codec import decode_prefix, split_version
-from sparklog.format.coordinators.message_schema import (
+from sparklog.format.text import java_text
+from sparklog.kafka.messages.coordinator_records import CONSUMER_PROTOCOL, GROUP_METADATA, GROUPS
+from sparklog.kafka.messages.message_codec import decode_prefix, split_version
+from sparklog.kafka.messages.message_schema import (
     Fields,
     Struct,
     Value,
@@ -35,7 +36,6 @@ from sparklog.format.coordinators.message_schema import (
     message,
     record_types,
 )
-from sparklog.format.text import java_text
 
 Shown: TypeAlias = tuple[str, Any]
 """The text that is printed, and the value that JSON gets."""

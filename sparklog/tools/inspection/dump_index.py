@@ -16,7 +16,7 @@ import numpy.typing as npt
 from sparklog.errors import BadRequest, Corrupt, NotFound
 from sparklog.format import transaction_index
 from sparklog.format.batch_scan import begins_with_header
-from sparklog.format.coordinators.producer_snapshot import parse_snapshot
+from sparklog.format.producer_snapshot import parse_snapshot
 from sparklog.format.record_batch import HEADER_BYTES, Int64Array
 from sparklog.format.segment_indexes import OffsetIndex, TimeIndex
 from sparklog.tools.inspection.dump_batches import DumpWindow, LogWalk, per_batch

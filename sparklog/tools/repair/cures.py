@@ -28,6 +28,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeAlias
 
+from sparklog.common.units import count
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound
 from sparklog.log.journal import names as naming
 from sparklog.log.journal.chain import list_numbers
@@ -47,7 +48,6 @@ from sparklog.output import json_value
 from sparklog.storage.store import Store
 from sparklog.tools.verification.findings import RESTORE, Finding, Report
 from sparklog.tools.verification.slice_checks import REBUILD
-from sparklog.units import count
 
 PIECE_BYTES = 8 << 20
 Patch: TypeAlias = tuple[int, bytes]

@@ -43,6 +43,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from sparklog.arguments import NAMES, checked, whole
 from sparklog.errors import BadRequest, Conflict, NotFound
 from sparklog.format.checksums import SUFFIXES
 from sparklog.format.segment_indexes import OffsetIndex
@@ -52,7 +53,6 @@ from sparklog.kafka.in_place.files import DELETED, AnyPath, FilePath, LocalPath,
 from sparklog.kafka.in_place.segment_file import companion
 from sparklog.kafka.in_place.transaction_state import TransactionState
 from sparklog.log.journal import names as naming
-from sparklog.log.journal.arguments import NAMES, checked, whole
 from sparklog.log.journal.clocks import SYSTEM, Env, reading_clock_ms
 from sparklog.log.state.history import History
 from sparklog.log.state.slice_table import Snapshot

@@ -16,6 +16,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from sparklog.common.units import HOUR_MS
 from sparklog.compaction.run import CompactOptions, compact_root
 from sparklog.errors import BadRequest, SparklogError
 from sparklog.groups.group import DEAD
@@ -52,7 +53,6 @@ from sparklog.tools.report.report_data import (
     Waste,
     health,
 )
-from sparklog.units import HOUR_MS
 
 BLOCK = 4096
 Times = npt.NDArray[np.int64]

@@ -11,6 +11,7 @@ from functools import cache
 from heapq import nlargest
 from typing import TYPE_CHECKING, NamedTuple
 
+from sparklog.common.units import HOUR_MS, UNKNOWN, ago, day_text, duration, number_text, size_text, time_text
 from sparklog.tools.report.report_data import (
     ATTENTION,
     HOURS,
@@ -23,7 +24,6 @@ from sparklog.tools.report.report_data import (
     TopicFacts,
     total,
 )
-from sparklog.units import HOUR_MS, UNKNOWN, ago, day_text, duration, number_text, size_text, time_text
 
 if TYPE_CHECKING:
     from jinja2 import Environment

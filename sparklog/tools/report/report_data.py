@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from shlex import quote
 from typing import ClassVar
 
+from sparklog.common.units import HOUR_MS, count, duration, size_text
 from sparklog.maintenance.overdue import JobState, troubles
 from sparklog.maintenance.report import Backlog
-from sparklog.units import HOUR_MS, count, duration, size_text
 
 ATTENTION, INFORMATION = "attention", "information"
 HOURS = 72

@@ -6,10 +6,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 
+from sparklog.common.units import count, size_text
 from sparklog.errors import Corrupt, SparklogError, one_line
 from sparklog.format.checksums import flipped_bit
 from sparklog.output import json_value
-from sparklog.units import count, size_text
 
 ROOT, LOG, CHAIN, CHECKPOINT, STATE = "root", "commit", "chain", "checkpoint", "state"
 MISSING, SIZE, CHECKSUM, FOOTER, INDEX, CONTENT = "missing", "size", "checksum", "footer", "index", "content"

@@ -26,9 +26,9 @@ from sparklog.format import checkpoint_files, transaction_index
 from sparklog.format.batch_walk import Damage, Window, checked_batches
 from sparklog.format.checkpoint_files import LeaderEpoch
 from sparklog.format.checksums import SUFFIXES
-from sparklog.format.coordinators.producer_snapshot import parse_snapshot
 from sparklog.format.crc32c import crc32c
 from sparklog.format.decode import RecordColumns
+from sparklog.format.producer_snapshot import parse_snapshot
 from sparklog.format.record_batch import CRC_START, MAGIC, NO_LEADER_EPOCH
 from sparklog.format.segment_indexes import OffsetIndex
 from sparklog.kafka.in_place.directory import SegmentName, settled_segments

@@ -13,6 +13,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from sparklog.common.units import size_text
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, did_you_mean
 from sparklog.format.checksums import SUFFIXES
 from sparklog.groups.group_state import GROUPS, GroupState
@@ -45,7 +46,6 @@ from sparklog.tools.verification.findings import (
 )
 from sparklog.tools.verification.slice_checks import NamedFile
 from sparklog.tools.verification.topic_log import CheckedTopic, read_topic
-from sparklog.units import size_text
 
 REWRITE = "let sparklog doctor try the store, write the commit's records again, then delete"
 TOGETHER = "topics that share transactions are restored together: restore the one that is behind"

@@ -22,8 +22,8 @@ from sparklog.format.checkpoint_files import (
     parse_offsets,
     parse_partition_metadata,
 )
-from sparklog.format.coordinators.producer_snapshot import parse_snapshot
 from sparklog.format.filter_batches import rewrite_headers
+from sparklog.format.producer_snapshot import parse_snapshot
 from sparklog.kafka.exporting import ExportedTopic, export_topics
 from sparklog.kafka.exporting.partition_files import leader_epochs
 from sparklog.kafka.exporting.plan import properties_file

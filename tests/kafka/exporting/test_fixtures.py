@@ -21,7 +21,7 @@ from sparklog.format.checkpoint_files import (
     parse_leader_epochs,
     parse_offsets,
 )
-from sparklog.format.coordinators.producer_snapshot import ProducerEntry, parse_snapshot
+from sparklog.format.producer_snapshot import ProducerEntry, parse_snapshot
 from sparklog.format.segment_indexes import OffsetIndex, TimeIndex
 from sparklog.kafka.exporting import ExportedTopic, export_topics
 from sparklog.kafka.exporting.run import ExportOptions

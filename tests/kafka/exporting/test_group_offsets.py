@@ -11,15 +11,6 @@ from typing import Any
 import pytest
 
 from sparklog.errors import BadRequest, Corrupt, NotFound
-from sparklog.format.coordinators.coordinator_records import (
-    GroupKey,
-    GroupValue,
-    OffsetKey,
-    OffsetValue,
-    decode_group_key,
-    decode_group_value,
-    decode_offset_value,
-)
 from sparklog.groups.group_state import CommittedOffset, OffsetAndMetadata
 from sparklog.groups.lag import Groups
 from sparklog.kafka.exporting import ExportedTopic, export_topics
@@ -32,6 +23,15 @@ from sparklog.kafka.exporting.plan import (
 from sparklog.kafka.exporting.run import ExportOptions
 from sparklog.kafka.in_place import KafkaView
 from sparklog.kafka.in_place.directory import CONSUMER_OFFSETS, GROUPS_FILE
+from sparklog.kafka.messages.coordinator_records import (
+    GroupKey,
+    GroupValue,
+    OffsetKey,
+    OffsetValue,
+    decode_group_key,
+    decode_group_value,
+    decode_offset_value,
+)
 from sparklog.log.journal.names import commit_key, groups_prefix
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.topic.root import Root, open_root

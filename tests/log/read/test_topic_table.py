@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 import sparklog
+from sparklog.common.times import iso_time
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError
 from sparklog.log.read.read_plan import NativeReadPart
 from sparklog.log.read.table_plan import AsOf, cuts_of, plan_table
@@ -19,7 +20,6 @@ from sparklog.log.state.view import COLUMNS, READ_COMMITTED, BatchRuns, OffsetRa
 from sparklog.log.topic.root import RootView
 from sparklog.log.topic.topic import Topic
 from sparklog.testing.world import DAY_MS, START_MS
-from sparklog.times import iso_time
 from tests.fixture_data import (
     ExpectedRecord,
     expected_folder,

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from sparklog.common.parsing import INT64_MAX
 from sparklog.errors import BadRequest
 from sparklog.log.state.broker_names import BROKER_NAMES, BY_NAME
 from sparklog.log.state.configs import CONFIGS, TopicConfigs
 from sparklog.log.state.root_defaults import AUTO_CREATE, DEFAULTS_JSON, ID, PatternDefaults, RootDefaults
-from sparklog.parsing import INT64_MAX
 
 NONE = RootDefaults(ID)
 HOUR_MS = 3_600_000

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sparklog.cli.commands import consume
+from sparklog.clients.consumer.consumer import Consumer, consumer
 from sparklog.errors import NotFound
-from sparklog.groups.consumer import Consumer, consumer
 from sparklog.log.read.topic_scan import Tail
 from sparklog.log.state.view import READ_COMMITTED
 from sparklog.log.topic.root import LOOK_SHARE, RootView, poll_pause_ms

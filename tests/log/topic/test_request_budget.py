@@ -7,8 +7,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from sparklog.clients.consumer.consumer import consumer
 from sparklog.doctor import costs
-from sparklog.groups.consumer import consumer
 from sparklog.groups.group import Group
 from sparklog.groups.group_state import GROUPS
 from sparklog.log.decisions.decision import DECISIONS

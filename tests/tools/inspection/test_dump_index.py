@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sparklog.errors import BadRequest, Corrupt, NotFound
-from sparklog.format.coordinators.producer_snapshot import ProducerEntry, snapshot_to_bytes
+from sparklog.format.producer_snapshot import ProducerEntry, snapshot_to_bytes
 from sparklog.storage import open_store
 from sparklog.tools.inspection import dump_index
 from sparklog.tools.inspection.dump_index import Findings, IndexOptions

@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from sparklog.common.units import ago, day_text, duration, size_text, time_text
 from sparklog.tools.report.page import MOST_PARTITIONS, as_html, by_topic, chart, numbers
 from sparklog.tools.report.report_data import (
     ATTENTION,
@@ -23,7 +24,6 @@ from sparklog.tools.report.report_data import (
     TopicFacts,
     Waste,
 )
-from sparklog.units import ago, day_text, duration, size_text, time_text
 
 NOW_MS = 1_700_000_000_000
 HOSTILE = "</script><script>alert('x')</script><img src=x onerror=\"alert(1)\">&amp;"

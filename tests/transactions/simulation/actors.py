@@ -19,6 +19,7 @@ from sparklog.log.write.append_target import AppendTarget, TopicFiles
 from sparklog.storage.retries import SETTLE_MS
 from sparklog.storage.store import Store
 from sparklog.testing.faulty_store import Crash, Decide, FaultKind
+from sparklog.testing.world import DAY_MS
 from sparklog.transactions.completion import collect, resolve_topic
 from sparklog.transactions.producer import Transaction, transactional
 from sparklog.transactions.publishing import publish
@@ -401,7 +402,7 @@ def keeper(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
                     root = run.root(actor, decide)
                     for name in TOPICS:
                         run.count(f"resolved {bool(resolve_topic(root.topic(name)))}")
-                    collect_groups(root)
+                    collect_groups(root, retention_ms=7 * DAY_MS)
                     collect(root)
                 except (SparklogError, OSError) as error:
                     actor.note(f"keeper: {error}")

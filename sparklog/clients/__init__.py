@@ -1,0 +1,1 @@
+"""Clients of a root: the producer and the consumer."""

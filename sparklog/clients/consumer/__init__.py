@@ -1,0 +1,1 @@
+"""The consumer: reads partitions alone or as a member of a group, and commits its positions."""

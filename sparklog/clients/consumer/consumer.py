@@ -1,0 +1,439 @@
+"""A consumer in plain Python: reads topics and commits the offsets of its group.
+
+It is Kafka's consumer: `poll` does the work. Records come partition by partition in offset order. Compacted offsets and
+markers are passed over, under read_committed aborted records too. Nothing is read past the last stable offset.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from sparklog.arguments import NAME, POSITIONS, ArgumentKind, checked, instance
+from sparklog.clients.consumer.consumer_options import KINDS, TOPICS, ConsumerKeywords, ConsumerOptions
+from sparklog.clients.consumer.offset_commits import CommitCallback, OffsetCommits
+from sparklog.clients.consumer.partition_reader import PartitionReader
+from sparklog.clients.consumer.positions import PLACES, Partitions, places_of
+from sparklog.clients.consumer.rebalances import RebalanceListener, Rebalances
+from sparklog.clients.consumer.shared_member import Alone, ByHand, MemberOfGroup, SharedMember
+from sparklog.clients.consumer.topics_read import TopicSubscription, subscription_to
+from sparklog.errors import BadRequest, Conflict, Fenced, NotFound, SparklogError, Unavailable, Wakeup
+from sparklog.format.checkpoint_files import TopicPartition
+from sparklog.groups.group import Group, GroupConsumer, Offsets
+from sparklog.groups.group_state import CommittedOffset, GroupMetadata
+from sparklog.groups.sharing import SharedMembership
+from sparklog.log.topic.root import ROOT, Root, open_root
+from sparklog.storage.store import Store
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+_LOG = logging.getLogger("sparklog.groups")
+PATTERN = ArgumentKind("a regular expression", lambda value: isinstance(value, (str, re.Pattern)))
+LISTENER = instance("a RebalanceListener", RebalanceListener).or_none()
+
+
+@checked(
+    ConsumerOptions,
+    root=ROOT,
+    group=NAME.or_none(),
+    topics=TOPICS.or_none(),
+    pattern=PATTERN.or_none(),
+    listener=LISTENER,
+    **KINDS,
+)
+def consumer(
+    root: Root | Store | str | os.PathLike[str],
+    group: str | None = None,
+    *,
+    topics: str | Sequence[str] | None = None,
+    pattern: str | re.Pattern[str] | None = None,
+    listener: RebalanceListener | None = None,
+    **options: Unpack[ConsumerKeywords],
+) -> Consumer:
+    """Join a consumer group, and read topics from its committed offsets on.
+
+    Args:
+        root: an open root, or its location.
+        group: the id of the group; it is made if there is none. None: read alone, and commit nothing.
+        topics: one name, or several; without topics and pattern call `subscribe` or `assign`.
+        pattern: read the topics whose names this regular expression matches as a whole, also those that come later.
+        listener: is told which partitions come and go.
+        auto_offset_reset: where a partition begins whose committed offset is missing or out of range; `none` raises
+            `NotFound`.
+        enable_auto_commit: commit what `poll` has returned at the next `poll`, and on `close`.
+        auto_commit_interval_ms: how often, at most.
+        isolation_level: `read_committed` leaves out what is aborted or open.
+        session_timeout_ms: a consumer that shows no life for longer counts as gone.
+        heartbeat_interval_ms: how often it looks at its group.
+        max_poll_interval_ms: a consumer that does not `poll` for longer leaves its group.
+        max_poll_records: of one `poll` at most; None: as many as are read at once.
+        metadata_max_age_ms: how often topics are looked for that match the pattern.
+        consumer_timeout_ms: the end of an iteration, after nothing came for so long; None: it waits.
+        columns: of the record batches.
+        client_id: a name of this program, for listings.
+        group_instance_id: a name that this member keeps over restarts; default: a new one.
+        partition_assignment_strategy: `cooperative-sticky`, `range`, `roundrobin` or `sticky`.
+
+    Returns:
+        A `Consumer`, to be closed or used as a context manager.
+
+    Raises:
+        NotFound: a topic does not exist.
+        BadRequest: an option does not exist, or cannot have this value.
+        Unavailable: a transaction has offsets of the group pending for more than a minute.
+
+    Example:
+        with sparklog.consumer("/data/log", "billing", topics="orders", auto_offset_reset="earliest") as consumer:
+            for batch in consumer.poll(timeout=1.0):
+                print(batch.num_rows)
+    """
+    opened = root if isinstance(root, Root) else open_root(root)
+    reader = Consumer(opened, group, ConsumerOptions(**options))
+    if topics is not None or pattern is not None:
+        reader.subscribe(topics, pattern=pattern, listener=listener)
+    elif listener is not None:
+        raise BadRequest("a listener is of topics or a pattern: give one, or give the listener to `subscribe`")
+    return reader
+
+
+class Consumer(PartitionReader, GroupConsumer):
+    """A reader of partitions, a member of a group if it has one: see `consumer`. Threads may not share it."""
+
+    def __init__(self, root: Root, group: str | None, options: ConsumerOptions) -> None:
+        super().__init__(root, None if group is None else Group(root, group), options)
+        automatic = options.enable_auto_commit and group is not None
+        self.auto_commit_interval_ms = options.auto_commit_interval_ms if automatic else None
+        self._commits = OffsetCommits(self._env, self._positions, self.auto_commit_interval_ms)
+        self._rebalances = Rebalances(self._positions, self._fetcher, self._starts, self._commits)
+        self._member: MemberOfGroup | None = None
+        self._subscription: TopicSubscription | None = None
+        self._names: tuple[str, ...] = ()
+        self._matched = self._env.now()
+        self._woken = False
+
+    def __repr__(self) -> str:
+        group = "no group" if self._group is None else repr(self._group.id)
+        return f"Consumer({group}, {self._root.location!r}, {', '.join(self.topics) or 'no topics'})"
+
+    def __enter__(self) -> Consumer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # What was being worked on when it failed is not done.
+        self.close(commit=kind is None)
+
+    @property
+    def group(self) -> Group:
+        """The group. `BadRequest` if it has none."""
+        if self._group is None:
+            raise BadRequest(f"{self!r} has no group: give one")
+        return self._group
+
+    @property
+    def membership(self) -> SharedMembership:
+        """The right to commit for the group. `BadRequest` if it is no member."""
+        if not isinstance(self._member, SharedMember):
+            raise BadRequest(f"{self!r} is no member of a group: subscribe, or send offsets by the group's name")
+        return self._member.membership
+
+    # -- what is read
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """The topics that are subscribed to, or of the partitions that were assigned by hand."""
+        return self._names
+
+    @checked(topics=TOPICS.or_none(), pattern=PATTERN.or_none(), listener=LISTENER)
+    def subscribe(
+        self,
+        topics: str | Sequence[str] | None = None,
+        *,
+        pattern: str | re.Pattern[str] | None = None,
+        listener: RebalanceListener | None = None,
+    ) -> None:
+        """Read these topics in place of those before, as a member of the group. Without a group: all partitions.
+
+        Args:
+            topics: one name, or several.
+            pattern: a regular expression for whole names, in place of topics.
+            listener: is told which partitions come and go, in place of the one before.
+
+        Raises:
+            NotFound: a topic does not exist.
+            BadRequest: partitions were assigned by hand: `unsubscribe` first.
+        """
+        self._check_open()
+        if isinstance(self._member, ByHand):
+            raise BadRequest(f"{self!r} has partitions assigned by hand: unsubscribe first")
+        subscription = subscription_to(topics, pattern)
+        names = subscription.matching(self._view)
+        self._topics.look(names)
+        self._rebalances.listener = RebalanceListener() if listener is None else listener
+        self._subscription, self._names, self._matched = subscription, names, self._env.now()
+        if self._member is not None:
+            self._member.subscribe(names)
+            return
+        self._member = self._join()
+        try:
+            self._rebalances.follow(self._member)
+        except SparklogError:
+            self._member.leave()
+            self._forget()
+            raise
+
+    def _join(self) -> MemberOfGroup:
+        if self._group is not None:
+            return SharedMember(self._topics, self._group, self._names, self._options)
+        member = Alone(self._topics)
+        member.subscribe(self._names)
+        return member
+
+    @checked(partitions=PLACES)
+    def assign(self, partitions: Partitions) -> None:
+        """Read these partitions in place of those before, and be no member of the group.
+
+        Its offsets are committed for the group as long as that has no members.
+
+        Args:
+            partitions: topic to partitions, or pairs of topic and partition; none: as `unsubscribe`.
+
+        Raises:
+            NotFound: there is no such partition.
+            BadRequest: topics are subscribed to: `unsubscribe` first.
+        """
+        self._check_open()
+        if self._subscription is not None:
+            raise BadRequest(f"{self!r} is subscribed to topics: unsubscribe first")
+        places = places_of(partitions)
+        if not places:
+            self.unsubscribe()
+            return
+        names = tuple(dict.fromkeys(topic for topic, _ in places))
+        self._topics.look(names)
+        self._topics.bounds(places)
+        if self._member is not None:
+            self._commits.run_before_revoke(self._member)
+        self._drop_read()
+        self._positions.drop(self._positions.assigned - frozenset(places))
+        self._member, self._names = ByHand(self._topics, places, self._group), names
+        self._rebalances.follow(self._member)
+
+    def unsubscribe(self) -> None:
+        """Read nothing more, and leave the group; positions are committed first, where that is automatic."""
+        self._check_open()
+        if self._member is not None:
+            self._leave(commit=True)
+
+    def subscription(self) -> frozenset[str]:
+        """Return the topics that are subscribed to.
+
+        Returns:
+            Their names; with a pattern those that match.
+        """
+        return frozenset(self._names if self._subscription is not None else ())
+
+    def assignment(self) -> frozenset[TopicPartition]:
+        """Return the partitions that are read now.
+
+        Returns:
+            Pairs of topic and partition.
+        """
+        return self._positions.assigned
+
+    # -- committing
+
+    def seek_to_committed(self) -> None:
+        """Go on from the committed offsets: where a consumer begins, and where it goes after an aborted transaction.
+
+        Raises:
+            NotFound: an offset is missing or out of range, under `auto_offset_reset="none"`.
+            Unavailable: a transaction has offsets of the group pending for more than a minute.
+        """
+        self._check_open()
+        if self._member is not None:
+            self._rebalances.begin(self._positions.assigned, self._member.keep_alive)
+            self._drop_read()
+
+    def group_metadata(self) -> GroupMetadata:
+        """Return group, member and generation, for a transaction that sends offsets.
+
+        Returns:
+            What `send_offsets_to_transaction` takes.
+
+        Raises:
+            BadRequest: the consumer is no member of a group.
+        """
+        return self.membership.metadata
+
+    def committed(self) -> Mapping[TopicPartition, CommittedOffset]:
+        """Return the committed offsets of the group.
+
+        Returns:
+            By topic and partition: offset, metadata, leader epoch, and when it was committed.
+
+        Raises:
+            BadRequest: the consumer has no group.
+        """
+        return self.group.committed()
+
+    @checked(offsets=POSITIONS.or_none())
+    def commit(self, offsets: Offsets | None = None) -> None:
+        """Commit positions, and return when that is done.
+
+        Args:
+            offsets: topic to partition to the next offset to read; None: the positions.
+
+        Raises:
+            Fenced: the group went on without this member, or a partition is another one's now: nothing was committed.
+            NotFound: a topic does not exist.
+            Conflict: a topic was created again; or the group has members, and partitions were assigned by hand.
+            BadRequest: a partition or an offset that cannot be, the consumer is closed, or has no group.
+        """
+        self._commits.commit(self._committing(), offsets)
+
+    @checked(offsets=POSITIONS.or_none())
+    def commit_async(self, offsets: Offsets | None = None, callback: CommitCallback | None = None) -> None:
+        """Commit positions at the next `poll`, `commit` or `close`, in the order of these calls.
+
+        Args:
+            offsets: topic to partition to the next offset to read; None: the positions as they are now.
+            callback: is called with the offsets, and None or the error, by the call that commits them.
+
+        Raises:
+            BadRequest: the consumer is closed, or has no group.
+        """
+        self._committing()
+        self._commits.put(offsets, callback)
+
+    def _committing(self) -> MemberOfGroup:
+        self._check_open()
+        if self._group is None or self._member is None:
+            raise BadRequest(f"{self!r} commits no offsets: give a group, and subscribe to topics or assign partitions")
+        return self._member
+
+    # -- what is due
+
+    def wakeup(self) -> None:
+        """Make the `poll` that is under way, else the next one, raise `Wakeup`. Other threads may call it."""
+        self._woken = True
+
+    def _plan(self) -> bool:
+        try:
+            return self._fetcher.plan() or (self._member is not None and self._rebalances.follow(self._member))
+        except NotFound:
+            if not self._match_again():
+                raise
+            return True
+        except Fenced as error:
+            self._lose(error)
+            return False
+
+    def _keep_up(self) -> None:
+        """Do what is due: commits, a heartbeat, topics that match, partitions that come and go."""
+        if self._woken:
+            self._woken = False
+            raise Wakeup(f"{self!r} was woken up")
+        try:
+            try:
+                self._do_due()
+            except Fenced as error:
+                self._lose(error)
+                self._do_due()
+        except NotFound:
+            if not self._match_again():
+                raise
+        except Unavailable as error:
+            _LOG.warning("%r has not caught up, the next poll tries again: %s", self, error)
+        self._rebalances.tell()
+
+    def _do_due(self) -> None:
+        member = self._reader()
+        member.keep_alive()
+        self._commits.run_due(member)
+        if self._env.elapsed_ms(self._matched) >= self._options.metadata_max_age_ms:
+            self._match_again()
+        if self._rebalances.follow(member):
+            self._match_again()
+
+    def _lose(self, error: Fenced) -> None:
+        """Give up all partitions, as the group went on without this consumer. What is due next joins again."""
+        member, self._member = self._member, None
+        if member is not None:
+            member.stop()
+        _LOG.warning("%r was taken out of its group, and joins again: %s", self, error)
+        self._rebalances.lose()
+        if isinstance(member, SharedMember) and member.is_replaced():
+            # Two processes of one static member would take turns for ever.
+            self._forget()
+            raise error
+
+    def _reader(self) -> MemberOfGroup:
+        if self._member is None and self._subscription is not None:
+            self._topics.look(self._names)
+            self._member = self._join()
+        if self._member is None:
+            raise BadRequest(f"{self!r} reads nothing: subscribe to topics, or assign partitions")
+        return self._member
+
+    def _match_again(self) -> bool:
+        """Look for topics that match the pattern, of which some may come and some go; True if there are others now."""
+        self._matched = self._env.now()
+        if self._subscription is None or self._subscription.pattern is None or self._member is None:
+            return False
+        names = self._subscription.matching(self._view)
+        if names == self._names:
+            return False
+        self._topics.look(names, new=True)
+        self._topics.forget(set(self._names) - set(names))
+        self._names = names
+        self._member.subscribe(names)
+        return True
+
+    def _leave(self, *, commit: bool) -> None:
+        """Give up all partitions and leave the group; `commit`: the positions first, where that is automatic."""
+        member = self._member
+        if member is None:
+            return
+        self._return_chunk()
+        try:
+            if commit:
+                self._commits.run_before_revoke(member)
+            else:
+                self._commits.run_waiting(member)
+        except Fenced as error:
+            _LOG.warning("%r leaves its group: %s", self, error)
+            self._rebalances.lose()
+        except (Conflict, NotFound, Unavailable) as error:
+            _LOG.warning("%r leaves its group: %s", self, error)
+        try:
+            self._rebalances.end()
+            member.leave()
+        except (Conflict, NotFound, Unavailable) as error:
+            _LOG.warning("%r leaves its group: %s", self, error)
+        finally:
+            self._forget()
+        self._rebalances.tell()
+
+    def _forget(self) -> None:
+        self._member = self._subscription = None
+        self._rebalances.listener = RebalanceListener()
+        self._topics.forget(self._names)
+        self._names = ()
+
+    def close(self, *, commit: bool = True) -> None:
+        """Leave the group. Closing twice does nothing.
+
+        Args:
+            commit: commit the positions first, where that is automatic.
+        """
+        # A child process that was forked is no member.
+        if self._closed or self._process != os.getpid():
+            return
+        try:
+            self._leave(commit=commit)
+        finally:
+            self._closed = True

@@ -1,0 +1,146 @@
+"""The thread that commits what has accumulated: each batch is one commit of its topic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sparklog.clients.producer.accumulator import Accumulator, Batch, Records
+from sparklog.clients.producer.futures import Places
+from sparklog.clients.producer.options import ProducerOptions
+from sparklog.clients.producer.placing import PlacedRows, no_places, refused_rows, rows_of
+from sparklog.clients.producer.sequences import TopicSequences
+from sparklog.errors import BadRequest, SparklogError, Unavailable
+from sparklog.log.state.slices import FileSlices
+from sparklog.log.state.writer_runs import WriterKey
+from sparklog.log.topic.engine import TopicLog
+from sparklog.log.topic.root import Root
+from sparklog.log.write.append_target import AppendTarget, WriteOptions
+from sparklog.storage.parallel_reads import ask_each
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenRecords:
+    """Files of records that no commit names yet; without the records that the topic refuses."""
+
+    rows: PlacedRows
+    files: list[FileSlices]
+    target: AppendTarget
+
+
+class Sender:
+    """Commits batches; `run` is the work of the thread. `commit` may be replaced: by a transaction's."""
+
+    def __init__(self, root: Root, accumulator: Accumulator, options: ProducerOptions) -> None:
+        self._root = root
+        self._accumulator = accumulator
+        self.write_options = WriteOptions(codec=options.compression_type)
+        self._producer_id = options.producer_id
+        self._sequences: dict[str, TopicSequences] = {}
+        self._seed = root.env.random.getrandbits(31)
+        self.commit: Callable[[Batch], None] = self._commit
+
+    def run(self) -> None:
+        """Commit batches until the accumulator is closed and empty."""
+        try:
+            while batches := self._accumulator.take():
+                # Topics at once where requests cost a round trip; each has one commit under way.
+                for _ in ask_each(self._root.store, self._finish, batches):
+                    pass
+        except BaseException as error:
+            self._accumulator.give_up(
+                Unavailable(
+                    f"the thread of this producer died ({type(error).__name__}: {error}), so whether its last records "
+                    "are published is unknown: look before you send them again, with another producer"
+                )
+            )
+            raise
+
+    def _finish(self, batch: Batch) -> None:
+        try:
+            self.commit(batch)
+        except SparklogError as error:
+            batch.outcomes.fail(error)
+        self._accumulator.done([batch])
+
+    def sequences(self, topic: str) -> TopicSequences:
+        """Return the sequences of a topic, of a producer with a `producer_id`."""
+        if topic not in self._sequences:
+            self._sequences.setdefault(topic, TopicSequences(self._root.engine.log(topic), self._producer_id or ""))
+        return self._sequences[topic]
+
+    def next_seed(self) -> int:
+        """Return the number of the next batch: records without a key change their partition with each."""
+        self._seed += 1
+        return self._seed
+
+    def _commit(self, batch: Batch) -> None:
+        """Commit a batch, and resolve its futures."""
+        log, records = self._root.engine.log(batch.topic), batch.records()
+        if self._producer_id is None:
+            batch.outcomes.succeed(self._publish(log, batch, records, None))
+            return
+        sequences = self.sequences(batch.topic)
+        with sequences.lock:
+            try:
+                sequences.begin()
+                rows = sequences.new_rows(records.sequences)
+                if not rows:
+                    places = no_places(batch.count)
+                else:
+                    last = records.sequences[rows[-1]] or 0
+                    places = self._publish(log, batch, records.select(rows), sequences.key(last))
+                    sequences.last = last
+            except SparklogError as error:
+                sequences.failed(error)
+                raise
+        batch.outcomes.succeed(places)
+
+    def _publish(self, log: TopicLog, batch: Batch, records: Records, key: WriterKey | None) -> Places:
+        """Commit records of a batch, and return where all of the batch are."""
+        written = self._write(log, batch, records)
+        if written is None:
+            return no_places(batch.count)
+        try:
+            outcome = log.commit_append(written.files, written.target, writer=key)
+        except Unavailable as error:
+            raise _not_published(error, len(written.rows.numbers)) from error
+        if outcome.skipped:
+            # It landed, and so long ago that the commit is no longer kept.
+            return no_places(batch.count)
+        return written.rows.places(outcome, dict(outcome.base))
+
+    def _write(self, log: TopicLog, batch: Batch, records: Records) -> WrittenRecords | None:
+        """Write records as files. Those that the topic refuses fail alone; None if no record is left."""
+        seed, options = self.next_seed(), self.write_options
+        while True:
+            count = log.head(refresh=False).partitions
+            try:
+                rows = rows_of(records, count, seed, options.batch_bytes)
+                files, target = log.write(rows, options, None)
+            except BadRequest:
+                target = log.append_target()
+                refused = refused_rows(records, target, self._root.env, options, seed)
+                if not refused and target.partitions == count:
+                    raise
+                batch.outcomes.refuse({records.numbers[row]: error for row, error in refused.items()})
+                records = records.select([row for row in range(len(records)) if row not in refused])
+                if not records:
+                    return None
+            except Unavailable as error:
+                raise _not_published(error, len(records)) from error
+            else:
+                if target.partitions == count:
+                    return WrittenRecords(PlacedRows.of(rows, target, records, batch.count), files, target)
+
+
+def _not_published(error: Unavailable, records: int) -> Unavailable:
+    """Return the error for records whose commit failed or may have failed."""
+    if not error.is_unknown:
+        message = f"{error}; none of {records} sent together is published: send again"
+        return Unavailable(message, is_denied=error.is_denied)
+    return Unavailable(
+        f"{error}; whether the records of this commit ({records}) are published is unknown: look at the topic before "
+        "you send them again, or use producer_id= and sequence=, which publish nothing twice",
+        is_unknown=True,
+    )

@@ -1,0 +1,105 @@
+"""Transactions of a producer: batches are uploaded as they come, and their futures are done with the commit."""
+
+from __future__ import annotations
+
+from sparklog.clients.producer.accumulator import Accumulator, Batch
+from sparklog.clients.producer.futures import BatchOutcomes
+from sparklog.clients.producer.placing import PlacedRows, rows_of
+from sparklog.clients.producer.sender import Sender
+from sparklog.errors import BadRequest, Conflict, SparklogError
+from sparklog.groups.group import Membership, Offsets
+from sparklog.groups.group_state import GroupMetadata
+from sparklog.log.topic.root import Root
+from sparklog.storage.fork_safety import ForkLock
+from sparklog.transactions.producer import ABORTED, COMMITTED, Transaction, TransactionalProducer
+
+
+class ProducerTransactions:
+    """The transactions of a producer with a `transactional_id`, one at a time."""
+
+    def __init__(self, root: Root, accumulator: Accumulator, sender: Sender, transactional_id: str, timeout_ms: int):
+        self._root = root
+        self._accumulator = accumulator
+        self._sender = sender
+        self._producer = TransactionalProducer(root, transactional_id, timeout_ms=timeout_ms)
+        self._lock = ForkLock()
+        self._transaction: Transaction | None = None
+        self._uploaded: list[tuple[BatchOutcomes, PlacedRows]] = []
+        self._failure: SparklogError | None = None
+        self.takes_records = False
+        sender.commit = self.upload
+
+    def begin(self) -> None:
+        with self._lock:
+            if self._transaction is not None:
+                raise BadRequest("a transaction is open: commit_transaction or abort_transaction first")
+            self._transaction = self._producer.begin()
+            self._uploaded, self._failure = [], None
+            self.takes_records = True
+
+    def upload(self, batch: Batch) -> None:
+        """Append a batch to the open transaction; its futures wait for the commit. For the thread that sends."""
+        with self._lock:
+            transaction = self._transaction
+            if transaction is None or self._failure is not None:
+                raise self._failure or Conflict("not published: its transaction had ended")
+            try:
+                log = self._root.topic(batch.topic).log
+                target, options, records = log.append_target(refresh=False), self._sender.write_options, batch.records()
+                rows = rows_of(records, target.partitions, self._sender.next_seed(), options.batch_bytes)
+                transaction.append(batch.topic, rows, options=options)
+            except SparklogError as error:
+                self._fail(error)
+                raise
+            self._uploaded.append((batch.outcomes, PlacedRows.of(rows, target, records, batch.count)))
+
+    def _fail(self, error: SparklogError) -> None:
+        """Fail all records of the transaction."""
+        self._failure = error
+        for batch_outcomes, _ in self._uploaded:
+            batch_outcomes.fail(error)
+        self._uploaded = []
+
+    def send_offsets(self, offsets: Offsets, group: str | GroupMetadata | Membership) -> None:
+        with self._lock:
+            self._open().send_offsets(group, offsets)
+
+    def _open(self) -> Transaction:
+        if self._transaction is None:
+            raise BadRequest("no transaction is open: begin_transaction first")
+        return self._transaction
+
+    def commit(self) -> None:
+        transaction = self._open()
+        self.takes_records = False
+        self._accumulator.flush(None)
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            try:
+                outcomes = transaction.commit().topics
+            except SparklogError as error:
+                self._fail(error)
+                raise
+            bases = {topic: dict(outcome.base) for topic, outcome in outcomes.items()}
+            for batch_outcomes, rows in self._uploaded:
+                topic = batch_outcomes.topic
+                batch_outcomes.succeed(rows.places(outcomes[topic], bases[topic]))
+            self._uploaded, self._transaction = [], None
+
+    def abort(self) -> None:
+        transaction = self._open()
+        self.takes_records = False
+        aborted = Conflict(f"not published: transaction {transaction.n} of '{transaction.id}' was aborted")
+        self._accumulator.drop(aborted)
+        # A batch that is being uploaded is part of it.
+        self._accumulator.flush(None)
+        with self._lock:
+            self._fail(aborted)
+            self._transaction = None
+            if transaction.state not in (ABORTED, COMMITTED):
+                transaction.abort()
+
+    @property
+    def is_open(self) -> bool:
+        return self._transaction is not None

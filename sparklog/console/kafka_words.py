@@ -1,0 +1,440 @@
+"""The words of Kafka's tools and of kcat that are not words here, the answer to each, and command lines read with them.
+
+An option that a command has under Kafka's name needs no answer. `docs/reference/kafka-words.md` is made of this table.
+Where an answer is words, they take the place of Kafka's before a command reads its options. Where it is not, a usage
+error of one line names the command that does it, or says why there is none. To kcat the answer is the whole command.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from getopt import GetoptError, gnu_getopt
+
+from click import UsageError
+
+from sparklog.console.terminal import BROKER_OPTIONS, NO_BROKER, warn
+
+TOOLS = {
+    "kafka-topics": "topics",
+    "kafka-configs": "configs",
+    "kafka-console-consumer": "consume",
+    "kafka-console-producer": "produce",
+    "kafka-consumer-groups": "groups",
+    "kafka-get-offsets": "offsets",
+    "kafka-delete-records": "delete-records",
+    "kafka-log-dirs": "log-dirs",
+    "kafka-dump-log": "dump-log",
+    "kafka-transactions": "transactions",
+    "kafka-producer-perf-test": "perf produce",
+    "kafka-consumer-perf-test": "perf consume",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaAnswer:
+    """The answer to an option or a property of Kafka's.
+
+    `words` take its place: VALUE is its value, TEXT likewise where an option takes escapes, which Kafka's do not. A
+    mapping has the words for each value. None: there is none, and `why` is what an error says. `why` of words that are
+    empty: a note that it changes nothing. `value`: False for a flag, a text for what is meant where none follows.
+    """
+
+    words: str | Mapping[str, str] | None
+    why: str = ""
+    value: bool | str = True
+
+
+def _none(why: str) -> KafkaAnswer:
+    return KafkaAnswer(None, why)
+
+
+def _unused(why: str, value: bool = True) -> KafkaAnswer:
+    return KafkaAnswer("", why, value)
+
+
+def _all(names: str, answer: KafkaAnswer) -> dict[str, KafkaAnswer]:
+    return dict.fromkeys(names.split(), answer)
+
+
+def _texts(names: str) -> dict[str, KafkaAnswer]:
+    return {name: KafkaAnswer(f"--{name.replace('.', '-')} TEXT") for name in names.split()}
+
+
+def _flag(option: str) -> KafkaAnswer:
+    return KafkaAnswer({"true": option, "false": ""}, "expected true or false")
+
+
+def _classes(part: str, last: str, why: str) -> KafkaAnswer:
+    names = ("Short", "Integer", "Long", "Float", "Double")
+    words = {name: f"--{part}-format {name.lower()}" for name in names} | {"String": "", "ByteArray": ""}
+    return KafkaAnswer(
+        {f"org.apache.kafka.common.serialization.{name}{last}": item for name, item in words.items()}, why
+    )
+
+
+CLIENT = _none("no client connects to a broker: leave it out; a bucket's settings are in its URL or the environment")
+REPLICAS = _none("no replicas are kept here, so none falls behind; `sparklog verify` reads every byte")
+QUOTAS = _none("topics and the root alone have configs: there are no quotas, users or clients here")
+MEMORY = _unused("a run of lines is appended as soon as it is read, or after --linger-ms")
+RETRIES = _unused("requests are tried again by the rules of the store")
+ACKS = _unused("what is appended is durable, as with acks=all")
+SOCKET = _unused("no broker is asked")
+SYSTEST = _unused("it is for Kafka's own tests", value=False)
+METRICS = _unused("no client has metrics here", value=False)
+FORMATS = "--{}-format has string, short, integer, long, float, double, json, hex, base64 and avro"
+KEY_CLASS, VALUE_CLASS = (_classes(part, "Deserializer", FORMATS.format(part)) for part in ("key", "value"))
+ONE_GROUP = _none("one group at a time; `sparklog groups list` has their names")
+INSTEAD = "give what it sets as options: "
+
+COMMON = {"--version": _none("`sparklog --version` has it"), "--command-config": CLIENT}
+ACTIONS: Mapping[str, Mapping[str, KafkaAnswer]] = {
+    "topics": {f"--{name}": KafkaAnswer(name) for name in ("list", "create", "describe", "alter", "delete")},
+    "configs": {f"--{name}": KafkaAnswer(name) for name in ("describe", "alter")},
+    "groups": {
+        **{f"--{name}": KafkaAnswer(name) for name in ("list", "describe", "delete", "delete-offsets")},
+        "--reset-offsets": KafkaAnswer("reset"),
+        "--validate-regex": _none(
+            "patterns are Python's here, not RE2's; `sparklog consume --include REGEX` reads one"
+        ),
+    },
+    "transactions": {
+        "forceTerminateTransaction": KafkaAnswer("abort"),
+        "find-hanging": KafkaAnswer("list --open"),
+        "describe-producers": _none("`sparklog transactions list --open` has what holds back a topic"),
+    },
+}
+"""Words of a tool that say what it does, and the commands that do it here."""
+WORDS: Mapping[str, Mapping[str, KafkaAnswer]] = {
+    "topics": {
+        **_all("--at-min-isr-partitions --unavailable-partitions --under-min-isr-partitions", REPLICAS),
+        "--under-replicated-partitions": REPLICAS,
+        "--delete-config": _none("`sparklog configs alter TOPIC --delete-config NAME` does it"),
+        "--partition-size-limit-per-response": _unused("all partitions are shown"),
+        "--replica-assignment": _none("a partition is on no machine; give --partitions"),
+        "--topic-id": _none("topics are described by name; `sparklog topics describe` shows the ids of all"),
+    },
+    "configs": {
+        **_all("--broker --broker-logger --group --ip --ip-defaults", QUOTAS),
+        **_all("--client --client-defaults --client-metrics --user --user-defaults", QUOTAS),
+        "--broker-defaults": KafkaAnswer("--root-defaults", value=False),
+        "--entity-default": KafkaAnswer("", value=False),
+        "--entity-name": KafkaAnswer("--topic VALUE"),
+        "--entity-type": KafkaAnswer({"topics": "", "brokers": "--root-defaults"}, QUOTAS.why),
+    },
+    "consume": {
+        "--consumer.config": _none(f"{INSTEAD}--group, --isolation-level, --from-beginning"),
+        "--enable-systest-events": SYSTEST,
+        "--formatter": KafkaAnswer(
+            dict.fromkeys(
+                (
+                    "org.apache.kafka.tools.consumer.DefaultMessageFormatter",
+                    "kafka.tools.DefaultMessageFormatter",
+                ),
+                "",
+            ),
+            "--format takes a text, --json prints all columns; `sparklog dump-log` decodes Kafka's internal topics",
+        ),
+        "--formatter-config": _none(f"{INSTEAD}--property NAME=VALUE"),
+        "--key-deserializer": KEY_CLASS,
+        "--skip-message-on-error": _none("--corrupt-records skip skips corrupt records"),
+        "--value-deserializer": VALUE_CLASS,
+        "--whitelist": KafkaAnswer("--include VALUE"),
+    },
+    "produce": {
+        **_all("--batch-size --max-block-ms --max-memory-bytes --max-partition-memory-bytes", MEMORY),
+        **_all("--message-send-max-retries --retry-backoff-ms", RETRIES),
+        **_all("--metadata-expiry-ms --request-timeout-ms --socket-buffer-size", SOCKET),
+        "--compression-codec": KafkaAnswer("--compression VALUE", value="gzip"),
+        "--line-reader": KafkaAnswer(
+            dict.fromkeys(
+                (
+                    "org.apache.kafka.tools.LineMessageReader",
+                    "kafka.tools.ConsoleProducer$LineMessageReader",
+                ),
+                "",
+            ),
+            "lines are text, or --json",
+        ),
+        "--producer.config": _none(f"{INSTEAD}--compression, --linger-ms"),
+        "--reader-config": _none(f"{INSTEAD}--property NAME=VALUE"),
+        "--request-required-acks": ACKS,
+        "--sync": KafkaAnswer("--linger-ms 0", value=False),
+        "--timeout": KafkaAnswer("--linger-ms VALUE"),
+    },
+    "groups": {
+        "--offsets": KafkaAnswer("", value=False),
+        "--timeout": _unused("no coordinator is waited for"),
+        "--type": _none("groups have one type here; --state has what they do"),
+    },
+    **{f"groups {name}": {"--all-groups": ONE_GROUP} for name in ("delete", "delete-offsets", "reset")},
+    **{name: {} for name in ("offsets", "delete-records", "dump-log")},
+    "log-dirs": {"--describe": KafkaAnswer("", value=False)},
+    "transactions": {
+        "--duration-filter": _none("`sparklog transactions list --open` has those that hold back a topic"),
+        "--transactional-id": KafkaAnswer("VALUE"),
+        "--transactional-id-pattern": _none("all are listed: choose among the lines"),
+        "--transactionalId": KafkaAnswer("VALUE"),
+    },
+    "transactions list": {
+        **_all("--broker-id --partition --topic", _unused("all topics are looked at")),
+        "--max-transaction-timeout": _unused("what its timeout has ended holds back nothing"),
+    },
+    "transactions abort": _all(
+        "--topic --partition --start-offset --producer-id --producer-epoch --coordinator-epoch",
+        _none("a transaction is aborted by its id: `sparklog transactions abort ID`; `list --open` has the ids"),
+    ),
+    "perf produce": {
+        "--command-property": KafkaAnswer("--producer-props VALUE"),
+        "--print-metrics": METRICS,
+        "--producer.config": _none(f"{INSTEAD}--producer-props NAME=VALUE"),
+    },
+    "perf consume": {
+        "--consumer.config": _none("a run has no properties: leave it out"),
+        "--date-format": _none("times are printed as Kafka's default does: leave it out"),
+        **_all("--fetch-size --socket-buffer-size", SOCKET),
+        "--num-records": KafkaAnswer("--messages VALUE"),
+        "--print-metrics": METRICS,
+    },
+}
+"""Command (or its first word) -> option -> answer. `COMMON` is for all of them."""
+
+FORMATTER = {
+    **{f"print.{name}": _flag(f"--print-{name}") for name in ("timestamp", "partition", "offset", "headers", "key")},
+    "print.value": KafkaAnswer({"true": "", "false": "--no-print-value"}, "expected true or false"),
+    "print.epoch": KafkaAnswer({"false": ""}, "`sparklog dump-log` shows the epochs of leaders"),
+    **_texts("key.separator line.separator headers.separator null.literal"),
+    "key.deserializer": KEY_CLASS,
+    "value.deserializer": VALUE_CLASS,
+}
+READER = {
+    "parse.key": KafkaAnswer({"true": "", "false": ""}, "expected true or false"),
+    "parse.headers": _flag("--headers"),
+    **_texts("key.separator headers.delimiter headers.separator headers.key.separator null.marker"),
+    "ignore.error": _flag("--ignore-error"),
+}
+_CLIENTS = {
+    "bootstrap.servers": _none(NO_BROKER),
+    **_all("security. sasl. ssl.", CLIENT),
+    **_all("client. connections. metadata. metric. metrics. receive. reconnect. request. send.", SOCKET),
+    "retry.": RETRIES,
+}
+CONSUMER = {
+    "group.id": KafkaAnswer("--group VALUE"),
+    "isolation.level": KafkaAnswer("--isolation-level VALUE"),
+    "auto.offset.reset": KafkaAnswer(
+        {"earliest": "--from-beginning", "latest": "--follow"}, "expected earliest, or latest, which is --follow here"
+    ),
+    "enable.auto.commit": KafkaAnswer(
+        {"true": ""}, "with --group what was printed is committed, without it nothing is"
+    ),
+    **_all("fetch. heartbeat. max.partition. max.poll. session.", SOCKET),
+    **_CLIENTS,
+}
+PRODUCER = {
+    "acks": ACKS,
+    "linger.ms": KafkaAnswer("--linger-ms VALUE"),
+    "compression.type": KafkaAnswer("--compression VALUE"),
+    "enable.idempotence": _unused("no retry appends a record twice"),
+    "transactional.id": _none("`sparklog perf produce` and `sparklog.transactional` in Python write transactions"),
+    **_all("batch. buffer. max.block. max.request.", MEMORY),
+    **_all("delivery. max.in.flight. retries", RETRIES),
+    **_CLIENTS,
+}
+PROPERTIES: Mapping[str, Mapping[str, Mapping[str, KafkaAnswer]]] = {
+    "consume": dict.fromkeys(("--property", "--formatter-property"), FORMATTER)
+    | dict.fromkeys(("--consumer-property", "--command-property"), CONSUMER),
+    "produce": dict.fromkeys(("--property", "--reader-property"), READER)
+    | dict.fromkeys(("--producer-property", "--command-property"), PRODUCER),
+}
+"""Command -> option -> property -> answer; a name that ends in a dot is for all that begin so."""
+
+KCAT_MODES = {"-C": "consume", "-P": "produce", "-L": "topics describe", "-Q": "offsets", "-G": "consume"}
+_UNUSED = ("-d:", "-m:", "-E", "-F:", "-X:", "-q", "-u", "-v")
+_KCAT = {"-b:": "--root PATH", "-t:": "--topic VALUE", **dict.fromkeys(_UNUSED, "")}
+_RECORDS = _KCAT | {"-p:": "--partition VALUE"}
+KCAT: Mapping[str, Mapping[str, str]] = {
+    "consume": _RECORDS | {
+        "-c:": "--max-messages VALUE", "-f:": "--format VALUE", "-J": "--json", "-G:": "--group VALUE",
+        "-K:": "--print-key --key-separator VALUE", "-D:": "--line-separator VALUE", "-Z": "--null-literal NULL",
+        "-o:": "", "-e": "",
+    },
+    "produce": _RECORDS | {
+        "-K:": "--key-separator VALUE", "-Z": "--null-marker VALUE", "-z:": "--compression VALUE", "-l": "",
+    },
+    "topics describe": _KCAT | {"-J": "--json"},
+    "offsets": _KCAT | {"-t:": "--topic-partitions VALUE"},
+}  # fmt: skip
+"""Command -> option of kcat (a colon: it takes a value) -> words; `_of_kcat` reads -o, -e, -s and a time."""
+KCAT_NUMBERS = {"h": "short", "i": "integer", "q": "long"}
+
+
+def command_words(words: Sequence[str]) -> list[str]:
+    """Return a command line that begins with a command of sparklog: it may be a tool's name, or have its `--list`."""
+    if not words:
+        return []
+    first, *rest = words
+    if first in ("kcat", "kafkacat") or first[:2] in KCAT_MODES:
+        raise UsageError(f"the words of kcat are other ones here: {_of_kcat(rest if first[0] == 'k' else words)}")
+    line = [*TOOLS.get(first.removesuffix(".sh"), first).split(), *rest]
+    actions = ACTIONS.get(line[0])
+    if actions is None or not (line[1:2] and (line[1] in actions or line[1].startswith("-"))):
+        return line
+    answers = {**COMMON, **actions}
+    index = next((index for index, word in enumerate(line) if word in answers), 0)
+    if not index:
+        return line
+    word = line.pop(index)
+    return [line[0], *_in_place(word, answers[word], ""), *line[1:]]
+
+
+def without_brokers(words: Sequence[str], options: Mapping[str, bool]) -> list[str]:
+    """Return the words without broker options, with a note for each, for a command whose root is set."""
+    result: list[str] = []
+    rest = deque(words)
+    while rest:
+        word = rest.popleft()
+        name, equals, _ = word.partition("=")
+        if name in BROKER_OPTIONS and name.startswith("--") and name not in options:
+            value = word if equals else f"{word} {rest.popleft()}" if rest else word
+            warn(f"{value} changes nothing: there is no broker, the topics are in the root")
+            continue
+        result.append(word)
+        if options.get(name) and not equals and rest:
+            result.append(rest.popleft())
+    return result
+
+
+def option_words(command: str, words: Sequence[str], options: Mapping[str, bool]) -> list[str]:
+    """Return the words after a command with its own options in place of Kafka's.
+
+    `options`: those it has, and whether each takes the next word as its value.
+    """
+    tool = command if command in WORDS else command.partition(" ")[0]
+    if tool not in WORDS:
+        return list(words)
+    answers = {**COMMON, **WORDS.get(command.partition(" ")[0], {}), **WORDS[tool]}
+    if tool == "configs" and _names_a_broker(words):
+        raise UsageError("there are no brokers; `sparklog configs describe --root-defaults` shows the root's defaults")
+    tables = PROPERTIES.get(command, {})
+    properties: dict[str, dict[str, str]] = {}
+    result: list[str] = []
+    rest = deque(words)
+    while rest and rest[0] != "--":
+        word = rest.popleft()
+        name, equals, text = word.partition("=")
+        if name in options or not (name in answers or name in tables):
+            result.append(word)
+            if options.get(name) and not equals and rest:
+                result.append(rest.popleft())
+        elif name in tables:
+            text = text if equals else _value_of(name, KafkaAnswer(""), rest)
+            key, is_pair, value = text.partition("=")
+            if not is_pair:
+                raise UsageError(f"{name}: expected NAME=VALUE, found {text!r}")
+            first = next(option for option in tables if tables[option] is tables[name])
+            properties.setdefault(first, {})[key.strip()] = value
+        else:
+            value = text if equals else _value_of(name, answers[name], rest)
+            result += _in_place(f"{name} {value}".strip(), answers[name], value)
+    front = [word for option, pairs in properties.items() for word in _of_properties(option, tables[option], pairs)]
+    return [*front, *result, *rest]
+
+
+def _names_a_broker(words: Sequence[str]) -> bool:
+    line = " ".join(words).replace("=", " ")
+    return "--entity-type brokers" in line and "--entity-name" in line
+
+
+def _value_of(option: str, answer: KafkaAnswer, rest: deque[str]) -> str:
+    """Take the value of an option from the words after it."""
+    if answer.words is None or answer.value is False:
+        return ""
+    if isinstance(answer.value, str) and (not rest or rest[0].startswith("-")):
+        return answer.value
+    if not rest:
+        raise UsageError(f"Option '{option}' requires an argument.")
+    return rest.popleft()
+
+
+def _in_place(shown: str, answer: KafkaAnswer, value: str) -> list[str]:
+    """Return the words in place of `shown`, with a note on stderr where it changes nothing. `UsageError`: none are."""
+    words = answer.words
+    if isinstance(words, Mapping):
+        words = words.get(value.strip(), words.get(value.strip().lower()))
+    elif not words and words is not None and answer.why:
+        warn(f"{shown} changes nothing: {answer.why}")
+    if words is None:
+        raise UsageError(f"{shown}: {answer.why}")
+    return _words_of(words, value)
+
+
+def _words_of(words: str, value: str) -> list[str]:
+    values = {"VALUE": value, "TEXT": value.replace("\\", "\\\\")}
+    return [values.get(word, word) for word in words.split()]
+
+
+def _of_properties(option: str, table: Mapping[str, KafkaAnswer], pairs: dict[str, str]) -> list[str]:
+    if table is READER:
+        parsed = [pairs.get(f"parse.{part}", "").strip().lower() == "true" for part in ("key", "headers")]
+        has_keys, has_headers = parsed
+        if has_keys:
+            pairs.setdefault("key.separator", "\t")
+        # Kafka ignores the separators of parts that it does not parse.
+        unused = {"key.separator": has_keys, "headers.": has_headers, "ignore.error": any(parsed)}
+        absent = tuple(name for name, is_used in unused.items() if not is_used)
+        pairs = {name: value for name, value in pairs.items() if not name.startswith(absent)}
+    result = []
+    for name, value in pairs.items():
+        entry = next((entry for entry in table if entry == name or (entry[-1] == "." and name.startswith(entry))), None)
+        if entry is None:
+            raise UsageError(f"{option}: expected one of {', '.join(table)}, found {name!r}")
+        result += _in_place(f"{option} {name}={value}", table[entry], value)
+    return result
+
+
+def _of_kcat(words: Sequence[str]) -> str:
+    """Return the command line that does what kcat does."""
+    try:
+        pairs, arguments = gnu_getopt(
+            list(words), "CPLQs:" + "".join(letter[1:] for table in KCAT.values() for letter in table)
+        )
+    except GetoptError as error:
+        raise UsageError(f"kcat: {error}; see `sparklog consume --help`") from None
+    mode = next((KCAT_MODES[letter] for letter, _ in pairs if letter in KCAT_MODES), "consume")
+    result: list[str] = []
+    if any(letter == "-f" for letter, _ in pairs):
+        # A format defines the entire output, for kcat as well.
+        pairs = [pair for pair in pairs if pair[0] not in ("-D", "-J", "-K")]
+    for letter, value in pairs:
+        here = KCAT[mode].get(letter, KCAT[mode].get(f"{letter}:"))
+        part, _, number = value.partition("=")
+        if letter == "-s" and number in KCAT_NUMBERS:
+            here = f"--{part}-format {KCAT_NUMBERS[number]}"
+        elif letter == "-t" and value.count(":") == 2:
+            value, _, time = value.rpartition(":")
+            here = f"{here} --time {time}"
+        elif here is None and letter not in KCAT_MODES:
+            raise UsageError(f"kcat {letter}: `sparklog {mode}` has no word for it; see its --help")
+        result += _words_of(here or "", value)
+    if mode == "consume":
+        result += [*_extent(pairs), *arguments]
+    elif mode == "produce" and arguments:
+        result += ["--file", arguments[0]]
+    return shlex.join(["sparklog", *mode.split(), *result])
+
+
+def _extent(pairs: Sequence[tuple[str, str]]) -> list[str]:
+    """Return where kcat begins and ends to read: from the log start on, and it waits at the end without -e."""
+    letters = {letter for letter, _ in pairs}
+    places = {"beginning": "--from-beginning", "end": "--offset latest", "stored": ""}
+    result: list[str] = []
+    for value in (value for letter, value in pairs if letter == "-o"):
+        side, _, time = value.rpartition("@")
+        option = {"s": "--from-timestamp", "e": "--to-timestamp"}.get(side)
+        result += [option, time] if option else places.get(value, f"--offset {value}").split()
+    waits = "-e" not in letters and "--to-timestamp" not in result
+    begins = ["--from-beginning"] if waits and not letters & {"-o", "-G"} else []
+    return [*begins, *result, *(["--follow"] if waits else [])]

@@ -1,0 +1,325 @@
+"""Commands as functions: what their parameters declare becomes the arguments and options of a click command.
+
+    @app.add("list", "sparklog topics list --root /data/log")
+    def list_(root: Annotated[str, Option("--root", help="Folder of the topics.")]) -> Output: ...
+
+The type says what a value is: `bool` a flag, `Literal` a choice, `list[str]` what may be repeated. A parameter without
+a default must be given. A parameter that is a data class stands for its fields: options that travel together.
+
+A shell completes names of topics, groups and configs: of the root that the line names, or else of the one that is meant
+without `--root`. Where a look fails or takes long, nothing is offered.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import redirect_stderr, suppress
+from dataclasses import is_dataclass
+from functools import cached_property
+from inspect import Parameter, Signature, cleandoc, signature
+from io import StringIO
+from pathlib import Path
+from threading import Thread
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import click
+
+from sparklog.console.locations import user_settings
+from sparklog.console.option_rules import Rule, check
+from sparklog.console.terminal import Output, log_from
+
+SECONDS = 1.0
+"""The longest that a key press waits for a store."""
+
+
+Completer = Callable[[click.Context, click.Parameter, str], list[str]]
+
+
+def _completer(list_names: Callable[[str], Iterable[str]]) -> Completer:
+    """Return what click asks for the names that go on from a text: from its last one, where commas divide them."""
+
+    def complete(context: click.Context, parameter: click.Parameter, text: str) -> list[str]:
+        before, comma, last = text.rpartition(",")
+        names: list[str] = []
+
+        def look() -> None:
+            with suppress(Exception):
+                names.extend(list_names(context.params.get("root") or ""))
+
+        # Nothing is printed between the prompts.
+        with redirect_stderr(StringIO()):
+            thread = Thread(target=look, daemon=True)
+            thread.start()
+            thread.join(SECONDS)
+        return [f"{before}{comma}{name}" for name in names if name.startswith(last)]
+
+    return complete
+
+
+def _topics(root: str) -> Iterable[str]:
+    from sparklog.opening import open_view, resolve
+
+    location = resolve(root)
+    return [location.topic] if location.topic else open_view(location, tailing=False).topics()
+
+
+def _groups(root: str) -> Iterable[str]:
+    from sparklog.groups.lag import Groups
+    from sparklog.opening import open_log, resolve
+
+    return Groups(open_log(resolve(root))).names()
+
+
+def _configs(root: str) -> Iterable[str]:
+    from sparklog.log.state.configs import CONFIGS
+
+    return CONFIGS
+
+
+COMPLETERS = {
+    **dict.fromkeys(("topic", "topics", "topic_option", "topic_argument"), _completer(_topics)),
+    **dict.fromkeys(("group", "groups", "group_option"), _completer(_groups)),
+    **dict.fromkeys(("names", "delete_config"), _completer(_configs)),
+}
+"""By the name of a parameter in Python."""
+
+
+HELP_WIDTH = 120
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": HELP_WIDTH}
+
+
+class Option:
+    """An option that a parameter is; `names` may leave out `--its-name`, or `--its-name/--no-its-name` of a flag that
+    is on.
+
+    `show_default`: the text for a default that is not self-explanatory. `excludes` and `needs`: other options of the
+    command, separated by spaces (`sparklog.console.option_rules`). `settings`: of `click.Option`, or of `click.Path`
+    where the type is a path.
+    """
+
+    def __init__(
+        self,
+        *names: str,
+        parser: Any = None,
+        show_default: bool | str = True,
+        excludes: str = "",
+        needs: str = "",
+        why: str = "",
+        **settings: Any,
+    ) -> None:
+        self.names = names
+        self.parser = parser
+        self.show_default = show_default
+        self.excludes, self.needs, self.why = excludes, needs, why
+        self.settings = settings
+
+    def rule(self, name: str) -> Rule:
+        """Return the rule of this option, which is the parameter `name`."""
+        return Rule(name, tuple(self.excludes.split()), tuple(self.needs.split()), self.why)
+
+    def parameter(self, name: str, kind: Any, default: Any) -> click.Parameter:
+        """Return click's parameter; `kind`: the annotation without this; `default`: `Parameter.empty` if there is none.
+
+        A list is one also where it is empty, unless None is the default.
+        """
+        settings = dict(self.settings)
+        item = _item(kind)
+        if item is Path:
+            files = {word: settings.pop(word) for word in ("exists", "dir_okay") if word in settings}
+            item = click.Path(path_type=Path, **files)
+        elif get_origin(item) is Literal:
+            item = click.Choice(get_args(item))
+        settings["type"] = self.parser or (_number_of(item) if item in (int, float) else item)
+        settings["shell_complete"] = COMPLETERS.get(name)
+        is_required = default is Parameter.empty
+        if get_origin(_one(kind)) is list:
+            settings["callback"] = lambda context, parameter, value: list(value) or (None if default is None else [])
+        elif not is_required:
+            settings["default"] = default
+        return self._made(name, kind, settings | {"required": is_required})
+
+    def _made(self, name: str, kind: Any, settings: dict[str, Any]) -> click.Parameter:
+        names = self.names
+        if not any(name.startswith("--") for name in names):
+            word = name.replace("_", "-")
+            names = (f"--{word}/--no-{word}" if kind is bool and settings.get("default") else f"--{word}", *names)
+        settings |= {"is_flag": True} if kind is bool else {"multiple": get_origin(_one(kind)) is list}
+        return click.Option([name, *names], show_default=self.show_default, show_envvar=True, **settings)
+
+
+def _number_of(kind: type[int] | type[float]) -> Callable[[Any], int | float]:
+    """Return a parser of numbers, whose usage error has the expected type and the value."""
+
+    def parse(value: Any) -> int | float:
+        try:
+            return kind(value)
+        except ValueError:
+            what = "a whole number" if kind is int else "a number"
+            raise click.BadParameter(f"expected {what}, found {value!r}") from None
+
+    parse.__name__ = "integer" if kind is int else "float"
+    return parse
+
+
+class Argument(Option):
+    """An argument that a parameter is: a word in its place. `settings`: of `click.Argument`."""
+
+    def _made(self, name: str, kind: Any, settings: dict[str, Any]) -> click.Parameter:
+        nargs = -1 if get_origin(_one(kind)) is list else 1
+        return click.Argument([name], nargs=nargs, **settings)
+
+
+def _one(kind: Any) -> Any:
+    """Return `T` of `T | None`."""
+    members = [member for member in get_args(kind) if member is not type(None)]
+    return members[0] if type(None) in get_args(kind) else kind
+
+
+def _item(kind: Any) -> Any:
+    """Return `T` of `list[T]`, `list[T] | None` and `T | None`."""
+    one = _one(kind)
+    return get_args(one)[0] if get_origin(one) is list else one
+
+
+JsonOption = Annotated[bool, Option("--json", help="Print JSON, for scripts.")]
+JsonOrOutputOption = Annotated[bool, Option("--json", excludes="--output", help="Print JSON, for scripts.")]
+OutputOption = Annotated[
+    Literal["table", "json", "csv"], Option("--output", envvar="SPARKLOG_OUTPUT", help="The form of what is printed.")
+]
+LOGGING = (
+    ("-v", logging.INFO, "Print what sparklog logs on stderr, such as tries that are made again."),
+    ("--debug", logging.DEBUG, "As -v, with each request to the store, and where an error was raised."),
+)
+
+
+class FunctionCommand(click.Command):
+    """The command that a function is. Its parameters are looked at when one of them is asked for.
+
+    Where the function returns an `Output` it gets `--output` and `--json`, and the output is shown.
+    """
+
+    def __init__(self, name: str, run: Callable[..., Any], **settings: Any) -> None:
+        super().__init__(name, callback=self._call, context_settings=CONTEXT, **settings)
+        self._run = run
+        self.rules: list[Rule] = []
+
+    @cached_property
+    def _declared(self) -> Signature:
+        return _signature(self._run)
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        if not self.params:
+            declared = list(_declarations(self._declared))
+            if self._declared.return_annotation is Output:
+                declared += [("output", OutputOption, "table"), ("as_json", JsonOrOutputOption, False)]
+            for name, annotation, default in declared:
+                kind, option = get_args(annotation)
+                self.params.append(option.parameter(name, kind, default))
+                self.rules.append(option.rule(name))
+            self.params.extend(_logging_options())
+        return super().get_params(ctx)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            # Read once: parameters that name a root ask the context.
+            ctx.obj = user_settings()
+            ctx.default_map = ctx.obj.defaults()
+            options = self._takes_values(ctx)
+            others = [word for word in args if word.startswith("--") and word.partition("=")[0] not in options]
+            if others and not ctx.resilient_parsing:
+                from sparklog.console.kafka_words import option_words, without_brokers
+
+                if self._knows_root(ctx, args):
+                    args = without_brokers(args, options)
+                args = option_words(ctx.command_path.partition(" ")[2], args, options)
+            rest = super().parse_args(ctx, args)
+            if not ctx.resilient_parsing:
+                check(self.rules, ctx)
+            return rest
+        except click.UsageError as error:
+            # click leaves it out of the error for an option without its value.
+            error.ctx = error.ctx or ctx
+            raise
+
+    def _knows_root(self, ctx: click.Context, args: list[str]) -> bool:
+        """Return True if the root is set by an option, the environment or the settings file."""
+        names = {"--root", "-r"} & {word.partition("=")[0] for word in args}
+        takes_root = any(parameter.name == "root" for parameter in self.params)
+        return takes_root and bool(names or os.environ.get("SPARKLOG_ROOT") or (ctx.default_map or {}).get("root"))
+
+    def _takes_values(self, ctx: click.Context) -> dict[str, bool]:
+        """Return the options, and whether each takes the next word as its value, whatever it is."""
+        options = [option for option in self.get_params(ctx) if isinstance(option, click.Option)]
+        names = {name: option for option in options for name in (*option.opts, *option.secondary_opts)}
+        return {name: not (option.is_flag or option._flag_needs_value) for name, option in names.items()}
+
+    def _call(self, **values: Any) -> Any:
+        result = _called(self._run, self._declared, values)
+        if not isinstance(result, Output):
+            return result
+        return result.show("json" if values["as_json"] else values["output"])
+
+
+def _logging_options() -> Iterator[click.Parameter]:
+    for name, level, text in LOGGING:
+
+        def log(context: click.Context, parameter: click.Parameter, value: bool, level: int = level) -> None:
+            if value and not context.resilient_parsing:
+                log_from(level)
+
+        yield click.Option([name], is_flag=True, expose_value=False, callback=log, help=text)
+
+
+def _signature(function: Any) -> Signature:
+    return signature(function, eval_str=True)
+
+
+def _declarations(declared: Signature) -> Iterator[tuple[str, Any, Any]]:
+    """Yield name, annotation and default of the parameters, including the fields of data classes."""
+    for parameter in declared.parameters.values():
+        if is_dataclass(parameter.annotation):
+            yield from _declarations(_signature(parameter.annotation))
+        else:
+            yield parameter.name, parameter.annotation, parameter.default
+
+
+def _called(run: Any, declared: Signature, values: Mapping[str, Any]) -> Any:
+    """Call a function with the values of its parameters; data classes are made of theirs."""
+    kinds = {parameter.name: parameter.annotation for parameter in declared.parameters.values()}
+    made = {
+        name: _called(kind, _signature(kind), values) if is_dataclass(kind) else values[name]
+        for name, kind in kinds.items()
+    }
+    return run(**made)
+
+
+def summary_of(command: click.Command) -> str:
+    """Return the first sentence of a command's help in full; click would truncate it to fit a line."""
+    return command.get_short_help_str(len(command.help or ""))
+
+
+class Commands(click.Group):
+    """The commands of a module: a group of `sparklog` where they have a help text in common."""
+
+    def __init__(self, name: str | None = None, text: str | None = None, epilog: str | None = None) -> None:
+        super().__init__(name, help=text, epilog=epilog, context_settings=CONTEXT)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return their names as they were added: what is needed first comes first."""
+        return list(self.commands)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary_of(self.commands[name])) for name in self.list_commands(ctx)])
+
+    def add(self, name: str, *examples: str) -> Callable[[Callable[..., Output | None]], Callable[..., Output | None]]:
+        """Make a command of a function; its help ends with the examples, each on one line on any terminal."""
+        epilog = "\n".join(("\b\nExample:", *(f"  {line}" for line in examples)))
+
+        def register(run: Callable[..., Output | None]) -> Callable[..., Output | None]:
+            self.add_command(FunctionCommand(name, run, help=cleandoc(run.__doc__ or ""), epilog=epilog))
+            return run
+
+        return register

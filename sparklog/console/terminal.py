@@ -1,0 +1,199 @@
+"""Output on a terminal or a pipe: records, tables, JSON, warnings, progress, usage errors.
+
+Names and metadata come from the writers of the data, and must not move the cursor: they are shown on one line, with
+escapes for what does not print. Records are printed as they are, like Kafka's console tools do; on a terminal without
+control characters. `--json` prints one document on one line, its names in camel case.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import sys
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from click import Context, Group, NoSuchOption
+from click.exceptions import Exit, NoSuchCommand
+
+from sparklog.errors import BadRequest, SparklogError
+from sparklog.output import json_value, table
+
+EXIT_OK, EXIT_ERROR, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
+
+
+def printable(text: object) -> str:
+    r"""Return the text on one line; what does not print is shown as `\n`, `\x1b`, `\u202e`."""
+    shown = str(text)
+    if shown.isprintable():
+        return shown
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in shown)
+
+
+def warn(message: object) -> None:
+    print("sparklog:", printable(" ".join(str(message).split())), file=sys.stderr)
+
+
+NO_BROKER = "there is no broker; give --root PATH, a folder of topics, or a Kafka directory to read"
+BROKER_OPTIONS = {"--bootstrap-server", "--bootstrap-servers", "--bootstrap-controller", "--broker-list"}
+BROKER_OPTIONS |= {"--brokers", "--broker", "--zookeeper", "-b"}
+
+
+def usage_line(error: Any) -> str:
+    """Return a usage error as one line, with a hint for an unknown name."""
+    option, context = getattr(error, "option_name", None), error.ctx
+    message = str(error.format_message())
+    if context is not None and option in BROKER_OPTIONS:
+        if context.command_path.endswith(" mirror"):
+            return f"{option}: give the cluster as kafka://HOST:PORT, to --from or to --to"
+        return f"{option}: {NO_BROKER}"
+    is_group = context is not None and isinstance(context.command, Group)
+    if is_group and option and (command := option.lstrip("-")) in context.command.list_commands(context):
+        return f"{option} is a command here: {context.command_path} {command}"
+    hint = "" if context is None else _hint(error, context, message)
+    # Omit click's own suggestions, which follow the first sentence.
+    return f"{error.message} {hint}".strip() if isinstance(error, (NoSuchOption, NoSuchCommand)) else message + hint
+
+
+def _hint(error: Any, context: Context, message: str) -> str:
+    from sparklog.console.foreign_words import ARGUMENTS, command_hint, option_hint
+
+    command = context.command_path.partition(" ")[2]
+    if isinstance(error, NoSuchCommand):
+        assert isinstance(context.command, Group)
+        return command_hint(command, error.command_name, context.command.list_commands(context))
+    if isinstance(error, NoSuchOption) and not command and error.option_name in ("--root", "-r", "--topic"):
+        return f"It goes after the command: sparklog topics list {error.option_name} ..."
+    if isinstance(error, NoSuchOption):
+        options = [name for item in context.command.get_params(context) for name in (*item.opts, *item.secondary_opts)]
+        return option_hint(command, error.option_name, [name for name in options if name.startswith("--")])
+    return f": {ARGUMENTS[command]}" if "unexpected extra argument" in message and command in ARGUMENTS else ""
+
+
+def leave_for_usage(error: Any) -> NoReturn:
+    """Print a usage error on one line and leave with its exit code."""
+    context = error.ctx
+    if context is not None and error.format_message() == context.get_help():
+        # A group of commands without one: its help is what was meant, line by line.
+        print(context.get_help(), file=sys.stderr)
+    else:
+        hint = f" (see '{context.command_path} --help')" if context is not None else ""
+        warn(f"{usage_line(error)}{hint}")
+    sys.exit(EXIT_USAGE)
+
+
+def warn_and_leave(failures: Sequence[SparklogError]) -> None:
+    """Print a line for each topic, group or id that could not be read; exit code 1 if there was any."""
+    for message in dict.fromkeys(f"{error} [{error.code}]" for error in failures):
+        warn(message)
+    if failures:
+        raise Exit(EXIT_ERROR)
+
+
+LIBRARY = logging.getLogger("sparklog")
+
+
+class LogLines(logging.Handler):
+    """Prints what the library logs on stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        warn(record.getMessage())
+
+
+def log_from(level: int) -> None:
+    """Print what the library logs from this level on; at DEBUG also requests to stores, and where errors come from."""
+    if not LIBRARY.handlers:
+        LIBRARY.addHandler(LogLines())
+    # Of `-v` and `--debug` together the second counts.
+    LIBRARY.setLevel(min(level, LIBRARY.level or level))
+
+
+def trace() -> None:
+    """Print where the error that is handled was raised, with `--debug`."""
+    if LIBRARY.level == logging.DEBUG:
+        from traceback import print_exc
+
+        print_exc()
+
+
+def print_lines(names: Iterable[object]) -> None:
+    for name in names:
+        print(printable(name))
+
+
+def print_table(headings: Sequence[str], rows: Sequence[Sequence[object]], *, right: Collection[str] = ()) -> None:
+    """Print the rows, `-` for None, below their headings; columns named in `right` are aligned to the right."""
+    left = {column for column, heading in enumerate(headings) if heading not in right}
+    print(table(headings, [["-" if cell is None else printable(cell) for cell in row] for row in rows], left))
+
+
+def print_json(value: object) -> None:
+    """Print data classes, or what JSON has anyway, as one line."""
+    print(json.dumps(json_value(value)))
+
+
+def print_csv(value: object) -> None:
+    """Print a document as CSV (RFC 4180, lines end in a newline); what is nested in a cell is JSON.
+
+    Rows are the objects of a list, or of the one list that an object has, or an object without one; texts are `name`s.
+    """
+    document = json_value(value)
+    if isinstance(document, dict):
+        lists = [item for item in document.values() if isinstance(item, list)]
+        document = lists[0] if len(lists) == 1 else [document]
+    rows = [row if isinstance(row, dict) else {"name": row} for row in document]
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    writer = csv.DictWriter(sys.stdout, names, lineterminator="\n")
+    if rows:
+        writer.writeheader()
+    for row in rows:
+        writer.writerow({name: _cell(cell) for name, cell in row.items()})
+
+
+def _cell(cell: object) -> object:
+    return json.dumps(cell) if isinstance(cell, (dict, list, bool)) else cell
+
+
+@dataclass(frozen=True)
+class Output:
+    """The output of a command: a document for JSON and CSV, else a text to print; `after` both: warnings.
+
+    `rows`: of CSV, where the document has more than these.
+    """
+
+    document: object
+    text: Callable[[], object]
+    failures: Sequence[SparklogError] = ()
+    code: int = EXIT_OK
+    after: Callable[[], object] | None = None
+    rows: object = None
+
+    @classmethod
+    def of_lines(
+        cls, document: object, *lines: str, failures: Sequence[SparklogError] = (), code: int = EXIT_OK
+    ) -> Output:
+        return cls(document, lambda: sys.stdout.write("".join(f"{line}\n" for line in lines)), failures, code)
+
+    def show(self, form: str) -> None:
+        if form == "json":
+            print_json(self.document)
+        elif form == "csv":
+            print_csv(self.document if self.rows is None else self.rows)
+        else:
+            self.text()
+        if self.after is not None:
+            self.after()
+        warn_and_leave(self.failures)
+        if self.code != EXIT_OK:
+            raise Exit(self.code)
+
+
+def read_text(file: Path, option: str) -> str:
+    """Return the text of a UTF-8 file without its byte order mark. `BadRequest`, naming `option`, if unreadable."""
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadRequest(f"{file} cannot be read: {error}; check {option}") from None

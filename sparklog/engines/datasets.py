@@ -1,0 +1,431 @@
+"""Topics as tables of DuckDB, Polars and others, as datasets of pyarrow: columns and filters come down to the log.
+
+An engine asks a dataset for a scanner, with the columns it needs and, as an expression, the rows. Only these columns
+are decoded, only the offsets are read that can match (`sparklog.engines.narrowing`), and the whole filter is
+applied to what is read. pyarrow's own `Scanner` reads ahead in threads, which call Python after it has ended.
+
+Polars gets lazy frames, and hands them its predicate as an expression of its own. What compares columns with constants
+is translated to pyarrow's expressions; the rest chooses nothing. Its own predicate is applied to all that is read.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from importlib import import_module
+from inspect import signature
+from itertools import zip_longest
+from typing import Any, NoReturn, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from sparklog.arguments import NAME, NAMES, checked
+from sparklog.common.times import warn_of_seconds
+from sparklog.engines.narrowing import Spans, columns_of, narrowed
+from sparklog.errors import BadRequest, NotFound, did_you_mean
+from sparklog.log.read.read_plan import check_isolation, read_parts
+from sparklog.log.read.record_batches import schema_of, stream_reader
+from sparklog.log.read.table_plan import AsOf
+from sparklog.log.read.topic_scan import check_threads
+from sparklog.log.read.topic_table import TopicTable, open_table
+from sparklog.log.state.record_schema import RECORD_SCHEMA
+from sparklog.log.state.view import (
+    COLUMNS,
+    READ_COMMITTED,
+    IsolationLevel,
+    LogView,
+    OffsetRange,
+    check_columns,
+)
+from sparklog.log.topic.root import ROOT, Root, RootView, open_root
+from sparklog.opening import open_view, resolve
+from sparklog.storage.store import Store
+
+T = TypeVar("T")
+RootLike = Root | Store | str | os.PathLike[str]
+
+
+class TopicScanner:
+    """One read of a dataset, as pyarrow's `Scanner`, but nothing is read ahead of who asks: a read may end early."""
+
+    def __init__(self, dataset: TopicDataset, columns: tuple[str, ...], expression: ds.Expression | None) -> None:
+        self._dataset = dataset
+        self._columns = columns
+        self._expression = expression
+        self.projected_schema = schema_of(columns)
+        self.schema = self.projected_schema
+
+    def to_batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the rows, batch by batch."""
+        expression = self._expression
+        needed = set() if expression is None else columns_of(expression)
+        read = [name for name in COLUMNS if name in needed or name in self._columns]
+        for batch in self._dataset.batches(read, expression, needed):
+            rows = pa.Table.from_batches([batch])
+            if expression is not None:
+                rows = rows.filter(expression)
+            yield from rows.select(self._columns).to_batches()
+
+    def to_reader(self) -> pa.RecordBatchReader:
+        """Return a reader of the rows. Records are read as the reader is."""
+        return stream_reader(self.projected_schema, self.to_batches())
+
+    def to_table(self) -> pa.Table:
+        """Read all rows."""
+        return pa.Table.from_batches(self.to_batches(), self.projected_schema)
+
+    def count_rows(self) -> int:
+        """Count the rows."""
+        return sum(batch.num_rows for batch in self.to_batches())
+
+    def head(self, num_rows: int) -> pa.Table:
+        """Return the first rows."""
+        batches: list[pa.RecordBatch] = []
+        for batch in self.to_batches():
+            batches.append(batch)
+            if sum(rows.num_rows for rows in batches) >= num_rows:
+                break
+        return pa.Table.from_batches(batches, self.projected_schema).slice(0, num_rows)
+
+
+class TopicDataset(ds.Dataset):  # type: ignore[misc]
+    """A topic as it was when the dataset was made, for what reads datasets of pyarrow."""
+
+    def __init__(self, view: LogView, topic: str, isolation: IsolationLevel, threads: int) -> None:
+        self._view = view
+        self._topic = topic
+        self._isolation = isolation
+        self._threads = threads
+
+    def __repr__(self) -> str:
+        return f"TopicDataset({self._topic!r}, {self._view.location!r})"
+
+    def __reduce__(self) -> NoReturn:
+        raise BadRequest("a dataset of a topic is not pickled: open it where it is read")
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of a record."""
+        return RECORD_SCHEMA
+
+    @property
+    def partition_expression(self) -> ds.Expression:
+        """True: nothing is known of all records."""
+        return pc.scalar(True)
+
+    def get_fragments(self, filter: ds.Expression | None = None) -> Iterator[TopicDataset]:  # noqa: A002  (pyarrow's)
+        """Yield the dataset itself: a fragment is asked for a scanner as a dataset is."""
+        yield self
+
+    def scanner(
+        self,
+        schema: pa.Schema | None = None,
+        columns: Sequence[str] | None = None,
+        filter: ds.Expression | None = None,  # noqa: A002  (pyarrow's)
+        **_: Any,
+    ) -> TopicScanner:
+        """Return a scanner of these columns of the rows that match the filter; other options change nothing."""
+        return TopicScanner(self, COLUMNS if columns is None else check_columns(list(columns)), filter)
+
+    def batches(
+        self, columns: Sequence[str], expression: ds.Expression | None, needed: set[str]
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the columns of all records that can match an expression, which needs the columns `needed`."""
+        for ranges in _in_turn(self.ranges(expression, needed)):
+            yield from read_parts(self._view.plan(ranges, self._isolation), columns, threads=self._threads)
+
+    def ranges(self, expression: ds.Expression | None, needed: set[str]) -> list[OffsetRange]:
+        """Return the offsets to be read for an expression; None: all."""
+        bounds = self._view.bounds(self._topic)
+        whole = [
+            OffsetRange(self._topic, partition, bound.log_start, bound.end(self._isolation))
+            for partition, bound in sorted(bounds.items())
+        ]
+        if expression is None:
+            return whole
+        spans = {log.partition: self._spans(log) for log in whole}
+        limits = {log.partition: log for log in whole}
+        return [
+            replace(
+                part, start=max(part.start, limits[part.partition].start), end=min(part.end, limits[part.partition].end)
+            )
+            for part in narrowed(self._topic, spans, expression, needed)
+        ]
+
+    def _spans(self, offsets: OffsetRange) -> Spans:
+        if isinstance(self._view, RootView):
+            rows = self._view.snapshot(offsets.topic).slices.select(offsets.partition, offsets.start, offsets.end)
+            return Spans(rows.base, rows.end, rows.min_ts, rows.max_ts)
+        (stored,) = self._view.stored([offsets])
+        return Spans(stored.runs.base, stored.runs.end)
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise BadRequest("a dataset of a topic is read as it is: give columns and a filter to to_table or an engine")
+
+    filter = replace_schema = join = join_asof = sort_by = _refuse
+
+
+class ByTopic(dict[str, T]):
+    """Topics that were opened, by name. `NotFound`, a `LookupError`, names one like a topic that was not."""
+
+    def __missing__(self, name: str) -> T:
+        hint = did_you_mean(str(name), self) or f"; the topics are {', '.join(map(repr, self)) or 'none'}"
+        raise NotFound(f"topic {name!r} was not opened here{hint}")
+
+
+@checked(root=ROOT, topics=NAMES.or_none())
+def datasets(
+    root: RootLike,
+    *,
+    topics: Sequence[str] | None = None,
+    isolation_level: IsolationLevel = READ_COMMITTED,
+    threads: int = 1,
+) -> dict[str, ds.Dataset]:
+    """Open topics as datasets of pyarrow: one consistent state of all, as of now.
+
+    Args:
+        root: an open root, or its place; a Kafka log directory, too.
+        topics: names; None: all.
+        isolation_level: as for `Topic.scan`.
+        threads: as for `Topic.scan`.
+
+    Returns:
+        A dataset by topic, for what reads datasets: DataFusion's `register_dataset`, `to_table(columns=, filter=)`.
+
+    Raises:
+        NotFound: there is no root, or no such topic.
+
+    Example:
+        import pyarrow.compute as pc
+
+        orders = sparklog.datasets("/data/log")["orders"]
+        print(orders.to_table(columns=["value"], filter=pc.field("offset") >= 1).num_rows)
+    """
+    check_isolation(isolation_level)
+    check_threads(threads)
+    view = _view(root)
+    if topics is None:
+        names = view.take()
+    else:
+        names = list(dict.fromkeys(topics))
+        view.refresh(names)
+    return ByTopic({name: TopicDataset(view, name, isolation_level, threads) for name in names})
+
+
+@checked(root=ROOT, topics=NAMES.or_none())
+def duckdb(
+    con: Any,
+    root: RootLike,
+    *,
+    topics: Sequence[str] | None = None,
+    isolation_level: IsolationLevel = READ_COMMITTED,
+    threads: int = 1,
+) -> list[str]:
+    """Make topics views of a DuckDB connection, each under its name. Call it again to see what came since.
+
+    Args:
+        con: what `duckdb.connect()` returns.
+        root: an open root, or its place; a Kafka log directory, too.
+        topics: names; None: all.
+        isolation_level: as for `Topic.scan`.
+        threads: as for `Topic.scan`.
+
+    Returns:
+        The names.
+
+    Raises:
+        NotFound: there is no root, or no such topic.
+        BadRequest: that is no connection.
+
+    Example:
+        import duckdb
+
+        con = duckdb.connect()
+        sparklog.duckdb(con, "/data/log", topics=["orders"])
+        print(con.sql('SELECT key FROM orders WHERE partition = 0 AND "offset" >= 1'))
+    """
+    if not callable(getattr(con, "register", None)):
+        raise BadRequest(f"expected a connection of DuckDB, as duckdb.connect() returns, found {type(con).__name__}")
+    opened = datasets(root, topics=topics, isolation_level=isolation_level, threads=threads)
+    for name, dataset in opened.items():
+        con.register(name, dataset)
+    return list(opened)
+
+
+@checked(root=ROOT, topic=NAME)
+def table(
+    root: RootLike, topic: str, *, as_of: AsOf = None, columns: Sequence[str] = COLUMNS, threads: int = 1
+) -> TopicTable:
+    """Plan a read of a topic as a table: the latest committed record of each key, without keys that were deleted.
+
+    A key has a row in each partition that holds records of it, as compaction keeps them. Records without a key are left
+    out.
+
+    Args:
+        root: an open root, or its place; a Kafka log directory, too.
+        topic: its name.
+        as_of: a time, in milliseconds or as `2026-01-31T12:00:00` (UTC unless it says): what comes before the first
+            record not older; or an offset per partition: what comes before it, and all of other partitions; None: now.
+        columns: as for `Topic.scan`.
+        threads: how many decode at once.
+
+    Returns:
+        A `TopicTable`: iterate it, or hand it to an Arrow library.
+
+    Raises:
+        NotFound: there is no such topic, partition or offset, or what the table was made of then is gone.
+        BadRequest: that is no time.
+
+    Example:
+        customers = sparklog.table("/data/log", "orders", as_of={0: 1}, columns=["key", "value"])
+        print(pa.table(customers).num_rows)
+    """
+    warn_of_seconds(as_of=as_of)
+    return open_table(_view(root), topic, partial(_view, root, tailing=True), as_of, columns, threads)
+
+
+def _view(root: RootLike, *, tailing: bool = False) -> LogView:
+    if isinstance(root, Root):
+        return RootView(root)
+    if isinstance(root, Store):
+        return RootView(open_root(root))
+    return open_view(resolve(os.fspath(root)), tailing=tailing)
+
+
+def _in_turn(ranges: Sequence[OffsetRange]) -> Iterator[list[OffsetRange]]:
+    """Yield the first range of each partition, then the second of each: parts of one read keep no order among them."""
+    waiting: dict[int, list[OffsetRange]] = {}
+    for part in ranges:
+        waiting.setdefault(part.partition, []).append(part)
+    for turn in zip_longest(*waiting.values()):
+        yield [part for part in turn if part is not None]
+
+
+INSTALL = 'pip install "polars>=1.33"'
+COMPARISONS: tuple[Callable[[Any, Any], Any], ...] = (operator.eq, operator.ge, operator.gt, operator.le, operator.lt)
+
+
+@checked(root=ROOT, topics=NAMES.or_none())
+def polars(
+    root: RootLike,
+    *,
+    topics: Sequence[str] | None = None,
+    isolation_level: IsolationLevel = READ_COMMITTED,
+    threads: int = 1,
+) -> dict[str, Any]:
+    """Open topics as lazy frames of Polars: one consistent state of all, as of now.
+
+    Args:
+        root: an open root, or its place; a Kafka log directory, too.
+        topics: names; None: all.
+        isolation_level: as for `Topic.scan`.
+        threads: as for `Topic.scan`.
+
+    Returns:
+        A `LazyFrame` by topic, with the columns of a record.
+
+    Raises:
+        NotFound: there is no root, or no such topic.
+        BadRequest: Polars is not installed, or too old.
+
+    Example:
+        import polars as pl
+
+        orders = sparklog.polars("/data/log")["orders"]
+        print(orders.filter(pl.col("partition") == 0, pl.col("offset") >= 1).select("key").collect())
+    """
+    try:
+        pl, plugins = import_module("polars"), import_module("polars.io.plugins")
+    except ImportError:
+        raise BadRequest(f"sparklog.polars needs Polars: {INSTALL}") from None
+    if "is_pure" not in signature(plugins.register_io_source).parameters:
+        raise BadRequest(f"sparklog.polars needs Polars 1.33 or newer, found {pl.__version__}: {INSTALL}")
+    empty = pl.DataFrame(RECORD_SCHEMA.empty_table())
+    opened = datasets(root, topics=topics, isolation_level=isolation_level, threads=threads)
+    return ByTopic(
+        {
+            name: plugins.register_io_source(partial(_frames, dataset), schema=empty.schema, is_pure=True)
+            for name, dataset in opened.items()
+        }
+    )
+
+
+def _frames(
+    dataset: TopicDataset, with_columns: list[str] | None, predicate: Any, n_rows: int | None, _: int | None
+) -> Iterator[Any]:
+    """Yield frames of the first `n_rows` rows, of these the columns of those that match."""
+    pl = import_module("polars")
+
+    wanted = list(COLUMNS) if with_columns is None else with_columns
+    named = set() if predicate is None else set(predicate.meta.root_names())
+    read = [name for name in COLUMNS if name in named or name in wanted] or ["partition"]
+    # The rows are counted before the predicate: all of them are to be read then.
+    expression = translated(predicate) if predicate is not None and n_rows is None else None
+    needed = set() if expression is None else columns_of(expression)
+    for batch in dataset.batches(read, expression, needed):
+        frame = pl.DataFrame(pa.Table.from_batches([batch]))
+        if n_rows is not None:
+            frame = frame.head(n_rows)
+            n_rows -= frame.height
+        yield (frame if predicate is None else frame.filter(predicate)).select(wanted)
+        if n_rows == 0:
+            return
+
+
+def translated(predicate: Any) -> ds.Expression | None:
+    """Return an expression that is true of all rows of which the predicate is; None: nothing is known."""
+    parts = predicate.meta.pop()[::-1]
+    if len(parts) == 2:
+        left, right = parts
+        if _same(predicate, lambda: left & right):
+            sides = [side for side in (translated(left), translated(right)) if side is not None]
+            return None if not sides else sides[0] if len(sides) == 1 else sides[0] & sides[1]
+        if _same(predicate, lambda: left | right):
+            either = translated(left), translated(right)
+            return None if either[0] is None or either[1] is None else either[0] | either[1]
+        if _same(predicate, lambda: left.is_in(right)):
+            return _compared(left, right, lambda column, values: column.isin(_flat(values)))
+        for compare in COMPARISONS:
+            if _same(predicate, partial(compare, left, right)):
+                return _compared(left, right, compare) if _is_column(left) else _compared(right, left, _turned(compare))
+    if len(parts) == 3 and _same(predicate, lambda: parts[0].is_between(parts[1], parts[2])):
+        low, high = _compared(parts[0], parts[1], operator.ge), _compared(parts[0], parts[2], operator.le)
+        return None if low is None or high is None else low & high
+    return None
+
+
+def _same(predicate: Any, made: Callable[[], Any]) -> bool:
+    return bool(predicate.meta.eq(made()))
+
+
+def _is_column(part: Any) -> bool:
+    return not part.meta.pop() and len(part.meta.root_names()) == 1
+
+
+def _turned(compare: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda column, value: compare(pc.scalar(value), column)
+
+
+def _compared(column: Any, literal: Any, compare: Callable[[Any, Any], Any]) -> ds.Expression | None:
+    """Return the comparison of a column with a constant; None for what else is compared, or has another type."""
+    pl = import_module("polars")
+
+    if not _is_column(column) or literal.meta.root_names():
+        return None
+    (name,) = column.meta.root_names()
+    try:
+        values = pl.select(literal).to_series().to_arrow()
+        return compare(pc.field(name), values[0]) if len(values) == 1 else None
+    except (pa.ArrowException, pl.exceptions.PolarsError, TypeError):
+        return None
+
+
+def _flat(values: Any) -> pa.Array:
+    if not isinstance(values, pa.ListScalar):
+        raise TypeError(f"expected a list, found {values.type}")
+    return values.values

@@ -1,1 +1,0 @@
-"""Messages of Kafka's coordinators: groups, transactions, producers."""

@@ -1,0 +1,1 @@
+"""Jobs that spark-submit, cron or the command line start: maintenance, verification, streams, Kafka and Delta."""

@@ -1,0 +1,68 @@
+"""Merge small appends, seal them into Kafka segments and, on compacted topics, keep the latest record of each key.
+
+The job handles every topic and cleanup.policy; docs/guides/compaction.md has schedule and cost. Appends, scans and
+streams continue in the meantime. Two concurrent runs do no harm: the second skips the work of the first. Each work item
+is committed when it is finished. The job starts Spark for at least 256 MiB or 10,000 files (`spark.min.bytes`,
+`spark.min.files` in the properties file), with a task for each work item. It does less work, or all work without
+pyspark, in its process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated
+
+from sparklog.common.units import count
+from sparklog.compaction.run import CompactOptions, compact_root
+from sparklog.console.parameters import Option
+from sparklog.errors import SparklogError
+from sparklog.jobs.common import Maintenance, job, parse, run_maintenance, spark_if_needed
+from sparklog.log.topic.root import Root
+from sparklog.maintenance.leases import Lease
+from sparklog.maintenance.outcomes import SEAL
+from sparklog.maintenance.report import TopicReport, summary
+from sparklog.maintenance.work_items import Done, Runner, Settings, Work, say_outcome
+from sparklog.output import StatusLine
+
+
+@dataclass
+class Compact(Maintenance):
+    """Options of the job: the shared ones, and which parts of the work to do."""
+
+    seal_only: Annotated[bool, Option(help="Only seal what is closed: neither merge nor compact.")] = False
+    roll: Annotated[bool, Option(help="Seal the active segments, too, young and small as they are.")] = False
+
+
+arguments = partial(parse, "compact", Compact, __doc__)
+
+
+guarded = job("compact", after_interrupt="what was committed stays, the next run does the rest")
+
+
+@guarded
+def run(runner: Runner, options: Compact) -> int:
+    pieces = 0
+    with StatusLine("compact", quiet=True) as status:
+
+        def compact(root: Root, settings: Settings, lease: Lease) -> list[TopicReport]:
+            def ended(work: Work, result: Done | SparklogError) -> None:
+                nonlocal pieces
+                pieces += 1
+                status(f"{count(pieces, 'piece')} of work ended")
+                say_outcome(work, result)
+                lease.check()
+
+            parts = CompactOptions(lease.topics, options.seal_only, options.roll, options.dry_run)
+            return compact_root(root, settings, runner, parts, ended)
+
+        return run_maintenance("compact", options, compact, summary, SEAL if options.seal_only else None)
+
+
+@guarded
+def main(words: Sequence[str]) -> int:
+    options = arguments(words)
+    with closing(spark_if_needed("compact", options.settings)) as spark:
+        return run(spark, options)

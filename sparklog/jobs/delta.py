@@ -1,0 +1,241 @@
+"""Spark with Delta, and options and checks that `to_delta` and `from_delta` share.
+
+Delta is a jar. spark-submit takes it with --packages. A job that is a command of its own, where no session has been
+asked for jars, takes the one of the installed `delta-spark` (the extra `delta`), by Spark's Ivy.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import reduce
+from importlib.metadata import PackageNotFoundError, version
+from operator import or_
+from pathlib import Path
+from typing import Annotated, Any
+
+import pyspark
+from py4j.java_gateway import JavaPackage
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.types import StructField, StructType
+
+from sparklog.common.lazy import install_command
+from sparklog.console.options import comma_separated
+from sparklog.console.parameters import Option
+from sparklog.datasource.writer import QUERY_ID
+from sparklog.errors import BadRequest, NotFound, did_you_mean
+from sparklog.jobs.stream import streaming_session
+
+DELTA_VERSION = "4.4.0"
+SETTINGS = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
+SUBMITTED = "PYSPARK_GATEWAY_PORT"
+"""Set by spark-submit, whose packages hold."""
+ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
+
+TableOption = Annotated[str, Option(metavar="PATH", help="Folder or URL of the Delta table.")]
+CheckpointOption = Annotated[str, Option(help="The query's checkpoint: with it nothing is lost or written twice.")]
+FollowOption = Annotated[bool, Option("--follow", help="Go on with what comes later.")]
+IntervalOption = Annotated[
+    str | None,
+    Option(
+        metavar="TIME",
+        needs="--follow",
+        why="without it the job ends when it has written the existing records",
+        help="With --follow: a micro-batch each '30 seconds'.",
+        show_default="at once",
+    ),
+]
+
+
+def coordinates(spark_version: str, *, avro: bool = False) -> list[str]:
+    """Return the packages that fit a release of Spark: Delta, and Spark's own for Avro if it is needed."""
+    line = ".".join(spark_version.split(".")[:2])
+    release = _installed() or DELTA_VERSION
+    # The first release of a line runs with all of it, and repositories that lack the newest have it.
+    return [f"io.delta:delta-spark_{line}_2.13:{release}"] + [f"org.apache.spark:spark-avro_2.13:{line}.0"] * avro
+
+
+def settings(environ: Mapping[str, str], spark_version: str, *, avro: bool = False) -> dict[str, str]:
+    """Return the settings of a session with Delta; of packages, where Python starts Spark and no option names any."""
+    arguments = environ.get(ARGUMENTS, "")
+    if SUBMITTED in environ or "--packages" in arguments or "--jars" in arguments or not _installed():
+        return SETTINGS
+    return SETTINGS | {"spark.jars.packages": ",".join(coordinates(spark_version, avro=avro))}
+
+
+def _installed() -> str | None:
+    try:
+        return version("delta-spark")
+    except PackageNotFoundError:
+        return None
+
+
+def check_delta(spark: SparkSession, *, avro: bool = False) -> None:
+    """Raise BadRequest if the session lacks the jars."""
+    jvm: Any = spark.sparkContext._jvm
+    needed = {"Delta": jvm.io.delta.tables.DeltaTable}
+    if avro:
+        needed["Avro"] = jvm.org.apache.spark.sql.avro.functions
+    for name, entry in needed.items():
+        if isinstance(entry, JavaPackage):
+            packages = ",".join(coordinates(spark.version, avro=avro))
+            raise BadRequest(
+                f"Spark has no {name}: start this job with spark-submit --packages {packages}, or run "
+                f"{install_command('delta')} and start it as a command of sparklog"
+            )
+
+
+def check_local_table(path: str, environ: Mapping[str, str]) -> None:
+    """Raise NotFound for a table that is not on this machine, before Spark starts; a cluster may have it elsewhere."""
+    has_scheme = ":" in path.partition("/")[0]
+    is_here = not has_scheme and SUBMITTED not in environ and "HADOOP_CONF_DIR" not in environ
+    if is_here and not Path(path).is_dir():
+        raise NotFound(f"there is no Delta table at {path}: look at --table")
+
+
+@contextmanager
+def delta_session(name: str, *, avro: bool = False) -> Iterator[SparkSession]:
+    # Spark logs the stack of a query's failure, whose reason is the job's last line.
+    with streaming_session(name, "FATAL", settings(os.environ, pyspark.__version__, avro=avro)) as spark:
+        yield spark
+
+
+def is_delta(spark: SparkSession, path: str) -> bool:
+    jvm: Any = spark.sparkContext._jvm
+    return bool(jvm.io.delta.tables.DeltaTable.isDeltaTable(spark._jsparkSession, path))
+
+
+def absolute(spark: SparkSession, path: str) -> str:
+    """Return an absolute path for SQL; a relative path is resolved on Spark's default file system."""
+    if ":" in path or path.startswith("/"):
+        return path
+    folder, files = _folder(spark, path)
+    qualified = str(files.makeQualified(folder).toString())
+    return qualified.removeprefix("file:") if qualified.startswith("file:/") else qualified
+
+
+def create_table(spark: SparkSession, path: str, schema: StructType) -> None:
+    """Create an empty table by writing only its log. Raises BadRequest for a folder that contains other files.
+
+    A VACUUM of the table would delete those files. The remains of an interrupted creation are deleted first: a log
+    without versions and, from earlier releases, Parquet files without rows.
+    """
+    folder, files = _folder(spark, path)
+    present = list(files.listStatus(folder)) if files.exists(folder) else []
+    for status in present:
+        if not _is_remainder(spark, files, status):
+            raise BadRequest(
+                f"there is no Delta table at {path}, but files such as {status.getPath().getName()}: "
+                f"use a new folder, or convert the files to a table first (CONVERT TO DELTA parquet.{quoted(path)})"
+            )
+    for status in present:
+        files.delete(status.getPath(), True)
+    jvm: Any = spark.sparkContext._jvm
+    columns = StructType([StructField(field.name, field.dataType) for field in schema])
+    made = jvm.io.delta.tables.DeltaTable.createIfNotExists(spark._jsparkSession).location(path)
+    made.addColumns(spark._jsparkSession.parseDataType(columns.json())).execute()
+
+
+def _folder(spark: SparkSession, path: str) -> tuple[Any, Any]:
+    """Return the Hadoop path and its Hadoop file system."""
+    jvm: Any = spark.sparkContext._jvm
+    folder = jvm.org.apache.hadoop.fs.Path(path)
+    return folder, folder.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())
+
+
+def _is_remainder(spark: SparkSession, files: Any, status: Any) -> bool:
+    """Return True for a remainder of an interrupted creation: a log without files, a Parquet file without rows."""
+    path = status.getPath()
+    if path.getName() == "_delta_log":
+        entries = files.listFiles(path, True)
+        while entries.hasNext():
+            # A version that was being written leaves a hidden, temporary file.
+            if not str(entries.next().getPath().getName()).startswith("."):
+                return False
+        return True
+    if status.isDirectory() or not path.getName().endswith(".parquet"):
+        return False
+    try:
+        return bool(spark.read.parquet(path.toString()).isEmpty())
+    except (PySparkException, Py4JError):  # damaged Parquet raises the second
+        return False
+
+
+def table_name(path: str) -> str:
+    """Return a table's path as SQL names it."""
+    return f"delta.{quoted(path)}"
+
+
+def quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def query_id(batch: DataFrame) -> str:
+    """Return the id of the streaming query that a micro-batch is of; its checkpoint keeps it."""
+    return str(batch.sparkSession.sparkContext.getLocalProperty(QUERY_ID))
+
+
+class DeltaQuery:
+    """The query of a job, by the options that both jobs have in places of their own."""
+
+    table: str
+    checkpoint: str
+    key_column_list: str | None
+    follow: bool
+    interval: str | None
+
+    def check_interval(self) -> None:
+        if self.interval is None:
+            return
+        if re.fullmatch(r"\d+ (millisecond|second|minute|hour)s?", self.interval) is None:
+            raise BadRequest(f"--interval expects a number and a unit such as '30 seconds', found '{self.interval}'")
+
+    def key_columns(self) -> tuple[str, ...]:
+        return comma_separated([self.key_column_list or ""])
+
+    def begin(self, rows: DataFrame, write: Callable[[DataFrame, int], None]) -> StreamingQuery:
+        """Write each micro-batch of rows, with what is there, or with what comes."""
+        writer = rows.writeStream.foreachBatch(write).option("checkpointLocation", self.checkpoint)
+        if not self.follow:
+            return writer.trigger(availableNow=True).start()
+        return (writer if self.interval is None else writer.trigger(processingTime=self.interval)).start()
+
+
+def any_null(columns: Iterable[Column]) -> Column:
+    """Return true for the rows where one of the columns, or more, is null."""
+    return reduce(or_, (column.isNull() for column in columns), F.lit(False))
+
+
+def check_columns(columns: tuple[str, ...], schema: StructType, place: str) -> None:
+    """Raise BadRequest if a column is not there, by its very name."""
+    for name in columns:
+        if name not in schema.names:
+            near = next((other for other in schema.names if other.lower() == name.lower()), None)
+            hint = did_you_mean(name, schema.names) if near is None else f"; did you mean '{near}'?"
+            raise BadRequest(f"there is no column '{name}' in {place}{hint}; it has {', '.join(schema.names)}")
+
+
+def missing_columns(table: StructType, rows: StructType, *, grow: bool) -> list[str]:
+    """Return the columns of the rows that a table lacks or has otherwise; without `grow` the first is a BadRequest."""
+    types = {field.name.lower(): field.dataType.simpleString() for field in table}
+    missing = []
+    for field in rows:
+        have, expected = field.dataType.simpleString(), types.get(field.name.lower())
+        if have == expected:
+            continue
+        missing.append(field.name)
+        if grow:
+            continue
+        if expected is None:
+            raise BadRequest(f"the table has no column '{field.name}' ({have}): --grow-schema adds it")
+        raise BadRequest(f"column '{field.name}' is {expected} in the table and {have} in the rows: change --schema")
+    return missing

@@ -1,0 +1,183 @@
+"""Write the changes of a Delta table into a compacted topic, exactly once: its change data feed, a record per change.
+
+    spark-submit --packages io.delta:delta-spark_4.2_2.13:4.4.0 jobs/from_delta.py --table /data/tables/orders \
+        --root /data/log --topic orders --key-columns id --checkpoint /data/checkpoints/orders-out
+
+A row that is inserted or updated becomes a record, a deleted one a record without a value. A new checkpoint begins with
+the rows that the table has, or with the changes of `--starting-version`. The topic is created compacted. Without
+`--follow` the job ends when it has written what was there as it began. Exit codes: see `sparklog.jobs.common`.
+
+One version of the table makes at most one record of a key: an update that changes the key is a deletion of the old one,
+and a row that is deleted and inserted again in one version stays. The changes of a key are in one task and one
+partition, in the order of versions.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated, Literal
+
+from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.types import BinaryType, StructType
+
+import sparklog
+from sparklog.common.parsing import is_digits
+from sparklog.console.options import RootOption, whole_number
+from sparklog.console.parameters import Option
+from sparklog.errors import BadRequest, NotFound
+from sparklog.jobs import delta
+from sparklog.jobs.common import parse
+from sparklog.jobs.delta import CheckpointOption, FollowOption, IntervalOption, TableOption
+from sparklog.jobs.stream import check_target, follow_to_end, streaming_job
+
+CHANGES = ("_change_type", "_commit_version", "_commit_timestamp")
+FEED = "delta.enableChangeDataFeed"
+# Microseconds, which Spark's default leaves out.
+TIMES = {
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+    "ignoreNullFields": "false",
+}
+
+
+@dataclass
+class FromDelta(delta.DeltaQuery):
+    table: TableOption
+    root: RootOption
+    topic: Annotated[str, Option(help="The topic to write.")]
+    checkpoint: CheckpointOption
+    key_column_list: Annotated[
+        str, Option("--key-columns", metavar="A[,B]", help="Columns of the key: its text, or of several a JSON object.")
+    ]
+    payload: Annotated[
+        Literal["json", "raw"], Option(help="A JSON object of the row, or its column 'value' as it is.")
+    ] = "json"
+    starting_version: Annotated[
+        str | None,
+        Option(metavar="N|latest", help="Of a new checkpoint: the first version.", show_default="the rows there are"),
+    ] = None
+    num_partitions: Annotated[
+        int | None, whole_number(low=1, text="Of a topic that does not exist yet.", default="the root's")
+    ] = None
+    follow: FollowOption = False
+    interval: IntervalOption = None
+    keys: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.check_interval()
+        self.keys = self.key_columns()
+        if not self.keys:
+            raise BadRequest("--key-columns names no column")
+        version = self.starting_version
+        if version is not None and version != "latest" and not is_digits(version):
+            raise BadRequest(f"--starting-version expects a version of the table, or latest; found '{version}'")
+
+
+def check_table(spark: SparkSession, job: FromDelta) -> None:
+    """Raise what is wrong with the table, in one line."""
+    if not delta.is_delta(spark, job.table):
+        raise NotFound(f"there is no Delta table at {job.table}: look at --table")
+    name = delta.table_name(job.table)
+    (detail,) = spark.sql(f"DESCRIBE DETAIL {name}").select("properties").collect()
+    if detail["properties"].get(FEED) != "true":
+        raise BadRequest(
+            f"the table at {job.table} keeps no change data feed: ALTER TABLE {name} SET TBLPROPERTIES "
+            f"({FEED} = true), which holds from then on"
+        )
+    schema = spark.read.format("delta").load(job.table).schema
+    delta.check_columns((*job.keys, *(["value"] if job.payload == "raw" else [])), schema, "the table")
+
+
+def start(spark: SparkSession, job: FromDelta) -> StreamingQuery:
+    reader = spark.readStream.format("delta").option("readChangeFeed", True)
+    if job.starting_version is not None:
+        reader = reader.option("startingVersion", job.starting_version)
+    return job.begin(reader.load(job.table), partial(write, job))
+
+
+def write(job: FromDelta, changes: DataFrame, batch: int) -> None:
+    """Append the records of a micro-batch, unless an earlier try has."""
+    writer = records(changes, job).write.format("sparklog").mode("append")
+    writer = writer.options(txnAppId=delta.query_id(changes), txnVersion=batch, topic=job.topic)
+    if job.num_partitions is not None:
+        writer = writer.option("num.partitions", job.num_partitions)
+    writer.option("topic.cleanup.policy", "compact").save(job.root)
+
+
+def records(changes: DataFrame, job: FromDelta) -> DataFrame:
+    """Return key, value and timestamp of the record that each version of the table makes of a key.
+
+    Rows of one key are brought into one task and into the order of versions. The last one of a version counts, and a
+    row that stays comes after one that goes.
+    """
+    row = F.struct(*(F.col(delta.quoted(name)) for name in changes.columns if name not in CHANGES))
+    names = [f"key{number}" for number in range(len(job.keys))]
+    keyed = changes.select(
+        row.alias("row"),
+        *(F.col(delta.quoted(name)).alias(alias) for name, alias in zip(job.keys, names, strict=True)),
+        F.col("_commit_version").alias("version"),
+        F.col("_commit_timestamp").alias("timestamp"),
+        F.col("_change_type").isin("insert", "update_postimage").alias("stays"),
+    )
+    history = Window.partitionBy(*names).orderBy("version", "stays")
+    ranked = keyed.select(
+        "*", F.lead("version").over(history).alias("next_version"), F.lead("stays").over(history).alias("next_stays")
+    )
+    last = ~F.coalesce(F.col("version") == F.col("next_version"), F.lit(False))
+    keys = [F.col(name) for name in names]
+    ordered = ranked.filter(_or_fail(keys, job)).filter(last).sortWithinPartitions(*names, "version")
+    value = F.to_json("row", TIMES) if job.payload == "json" else F.col("row").getField("value")
+    return ordered.select(
+        key_of(keys, keyed.schema, job).alias("key"),
+        F.when(F.col("stays"), value.cast("binary")).alias("value"),
+        "timestamp",
+    )
+
+
+def key_of(keys: Sequence[Column], schema: StructType, job: FromDelta) -> Column:
+    """Return the bytes of a record's key."""
+    if len(keys) > 1:
+        named = (key.alias(name) for key, name in zip(keys, job.keys, strict=True))
+        return F.to_json(F.struct(*named), TIMES).cast("binary")
+    return keys[0] if schema["key0"].dataType == BinaryType() else keys[0].cast("string").cast("binary")
+
+
+def _or_fail(keys: Sequence[Column], job: FromDelta) -> Column:
+    """Return true, or fail the task where the key columns do not name one row of a version."""
+    # They are part of a format.
+    names, version = ", ".join(job.keys).replace("%", "%%"), F.col("version")
+    null = F.format_string(f"{names} is null in a row of version %d: a record needs a key", version)
+    shown = F.concat_ws(", ", *(key.cast("string") for key in keys))
+    text = f"{names} %s is of two rows of version %d: choose --key-columns that name one row"
+    both = F.col("stays") & F.col("next_stays") & (version == F.col("next_version"))
+    return (
+        F.when(delta.any_null(keys), F.raise_error(null).cast("boolean"))
+        .when(both, F.raise_error(F.format_string(text, shown, version)).cast("boolean"))
+        .otherwise(F.lit(True))
+    )
+
+
+arguments = partial(parse, "from-delta", FromDelta, __doc__)
+
+
+@streaming_job("from-delta")
+def run(spark: SparkSession, job: FromDelta) -> int:
+    delta.check_delta(spark)
+    sparklog.register(spark)
+    job.table = delta.absolute(spark, job.table)
+    check_table(spark, job)
+    return follow_to_end(start(spark, job), job.root)
+
+
+@streaming_job("from-delta")
+def main(words: Sequence[str]) -> int:
+    job = arguments(words)
+    check_target(job.root)
+    delta.check_local_table(job.table, os.environ)
+    with delta.delta_session("sparklog from-delta") as spark:
+        return run(spark, job)

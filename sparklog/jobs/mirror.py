@@ -1,0 +1,385 @@
+"""Move topics of a running Kafka cluster into a sparklog root, or of a root into a cluster, by Spark's Kafka connector.
+
+    spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0 jobs/mirror.py \
+        --from kafka://broker:9092 --to /data/log --topics orders,clicks --checkpoint /data/checkpoints/in
+    spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0 jobs/mirror.py \
+        --from /data/log --to kafka://broker:9092 --pattern 'orders-.*' --checkpoint /data/checkpoints/out --follow
+
+Partitions and their order are kept; topics that the target lacks are created. Into a root timestamps are kept, too, and
+with the same checkpoint nothing is lost or written twice. Into Kafka the connector writes at least once and cannot set
+timestamps. Without `--follow` the job ends when it has written what was there as it began; with it topics that come to
+match the pattern are taken in. Exit codes: see `sparklog.jobs.common`.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from py4j.java_gateway import JavaPackage
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+import sparklog
+from sparklog.common.parsing import is_digits
+from sparklog.console.options import IsolationOption, comma_separated, whole_number
+from sparklog.console.parameters import Option
+from sparklog.console.terminal import read_text
+from sparklog.datasource.spark_versions import READ_LIMITS
+from sparklog.errors import BadRequest, NotFound, SparklogError, Unavailable, did_you_mean
+from sparklog.jobs.common import parse
+from sparklog.jobs.stream import follow_to_end, known_timestamp, print_end, streaming_job, streaming_session
+from sparklog.kafka.in_place.directory import is_internal
+from sparklog.log.journal.names import check_topic_name
+from sparklog.maintenance.properties import parse_properties
+from sparklog.opening import NOTHING, ROOT, open_log, resolve
+from sparklog.output import log
+
+if TYPE_CHECKING:
+    from sparklog.log.topic.root import Root
+
+SCHEME = "kafka://"
+ENDPOINT = "kafka://host:port[,host:port], or a root"
+CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13"
+MAX_TASKS = 200
+PATIENCE = {"request.timeout.ms": "15000", "default.api.timeout.ms": "30000"}
+"""Of the admin client, where the user sets neither: without brokers the job fails within half a minute."""
+MAX_AGE = "metadata.max.age.ms"
+"""Kafka's option for how often a pattern is looked up; 5 minutes if it is not set."""
+SET_OTHERWISE = {"bootstrap.servers": "the kafka:// address", "isolation.level": "--isolation-level"}
+
+_SERVER = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/,\[\]]+):(\d{1,5})")
+
+
+@dataclass
+class Mirror:
+    """Options of the job. `topics` or `pattern` selects topics; `options` are those of Kafka's clients."""
+
+    source: Annotated[str, Option("--from", metavar="PLACE", help=f"{ENDPOINT}.")]
+    target: Annotated[str, Option("--to", metavar="PLACE", help=f"{ENDPOINT}: one of each.")]
+    checkpoint: Annotated[str, Option(help="The query's checkpoint: with it the job goes on.")]
+    topic_list: Annotated[str | None, Option("--topics", help="Topics, with commas between them.")] = None
+    pattern: Annotated[str | None, Option(excludes="--topics", help="Regular expression of whole topic names.")] = None
+    follow: Annotated[bool, Option(help="Go on with what comes later.")] = False
+    kafka_option: Annotated[
+        list[str] | None, Option(metavar="NAME=VALUE", help="Of Kafka's clients; may be repeated.")
+    ] = None
+    kafka_config: Annotated[
+        str | None, Option(metavar="FILE", help="Such options, as the client.properties of Kafka's tools.")
+    ] = None
+    isolation: IsolationOption = "read_committed"
+    max_offsets_per_trigger: Annotated[int, whole_number(low=1, text="About so many records in one micro-batch.")] = (
+        1_000_000
+    )
+    no_fail_on_data_loss: Annotated[bool, Option(help="Go on where records are gone that were not moved yet.")] = False
+    topics: tuple[str, ...] = field(init=False)
+    options: Mapping[str, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        _check_endpoints(self.source, self.target)
+        if self.topic_list is None and self.pattern is None:
+            raise BadRequest("expected --topics or --pattern, found neither: select the topics to copy")
+        self.topics = comma_separated([self.topic_list or ""])
+        if self.topic_list is not None and not self.topics:
+            raise BadRequest("--topics names no topic")
+        if self.pattern is not None:
+            try:
+                re.compile(self.pattern)
+            except re.error as error:
+                raise BadRequest(f"--pattern {self.pattern!r} is not a regular expression: {error}") from None
+        self.options = _client_options(self.kafka_config, self.kafka_option or [])
+
+    @property
+    def into_kafka(self) -> bool:
+        return self.target.startswith(SCHEME)
+
+    @property
+    def servers(self) -> str:
+        return (self.target if self.into_kafka else self.source).removeprefix(SCHEME)
+
+
+class RootEndpoint:
+    """A sparklog root. As a target it may not exist yet: it is made with its first topic."""
+
+    def __init__(self, path: str, *, target: bool) -> None:
+        self._path = resolve(path)
+        self.location = self._path.root
+        if self._path.kind not in (ROOT, NOTHING) or (self._path.kind == NOTHING and not target):
+            kind = "nothing yet" if self._path.kind == NOTHING else f"a {self._path.kind} folder"
+            raise BadRequest(f"expected a sparklog root at {self._path.path}, found {kind}: give a root's path")
+        self._root: Root | None = open_log(self._path) if self._path.kind == ROOT else None
+
+    def names(self) -> list[str]:
+        return [] if self._root is None else self._root.topics()
+
+    def partitions(self, names: Collection[str]) -> dict[str, int]:
+        """Return the number of partitions of those of these topics that exist."""
+        if self._root is None:
+            return {}
+        heads = {name: self._root.engine.log(check_topic_name(name)).refresh().head for name in names}
+        return {name: head.partitions for name, head in heads.items() if head.exists}
+
+    def create(self, name: str, partitions: int) -> None:
+        if self._root is None:
+            self._root = open_log(self._path, create=True)
+        self._root.create_topic(name, partitions=partitions)
+
+    def grow(self, name: str, partitions: int) -> str:
+        """Return the command that gives a topic so many partitions."""
+        return f"sparklog topics alter {name} --partitions {partitions} --root {shlex.quote(self.location)}"
+
+
+class KafkaEndpoint:
+    """A running cluster, through the admin client of the driver's own Kafka jars: no other client is needed."""
+
+    def __init__(self, spark: SparkSession, servers: str, options: Mapping[str, str]) -> None:
+        self.location = SCHEME + servers
+        self._servers = servers
+        self._jvm: Any = spark.sparkContext._jvm
+        clients = self._jvm.org.apache.kafka.clients.admin
+        if isinstance(clients.AdminClient, JavaPackage):
+            # The first release of a line runs with all of it, and repositories that lack the newest have it.
+            line = ".".join(spark.version.split(".")[:2])
+            raise BadRequest(
+                "Spark has no Kafka connector: start this job with spark-submit --packages "
+                f"{CONNECTOR}:{line}.0, or give the connector's jars with --jars"
+            )
+        patience = {} if options.keys() & PATIENCE.keys() else PATIENCE
+        properties = self._jvm.java.util.Properties()
+        for name, value in {**patience, **options, "bootstrap.servers": servers}.items():
+            properties.setProperty(name, value)
+        with self._java_errors("there is no way to"):
+            self._admin = clients.AdminClient.create(properties)
+
+    def close(self) -> None:
+        self._admin.close()
+
+    def names(self) -> list[str]:
+        with self._java_errors("the topics cannot be listed at"):
+            return sorted(self._jvm.java.util.ArrayList(self._admin.listTopics().names().get()))
+
+    def partitions(self, names: Collection[str]) -> dict[str, int]:
+        numbers = {}
+        with self._java_errors("the topics cannot be described at"):
+            answers = self._admin.describeTopics(self._java_list(names)).topicNameValues()
+        for name in names:
+            with self._java_errors(f"topic '{name}' cannot be described at", unless="UnknownTopicOrPartitionException"):
+                numbers[name] = int(answers.get(name).get().partitions().size())
+        return numbers
+
+    def create(self, name: str, partitions: int) -> None:
+        optional = self._jvm.java.util.Optional
+        topic = self._jvm.org.apache.kafka.clients.admin.NewTopic(name, optional.of(partitions), optional.empty())
+        hint = f"; create it yourself: kafka-topics.sh --create --topic {name} --partitions {partitions} "
+        with self._java_errors(f"topic '{name}' cannot be created at", f"{hint}--bootstrap-server {self._servers}"):
+            self._admin.createTopics(self._java_list([topic])).all().get()
+
+    def grow(self, name: str, partitions: int) -> str:
+        return f"kafka-topics.sh --bootstrap-server {self._servers} --alter --topic {name} --partitions {partitions}"
+
+    def _java_list(self, items: Collection[object]) -> Any:
+        made = self._jvm.java.util.ArrayList()
+        for item in items:
+            made.add(item)
+        return made
+
+    @contextmanager
+    def _java_errors(self, what: str, hint: str = "", unless: str | None = None) -> Iterator[None]:
+        """Raise Java's exceptions as `Unavailable`, in one line, but for the class `unless`."""
+        try:
+            yield
+        except Py4JJavaError as error:
+            cause = error.java_exception
+            while cause.getCause() is not None:
+                cause = cause.getCause()
+            kind = cause.getClass().getSimpleName()
+            if kind != unless:
+                text = " ".join(str(cause.getMessage()).split())
+                raise Unavailable(f"{what} {self.location}: {kind}: {text}{hint}") from None
+
+
+Endpoint = RootEndpoint | KafkaEndpoint
+
+
+def plan(mirror: Mirror, source: Endpoint, target: Endpoint) -> tuple[dict[str, int], list[str]]:
+    """Return the topics to move, with their numbers of partitions, and those that the target lacks."""
+    if mirror.pattern is not None:
+        names = [name for name in source.names() if re.fullmatch(mirror.pattern, name) and not is_internal(name)]
+        if not names:
+            raise NotFound(f"no topic of {source.location} matches '{mirror.pattern}'; look at --pattern")
+    else:
+        names = list(mirror.topics)
+    partitions = source.partitions(names)
+    if mirror.pattern is not None:
+        # Without those that were deleted since they were listed.
+        names = list(partitions)
+    for name in names:
+        if name not in partitions:
+            raise NotFound(
+                f"there is no topic '{name}' at {source.location}{did_you_mean(name, source.names())}; look at --topics"
+            )
+        check_topic_name(name)
+    existing = target.partitions(names)
+    for name, number in existing.items():
+        if number != partitions[name]:
+            less = number < partitions[name]
+            way = target.grow(name, partitions[name]) if less else source.grow(name, number)
+            raise BadRequest(
+                f"topic '{name}' has {partitions[name]} partitions at {source.location} and {number} at "
+                f"{target.location}, but a mirror keeps partitions: {way}, or choose another target"
+            )
+    return partitions, [name for name in names if name not in existing]
+
+
+def into_root(records: DataFrame) -> DataFrame:
+    return records.select("topic", "partition", "key", "value", "headers", known_timestamp().alias("timestamp"))
+
+
+def into_kafka(records: DataFrame, partitions: int) -> DataFrame:
+    """Bring each partition, which several tasks may have read, into one task and in its order, to be sent to Kafka."""
+    whole = records.repartition(max(1, min(partitions, MAX_TASKS)), "topic", "partition")
+    ordered = whole.sortWithinPartitions("topic", "partition", "offset")
+    return ordered.select("topic", "partition", "key", "value", "headers")
+
+
+def start(spark: SparkSession, mirror: Mirror, partitions: Mapping[str, int]) -> StreamingQuery:
+    clients = {f"kafka.{name}": value for name, value in mirror.options.items()}
+    clients["kafka.bootstrap.servers"] = mirror.servers
+    reader = spark.readStream.format("sparklog" if mirror.into_kafka else "kafka").options(
+        subscribe=",".join(sorted(partitions)),
+        startingOffsets="earliest",
+        includeHeaders=True,
+        failOnDataLoss=not mirror.no_fail_on_data_loss,
+    )
+    reader = reader.option("kafka.isolation.level", mirror.isolation)
+    if READ_LIMITS or mirror.follow or not mirror.into_kafka:
+        reader = reader.option("maxOffsetsPerTrigger", mirror.max_offsets_per_trigger)
+    if mirror.into_kafka:
+
+        def send(records: DataFrame, batch: int) -> None:
+            ordered = into_kafka(records, sum(partitions.values()))
+            ordered.write.format("kafka").options(**clients).mode("append").save()
+
+        writer = reader.load(mirror.source).writeStream.foreachBatch(send)
+    else:
+        writer = into_root(reader.options(**clients).load()).writeStream.format("sparklog")
+        writer = writer.option("auto.create.topics.enable", False).option("path", mirror.target)
+    writer = writer.option("checkpointLocation", mirror.checkpoint)
+    return (writer if mirror.follow else writer.trigger(availableNow=True)).start()
+
+
+def create(target: Endpoint, partitions: Mapping[str, int], missing: Sequence[str]) -> None:
+    for name in missing:
+        target.create(name, partitions[name])
+        log(f"created topic {name} with {partitions[name]} partitions at {target.location}")
+
+
+def go_on(
+    spark: SparkSession,
+    mirror: Mirror,
+    source: Endpoint,
+    target: Endpoint,
+    partitions: Mapping[str, int],
+    query: StreamingQuery,
+) -> StreamingQuery:
+    """Wait for the query, and begin it again when topics come that the pattern matches.
+
+    The pattern is looked up as often as by Kafka's consumers. Topics that cannot be taken in are reported each time.
+    """
+    seconds = int(mirror.options.get(MAX_AGE, 300_000)) / 1000
+    while not query.awaitTermination(seconds):
+        try:
+            planned, missing = plan(mirror, source, target)
+            new = sorted(planned.keys() - partitions.keys())
+            if not new:
+                continue
+            create(target, planned, missing)
+        except SparklogError as error:
+            log(f"sparklog mirror: {error} [{error.code}]; going on with the topics of before")
+            continue
+        log(f"new: {', '.join(new)}")
+        partitions = {**partitions, **planned}
+        stop_between_batches(query)
+        query = start(spark, mirror, partitions)
+    return query
+
+
+def stop_between_batches(query: StreamingQuery) -> None:
+    """Stop a query when no batch is at work, or after a minute: what is cut off then is done again."""
+    for _ in range(120):
+        if not query.status["isTriggerActive"] or query.awaitTermination(0.5):
+            break
+    query.stop()
+
+
+def root_of(mirror: Mirror) -> RootEndpoint:
+    return RootEndpoint(mirror.source if mirror.into_kafka else mirror.target, target=not mirror.into_kafka)
+
+
+@streaming_job("mirror")
+def run(spark: SparkSession, mirror: Mirror) -> int:
+    sparklog.register(spark)
+    root = root_of(mirror)
+    kafka = KafkaEndpoint(spark, mirror.servers, mirror.options)
+    try:
+        source, target = (root, kafka) if mirror.into_kafka else (kafka, root)
+        partitions, missing = plan(mirror, source, target)
+        create(target, partitions, missing)
+        query = start(spark, mirror, partitions)
+        if mirror.follow and mirror.pattern is not None:
+            return print_end(go_on(spark, mirror, source, target, partitions, query), mirror.target)
+        return follow_to_end(query, mirror.target)
+    finally:
+        kafka.close()
+
+
+arguments = partial(parse, "mirror", Mirror, __doc__)
+
+
+def _check_endpoints(source: str, target: str) -> None:
+    kafka = [endpoint for endpoint in (source, target) if endpoint.startswith(SCHEME)]
+    if len(kafka) != 1:
+        raise BadRequest(
+            f"--from or --to must be {SCHEME}host:port and the other one a root's path; between paths use "
+            "`sparklog stream`"
+        )
+    for server in kafka[0].removeprefix(SCHEME).split(","):
+        if _SERVER.fullmatch(server) is None:
+            raise BadRequest(f"expected {SCHEME}host:port[,host:port], found '{kafka[0]}'")
+
+
+def _client_options(file: str | None, pairs: Sequence[str]) -> dict[str, str]:
+    """Join options of the file and of the command line, which beats it. `kafka.` may precede."""
+    options: dict[str, str] = {}
+    if file is not None:
+        text = read_text(Path(file), "--kafka-config")
+        options = {entry.name: entry.value for entry in parse_properties(text, file)}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not name.strip() or not equals:
+            raise BadRequest(f"--kafka-option expects NAME=VALUE, found '{pair}'")
+        options[name.strip()] = value.strip()
+    options = {name.removeprefix("kafka."): value for name, value in options.items()}
+    age = options.get(MAX_AGE, "1")
+    if not is_digits(age) or int(age) < 1:
+        raise BadRequest(f"{MAX_AGE} is a whole number of milliseconds from 1 on, found '{age}'")
+    for name, instead in SET_OTHERWISE.items():
+        if name in options:
+            raise BadRequest(f"{name} is not among Kafka's options here: give {instead}")
+    return options
+
+
+@streaming_job("mirror")
+def main(words: Sequence[str]) -> int:
+    mirror = arguments(words)
+    # Before Spark starts, which takes seconds.
+    root_of(mirror)
+    with streaming_session("sparklog mirror") as spark:
+        return run(spark, mirror)

@@ -1,0 +1,56 @@
+"""Expire records by time, size and log start offset, as Kafka does, then delete the files that nothing names any more.
+
+The driver looks at the log of each topic alone. Where more than 20,000 files of a topic go at once Spark is started, if
+it is there. Nothing at all is done if a topic that was named does not exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from functools import partial
+
+from sparklog.common.units import count
+from sparklog.jobs.common import Maintenance, job, parse, run_maintenance, spark_if_needed
+from sparklog.log.topic.root import Root
+from sparklog.maintenance.leases import Lease
+from sparklog.maintenance.work_items import Runner, Settings
+from sparklog.output import StatusLine, log
+from sparklog.retention.retain import RetainReport, progress, retain_root, summary
+
+arguments = partial(parse, "retain", Maintenance, __doc__)
+
+
+guarded = job("retain", after_interrupt="what went is gone, the next run does the rest")
+
+
+@guarded
+def run(options: Maintenance, runner: Runner | None = None) -> int:
+    busy = idle = 0
+    with StatusLine("retain", quiet=True) as status:
+
+        def retain(root: Root, settings: Settings, lease: Lease) -> list[RetainReport]:
+            def show(report: RetainReport) -> None:
+                nonlocal busy, idle
+                line = progress(report)
+                busy, idle = (busy, idle + 1) if line is None else (busy + 1, idle)
+                status(f"{count(busy + idle, 'topic')} done")
+                if line is not None:
+                    log(line)
+                lease.check()
+
+            return retain_root(
+                root, settings, topics=lease.topics, runner=runner, dry_run=options.dry_run, on_done=show
+            )
+
+        code = run_maintenance("retain", options, retain, summary)
+    if busy and idle:
+        log(f"retain: {count(idle, 'topic')} had nothing to delete")
+    return code
+
+
+@guarded
+def main(words: Sequence[str]) -> int:
+    options = arguments(words)
+    with closing(spark_if_needed("retain", options.settings)) as spark:
+        return run(options, spark)

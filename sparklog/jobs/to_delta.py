@@ -1,0 +1,409 @@
+"""Write a topic into a Delta table, exactly once: each record as a row, or the latest record of each key.
+
+    spark-submit --packages io.delta:delta-spark_4.2_2.13:4.4.0 jobs/to_delta.py --root /data/log --topic orders \
+        --table /data/tables/orders --checkpoint /data/checkpoints/orders --payload json \
+        --schema 'id BIGINT, amount DOUBLE' --mode upsert --key-columns id --bad-records quarantine
+
+An upsert deletes the row of a key whose record has no value. Without `--follow` the job ends when it has written what
+was there as it began. Exit codes: see `sparklog.jobs.common`.
+
+Each write to a table carries the query's id and the number of its micro-batch as Delta's txnAppId and txnVersion, so
+that a batch which is done again after a kill changes nothing. Bad records are written first: if the schema changes
+between two tries, a record may come into both tables, but never into none.
+
+Rows are made by Spark's own functions: no Python sees a record. One whose key or value does not fit becomes a row with
+a reason. Avro is read by Spark's `from_avro`, which needs a package more, and runs many times as fast as any Avro in
+Python. It takes no notice of bytes after a value, and makes the same row of a broken value as of one whose fields are
+null. So a value is read as a record of three fields: the registry's five bytes, if it has them, the value, and four
+bytes that are added to it. Avro writes fields one after the other, so these four are read again only if the value was
+whole.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.types import BinaryType, DataType, StringType, StructField, StructType
+
+import sparklog
+from sparklog.common.parsing import INT32_MAX, is_digits
+from sparklog.console.options import SourceOption, whole_number
+from sparklog.console.parameters import Option
+from sparklog.console.terminal import read_text
+from sparklog.errors import BadRequest
+from sparklog.jobs import delta
+from sparklog.jobs.common import parse
+from sparklog.jobs.delta import CheckpointOption, FollowOption, IntervalOption, TableOption, any_null, check_columns
+from sparklog.jobs.stream import check_source, follow_to_end, streaming_job
+from sparklog.output import log
+
+RECORD = ("topic", "partition", "offset", "timestamp", "key", "value")
+PLACE = RECORD[:4]
+METADATA = tuple(f"_{name}" for name in PLACE)
+CORRUPT = "_sparklog_corrupt"
+FRAME, END = "frame", b"\xf5log"
+TOMBSTONE = "there is no value: a tombstone, which only an upsert can use"
+
+
+@dataclass(frozen=True)
+class Payload:
+    """The way records become rows.
+
+    * `schema`: of `json` a DDL string, of `avro` the schema's JSON; `schema_id`: of a registry's frame, if there is one
+    * `keys`: columns that the record's key holds: its text, or of several a JSON object
+    * `metadata`: columns `_topic`, `_partition`, `_offset`, `_timestamp`, next to those of the schema
+    * `headers`: a column of `raw`
+    """
+
+    kind: str
+    upsert: bool
+    schema: str = ""
+    schema_id: int | None = None
+    keys: tuple[str, ...] = ()
+    metadata: bool = False
+    headers: bool = True
+
+
+def rows(records: DataFrame, payload: Payload) -> DataFrame:
+    """Return for each record: `record`, its `row`, `deleted`, and the `reason` why it makes none, or null."""
+    parsed, wrong = {"raw": _raw, "json": _json, "avro": _avro}[payload.kind](records, payload)
+    columns = [field for field in parsed.schema["parsed"].dataType if field.name != CORRUPT]
+    fields = {field.name: F.col("parsed").getField(field.name) for field in columns}
+    if payload.kind != "raw":
+        keys, wrong_key = _key_columns(StructType(columns), payload)
+        fields = {**{name: keys[name] for name in keys if name not in fields}, **fields, **keys}
+        wrong = F.coalesce(wrong_key, wrong)
+    if payload.metadata:
+        fields |= {column: F.col(name) for column, name in zip(METADATA, PLACE, strict=True)}
+    if payload.upsert:
+        wrong = F.when(F.col("key").isNull(), "there is no key").otherwise(wrong)
+    return parsed.select(
+        F.struct(*RECORD).alias("record"),
+        F.struct(*(column.alias(name) for name, column in fields.items())).alias("row"),
+        (F.col("value").isNull() if payload.upsert else F.lit(False)).alias("deleted"),
+        wrong.alias("reason"),
+    )
+
+
+def _raw(records: DataFrame, payload: Payload) -> tuple[DataFrame, Column]:
+    names = ("key", "value", *(("headers",) if payload.headers else ()), *PLACE)
+    return records.withColumn("parsed", F.struct(*names)), F.lit(None).cast("string")
+
+
+def _json(records: DataFrame, payload: Payload) -> tuple[DataFrame, Column]:
+    schema, text = ddl_schema(payload.schema), F.col("value").cast("string")
+    wide = StructType([StructField(field.name, field.dataType) for field in schema])
+    made = F.from_json(text, wide.add(CORRUPT, StringType()), {"columnNameOfCorruptRecord": CORRUPT})
+    parsed = F.col("parsed")
+    unfit = F.concat_ws(
+        ", ",
+        *(
+            F.when(
+                F.get_json_object(text, f"$['{field.name}']").isNotNull() & parsed.getField(field.name).isNull(),
+                f"{field.name} {field.dataType.simpleString()}",
+            )
+            for field in schema
+        ),
+    )
+    wrong = (
+        _no_value(payload)
+        .when(~F.is_valid_utf8(text), "the value is not UTF-8")
+        .when(parsed.isNull(), "the value is not a JSON object")
+        .when(
+            parsed.getField(CORRUPT).isNotNull(),
+            F.when(unfit == "", "the value is not a JSON object").otherwise(
+                F.concat(F.lit("the value does not fit "), unfit)
+            ),
+        )
+    )
+    for column in schema:
+        # The key's columns come from the key.
+        if not column.nullable and column.name not in payload.keys:
+            wrong = wrong.when(parsed.getField(column.name).isNull(), f"column {column.name} is null")
+    return records.withColumn("parsed", made), wrong
+
+
+def _avro(records: DataFrame, payload: Payload) -> tuple[DataFrame, Column]:
+    from pyspark.sql.avro.functions import from_avro
+
+    framed = F.concat(F.col("value"), F.lit(END))
+    made = from_avro(framed, framed_schema(payload.schema, payload.schema_id), {"mode": "PERMISSIVE"})
+    wrong = _no_value(payload)
+    whole = F.col("framed").getField("end") == F.lit(END)
+    if payload.schema_id is not None:
+        frame = b"\0" + payload.schema_id.to_bytes(4, "big")
+        other = F.concat(F.lit("the value is not in the frame of schema "), F.lit(str(payload.schema_id)))
+        wrong = wrong.when(~F.startswith(F.col("value"), F.lit(frame)), other)
+    wrong = wrong.when(~F.coalesce(whole, F.lit(False)), "the value is not Avro of the schema")
+    read = records.withColumn("framed", made).withColumn("parsed", F.col("framed").getField("value"))
+    return read, wrong
+
+
+def _no_value(payload: Payload) -> Column:
+    return F.when(F.col("value").isNull(), F.lit(None if payload.upsert else TOMBSTONE).cast("string"))
+
+
+def _key_columns(schema: StructType, payload: Payload) -> tuple[dict[str, Column], Column]:
+    """Return the columns of the record's key, and why it does not make them."""
+    nothing = F.lit(None).cast("string")
+    if not payload.keys:
+        return {}, nothing
+    types = key_types(schema, payload.keys)
+    key, text = F.col("key"), F.col("key").cast("string")
+    if len(payload.keys) > 1:
+        made = F.from_json(text, StructType([StructField(name, kind) for name, kind in types.items()]))
+        keys = {name: made.getField(name) for name in types}
+        unfit = f"the key is not a JSON object with {', '.join(types)}"
+    else:
+        ((name, kind),) = types.items()
+        keys = {name: key if kind == BinaryType() else text.try_cast(kind)}
+        unfit = f"the key does not fit {name} {kind.simpleString()}"
+    lacking = any_null(keys.values())
+    invalid = lacking if BinaryType() in types.values() else ~F.is_valid_utf8(text) | lacking
+    return keys, F.when(key.isNotNull() & invalid, unfit)
+
+
+def key_types(schema: StructType, keys: tuple[str, ...]) -> Mapping[str, DataType]:
+    """Return the types of key columns: the schema's; one column that it lacks is text."""
+    lower = {name.lower() for name in schema.names}
+    if len(keys) > 1 or keys[0].lower() in lower:
+        check_columns(keys, schema, "the schema")
+        return {name: schema[name].dataType for name in keys}
+    return {keys[0]: StringType()}
+
+
+def ddl_schema(ddl: str) -> StructType:
+    try:
+        schema = StructType.fromDDL(ddl)
+        reason = f"'{ddl}' is one type"
+    except (PySparkException, ValueError, TypeError) as error:
+        schema, reason = None, " ".join(str(error).split("==")[0].split())
+    if not isinstance(schema, StructType):
+        raise BadRequest(f"--schema is not a list of columns such as 'id BIGINT, name STRING': {reason}")
+    return schema
+
+
+def framed_schema(schema: str, schema_id: int | None) -> str:
+    """Return the schema of a record that holds a value of `schema` between its frame and the bytes after it."""
+    try:
+        value = json.loads(schema)
+    except ValueError as error:
+        raise BadRequest(f"the Avro schema is not JSON: {error}") from None
+    if not isinstance(value, dict) or value.get("type") != "record":
+        raise BadRequest("the Avro schema must be of a record, whose fields become columns")
+    fields = [{"name": "value", "type": value}, {"name": "end", "type": _fixed("SparklogEnd", len(END))}]
+    if schema_id is not None:
+        fields.insert(0, {"name": FRAME, "type": _fixed("SparklogFrame", 5)})
+    return json.dumps({"type": "record", "name": "SparklogFramed", "fields": fields})
+
+
+def _fixed(name: str, size: int) -> dict[str, object]:
+    return {"type": "fixed", "name": name, "size": size}
+
+
+TXN_APP_ID, TXN_VERSION = "spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion"
+ROWS, DELETED = "sparklog_rows", "_sparklog_deleted"
+
+
+@dataclass
+class ToDelta(delta.DeltaQuery):
+    topic: Annotated[str, Option(help="The topic to read.")]
+    root: SourceOption
+    table: TableOption
+    checkpoint: CheckpointOption
+    mode: Annotated[
+        Literal["append", "upsert"], Option(help="A row for each record, or for each key its latest one.")
+    ] = "append"
+    payload: Annotated[
+        Literal["raw", "json", "avro"], Option(help="Values as bytes in the columns of a record, or parsed.")
+    ] = "raw"
+    schema: Annotated[
+        str | None,
+        Option(metavar="DDL|[ID=]FILE", help="Columns of json; the Avro schema, with its ID in a registry's frame."),
+    ] = None
+    key_column_list: Annotated[
+        str | None,
+        Option("--key-columns", metavar="A[,B]", help="Columns that the key holds: its text, or a JSON object."),
+    ] = None
+    metadata: Annotated[bool, Option(help=f"Add {', '.join(METADATA)} to parsed columns.")] = False
+    headers: Annotated[bool, Option(help="Keep the headers of raw records.")] = True
+    bad_records: Annotated[
+        Literal["fail", "quarantine"], Option(help="Records that do not fit: fail, or write them to PATH_quarantine.")
+    ] = "fail"
+    grow_schema: Annotated[bool, Option(help="Add columns that the table lacks.")] = False
+    starting_offsets: Annotated[
+        str, Option(metavar="OFFSETS", help='Of a new checkpoint: earliest, latest or {"topic":{"0":23}}.')
+    ] = "earliest"
+    max_offsets_per_trigger: Annotated[int, whole_number(low=1, text="About so many records in one micro-batch.")] = (
+        1_000_000
+    )
+    no_fail_on_data_loss: Annotated[bool, Option(help="Go on where records are gone that were not written yet.")] = (
+        False
+    )
+    follow: FollowOption = False
+    interval: IntervalOption = None
+    rows: Payload = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.check_interval()
+        keys = self.key_columns()
+        upsert = self.mode == "upsert"
+        if self.payload == "raw":
+            if self.schema is not None or keys or self.metadata:
+                raise BadRequest("--schema, --key-columns and --metadata are of --payload json and avro")
+            self.rows = Payload("raw", upsert, keys=("key",), headers=self.headers)
+            return
+        if self.schema is None:
+            raise BadRequest(f"--payload {self.payload} needs --schema: {_SCHEMA_OF[self.payload]}")
+        if upsert and not keys:
+            raise BadRequest("--mode upsert needs --key-columns: the columns that the record's key holds")
+        schema, schema_id = self.schema, None
+        if self.payload == "avro":
+            schema, schema_id = _read_schema(self.schema)
+            framed_schema(schema, schema_id)
+        self.rows = Payload(self.payload, upsert, schema, schema_id, keys, self.metadata)
+
+    @property
+    def quarantine(self) -> str:
+        return f"{self.table.rstrip('/')}_quarantine"
+
+
+_SCHEMA_OF = {"json": "columns such as 'id BIGINT, name STRING'", "avro": "the file of the Avro schema"}
+
+
+def _read_schema(text: str) -> tuple[str, int | None]:
+    number, equals, file = text.partition("=")
+    framed = bool(equals) and is_digits(number) and int(number) <= INT32_MAX
+    return read_text(Path(file if framed else text), "--schema"), int(number) if framed else None
+
+
+def prepare(spark: SparkSession, job: ToDelta, schema: StructType) -> None:
+    """Create the table, or add the columns that it lacks. Raises BadRequest if the rows or the folder do not fit."""
+    if delta.is_delta(spark, job.table):
+        table = spark.read.format("delta").load(job.table).schema
+        missing = delta.missing_columns(table, schema, grow=job.grow_schema)
+        if not missing:
+            return
+        log(f"{job.table} grows by {', '.join(missing)}")
+        columns = StructType([StructField(field.name, field.dataType) for field in schema])
+        empty = spark.createDataFrame([], columns).write.format("delta").mode("append")
+        empty.option("mergeSchema", True).save(job.table)
+    else:
+        delta.create_table(spark, job.table, schema)
+
+
+def start(spark: SparkSession, job: ToDelta) -> StreamingQuery:
+    reader = spark.readStream.format("sparklog").options(
+        subscribe=job.topic,
+        startingOffsets=job.starting_offsets,
+        includeHeaders=job.payload == "raw" and job.headers,
+        maxOffsetsPerTrigger=job.max_offsets_per_trigger,
+        failOnDataLoss=not job.no_fail_on_data_loss,
+    )
+    made = rows(reader.load(job.root), job.rows)
+    prepare(spark, job, made.select("row.*").schema)
+    return job.begin(made, partial(write, job))
+
+
+def write(job: ToDelta, made: DataFrame, batch: int) -> None:
+    """Write a micro-batch: bad records first, then the rows of the others."""
+    application = delta.query_id(made)
+    if job.bad_records == "fail":
+        write_rows(job, made.withColumn("row", _or_fail(made)), application, batch)
+        return
+    # It is read twice.
+    made.persist()
+    try:
+        write_bad(job, made.filter("reason IS NOT NULL"), application, batch)
+        write_rows(job, made.filter("reason IS NULL"), application, batch)
+    finally:
+        made.unpersist()
+
+
+def _or_fail(made: DataFrame) -> Column:
+    """Return the row of a record; a task fails that meets a reason, with the record's place.
+
+    No filter: Spark would parse each record for it, and again for the row.
+    """
+    position = [F.col("record").getField(name) for name in ("topic", "partition", "offset")]
+    text = F.format_string(
+        "%s-%d offset %d: %s; --bad-records quarantine goes on without it", *position, F.col("reason")
+    )
+    failure = F.raise_error(text).cast(made.schema["row"].dataType)
+    return F.when(F.col("reason").isNotNull(), failure).otherwise(F.col("row"))
+
+
+def write_bad(job: ToDelta, bad: DataFrame, application: str, batch: int) -> None:
+    if not bad.isEmpty():
+        append(bad.select("record.*", "reason"), job.quarantine, application, batch)
+
+
+def write_rows(job: ToDelta, made: DataFrame, application: str, batch: int) -> None:
+    if job.rows.upsert:
+        upsert(job, made, application, batch)
+    else:
+        append(made.select("row.*"), job.table, application, batch)
+
+
+def append(table_rows: DataFrame, path: str, application: str, batch: int) -> None:
+    writer = table_rows.write.format("delta").mode("append")
+    writer.options(txnAppId=application, txnVersion=batch).save(path)
+
+
+def upsert(job: ToDelta, made: DataFrame, application: str, batch: int) -> None:
+    """Merge the latest record of each key: one partition holds a key, and its offsets are the order."""
+    keys = [F.col("row").getField(name) for name in job.rows.keys]
+    newest = Window.partitionBy(*keys).orderBy(F.desc("record.offset"), F.desc("record.partition"))
+    latest = made.withColumn("age", F.row_number().over(newest)).filter("age = 1")
+    latest = latest.select("row.*", F.col("deleted").alias(DELETED))
+    names = [delta.quoted(name) for name in latest.columns[:-1]]
+    latest.createOrReplaceTempView(ROWS)
+    session = latest.sparkSession
+    session.conf.set(TXN_APP_ID, application)
+    session.conf.set(TXN_VERSION, str(batch))
+    try:
+        session.sql(merge(delta.table_name(job.table), names, [delta.quoted(name) for name in job.rows.keys]))
+    finally:
+        session.conf.unset(TXN_APP_ID)
+        session.conf.unset(TXN_VERSION)
+        session.catalog.dropTempView(ROWS)
+
+
+def merge(table: str, names: Sequence[str], keys: Sequence[str]) -> str:
+    """Return the statement that brings rows, or their deletion, into a table; its other columns stay."""
+    same = " AND ".join(f"t.{key} = s.{key}" for key in keys)
+    changed = ", ".join(f"t.{name} = s.{name}" for name in names)
+    return (
+        f"MERGE INTO {table} AS t USING {ROWS} AS s ON {same} "
+        f"WHEN MATCHED AND s.{DELETED} THEN DELETE WHEN MATCHED THEN UPDATE SET {changed} "
+        f"WHEN NOT MATCHED AND NOT s.{DELETED} THEN INSERT ({', '.join(names)}) "
+        f"VALUES ({', '.join(f's.{name}' for name in names)})"
+    )
+
+
+arguments = partial(parse, "to-delta", ToDelta, __doc__)
+
+
+@streaming_job("to-delta")
+def run(spark: SparkSession, job: ToDelta) -> int:
+    delta.check_delta(spark, avro=job.payload == "avro")
+    sparklog.register(spark)
+    job.table = delta.absolute(spark, job.table)
+    return follow_to_end(start(spark, job), job.table)
+
+
+@streaming_job("to-delta")
+def main(words: Sequence[str]) -> int:
+    job = arguments(words)
+    check_source(job.root, subscribe=job.topic, startingoffsets=job.starting_offsets)
+    with delta.delta_session("sparklog to-delta", avro=job.payload == "avro") as spark:
+        return run(spark, job)

@@ -1,0 +1,62 @@
+"""Read every byte of a root in Spark tasks and name what is not what was written; nothing is changed.
+
+The work of `sparklog verify`, for roots that are too large for one process: the driver reads the logs, pieces of about
+256 MB of files go to tasks. Without pyspark the job works in its own process.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
+
+from sparklog.console.options import QuickOption, RootOption, TopicsOption, topic_names
+from sparklog.console.parameters import JsonOption
+from sparklog.jobs.common import DONE, FAILED, job, parse, spark_if_needed
+from sparklog.maintenance.report import say_failures
+from sparklog.maintenance.work_items import Runner, Settings
+from sparklog.output import StatusLine, log
+from sparklog.storage import open_store
+from sparklog.tools.verification.findings import document, summary
+from sparklog.tools.verification.run import verify_root
+
+
+@dataclass
+class Verify:
+    root: RootOption
+    topic: TopicsOption = None
+    quick: QuickOption = False
+    as_json: JsonOption = False
+    topics: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.topics = topic_names(self.topic)
+
+
+arguments = partial(parse, "verify", Verify, __doc__)
+
+
+guarded = job("verify", after_interrupt="nothing was changed")
+
+
+@guarded
+def run(runner: Runner, options: Verify) -> int:
+    store = open_store(options.root)
+    with StatusLine("verify", quiet=True) as status:
+
+        def show(line: str) -> None:
+            status(line)
+            log(line)
+
+        report = verify_root(store, topics=options.topics, quick=options.quick, runner=runner, say=show)
+    say_failures("sparklog verify", (), report.location, report.counts.topics or len(report.findings))
+    print(json.dumps(document(report)) if options.as_json else summary(report))
+    return DONE if report.sound else FAILED
+
+
+@guarded
+def main(words: Sequence[str]) -> int:
+    with closing(spark_if_needed("verify", Settings(0))) as spark:
+        return run(spark, arguments(words))

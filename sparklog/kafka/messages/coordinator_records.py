@@ -1,0 +1,262 @@
+"""Records of Kafka's `__consumer_offsets` and `__transaction_state`; `message_codec` has the encoding.
+
+`__consumer_offsets`: committed offsets of groups, and their members.
+
+| type | key                     | value and its versions                                                             |
+|-----:|-------------------------|------------------------------------------------------------------------------------|
+| 0, 1 | group, topic, partition | the committed offset, 0 to 4, flexible from 4 (type 0: before Kafka 0.9, value 0)  |
+|    2 | group                   | a classic group: generation, protocol, members; 0 to 4, flexible from 4            |
+|  3-8 | groupId (, memberId)    | consumer groups of KIP-848: epochs, members, assignments                           |
+| 10-15 | groupId (, memberId)   | share groups (9 came and went before a release)                                    |
+|   16 | groupId, regularExpression | the topics a consumer group's regular expression resolved to                    |
+| 17, 19-23 | groupId (, memberId) | streams groups (18 came and went, too)                                            |
+
+The types 0 to 2 have classes, the others are plain fields under Kafka's names. Of a committed offset Kafka 4.1 writes
+version 3, 4 where group.version allows, or 1 if the client asked for an expiry of its own.
+
+`__transaction_state`: the newest state of every transactional id. The key is int16 0, then the id (string). Version 1
+of the value, a flexible one, is written from transaction.version 1 on. The files in `schemas/` say what each field is.
+
+No value (null): the transactional id expired.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from sparklog.errors import Corrupt
+from sparklog.kafka.messages.message_codec import decode, decode_value, encode, encode_versioned, split_version
+from sparklog.kafka.messages.message_schema import NO_UUID, Fields, Struct, record_types
+
+GROUPS = "groups"
+TRANSACTIONS = "transactions"
+"""The folders of these records' definitions."""
+OFFSET_COMMIT_LEGACY = 0
+OFFSET_COMMIT = 1
+GROUP_METADATA = 2
+TRANSACTION_LOG = 0
+CONSUMER_PROTOCOL = "consumer"
+"""The protocol type of a group of consumers; its members' subscriptions and assignments are then messages, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetKey:
+    """The key of a committed offset: type 1 (0 as Kafka wrote it before 0.9)."""
+
+    group: str
+    topic: str
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetValue:
+    """A committed offset: the next one to read. Times in ms.
+
+    None stands for an unknown `leader_epoch`, an `expire_timestamp` left to the broker's retention, no `topic_id`.
+    """
+
+    offset: int
+    leader_epoch: int | None
+    metadata: str
+    commit_timestamp: int
+    expire_timestamp: int | None = None
+    topic_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupKey:
+    group: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupValue:
+    """A classic group's state, without its members; `state_timestamp`: when the group came into it, ms, None: unknown.
+
+    An empty group has neither `protocol` nor `leader`.
+    """
+
+    protocol_type: str
+    generation: int
+    protocol: str | None
+    leader: str | None
+    state_timestamp: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class OtherKey:
+    """A key of the types 3 to 23, its fields under Kafka's names."""
+
+    type: int
+    fields: Fields
+
+
+def decode_group_key(key: bytes | None) -> OffsetKey | GroupKey | OtherKey | None:
+    """Return the key of a record of `__consumer_offsets`. `Corrupt` if it is missing or malformed.
+
+    None for a key of a type that Kafka 4.1 does not know: a later Kafka's, to be passed over as Kafka does.
+    """
+    if key is None:
+        raise Corrupt("a record of __consumer_offsets has a key, this one has none")
+    kind, body = split_version(key, "key")
+    types = record_types(GROUPS)
+    if kind not in types:
+        return None
+    fields = decode(types[kind].key, 0, body)
+    if kind in (OFFSET_COMMIT_LEGACY, OFFSET_COMMIT):
+        return OffsetKey(fields["group"], fields["topic"], fields["partition"])
+    if kind == GROUP_METADATA:
+        return GroupKey(fields["group"])
+    return OtherKey(kind, fields)
+
+
+def decode_offset_value(value: bytes | None) -> OffsetValue | None:
+    """Return the value of an `OffsetKey`'s record, None for a tombstone.
+
+    `Corrupt` if it is malformed or of an unknown version.
+    """
+    fields = decode_value(_value(OFFSET_COMMIT), value)
+    if fields is None:
+        return None
+    return OffsetValue(
+        fields["offset"],
+        _or_none(fields["leaderEpoch"]),
+        fields["metadata"],
+        fields["commitTimestamp"],
+        _or_none(fields["expireTimestamp"]),
+        _or_none(fields["topicId"], NO_UUID),
+    )
+
+
+def _or_none(value: Any, nothing: Any = -1) -> Any:
+    return None if value == nothing else value
+
+
+def decode_group_value(value: bytes | None) -> GroupValue | None:
+    """Return the value of a `GroupKey`'s record, None for a tombstone. `Corrupt` as above."""
+    fields = decode_value(_value(GROUP_METADATA), value)
+    if fields is None:
+        return None
+    return GroupValue(
+        fields["protocolType"],
+        fields["generation"],
+        fields["protocol"],
+        fields["leader"],
+        _or_none(fields["currentStateTimestamp"]),
+    )
+
+
+def decode_other_value(key: OtherKey, value: bytes | None) -> Fields | None:
+    """Return the fields of an `OtherKey`'s value, None for a tombstone. `Corrupt` as above."""
+    return decode_value(_value(key.type), value)
+
+
+def encode_offset_key(key: OffsetKey) -> bytes:
+    return _encode_key(OFFSET_COMMIT, {"group": key.group, "topic": key.topic, "partition": key.partition})
+
+
+def encode_group_key(key: GroupKey) -> bytes:
+    return _encode_key(GROUP_METADATA, {"group": key.group})
+
+
+def encode_offset_value(value: OffsetValue) -> bytes:
+    """Return a committed offset's bytes in version 3, or 1 with an expiry; both are without `topic_id`.
+
+    Kafka up to 4.0 writes these, and every later one reads them.
+    """
+    fields: Fields = {
+        "offset": value.offset,
+        "leaderEpoch": -1 if value.leader_epoch is None else value.leader_epoch,
+        "metadata": value.metadata,
+        "commitTimestamp": value.commit_timestamp,
+        "expireTimestamp": -1 if value.expire_timestamp is None else value.expire_timestamp,
+    }
+    return encode_versioned(_value(OFFSET_COMMIT), 3 if value.expire_timestamp is None else 1, fields)
+
+
+def encode_group_value(value: GroupValue) -> bytes:
+    """Return the state of a classic group without members in version 3 (Kafka 2.3 and later)."""
+    fields: Fields = {
+        "protocolType": value.protocol_type,
+        "generation": value.generation,
+        "protocol": value.protocol,
+        "leader": value.leader,
+        "currentStateTimestamp": -1 if value.state_timestamp is None else value.state_timestamp,
+    }
+    return encode_versioned(_value(GROUP_METADATA), 3, fields)
+
+
+def _value(kind: int) -> Struct:
+    return record_types(GROUPS)[kind].value
+
+
+def _encode_key(kind: int, fields: Fields) -> bytes:
+    # The int16 before a key's fields is its type; fields are those of version 0.
+    return kind.to_bytes(2, "big") + encode(record_types(GROUPS)[kind].key, 0, fields)
+
+
+class Status(IntEnum):
+    EMPTY = 0
+    ONGOING = 1
+    PREPARE_COMMIT = 2
+    PREPARE_ABORT = 3
+    COMPLETE_COMMIT = 4
+    COMPLETE_ABORT = 5
+    DEAD = 6
+    PREPARE_EPOCH_FENCE = 7
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionValue:
+    """State of a transactional id, as far as it is needed; times in ms, `start_ms` None: no transaction began.
+
+    `partitions`: (topic, partition) in the record's order, None where Kafka has null (an id that began nothing).
+    """
+
+    producer_id: int
+    producer_epoch: int
+    previous_producer_id: int
+    timeout_ms: int
+    status: Status
+    partitions: tuple[tuple[str, int], ...] | None
+    start_ms: int | None
+    last_update_ms: int
+
+
+def decode_transaction_key(key: bytes | None) -> str | None:
+    """Return the transactional id of a key of `__transaction_state`, None for a type that Kafka 4.1 does not know.
+
+    `Corrupt` if the key is missing or malformed.
+    """
+    if key is None:
+        raise Corrupt("a record of __transaction_state has a key, this one has none")
+    kind, body = split_version(key, "key")
+    if kind != TRANSACTION_LOG:
+        return None
+    transactional_id: str = decode(record_types(TRANSACTIONS)[kind].key, 0, body)["transactionalId"]
+    return transactional_id
+
+
+def decode_transaction_value(value: bytes | None) -> TransactionValue | None:
+    """Return the value of such a record, None for a tombstone.
+
+    `Corrupt` if it is malformed, of an unknown version or of an unknown status.
+    """
+    fields = decode_value(record_types(TRANSACTIONS)[TRANSACTION_LOG].value, value)
+    if fields is None:
+        return None
+    status, start, topics = (fields[f"transaction{name}"] for name in ("Status", "StartTimestampMs", "Partitions"))
+    if status not in Status.__members__.values():
+        raise Corrupt(f"expected a transaction's status of 0 to {max(Status)}, found {status}")
+    partitions = [(topic["topic"], number) for topic in topics or () for number in topic["partitionIds"]]
+    return TransactionValue(
+        producer_id=fields["producerId"],
+        producer_epoch=fields["producerEpoch"],
+        previous_producer_id=fields["previousProducerId"],
+        timeout_ms=fields["transactionTimeoutMs"],
+        status=Status(status),
+        partitions=None if topics is None else tuple(partitions),
+        start_ms=_or_none(start),
+        last_update_ms=fields["transactionLastUpdateTimestampMs"],
+    )

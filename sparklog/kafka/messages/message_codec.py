@@ -1,0 +1,226 @@
+"""Bytes of Kafka's messages to fields and back: a compiled reader and writer for each message and version.
+
+Both are Python functions, whose text `message_source` makes when a version of a message is first met. The encoding of
+one version of a message:
+
+| type           | bytes                                                             | in a flexible version         |
+|----------------|-------------------------------------------------------------------|-------------------------------|
+| int8 .. int64  | big-endian, two's complement; uint16 without sign                 | the same                      |
+| float64        | big-endian, IEEE 754                                              | the same                      |
+| bool           | one byte, 0: false                                                | the same                      |
+| uuid           | 16 bytes, printed as 22 characters of URL-safe base64             | the same                      |
+| string         | int16 length, then UTF-8; length -1: null                         | uvarint (length + 1), 0: null |
+| bytes, records | int32 length, then the bytes; -1: null                            | uvarint (length + 1), 0: null |
+| array          | int32 count, then the elements; -1: null                          | uvarint (count + 1), 0: null  |
+| struct         | its fields; a nullable one begins with int8: below 0 null, else 1 | the same, then tagged fields  |
+| tagged fields  | (none)                                                            | see below                     |
+
+Tagged fields: uvarint count, then of each field uvarint tag, uvarint size and the value; fields at their default are
+left out, unknown ones are skipped. A uvarint has 7 bits per byte, lowest first, at most 5 bytes. A nullable struct in
+a tagged field begins with a uvarint (0 null, 1 present) instead of the int8. A version above those that are defined is
+read as the highest one, as clients read each other's subscriptions; a record of such a version is refused.
+
+A coordinator's record has a key of int16 type and the key's fields, and a value of int16 version and the value's
+fields. Keys are never flexible. No value (null) is a tombstone.
+
+Records (batches) are not copied: a reader gives views, a writer takes buffers and gives a list of them, as a socket
+takes it. Bytes that do not fit are `Corrupt`; a number of elements is believed only as far as bytes are left for them.
+Values that do not fit are `BadRequest`.
+"""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, TypeAlias
+
+from sparklog.errors import BadRequest, Corrupt
+from sparklog.format.text import JAVA_ERRORS
+from sparklog.kafka.messages.message_schema import Fields, Struct, Value
+from sparklog.kafka.messages.message_source import NUMBERS, reader_source, writer_source
+
+Buffer: TypeAlias = "bytes | bytearray | memoryview"
+_SHORT = struct.Struct(">h")
+
+
+@dataclass(slots=True)
+class MessageBytes:
+    """The bytes of a message: `small` is what follows the finished `parts`. Records are parts of their own."""
+
+    small: bytearray = field(default_factory=bytearray)
+    parts: list[Buffer] = field(default_factory=list)
+
+    def finish(self) -> list[Buffer]:
+        return [part for part in (*self.parts, self.small) if len(part)]
+
+
+def read_message(
+    message: Struct, version: int, data: bytes, start: int = 0, text_errors: str = "strict"
+) -> tuple[Fields, int]:
+    """Return the fields of a message from `start` on, and where it ends.
+
+    `text_errors`: what is done with text that is not UTF-8, as `bytes.decode`. `Corrupt` if the bytes do not fit.
+    """
+    if version < 0:
+        raise Corrupt(f"expected a {message.name} of version 0 or more, found {version}")
+    try:
+        fields, end = _compiled(message, min(version, message.highest), "read")(data, start, text_errors)
+    except (struct.error, IndexError, UnicodeDecodeError) as error:
+        name = f"{message.name} of version {version}"
+        raise Corrupt(f"expected a {name}, found bytes that end or break off: {error}") from None
+    if end > len(data):
+        raise Corrupt(f"a {message.name} of version {version} ends after {end} bytes, found {len(data)}")
+    return fields, end
+
+
+def write_message(message: Struct, version: int, values: Mapping[str, Any], output: MessageBytes) -> None:
+    """Append a message; fields that `values` does not have are at their defaults. `BadRequest` as `encode`."""
+    try:
+        _compiled(message, version, "write")(output, values)
+    except struct.error:
+        _refuse_number(message, version, values)
+        raise
+
+
+def decode(message: Struct, version: int, data: bytes) -> Fields:
+    """Return the fields of a message's bytes, which follow its version number; text as Java reads it.
+
+    `Corrupt` where the bytes do not fit the schema, and for bytes after the message.
+    """
+    fields, end = decode_prefix(message, version, data)
+    if end != len(data):
+        raise Corrupt(f"{message.name} version {version} ends after {end} bytes, found {len(data)}")
+    return fields
+
+
+def decode_prefix(message: Struct, version: int, data: bytes) -> tuple[Fields, int]:
+    """Return the same where bytes may follow the message, and how many bytes the message has."""
+    return read_message(message, version, data, 0, JAVA_ERRORS)
+
+
+def decode_value(message: Struct, value: bytes | None) -> Fields | None:
+    """Return the fields of a record's value, None for a tombstone. `Corrupt` for an unknown version, or as `decode`."""
+    if value is None:
+        return None
+    version, body = split_version(value, "value")
+    if not 0 <= version <= message.highest:
+        raise Corrupt(f"expected a {message.name} of version 0 to {message.highest}, found {version}")
+    return decode(message, version, body)
+
+
+def split_version(data: bytes, part: str) -> tuple[int, bytes]:
+    """Return the int16 that a record's key or value begins with, and the bytes after it."""
+    if len(data) < _SHORT.size:
+        raise Corrupt(f"a record's {part} begins with 2 bytes of version, found {data.hex() or 'none'}")
+    return int(_SHORT.unpack_from(data)[0]), data[_SHORT.size :]
+
+
+def uvarints(data: bytes, count: int) -> tuple[tuple[int, ...], bytes]:
+    """Return so many numbers of variable length that bytes begin with, and the bytes after them."""
+    numbers, position = list[int](), 0
+    for _ in range(count):
+        try:
+            number, position = _uvarint_at(data, position)
+        except IndexError:
+            raise Corrupt(f"expected {count} numbers of variable length, found {data.hex() or 'nothing'}") from None
+        numbers.append(number)
+    return tuple(numbers), data[position:]
+
+
+def encode_versioned(message: Struct, version: int, values: Mapping[str, Value]) -> bytes:
+    return _SHORT.pack(version) + encode(message, version, values)
+
+
+def encode(message: Struct, version: int, values: Mapping[str, Value]) -> bytes:
+    """Return a message's bytes in a version, without the version's number. Fields not given are at their defaults.
+
+    `BadRequest` for a field that the message does not have, a null where none may be and a number out of range.
+    """
+    output = MessageBytes()
+    write_message(message, version, values, output)
+    return b"".join(output.finish())
+
+
+@cache
+def _compiled(message: Struct, version: int, name: str) -> Any:
+    """Return the function `read` or `write` of `message_source` for a version of a message."""
+    source = {"read": reader_source, "write": writer_source}[name](message, version)
+    helpers = (_tagged_bytes, _tagged_fields, _uuid_bytes, _uuid_text, _uvarint_at, uvarint, BadRequest, Corrupt)
+    names = {helper.__name__: helper for helper in (*helpers, struct.Struct, struct.pack, struct.unpack_from)}
+    # Safe: the text comes from Kafka's definitions, which are part of this package. No byte of a client is in it.
+    exec(compile(source, f"<{name} {message.name} of version {version}>", "exec"), names)
+    return names[name]
+
+
+def _tagged_fields(data: bytes, position: int) -> Iterator[tuple[int, int]]:
+    """Yield each tag that is there with where its value begins, and -1 with where they end."""
+    count, position = _uvarint_at(data, position)
+    for _ in range(count):
+        tag, position = _uvarint_at(data, position)
+        size, position = _uvarint_at(data, position)
+        yield tag, position
+        position += size
+        if position > len(data):
+            raise Corrupt(f"a tagged field ends after {position} bytes, found {len(data)}")
+    yield -1, position
+
+
+def _tagged_bytes(given: Sequence[tuple[int, bytes]]) -> bytes:
+    fields = [uvarint(tag) + uvarint(len(content)) + content for tag, content in given]
+    return uvarint(len(given)) + b"".join(fields)
+
+
+def _uvarint_at(data: bytes, position: int) -> tuple[int, int]:
+    value = shift = 0
+    while shift < 35:
+        byte = data[position]
+        position += 1
+        if byte < 0x80:
+            return value | byte << shift, position
+        value |= (byte & 0x7F) << shift
+        shift += 7
+    raise Corrupt("a number of variable length has more than 5 bytes")
+
+
+def _uuid_text(data: bytes) -> str:
+    if len(data) != 16:
+        raise Corrupt("an id has 16 bytes, fewer are left")
+    return base64.urlsafe_b64encode(data)[:22].decode("ascii")
+
+
+def _refuse_number(schema: Struct, version: int, values: Mapping[str, Any]) -> None:
+    """`BadRequest` for the first number that does not fit: the packing of several does not say which one it was."""
+    for item in schema.untagged(version) + schema.tagged(version):
+        value = values.get(item.name, [] if item.array else item.initial())
+        for one in (value or ()) if item.array else (value,):
+            if isinstance(item.kind, Struct):
+                _refuse_number(item.kind, version, one or {})
+            elif item.kind in NUMBERS:
+                try:
+                    struct.pack(">" + NUMBERS[item.kind], one)
+                except struct.error:
+                    text = f"field {item.name} takes a value of type {item.kind}, not {one!r}"
+                    raise BadRequest(text) from None
+
+
+def _uuid_bytes(text: str) -> bytes:
+    try:
+        data = base64.urlsafe_b64decode(text + "==")
+    except (ValueError, TypeError):
+        data = b""
+    if len(data) != 16 or len(text) != 22:
+        raise BadRequest(f"expected a UUID of 22 characters of URL-safe base64, not {text!r}")
+    return data
+
+
+def uvarint(value: int) -> bytes:
+    """Return an unsigned number of variable length."""
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)

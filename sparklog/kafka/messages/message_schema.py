@@ -1,0 +1,197 @@
+"""Messages of Kafka's protocol: their definitions, and how Kafka's tools print them.
+
+Kafka describes by schemas what it stores in its internal topics, and its requests. `schemas/` has the JSON files of
+Kafka 4.1.0 that its code generator reads, verbatim (JSON with lines of comments):
+
+| folder         | records of                       | files                                                          |
+|----------------|----------------------------------|----------------------------------------------------------------|
+| `groups`       | `__consumer_offsets`             | key and value of every type, and what members of a consumer    |
+|                |                                  | group send each other (`ConsumerProtocol…`)                    |
+| `shares`       | `__share_group_state` (KIP-932)  | key and value of both types                                    |
+| `transactions` | `__transaction_state`            | key and value of the only type                                 |
+| `control`      | control batches of KRaft's log   | values                                                         |
+| `protocol`     | (requests and responses)         | what `sparklog serve` speaks: headers and messages             |
+
+`message_codec` reads and writes the bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pkgutil import get_data
+from typing import Any, TypeAlias
+
+Value: TypeAlias = "int | str | bytes | list[Value] | dict[str, Value] | None"
+Fields: TypeAlias = dict[str, Any]
+"""A message or struct by Kafka's names of its fields, those that a version lacks at their defaults."""
+
+PACKAGE = "sparklog.kafka.messages"
+NO_UUID = "AAAAAAAAAAAAAAAAAAAAAA"
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of the versions `since` to `until` (None: all later ones), of a type of `message_codec` or a struct.
+
+    `compact`: its length is a uvarint in flexible versions.
+    """
+
+    name: str
+    kind: str | Struct
+    array: bool = False
+    since: int = 0
+    until: int | None = None
+    nullable: bool = False
+    tag: int | None = None
+    default: Value = None
+    nullable_since: int = 0
+    """The first version in which a field that is nullable may be null."""
+    compact: bool = True
+
+    def may_be_null(self, version: int) -> bool:
+        return self.nullable and version >= self.nullable_since
+
+    def present(self, version: int) -> bool:
+        return version >= self.since and (self.until is None or version <= self.until)
+
+    def element(self) -> Field:
+        """Return what an array's elements are."""
+        return replace(self, array=False, nullable=False)
+
+    def initial(self) -> Value:
+        if self.default is not None or (self.nullable and self.tag is None):
+            return self.default
+        if self.array:
+            return []
+        if isinstance(self.kind, Struct):
+            return {field.name: field.initial() for field in self.kind.fields}
+        empty: dict[str, Value] = {"string": "", "bytes": b"", "uuid": NO_UUID}
+        return empty.get(self.kind, 0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Struct:
+    """A message or a part of one. `highest` version that Kafka 4.1 knows; first `flexible` one, None without one."""
+
+    name: str
+    fields: tuple[Field, ...]
+    highest: int = 0
+    flexible: int | None = None
+
+    def is_flexible(self, version: int) -> bool:
+        return self.flexible is not None and version >= self.flexible
+
+    def untagged(self, version: int) -> list[Field]:
+        return [field for field in self.fields if field.present(version) and field.tag is None]
+
+    def tagged(self, version: int) -> list[Field]:
+        """Return the tagged fields of a version, by their tags."""
+        tagged = [field for field in self.fields if field.present(version) and field.tag is not None]
+        return sorted(tagged, key=lambda field: field.tag or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordType:
+    key: Struct
+    value: Struct
+
+
+@cache
+def record_types(folder: str) -> Mapping[int, RecordType]:
+    """Return the types of a folder's records, by the number that a key begins with."""
+    schemas: dict[tuple[int, str], Struct] = {}
+    # Late: it brings zipfile, tempfile and lzma along.
+    from importlib import resources
+
+    for file in (resources.files(PACKAGE) / "schemas" / folder).iterdir():
+        definition = _parsed(file.read_bytes())
+        if "apiKey" in definition:
+            schemas[definition["apiKey"], definition["type"]] = _message(definition)
+    numbers = sorted({number for number, _ in schemas})
+    return {
+        number: RecordType(schemas[number, "coordinator-key"], schemas[number, "coordinator-value"])
+        for number in numbers
+    }
+
+
+@cache
+def message(folder: str, name: str) -> Struct:
+    return _message(_parsed(get_data(PACKAGE, f"schemas/{folder}/{name}.json") or b""))
+
+
+def _parsed(text: bytes) -> dict[str, Any]:
+    lines = [line for line in text.decode().splitlines() if not line.lstrip().startswith("//")]
+    definition: dict[str, Any] = json.loads("\n".join(lines))
+    return definition
+
+
+def _message(definition: dict[str, Any]) -> Struct:
+    common = {struct["name"]: struct for struct in definition.get("commonStructs", ())}
+    _, highest = _versions(definition["validVersions"])
+    flexible = definition["flexibleVersions"]
+    fields = tuple(_field(field, common) for field in definition["fields"])
+    return Struct(definition["name"], fields, highest or 0, None if flexible == "none" else _versions(flexible)[0])
+
+
+def _field(definition: dict[str, Any], common: dict[str, dict[str, Any]]) -> Field:
+    name, kind, default = definition["name"], definition["type"], definition.get("default")
+    element = kind.removeprefix("[]")
+    fields = definition.get("fields") or common.get(element, {}).get("fields")
+    since, until = _versions(definition.get("versions") or definition["taggedVersions"])
+    return Field(
+        name[0].lower() + name[1:],
+        Struct(element, tuple(_field(field, common) for field in fields)) if fields else element,
+        array=element != kind,
+        since=since,
+        until=until,
+        nullable="nullableVersions" in definition,
+        tag=definition.get("tag"),
+        default=_default(default, element),
+        nullable_since=_versions(definition.get("nullableVersions", "0+"))[0],
+        compact=definition.get("flexibleVersions") != "none",
+    )
+
+
+def _default(text: Value, kind: str) -> Value:
+    """Return a default as a value of its type: a number may be written with base, a truth value as a word."""
+    if text in (None, "null") or kind == "string":
+        return None if text in (None, "null") else str(text)
+    if kind == "bool":
+        return str(text).lower() == "true"
+    return int(str(text), 0)
+
+
+def _versions(text: str) -> tuple[int, int | None]:
+    """The first and the last version of a range: `3`, `0-4`, or `2+`, whose last one is None."""
+    first, dash, last = text.removesuffix("+").partition("-")
+    return int(first), None if text.endswith("+") else int(last if dash else first)
+
+
+def json_fields(message: Struct, version: int, fields: Mapping[str, Value]) -> Fields:
+    """Return a message as Kafka's tools print it: without tagged fields at their default, and with bytes as base64."""
+    shown: Fields = {}
+    for field in message.fields:
+        value = fields[field.name]
+        if field.present(version) and (field.tag is None or value != field.initial()):
+            shown[field.name] = _json_value(field.kind, version, value)
+    return shown
+
+
+def json_text(value: Value) -> str:
+    """Return JSON as Kafka's tools write it (Jackson): without spaces, only quotes, backslashes and control characters
+    escaped, those like \\u001F with capital letters."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return re.sub(r"\\(u....|.)", lambda escape: "\\" + escape[1][0] + escape[1][1:].upper(), text)
+
+
+def _json_value(kind: str | Struct, version: int, value: Value) -> Value:
+    if isinstance(value, list):
+        return [_json_value(kind, version, element) for element in value]
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode("ascii")
+    return json_fields(kind, version, value) if isinstance(kind, Struct) and isinstance(value, dict) else value

@@ -1,0 +1,298 @@
+"""The text of functions that read and write one version of one of Kafka's messages; `message_codec` compiles it.
+
+Straight lines take a fraction of the calls of a walk over fields: numbers of fixed size that follow each other, and the
+length after them, are one `struct` call; structs and arrays are lines and loops in place. What is rare is a call of a
+helper of `message_codec`. `print(reader_source(message("protocol", "ProduceRequest"), 9))` shows such a text.
+
+A field is a local variable: its name, `_` and the number of its struct. Others are `p`, a position in the bytes; `n`, a
+length or a number of elements; `q`, where a value ends; `small`, the bytes written since the last records; and words
+that end with a number. The text is made of Kafka's definitions, which come with this package: no byte of a
+client gets into it. Constants are written by `repr`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from struct import calcsize
+
+from sparklog.kafka.messages.message_schema import Field, Struct
+
+NUMBERS = {"int8": "b", "int16": "h", "uint16": "H", "int32": "i", "int64": "q", "bool": "?", "float64": "d"}
+LONGEST_STRING = 0x7FFF
+
+
+def reader_source(message: Struct, version: int) -> str:
+    """Return the text of `read(data, p, errors)`: fields and their end. `errors`: as of `bytes.decode`."""
+    function = _ReaderText(message, version, "def read(data, p, errors):", "size = len(data)")
+    function.add(f"return {function.struct(message)}, p")
+    return function.text()
+
+
+def writer_source(message: Struct, version: int) -> str:
+    """Return the text of `write(output, values)`, which adds to a `MessageBytes`."""
+    function = _WriterText(message, version, "def write(output, values):", "small = output.small")
+    function.struct(message, "values")
+    return function.text()
+
+
+class _FunctionText:
+    """Lines of a function. `waiting`: formats of numbers that become one `struct` call, and their texts."""
+
+    def __init__(self, message: Struct, version: int, head: str, first: str) -> None:
+        self.version, self.flexible = version, message.is_flexible(version)
+        self.structs = 0
+        self.waiting: list[tuple[str, str]] = []
+        self.constants: dict[str, str] = {}
+        self._lines, self._indent = [head], "    "
+        self.add(first)
+
+    def text(self) -> str:
+        return "\n".join([*(f"{name} = {text}" for name, text in self.constants.items()), *self._lines, ""])
+
+    def add(self, *lines: str) -> None:
+        self._lines += [self._indent + line for line in lines]
+
+    def refuse(self, condition: str, kind: str, text: str) -> None:
+        """Raise an error of a kind; `text` may have values in braces."""
+        self.add(condition, f"    raise {kind}(f{text!r})")
+
+    def packing(self, call: str) -> tuple[str, str, str]:
+        """Return the `struct` call for what waits, its format and the texts; none of it waits any longer."""
+        letters, texts = zip(*self.waiting, strict=True)
+        self.waiting = []
+        formats = "".join(letters)
+        name = f"{call.removesuffix('_from')}_{formats.replace('?', '_')}"
+        self.constants[name] = f"Struct({'>' + formats!r}).{call}"
+        return name, formats, ", ".join(texts)
+
+    @contextmanager
+    def block(self, head: str) -> Iterator[None]:
+        self.add(head)
+        outer, self._indent = self._indent, self._indent + "    "
+        yield
+        self._indent = outer
+
+
+class _ReaderText(_FunctionText):
+    def struct(self, schema: Struct) -> str:
+        """Read a struct; return the text of its dict, in which each list is a new one: callers may keep it."""
+        self.structs += 1
+        number, texts = self.structs, {item.name: repr(item.initial()) for item in schema.fields}
+        for item in schema.untagged(self.version):
+            texts[item.name] = f"{item.name}_{number}"
+            self.field(item, texts[item.name])
+        if self.flexible:
+            self.tagged(schema.tagged(self.version), number, texts)
+        self.flush()
+        return "{" + ", ".join(f"{name!r}: {text}" for name, text in texts.items()) + "}"
+
+    def tagged(self, items: Sequence[Field], number: int, texts: dict[str, str]) -> None:
+        for item in items:
+            self.add(f"{item.name}_{number} = {texts[item.name]}")
+            texts[item.name] = f"{item.name}_{number}"
+        self.byte()
+        with self.block("if n:"), self.block(f"for tag{number}, p in _tagged_fields(data, p - 1):"):
+            for item in items:
+                with self.block(f"if tag{number} == {item.tag}:"):
+                    self.field(item, texts[item.name])
+                    self.flush()
+            if not items:
+                self.add("pass")
+
+    def field(self, item: Field, name: str) -> None:
+        if not item.array:
+            text = self.value(item, name)
+            if text != name:
+                self.add(f"{name} = {text}")
+            return
+        with self.length("i", item, name):
+            announced = f"field {item.name} announces {{n}} elements, {{size - p}} bytes are left"
+            self.refuse("if n > size - p:", "Corrupt", announced)
+            letter = NUMBERS.get(str(item.kind))
+            if letter:
+                self.add(f"{name} = list(unpack_from(f'>{{n}}{letter}', data, p))")
+                self.add(f"p += n * {calcsize('>' + letter)}")
+                return
+            self.add(f"{name} = []")
+            with self.block("for _ in range(n):"):
+                self.add(f"{name}.append({self.value(item.element(), 'value')})")
+
+    def value(self, item: Field, name: str) -> str:
+        """Read what is no array; return its text, which is the variable but for a struct. A number waits."""
+        kind = item.kind
+        if isinstance(kind, Struct):
+            if not item.may_be_null(self.version):
+                return self.struct(kind)
+            with self.length("b", item, name):
+                self.add(f"{name} = {self.struct(kind)}")
+        elif kind in NUMBERS:
+            self.waiting.append((NUMBERS[kind], name))
+        elif kind == "uuid":
+            self.flush()
+            self.add(f"{name} = _uuid_text(data[p:p + 16])", "p += 16")
+        else:
+            self.sized(item, name, kind)
+        return name
+
+    def sized(self, item: Field, name: str, kind: str) -> None:
+        """Read text, bytes or records, after their length."""
+        with self.length("h" if kind == "string" else "i", item, name):
+            self.add("q = p + n")
+            has = f"field {item.name} has {{n}} bytes"
+            self.refuse("if q > size:", "Corrupt", f"{has}, {{size - p}} are left")
+            if kind == "string" and self.flexible and item.compact:
+                longest = f"at most {LONGEST_STRING} are allowed"
+                self.refuse(f"if n > {LONGEST_STRING}:", "Corrupt", f"{has} of text: {longest}")
+            taken = {"string": "data[p:q].decode('utf-8', errors)", "records": "memoryview(data)[p:q]"}
+            self.add(f"{name} = {taken.get(kind, 'data[p:q]')}", "p = q")
+
+    @contextmanager
+    def length(self, letter: str, item: Field, name: str) -> Iterator[None]:
+        """Read a length into `n`, below 0 for null: a number of fixed size, or a uvarint that is one more.
+
+        What is added inside is for a value that is not null.
+        """
+        if item.tag is not None if letter == "b" else self.flexible and item.compact:
+            self.byte()
+            self.add("if n > 127:", "    n, p = _uvarint_at(data, p - 1)", "n -= 1")
+        else:
+            self.waiting.append((letter, "n"))
+            self.flush()
+        if item.may_be_null(self.version):
+            self.add("if n < 0:", f"    {name} = None")
+            with self.block("else:"):
+                yield
+        else:
+            self.refuse("if n < 0:", "Corrupt", f"field {item.name} is null, and must not be")
+            yield
+
+    def byte(self) -> None:
+        """Read a byte into `n`, in the call for the numbers before it if there are any."""
+        if self.waiting:
+            self.waiting.append(("B", "n"))
+            self.flush()
+        else:
+            self.add("n = data[p]", "p += 1")
+
+    def flush(self) -> None:
+        if self.waiting:
+            unpack, formats, names = self.packing("unpack_from")
+            self.add(f"[{names}] = {unpack}(data, p)", f"p += {calcsize('>' + formats)}")
+
+
+class _WriterText(_FunctionText):
+    out = "small"
+    """The variable that bytes are added to."""
+
+    def struct(self, schema: Struct, values: str) -> None:
+        """Write a struct that is in a variable."""
+        self.structs += 1
+        number = self.structs
+        self.constants[f"names{number}"] = f"frozenset({[item.name for item in schema.fields]!r})"
+        unknown = f"{schema.name} has no field {{min({values}.keys() - names{number})!r}}"
+        self.refuse(f"if not names{number}.issuperset({values}):", "BadRequest", unknown)
+        for item in schema.untagged(self.version):
+            # A field without a value is null only in versions in which it may be.
+            default = (item if item.may_be_null(self.version) else replace(item, nullable=False)).initial()
+            text, name = f"{values}.get({item.name!r}, {default!r})", f"{item.name}_{number}"
+            if item.kind in NUMBERS and not item.array:
+                self.waiting.append((NUMBERS[str(item.kind)], text))
+            else:
+                self.add(f"{name} = {text}")
+                self.field(item, name)
+        if self.flexible:
+            self.tagged(schema.tagged(self.version), number, values)
+        self.flush()
+
+    def tagged(self, items: Sequence[Field], number: int, values: str) -> None:
+        self.flush()
+        given, out = f"given{number}", self.out
+        if items:
+            self.add(f"{given} = []")
+        for item in items:
+            name, value = f"{item.name}_{number}", f"{values}[{item.name!r}]"
+            with self.block(f"if {item.name!r} in {values} and {value} != {item.initial()!r}:"):
+                self.out = f"content{number}"
+                self.add(f"{self.out} = bytearray()", f"{name} = {value}")
+                self.field(item, name)
+                self.flush()
+                self.add(f"{given}.append(({item.tag}, {self.out}))")
+                self.out = out
+        self.add(f"{out} += _tagged_bytes({given}) if {given} else b'\\0'" if items else f"{out}.append(0)")
+
+    def field(self, item: Field, name: str) -> None:
+        if not item.array:
+            self.value(item, name)
+            return
+        self.checked(item, name, ("list", "()"), [f"n = len({name})"])
+        self.length("i", item)
+        letter, element = NUMBERS.get(str(item.kind)), f"element{self.structs}"
+        if letter:
+            self.add(f"{self.out} += pack(f'>{{len({name})}}{letter}', *{name})")
+            return
+        with self.block(f"for {element} in {name}:"):
+            self.value(item.element(), element)
+
+    def value(self, item: Field, name: str) -> None:
+        """Write what is in a variable and is no array. A number waits."""
+        kind, out = item.kind, self.out
+        if isinstance(kind, Struct):
+            self.nested(item, kind, name)
+        elif kind in NUMBERS:
+            self.waiting.append((NUMBERS[kind], name))
+        elif kind == "uuid":
+            self.flush()
+            self.add(f"{out} += _uuid_bytes({name})")
+        elif kind == "records":
+            self.add(f"n = -1 if {name} is None else sum(map(len, {name}))")
+            self.length("i", item)
+            self.add(f"if {name}:", f"    output.parts += (small, *{name})", "    small = output.small = bytearray()")
+        elif kind == "bytes":
+            self.checked(item, name, ("bytes", "b''"), [f"n = len({name})"])
+            self.length("i", item)
+            self.add(f"{out} += {name}")
+        else:
+            long = f"field {item.name} takes at most {LONGEST_STRING} bytes of text, not {{n}}"
+            lines = [f"{name} = {name}.encode('utf-8', 'replace')", f"n = len({name})", f"if n > {LONGEST_STRING}:"]
+            self.checked(item, name, ("str", "b''"), [*lines, f"    raise BadRequest(f{long!r})"])
+            self.length("h", item)
+            self.add(f"{out} += {name}")
+
+    def nested(self, item: Field, kind: Struct, name: str) -> None:
+        if not item.may_be_null(self.version):
+            self.misfit(f"if not isinstance({name}, dict):", item, name)
+            self.struct(kind, name)
+            return
+        self.flush()
+        with self.block(f"if isinstance({name}, dict):"):
+            self.add(f"{self.out}.append(1)")
+            self.struct(kind, name)
+        self.add(f"elif {name} is None:", f"    {self.out}.append({255 if item.tag is None else 0})")
+        self.misfit("else:", item, name)
+
+    def checked(self, item: Field, name: str, types: tuple[str, str], lines: Sequence[str]) -> None:
+        """Take the length `n` by lines. `types`: what the value must be, and what stands for null."""
+        self.add(f"if isinstance({name}, {types[0]}):", *(f"    {line}" for line in lines))
+        if item.may_be_null(self.version):
+            self.add(f"elif {name} is None:", f"    n, {name} = -1, {types[1]}")
+        self.misfit("else:", item, name)
+
+    def misfit(self, condition: str, item: Field, name: str) -> None:
+        kind = "list" if item.array else item.kind.name if isinstance(item.kind, Struct) else item.kind
+        self.refuse(condition, "BadRequest", f"field {item.name} takes a value of type {kind}, not {{{name}!r}}")
+
+    def length(self, letter: str, item: Field) -> None:
+        """Write the length `n`, with the numbers before it if it has a fixed size."""
+        compact = self.flexible and item.compact
+        if not compact:
+            self.waiting.append((letter, "n"))
+        self.flush()
+        if compact:
+            self.add("if n < 127:", f"    {self.out}.append(n + 1)", "else:", f"    {self.out} += uvarint(n + 1)")
+
+    def flush(self) -> None:
+        if self.waiting:
+            pack, _, texts = self.packing("pack")
+            self.add(f"{self.out} += {pack}({texts})")

@@ -1,1 +1,0 @@
-"""The producer: records one by one from many threads, one commit per topic and linger."""

@@ -1,1 +1,0 @@
-"""Topics as tables of other engines: DuckDB, Polars, and what takes datasets of pyarrow."""

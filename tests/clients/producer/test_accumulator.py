@@ -1,0 +1,70 @@
+"""What waits for its commit, by the clock of a `World`: when a batch is due, and what its memory is."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparklog.clients.producer.accumulator import RECORD_BYTES, Accumulator, Row
+from sparklog.clients.producer.options import ProducerOptions
+from sparklog.errors import BadRequest, Unavailable
+from sparklog.testing import World
+
+VALUE = b"x" * 100
+ROW: Row = (None, VALUE, None, 5, None, None)
+
+
+def accumulator(world: World, linger_ms: float = 60_000, batch_size: int = 1 << 20, records: int = 100) -> Accumulator:
+    """One with room for so many records."""
+    memory = records * (RECORD_BYTES + 100)
+    options = ProducerOptions(linger_ms=linger_ms, batch_size=batch_size, buffer_memory=memory, max_block_ms=0)
+    return Accumulator(options, world.env())
+
+
+def test_a_batch_is_due_once_it_has_waited_for_the_linger() -> None:
+    world = World()
+    waiting = accumulator(world)
+    for number in range(3):
+        waiting.append("t", ROW, 100)
+        if number < 2:
+            waiting.append("u", ROW, 100)
+        world.advance(20_000)
+    world.advance(1)
+    (batch, other) = waiting.take()
+    assert [(taken.topic, taken.count, taken.nbytes) for taken in (batch, other)] == [("t", 3, 300), ("u", 2, 200)]
+    records = batch.records()
+    assert (list(records.values), list(records.timestamps), list(records.numbers)) == ([VALUE] * 3, [5] * 3, [0, 1, 2])
+    assert list(records.select([2, 0]).numbers) == [2, 0]
+
+
+def test_a_full_batch_is_due_and_others_are_not() -> None:
+    waiting = accumulator(World(), batch_size=250)
+    waiting.append("u", ROW, 100)
+    for _ in range(3):
+        waiting.append("t", ROW, 100)
+    assert [batch.topic for batch in waiting.take()] == ["t"]
+
+
+def test_memory_is_free_once_a_batch_is_done() -> None:
+    waiting = accumulator(World(), batch_size=100, records=2)
+    waiting.append("t", ROW, 100)
+    waiting.append("t", ROW, 100)
+    with pytest.raises(Unavailable, match="is full for max_block_ms"):
+        waiting.append("t", ROW, 100)
+    batches = waiting.take()
+    with pytest.raises(Unavailable, match="is full for max_block_ms"):
+        waiting.append("t", ROW, 100)
+    waiting.done(batches)
+    waiting.append("t", ROW, 100)
+
+
+def test_a_closed_one_gives_what_it_has_and_takes_no_more() -> None:
+    waiting = accumulator(World())
+    future = waiting.append("t", ROW, 100)
+    waiting.close()
+    with pytest.raises(BadRequest, match="this producer is closed"):
+        waiting.append("t", ROW, 100)
+    assert len(waiting.take()) == 1
+    assert waiting.take() == []
+    waiting.give_up(Unavailable("gone"))
+    with pytest.raises(Unavailable, match="gone"):
+        future.result(0)

@@ -1,0 +1,32 @@
+"""What docs/guides/producer.md shows is run, and its tables have the options that exist."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import sparklog
+from sparklog.clients.producer.options import ProducerKeywords, ProducerOptions
+
+GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "producer.md"
+
+
+def test_the_snippets_run_in_order_and_again(tmp_path: Path) -> None:
+    snippets = re.findall(r"^```python\n(.*?)^```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
+    program = "\n".join(snippets)
+    assert program.count('"/data/log"') == 1
+    for _ in range(2):
+        exec(compile(program.replace("/data/log", str(tmp_path)), str(GUIDE), "exec"), {})
+    values = sparklog.open(tmp_path).topic("orders").scan().to_table().column("value").to_pylist()
+    assert [values.count(value) for value in (b"lamp", b"desk", b"sofa")] == [3, 1, 1]
+    assert len(values) == 2 * 101 + 3
+    assert sparklog.open(tmp_path).topic("invoices").count().records == len(values)
+
+
+def test_the_tables_have_all_options() -> None:
+    options = GUIDE.read_text().partition("## Options")[2].partition("## Errors")[0]
+    cells = " ".join(line.split("|")[1] for line in options.split("\n") if line.startswith("|"))
+    names = {field.name for field in fields(ProducerOptions)}
+    assert set(re.findall(r"`(\w+)`", cells)) == names - {"transaction_timeout_ms"}
+    assert set(ProducerKeywords.__annotations__) == names

@@ -1,0 +1,36 @@
+"""What docs/guides/consumers.md shows is run, and its table has the options that exist."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+import sparklog
+from sparklog.clients.consumer.consumer_options import ConsumerKeywords, ConsumerOptions
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "consumers.md"
+
+
+def test_the_snippets_run_in_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program = "\n".join(re.findall(r"^```python\n(.*?)^```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL))
+    assert program.count('"/data/log"') == 1
+    exec(compile(program.replace("/data/log", str(tmp_path)), str(GUIDE), "exec"), {})
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(int(line.split()[0]) for line in lines if "order " in line) == 100
+    assert [line for line in lines if line.endswith("b'anna' b'lamp' [('shop', b'7')]")]
+    told = [line.partition(" [")[0] for line in lines if "[('orders'" in line]
+    assert told in (
+        ["mine from now on:", "flush and commit what was read of", "flush and commit what was read of"],
+        ["mine from now on:", "flush and commit what was read of"],
+    )
+    assert set(sparklog.Groups(tmp_path).names()) == {"billing", "shipping", "audit"}
+
+
+def test_the_table_has_all_options() -> None:
+    options = GUIDE.read_text().partition("## Options")[2]
+    cells = " ".join(line.split("|")[1] for line in options.split("\n") if line.startswith("|"))
+    names = {field.name for field in fields(ConsumerOptions)}
+    assert set(re.findall(r"`(\w+)`", cells)) == names == set(ConsumerKeywords.__annotations__)

@@ -1,0 +1,342 @@
+"""What a consumer reads: partitions assigned by hand, patterns, pauses, positions by time, records one by one."""
+
+from __future__ import annotations
+
+import re
+import threading
+
+import pyarrow as pa
+import pytest
+
+import sparklog
+from sparklog.clients.consumer.consumer import Consumer
+from sparklog.errors import BadRequest, Conflict, NotFound, Wakeup
+from sparklog.groups.lag import Groups
+from sparklog.log.topic.root import open_root
+from tests.support.consumers import Place, append, everything, values
+
+A0, A1, B0 = ("a", 0), ("a", 1), ("b", 0)
+
+
+class Noted(sparklog.RebalanceListener):
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, list[tuple[str, int]]]] = []
+
+    def on_assigned(self, partitions: frozenset[tuple[str, int]]) -> None:
+        self.calls.append(("assigned", sorted(partitions)))
+
+    def on_revoked(self, partitions: frozenset[tuple[str, int]]) -> None:
+        self.calls.append(("revoked", sorted(partitions)))
+
+
+@pytest.fixture
+def place() -> Place:
+    return Place(partitions=2, sleep_takes_time=True)
+
+
+def reader(place: Place, group: str | None = "g", **how: object) -> Consumer:
+    root = open_root(place.store, env=place.env())
+    return sparklog.consumer(root, group, auto_offset_reset="earliest", **how)  # type: ignore[arg-type]
+
+
+def test_partitions_by_hand(place: Place) -> None:
+    append(place, "a", 0, "a0")
+    append(place, "a", 1, "a1")
+    append(place, "b", 0, "b0")
+    consumer = reader(place)
+    with pytest.raises(BadRequest, match="reads nothing: subscribe to topics, or assign partitions"):
+        consumer.poll()
+    consumer.assign({"a": [1], "b": [0]})
+    assert consumer.assignment() == {A1, B0}
+    assert consumer.subscription() == frozenset()
+    assert sorted(everything(consumer)) == ["a1", "b0"]
+    assert Groups(place.root()).names() == []
+    with pytest.raises(BadRequest, match="assigned by hand: unsubscribe first"):
+        consumer.subscribe("a")
+    with pytest.raises(BadRequest, match="no member of a group"):
+        consumer.group_metadata()
+    # Those that stay go on, and what was read of the others is committed.
+    consumer.assign([A0, A1])
+    assert everything(consumer) == ["a0"]
+    assert place.committed() == {A1: 1, B0: 1}
+    with pytest.raises(NotFound, match="expected partitions 0 to 1 of topic a, found 2"):
+        consumer.assign({"a": [2]})
+    consumer.close()
+    assert place.committed() == {A0: 1, A1: 1, B0: 1}
+    assert Groups(place.root()).group("g").description().state == "Empty"
+
+
+def test_partitions_by_hand_commit_only_while_the_group_has_no_member(place: Place) -> None:
+    append(place, "a", 0, "1")
+    consumer = reader(place, enable_auto_commit=False)
+    consumer.assign({"a": [0]})
+    assert everything(consumer) == ["1"]
+    member = place.consumer("b")
+    with pytest.raises(Conflict, match="group 'g' is active"):
+        consumer.commit()
+    member.close()
+    consumer.commit()
+    assert place.committed()[A0] == 1
+
+
+def test_without_a_group(place: Place) -> None:
+    append(place, "a", 0, "1")
+    for consumer in (reader(place, None, topics="a"), reader(place, None)):
+        if not consumer.topics:
+            consumer.assign({"a": [0]})
+        assert everything(consumer) == ["1"]
+        with pytest.raises(BadRequest, match="commits no offsets: give a group"):
+            consumer.commit()
+        with pytest.raises(BadRequest, match="has no group"):
+            consumer.committed()
+        consumer.close()
+    with pytest.raises(NotFound, match="without a group has no offset committed for a-0; seek"):
+        sparklog.consumer(place.root(), topics="a", auto_offset_reset="none")
+    assert Groups(place.root()).names() == []
+
+
+def test_a_subscription_is_replaced_and_ended(place: Place) -> None:
+    for topic in ("a", "b"):
+        append(place, topic, 0, topic)
+    noted = Noted()
+    consumer = reader(place, topics="a", listener=noted)
+    assert noted.calls == []
+    assert everything(consumer) == ["a"]
+    assert noted.calls == [("assigned", [A0, A1])]
+    with pytest.raises(BadRequest, match="is subscribed to topics: unsubscribe first"):
+        consumer.assign({"a": [0]})
+    consumer.subscribe(["b"], listener=noted)
+    assert consumer.subscription() == {"b"}
+    assert everything(consumer) == ["b"]
+    assert noted.calls[1:] == [("revoked", [A0, A1]), ("assigned", [B0, ("b", 1)])]
+    assert place.committed()[A0] == 1
+    consumer.unsubscribe()
+    assert noted.calls[3:] == [("revoked", [B0, ("b", 1)])]
+    assert (consumer.assignment(), consumer.topics) == (frozenset(), ())
+    assert place.committed()[B0] == 1
+    assert Groups(place.root()).group("g").description().state == "Empty"
+    consumer.assign({"c": [0]})
+    assert everything(consumer) == []
+    assert len(noted.calls) == 4
+    with pytest.raises(BadRequest, match="a listener is of topics or a pattern"):
+        reader(place, listener=noted)
+
+
+def test_a_listener_seeks_and_what_it_raises_comes_out_of_poll(place: Place) -> None:
+    append(place, "a", 0, "1", "2", "3")
+
+    class Seeks(sparklog.RebalanceListener):
+        def on_assigned(self, partitions: frozenset[tuple[str, int]]) -> None:
+            consumer.seek("a", 0, 2)
+
+        def on_revoked(self, partitions: frozenset[tuple[str, int]]) -> None:
+            raise ZeroDivisionError
+
+    consumer = reader(place, topics="a", listener=Seeks())
+    assert everything(consumer) == ["3"]
+    with pytest.raises(ZeroDivisionError):
+        consumer.close()
+    # It has left nevertheless.
+    assert Groups(place.root()).group("g").description().state == "Empty"
+    assert place.committed()[A0] == 3
+
+
+def test_what_on_revoked_commits_at_the_end_is_kept(place: Place) -> None:
+    append(place, "a", 0, "1", "2", "3")
+
+    class Commits(sparklog.RebalanceListener):
+        def on_revoked(self, partitions: frozenset[tuple[str, int]]) -> None:
+            consumer.commit({"a": {0: 2}})
+
+    with reader(place, topics="a", listener=Commits(), enable_auto_commit=False) as consumer:
+        assert len(everything(consumer)) == 3
+    assert place.committed()[A0] == 2
+
+
+def test_a_pattern_takes_up_topics_that_come_and_lets_go_of_those_that_go(place: Place) -> None:
+    append(place, "a", 0, "a")
+    noted = Noted()
+    consumer = reader(
+        place, pattern=re.compile("a|new.*"), listener=noted, metadata_max_age_ms=60_000, session_timeout_ms=600_000
+    )
+    assert consumer.subscription() == {"a"}
+    assert everything(consumer) == ["a"]
+    for name in ("new1", "not-new"):
+        place.root().create_topic(name)
+        append(place, name, 0, name)
+    assert everything(consumer) == []
+    place.now_ms += 60_000
+    assert everything(consumer) == ["new1"]
+    assert consumer.topics == ("a", "new1")
+    place.root().delete_topic("a")
+    append(place, "new1", 0, "more")
+    assert everything(consumer) == ["more"]
+    assert consumer.assignment() == {("new1", 0)}
+    assert noted.calls == [("assigned", [A0, A1]), ("assigned", [("new1", 0)]), ("revoked", [A0, A1])]
+
+
+def test_topics_that_come_under_a_pattern_are_read_from_their_start(place: Place) -> None:
+    root = open_root(place.store, env=place.env())
+    consumer = sparklog.consumer(root, "g", pattern="new.*", metadata_max_age_ms=0, session_timeout_ms=60_000)
+    assert consumer.poll() == []
+    place.root().create_topic("new1")
+    append(place, "new1", 0, "1")
+    assert everything(consumer) == ["1"]
+
+
+def test_pause_and_resume(place: Place) -> None:
+    append(place, "a", 0, *"123")
+    append(place, "a", 1, "x")
+    consumer = reader(place, topics="a", max_poll_records=1)
+    consumer.pause(A1)
+    assert consumer.paused() == {A1}
+    assert values(consumer.poll()) == ["1"]
+    consumer.pause(A0)
+    assert consumer.poll() == []
+    consumer.resume(A0, A1)
+    assert sorted(everything(consumer)) == ["2", "3", "x"]
+    consumer.pause()
+    assert consumer.paused() == frozenset()
+    with pytest.raises(NotFound, match="does not read partition 0 of topic b"):
+        consumer.pause(B0)
+    consumer.pause(A0)
+    consumer.subscribe("b")
+    consumer.poll()
+    assert consumer.paused() == frozenset()
+
+
+def test_offsets_by_time(place: Place) -> None:
+    times = (1_700_000_000_000, 1_700_000_001_000, 1_700_000_002_000)
+    table = pa.table({"value": ["1", "2", "3"], "timestamp": pa.array(times, pa.timestamp("ms", tz="UTC"))})
+    place.topic("a").append(table.append_column("partition", pa.array([0] * 3, pa.int32())))
+    append(place, "b", 0, "late")
+    consumer = reader(place, topics="a")
+    assert consumer.beginning_offsets([A0, B0]) == {A0: 0, B0: 0}
+    assert consumer.end_offsets({"a": [0, 1], "b": [0]}) == {A0: 3, A1: 0, B0: 1}
+    answers = consumer.offsets_for_times({A0: times[0] + 1, A1: times[0], B0: 0})
+    assert (answers[A0], answers[A1]) == (sparklog.log.state.view.TimestampOffset(1, times[1]), None)
+    assert answers[B0] is not None
+    consumer.seek_to_timestamp(times[2])
+    assert consumer.positions() == {"a": {0: 2, 1: 0}}
+    assert everything(consumer) == ["3"]
+    consumer.seek_to_timestamp(times[0], A0)
+    assert everything(consumer) == ["1", "2", "3"]
+    consumer.seek_to_beginning(A0)
+    consumer.seek_to_timestamp(times[2] + 1, A0)
+    assert everything(consumer) == []
+    consumer.seek_to_beginning(A1)
+    assert everything(consumer) == []
+    with pytest.raises(NotFound, match="expected partitions 0 to 1 of topic b, found 7"):
+        consumer.end_offsets([("b", 7)])
+
+
+def test_end_offsets_are_those_of_the_isolation_level(place: Place) -> None:
+    append(place, "a", 0, "1")
+    place.prepare(place.producer(), a=["open"])
+    ends = [
+        reader(place, None, isolation_level=level).end_offsets([A0, A1])
+        for level in ("read_committed", "read_uncommitted")
+    ]
+    assert sum(ends[1].values()) == sum(ends[0].values()) + 1
+
+
+def test_records_one_by_one(place: Place) -> None:
+    place.topic("a").append(
+        pa.table(
+            {
+                "key": [b"k", None],
+                "value": [None, b"v"],
+                "partition": pa.array([1, 1], pa.int32()),
+                "timestamp": pa.array([1_700_000_000_123] * 2, pa.timestamp("ms", tz="UTC")),
+                "headers": [[{"key": "h", "value": b"1"}, {"key": "h", "value": None}], None],
+            }
+        )
+    )
+    consumer = reader(place, topics="a", consumer_timeout_ms=0)
+    first, second = list(consumer)
+    assert first == sparklog.ConsumerRecord("a", 1, 0, 1_700_000_000_123, 0, b"k", None, [("h", b"1"), ("h", None)])
+    assert (second.offset, second.key, second.value, list(second.headers or ())) == (1, None, b"v", [])
+    consumer.close()
+    assert list(consumer) == []
+    narrow = reader(place, None, topics="a", columns=("value",), consumer_timeout_ms=0)
+    assert [(record.offset, record.value, record.key, record.headers) for record in narrow] == [
+        (0, None, None, None), (1, b"v", None, None)
+    ]  # fmt: skip
+
+
+def test_only_records_that_were_handed_out_are_committed(place: Place) -> None:
+    append(place, "a", 0, *map(str, range(1200)))
+    consumer = reader(place, topics="a", auto_commit_interval_ms=0, consumer_timeout_ms=0)
+    for record in consumer:
+        if record.offset == 700:
+            break
+    # The look at the group between two chunks was after record 499.
+    assert place.committed()[A0] == 500
+    assert consumer.position("a", 0) == 701
+    assert [values(consumer.poll())[0] for _ in range(1)] == ["701"]
+    consumer.seek("a", 0, 1)
+    assert next(consumer).offset == 1
+    consumer.commit()
+    assert place.committed()[A0] == 2
+    assert [record.offset for record in consumer][-1] == 1199
+    consumer.close()
+    assert place.committed()[A0] == 1200
+
+
+def test_an_iteration_and_polls_take_turns(place: Place) -> None:
+    append(place, "a", 0, *map(str, range(10)))
+    consumer = reader(place, topics="a", consumer_timeout_ms=0, max_poll_records=4)
+    assert next(consumer).value == b"0"
+    assert values(consumer.poll()) == ["1", "2", "3", "4"]
+    assert next(consumer).value == b"5"
+    consumer.pause(A0)
+    assert list(consumer) == []
+    consumer.resume(A0)
+    assert [int(record.value or b"") for record in consumer] == [6, 7, 8, 9]
+
+
+def test_wakeup(place: Place) -> None:
+    consumer = reader(place, topics="a")
+    consumer.wakeup()
+    with pytest.raises(Wakeup, match="was woken up"):
+        consumer.poll(timeout=1e9)
+    assert consumer.poll() == []
+
+
+def test_wakeup_from_another_thread() -> None:
+    place = Place()
+    root = open_root(place.store)
+    consumer = sparklog.consumer(root, topics="a")
+    timer = threading.Timer(0.05, consumer.wakeup)
+    timer.start()
+    with pytest.raises(Wakeup):
+        next(consumer)
+    timer.join()
+
+
+def test_commits_that_wait_are_done_in_order_by_the_next_call(place: Place) -> None:
+    append(place, "a", 0, *"123")
+    outcomes: list[tuple[object, object]] = []
+    consumer = reader(place, topics="a", enable_auto_commit=False, max_poll_records=1)
+    for number in (1, 2):
+        consumer.poll()
+        consumer.commit_async(callback=lambda offsets, error: outcomes.append((offsets, error)))
+        assert len(outcomes) == number - 1
+    before = consumer.group.log.refresh().number
+    consumer.commit_async({"a": {0: 9, 7: 1}}, lambda offsets, error: outcomes.append((offsets, type(error))))
+    consumer.commit_async({"a": {1: 0}})
+    assert place.committed()[A0] == 1
+    consumer.poll()
+    assert outcomes[1:] == [({"a": {0: 2, 1: 0}}, None), ({"a": {0: 9, 7: 1}}, BadRequest)]
+    assert place.committed() == {A0: 2, A1: 0}
+    assert consumer.group.log.refresh().number == before + 2
+    for offset in range(100):
+        consumer.commit_async({"a": {0: offset}})
+    consumer.close()
+    # Commits that wait together are one entry; then it leaves.
+    assert place.committed()[A0] == 99
+    assert consumer.group.log.refresh().number == before + 4
+    with pytest.raises(BadRequest, match="is closed"):
+        consumer.commit_async()

@@ -1,0 +1,363 @@
+"""Consumers of one group: who reads what, what their programs are told, and what becomes of those that stop."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import sparklog
+from sparklog.clients.consumer.consumer import Consumer
+from sparklog.errors import BadRequest, Fenced
+from sparklog.format.checkpoint_files import TopicPartition
+from sparklog.groups.lag import Groups
+from tests.support.consumers import Place, append, everything, settle, values
+from tests.support.records import rows
+from tests.support.seeds import CONSUMERS
+
+A0, A1, A2, A3 = (("a", number) for number in range(4))
+
+
+class Noted(sparklog.RebalanceListener):
+    """Writes down what a member is told, as the numbers of partitions."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, list[int]]] = []
+
+    def _note(self, name: str, partitions: frozenset[TopicPartition]) -> None:
+        self.calls.append((name, sorted(number for _, number in partitions)))
+
+    def on_assigned(self, partitions: frozenset[TopicPartition]) -> None:
+        self._note("assigned", partitions)
+
+    def on_revoked(self, partitions: frozenset[TopicPartition]) -> None:
+        self._note("revoked", partitions)
+
+    def on_lost(self, partitions: frozenset[TopicPartition]) -> None:
+        self._note("lost", partitions)
+
+    def take(self) -> list[tuple[str, list[int]]]:
+        calls, self.calls = self.calls, []
+        return calls
+
+
+@pytest.fixture
+def place() -> Place:
+    return Place(partitions=4, sleep_takes_time=True)
+
+
+def numbers(consumer: Consumer) -> list[int]:
+    return sorted(number for _, number in consumer.assignment())
+
+
+def fill(place: Place, count: int = 1) -> None:
+    for partition in range(4):
+        append(place, "a", partition, *(f"{partition}-{number}" for number in range(count)))
+
+
+def test_members_share_and_one_that_closes_hands_over_at_once(place: Place) -> None:
+    fill(place, 3)
+    noted = [Noted(), Noted()]
+    one = place.consumer(listener=noted[0], max_poll_records=1)
+    assert len(values(one.poll())) == 1
+    assert noted[0].take() == [("assigned", [0, 1, 2, 3])]
+    two = place.consumer(listener=noted[1])
+    assert two.poll() == []
+    assert noted[1].take() == []
+    read = settle(place, one, two)
+    kept, moved = numbers(one), numbers(two)
+    assert (len(kept), sorted(kept + moved)) == (2, [0, 1, 2, 3])
+    # Only what goes and only what comes, and what it had read was committed before.
+    assert noted[0].take() == [("revoked", moved)]
+    assert noted[1].take() == [("assigned", moved)]
+    read += everything(one) + everything(two)
+    assert len(read) == len(set(read)) == 11
+    two.close()
+    assert noted[1].take() == [("revoked", moved)]
+    place.now_ms += 3_000
+    assert everything(one) == []
+    assert noted[0].take() == [("assigned", moved)]
+    assert numbers(one) == [0, 1, 2, 3]
+    assert {place for place, offset in place.committed().items() if offset == 3} >= {("a", part) for part in moved}
+
+
+@pytest.mark.parametrize("strategy", ["range", "roundrobin", "sticky"])
+def test_with_an_eager_assignor_all_go_before_all_come(place: Place, strategy: str) -> None:
+    noted = [Noted(), Noted(), Noted()]
+    one = place.consumer(listener=noted[0], partition_assignment_strategy=(strategy,))
+    one.poll()
+    two = place.consumer(listener=noted[1], partition_assignment_strategy=(strategy,))
+    settle(place, one, two)
+    assert noted[0].take() == [("assigned", [0, 1, 2, 3]), ("revoked", [0, 1, 2, 3]), ("assigned", numbers(one))]
+    assert noted[1].take() == [("assigned", numbers(two))]
+    before = numbers(one), numbers(two)
+    assert sorted(before[0] + before[1]) == [0, 1, 2, 3]
+    three = place.consumer(listener=noted[2], partition_assignment_strategy=(strategy,))
+    settle(place, one, two, three)
+    # One that keeps what it has is told as well, as in Kafka.
+    for consumer, calls, owned in zip((one, two), noted, before, strict=False):
+        assert calls.take() == [("revoked", owned), ("assigned", numbers(consumer))]
+    assert noted[2].take() == [("assigned", numbers(three))]
+    assert sorted(numbers(one) + numbers(two) + numbers(three)) == [0, 1, 2, 3]
+
+
+def test_a_mixed_list_of_assignors_is_eager(place: Place) -> None:
+    noted = Noted()
+    place.consumer(listener=noted, partition_assignment_strategy=("cooperative-sticky", "range")).poll()
+    two = place.consumer("b", partition_assignment_strategy=("range",))
+    assert noted.take() == [("assigned", [0, 1, 2, 3])]
+    with pytest.raises(sparklog.Conflict, match="need one assignor in common"):
+        place.consumer(partition_assignment_strategy=("roundrobin",))
+    two.close()
+
+
+def test_a_member_without_partitions_is_told_so_if_eager(place: Place) -> None:
+    noted = [Noted(), Noted()]
+    place.root().create_topic("one")
+    members = [
+        place.consumer("one", listener=item, partition_assignment_strategy=("range",), client_id=name)
+        for name, item in zip("xy", noted, strict=True)
+    ]
+    settle(place, *members)
+    assert sorted(map(numbers, members)) == [[], [0]]
+    assert ("assigned", []) in noted[1].calls + noted[0].calls
+
+
+def test_a_member_that_stops_is_replaced_after_its_session(place: Place) -> None:
+    fill(place)
+    noted = Noted()
+    one, two = place.consumer(listener=noted), place.consumer()
+    settle(place, one, two)
+    owned = numbers(one)
+    noted.take()
+    for _ in range(16):
+        place.now_ms += 3_000
+        two.poll()
+    assert numbers(two) == [0, 1, 2, 3]
+    append(place, "a", owned[0], "new")
+    assert everything(two) == ["new"]
+    two.commit()
+    with pytest.raises(Fenced, match=r"was superseded: .* join again"):
+        one.commit({"a": {owned[0]: 0}})
+    # It joins again, at what the group has committed.
+    assert one.poll() == []
+    assert noted.take()[0] == ("lost", owned)
+    settle(place, one, two)
+    assert noted.take() == [("assigned", numbers(one))]
+    assert sorted(numbers(one) + numbers(two)) == [0, 1, 2, 3]
+    assert everything(one) == []
+
+
+def test_one_that_does_not_poll_for_too_long_leaves(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    noted = Noted()
+    one = place.consumer(listener=noted, max_poll_interval_ms=20_000)
+    one.poll()
+    place.now_ms += 20_000
+    with caplog.at_level(logging.WARNING):
+        one.poll()
+    (line,) = (record.getMessage() for record in caplog.records if "max_poll_interval_ms" in record.getMessage())
+    assert "leaves group 'g': it has not polled for 20 s" in line
+    one.poll()
+    assert noted.take() == [("assigned", [0, 1, 2, 3]), ("lost", [0, 1, 2, 3]), ("assigned", [0, 1, 2, 3])]
+
+
+def test_a_static_member_comes_back_to_its_partitions(place: Place) -> None:
+    noted = [Noted(), Noted()]
+    one = place.consumer(listener=noted[0])
+    two = place.consumer(group_instance_id="shop-2", listener=noted[1])
+    settle(place, one, two)
+    owned = numbers(two)
+    noted[0].take()
+    again = place.consumer(group_instance_id="shop-2")
+    assert numbers(again) == owned
+    place.now_ms += 3_000
+    assert one.poll() == []
+    assert noted[0].take() == []
+    # The process before it stops: it would otherwise fence the newer one in turn.
+    with pytest.raises(Fenced, match="was superseded"):
+        two.poll()
+    assert noted[1].take() == [("assigned", owned), ("lost", owned)]
+    with pytest.raises(BadRequest, match="reads nothing"):
+        two.poll()
+    two.close()
+    place.now_ms += 3_000
+    again.poll()
+    assert numbers(again) == owned
+
+
+def test_what_on_revoked_commits_is_where_the_next_owner_begins(place: Place) -> None:
+    fill(place, 4)
+
+    class Commits(sparklog.RebalanceListener):
+        def on_revoked(self, partitions: frozenset[TopicPartition]) -> None:
+            one.commit({"a": {number: 2 for _, number in partitions}})
+
+    one = place.consumer(listener=Commits(), enable_auto_commit=False)
+    assert len(everything(one)) == 16
+    two = place.consumer()
+    read = settle(place, one, two)
+    assert sorted(read + everything(two)) == sorted(f"{p}-{n}" for p in numbers(two) for n in (2, 3))
+    with pytest.raises(Fenced, match=r"'s now, not .*; read the new assignment, by poll"):
+        one.commit({"a": {numbers(two)[0]: 4}})
+    # That was no reason to leave.
+    place.now_ms += 3_000
+    assert (one.poll(), len(numbers(one))) == ([], 2)
+
+
+def test_new_partitions_and_other_topics_are_shared(place: Place) -> None:
+    one, two = place.consumer("a"), place.consumer(["a", "b"])
+    settle(place, one, two)
+    place.topic("a").alter(partitions=6)
+    append(place, "a", 5, "new")
+    read = settle(place, one, two)
+    assert read == ["new"]
+    both = one.assignment() | two.assignment()
+    assert {number for topic, number in both if topic == "a"} == set(range(6))
+    assert {number for topic, number in both if topic == "b"} == set(range(4))
+    assert all(topic == "a" for topic, _ in one.assignment())
+    one.subscribe("c")
+    settle(place, one, two)
+    assert {topic for topic, _ in one.assignment()} == {"c"}
+    assert {number for topic, number in two.assignment() if topic == "a"} == set(range(6))
+
+
+def test_members_with_a_pattern_share_topics_that_come(place: Place) -> None:
+    one, two = (place.consumer(None, pattern="x.*", metadata_max_age_ms=60_000) for _ in range(2))
+    settle(place, one, two)
+    place.root().create_topic("x1", partitions=2)
+    append(place, "x1", 0, "first")
+    append(place, "x1", 1, "second")
+    for _ in range(16):
+        place.now_ms += 4_000
+        two.poll()
+    # `one` has not looked for topics, and its session is over.
+    assert sorted(two.assignment()) == [("x1", 0), ("x1", 1)]
+    read = settle(place, one, two)
+    assert (len(one.assignment()), len(two.assignment())) == (1, 1)
+    assert read == []
+
+
+def test_look_ups_of_the_group_cost_a_request_per_heartbeat_interval(place: Place) -> None:
+    consumer = place.consumer(heartbeat_interval_ms=5_000, enable_auto_commit=False)
+    consumer.poll()
+    looks: list[int] = []
+    refresh = consumer.group.log.refresh
+    consumer.membership.group.log.refresh = lambda: (looks.append(place.now_ms), refresh())[1]  # type: ignore[method-assign]
+    consumer.poll(timeout=16)
+    assert len(looks) == 3
+
+
+@pytest.mark.parametrize("seeds", CONSUMERS.few())
+def test_nothing_is_missed_and_nothing_read_twice_while_members_come_and_go(seeds: range) -> None:
+    for seed in seeds:
+        come_and_go(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", CONSUMERS.many())
+def test_many_members_that_come_and_go(seeds: range) -> None:
+    for seed in seeds:
+        come_and_go(seed)
+
+
+def come_and_go(seed: int) -> None:
+    chance = random.Random(seed)
+    place = Place(partitions=4, sleep_takes_time=True)
+    strategy = chance.choice(["cooperative-sticky", "range", "sticky"])
+    members: list[Consumer] = []
+    sent, read = 0, Counter[str]()
+    for _ in range(60):
+        place.now_ms += chance.choice((10, 1_000, 3_000))
+        action = chance.random()
+        if action < 0.12 and len(members) < 4:
+            members.append(place.consumer(partition_assignment_strategy=(strategy,), max_poll_records=2))
+        elif action < 0.2 and len(members) > 1:
+            members.pop(chance.randrange(len(members))).close()
+        elif action < 0.5:
+            append(place, "a", chance.randrange(4), str(sent))
+            sent += 1
+        for member in chance.sample(members, len(members)):
+            read.update(values(member.poll()))
+    if not members:
+        members.append(place.consumer(partition_assignment_strategy=(strategy,)))
+    for _ in range(8):
+        read.update(settle(place, *members))
+    assert read == Counter(map(str, range(sent)))
+    owned = Counter(part for member in members for part in member.assignment())
+    assert owned == Counter({("a", number): 1 for number in range(4)})
+
+
+# -- in real time, with the thread that sends heartbeats
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[str]:
+    root = sparklog.open(tmp_path / "log", create=True)
+    root.create_topic("a", partitions=2).append(rows("1", "2"))
+    yield str(tmp_path / "log")
+    assert not [thread for thread in threading.enumerate() if thread.name == "beats" and not ended(thread)]
+
+
+def ended(thread: threading.Thread) -> bool:
+    thread.join(10)
+    return not thread.is_alive()
+
+
+def until(condition: object, seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_consumer_at_work_stays_a_member_until_it_takes_too_long(local: str) -> None:
+    noted = Noted()
+    consumer = sparklog.consumer(
+        local, "g", topics="a", listener=noted, client_id="beats",
+        session_timeout_ms=300, heartbeat_interval_ms=50, max_poll_interval_ms=1_500,
+    )  # fmt: skip
+    consumer.poll()
+    group = Groups(local).group("g")
+    begun = time.monotonic()
+    until(lambda: group.log.refresh().number > consumer.membership.state.number + 3)
+    assert len(group.state().members) == 1
+    # By itself, without a call of the program.
+    until(lambda: group.state().members == ())
+    assert time.monotonic() - begun >= 1.4
+    consumer.poll()
+    until(lambda: consumer.poll() == [] and consumer.assignment())
+    assert noted.take()[-2:] == [("lost", [0, 1]), ("assigned", [0, 1])]
+    consumer.close()
+
+
+def test_a_consumer_that_is_forgotten_ends_its_thread(local: str) -> None:
+    consumer = sparklog.consumer(local, "g", topics="a", client_id="beats", heartbeat_interval_ms=20)
+    assert [thread for thread in threading.enumerate() if thread.name == "beats"]
+    del consumer
+
+
+def test_a_consumer_is_of_the_process_that_made_it(local: str) -> None:
+    consumer = sparklog.consumer(local, "g", topics="a", client_id="beats")
+
+    def work(answers: multiprocessing.SimpleQueue[str]) -> None:
+        try:
+            consumer.poll()
+        except BadRequest as error:
+            answers.put(str(error))
+        consumer.close()
+
+    context = multiprocessing.get_context("fork")
+    answers = context.SimpleQueue()
+    process = context.Process(target=work, args=(answers,))
+    process.start()
+    process.join(60)
+    assert "which this one was forked by: make one here" in answers.get()
+    assert len(Groups(local).group("g").state().members) == 1
+    consumer.close()
