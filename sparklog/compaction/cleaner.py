@@ -36,8 +36,7 @@ import numpy.typing as npt
 
 from sparklog.compaction.producer_state import BatchJudge, PartitionProducers, Verdicts, aborted_batches
 from sparklog.compaction.segment_writer import SegmentWriter
-from sparklog.errors import BadRequest, Conflict, Corrupt
-from sparklog.format.batch_scan import check_crcs, check_headers, crc_after
+from sparklog.errors import BadRequest, Conflict
 from sparklog.format.batch_walk import Window
 from sparklog.format.filter_batches import Filtered, filter_batches
 from sparklog.format.key_filter import HASH_KEY as FILTER_HASH_KEY
@@ -47,8 +46,9 @@ from sparklog.format.offset_map import Int64s, OffsetMap
 from sparklog.format.payloads import RecordFields, payloads, record_fields
 from sparklog.format.record_batch import NO_PRODUCER_ID, NO_TIMESTAMP, BatchHeaders, Payloads
 from sparklog.format.transaction_index import AbortedTransactions
-from sparklog.log.read.fetch import MissingFile, read_windows
+from sparklog.log.read.damaged_slices import sound_batches
 from sparklog.log.read.planned_slices import PlannedSlice
+from sparklog.log.read.slice_files import MissingFile, opened_slice
 from sparklog.log.state.slices import SliceFlag
 from sparklog.maintenance.work_items import Progress
 from sparklog.storage.store import Store
@@ -126,28 +126,11 @@ class SegmentReader:
 
     def windows(self, source: PlannedSlice) -> Iterator[Window]:
         """Yield the batches of a segment in order. `Corrupt` with the place of damage; `Conflict`: the file is gone."""
-        low, crc, following = 0, 0, source.base
-        for data, headers in self._read(source):
-            window = Window(data, source.position + low, headers, source.file)
-            check_headers(headers, window.place, len(data))
-            _check_offsets(window, following, source.end)
-            check_crcs(data, headers, window.place)
-            following = int(headers.next_offset[-1])
-            low += len(data)
-            crc = crc_after(data, headers, crc)
-            if low == source.size and crc != source.crc:
-                raise Corrupt(
-                    "the segment's CRC-32C does not match its bytes, though those of its batches do: restore the file",
-                    file=source.file,
-                    position=source.position,
-                    offset=source.base,
-                )
-            self._progress(int(headers.count.sum()), len(data))
-            yield window
-
-    def _read(self, source: PlannedSlice) -> Iterator[tuple[memoryview, BatchHeaders]]:
         try:
-            yield from read_windows(self._store, source)
+            with opened_slice(self._store, source) as file:
+                for window in sound_batches(file, source.base, source.end, on_skipped=None, advice="restore the file"):
+                    self._progress(int(window.headers.count.sum()), len(window.data))
+                    yield window
         except MissingFile:
             raise self._gone(source.file) from None
 
@@ -191,17 +174,6 @@ class SegmentReader:
             return
         fields = record_fields(body, headers, file=window.file, file_position=window.start)
         yield Opened(first, headers, body, fields)
-
-
-def _check_offsets(window: Window, following: int, end: int) -> None:
-    headers = window.headers
-    starts = np.concatenate(([following], headers.next_offset[:-1]))
-    wrong = (headers.base_offset < starts) | (headers.next_offset > end)
-    if wrong.any():
-        row = int(np.argmax(wrong))
-        offsets = f"{int(headers.base_offset[row])} to {int(headers.next_offset[row])}"
-        message = f"expected a batch within offsets {int(starts[row])} to {end}, found {offsets}: restore the file"
-        raise window.place.corrupt(headers, row, message)
 
 
 @dataclass(frozen=True, slots=True)

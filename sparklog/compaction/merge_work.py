@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from sparklog.compaction.seal_work import check_offsets, patch_batches, scan_slices
 from sparklog.compaction.segment_writer import WrittenObjects
-from sparklog.errors import Conflict, Corrupt
+from sparklog.errors import Conflict
 from sparklog.format.append_file import WrittenSlice, build_index
 from sparklog.format.crc32c import crc32c
 from sparklog.format.key_filter import FilterBuilder, KeyFilter, encode_filters
@@ -33,8 +33,8 @@ from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.journal.names import append_path, file_key, filter_path, is_commit
 from sparklog.log.journal.numbered_objects import READ_AHEAD
 from sparklog.log.read.aborted import aborted_of
-from sparklog.log.read.fetch import MissingFile, check_slice, read_range, read_windows
 from sparklog.log.read.planned_slices import PlannedSlice, PlannedSlices, count_files
+from sparklog.log.read.slice_files import MissingFile, check_slice, read_range, read_windows
 from sparklog.log.state.commit import MERGE, Edit
 from sparklog.log.state.rewrites import Rewrite
 from sparklog.log.state.slices import FileSlices, SliceFlag, with_tier
@@ -221,16 +221,12 @@ def _read(store: Store, load: Sequence[_Part]) -> Iterator[_Rewritten]:
 def _windows(store: Store, part: _Part) -> Iterator[_Rewritten]:
     """Yield one large slice by windows; its checksum is known to be right once all of them have been read."""
     (row,) = part.rows
-    low = crc = reached = 0
-    for window, headers in read_windows(store, row):
-        crc = crc32c(window, crc)
-        row_of = np.zeros(len(headers), np.int64)
-        check_offsets(headers, [row], row_of, np.array([-low]), reached)
+    reached = 0
+    for window in read_windows(store, row):
+        headers, row_of = window.headers, np.zeros(len(window.headers), np.int64)
+        check_offsets(headers, [row], row_of, np.array([row.position - window.start]), reached)
         reached = int(headers.next_offset[-1]) + row.shift
-        low += len(window)
-        if low == row.size and crc != row.crc:
-            raise Corrupt("the slice's CRC-32C is wrong: restore it", file=row.file, position=row.position)
-        data = memoryview(bytearray(window))
+        data = memoryview(bytearray(window.data))
         yield _Rewritten(part.run, data, patch_batches(data, headers, [row], row_of, np.array([part.run.base])))
 
 

@@ -27,15 +27,13 @@ import numpy.typing as npt
 
 from sparklog.errors import Corrupt, NotFound
 from sparklog.format import transaction_index
-from sparklog.format.batch_scan import scan_headers
 from sparklog.format.batch_walk import Window
 from sparklog.format.control import ABORT, COMMIT, control_types, coordinator_epochs
-from sparklog.format.crc32c import crc32c
 from sparklog.format.producer_snapshot import ProducerEntry
 from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders
 from sparklog.format.transaction_index import AbortedTransactions, AbortMarker, agrees, unite
-from sparklog.log.read.fetch import MissingFile, check_slice, read_range, read_windows
 from sparklog.log.read.planned_slices import PlannedSlice, PlannedSlices
+from sparklog.log.read.slice_files import MissingFile, SliceFile, check_slice, read_range, read_windows, whole_batches
 from sparklog.log.state.slices import SliceFlag
 from sparklog.storage.store import Store
 
@@ -198,22 +196,15 @@ class _State:
 
 def _windows(store: Store, planned: PlannedSlice) -> Iterator[Window]:
     """Yield the slice's batches. `Corrupt` unless its CRC-32C is right; `NotFound` if the file is gone."""
-    low = crc = 0
     try:
         if planned.size <= store.limits.span_bytes:
             data = read_range(store, planned.file, planned.position, planned.size)
             check_slice(data, planned)
-            headers = scan_headers(data, file=planned.file, file_position=planned.position)
-            yield Window(data, planned.position, headers, planned.file)
-            return
-        for data, headers in read_windows(store, planned):
-            crc = crc32c(data, crc)
-            yield Window(data, planned.position + low, headers, planned.file)
-            low += len(data)
+            yield from whole_batches(SliceFile(planned, data), planned.position)
+        else:
+            yield from read_windows(store, planned)
     except MissingFile:
         raise NotFound(f"expected data file '{planned.file}', found none: plan again, or restore it") from None
-    if crc != planned.crc:
-        raise Corrupt("the slice's CRC-32C is wrong: restore it", file=planned.file, position=planned.position)
 
 
 def _transaction_index(store: Store, source: PlannedSlice, markers: list[AbortMarker]) -> AbortedTransactions:

@@ -93,7 +93,13 @@ class Window:
         return self.start + int(self.headers.position[-1] + self.headers.size[-1])
 
     def decode(
-        self, columns: Collection[str], select: BoolArray | None = None, *, check_crc: bool = False, **offsets: int
+        self,
+        columns: Collection[str],
+        select: BoolArray | None = None,
+        *,
+        check_crc: bool = False,
+        append_time: int | None = None,
+        **offsets: int,
     ) -> RecordColumns:
         """Decode the records of the batches that `select` names; `offsets`: as for `sparklog.format.decode.decode`."""
         from sparklog.format.decode import decode
@@ -104,6 +110,7 @@ class Window:
             columns=columns,
             select=select,
             check_crc=check_crc,
+            append_time=append_time,
             place=self.place,
             **offsets,
         )

@@ -21,7 +21,7 @@ from sparklog.kafka.in_place import KafkaView, is_internal
 from sparklog.kafka.in_place.directory import SegmentName
 from sparklog.kafka.in_place.files import file_path
 from sparklog.limits import Limits
-from sparklog.log.read import fetch
+from sparklog.log.read import slice_files
 from sparklog.log.state.commit import IMPORT
 from sparklog.log.state.commit_intents import Draft, ImportedPartition, ImportIntent
 from sparklog.log.state.invariants import check_state
@@ -447,13 +447,13 @@ def test_a_large_active_segment_is_entered_by_its_footer(
     slices = topic.log.snapshot().slices.all()
     assert int(slices.size[0]) > 1_500_000
     asked: list[int] = []
-    whole = fetch.read_range
+    whole = slice_files.read_range
 
     def counted(store: Store, file: str, start: int, size: int) -> bytes:
         asked.append(size)
         return whole(store, file, start, size)
 
-    monkeypatch.setattr(fetch, "read_range", counted)
+    monkeypatch.setattr(slice_files, "read_range", counted)
     assert topic.record_at(0, base + 26_001)["value"].to_pylist() == [b"%049d" % 650]
     assert max(asked) < 600_000
     found = topic.offset_for_timestamp(HOUR_MS + 650)[0]

@@ -33,7 +33,6 @@ from sparklog.format import transaction_index
 from sparklog.format.batch_scan import crc_failures
 from sparklog.format.checkpoint_files import LeaderEpoch
 from sparklog.format.checksums import SUFFIXES as INDEXES
-from sparklog.format.crc32c import crc32c
 from sparklog.format.filter_batches import rewrite_headers
 from sparklog.format.producer_snapshot import snapshot_to_bytes
 from sparklog.format.record_batch import NO_LEADER_EPOCH, BatchHeaders, BytesLike
@@ -42,8 +41,8 @@ from sparklog.kafka.exporting.plan import PartitionPlan
 from sparklog.kafka.importing.segment import IndexedBatches, offset_index_of, time_index_of
 from sparklog.kafka.in_place.view import KafkaView
 from sparklog.log.journal.create_object import read_if_there
-from sparklog.log.read.fetch import MissingFile, read_windows
 from sparklog.log.read.planned_slices import PlannedSlice
+from sparklog.log.read.slice_files import MissingFile, read_windows
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.slices import FileSlices
 from sparklog.maintenance.work_items import Progress
@@ -197,9 +196,10 @@ class PartitionFiles:
         """
         writer = self.target.writer(key) if key is not None else None
         columns: list[tuple[npt.NDArray[np.int64], ...]] = []
-        low = crc = 0
+        low = 0
         try:
-            for data, headers in read_windows(self.source, row):
+            for window in read_windows(self.source, row):
+                data, headers = window.data, window.headers
                 kept = headers if whole else headers[: _wanted(headers, self.plan.log_end)]
                 if len(kept) < len(headers):
                     data = data[: int(kept.position[-1] + kept.size[-1]) if len(kept) else 0]
@@ -208,7 +208,6 @@ class PartitionFiles:
                     position, offset = low + int(kept.position[wrong]), int(kept.base_offset[wrong])
                     raise Corrupt(reason, file=row.file, position=position, offset=offset)
                 columns.append((kept.position + low, kept.base_offset, kept.last_offset, kept.max_timestamp))
-                crc = crc32c(data, crc)
                 low += len(data)
                 outgoing = self.prepare(data, kept)
                 if writer is not None:
@@ -217,8 +216,6 @@ class PartitionFiles:
                     raise _EpochsToReset
                 if len(kept) < len(headers):
                     break
-            if whole and crc != row.crc:
-                raise Corrupt("the segment's CRC-32C is wrong: restore it", file=row.file, position=0, offset=row.base)
         except BaseException:
             if writer is not None:
                 writer.discard()

@@ -20,8 +20,8 @@ from sparklog.format import transaction_index
 from sparklog.format.checksums import SUFFIXES, index_crc
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.log.journal.create_object import read_if_there
-from sparklog.log.read.fetch import MissingFile, entry_of, read_footer
 from sparklog.log.read.planned_slices import PlannedSlice, planned_slices
+from sparklog.log.read.slice_files import MissingFile, entry_of, read_footer
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import SliceFlag
 from sparklog.storage.fork_safety import ForkLock, RecentlyUsed

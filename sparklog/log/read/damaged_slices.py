@@ -11,139 +11,60 @@ base offset may be wrong, and no batch of the slice can be trusted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
 
 import numpy as np
 
 from sparklog.errors import Corrupt
-from sparklog.format.batch_scan import crc_after, crc_failures, header_rules
-from sparklog.format.batch_walk import BatchFile, Damage, Window, checked_batches
-from sparklog.format.crc32c import crc32c
-from sparklog.format.record_batch import BatchHeaders, BytesLike
+from sparklog.format.batch_scan import crc_after
+from sparklog.format.batch_walk import Damage, Window, checked_batches
 from sparklog.log.read.planned_slices import PlannedSlice
 from sparklog.log.read.skipped import OnSkipped, Skipped
+from sparklog.log.read.slice_files import SliceFile
 
 GO_ON = "restore the file, or read on after it with corruptRecords=skip"
-READ_BYTES = 1 << 20
-"""Bytes to read at a time from a slice that is not in memory."""
-
-
-class SliceReader(BatchFile):
-    """A slice in memory or in a file, read with `read`; positions are relative to its first byte."""
-
-    def __init__(self, planned: PlannedSlice, read: Callable[[int, int], BytesLike]) -> None:
-        self.planned = planned
-        self.path = planned.file
-        self.size = planned.size
-        self._read = read
-
-    def read(self, position: int, length: int) -> BytesLike:
-        length = min(length, self.size - position)
-        return self._read(position, length) if length > 0 else b""
-
-
-@dataclass(frozen=True, slots=True)
-class _Missing:
-    """A corrupt range: its damage, the position after it, and the offset after it as in the batch headers."""
-
-    damage: Damage
-    until: int
-    end: int
-
-
-def are_sound(data: BytesLike, headers: BatchHeaders, planned: PlannedSlice, expected: int) -> bool:
-    """Return True if the next batches of a slice are valid; `expected`: the lowest offset that they may have."""
-    if any(broken.any() for broken, _ in header_rules(headers, max(planned.shift, 0))):
-        return False
-    base, end = headers.base_offset + planned.shift, headers.next_offset + planned.shift
-    ordered = base[0] >= expected and end[-1] <= planned.end and bool((base[1:] >= end[:-1]).all())
-    return ordered and not len(crc_failures(data, headers))
-
-
-class SoundPrefix:
-    """Yields the windows of a slice up to the first one with an invalid batch.
-
-    * `low`, `reached`: the position and the offset after the last window that was yielded
-    * `stopped`: True if the next window cannot be read or has an invalid batch
-    * `checked`: False to raise errors and not to validate batches
-    * `whole`: True if the windows cover the entire slice; then `crc` is the CRC-32C of the windows so far, and
-      `is_dense` is True if their batches fill the slice's offsets without a gap
-    """
-
-    def __init__(self, planned: PlannedSlice, low: int, *, checked: bool, whole: bool) -> None:
-        self.low, self.reached = low, planned.base
-        self.crc = 0
-        self._whole = whole
-        self.stopped = False
-        self._planned = planned
-        self._checked = checked
-        self._filled = 0
-
-    @property
-    def is_dense(self) -> bool:
-        return self._filled == self._planned.end - self._planned.base
-
-    def of(self, windows: Iterator[tuple[memoryview, BatchHeaders]]) -> Iterator[tuple[memoryview, BatchHeaders]]:
-        while True:
-            try:
-                window = next(windows, None)
-            except Corrupt:
-                if not self._checked:
-                    raise
-                self.stopped = True
-                return
-            if window is None:
-                return
-            data, headers = window
-            if self._checked:
-                if not are_sound(data, headers, self._planned, self.reached):
-                    self.stopped = True
-                    return
-                self.reached = int(headers.next_offset[-1]) + self._planned.shift
-                self._filled += int((headers.last_offset_delta + 1).sum())
-            if self._whole:
-                self.crc = crc_after(data, headers, self.crc) if self._checked else crc32c(data, self.crc)
-            self.low += len(data)
-            yield window
 
 
 def sound_batches(
-    file: SliceReader, start: int, end: int, *, low: int = 0, expected: int | None = None, on_skipped: OnSkipped | None
+    file: SliceFile,
+    start: int,
+    end: int,
+    *,
+    low: int | None = None,
+    on_skipped: OnSkipped | None,
+    advice: str = GO_ON,
 ) -> Iterator[Window]:
-    """Yield windows of the valid batches with an offset in `[start, end)`, from position `low` of the slice on.
+    """Yield windows of the valid batches with an offset in `[start, end)`, from position `low` on (None: all).
 
-    `expected`: the lowest offset that the next batch may have; None: the slice's base offset. `on_skipped` is called
-    with each skipped range; None: raise `Corrupt` at the first corrupt batch that may have offsets of the range.
+    `on_skipped` is called with each skipped range; None: raise `Corrupt`, with `advice`, at the first corrupt batch
+    that may have offsets of the range. A slice that is read whole ends in `Corrupt`, too, if its CRC-32C is wrong
+    although all of its batches are valid.
     """
     planned = file.planned
-    for event in _events(file, low, planned.base if expected is None else expected, end):
-        if isinstance(event, Window):
-            yield from _wanted(event, planned, start, end)
-        else:
-            _report(event, planned, start, end, on_skipped)
-
-
-def sound_batches_of_whole(file: SliceReader, start: int, end: int, on_skipped: OnSkipped | None) -> Iterator[Window]:
-    """Like `sound_batches`, for a slice in memory whose CRC-32C is wrong."""
-    planned = file.planned
-    events = list(_events(file, 0, planned.base, planned.end))
-    windows = [event for event in events if isinstance(event, Window)]
-    all_sound = len(windows) == len(events)
-    filled = sum(int((window.headers.last_offset_delta + 1).sum()) for window in windows)
-    if all_sound and filled != planned.end - planned.base:
-        if on_skipped is None:
-            raise unexplained(planned)
-        reason = unexplained(planned).message
-        on_skipped(skipped(planned, planned.position, planned.size, max(start, planned.base), end, reason))
-        return
-    for event in events:
-        if isinstance(event, Window):
-            yield from _wanted(event, planned, start, end)
-        else:
-            _report(event, planned, start, end, on_skipped)
-    if all_sound and on_skipped is None:
-        raise unexplained(planned)
+    low = planned.position if low is None else low
+    whole = low == planned.position and file.size == low + planned.size
+    crc = filled = 0
+    last = None if end >= planned.end else end - planned.shift
+    for found in checked_batches(file, low, planned.base - planned.shift, end=last, limit=planned.end - planned.shift):
+        if isinstance(found, Damage):
+            whole = False
+            _report(found, planned, start, end, on_skipped, advice)
+            continue
+        if not len(found.headers):
+            return
+        window, error = found.trimmed(), None
+        if whole:
+            crc = crc_after(window.data, window.headers, crc)
+            filled += int((window.headers.last_offset_delta + 1).sum())
+            error = unexplained(planned) if window.end == file.size and crc != planned.crc else None
+        if error is not None and filled != planned.end - planned.base:
+            if on_skipped is None:
+                raise error
+            on_skipped(skipped(planned, window.start, len(window.data), max(start, planned.base), end, error.message))
+            return
+        yield from _wanted(window, planned, start, end)
+        if error is not None and on_skipped is None:
+            raise error
 
 
 def unexplained(planned: PlannedSlice) -> Corrupt:
@@ -156,39 +77,25 @@ def unexplained(planned: PlannedSlice) -> Corrupt:
     )
 
 
-def _events(file: SliceReader, low: int, expected: int, end: int) -> Iterator[Window | _Missing]:
-    """Yield windows of valid batches and the corrupt ranges between them, in file order."""
-    planned = file.planned
-    limit = planned.end - planned.shift
-    last = None if end >= planned.end else end - planned.shift
-    for found in checked_batches(file, low, expected - planned.shift, end=last, limit=limit):
-        if isinstance(found, Window):
-            yield found
-        else:
-            yield _Missing(found, found.until, limit if found.next_offset is None else found.next_offset)
-
-
 def _wanted(window: Window, planned: PlannedSlice, start: int, end: int) -> Iterator[Window]:
     headers = window.headers
     rows = np.flatnonzero((headers.next_offset > start - planned.shift) & (headers.base_offset < end - planned.shift))
-    if not len(rows):
-        return
-    inside = headers[int(rows[0]) : int(rows[-1]) + 1]
-    low, high = int(inside.position[0]), int(inside.position[-1] + inside.size[-1])
-    moved = replace(inside, position=inside.position - low)
-    yield Window(memoryview(window.data)[low:high], window.start + low, moved, window.file)
+    if len(rows):
+        yield window.select(slice(int(rows[0]), int(rows[-1]) + 1)).trimmed()
 
 
-def _report(missing: _Missing, planned: PlannedSlice, start: int, end: int, on_skipped: OnSkipped | None) -> None:
-    damage = missing.damage
-    first, last = max(damage.offset + planned.shift, start), min(missing.end + planned.shift, end)
+def _report(
+    damage: Damage, planned: PlannedSlice, start: int, end: int, on_skipped: OnSkipped | None, advice: str
+) -> None:
+    following = planned.end if damage.next_offset is None else damage.next_offset + planned.shift
+    first, last = max(damage.offset + planned.shift, start), min(following, end)
     if first >= last:
         return
-    position = planned.position + damage.position
     if on_skipped is None:
         reason = f"expected whole record batches: {damage.reason}" if damage.structural else damage.reason
-        raise Corrupt(f"{reason}; {GO_ON}", file=planned.file, position=position, offset=damage.offset + planned.shift)
-    on_skipped(skipped(planned, position, missing.until - damage.position, first, last, damage.reason))
+        file, offset = planned.file, damage.offset + planned.shift
+        raise Corrupt(f"{reason}; {advice}", file=file, position=damage.position, offset=offset)
+    on_skipped(skipped(planned, damage.position, damage.until - damage.position, first, last, damage.reason))
 
 
 def skipped(planned: PlannedSlice, position: int, nbytes: int, start: int, end: int, reason: str) -> Skipped:

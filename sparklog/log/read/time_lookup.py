@@ -12,21 +12,27 @@ metadata answers.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import partial
 
 import numpy as np
 
 from sparklog.errors import Corrupt
-from sparklog.format.batch_scan import scan_headers
 from sparklog.format.batch_walk import Window
 from sparklog.format.crc32c import crc32c
-from sparklog.format.record_batch import Place
-from sparklog.log.read import fetch
-from sparklog.log.read.damaged_slices import SliceReader, SoundPrefix, sound_batches, sound_batches_of_whole
+from sparklog.log.read.damaged_slices import skipped, sound_batches
 from sparklog.log.read.planned_slices import PlannedSlice, planned_ranges, planned_slices
 from sparklog.log.read.read_plan import NativeReadPart, bounds_of, check_isolation, check_partition, read_parts
 from sparklog.log.read.segment_entrance import entrance_for_timestamp, read_offset_index, read_time_index
 from sparklog.log.read.skipped import OnSkipped
+from sparklog.log.read.slice_files import (
+    MissingFile,
+    SliceFile,
+    StoredSlice,
+    enter_segment,
+    index_of,
+    read_range,
+    sound_footer,
+    whole_batches,
+)
 from sparklog.log.state.slice_table import Newer, Snapshot
 from sparklog.log.state.view import READ_UNCOMMITTED, LogView, OffsetRange, TimestampOffset
 from sparklog.storage.store import Store
@@ -119,7 +125,7 @@ def _looked_up(
             start, end = max(low, limits.log_start), limits.end(isolation)
             try:
                 answers[partition] = _first(snapshot, partition, target, (start, end), on_skipped)
-            except fetch.MissingFile as missing:
+            except MissingFile as missing:
                 if missing.file == missed:
                     raise Corrupt("the log names a file that does not exist: restore it", file=missed) from None
                 missed = missing.file
@@ -153,8 +159,8 @@ def _in_slice(
     """
     if planned.append_time >= max(target, 0) and planned.records == planned.end - planned.base:
         return TimestampOffset(max(start, planned.base), planned.append_time)
-    for window, low in _windows(store, planned, target, start, on_skipped):
-        answer = _in_batches(window, planned, planned.position + low, target, start)
+    for window in _windows(store, planned, target, start, on_skipped):
+        answer = _in_batches(window, planned, target, start, on_skipped)
         if answer is not None:
             return answer
     return None
@@ -162,77 +168,52 @@ def _in_slice(
 
 def _windows(
     store: Store, planned: PlannedSlice, target: int, start: int, on_skipped: OnSkipped | None
-) -> Iterator[tuple[fetch.Window, int]]:
-    """Yield valid batches that may contain the record, and their position in the slice."""
+) -> Iterator[Window]:
+    """Yield valid batches that may contain the record."""
+    begin = low = planned.position
     if planned.size <= store.limits.index_min_bytes:
-        data = fetch.read_range(store, planned.file, planned.position, planned.size)
+        data = read_range(store, planned.file, planned.position, planned.size)
+        file = SliceFile(planned, data)
         if crc32c(data) == planned.crc:
-            yield (data, scan_headers(data, file=planned.file, file_position=planned.position)), 0
+            yield from whole_batches(file, low)
             return
-        file = SliceReader(planned, partial(fetch.part_of, data))
-        yield from map(_moved, sound_batches_of_whole(file, start, planned.end, on_skipped))
-        return
-    low, cuts, first, until = 0, [planned.size], None, 0
-    if not planned.footer_length:
+    elif not planned.footer_length:
         offsets = read_offset_index(store, planned)
         times = None if offsets is None or target == ANY_TIME else read_time_index(store, planned)
         entrance = entrance_for_timestamp(offsets, times, planned, target, start)
-        low, first = fetch.enter_segment(store, planned, entrance)
-        until = entrance.until
+        file = StoredSlice(store, planned, window_ends=[begin + entrance.until])
+        low = enter_segment(file, entrance)
     else:
-        footer = fetch.sound_footer(store, planned)
-        index = None if footer is None else fetch.index_of(footer, planned)
+        footer = sound_footer(store, planned)
+        index = None if footer is None else index_of(footer, planned)
+        file = StoredSlice(store, planned, window_ends=() if index is None else (begin + index.position).tolist())
         if index is not None:
             by_time = index.entry_for_timestamp(target) if planned.append_time < 0 else 0
-            entry = max(by_time, index.entry_for_offset(start - planned.shift))
-            low = int(index.position[entry])
-            cuts = [*index.position[entry + 1 :].tolist(), planned.size]
-    prefix = SoundPrefix(planned, low, checked=True, whole=False)
-    for window in prefix.of(_read_windows(store, planned, low, cuts, first, until)):
-        yield window, prefix.low - len(window[0])
-    if prefix.stopped:
-        rest = sound_batches(
-            SliceReader(planned, partial(fetch.read_of, store, planned)), start, planned.end,
-            low=prefix.low, expected=prefix.reached, on_skipped=on_skipped,
-        )  # fmt: skip
-        yield from map(_moved, rest)
-
-
-def _read_windows(
-    store: Store, planned: PlannedSlice, low: int, cuts: list[int], first: fetch.Window | None, until: int
-) -> Iterator[fetch.Window]:
-    for high in cuts:
-        while low < high:
-            window = first or fetch.read_window(store, planned, low, high, until)
-            first = None
-            yield window
-            low += len(window[0])
-
-
-def _moved(window: Window) -> tuple[fetch.Window, int]:
-    """Convert a window of the batch walk, whose positions are relative to the slice."""
-    return (memoryview(window.data), window.headers), window.start
+            low = begin + int(index.position[max(by_time, index.entry_for_offset(start - planned.shift))])
+    yield from sound_batches(file, start, planned.end, low=low, on_skipped=on_skipped)
 
 
 def _in_batches(
-    window: fetch.Window, planned: PlannedSlice, position: int, target: int, start: int
+    window: Window, planned: PlannedSlice, target: int, start: int, on_skipped: OnSkipped | None
 ) -> TimestampOffset | None:
-    from sparklog.format.decode import decode
-
-    data, headers = window
+    headers = window.headers
     has_append_time = headers.is_log_append_time & (planned.append_time >= 0)
     newest = np.where(has_append_time, planned.append_time, headers.max_timestamp)
     for i in np.flatnonzero((newest >= target) & (headers.next_offset + planned.shift > start)).tolist():
-        records = decode(
-            data,
-            headers[i : i + 1],
-            columns=("offset", "timestamp"),
-            offset_shift=planned.shift,
-            start_offset=start,
-            append_time=planned.append_time if has_append_time[i] else None,
-            check_crc=False,
-            place=Place(planned.file, position),
-        )
+        try:
+            records = window.select(slice(i, i + 1)).decode(
+                ("offset", "timestamp"),
+                offset_shift=planned.shift,
+                start_offset=start,
+                append_time=planned.append_time if has_append_time[i] else None,
+            )
+        except Corrupt as error:
+            if on_skipped is None:
+                raise
+            header, first = headers.row(i), int(headers.base_offset[i]) + planned.shift
+            position, end = window.start + int(headers.position[i]), int(headers.next_offset[i]) + planned.shift
+            on_skipped(skipped(planned, position, header.size, first, end, error.message))
+            continue
         hit = np.flatnonzero(records.timestamp >= target)
         if len(hit):
             return TimestampOffset(int(records.offset[hit[0]]), int(records.timestamp[hit[0]]))

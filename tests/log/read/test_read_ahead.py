@@ -14,9 +14,9 @@ import pytest
 
 from sparklog.errors import Corrupt, SparklogError
 from sparklog.limits import Limits
-from sparklog.log.read import fetch
 from sparklog.log.read.planned_slices import planned_slices
 from sparklog.log.read.read_ahead import ReadAhead, Request
+from sparklog.log.read.slice_files import read_windows
 from sparklog.log.topic.topic import Topic
 from sparklog.storage.store import Store
 from sparklog.testing.wrapper_stores import WrapperStore
@@ -198,7 +198,7 @@ def test_maintenance_reads_large_slices_in_windows(place: CountedRoot) -> None:
     slices = topic.log.snapshot().slices
     row = planned_slices("t", 0, slices.select(0)).row(0)
     place.store.reset()
-    windows = [bytes(data) for data, _ in fetch.read_windows(place.store, row)]
+    windows = [bytes(window.data) for window in read_windows(place.store, row)]
     assert b"".join(windows) == place.inner.get(row.file, row.position, row.size)
     begun = -(-row.size // WINDOW)
     assert begun > 9
