@@ -21,19 +21,22 @@ not read in the old topic. Nothing is skipped; records after that offset may be 
 
 The commits of the copy are the mapping. Each says up to which old offsets it copies, and how many records it adds to
 each new partition. They are read from the newest back, down to one before which a group has read everything: of a group
-that has read all, that is the newest. A commit counts as a whole: it is unread if a group has not read all of any old
-partition's records in it. Within one old partition so at most the records of one commit are read again (64 MiB of the
-old topic). A group that has read less of some old partitions than of others, in time, reads again what it has read of
-the others after that. `again` is the bound for both.
+that has read all, that is the newest.
+
+If a group has read some of the old records of a commit, they are read again, and counted by old and new partition. Where
+a new partition gets records of one old partition, as if 4 partitions become 12, the count of those that the group has
+read is the exact position. Where it gets records of several, their order is not known: the group goes on after the
+smallest count of an old partition with unread records. The commit counts as unread from its start if the old topic has
+lost some of its records since then, and after `MAX_COUNTED` commits. `again` is the bound for all of this.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -51,7 +54,7 @@ from sparklog.log.state.history import History
 from sparklog.log.state.range_slices import RangeSlices, select_ranges
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.topic_state import Head
-from sparklog.log.state.view import READ_COMMITTED, OffsetRange
+from sparklog.log.state.view import READ_COMMITTED, OffsetRange, Stored
 from sparklog.log.state.writer_runs import TXN, KafkaWriterKey, SequenceConflict, WriterEntry
 from sparklog.log.topic.engine import TopicLog
 from sparklog.log.topic.root import ROOT, Root, open_root
@@ -64,6 +67,8 @@ if TYPE_CHECKING:
 
 STEP_BYTES = 64 << 20
 """Stored bytes of the old topic that become one commit."""
+MAX_COUNTED = 16
+"""Commits of the copy whose old records are read again to place groups: at most 1 GiB."""
 COLUMNS = ("key", "value", "headers", "timestamp")
 PLACE = {"partition": np.int32, "offset": np.int64}
 AS_THEY_ARE = {
@@ -75,7 +80,11 @@ AS_THEY_ARE = {
 GROWN = "topic %s had %s partitions before: a key may be in several, and their order is not known"
 _LOG = logging.getLogger("sparklog.tools")
 
+Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
+
+CopyProgress: TypeAlias = Callable[[int, int, int], object]
+"""Called with records copied so far, and with bytes done and bytes in all, as the old topic stores them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -145,22 +154,25 @@ class Copying:
             )
         return copied
 
-    def run(self, step_bytes: int, progress: Callable[[int], object]) -> int:
+    def run(self, step_bytes: int, progress: CopyProgress) -> int:
         """Copy what is left, step by step; return the number of records."""
+        starts = np.maximum(self._reached, self.copied().offsets)
+        left = stored_in(self._selected(self._ranges(starts, self.ends)))
+        nbytes = sum(part.nbytes for part in left)
+        count = max(1, -(-nbytes // step_bytes))
         records = 0
-        for ends in self._steps(step_bytes):
+        if left:
+            progress(records, 0, nbytes)
+        for step, ends in enumerate(self._steps(starts, left, count), 1):
             while (copied := self._step(ends)) is None:
                 # Another run was faster. What it took is not taken again.
                 pass
             records += copied
-            progress(records)
+            progress(records, nbytes * step // count, nbytes)
         return records
 
-    def _steps(self, step_bytes: int) -> Iterator[Int64s]:
+    def _steps(self, starts: Int64s, left: Sequence[Stored], count: int) -> Iterator[Int64s]:
         """Yield the ends of steps: the same share of the stored bytes that are left of each partition."""
-        starts = np.maximum(self._reached, self.copied().offsets)
-        left = stored_in(self._selected(self._ranges(starts, self.ends)))
-        count = max(1, -(-sum(part.nbytes for part in left) // step_bytes))
         ends = [part.at_bytes(*(part.nbytes * step // count for step in range(1, count + 1))) for part in left]
         partitions = np.flatnonzero(starts < self.ends)
         for step in range(count if left else 0):
@@ -209,18 +221,39 @@ class Copying:
         """Yield the records with their new partitions, and move `copied` over them."""
         import pyarrow as pa
 
-        from sparklog.format.arrow_numpy import fixed_array, fixed_values
+        from sparklog.format.arrow_numpy import fixed_array
+
+        for batch, old, offset, new in self._placed(ranges, COLUMNS):
+            np.add.at(copied.records, old, 1)
+            np.maximum.at(copied.offsets, old, offset + 1)
+            yield batch.select(COLUMNS).append_column("partition", fixed_array(new, pa.int32()))
+
+    def _placed(
+        self, ranges: list[OffsetRange], columns: Sequence[str]
+    ) -> Iterator[tuple[pa.RecordBatch, Int32s, Int64s, Int32s]]:
+        """Yield the records with their old partitions, old offsets and new partitions."""
+        from sparklog.format.arrow_numpy import fixed_values
         from sparklog.format.key_hash import partition_for_key
 
         parts = plan_parts(self._selected(ranges), READ_COMMITTED)
         # What retention deletes meanwhile is in no topic then.
-        for batch in read_parts([replace(part, fail_on_data_loss=False) for part in parts], (*COLUMNS, *PLACE)):
+        for batch in read_parts([replace(part, fail_on_data_loss=False) for part in parts], (*columns, *PLACE)):
             old, offset = (fixed_values(batch.column(name), kind) for name, kind in PLACE.items())
-            np.add.at(copied.records, old, 1)
-            np.maximum.at(copied.offsets, old, offset + 1)
             by_key = partition_for_key(batch.column("key"), self.partitions)
-            new = np.where(by_key < 0, old % self.partitions, by_key).astype(np.int32)
-            yield batch.select(COLUMNS).append_column("partition", fixed_array(new, pa.int32()))
+            yield batch, old, offset, np.where(by_key < 0, old % self.partitions, by_key).astype(np.int32)
+
+    def read_again(self, step: CopyStep) -> StepRecords | None:
+        """Read the old records of a commit of the copy; None if the old topic does not have all of them any more."""
+        if np.any(step.after.offsets > self.ends):
+            # Another run has copied more than this one knows of.
+            return None
+        starts = np.maximum(step.before.offsets, self.source.head.log_start)
+        placed = [rows[1:] for rows in self._placed(self._ranges(starts, step.after.offsets), ("key",))]
+        if not placed:
+            return None
+        old, offset, new = map(np.concatenate, zip(*placed, strict=True))
+        counts = np.bincount(new, minlength=self.partitions)
+        return StepRecords(old, offset, new) if np.array_equal(counts, step.added) else None
 
 
 def check_alone(copying: Copying, log_ends: Int64s, copied: CopyPositions) -> None:
@@ -244,6 +277,40 @@ class MovedGroup:
     offsets: Mapping[int, int]
     again: int = 0
     problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CopyStep:
+    """A commit of the copy: old positions before and after it, ends of the new partitions before it, records added."""
+
+    before: CopyPositions
+    after: CopyPositions
+    ends: Int64s
+    added: Int64s
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepRecords:
+    """The records of a commit of the copy: old partition, old offset and new partition, of each."""
+
+    old: Int32s
+    offset: Int64s
+    new: Int32s
+
+    def unread(self, read: Int64s, partitions: int) -> tuple[Int64s, int]:
+        """Return what a group has not read that has `read` so far in the old partitions, int64[old partitions].
+
+        The first array holds the number of records in each new partition that surely precede its first unread one; -1
+        if it has none. The second value is the number of unread records.
+        """
+        is_unread = self.offset >= read[self.old]
+        # Only the order of records from the same old partition is known.
+        pairs, pair = np.unique(self.old.astype(np.int64) * partitions + self.new, return_inverse=True)
+        has_unread = np.bincount(pair, is_unread, len(pairs)) > 0
+        read_before = np.bincount(pair, ~is_unread, len(pairs)).astype(np.int64)
+        first = np.full(partitions, INT64_MAX)
+        np.minimum.at(first, pairs[has_unread] % partitions, read_before[has_unread])
+        return np.where(first == INT64_MAX, -1, first), int(is_unread.sum())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -299,31 +366,56 @@ def _move(group: Group, topic: str, before: Mapping[int, int], places: _Places, 
 
 def _places(read: Int64s, copying: Copying) -> _Places:
     """Return where groups go on that have `read` so far in the old partitions, int64[groups, old partitions]."""
+    steps, total, is_certain = _steps_back(read, copying)
+    offsets, is_placed = np.tile(total, (len(read), 1)), np.zeros((len(read), len(total)), np.bool_)
+    unread, counted = np.zeros(len(read), np.int64), 0
+    for step in reversed(steps):
+        grown = step.after.records > step.before.records
+        is_unread = np.any(grown & (step.after.offsets > read), axis=1)
+        is_whole = np.all(~grown | (step.before.offsets >= read), axis=1)
+        unread += np.where(is_unread & is_whole, step.added.sum(), 0)
+        partly_read = np.flatnonzero(is_unread & ~is_whole).tolist()
+        records = None
+        if partly_read and counted < MAX_COUNTED:
+            records = copying.read_again(step)
+            counted += 1
+        for row in partly_read if records is not None else ():
+            first, left = records.unread(read[row], len(total))
+            unread[row] += left
+            is_here = (first >= 0) & ~is_placed[row]
+            offsets[row, is_here] = (step.ends + first)[is_here]
+            is_placed[row] |= is_here
+            is_unread[row] = False
+        is_here = is_unread[:, None] & (step.added > 0) & ~is_placed
+        offsets = np.where(is_here, step.ends, offsets)
+        is_placed |= is_here
+    return _Places(offsets, (total - offsets).sum(axis=1) - unread, is_certain)
+
+
+def _steps_back(read: Int64s, copying: Copying) -> tuple[list[CopyStep], Int64s, npt.NDArray[np.bool_]]:
+    """Return commits of the copy, the latest first, down to one before which each group has read everything.
+
+    Also the ends of the new partitions after the copy, and by group whether the commits go back so far.
+    """
     total = ends = copying.log.head(refresh=False).log_end
-    offsets, again = np.tile(ends, (len(read), 1)), np.zeros(len(read), np.int64)
     is_certain = np.zeros(len(read), np.bool_)
     after, added = copying.copied(), np.zeros_like(ends)
-    is_newest = True
+    steps: list[CopyStep] = []
     for commit in _commits_back(copying.log):
         before = copied_by({writer.id: writer for writer in commit.writers}, copying.source.head)
         if before is not None:
-            if is_newest:
+            if not steps:
                 # What others have appended since is new to each group. Before it was the copy alone.
                 check_alone(copying, ends, before)
-                total, offsets[:] = ends, ends
-            grown = after.records > before.records
-            is_unread = np.any(grown & (after.offsets > read), axis=1)
-            offsets = np.where(is_unread[:, None] & (added > 0), ends, offsets)
-            is_whole = np.all(~grown | (before.offsets >= read), axis=1)
-            again -= np.where(is_unread & is_whole, added.sum(), 0)
+                total = ends
+            steps.append(CopyStep(before, after, ends, added))
             is_certain = np.all((before.records == 0) | (before.offsets <= read), axis=1)
             if is_certain.all():
                 break
-            after, added, is_newest = before, np.zeros_like(ends), False
+            after, added = before, np.zeros_like(ends)
         of_commit = _appended(commit, len(ends))
         ends, added = ends - of_commit, added + of_commit
-    again += (total - offsets).sum(axis=1)
-    return _Places(offsets, again, is_certain)
+    return steps, total, is_certain
 
 
 def _commits_back(log: TopicLog) -> Iterator[Commit]:
@@ -403,6 +495,18 @@ def repartition(
         print(made.records)
     """
     root = root if isinstance(root, Root) else open_root(root)
+
+    def after_step(records: int, nbytes: int, of_nbytes: int) -> None:
+        if nbytes:
+            progress(records)
+
+    return copy_topic(root, topic, name, partitions, move_groups, after_step, step_bytes)
+
+
+def copy_topic(
+    root: Root, topic: str, name: str, partitions: int, move_groups: bool, progress: CopyProgress, step_bytes: int
+) -> Repartitioned:
+    """Do what `repartition` does, with more about its progress."""
     if check_topic_name(name) == check_topic_name(topic):
         raise BadRequest(f"expected another name than that of topic '{topic}', whose records stay where they are")
     if not 1 <= partitions <= MAX_PARTITIONS:

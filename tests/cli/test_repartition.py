@@ -88,8 +88,10 @@ def test_it_follows_until_it_is_interrupted(sparklog: Sparklog, root: Path, monk
     env = replace(SYSTEM, sleep=sleep)
     monkeypatch.setattr(command, "open_root", lambda location: open_root(location, env=env))
     outcome = sparklog(*COPY, "--follow", code=130)
-    assert outcome.err.splitlines()[-1] == (
-        "sparklog: interrupted: 92 records copied; what was copied stays; run it again with the same words to go on"
+    assert re.fullmatch(
+        r"sparklog: interrupted: 92 records, (\d+ B) of \1 copied; what was copied stays; run it again with the same "
+        "words to go on",
+        outcome.err.splitlines()[-1],
     )
     assert pauses == [1.0] * 3
     assert open_root(str(root)).topic("orders-4").scan().to_table().num_rows == 92

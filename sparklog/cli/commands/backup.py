@@ -268,17 +268,18 @@ def repartition(
     old partition modulo the new number. To cut over, stop the writers of the old topic, run the command with
     --move-groups, and start all clients on the new topic.
     """
-    from sparklog.tools.repartition import repartition as run
+    from sparklog.tools.repartition import STEP_BYTES, copy_topic
 
     opened = open_root(root)
     total = 0
     with StatusLine("repartition", quiet=quiet) as status:
 
-        def progress(records: int) -> None:
-            status(f"{total + records:,} records copied")
+        def progress(records: int, nbytes: int, of_nbytes: int) -> None:
+            size = f"{size_text(nbytes)} of {size_text(of_nbytes)}"
+            status(f"{count(total + records, 'record')}, {size} copied")
 
         while True:
-            made = run(opened, topic, to, partitions=partitions, move_groups=move_groups, progress=progress)
+            made = copy_topic(opened, topic, to, partitions, move_groups, progress, STEP_BYTES)
             if not follow:
                 break
             total += made.records

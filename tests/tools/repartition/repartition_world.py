@@ -106,10 +106,10 @@ def check_copy(root: Root, partitions: int) -> None:
         newest[source, partition] = offset
 
 
-def check_group(root: Root, committed: Mapping[int, int], moved: MovedGroup) -> None:
+def check_group(root: Root, committed: Mapping[int, int], moved: MovedGroup) -> int:
     """Check that a group which had read `old` so far skips nothing in `new`, and reads no more again than it is told.
 
-    One that had read all reads nothing.
+    One that had read all reads nothing. Returns the number of records that it had not read.
     """
     assert not moved.problem
     old, new = records_of(root, "old"), records_of(root, "new")
@@ -129,3 +129,4 @@ def check_group(root: Root, committed: Mapping[int, int], moved: MovedGroup) -> 
     assert len(to_read) - len(unread) <= moved.again
     if not unread:
         assert not to_read
+    return len(unread)

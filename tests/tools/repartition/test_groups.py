@@ -8,6 +8,7 @@ from sparklog.errors import Conflict
 from sparklog.groups.lag import Groups
 from sparklog.log.topic.root import Root
 from sparklog.testing.world import DAY_MS
+from sparklog.tools import repartition
 from sparklog.tools.repartition import MovedGroup
 from sparklog.transactions.producer import transactional
 from tests.tools.repartition.repartition_world import RepartitionWorld, check_group
@@ -60,6 +61,44 @@ def test_wherever_a_group_was_nothing_is_skipped() -> None:
     # As the steps take the same share of each partition, little more than one of them.
     assert 0 < groups["half"].again < 60
     assert groups["late"].again < 60 < groups["uneven"].again
+
+
+@pytest.mark.parametrize("step_bytes", [900, 1 << 20])
+def test_twelve_partitions_of_four_have_exact_offsets(step_bytes: int) -> None:
+    world = filled(4)
+    world.append(60)
+    ends = log_ends(world, "old")
+    read = {0: ends[0] - 5, 1: 3, 2: ends[2], 3: ends[3] // 2}
+    world.group("g", old=read)
+    (item,) = world.copy(12, groups=True, step_bytes=step_bytes).groups
+    unread = check_group(world.root(), read, item)
+    assert item.again == 0
+    new = log_ends(world, "new")
+    assert sum(new[partition] - offset for partition, offset in item.offsets.items()) == unread
+
+
+def test_only_so_many_commits_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, offsets = filled(4), {0: 70, 1: 3, 2: 40, 3: 30}
+    world.group("exact", old=offsets)
+    exact = moved(world)["exact"]
+    world.group("bounded", old=offsets)
+    monkeypatch.setattr(repartition, "MAX_COUNTED", 1)
+    bounded = moved(world)["bounded"]
+    for item in (exact, bounded):
+        check_group(world.root(), offsets, item)
+    assert exact.again < bounded.again
+
+
+def test_records_that_the_old_topic_has_lost_are_not_counted() -> None:
+    world = filled(4)
+    root = world.root()
+    world.copy(root=root, step_bytes=1 << 20)
+    read = {0: 20, 1: 20, 2: 20, 3: 20}
+    world.group("g", old=read)
+    root.topic("old").delete_records({0: 5})
+    (item,) = world.copy(root=root, groups=True).groups
+    assert set(item.offsets.values()) == {0}
+    assert item.again == sum(log_ends(world, "new").values())
 
 
 def test_what_others_append_after_the_copy_is_not_skipped() -> None:
