@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from sparklog.common.times import iso_time
-from sparklog.common.units import size_text
+from sparklog.common.units import count, size_text
 from sparklog.errors import BadRequest
 
 
@@ -100,6 +100,11 @@ STATUS_SECONDS = 2.0
 """A command that is done by then shows no status."""
 
 
+def on_terminal() -> bool:
+    """Return True if stderr is a terminal: progress is one line that changes, in place of the lines of a log."""
+    return sys.stderr.isatty()
+
+
 def interrupted(error: KeyboardInterrupt) -> str:
     """Return `interrupted`, and how far the work was where that is known."""
     return ": ".join(("interrupted", *map(str, error.args)))
@@ -113,19 +118,19 @@ class StatusLine:
 
     def __init__(self, title: str, *, quiet: bool = False) -> None:
         self._title = title
-        self._shown = not quiet and sys.stderr.isatty()
+        self.is_shown = not quiet and on_terminal()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._show, daemon=True)
         self.text = ""
 
     def __enter__(self) -> StatusLine:
-        if self._shown:
+        if self.is_shown:
             self._thread.start()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
         self._ended.set()
-        if self._shown:
+        if self.is_shown:
             self._thread.join()
         if isinstance(error, KeyboardInterrupt) and self.text:
             error.args = (self.text,)
@@ -135,12 +140,12 @@ class StatusLine:
 
     def total(self, line: str) -> None:
         """Print what was done at the end, where progress is shown."""
-        if self._shown:
+        if self.is_shown:
             say(line)
 
     def files(self, files: int, of_files: int, nbytes: int, of_nbytes: int) -> None:
         """Show `12 of 40 files, 1.2 GB of 5.1 GB`."""
-        self(f"{files} of {of_files} files, {size_text(nbytes)} of {size_text(of_nbytes)}")
+        self(f"{files:,} of {count(of_files, 'file')}, {size_text(nbytes)} of {size_text(of_nbytes)}")
 
     def _show(self) -> None:
         seconds, wait = 0.0, STATUS_SECONDS

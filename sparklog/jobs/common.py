@@ -28,7 +28,7 @@ from sparklog.maintenance.properties import settings_of_file
 from sparklog.maintenance.report import document, say_failures
 from sparklog.maintenance.spark_runner import SparkIfNeeded, hide_interrupts
 from sparklog.maintenance.work_items import Settings, store_clock_ms
-from sparklog.output import interrupted, say
+from sparklog.output import interrupted, on_terminal, say
 
 DONE, FAILED, INTERRUPTED = 0, 1, 130
 P = ParamSpec("P")
@@ -86,7 +86,8 @@ def job(
 
 def spark_if_needed(name: str, settings: Settings) -> SparkIfNeeded:
     """Return a runner that starts Spark as application `sparklog <name>`, only then importing what that needs."""
-    return SparkIfNeeded(f"sparklog {name}", lambda builder: sparklog.configure(builder), settings)
+    # On a terminal the status line has the progress: log lines would run into it.
+    return SparkIfNeeded(f"sparklog {name}", lambda builder: sparklog.configure(builder), settings, quiet=on_terminal())
 
 
 @dataclass

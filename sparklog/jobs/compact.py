@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
-from sparklog.common.units import count
+from sparklog.common.units import count, size_text
 from sparklog.compaction.run import CompactOptions, compact_root
 from sparklog.console.parameters import Option
 from sparklog.errors import SparklogError
@@ -24,7 +24,7 @@ from sparklog.log.topic.root import Root
 from sparklog.maintenance.leases import Lease
 from sparklog.maintenance.outcomes import SEAL
 from sparklog.maintenance.report import TopicReport, summary
-from sparklog.maintenance.work_items import Done, Runner, Settings, Work, say_outcome
+from sparklog.maintenance.work_items import CountedWork, Done, Runner, Settings, Work, say_outcome
 from sparklog.output import StatusLine
 
 
@@ -44,19 +44,19 @@ guarded = job("compact", after_interrupt="what was committed stays, the next run
 
 @guarded
 def run(runner: Runner, options: Compact) -> int:
-    pieces = 0
-    with StatusLine("compact", quiet=True) as status:
+    with StatusLine("compact") as status:
+
+        def show(items: int, of_items: int, nbytes: int, of_nbytes: int) -> None:
+            status(f"{items:,} of {count(of_items, 'work item')}, {size_text(nbytes)} of {size_text(of_nbytes)}")
 
         def compact(root: Root, settings: Settings, lease: Lease) -> list[TopicReport]:
             def ended(work: Work, result: Done | SparklogError) -> None:
-                nonlocal pieces
-                pieces += 1
-                status(f"{count(pieces, 'piece')} of work ended")
-                say_outcome(work, result)
+                if not status.is_shown:
+                    say_outcome(work, result)
                 lease.check()
 
             parts = CompactOptions(lease.topics, options.seal_only, options.roll, options.dry_run)
-            return compact_root(root, settings, runner, parts, ended)
+            return compact_root(root, settings, CountedWork(runner, show), parts, ended)
 
         return run_maintenance("compact", options, compact, summary, SEAL if options.seal_only else None)
 

@@ -29,13 +29,21 @@ from pyspark.sql.streaming import StreamingQuery
 
 import sparklog
 from sparklog.common.parsing import is_digits
+from sparklog.common.units import count
 from sparklog.console.options import IsolationOption, comma_separated, whole_number
 from sparklog.console.parameters import Option
 from sparklog.console.terminal import read_text
 from sparklog.datasource.spark_versions import READ_LIMITS
 from sparklog.errors import BadRequest, NotFound, SparklogError, Unavailable, did_you_mean
 from sparklog.jobs.common import parse
-from sparklog.jobs.stream import follow_to_end, known_timestamp, print_end, streaming_job, streaming_session
+from sparklog.jobs.stream import (
+    QueryStatus,
+    follow_to_end,
+    known_timestamp,
+    streaming_job,
+    streaming_session,
+    to_end,
+)
 from sparklog.kafka.in_place.directory import is_internal
 from sparklog.log.journal.names import check_topic_name
 from sparklog.maintenance.properties import parse_properties
@@ -232,7 +240,7 @@ def plan(mirror: Mirror, source: Endpoint, target: Endpoint) -> tuple[dict[str, 
             less = number < partitions[name]
             way = target.grow(name, partitions[name]) if less else source.grow(name, number)
             raise BadRequest(
-                f"topic '{name}' has {partitions[name]} partitions at {source.location} and {number} at "
+                f"topic '{name}' has {count(partitions[name], 'partition')} at {source.location} and {number} at "
                 f"{target.location}, but a mirror keeps partitions: {way}, or choose another target"
             )
     return partitions, [name for name in names if name not in existing]
@@ -278,7 +286,7 @@ def start(spark: SparkSession, mirror: Mirror, partitions: Mapping[str, int]) ->
 def create(target: Endpoint, partitions: Mapping[str, int], missing: Sequence[str]) -> None:
     for name in missing:
         target.create(name, partitions[name])
-        log(f"created topic {name} with {partitions[name]} partitions at {target.location}")
+        log(f"created topic {name} with {count(partitions[name], 'partition')} at {target.location}")
 
 
 def go_on(
@@ -287,14 +295,15 @@ def go_on(
     source: Endpoint,
     target: Endpoint,
     partitions: Mapping[str, int],
+    status: QueryStatus,
     query: StreamingQuery,
-) -> StreamingQuery:
+) -> None:
     """Wait for the query, and begin it again when topics come that the pattern matches.
 
     The pattern is looked up as often as by Kafka's consumers. Topics that cannot be taken in are reported each time.
     """
     seconds = int(mirror.options.get(MAX_AGE, 300_000)) / 1000
-    while not query.awaitTermination(seconds):
+    while not status.wait(query, seconds):
         try:
             planned, missing = plan(mirror, source, target)
             new = sorted(planned.keys() - partitions.keys())
@@ -307,8 +316,8 @@ def go_on(
         log(f"new: {', '.join(new)}")
         partitions = {**partitions, **planned}
         stop_between_batches(query)
+        status.look(query)
         query = start(spark, mirror, partitions)
-    return query
 
 
 def stop_between_batches(query: StreamingQuery) -> None:
@@ -334,8 +343,9 @@ def run(spark: SparkSession, mirror: Mirror) -> int:
         create(target, partitions, missing)
         query = start(spark, mirror, partitions)
         if mirror.follow and mirror.pattern is not None:
-            return print_end(go_on(spark, mirror, source, target, partitions, query), mirror.target)
-        return follow_to_end(query, mirror.target)
+            follow = partial(go_on, spark, mirror, source, target, partitions)
+            return to_end("mirror", query, mirror.target, follow)
+        return follow_to_end("mirror", query, mirror.target)
     finally:
         kafka.close()
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 
-from sparklog.common.units import count
+from sparklog.common.units import count, size_text
 from sparklog.jobs.common import Maintenance, job, parse, run_maintenance, spark_if_needed
 from sparklog.log.topic.root import Root
 from sparklog.maintenance.leases import Lease
@@ -26,16 +26,17 @@ guarded = job("retain", after_interrupt="what went is gone, the next run does th
 
 @guarded
 def run(options: Maintenance, runner: Runner | None = None) -> int:
-    busy = idle = 0
-    with StatusLine("retain", quiet=True) as status:
+    busy = idle = nbytes = 0
+    with StatusLine("retain") as status:
 
         def retain(root: Root, settings: Settings, lease: Lease) -> list[RetainReport]:
-            def show(report: RetainReport) -> None:
-                nonlocal busy, idle
+            def show(report: RetainReport, topics: int) -> None:
+                nonlocal busy, idle, nbytes
                 line = progress(report)
                 busy, idle = (busy, idle + 1) if line is None else (busy + 1, idle)
-                status(f"{count(busy + idle, 'topic')} done")
-                if line is not None:
+                nbytes += report.amounts().bytes_deleted
+                status(f"{busy + idle:,} of {count(topics, 'topic')}, {size_text(nbytes)} deleted")
+                if line is not None and not status.is_shown:
                     log(line)
                 lease.check()
 
@@ -44,7 +45,9 @@ def run(options: Maintenance, runner: Runner | None = None) -> int:
             )
 
         code = run_maintenance("retain", options, retain, summary)
-    if busy and idle:
+    deleted = "to delete" if options.dry_run else "deleted"
+    status.total(f"retain: {count(busy + idle, 'topic')}, {size_text(nbytes)} {deleted}")
+    if busy and idle and not status.is_shown:
         log(f"retain: {count(idle, 'topic')} had nothing to delete")
     return code
 

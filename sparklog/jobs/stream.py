@@ -7,6 +7,7 @@ it has written what was there as it began.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import repeat
 from typing import Annotated, ParamSpec
 
 from py4j.protocol import Py4JError
@@ -24,6 +26,7 @@ from pyspark.sql.functions import col, lit, timestamp_millis, when
 from pyspark.sql.streaming import StreamingQuery
 
 import sparklog
+from sparklog.common.units import count
 from sparklog.console.options import RootOption, whole_number
 from sparklog.console.parameters import Option
 from sparklog.datasource.options import parse_options
@@ -121,31 +124,91 @@ def known_timestamp() -> Column:
     return when(col("timestamp") >= timestamp_millis(lit(0)), col("timestamp"))
 
 
-def follow_to_end(query: StreamingQuery, target: str) -> int:
-    """Wait for a query, then print where it wrote to, and how far it came. Returns the exit code."""
-    with so_far(query):
-        query.awaitTermination()
-    return print_end(query, target)
+def follow_to_end(name: str, query: StreamingQuery, target: str) -> int:
+    """Wait for the query of job `name`, print where it wrote to, and how far it came. Returns the exit code."""
+    return to_end(name, query, target, QueryStatus.wait)
 
 
-def print_end(query: StreamingQuery, target: str) -> int:
-    last = query.lastProgress
-    print(f"written to {target}" + (f", up to micro-batch {last['batchId']}" if last else ": nothing new"))
+def to_end(
+    name: str, query: StreamingQuery, target: str, follow: Callable[[QueryStatus, StreamingQuery], object]
+) -> int:
+    """Do what `follow_to_end` does, with another way to wait."""
+    with StatusLine(name) as line:
+        status = QueryStatus(line)
+        follow(status, query)
+    line.total(f"{name}: {status.amount()}")
+    last = status.last_batch
+    print(f"written to {target}" + (": nothing new" if last is None else f", up to micro-batch {last}"))
     return DONE
 
 
-@contextmanager
-def so_far(query: StreamingQuery) -> Iterator[None]:
-    """Give an interrupt the newest micro-batch that a query has done."""
-    with StatusLine("stream", quiet=True) as status:
+class QueryStatus:
+    """What a job's query, or several after each other, have written, for a status line.
+
+    `last_batch`: the latest micro-batch that Spark reports, None without any.
+    """
+
+    def __init__(self, line: StatusLine) -> None:
+        self._line = line
+        self._records: dict[int, int] = {}
+        self.last_batch: int | None = None
+
+    def wait(self, query: StreamingQuery, seconds: float | None = None) -> bool:
+        """Wait for the end of a query, at most so long; return True if it ended. Its progress is shown meanwhile."""
         try:
-            yield
+            if self._line.is_shown:
+                is_over = self._watch(query, seconds)
+            else:
+                # Without a limit Spark returns nothing at the end.
+                is_over = query.awaitTermination(seconds) is not False
         except KeyboardInterrupt:
             with suppress(Py4JError, OSError):
                 query.stop()
-                if last := query.lastProgress:
-                    status(f"up to micro-batch {last['batchId']}")
+                self.look(query)
+                self._line("" if self.last_batch is None else f"up to micro-batch {self.last_batch}")
             raise
+        if is_over:
+            self.look(query)
+        return is_over
+
+    def look(self, query: StreamingQuery) -> None:
+        """Note what Spark reports of the latest micro-batches of a query."""
+        for progress in query.recentProgress:
+            # A trigger without new data reports the next micro-batch, without records.
+            batch = progress["batchId"]
+            self._records[batch] = max(self._records.get(batch, 0), progress["numInputRows"])
+            self.last_batch = batch
+
+    def amount(self) -> str:
+        written = {batch: records for batch, records in self._records.items() if records}
+        return f"{count(sum(written.values()), 'record')} in {count(len(written), 'micro-batch', 'micro-batches')}"
+
+    def _watch(self, query: StreamingQuery, seconds: float | None) -> bool:
+        for _ in repeat(None) if seconds is None else range(math.ceil(seconds / LOOK_SECONDS)):
+            if query.awaitTermination(LOOK_SECONDS):
+                return True
+            self.look(query)
+            self._line(self._text())
+        return False
+
+    def _text(self) -> str:
+        finished, tasks = _tasks()
+        running = f", now {finished:,} of {count(tasks, 'task')}" if tasks else ""
+        return f"{self.amount()}{running}"
+
+
+LOOK_SECONDS = 1.0
+"""Time between two looks at a query's progress."""
+
+
+def _tasks() -> tuple[int, int]:
+    """Return how many tasks of the stages that run are finished, and how many there are."""
+    session = SparkSession.getActiveSession()
+    if session is None:
+        return 0, 0
+    tracker = session.sparkContext.statusTracker()
+    stages = [stage for number in tracker.getActiveStageIds() if (stage := tracker.getStageInfo(number)) is not None]
+    return sum(stage.numCompletedTasks for stage in stages), sum(stage.numTasks for stage in stages)
 
 
 @dataclass
@@ -196,7 +259,7 @@ arguments = partial(parse, "stream", Copy, __doc__)
 @streaming_job("stream")
 def run(spark: SparkSession, copy: Copy) -> int:
     sparklog.register(spark)
-    return follow_to_end(start(spark, copy), copy.root)
+    return follow_to_end("stream", start(spark, copy), copy.root)
 
 
 @streaming_job("stream")

@@ -398,7 +398,7 @@ def run(spark: SparkSession, job: ToDelta) -> int:
     delta.check_delta(spark, avro=job.payload == "avro")
     sparklog.register(spark)
     job.table = delta.absolute(spark, job.table)
-    return follow_to_end(start(spark, job), job.table)
+    return follow_to_end("to-delta", start(spark, job), job.table)
 
 
 @streaming_job("to-delta")

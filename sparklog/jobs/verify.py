@@ -44,11 +44,12 @@ guarded = job("verify", after_interrupt="nothing was changed")
 @guarded
 def run(runner: Runner, options: Verify) -> int:
     store = open_store(options.root)
-    with StatusLine("verify", quiet=True) as status:
+    with StatusLine("verify") as status:
 
         def show(line: str) -> None:
             status(line)
-            log(line)
+            if not status.is_shown:
+                log(line)
 
         report = verify_root(store, topics=options.topics, quick=options.quick, runner=runner, say=show)
     say_failures("sparklog verify", (), report.location, report.counts.topics or len(report.findings))

@@ -245,7 +245,7 @@ class TopicReport(RunReport):
 
 
 HEADINGS = [
-    *("PARTITION", "DONE", "RECORDS", "AFTER", "BYTES", "AFTER"),
+    *("PARTITION", "DONE", "RECORDS", "RECORDS AFTER", "BYTES", "BYTES AFTER"),
     *("TOMBSTONES KEPT", "TOMBSTONES DROPPED", "DIRTY", "SECONDS"),
 ]
 
@@ -271,22 +271,48 @@ def summary(reports: Sequence[TopicReport], *, dry_run: bool = False) -> str:
 
 
 def _done(reports: Sequence[TopicReport]) -> str:
-    rows = [_row(report.topic, total) for report in reports for total in report.totals()]
-    shown = [table(HEADINGS, rows, (0, 1))] if rows else []
+    totals = [(f"{report.topic}-{total.partition}", total) for report in reports for total in report.totals()]
+    rows = [_row(name, _done_on(total), total) for name, total in totals]
+    all_rows = [*rows, _row("all", "", _sum([total for _, total in totals]))] if len(rows) > 1 else rows
+    shown = [table(HEADINGS, all_rows, (0, 1))] if rows else []
     idle = sum(len(report.before) for report in reports) - len(rows)
     if idle > 0:
         shown.append(f"{count(idle, 'partition needed', 'partitions needed')} nothing")
     return "\n".join(shown)
 
 
-def _row(topic: str, total: PartitionTotal) -> tuple[str, ...]:
+def _sum(totals: Sequence[PartitionTotal]) -> PartitionTotal:
+    """Return the sums of several partitions, and the highest dirty ratio."""
+    ratios = [total.dirty_ratio for total in totals if total.dirty_ratio is not None]
+    return PartitionTotal(
+        -1,
+        {},
+        sum(total.records_before for total in totals),
+        sum(total.records_after for total in totals),
+        sum(total.bytes_before for total in totals),
+        sum(total.bytes_after for total in totals),
+        sum(total.tombstones_kept for total in totals),
+        sum(total.tombstones_dropped for total in totals),
+        sum(total.keyless_dropped for total in totals),
+        sum(total.aborted_dropped for total in totals),
+        max(ratios, default=None),
+        sum(total.seconds for total in totals),
+        any(total.failed for total in totals),
+    )
+
+
+def _done_on(total: PartitionTotal) -> str:
     done = [f"{action} x{times}" if times > 1 else action for action, times in total.actions.items()]
+    return ", ".join([*done, *(["FAILED"] if total.failed else [])])
+
+
+def _row(name: str, done: str, total: PartitionTotal) -> tuple[str, ...]:
     cleaned = ("-", "-", "-")
     if total.dirty_ratio is not None:
         cleaned = (f"{total.tombstones_kept:,}", f"{total.tombstones_dropped:,}", f"{total.dirty_ratio:.2f}")
     return (
-        f"{topic}-{total.partition}",
-        ", ".join([*done, *(["FAILED"] if total.failed else [])]),
+        name,
+        done,
         f"{total.records_before:,}",
         f"{total.records_after:,}",
         size_text(total.bytes_before),

@@ -115,6 +115,7 @@ class SparkIfNeeded:
         name: name of the application.
         configure: configures the session's builder, as `sparklog.configure` does.
         settings: settings, with the thresholds `spark_min_bytes` and `spark_min_files`.
+        quiet: print no log lines about work in progress.
     """
 
     def __init__(
@@ -122,10 +123,13 @@ class SparkIfNeeded:
         name: str,
         configure: Callable[[SparkSession.Builder], SparkSession.Builder],
         settings: Settings,
+        *,
+        quiet: bool = False,
     ) -> None:
         self._name = name
         self._configure = configure
         self._settings = settings
+        self._quiet = quiet
         self._runner: Runner | None = None
         self._started: SparkSession | None = None
 
@@ -134,7 +138,7 @@ class SparkIfNeeded:
             return iter(())
         if self._runner is None and (reason := self._reason(works)):
             self._runner = self._start(reason)
-        return (self._runner or InProcess(Meter)).run(works)
+        return (self._runner or self._in_process()).run(works)
 
     def _reason(self, works: Sequence[Work]) -> str:
         """Return the reason to start Spark for these work items; empty if there is not enough work."""
@@ -158,18 +162,21 @@ class SparkIfNeeded:
             from pyspark.errors import PySparkException
             from pyspark.sql import SparkSession
         except ImportError:
-            return InProcess(Meter)
+            return self._in_process()
         running = SparkSession.getActiveSession()
         if running is not None:
-            return SparkRunner(running)
+            return SparkRunner(running, quiet=self._quiet)
         log(f"{self._name}: starting Spark: {reason}")
         try:
             self._started = quiet_session(self._configure(SparkSession.builder), self._name)
         except PySparkException as error:
             # No Java, most of the time. What is to be done needs none.
             log(f"Spark cannot be started ({_cause(str(error))}): working in this process, one piece after the other")
-            return InProcess(Meter)
-        return SparkRunner(self._started)
+            return self._in_process()
+        return SparkRunner(self._started, quiet=self._quiet)
+
+    def _in_process(self) -> Runner:
+        return InProcess() if self._quiet else InProcess(Meter)
 
 
 class _SparkJobs:

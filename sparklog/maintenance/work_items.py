@@ -144,6 +144,32 @@ class InProcess:
                 yield work, error
 
 
+class CountedWork:
+    """A `Runner` that runs work on another one, and reports how much of all work planned so far is finished.
+
+    `report` is called with work items finished and planned, and with their bytes.
+    """
+
+    def __init__(self, runner: Runner, report: Callable[[int, int, int, int], object]) -> None:
+        self._runner = runner
+        self._report = report
+        self._finished = self._planned = self._finished_bytes = self._planned_bytes = 0
+
+    def run(self, works: Sequence[Work]) -> Iterator[tuple[Work, Done | SparklogError]]:
+        self._planned += len(works)
+        self._planned_bytes += sum(work.nbytes for work in works)
+        self._say()
+        for work, result in self._runner.run(works):
+            yield work, result
+            # By now its result has been committed.
+            self._finished += 1
+            self._finished_bytes += work.nbytes
+            self._say()
+
+    def _say(self) -> None:
+        self._report(self._finished, self._planned, self._finished_bytes, self._planned_bytes)
+
+
 EVERY_MS = 5_000
 
 

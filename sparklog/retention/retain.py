@@ -379,9 +379,11 @@ def retain_root(
     topics: Sequence[str] = (),
     runner: Runner | None = None,
     dry_run: bool = False,
-    on_done: Callable[[RetainReport], None] | None = None,
+    on_done: Callable[[RetainReport, int], object] = lambda report, topics: None,
 ) -> list[RetainReport]:
     """Expire and vacuum these topics, or all of the root, deleted ones included; return one report each.
+
+    `on_done` is called after each topic, with its report and the number of topics.
 
     A topic that fails is reported, and the run goes on. `NotFound` if a name in `topics` never was a topic: nothing is
     done then.
@@ -403,8 +405,7 @@ def retain_root(
     for topic in existing:
         report = retain_topic(topic, settings, runner=runner, dry_run=dry_run)
         reports.append(report)
-        if on_done is not None:
-            on_done(report)
+        on_done(report, len(existing))
     if existing and not topics:
         heads = {topic.name: state.head for topic in existing if (state := topic.log.known()) is not None}
         configs = [settings.configs_of(name, head.configs) for name, head in heads.items() if head.exists]

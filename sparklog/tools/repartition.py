@@ -23,9 +23,9 @@ The commits of the copy are the mapping. Each says up to which old offsets it co
 each new partition. They are read from the newest back, down to one before which a group has read everything: of a group
 that has read all, that is the newest.
 
-If a group has read some of the old records of a commit, they are read again, and counted by old and new partition. Where
-a new partition gets records of one old partition, as if 4 partitions become 12, the count of those that the group has
-read is the exact position. Where it gets records of several, their order is not known: the group goes on after the
+If a group has read some of the old records of a commit, they are read again and counted by old and new partition. If a
+new partition gets records of one old partition only, as when 4 partitions become 12, the count of those that the group
+has read is the exact position. If it gets records of several, their order is not known: the group continues after the
 smallest count of an old partition with unread records. The commit counts as unread from its start if the old topic has
 lost some of its records since then, and after `MAX_COUNTED` commits. `again` is the bound for all of this.
 """
@@ -379,7 +379,9 @@ def _places(read: Int64s, copying: Copying) -> _Places:
         if partly_read and counted < MAX_COUNTED:
             records = copying.read_again(step)
             counted += 1
-        for row in partly_read if records is not None else ():
+        for row in partly_read:
+            if records is None:
+                break
             first, left = records.unread(read[row], len(total))
             unread[row] += left
             is_here = (first >= 0) & ~is_placed[row]

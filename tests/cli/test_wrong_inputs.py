@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
@@ -259,14 +258,3 @@ def test_consume_filters_by_headers(sparklog: Sparklog, root: Path) -> None:
         assert f"a total of {len(values.split())} messages" in outcome.err
     assert sparklog("consume", "t", "--header", "k", "-n", 2, "--print-headers").lines == ["k:v,x:\ta", "k:w\tb"]
     assert "expected NAME=VALUE" in sparklog("consume", "t", "--header", "=v", code=2).err
-
-
-def test_an_export_and_an_import_end_with_a_total_on_a_terminal(
-    sparklog: Sparklog, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    library.open(root, create=True).create_topic("orders", partitions=2).append({"value": ["a", "b"]})
-    monkeypatch.setattr("sparklog.output.StatusLine.total", lambda status, line: print(line, file=sys.stderr))
-    exported = sparklog("export", "orders", "--to", tmp_path / "out").err
-    assert re.search(r"^Exported 1 topic, 2 partitions to .*/out: [\d.]+ B.$", exported, re.MULTILINE)
-    imported = sparklog("import", tmp_path / "out", "--root", tmp_path / "new").err
-    assert re.search(r"^Imported 2 records of 1 topic: [\d.]+ B copied.$", imported, re.MULTILINE)

@@ -12,7 +12,8 @@ import pytest
 import sparklog
 from sparklog.errors import BadRequest, NotFound, SparklogError
 from sparklog.jobs import mirror
-from sparklog.jobs.stream import reason
+from sparklog.jobs.stream import QueryStatus, reason
+from sparklog.output import StatusLine
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -169,6 +170,7 @@ class FakeQuery:
         self.status = {"isTriggerActive": True}
         self.waited: list[float] = []
         self.stopped = 0
+        self.recentProgress: list[dict[str, int]] = []
 
     def awaitTermination(self, seconds: float) -> bool:  # noqa: N802
         self.waited.append(seconds)
@@ -208,14 +210,14 @@ def test_topics_that_come_while_the_job_runs(
 
     monkeypatch.setattr(mirror, "start", start)
     given = [*INTO_ROOT, "--pattern", "o.", "--follow", "--kafka-option", "metadata.max.age.ms=7000"]
-    done = mirror.go_on(Any, mirror.arguments(given), kafka, place, {"o1": 2}, query)  # type: ignore[arg-type]
-    assert done is query
+    status = QueryStatus(StatusLine("mirror"))
+    mirror.go_on(Any, mirror.arguments(given), kafka, place, {"o1": 2}, status, query)  # type: ignore[arg-type]
     assert started == [{"o1": 2, "o2": 1}, {"o1": 2, "o2": 1, "o4": 3}]
     assert query.stopped == 2
     assert query.waited.count(7.0) == 5
     said = [line.split(" ", 1)[1] for line in capsys.readouterr().err.splitlines()]
-    assert said[:2] == [f"created topic o2 with 1 partitions at {place.location}", "new: o2"]
-    assert said[2].startswith("sparklog mirror: topic 'o3' has 1 partitions at kafka://one:9092,two:9093 and 5 at")
+    assert said[:2] == [f"created topic o2 with 1 partition at {place.location}", "new: o2"]
+    assert said[2].startswith("sparklog mirror: topic 'o3' has 1 partition at kafka://one:9092,two:9093 and 5 at")
     assert said[2].endswith("going on with the topics of before")
     assert said[-1] == "new: o4"
 
@@ -240,14 +242,15 @@ def test_the_line_that_is_said_of_an_error() -> None:
 
 
 def test_rows_of_the_connector_become_rows_of_the_sink(spark: SparkSession) -> None:
-    """A record without a time (-1) must not be written as one of 1969."""
+    """A record with a negative timestamp, which means none, must not be written as one of 1969."""
     rows = spark.sql(
         "SELECT CAST('k' AS BINARY) key, CAST(NULL AS BINARY) value, 't' topic, 1 partition, 7L offset, "
         "timestamp_millis(ms) timestamp, 0 timestampType, "
-        "CAST(NULL AS array<struct<key:string,value:binary>>) headers FROM VALUES (-1L), (0L), (1500L) AS times(ms)"
+        "CAST(NULL AS array<struct<key:string,value:binary>>) headers "
+        "FROM VALUES (-1L), (-5L), (0L), (1500L) AS times(ms)"
     )
     found = mirror.into_root(rows).selectExpr("*", "unix_millis(timestamp) ms").collect()
-    assert [row.ms for row in found] == [None, 0, 1500]
+    assert [row.ms for row in found] == [None, None, 0, 1500]
     assert {(bytes(row.key), row.value, row.topic, row.partition, row.headers) for row in found} == {
         (b"k", None, "t", 1, None)
     }

@@ -104,15 +104,16 @@ def test_idle_topics_take_no_line_of_the_log(place: Path, capsys: pytest.Capture
 def test_an_interrupt_says_how_many_topics_are_done(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def retain_root(*args: object, on_done: Callable[[object], None], **options: object) -> None:
-        on_done(RetainReport("a"))
-        on_done(RetainReport("b"))
+    def retain_root(*args: object, on_done: Callable[[object, int], None], **options: object) -> None:
+        on_done(RetainReport("a"), 3)
+        on_done(RetainReport("b"), 3)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(retain, "retain_root", retain_root)
     assert retain.run(chosen(place)) == 130
     said = capsys.readouterr().err
-    assert said == "sparklog retain: interrupted: 2 topics done; what went is gone, the next run does the rest\n"
+    done = "interrupted: 2 of 3 topics, 0 B deleted"
+    assert said == f"sparklog retain: {done}; what went is gone, the next run does the rest\n"
 
 
 def test_json_has_exact_numbers(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

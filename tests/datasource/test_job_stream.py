@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 import sparklog
 from sparklog.groups.lag import Groups
 from sparklog.jobs import stream
+from sparklog.output import StatusLine
 from tests.datasource.streams import READ_LIMITS, feed
 from tests.kafka.logs import HOUR_MS, batch, write_partition
 
@@ -122,12 +124,12 @@ def test_an_interrupt_stops_spark_and_is_one_line(
             return fake
 
     class Query:
-        lastProgress = {"batchId": 7}  # noqa: N815, RUF012
+        recentProgress = ({"batchId": 7, "numInputRows": 3},)  # noqa: N815
 
         def stop(self) -> None:
             pass
 
-        def awaitTermination(self) -> None:  # noqa: N802
+        def awaitTermination(self, seconds: float | None) -> None:  # noqa: N802
             raise KeyboardInterrupt
 
     def start(spark: object, copy: stream.Copy) -> Query:
@@ -145,3 +147,27 @@ def test_an_interrupt_stops_spark_and_is_one_line(
     done = ": up to micro-batch 7" if when == "the query runs" else ""
     said = capsys.readouterr().err
     assert said == f"sparklog stream: interrupted{done}; the next run with this checkpoint goes on where it was\n"
+
+
+def test_a_terminal_shows_what_a_query_has_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Query:
+        looks = iter((False, False, True))
+        recentProgress: list[dict[str, int]] = []  # noqa: N815, RUF012
+
+        def awaitTermination(self, seconds: float) -> bool:  # noqa: N802
+            batch = len(self.recentProgress)
+            # The trigger that found nothing reports the batch that came later.
+            self.recentProgress += [{"batchId": batch, "numInputRows": 0}, {"batchId": batch, "numInputRows": 5}]
+            return next(self.looks)
+
+    stages = {3: SimpleNamespace(numCompletedTasks=12, numTasks=40), 4: None}
+    tracker = SimpleNamespace(getActiveStageIds=lambda: [3, 4], getStageInfo=stages.get)
+    session = SimpleNamespace(sparkContext=SimpleNamespace(statusTracker=lambda: tracker))
+    monkeypatch.setattr(stream, "SparkSession", SimpleNamespace(getActiveSession=lambda: session))
+    monkeypatch.setattr("sparklog.output.on_terminal", lambda: True)
+    line = StatusLine("mirror")
+    status = stream.QueryStatus(line)
+    assert not status.wait(Query(), 1.5)
+    assert line.text == "10 records in 2 micro-batches, now 12 of 40 tasks"
+    assert status.wait(Query())
+    assert status.last_batch == 4

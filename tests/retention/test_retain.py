@@ -244,13 +244,15 @@ class TestRoots:
         topics[1].delete()
         world.now_ms += DAY_MS + 1
         done: list[str] = []
-        reports = retain_root(world.opened, world.settings(), on_done=lambda report: done.append(report.topic))
+        reports = retain_root(
+            world.opened, world.settings(), on_done=lambda report, topics: done.append(f"{report.topic} of {topics}")
+        )
         assert [(report.topic, report.deleted, len(report.expired)) for report in reports] == [
             ("a", False, 1),
             ("b", True, 0),
             ("c", False, 1),
         ]
-        assert done == ["a", "b", "c"]
+        assert done == ["a of 3", "b of 3", "c of 3"]
         assert list(world.store.list("b/append/")) == []
         assert "8" in summary(reports)
         assert document(reports, root="r", now_ms=5, dry_run=False)["topics"][1]["deleted"] is True  # type: ignore[index]

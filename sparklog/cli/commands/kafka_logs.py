@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -17,7 +18,7 @@ from sparklog.console.terminal import EXIT_ERROR, Output, print_table, printable
 from sparklog.output import StatusLine, json_value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from sparklog.kafka.exporting import ExportedTopic, ExportOptions
     from sparklog.kafka.importing.run import ImportedTopic, ImportOptions, ImportReport
@@ -100,12 +101,14 @@ def import_(
         raise BadParameter("expected the PATH of a log directory, or --from-server-properties FILE; found none")
     options = parts.options(force)
     with StatusLine("import", quiet=quiet) as status:
-        copied = _watch(status)
+        copied = _Copied(status)
 
         def watch(topic: str, partition: int, records: int, nbytes: int) -> None:
-            copied(f"{topic}-{partition}", records, nbytes)
+            copied.add(f"{topic}-{partition}", records, nbytes)
 
-        report = import_into(root, log_dir, options, on_skipped=warn, dry_run=dry_run, on_progress=watch)
+        report = import_into(
+            root, log_dir, options, on_skipped=warn, dry_run=dry_run, on_planned=copied.plan, on_progress=watch
+        )
     parts_read = [part for topic in report.topics for part in topic.partitions]
     records, nbytes = sum(part.records for part in parts_read), size_text(sum(part.copied for part in parts_read))
     done = "Would import" if dry_run else f"Imported {count(records, 'record')} of"
@@ -188,15 +191,22 @@ def _import_row(imported: ImportedTopic, dry_run: bool) -> tuple[object, ...]:
     return imported.topic, *counts, sum(part.skipped for part in parts), None if dry_run else opened
 
 
-def _watch(status: StatusLine) -> Callable[[str, int, int], None]:
-    records = nbytes = 0
+@dataclass
+class _Copied:
+    """The amount copied so far, of a number of bytes that is known at the start."""
 
-    def watch(to: str, more_records: int, more_bytes: int) -> None:
-        nonlocal records, nbytes
-        records, nbytes = records + more_records, nbytes + more_bytes
-        status(f"{records:,} records, {size_text(nbytes)} copied, now to {to}")
+    status: StatusLine
+    of_nbytes: int = 0
+    records: int = 0
+    nbytes: int = 0
 
-    return watch
+    def plan(self, nbytes: int) -> None:
+        self.of_nbytes = nbytes
+
+    def add(self, to: str, records: int, nbytes: int) -> None:
+        self.records, self.nbytes = self.records + records, self.nbytes + nbytes
+        size = f"{size_text(self.nbytes)} of {size_text(self.of_nbytes)}"
+        self.status(f"{self.records:,} records, {size} copied, now to {to}")
 
 
 @dataclass
@@ -310,8 +320,8 @@ def export(
         keep_leader_epochs=cluster.keep_leader_epochs,
     )
     with StatusLine("export", quiet=quiet) as status:
-        watch = _watch(status)
-        exported = export_topics(log, to, topics, options, lambda records, nbytes: watch(to, records, nbytes))
+        copied = _Copied(status)
+        exported = export_topics(log, to, topics, options, partial(copied.add, to), copied.plan)
     parts = [part for topic in exported if topic.version is not None for part in topic.partitions]
     nbytes = size_text(sum(part.nbytes for part in parts))
     status.total(f"Exported {count(len(topics), 'topic')}, {count(len(parts), 'partition')} to {to}: {nbytes}.")

@@ -111,6 +111,12 @@ class PartitionPlan:
     written: SealPart
     cleaned_through: int | None
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes to read."""
+        written = sum(int(sources.size.sum()) for sources in self.written.segments)
+        return sum(row.size for row in self.copied) + written
+
 
 def plan_export(
     snapshot: Snapshot, partitions: Sequence[int] | None, starts: Mapping[int, int], ends: Mapping[int, int]

@@ -17,7 +17,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sparklog.errors import BadRequest, Conflict, Corrupt
@@ -128,10 +128,11 @@ def export_topics(
     topics: Sequence[str],
     options: ExportOptions = ExportOptions(),
     progress: Progress = silent,
+    planned: Callable[[int], object] = lambda nbytes: None,
 ) -> list[ExportedTopic]:
     """Export topics to the directory `path`, which must be empty or new; return them in the order given.
 
-    `progress` is called with records and bytes.
+    `planned` is called with the number of bytes to export, then `progress` with records and bytes.
 
     `NotFound` for a topic, partition, offset, version, time or group that does not exist; `Conflict` if the directory
     is not empty or a file was replaced meanwhile; `BadRequest` for a directory or an id that is not valid; `Corrupt`
@@ -154,6 +155,7 @@ def export_topics(
         offsets = committed_offsets(root, options.groups, ids)
     snapshots = _read_snapshots(root, topics, options.version, options.time_ms)
     plans = [plan_export(shot, options.partitions, *_range(root, shot, options)) for shot in snapshots]
+    planned(sum(plan.nbytes for of_topic in plans for plan in of_topic))
     stage = _Stage(directory, root.env, options.durable)
     try:
         run = _Export(root, stage.store, topic_ids, options, progress)

@@ -147,11 +147,13 @@ def import_log_dir(
     dry_run: bool = False,
     on_skipped: OnSkipped = log_skipped,
     on_progress: OnProgress = lambda topic, partition, records, nbytes: None,
+    on_planned: Callable[[int], object] = lambda nbytes: None,
 ) -> ImportReport:
     """Import topics of the log dir at `path`, or the new part of topics that were imported before.
 
     * `dry_run`: change nothing and report what would be done; `root` may be None then: it does not exist yet
     * `on_skipped`: called with what is not imported, bytes after the log's end included (default: log a warning)
+    * `on_planned`: called with the number of bytes to import, before the first topic
     * `on_progress`: called with what was copied, see `OnProgress`
 
     `NotFound` if there is no log dir or no such topic; `Conflict` if a topic exists and was not imported from this one,
@@ -165,7 +167,10 @@ def import_log_dir(
         raise BadRequest("expected a root to import into, found none: only a dry run can do without")
     log_dir = LogDir(file_path(path), SYSTEM if root is None else root.env, options.corrupt_records, on_skipped)
     plan = _planned(root, log_dir, options)
-    return plan.report() if root is None or dry_run else _import(root, plan, options, on_progress)
+    if root is None or dry_run:
+        return plan.report()
+    on_planned(sum(part.copied for topic in plan.report().topics for part in topic.partitions))
+    return _import(root, plan, options, on_progress)
 
 
 @dataclass(frozen=True, slots=True)
