@@ -40,7 +40,15 @@ INDIRECT: Mapping[str, tuple[str, ...]] = {
         (
             f"sparklog/clients/consumer/{name}.py"
             for name in (
-                *("fetcher", "offset_commits", "partition_reader", "positions", "rebalances", "shared_member"),
+                *(
+                    "fetcher",
+                    "member",
+                    "offset_commits",
+                    "partition_reader",
+                    "positions",
+                    "rebalances",
+                    "shared_member",
+                ),
                 "topics_read",
             )
         ),

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 
 from sparklog.arguments import NAME, POSITIONS, ArgumentKind, checked, instance
 from sparklog.clients.consumer.consumer_options import KINDS, TOPICS, ConsumerKeywords, ConsumerOptions
+from sparklog.clients.consumer.member import ConsumerMember, ManualAssignment, StandaloneMember
 from sparklog.clients.consumer.offset_commits import CommitCallback, OffsetCommits
 from sparklog.clients.consumer.partition_reader import PartitionReader
 from sparklog.clients.consumer.positions import PLACES, Partitions, places_of
 from sparklog.clients.consumer.rebalances import RebalanceListener, Rebalances
-from sparklog.clients.consumer.shared_member import Alone, ByHand, MemberOfGroup, SharedMember
+from sparklog.clients.consumer.shared_member import SharedMember
 from sparklog.clients.consumer.topics_read import TopicSubscription, subscription_to
 from sparklog.errors import BadRequest, Conflict, Fenced, NotFound, SparklogError, Unavailable, Wakeup
 from sparklog.format.checkpoint_files import TopicPartition
@@ -109,7 +110,7 @@ class Consumer(PartitionReader, GroupConsumer):
         self.auto_commit_interval_ms = options.auto_commit_interval_ms if automatic else None
         self._commits = OffsetCommits(self._env, self._positions, self.auto_commit_interval_ms)
         self._rebalances = Rebalances(self._positions, self._fetcher, self._starts, self._commits)
-        self._member: MemberOfGroup | None = None
+        self._member: ConsumerMember | None = None
         self._subscription: TopicSubscription | None = None
         self._names: tuple[str, ...] = ()
         self._matched = self._env.now()
@@ -167,7 +168,7 @@ class Consumer(PartitionReader, GroupConsumer):
             BadRequest: partitions were assigned by hand: `unsubscribe` first.
         """
         self._check_open()
-        if isinstance(self._member, ByHand):
+        if isinstance(self._member, ManualAssignment):
             raise BadRequest(f"{self!r} has partitions assigned by hand: unsubscribe first")
         subscription = subscription_to(topics, pattern)
         names = subscription.matching(self._view)
@@ -185,10 +186,10 @@ class Consumer(PartitionReader, GroupConsumer):
             self._forget()
             raise
 
-    def _join(self) -> MemberOfGroup:
+    def _join(self) -> ConsumerMember:
         if self._group is not None:
             return SharedMember(self._topics, self._group, self._names, self._options)
-        member = Alone(self._topics)
+        member = StandaloneMember(self._topics)
         member.subscribe(self._names)
         return member
 
@@ -219,7 +220,7 @@ class Consumer(PartitionReader, GroupConsumer):
             self._commits.run_before_revoke(self._member)
         self._drop_read()
         self._positions.drop(self._positions.assigned - frozenset(places))
-        self._member, self._names = ByHand(self._topics, places, self._group), names
+        self._member, self._names = ManualAssignment(places, self._group), names
         self._rebalances.follow(self._member)
 
     def unsubscribe(self) -> None:
@@ -255,7 +256,7 @@ class Consumer(PartitionReader, GroupConsumer):
         """
         self._check_open()
         if self._member is not None:
-            self._rebalances.begin(self._positions.assigned, self._member.keep_alive)
+            self._rebalances.begin(self._positions.assigned, self._member.polled)
             self._drop_read()
 
     def group_metadata(self) -> GroupMetadata:
@@ -309,7 +310,7 @@ class Consumer(PartitionReader, GroupConsumer):
         self._committing()
         self._commits.put(offsets, callback)
 
-    def _committing(self) -> MemberOfGroup:
+    def _committing(self) -> ConsumerMember:
         self._check_open()
         if self._group is None or self._member is None:
             raise BadRequest(f"{self!r} commits no offsets: give a group, and subscribe to topics or assign partitions")
@@ -352,7 +353,7 @@ class Consumer(PartitionReader, GroupConsumer):
 
     def _do_due(self) -> None:
         member = self._reader()
-        member.keep_alive()
+        member.polled()
         self._commits.run_due(member)
         if self._env.elapsed_ms(self._matched) >= self._options.metadata_max_age_ms:
             self._match_again()
@@ -371,7 +372,7 @@ class Consumer(PartitionReader, GroupConsumer):
             self._forget()
             raise error
 
-    def _reader(self) -> MemberOfGroup:
+    def _reader(self) -> ConsumerMember:
         if self._member is None and self._subscription is not None:
             self._topics.look(self._names)
             self._member = self._join()

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from sparklog.clients.consumer.member import ConsumerMember
 from sparklog.clients.consumer.positions import Positions
-from sparklog.clients.consumer.shared_member import MemberOfGroup
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError
 from sparklog.groups.group import Offsets
 from sparklog.log.journal.clocks import Env
@@ -40,7 +40,7 @@ class OffsetCommits:
         self._written = env.now()
         self._waiting: deque[WaitingCommit] = deque()
 
-    def commit(self, member: MemberOfGroup, offsets: Offsets | None = None) -> None:
+    def commit(self, member: ConsumerMember, offsets: Offsets | None = None) -> None:
         """Commit now, what waits first. None: the positions that are not committed."""
         self.run_waiting(member)
         self._write(member, self._positions.uncommitted() if offsets is None else offsets)
@@ -49,7 +49,7 @@ class OffsetCommits:
         """Commit at the next call. None: the positions as they are now."""
         self._waiting.append(WaitingCommit(self._positions.by_topic() if offsets is None else offsets, callback))
 
-    def run_due(self, member: MemberOfGroup) -> None:
+    def run_due(self, member: ConsumerMember) -> None:
         """Commit what waits, and the positions if that is automatic and due."""
         self.run_waiting(member)
         now = self._env.now()
@@ -57,13 +57,13 @@ class OffsetCommits:
             self._write(member, self._positions.uncommitted())
             self._written = now
 
-    def run_before_revoke(self, member: MemberOfGroup) -> None:
+    def run_before_revoke(self, member: ConsumerMember) -> None:
         """Commit what waits, and the positions if that is automatic."""
         self.run_waiting(member)
         if self.interval_ms is not None:
             self._write(member, self._positions.uncommitted())
 
-    def run_waiting(self, member: MemberOfGroup) -> None:
+    def run_waiting(self, member: ConsumerMember) -> None:
         while self._waiting:
             waiting = list(self._waiting)
             error = self._try(member, _merged(waiting))
@@ -76,14 +76,14 @@ class OffsetCommits:
                 elif outcome is not None:
                     _LOG.warning("commit_async of %s: %s", item.offsets, outcome)
 
-    def _try(self, member: MemberOfGroup, offsets: Offsets) -> SparklogError | None:
+    def _try(self, member: ConsumerMember, offsets: Offsets) -> SparklogError | None:
         try:
             self._write(member, offsets)
         except SparklogError as error:
             return error
         return None
 
-    def _write(self, member: MemberOfGroup, offsets: Offsets) -> None:
+    def _write(self, member: ConsumerMember, offsets: Offsets) -> None:
         if not isinstance(offsets, Mapping) or any(offsets.values()):
             member.commit(offsets)
             for topic, positions in offsets.items():

@@ -136,10 +136,10 @@ class StartingPositions:
     reset: OffsetReset
     isolation: IsolationLevel
 
-    def of(self, places: Collection[TopicPartition], keep_alive: Callable[[], None]) -> Starts:
+    def of(self, places: Collection[TopicPartition], heartbeat: Callable[[], None]) -> Starts:
         """Return the offsets to begin at. `NotFound`: one is missing; `Unavailable`: some stay pending."""
         committed = self._committed(frozenset(places))
-        bounds = self._bounds_with(places, committed, keep_alive)
+        bounds = self._bounds_with(places, committed, heartbeat)
         starts = {place: self.start(place, committed.get(place), limits) for place, limits in bounds.items()}
         return Starts(starts, {place: offset for place, offset in committed.items() if place in starts})
 
@@ -158,7 +158,7 @@ class StartingPositions:
         self,
         places: Collection[TopicPartition],
         committed: Mapping[TopicPartition, int],
-        keep_alive: Callable[[], None],
+        heartbeat: Callable[[], None],
     ) -> dict[TopicPartition, Bounds]:
         """Return the bounds once they reach the committed offsets.
 
@@ -179,7 +179,7 @@ class StartingPositions:
                     "group '%s' has committed offsets beyond the end of %s that is seen here; looking again for %s s",
                     *(self.group.id, ", ".join(beyond), SETTLE_MS // 1000),
                 )
-            keep_alive()
+            heartbeat()
             backoff.sleep()
 
     def start(self, place: TopicPartition, offset: int | None, bounds: Bounds) -> int:

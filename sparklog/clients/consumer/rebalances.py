@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection
 from typing import TypeAlias
 
 from sparklog.clients.consumer.fetcher import PositionFetcher
+from sparklog.clients.consumer.member import ConsumerMember
 from sparklog.clients.consumer.offset_commits import OffsetCommits
 from sparklog.clients.consumer.positions import Positions, StartingPositions
-from sparklog.clients.consumer.shared_member import MemberOfGroup
 from sparklog.errors import SparklogError
 from sparklog.format.checkpoint_files import TopicPartition
 
@@ -71,22 +71,22 @@ class Rebalances:
         """Partitions that have begun, of which the program is to be told; None: it was."""
         self._error: Exception | None = None
 
-    def follow(self, member: MemberOfGroup) -> bool:
-        """Look at the group, and take up what changed; True if that is something. `tell` tells the program."""
-        if not (member.look() or self._unfinished):
+    def follow(self, member: ConsumerMember) -> bool:
+        """Apply what has changed in the group; True if the assignment changed. `tell` tells the program."""
+        if not (member.refresh() or self._unfinished):
             return False
         before = self._positions.assigned
         self._unfinished = True
-        starts_over = member.starts_over()
-        going = before if starts_over else member.revoking() & before
+        revokes_all = member.must_revoke_all()
+        going = before if revokes_all else member.revoking() & before
         if going:
             self._give_up(member, going)
-        self._gave_all_up = self._gave_all_up or starts_over
-        if starts_over or member.revoking():
+        self._gave_all_up = self._gave_all_up or revokes_all
+        if revokes_all or member.revoking():
             member.revoke()
-        if member.settled() or not member.eager:
+        if member.is_settled() or not member.eager:
             self._begin(member)
-        self._unfinished = not member.settled()
+        self._unfinished = not member.is_settled()
         return self._positions.assigned != before
 
     def tell(self) -> None:
@@ -99,24 +99,24 @@ class Rebalances:
         if error is not None:
             raise error
 
-    def _begin(self, member: MemberOfGroup) -> None:
+    def _begin(self, member: ConsumerMember) -> None:
         coming = member.assigned() - self._positions.assigned
         if coming:
-            self.begin(coming, member.keep_alive)
+            self.begin(coming, member.polled)
         if coming or self._gave_all_up:
             self._untold = coming if self._untold is None else self._untold | coming
         self._gave_all_up = False
 
-    def begin(self, places: Collection[TopicPartition], keep_alive: Callable[[], None]) -> None:
+    def begin(self, places: Collection[TopicPartition], heartbeat: Callable[[], None]) -> None:
         """Begin in partitions, or begin again, at the committed offsets."""
-        starts = self._starts.of(places, keep_alive)
+        starts = self._starts.of(places, heartbeat)
         self._fetcher.drop()
         self._positions.begin(starts.next)
         for place in places:
             self._positions.committed.pop(place, None)
         self._positions.committed.update(starts.committed)
 
-    def _give_up(self, member: MemberOfGroup, going: frozenset[TopicPartition]) -> None:
+    def _give_up(self, member: ConsumerMember, going: frozenset[TopicPartition]) -> None:
         try:
             self._commits.run_before_revoke(member)
         except SparklogError as error:

@@ -1,0 +1,115 @@
+"""Where a consumer's partitions come from, and how it commits: the interface, and the two kinds without a group member.
+
+A consumer that subscribes without a group reads all partitions of its topics (`StandaloneMember`). One that assigns
+partitions by hand reads these (`ManualAssignment`). The third kind is a member of a group: `SharedMember`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
+
+from sparklog.clients.consumer.topics_read import TopicsRead
+from sparklog.errors import BadRequest
+from sparklog.format.checkpoint_files import TopicPartition
+from sparklog.groups.group import Group, Offsets
+
+NO_PARTITIONS: frozenset[TopicPartition] = frozenset()
+
+
+class ConsumerMember(ABC):
+    """Owns partitions on behalf of a consumer. What only a member of a group has to do does nothing here."""
+
+    eager = False
+    """True: the listener is told that all partitions go before it is told which ones the member has."""
+
+    def subscribe(self, topics: Sequence[str]) -> None:  # noqa: B027  (without topics there is nothing to do)
+        """Read these topics from now on."""
+
+    @abstractmethod
+    def refresh(self) -> bool:
+        """Update `assigned` and `revoking`; True if one of them may have changed."""
+
+    @abstractmethod
+    def assigned(self) -> frozenset[TopicPartition]:
+        """Return the partitions that it owns and keeps."""
+
+    def revoking(self) -> frozenset[TopicPartition]:
+        """Return the partitions that it owns and has to give up, by `revoke`."""
+        return NO_PARTITIONS
+
+    def revoke(self) -> None:  # noqa: B027
+        """Give up the partitions that are to be revoked."""
+
+    def must_revoke_all(self) -> bool:
+        """Return True if it is eager and has not yet given up everything for the latest rebalance."""
+        return False
+
+    def is_settled(self) -> bool:
+        """Return True if it owns all that the latest assignment gives it."""
+        return True
+
+    @abstractmethod
+    def commit(self, offsets: Offsets) -> None:
+        """Commit offsets. `Fenced` if it is no longer a member of its group."""
+
+    def polled(self) -> None:  # noqa: B027
+        """Note that the program has polled, and send a heartbeat if one is due."""
+
+    def leave(self) -> None:  # noqa: B027
+        """Leave the group."""
+
+    def stop(self) -> None:  # noqa: B027
+        """Stop background work without leaving the group."""
+
+
+class StandaloneMember(ConsumerMember):
+    """Owns all partitions of its topics, without a group."""
+
+    def __init__(self, topics: TopicsRead) -> None:
+        self._topics = topics
+        self._names: tuple[str, ...] = ()
+        self._assigned = NO_PARTITIONS
+        self._owned = NO_PARTITIONS
+
+    def subscribe(self, topics: Sequence[str]) -> None:
+        self._names = tuple(topics)
+
+    def refresh(self) -> bool:
+        partitions = self._topics.partitions(self._names)
+        changed = partitions != self._assigned
+        self._assigned, self._owned = partitions, self._owned | partitions
+        return changed
+
+    def assigned(self) -> frozenset[TopicPartition]:
+        return self._assigned
+
+    def revoking(self) -> frozenset[TopicPartition]:
+        return self._owned - self._assigned
+
+    def revoke(self) -> None:
+        self._owned = self._assigned
+
+    def commit(self, offsets: Offsets) -> None:
+        raise BadRequest("a consumer without a group commits no offsets: give a group, or enable_auto_commit=False")
+
+
+class ManualAssignment(ConsumerMember):
+    """Owns the partitions that the program assigned. Commits for `group`, as long as that has no members."""
+
+    def __init__(self, partitions: Collection[TopicPartition], group: Group | None) -> None:
+        self._partitions = frozenset(partitions)
+        self._group = group
+        self._is_new = True
+
+    def refresh(self) -> bool:
+        changed, self._is_new = self._is_new, False
+        return changed
+
+    def assigned(self) -> frozenset[TopicPartition]:
+        return NO_PARTITIONS if self._is_new else self._partitions
+
+    def commit(self, offsets: Offsets) -> None:
+        if self._group is None:
+            raise BadRequest("a consumer without a group commits no offsets: give a group, or enable_auto_commit=False")
+        self._group.alter(offsets)
