@@ -6,7 +6,9 @@ A checkpoint is a copy of an entry: either of the two will do. `EntryLog` is for
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic
 
 from sparklog.errors import Corrupt, NotFound, SparklogError
@@ -23,6 +25,7 @@ from sparklog.log.journal.names import (
     log_folder,
     numbers_below,
 )
+from sparklog.log.journal.stored_object import StoredObject, read_object
 from sparklog.storage.parallel_reads import read_each
 from sparklog.storage.store import Store
 
@@ -55,25 +58,13 @@ class EntryChain(Generic[E]):
 
     def read(self, number: int) -> tuple[bytes, E] | None:
         """Return an entry and its bytes, or those of its copy; None if there is neither. `Corrupt`: damaged."""
-        damage: Corrupt | None = None
+        stored: StoredObject[E] | None = None
         for key in (commit_key(self.prefix, number), checkpoint_key(self.prefix, number)):
-            for _ in range(2):
-                try:
-                    data = self.store.get(key)
-                except NotFound:
+            with suppress(NotFound):
+                stored = read_object(self.store, key, partial(self.kind.decode_of, self.id), number)
+                if stored.damage is None:
                     break
-                try:
-                    entry = self.kind.decode(data, key, number)
-                except Corrupt as error:
-                    # A bit that flipped on the way: read again before calling it damaged.
-                    damage = error
-                    continue
-                if entry.id != self.id:
-                    raise Corrupt(f"{self.kind.what} of '{self.id}' should be here, found '{entry.id}'", file=key)
-                return data, entry
-        if damage is not None:
-            raise damage
-        return None
+        return None if stored is None else (stored.data, stored.expect())
 
     def state_at(self, number: int) -> E | None:
         """Return the state after an entry, after -1 that of an id without entries; None if it is not there."""

@@ -100,6 +100,20 @@ class EntryKind(Generic[E]):
             raise Corrupt(f"entry {number} should be here, found entry {stored}; restore it", file=key)
         return self.table.from_json(item, crc=crc32c.crc32c(data), nbytes=len(data))
 
+    def decode_of(self, id_: str, data: bytes, key: str, number: int) -> E:
+        """Return the entry of an id; `Corrupt` also if it is of another one."""
+        entry = self.decode(data, key, number)
+        if entry.id != id_:
+            raise Corrupt(f"{self.what} of '{id_}' should be here, found those of '{entry.id}'", file=key)
+        return entry
+
+    def decode_in(self, prefix: str, data: bytes, key: str, number: int) -> E:
+        """Return the entry of the journal under a prefix, whose id is not known; `Corrupt` also if it is of another."""
+        entry = self.decode(data, key, number)
+        if self.prefix(entry.id) != prefix:
+            raise Corrupt(f"{self.what} of '{entry.id}' do not belong here", file=key)
+        return entry
+
 
 class EntryLog(Journal[E, E, E]):
     """The journal of one id. Each entry is the whole state after it, and a checkpoint is a copy of one."""
@@ -127,10 +141,7 @@ class EntryLog(Journal[E, E, E]):
         return self.kind.empty(self.id)
 
     def _decode(self, data: bytes, key: str, number: int) -> E:
-        entry = self.kind.decode(data, key, number)
-        if entry.id != self.id:
-            raise Corrupt(f"{self.kind.what} of '{self.id}' should be here, found those of '{entry.id}'", file=key)
-        return entry
+        return self.kind.decode_of(self.id, data, key, number)
 
     def _encode(self, draft: E, state: E, commit_id: str) -> bytes:
         if not KNOWN_WRITE_FEATURES.issuperset(state.write_features):

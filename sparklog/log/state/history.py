@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,7 @@ from sparklog.log.journal.names import (
     log_folder,
 )
 from sparklog.log.journal.numbered_objects import READ_AHEAD
+from sparklog.log.journal.stored_object import decode_object
 from sparklog.log.state.carried import BLOCK, carriers, linked, with_carried
 from sparklog.log.state.checkpoint import decode_checkpoint, decode_table
 from sparklog.log.state.commit import MOST_CARRIED, Commit, decode_commit
@@ -43,6 +45,7 @@ from sparklog.storage.store import ObjectInfo, Store
 _LOG = logging.getLogger("sparklog.log")
 _BLOCKS = 16
 """Blocks whose objects are in memory at once."""
+_decode_document = partial(decode_commit, whole=False)
 _Read = Callable[[Callable[[int], bytes], Iterable[int]], Iterable[bytes]]
 
 
@@ -204,12 +207,7 @@ class History:
         return self._decode(version, self._data(version))
 
     def _decode(self, version: int, data: bytes) -> Commit:
-        key = commit_key(self.topic, version)
-        try:
-            return decode_commit(data, key, version, whole=False)
-        except Corrupt:
-            # A bit that flipped on the way: read again before calling it damaged.
-            return decode_commit(self.store.get(key), key, version, whole=False)
+        return decode_object(self.store, commit_key(self.topic, version), data, _decode_document, version).expect()
 
     @contextmanager
     def _reader(self) -> Iterator[_Read]:

@@ -49,6 +49,7 @@ from sparklog.log.journal.names import (
     topic_folder,
     transactions_prefix,
 )
+from sparklog.log.journal.stored_object import read_object
 from sparklog.log.state.root_defaults import DEFAULTS
 from sparklog.storage.store import ObjectInfo, Store, not_there
 from sparklog.storage.wrapper_store import WrapperStore
@@ -201,20 +202,15 @@ def backup_numbers(store: Store) -> list[int]:
 def read_manifest(store: Store, number: int) -> Manifest | None:
     """None: the number was given up, or its backup dropped since it was listed. `Corrupt` if it is damaged."""
     with suppress(NotFound):
-        try:
-            return _decoded(store, number)
-        except Corrupt:
-            # A bit that flipped on the way: read again before calling it damaged.
-            return _decoded(store, number)
+        manifest = read_object(store, backup_key(number), _decoded, number).expect()
+        return manifest if isinstance(manifest, Manifest) else None
     return None
 
 
-def _decoded(store: Store, number: int) -> Manifest | None:
-    key = backup_key(number)
-    item = MANIFEST_JSON.fields(store.get(key), key)
+def _decoded(data: bytes, key: str, number: int) -> Manifest | GivenUp:
+    item = MANIFEST_JSON.fields(data, key)
     if "givenUpMs" in item.document:
-        GIVEN_UP_JSON.from_json(item)
-        return None
+        return GIVEN_UP_JSON.from_json(item)
     manifest = MANIFEST_JSON.from_json(item)
     if manifest.number != number:
         raise Corrupt(f"backup {number} should be here, found backup {manifest.number}", file=key)

@@ -25,7 +25,6 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TypeAlias
 
 from sparklog.common.units import count
@@ -34,7 +33,6 @@ from sparklog.log.journal import names as naming
 from sparklog.log.journal.chain import list_numbers
 from sparklog.log.journal.clocks import Env
 from sparklog.log.journal.documents import document_of, following
-from sparklog.log.journal.entry_log import E, EntryKind
 from sparklog.log.journal.names import REPAIR_FOLDER
 from sparklog.log.state.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint, slice_table
 from sparklog.log.state.commit import decode_commit
@@ -226,16 +224,10 @@ def decoder_of(key: str) -> Decode | None:
         return lambda data: DEFAULTS.decode(data, key, number)
     kind = JOURNAL_IN.get(key.partition("/")[0])
     if kind is not None:
-        return partial(_decode_entry, kind, key, number)
+        prefix = key.partition(f"/{naming.LOG_FOLDER}/")[0]
+        return lambda data: kind.decode_in(prefix, data, key, number)
     decode: Callable[..., object] = decode_checkpoint if f"/{naming.CHECKPOINT_FOLDER}/" in key else decode_commit
     return lambda data: decode(data, key, number)
-
-
-def _decode_entry(kind: EntryKind[E], key: str, number: int, data: bytes) -> E:
-    entry = kind.decode(data, key, number)
-    if f"{kind.folder}/{naming.id_folder(entry.id)}/" != key[: key.index(naming.LOG_FOLDER)]:
-        raise Corrupt(f"{kind.what} of '{entry.id}' do not belong here", file=key)
-    return entry
 
 
 def is_sound(key: str, data: bytes) -> bool:

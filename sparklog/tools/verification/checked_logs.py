@@ -14,17 +14,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice, pairwise
 from typing import Generic, TypeVar
 
-from sparklog.errors import BadRequest, Corrupt, NotFound
+from sparklog.errors import NotFound
 from sparklog.format.crc32c import crc32c
 from sparklog.log.journal import names as naming
-from sparklog.log.journal.chain import list_numbers
+from sparklog.log.journal.chain import Numbers, list_numbers
 from sparklog.log.journal.documents import EXPIRED_IDS, checksum_holds, document_of, following
 from sparklog.log.journal.entry_log import E, EntryKind
+from sparklog.log.journal.stored_object import StoredObject, read_object
 from sparklog.storage.store import Store
 from sparklog.tools.verification.findings import (
     CHAIN,
@@ -62,32 +64,12 @@ _TRAILER = re.compile(rb'crc":([0-9]{1,10})\}\n\Z')
 _MARK = b',"crc":'
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedObject(Generic[T]):
-    """An object that was read (None: damaged), its bytes, and its damage."""
-
-    value: T | None
-    data: bytes
-    findings: tuple[Finding, ...] = ()
-
-
-def read_object(store: Store, key: str, decode: Callable[..., T], kind: str, *number: int) -> CheckedObject[T]:
-    """Read an object by `decode(data, key, *number)`. `NotFound` if it does not exist.
-
-    Read again before it is called damaged: a bit may flip on the way. An object of a newer sparklog is a finding, too.
-    """
-    error: Corrupt | BadRequest
-    data = b""
-    for _ in range(2):
-        try:
-            data = store.get(key)
-        except Corrupt as unread:
-            return CheckedObject(None, b"", (Finding.of(kind, unread, key),))
-        try:
-            return CheckedObject(decode(data, key, *number), data)
-        except (Corrupt, BadRequest) as damage:
-            error = damage
-    return CheckedObject(None, data, (_placed(Finding.of(kind, error, key), data),))
+def damage_of(kind: str, stored: StoredObject[T]) -> list[Finding]:
+    """Return the damage of an object as a finding, with the position of the damage as far as it can be told."""
+    if stored.damage is None:
+        return []
+    finding = Finding.of(kind, stored.damage, stored.key)
+    return [_placed(finding, stored.data) if stored.data else finding]
 
 
 def _placed(finding: Finding, data: bytes) -> Finding:
@@ -154,10 +136,10 @@ class CheckedLog:
         accounted: bool = True,
     ) -> tuple[T | None, bytes]:
         """Read and check an object; return it (None: damaged) and its bytes. `kind`: of findings, if not the log's."""
-        stored = read_object(self.store, key, decode, kind or self.kind, number)
+        stored = read_object(self.store, key, decode, number)
         self.objects |= {key} if accounted else set()
         self.counts += replace(counts, nbytes=len(stored.data))
-        self.findings += [replace(finding, remedy=remedy) for finding in stored.findings]
+        self.findings += [replace(finding, remedy=remedy) for finding in damage_of(kind or self.kind, stored)]
         return stored.value, stored.data
 
     def find_obstacles(self) -> None:
@@ -237,35 +219,45 @@ def _read(log: CheckedEntries[E], kind: EntryKind[E], folder: str) -> CheckedEnt
         return log
     end = log_end(entries, copies[-1] if copies else -1)
     log.find_unreached(entries, end)
+    decode = partial(kind.decode_in, log.prefix)
+    _check_copies(log, copies, decode, _check_entries(log, numbers, decode, end))
+    log.find_missing(_first_needed(numbers, log.newest), max([*entries, *copies]) + 1, entries)
+    return log
+
+
+def _check_entries(log: CheckedEntries[E], numbers: Numbers, decode: Callable[..., E], end: int) -> dict[int, bytes]:
+    """Check all entries and their chain; return the bytes of those that have copies."""
     stored: dict[int, bytes] = {}
-    crc: int | None = None
-    before = -1
-    for number in entries:
-        entry, data = log.take(naming.commit_key(log.prefix, number), number, kind.decode, CheckCounts(entries=1))
-        crc_before = crc if number == before + 1 else None
-        before, crc = number, None if entry is None else int(crc32c(data))
-        if number in copies:
+    before, crc = -1, None
+    for number in numbers.entries:
+        entry, data = log.take(naming.commit_key(log.prefix, number), number, decode, CheckCounts(entries=1))
+        if entry is not None:
+            log.follows(number, entry.prev_crc, crc if number == before + 1 else None)
+            log.newest = entry if number <= end else log.newest
+        before, crc = number, None if entry is None else entry.crc
+        if number in numbers.copies:
             stored[number] = data
-        if entry is None:
-            continue
-        if naming.id_folder(entry.id) != folder:
-            log.report(
-                log.kind, naming.commit_key(log.prefix, number), f"{kind.what} of '{entry.id}' do not belong here"
-            )
-        log.follows(number, entry.prev_crc, crc_before)
-        if number <= end:
-            log.newest = entry
+    return stored
+
+
+def _check_copies(
+    log: CheckedEntries[E], copies: Sequence[int], decode: Callable[..., E], stored: Mapping[int, bytes]
+) -> None:
+    """Check all copies, and compare them with their entries (`stored`)."""
     for number in copies:
         key, counts = naming.checkpoint_key(log.prefix, number), CheckCounts(checkpoints=1)
         remedy = DELETE_COPY if number in stored else RESTORE
-        entry, data = log.take(key, number, kind.decode, counts, kind=CHECKPOINT, remedy=remedy)
+        entry, data = log.take(key, number, decode, counts, kind=CHECKPOINT, remedy=remedy)
         if entry is not None and number in stored and stored[number] != data:
             log.report(CHECKPOINT, key, f"the copy is not what entry {number} says", f"{DELETE_COPY}; {TWO_WINNERS}")
         if entry is not None and (log.newest is None or log.newest.number < number):
             log.newest = entry
-    first = copies[-2] if len(copies) > 1 else 0
-    if log.newest is not None and EXPIRED_IDS in log.newest.read_features:
-        # What came before an id expired is deleted; it goes on with the number after it.
-        first = max(first, copies[-1] + 1 if copies else entries[0])
-    log.find_missing(first, max([*entries, *copies]) + 1, entries)
-    return log
+
+
+def _first_needed(numbers: Numbers, newest: E | None) -> int:
+    """Return the first entry that no collection may have deleted."""
+    first = numbers.copies[-2] if len(numbers.copies) > 1 else 0
+    if newest is not None and EXPIRED_IDS in newest.read_features:
+        # What came before an id expired is deleted; the id continues with the number after it.
+        return max(first, numbers.copies[-1] + 1 if numbers.copies else numbers.entries[0])
+    return first

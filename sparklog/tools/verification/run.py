@@ -24,12 +24,13 @@ from sparklog.log.journal.clocks import SYSTEM, Env, reading_clock_ms
 from sparklog.log.journal.documents import document_of
 from sparklog.log.journal.entry_log import E, EntryKind
 from sparklog.log.journal.probe_verdict import is_note, is_verdict, lost_commits
+from sparklog.log.journal.stored_object import read_object
 from sparklog.log.state.history import History
 from sparklog.maintenance.journals import JOURNAL_IN, JOURNALS
 from sparklog.maintenance.work_items import InProcess, Runner
 from sparklog.retention.vacuum_plan import data_file
 from sparklog.storage.store import PROBE_FOLDER, ObjectInfo, Store, key_kind
-from sparklog.tools.verification.checked_logs import CheckedLog, read_entries, read_object
+from sparklog.tools.verification.checked_logs import CheckedLog, damage_of, read_entries
 from sparklog.tools.verification.data_file import Verified, VerifyWork, missing_beside, pieces
 from sparklog.tools.verification.defaults_copy import read_defaults_copy
 from sparklog.tools.verification.findings import (
@@ -299,7 +300,7 @@ class _Verification:
 
     def _root(self) -> None:
         try:
-            stored = read_object(self.store, naming.ROOT_KEY, naming.ROOT_JSON.decode, ROOT)
+            stored = read_object(self.store, naming.ROOT_KEY, naming.ROOT_JSON.decode)
         except NotFound:
             if self.store.stat(naming.PLACE_KEY) is not None:
                 raise BadRequest(
@@ -314,7 +315,7 @@ class _Verification:
             self.findings.append(Finding(MISSING, naming.ROOT_KEY, "expected the root's id, found none beside topics"))
             return
         self.counts += CheckCounts(files=1, nbytes=len(stored.data))
-        self.findings += stored.findings
+        self.findings += damage_of(ROOT, stored)
 
     def _has_log(self, name: str) -> bool:
         return next(iter(self.store.list(naming.log_folder(name))), None) is not None

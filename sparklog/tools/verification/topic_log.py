@@ -20,6 +20,7 @@ from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound
 from sparklog.format.crc32c import crc32c
 from sparklog.format.slice_columns import COLUMN_TYPES
 from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, commit_key, file_key
+from sparklog.log.journal.stored_object import read_object
 from sparklog.log.state.carried import BLOCK, carried_in, unpacked
 from sparklog.log.state.checkpoint import Checkpoint, decode_checkpoint, decode_table
 from sparklog.log.state.commit import Commit, Hold, Resolved, decode_commit
@@ -29,7 +30,7 @@ from sparklog.log.state.slice_table import Slices, SliceTable, added
 from sparklog.log.state.topic_state import EMPTY, HEAD_JSON, Head
 from sparklog.log.topic.cloning import clone_of_hold
 from sparklog.storage.store import Store
-from sparklog.tools.verification.checked_logs import CheckedLog, log_end, read_again, read_object
+from sparklog.tools.verification.checked_logs import CheckedLog, log_end, read_again
 from sparklog.tools.verification.findings import CHECKPOINT, LOG, MISSING, STATE, TWO_WINNERS, CheckCounts, Finding
 from sparklog.tools.verification.slice_checks import CLAIMED, NamedFile, SliceClaim
 
@@ -192,7 +193,7 @@ class _Replay:
         for version in (number for number in versions if number > end):
             key = commit_key(self.name, version)
             self.log.objects.add(key)
-            commit = read_object(self.store, key, decode_commit, LOG, version).value
+            commit = read_object(self.store, key, decode_commit, version).value
             if commit is not None:
                 self.log.objects |= {file_key(self.name, file.path) for file in commit.files}
         return end

@@ -9,8 +9,9 @@ import pytest
 
 from sparklog.errors import Corrupt, NotFound
 from sparklog.log.journal.documents import decode, encode
+from sparklog.log.journal.stored_object import read_object
 from sparklog.storage.memory import MemoryStore
-from sparklog.tools.verification.checked_logs import CheckedLog, log_end, read_again, read_object
+from sparklog.tools.verification.checked_logs import CheckedLog, damage_of, log_end, read_again
 from sparklog.tools.verification.findings import LOG, MISSING
 from tests.support.small_limits import small_limits
 
@@ -72,8 +73,8 @@ def test_an_object_is_read_twice_before_it_is_called_damaged() -> None:
             raise Corrupt("a bit flipped on the way", file=key)
         return _text(data, key)
 
-    stored = read_object(store, "k", once_damaged, LOG)
-    assert (stored.value, stored.findings, calls[0]) == ("some text that is long enough", (), 2)
+    stored = read_object(store, "k", once_damaged)
+    assert (stored.value, stored.damage, calls[0]) == ("some text that is long enough", None, 2)
 
 
 @pytest.mark.parametrize("position", [10, 30, 60, len(DOCUMENT) - 4])
@@ -82,9 +83,9 @@ def test_a_flipped_bit_is_named_by_its_place(position: int) -> None:
     damaged[position] ^= 1
     store = MemoryStore(lambda: 0)
     store.create("k", bytes(damaged))
-    stored = read_object(store, "k", _text, LOG)
+    stored = read_object(store, "k", _text)
     assert stored.value is None
-    (finding,) = stored.findings
+    (finding,) = damage_of(LOG, stored)
     # A digit of the checksum is not told from its other digits: the place of the whole number is named.
     digits = DOCUMENT.rfind(b":") + 1
     assert finding.position == (digits if position >= digits else position)

@@ -1,0 +1,60 @@
+"""Reading an object of a log: what it says, or how it is damaged.
+
+Readers that need the object call `expect`, which raises the damage. Programs that look at everything in a root, such as
+`verify`, go on with the next object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from sparklog.errors import BadRequest, Corrupt
+from sparklog.storage.store import Store
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject(Generic[T]):
+    """An object as it was read: its bytes and their value, or its damage.
+
+    An object that needs a newer sparklog (`BadRequest`) counts as damaged: this process cannot tell what it says.
+    """
+
+    key: str
+    data: bytes
+    value: T | None = None
+    damage: Corrupt | BadRequest | None = None
+
+    def expect(self) -> T:
+        """Return the value; raise the damage if there is none."""
+        if self.damage is not None:
+            raise self.damage
+        assert self.value is not None
+        return self.value
+
+
+def read_object(store: Store, key: str, decode: Callable[..., T], *number: int) -> StoredObject[T]:
+    """Read the object that `decode(data, key, *number)` understands. Raises `NotFound` if it does not exist."""
+    try:
+        data = store.get(key)
+    except Corrupt as damage:
+        return StoredObject(key, b"", damage=damage)
+    return decode_object(store, key, data, decode, *number)
+
+
+def decode_object(store: Store, key: str, data: bytes, decode: Callable[..., T], *number: int) -> StoredObject[T]:
+    """Decode the bytes of an object, as `read_object`.
+
+    A bit may flip on the way from the store, so an object is read twice before it counts as damaged.
+    """
+    try:
+        return StoredObject(key, data, decode(data, key, *number))
+    except (Corrupt, BadRequest):
+        data = store.get(key)
+    try:
+        return StoredObject(key, data, decode(data, key, *number))
+    except (Corrupt, BadRequest) as damage:
+        return StoredObject(key, data, damage=damage)
