@@ -8,7 +8,7 @@ from sparklog.format.append_file import SLICE_BYTES, SLICE_DTYPE, WrittenSlice
 from sparklog.format.slice_columns import COMMIT_LISTS, PLANNED, SLICE_COLUMNS, WRITTEN
 from sparklog.log.read.planned_slices import PlannedSlice
 from sparklog.log.state.slices import FileSlices
-from sparklog.tools.verification.slice_checks import SliceClaim
+from sparklog.log.topic.inventory import SliceClaim
 
 
 def names(kind: type) -> set[str]:

@@ -44,6 +44,14 @@ from sparklog.log.topic.backup_manifest import (
     TopicBackup,
     backup_key,
 )
+from sparklog.log.topic.inventory import (
+    FilesOfVersions,
+    files_of_versions,
+    merged,
+    named_files,
+    oldest_base,
+    start_at,
+)
 from sparklog.log.topic.root import Root
 from sparklog.storage.store import Store
 from sparklog.tools.backup import copying
@@ -118,11 +126,10 @@ def plan_backup(root: Root, target: Store, *, topics: Collection[str] | None = N
     """Plan what `back_up` would copy now. Changes nothing."""
     _refuse_backup(root)
     cut = cut_now(root, topics)
-    named: list[copying.FileCopy] = []
-    for name, head in cut.topics.items():
-        named += copying.data_files(name, History(root.store, name).at(head.version).slices.all())
-    present = copying.listed(target, (file.key for file in named))
-    missing = [file for file in named if file.to not in present]
+    snapshots = (History(root.store, name).at(head.version) for name, head in cut.topics.items())
+    files = merged(file for snapshot in snapshots for file in named_files(snapshot).files())
+    present = copying.listed(target, files)
+    missing = [file for key, file in files.items() if key not in present]
     nbytes = sum(file.size for file in missing)
     versions = dict(sorted(cut.versions().items()))
     return Plan(versions, len(cut.decisions), len(cut.groups), len(missing), nbytes, cut.left_out)
@@ -244,7 +251,7 @@ class _BackupRun:
                 self.release()
         raise AssertionError("unreachable")
 
-    def _named(self, name: str, head: Head, before: Sequence[Manifest]) -> copying.Named:
+    def _named(self, name: str, head: Head, before: Sequence[Manifest]) -> FilesOfVersions:
         history = History(self.root.store, name)
         last = next(filter(None, (manifest.topic(name) for manifest in reversed(before))), None)
         if last is not None and last.version > head.version:
@@ -252,44 +259,40 @@ class _BackupRun:
                 f"topic '{name}' is at version {head.version}, its last backup has version {last.version}: this is not "
                 "the log that was backed up"
             )
-        base = copying.oldest_base(history, head.version)
+        base = oldest_base(history, head.version)
         if last is not None and last.version >= base and history.commits.has(last.version + 1, head.version):
             # The state comes from the backup itself, the rest along the source's chain: they must be one log.
             begin = History(self.repository.store, name).at(last.version)
             if begin.head.crc != last.crc:
                 raise Corrupt(f"version {last.version} of topic '{name}' is not what its backup says; delete the place")
         else:
-            begin = copying.start_at(history, base)
-        named = copying.files_named(history, begin, head.version)
+            begin = start_at(history, base)
+        named = files_of_versions(history, begin, head.version)
         if named.last.head.crc != head.crc:
             raise Corrupt(f"version {head.version} of topic '{name}' is not what its log leads to: run verify")
         return named
 
-    def _copy_files(self, topic_files: Mapping[str, copying.Named]) -> set[str]:
+    def _copy_files(self, topic_files: Mapping[str, FilesOfVersions]) -> set[str]:
         """Copy what all these versions name; return keys of files of older versions that are gone."""
-        files: dict[str, copying.FileCopy] = {}
-        needed: set[str] = set()
-        for named in topic_files.values():
-            needed |= {file.key for file in named.of_last()}
-            for file in named.files.values():
-                copying.add_file(files, file)
+        files = merged(file for named in topic_files.values() for file in named.files.values())
+        needed = {file.key for named in topic_files.values() for file in named.of_last()}
         missing: set[str] = set()
 
-        def lost(file: copying.FileCopy) -> None:
-            if file.key in needed:
-                raise NotFound(f"{file.key} is missing, and the newest version names it: run verify")
-            missing.add(file.key)
+        def lost(item: copying.FileCopy) -> None:
+            if item.to in needed:
+                raise NotFound(f"{item.to} is missing, and the newest version names it: run verify")
+            missing.add(item.to)
 
         def look() -> None:
             self.holds.renew()
             self.mark.check()
 
         # What the cut names first: it is held, and the rest is not.
-        in_order = sorted(files.values(), key=lambda file: file.key not in needed)
+        in_order = [copying.FileCopy(files[key], key) for key in sorted(files, key=lambda key: key not in needed)]
         self.copied += copying.copy_all(self.root.store, self.repository.store, in_order, self.options, look, lost)
         return missing
 
-    def _topic(self, name: str, named: copying.Named, missing: set[str]) -> TopicBackup:
+    def _topic(self, name: str, named: FilesOfVersions, missing: set[str]) -> TopicBackup:
         store = self.repository.store
         for version in range(named.base.version + 1, named.last.version + 1):
             self._put(commit_key(name, version), self.root.store.get(commit_key(name, version)))

@@ -52,10 +52,10 @@ from sparklog.log.topic.backup_manifest import (
     backup_numbers,
     read_manifest,
 )
+from sparklog.log.topic.inventory import files_of_versions, start_at
 from sparklog.retention.vacuum_plan import data_file
 from sparklog.storage import LocalStore
 from sparklog.storage.store import ObjectInfo, Store
-from sparklog.tools.backup.copying import files_named, start_at
 
 BEGUN_FOLDER = f"{BACKUPS_FOLDER}/begun"
 RUNNING_FOLDER = f"{BACKUPS_FOLDER}/running"
@@ -321,7 +321,7 @@ def named_keys(store: Store, manifest: Manifest) -> set[str]:
     keys: set[str] = set()
     for item in manifest.topics:
         history = History(store, item.topic)
-        named = files_named(history, start_at(history, item.base), item.version)
+        named = files_of_versions(history, start_at(history, item.base), item.version)
         if named.last.head.crc != item.crc:
             raise Corrupt(f"version {item.version} of topic '{item.topic}' is not what backup {manifest.number} says")
         keys |= {naming.commit_key(item.topic, version) for version in range(item.base + 1, item.version + 1)}

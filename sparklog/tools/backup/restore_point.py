@@ -35,11 +35,11 @@ from sparklog.log.state.history import History
 from sparklog.log.state.slice_table import Slices, SliceTable, Snapshot, Texts
 from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.backup_manifest import EntriesBackup, Manifest, TopicBackup
-from sparklog.log.topic.cloning import file_slices
+from sparklog.log.topic.inventory import files_of_versions, named_files, oldest_base, start_at
 from sparklog.log.topic.root import Root
 from sparklog.storage.store import Store
 from sparklog.tools.backup.consistent_cut import Cut, CutBounds, all_offsets, cut_between, cut_now
-from sparklog.tools.backup.copying import FileCopy, data_file, files_named, listed, oldest_base, start_at
+from sparklog.tools.backup.copying import FileCopy, listed
 from sparklog.tools.backup.damaged_logs import DamagedLogs
 from sparklog.tools.backup.repository import Repository
 
@@ -242,7 +242,7 @@ def _as_of(root: Root, name: str, wanted: Wanted) -> tuple[Snapshot, int] | None
             if oldest < 0:
                 return None
             raise
-    named = files_named(history, base, newest)
+    named = files_of_versions(history, base, newest)
     present = listed(root.store, named.files)
     since = named.since([key for key in named.files if key not in present])
     if version < since:
@@ -269,8 +269,8 @@ def own_path(path: str, version: int) -> str:
 
 def files_of(topic: str, snapshot: Snapshot) -> list[FileCopy]:
     return [
-        data_file(snapshot.topic, file, naming.file_key(topic, own_path(file.path, snapshot.version)))
-        for file in file_slices(snapshot.slices.all())
+        FileCopy(file, naming.file_key(topic, own_path(path, snapshot.version)))
+        for path, file in sorted(named_files(snapshot).by_path())
     ]
 
 

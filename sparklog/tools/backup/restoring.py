@@ -331,7 +331,7 @@ def _restored(
         starts, ends = tuple(head.log_start.tolist()), tuple(head.log_end.tolist())
         topic = plan.topics[name].to
         topics.append(RestoredTopic(topic, name, head.version, head.partitions, starts, ends, head.made_ms))
-    nbytes = sum(file.size for file in files)
+    nbytes = sum(item.file.size for item in files)
     numbers = len(plan.decisions), len(plan.groups), len(files), nbytes
     return Restored(plan.backup, plan.root_id, tuple(topics), *numbers, copied, tuple(moved), plan.left_out)
 

@@ -33,20 +33,13 @@ from sparklog.log.journal.names import filter_path, is_commit
 from sparklog.log.read.planned_slices import planned_slices
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.slices import SliceFlag
+from sparklog.log.topic.inventory import NamedFile, SliceClaim
 from sparklog.maintenance.work_items import silent
 from sparklog.storage.store import Store
 from sparklog.tools.repair.cures import Cure, Patch, is_sound
 from sparklog.tools.verification.data_file import check_file
 from sparklog.tools.verification.findings import SIZE, Finding
-from sparklog.tools.verification.slice_checks import (
-    CheckedFile,
-    CollectedBatches,
-    CutOff,
-    NamedFile,
-    SliceClaim,
-    check_index,
-    walk,
-)
+from sparklog.tools.verification.slice_checks import CheckedFile, CollectedBatches, CutOff, check_index, walk
 
 MOST_INTERVALS = 500
 MOST_BATCHES = 10_000

@@ -33,6 +33,7 @@ from sparklog.limits import Limits
 from sparklog.log.journal.names import filter_path, is_commit
 from sparklog.log.state.commit import MAINTAIN
 from sparklog.log.state.slices import SliceFlag
+from sparklog.log.topic.inventory import NamedFile, SliceClaim
 from sparklog.maintenance.work_items import Done, Progress, silent
 from sparklog.storage.store import Store
 from sparklog.tools.verification.findings import FOOTER, INDEX, MISSING, SIZE, CheckCounts, Finding
@@ -41,8 +42,6 @@ from sparklog.tools.verification.slice_checks import (
     CheckedFile,
     CollectedBatches,
     CutOff,
-    NamedFile,
-    SliceClaim,
     SliceWindow,
     check_index,
     walk,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from sparklog.common.units import size_text
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, did_you_mean
@@ -26,6 +26,7 @@ from sparklog.log.journal.entry_log import E, EntryKind
 from sparklog.log.journal.probe_verdict import is_note, is_verdict, lost_commits
 from sparklog.log.journal.stored_object import read_object
 from sparklog.log.state.history import History
+from sparklog.log.topic.inventory import NamedFile, merged
 from sparklog.maintenance.journals import JOURNAL_IN, JOURNALS
 from sparklog.maintenance.work_items import InProcess, Runner
 from sparklog.retention.vacuum_plan import data_file
@@ -45,7 +46,6 @@ from sparklog.tools.verification.findings import (
     Orphan,
     Report,
 )
-from sparklog.tools.verification.slice_checks import NamedFile
 from sparklog.tools.verification.topic_log import CheckedTopic, read_topic
 
 REWRITE = "let sparklog doctor try the store, write the commit's records again, then delete"
@@ -362,7 +362,7 @@ class _Verification:
 
     def _files(self, sizes: dict[str, ObjectInfo]) -> None:
         """Sizes of all files first, then, unless it is to be quick, every byte."""
-        whole, owners = _once(self.logs.values())
+        whole = _files_of(self.logs.values())
         gone: list[str] = []
         by_topic: dict[str, list[NamedFile]] = {}
         for file in whole:
@@ -386,7 +386,7 @@ class _Verification:
                 self.counts += result.counts
                 gone += result.gone
         if gone:
-            self._gone(gone, {name for key in gone for name in owners[key]})
+            self._gone(gone)
 
     def _measured(self, file: NamedFile, sizes: dict[str, ObjectInfo], gone: list[str]) -> bool:
         """True if a file exists and is as long as it should be."""
@@ -403,10 +403,13 @@ class _Verification:
             self.findings += missing_beside(self.store, file, sizes)
         return True
 
-    def _gone(self, keys: Sequence[str], topics: set[str]) -> None:
-        """Report files that are missing, and that a newer state of their topics still needs."""
-        logs = [read_topic(self.store, name, reading_clock_ms(self.store, self.env)) for name in sorted(topics)]
-        needed_files = {file.key: file for file in _once(logs)[0]}
+    def _gone(self, keys: Sequence[str]) -> None:
+        """Report files that are missing, and that a newer state of the topics that named them still needs."""
+        topics = sorted(
+            log.name for log in self.logs.values() if not {*keys}.isdisjoint(file.key for file in log.files)
+        )
+        logs = [read_topic(self.store, name, reading_clock_ms(self.store, self.env)) for name in topics]
+        needed_files = {file.key: file for file in _files_of(logs)}
         for key in dict.fromkeys(keys):
             file = needed_files.get(key)
             if file is None or self.store.stat(key) is not None:
@@ -416,13 +419,6 @@ class _Verification:
             self.findings.append(Finding(MISSING, key, message, offset=offset))
 
 
-def _once(logs: Iterable[CheckedTopic]) -> tuple[list[NamedFile], dict[str, list[str]]]:
-    """Every file once, with all that topics say of it (a clone shares its source's), and the topics that name it."""
-    files: dict[str, NamedFile] = {}
-    owners: dict[str, list[str]] = {}
-    for log in logs:
-        for file in log.files:
-            owners.setdefault(file.key, []).append(log.name)
-            before = files.get(file.key, file)
-            files[file.key] = replace(file, claims=tuple(dict.fromkeys((*before.claims, *file.claims))))
-    return [files[key] for key in sorted(files)], owners
+def _files_of(logs: Iterable[CheckedTopic]) -> list[NamedFile]:
+    """Return every file once, in the order of their keys, with all that topics say of it."""
+    return [file for _, file in sorted(merged(file for log in logs for file in log.files).items())]

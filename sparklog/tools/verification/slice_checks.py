@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -29,8 +29,8 @@ from sparklog.format.crc32c import crc32c
 from sparklog.format.key_filter import FilterBuilder, KeyFilter
 from sparklog.format.record_batch import CRC_START, NO_PRODUCER_ID, BatchHeaders, BoolArray, BytesLike, Int64Array
 from sparklog.format.segment_indexes import OffsetIndex, TimeIndex
-from sparklog.format.slice_columns import SliceRow
 from sparklog.log.state.slices import SliceFlag
+from sparklog.log.topic.inventory import NamedFile, SliceClaim
 from sparklog.maintenance.work_items import Progress
 from sparklog.storage.store import Store
 from sparklog.tools.verification.findings import CHECKSUM, CONTENT, INDEX, CheckCounts, Finding
@@ -192,39 +192,6 @@ Int64s = npt.NDArray[np.int64]
 DECODED_AT_ONCE = 1 << 20
 NONE = 2**63 - 1
 _FLAGS = (SliceFlag.HAS_NULL_KEYS, SliceFlag.KAFKA_PRODUCERS, SliceFlag.LOG_APPEND_TIME)
-
-
-@dataclass(slots=True, unsafe_hash=True)
-class SliceClaim(SliceRow):
-    """One slice as commit or footer describe it."""
-
-    partition: int
-
-
-CLAIMED = tuple(field.name for field in fields(SliceClaim))
-
-
-@dataclass(frozen=True, slots=True)
-class NamedFile:
-    """A data file as versions name it."""
-
-    key: str
-    size: int
-    footer_length: int  # 0: a sealed segment
-    claims: tuple[SliceClaim, ...]
-    index_crc: int = 0  # of a sealed segment, `sparklog.format.checksums`
-
-    @property
-    def filtered(self) -> bool:
-        """True if filters of keys were written beside it."""
-        return any(claim.flags & SliceFlag.KEY_FILTER for claim in self.claims)
-
-    @property
-    def sealed(self) -> bool:
-        return self.footer_length == 0
-
-    def index_key(self, suffix: str) -> str:
-        return self.key.removesuffix("log") + suffix
 
 
 class CutOff(Exception):  # noqa: N818

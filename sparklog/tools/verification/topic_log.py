@@ -29,33 +29,10 @@ from sparklog.log.state.invariants import check_commit, check_state
 from sparklog.log.state.slice_table import Slices, SliceTable, added
 from sparklog.log.state.topic_state import EMPTY, HEAD_JSON, Head
 from sparklog.log.topic.cloning import clone_of_hold
+from sparklog.log.topic.inventory import NamedFile, NamedFiles
 from sparklog.storage.store import Store
 from sparklog.tools.verification.checked_logs import CheckedLog, log_end, read_again
 from sparklog.tools.verification.findings import CHECKPOINT, LOG, MISSING, STATE, TWO_WINNERS, CheckCounts, Finding
-from sparklog.tools.verification.slice_checks import CLAIMED, NamedFile, SliceClaim
-
-
-@dataclass(slots=True)
-class NamedFiles:
-    """Data files by key, grown version by version; equal slices of two versions are kept once."""
-
-    topic: str
-    _files: dict[str, tuple[int, int, int, dict[SliceClaim, None]]] = field(default_factory=dict)
-
-    def add(self, rows: Slices) -> None:
-        keys = {code: file_key(self.topic, rows.paths[code]) for code in np.unique(rows.file).tolist()}
-        names = ("file", "file_size", "footer_length", "index_crc", *CLAIMED)
-        columns = (rows.columns[name].tolist() for name in names)
-        for code, size, footer_length, index_crc, *claim in zip(*columns, strict=True):
-            *_, claims = self._files.setdefault(keys[code], (size, footer_length, index_crc, {}))
-            claims[SliceClaim(*claim)] = None
-
-    def files(self) -> list[NamedFile]:
-        """Return all files, in the order of their keys."""
-        return [
-            NamedFile(key, size, footer_length, tuple(claims), index_crc)
-            for key, (size, footer_length, index_crc, claims) in sorted(self._files.items())
-        ]
 
 
 def differing_columns(left: SliceTable, right: SliceTable) -> list[str]:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from sparklog.log.topic.inventory import NamedFile
 from sparklog.maintenance.work_items import silent
 from sparklog.tools.verification.data_file import check_file
 from sparklog.tools.verification.findings import CHECKSUM, CONTENT, FOOTER, SIZE
-from sparklog.tools.verification.slice_checks import NamedFile
 from sparklog.tools.verification.topic_log import read_topic
 from tests.support.small_limits import small_limits
 from tests.tools.verification.damage import flip, replaced

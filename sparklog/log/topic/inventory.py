@@ -1,0 +1,165 @@
+"""The data files that versions of a topic name, and what must be true of each.
+
+`verify` checks the files, `backup` copies them, `restore` copies those of one version, and `prune` keeps them. A file
+is described by its slices, as commits and checkpoints have them. Two versions may name different slices of one file: a
+rewrite names the file again with the slices that it keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, fields, replace
+
+from sparklog.errors import NotFound
+from sparklog.format.slice_columns import SliceRow
+from sparklog.log.journal.names import file_key
+from sparklog.log.state.history import History
+from sparklog.log.state.slice_table import Slices, SliceTable, Snapshot, added
+from sparklog.log.state.slices import SliceFlag
+from sparklog.log.state.topic_state import EMPTY
+
+
+@dataclass(slots=True, unsafe_hash=True)
+class SliceClaim(SliceRow):
+    """One slice as a commit or a footer describes it."""
+
+    partition: int
+
+
+CLAIMED = tuple(column.name for column in fields(SliceClaim))
+
+
+@dataclass(frozen=True, slots=True)
+class NamedFile:
+    """A data file as versions name it."""
+
+    key: str
+    size: int
+    footer_length: int  # 0: a sealed segment
+    claims: tuple[SliceClaim, ...]
+    index_crc: int = 0  # of a sealed segment, `sparklog.format.checksums`
+
+    @property
+    def filtered(self) -> bool:
+        """True if filters of keys were written beside it."""
+        return any(claim.flags & SliceFlag.KEY_FILTER for claim in self.claims)
+
+    @property
+    def sealed(self) -> bool:
+        return self.footer_length == 0
+
+    def index_key(self, suffix: str) -> str:
+        return self.key.removesuffix("log") + suffix
+
+
+def merged(files: Iterable[NamedFile]) -> dict[str, NamedFile]:
+    """Return each file once, by its key, with all slices that are named: a clone shares files with its source."""
+    merged_files: dict[str, NamedFile] = {}
+    for file in files:
+        other = merged_files.setdefault(file.key, file)
+        if other is not file:
+            merged_files[file.key] = replace(other, claims=tuple(dict.fromkeys((*other.claims, *file.claims))))
+    return merged_files
+
+
+@dataclass(slots=True)
+class NamedFiles:
+    """Data files by the path that commits of a topic name them by; equal slices of two versions are kept once."""
+
+    topic: str
+    _files: dict[str, tuple[int, int, int, dict[SliceClaim, None]]] = field(default_factory=dict)
+
+    def add(self, rows: Slices) -> None:
+        names = ("file", "file_size", "footer_length", "index_crc", *CLAIMED)
+        columns = (rows.columns[name].tolist() for name in names)
+        for code, size, footer_length, index_crc, *claim in zip(*columns, strict=True):
+            *_, claims = self._files.setdefault(rows.paths[code], (size, footer_length, index_crc, {}))
+            claims[SliceClaim(*claim)] = None
+
+    def by_path(self) -> Iterator[tuple[str, NamedFile]]:
+        for path, (size, footer_length, index_crc, claims) in self._files.items():
+            yield path, NamedFile(file_key(self.topic, path), size, footer_length, tuple(claims), index_crc)
+
+    def files(self) -> list[NamedFile]:
+        """Return all files, in the order of their keys."""
+        files = merged(file for _, file in self.by_path())
+        return [files[key] for key in sorted(files)]
+
+
+def named_files(snapshot: Snapshot) -> NamedFiles:
+    """Return the files that one version names."""
+    named = NamedFiles(snapshot.topic)
+    named.add(snapshot.slices.all())
+    return named
+
+
+@dataclass
+class FilesOfVersions:
+    """Files that one of the versions `base.version` to `last.version` names, by key.
+
+    `unnamed` is the first version that no longer names a file; `times` the commit time of each version.
+    """
+
+    base: Snapshot
+    last: Snapshot
+    files: dict[str, NamedFile] = field(default_factory=dict)
+    unnamed: dict[str, int] = field(default_factory=dict)
+    times: dict[int, int] = field(default_factory=dict)
+
+    def since(self, missing: Iterable[str]) -> int:
+        """Return the version from which on nothing is missing. Raises `NotFound` if the last one misses something."""
+        first = max(self.base.version, 0)
+        for key in missing:
+            if key not in self.unnamed:
+                raise NotFound(f"{key} is missing, and version {self.last.version} names it: run verify")
+            first = max(first, self.unnamed[key])
+        return first
+
+    def of_last(self) -> list[NamedFile]:
+        return [file for key, file in self.files.items() if key not in self.unnamed]
+
+
+def files_of_versions(history: History, base: Snapshot, version: int) -> FilesOfVersions:
+    """Walk the log from `base` to `version`. `NotFound` if a commit is gone, `Corrupt` if one does not follow."""
+    topic = history.topic
+    found = FilesOfVersions(base, base, times={base.version: base.head.made_ms})
+    head, table, paths, named = base.head, base.slices, base.slices.paths(), named_files(base)
+    for after, commit in history.walk(base.head, version):
+        head, table = after, table.apply(commit, after)
+        found.times[head.version] = head.made_ms
+        if commit.files:
+            named.add(added(commit))
+        for file in commit.files:
+            found.unnamed.pop(file_key(topic, file.path), None)
+        if commit.remove or commit.log_starts or commit.op in ("create", "delete"):
+            now = table.paths()
+            for path in paths - now:
+                found.unnamed[file_key(topic, path)] = head.version
+            paths = now
+        else:
+            paths |= {file.path for file in commit.files}
+    found.files = {file.key: file for file in named.files()}
+    found.last = Snapshot(topic, history.store, head, table)
+    # Named and gone within one commit: it holds nothing that a version shows.
+    for key in set(found.files) - {file_key(topic, path) for path in paths} - set(found.unnamed):
+        found.unnamed[key] = head.version
+    return found
+
+
+def start_at(history: History, version: int) -> Snapshot:
+    """Return the state at a version; -1: before the first."""
+    return Snapshot(history.topic, history.store, EMPTY, SliceTable()) if version < 0 else history.at(version)
+
+
+def oldest_base(history: History, version: int) -> int:
+    """Return the oldest version from which all states up to `version` can be rebuilt; -1: all there ever were."""
+    if history.commits.has(0, version):
+        return -1
+    for checkpoint in sorted(history.checkpoints):
+        followed = checkpoint <= version and history.commits.has(checkpoint + 1, version)
+        if followed and history.sound(checkpoint) is not None:
+            return checkpoint
+    raise NotFound(
+        f"version {version} of topic '{history.topic}' cannot be rebuilt: no sound checkpoint at or below it has all "
+        "commits between; run verify"
+    )
