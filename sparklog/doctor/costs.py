@@ -96,7 +96,10 @@ DEFAULTS_LOOK = Requests(gets=1)
 """A writer looks at the defaults of the root every five minutes."""
 DEFAULTS_S = 300
 COMMIT = Requests(puts=1, gets=3)
-"""By a writer that knows the newest commit: the next number and the root, then the commit before."""
+"""By a writer that knows the newest commit: the next number and the root, then the commit before.
+
+If it has not looked for a second, there is one more GET: for the number after its own.
+"""
 
 
 COPY = Requests(puts=1, gets=2)

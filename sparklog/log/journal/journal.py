@@ -137,7 +137,7 @@ class Journal(ABC, Generic[S, E, D]):
         base, seen = self._open_if_stale(), self.env.now()
         data = self._numbered.read(base.state.number + 1)
         if data is None:
-            return self._publish(replace(base, seen=seen)).state
+            return self._publish(self._polled(base, seen)).state
         # The newest one was seen no later than before.
         return self._take_in(base, Sight((data,), True), base.seen).newest.state
 
@@ -193,11 +193,10 @@ class Journal(ABC, Generic[S, E, D]):
         if not data and self._is_next_lost(base, seen):
             return replace(self._reopen(), root_seen=sight.root_seen)
         if not data:
-            same = SeenState(base.state, seen, base.checkpoint, base.tail_bytes, base.earlier)
-            return Advance(self._publish(same), (), sight.root_seen)
+            return Advance(self._publish(self._polled(base, seen)), (), sight.root_seen)
         entries = self._decode_all(data, first)
         self._check_promise(base, entries)
-        newer = self._extend(base, entries, seen)
+        newer = self._extend(self._polled(base, seen), entries)
         if self._numbered.is_far and base.state.number >= 0 and base.state.crc is not None:
             newer = replace(newer, earlier=(base.state.number, base.state.crc))
         return Advance(self._publish(newer), entries, sight.root_seen)
@@ -216,7 +215,12 @@ class Journal(ABC, Generic[S, E, D]):
         if self._writes and entries and entries[0].prev_crc != base.state.crc:
             self._numbered.check_followed(base.state.number)
 
-    def _extend(self, base: SeenState[S], entries: Sequence[E], seen: Moment) -> SeenState[S]:
+    def _polled(self, base: SeenState[S], seen: Moment) -> SeenState[S]:
+        """Return the state as of a poll at `seen`. Before a poll that comes late, a later number may have been lost."""
+        checked = seen if seen.is_soon_after(base.checked) else base.checked
+        return replace(base, seen=seen, checked=checked)
+
+    def _extend(self, base: SeenState[S], entries: Sequence[E]) -> SeenState[S]:
         try:
             state = self._applied(base.state, entries)
         except Corrupt as error:
@@ -224,7 +228,8 @@ class Journal(ABC, Generic[S, E, D]):
             if any(entry.prev_crc != crc for crc, entry in zip(crcs, entries, strict=False)):
                 self._numbered.distrust()
             raise error if error.file else Corrupt(error.message, file=log_folder(self.prefix).rstrip("/")) from None
-        return SeenState(state, seen, base.checkpoint, base.tail_bytes + sum([entry.nbytes for entry in entries]))
+        tail_bytes = base.tail_bytes + sum([entry.nbytes for entry in entries])
+        return SeenState(state, base.seen, base.checked, base.checkpoint, tail_bytes)
 
     def _decode_all(self, objects: Sequence[bytes], first: int) -> list[E]:
         entries = []
@@ -267,7 +272,7 @@ class Journal(ABC, Generic[S, E, D]):
             return replace(opened, last_listed=last)
         first = base.state.number + 1
         entries = self._decode_all(self._numbered.read_forward(first, ahead=True), first)
-        newest = self._extend(base, entries, base.seen) if entries else base
+        newest = self._extend(base, entries) if entries else base
         return Advance(newest, (*opened.entries, *entries), opened.root_seen, last)
 
     def _await_number(self, missing: int) -> None:
@@ -291,7 +296,7 @@ class Journal(ABC, Generic[S, E, D]):
                 objects = self._numbered.read_forward(first, ahead=True)
             entries = self._decode_all(objects, first)
         self._numbered.check_created(state.number, [state.crc, *(entry.crc for entry in entries)])
-        return Advance(self._extend(SeenState(state, seen, state.number), entries, seen), entries, False, last_listed)
+        return Advance(self._extend(SeenState(state, seen, seen, state.number), entries), entries, False, last_listed)
 
     def _refusal(self, opened: SeenState[S], checkpoints: Sequence[int]) -> SparklogError | None:
         """Return the error if a state, just opened, cannot be the newest one."""
@@ -409,7 +414,7 @@ class Journal(ABC, Generic[S, E, D]):
             # Else what is created where numbers were collected has a late time as well.
             return self._reopen()
         number, title = base.state.number + 1, f"commit {entry.commit_id} to {self.title}"
-        basis = Basis(base.seen, entry.prev_crc, root_seen, base.earlier)
+        basis = Basis(base.seen, entry.prev_crc, root_seen, base.earlier, base.checked)
         try:
             answer, sight = self._numbered.create(number, data, entry.commit_id, basis)
         except Unavailable as error:
@@ -424,7 +429,8 @@ class Journal(ABC, Generic[S, E, D]):
             # An earlier attempt at this number, drawn up before a stall, may have landed late: what was stored counts.
             stored = sight.objects[0]
             written = entry if stored == data else self._decode_all([stored], number)[0]
-            return Advance(self._publish(self._extend(base, (written,), seen)), (written,))
+            created = self._extend(replace(base, seen=seen, checked=seen), (written,))
+            return Advance(self._publish(created), (written,))
         return self._take_in(base, sight, seen)
 
     def _wait_and_look(self, base: SeenState[S], tries: int) -> Advance[S, E]:

@@ -83,6 +83,7 @@ class Basis:
     crc: int | None  # the CRC-32C of that one; None: there is none
     root_seen: bool = False  # the root was seen to be the one that was opened, a moment ago
     earlier: Place | None = None  # must be there as well, else the objects that were read after it are taken back
+    checked: Moment | None = None  # when it was last known that no later number existed; None: when it was seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,10 @@ class NumberedObjects:
         return objects
 
     def read_and_list(self, number: int) -> tuple[list[bytes], int]:
-        """Read all objects from `number` on and list them in parallel; return them and the last listed number."""
+        """Read all objects from `number` on and list them in parallel; return them and the last number seen.
+
+        A listing may be stale, so a later number that was read counts as well.
+        """
 
         def ask(place: int | None) -> bytes | int | None:
             return self.last_listed(number - 1) if place is None else self.read(place)
@@ -144,7 +148,8 @@ class NumberedObjects:
         objects = [data for data in takewhile(lambda data: data is not None, answers) if isinstance(data, bytes)]
         if len(objects) == READ_AHEAD:
             objects += self.read_forward(number + READ_AHEAD, ahead=True)
-        return objects, last if isinstance(last, int) else number - 1
+        seen = [place for place, data in enumerate(answers, number) if data is not None]
+        return objects, max([*seen, last if isinstance(last, int) else number - 1])
 
     def _read_run(self, number: int, ahead: bool, must_look: bool) -> tuple[list[bytes], bool]:
         """Read objects up to the first missing one; also return True if a later one is known to exist.
@@ -273,7 +278,7 @@ class NumberedObjects:
                     raise Unavailable(f"{error}; nothing was written", is_denied=True) from error
             stored = sight.objects[0] if sight.objects else None
             stored_id = commit_id if stored is data else None if stored is None else peek_commit_id(stored)
-            if (passed_ms := self.env.elapsed_ms(basis.seen)) > STALE_MS:
+            if self.env.elapsed_ms(basis.seen) > STALE_MS:
                 # Whichever object is there: ours may have come first and been collected, and another sleeper's after.
                 self._check_root(number, unknown=True)
                 return Answer.STALLED, sight
@@ -281,10 +286,8 @@ class NumberedObjects:
                 answer = Answer.OURS if stored_id == commit_id else Answer.LOST
                 if answer is Answer.LOST and sight.before is not None and crc32c.crc32c(sight.before) == basis.crc:
                     return answer, sight
-                answer = self._confirm(answer, number, commit_id, basis)
+                answer = self._confirm(answer, number, stored, commit_id, basis)
                 if answer is Answer.OURS:
-                    if passed_ms > SOON_MS:
-                        self._check_next(number, stored)
                     self._remember(number, crc32c.crc32c(stored), commit_id)
                 return answer, sight
             if backoff.is_over():
@@ -362,26 +365,31 @@ class NumberedObjects:
                     raise
         raise Unavailable(f"{ROOT_KEY} of {self.store.location} is listed and cannot be read; try again later")
 
-    def _confirm(self, answer: Answer, number: int, commit_id: str, basis: Basis) -> Answer:
+    def _confirm(self, answer: Answer, number: int, stored: bytes, commit_id: str, basis: Basis) -> Answer:
         """Return the answer once the object before `number` is seen; else `Fenced`, and ours is taken back.
 
         The loser looks as well: the winner may be another process that has outlived the root, and takes it back.
+        If ours may have been created in a gap, also check the object after it (`_check_next`).
         """
-        if basis.crc is None:
-            return answer
-        places: list[Place] = [(number - 1, basis.crc)]
-        if answer is Answer.OURS and basis.earlier is not None and basis.earlier[0] < number - 1:
+        is_ours = answer is Answer.OURS
+        places: list[Place] = [] if basis.crc is None else [(number - 1, basis.crc)]
+        if places and is_ours and basis.earlier is not None and basis.earlier[0] < number - 1:
             places.append(basis.earlier)
-        if len(places) > 1:
-            answers = ask_each(self.store, self._seen, [earlier for earlier, _ in places])
+        must_check = is_ours and self.env.elapsed_ms(basis.checked or basis.seen) > SOON_MS
+        numbers = [*(earlier for earlier, _ in places), *([number + 1] if must_check else [])]
+        if self.is_far and len(numbers) > 1:
+            objects = dict(zip(numbers, ask_each(self.store, self._seen, numbers), strict=True))
+            must_check = must_check and objects[number + 1] is not None
             places = [
                 place
-                for place, data in zip(places, answers, strict=True)
-                if not isinstance(data, bytes) or crc32c.crc32c(data) != place[1]
+                for place in places
+                if not isinstance(data := objects[place[0]], bytes) or crc32c.crc32c(data) != place[1]
             ]
         for place in places:
             if self._is_uncertain(number, place, commit_id, basis.seen):
                 return Answer.STALLED
+        if must_check:
+            self._check_next(number, stored)
         return answer
 
     def _check_next(self, number: int, data: bytes) -> None:
@@ -396,6 +404,8 @@ class NumberedObjects:
                 following, failure = self.read(number + 1), ""
                 if following is None or not follows_other(following, crc):
                     return
+                if (here := self.read(number)) is not None and here != data:
+                    raise self._replaced(number, commit_id=peek_commit_id(data))
             except Unavailable as error:
                 failure = str(error)
             backoff = backoff or Backoff(self.env)
@@ -533,11 +543,12 @@ class NumberedObjects:
 
         distrust(self.store, self.env.wall_ms)
 
-    def _replaced(self, number: int, done: str = "") -> Fenced:
-        """Return the error for a number that is not what this process knows."""
+    def _replaced(self, number: int, done: str = "", commit_id: str | None = None) -> Fenced:
+        """Return the error for a number that is not what this process knows; `commit_id`: of what it created there."""
         what, lost = f"{self.key(number)} in {self.store.location} is not what this process has seen", None
-        if number in self._created:
+        if commit_id is None and number in self._created:
             commit_id = self._created[number][1]
+        if commit_id is not None:
             what, lost = f"{what}, which created commit {commit_id} there", (self.key(number), commit_id)
         return self._contradiction(what, lost) or Fenced(f"{what}: {REPLACED}{done}; {REOPEN}")
 

@@ -55,6 +55,7 @@ class SeenState(Generic[S]):
 
     state: S
     seen: Moment  # both clocks before the request that showed it
+    checked: Moment  # when it was last known that no later number existed; a poll looks only at the next one
     checkpoint: int = -1  # number of the newest one known
     tail_bytes: int = 0  # of the entries since
     earlier: Place | None = None  # the entry before the last ones, where it was not seen after them

@@ -259,8 +259,8 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         tail = state.tail if table is not None else (*state.tail, *entries)
         return LogState(head, state.checkpoint, tail, table)
 
-    def _extend(self, base: SeenState[LogState], entries: Sequence[Commit], seen: Moment) -> SeenState[LogState]:
-        base = super()._extend(base, entries, seen)
+    def _extend(self, base: SeenState[LogState], entries: Sequence[Commit]) -> SeenState[LogState]:
+        base = super()._extend(base, entries)
         if len(base.state.tail) <= self.store.limits.tail_commits:
             return base
         try:
@@ -306,4 +306,4 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
     def _with_checkpoint(self, base: SeenState[LogState], copied: LogState) -> SeenState[LogState]:
         tail = tuple(commit for commit in base.state.tail if commit.version > copied.number)
         state = replace(base.state, checkpoint=copied.checkpoint, tail=tail)
-        return self._publish(SeenState(state, base.seen, copied.number))
+        return self._publish(SeenState(state, base.seen, base.checked, copied.number))

@@ -166,8 +166,11 @@ def test_a_follower_lists_later_commits_after_a_pause_alone(world: World) -> Non
         follower.refresh()
 
 
+@pytest.mark.parametrize("pause_ms", [15_000, 301_000])
 @pytest.mark.parametrize("journal", JOURNALS)
-def test_a_writer_whose_next_number_was_lost_meanwhile_takes_its_entry_back(world: World, journal: str) -> None:
+def test_a_writer_whose_next_number_was_lost_meanwhile_takes_its_entry_back(
+    world: World, journal: str, pause_ms: int
+) -> None:
     prefix, write = written(world, journal, 3)
     root = world.root(world.store)
     write(root)
@@ -175,9 +178,47 @@ def test_a_writer_whose_next_number_was_lost_meanwhile_takes_its_entry_back(worl
     written(world, journal, 3)
     world.store.delete(commit_key(prefix, lost))
     left = numbers(world.store, prefix)
-    world.now_ms += 301_000
+    world.now_ms += pause_ms
     with pytest.raises(Corrupt, match=f"number {lost} of the log is missing|defaults of .* are lost"):
         write(root)
+    assert numbers(world.store, prefix) == left
+
+
+def test_polling_does_not_hide_a_lost_number_from_a_writer(world: World) -> None:
+    """A poll that finds no next entry says nothing about the numbers above it."""
+    written(world, "commits", 3)
+    topic = world.root(world.store).topic("t")
+    topic.append([{"value": "x"}])
+    written(world, "commits", 3)
+    world.store.delete(commit_key("t", 5))
+    left = numbers(world.store, "t")
+    for _ in range(3):
+        world.now_ms += 10_000
+        assert topic.log.refresh().number == 4
+    with pytest.raises(Corrupt, match="number 5 of the log is missing, and 6 to 7 are there"):
+        topic.append([{"value": "y"}])
+    assert numbers(world.store, "t") == left
+
+
+@pytest.mark.parametrize("journal", ["group", "decisions", "leases"])
+def test_a_gap_is_found_in_what_was_read_where_a_listing_is_late(journal: str) -> None:
+    """Entries after the gap are read together with it."""
+    world = World()
+    world.store.parallel_reads = FAR  # type: ignore[misc]
+    world.root(world.store).create_topic("t")
+    prefix, write = written(world, journal, 3)
+    world.store.delete(commit_key(prefix, 1))
+    left, real = numbers(world.store, prefix), world.store.list
+    late_until = world.now_ms + 30_000
+
+    def listing(start: str, after: str = "") -> Iterator[ObjectInfo]:
+        is_late = start == f"{prefix}/_log/0" and world.now_ms < late_until
+        return iter([] if is_late else list(real(start, after)))
+
+    world.store.list = listing  # type: ignore[method-assign]
+    with pytest.raises(Corrupt, match="number 1 of the log is missing"):
+        write(world.root(world.store))
+    world.now_ms = late_until
     assert numbers(world.store, prefix) == left
 
 

@@ -176,3 +176,21 @@ def test_an_entry_that_the_next_one_follows_is_acknowledged_at_once(following: b
         case.other(2, following)
     assert case.write(1, ONE, after=ZERO, looked_ms=looked_ms) is Answer.OURS
     assert case.world.slept == []
+
+
+def test_an_entry_of_another_process_is_never_taken_back() -> None:
+    """The store tells two processes that they have created entry 1, and keeps the other process's."""
+
+    class Lying(Watched):
+        def create(self, key: str, data: bytes) -> bool:
+            return super().create(key, data) or True
+
+    case = Case()
+    numbered = case.numbered(lying := Lying(case.world.clock))
+    for number, data in enumerate((ZERO, LOST, AFTER_LOST)):
+        lying.create(numbered.key(number), data)
+    basis = Basis(numbered.env.now(), crc32c.crc32c(ZERO))
+    case.world.now_ms += 5_000
+    with pytest.raises(Fenced, match=r"01\.json .*is not what this process has seen, which created commit one there"):
+        numbered.create(1, ONE, "one", basis)
+    assert [numbered.read(number) for number in range(3)] == [ZERO, LOST, AFTER_LOST]

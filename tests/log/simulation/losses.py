@@ -24,7 +24,7 @@ class Losses:
     lost: dict[str, bytes] = field(default_factory=dict)
 
     def loser(self, count: int, pause_s: float) -> Callable[[Actor], None]:
-        """Return an actor that loses so many entries and checkpoints, never the newest entry: that leaves no trace."""
+        """Return an actor that loses so many entries and checkpoints, never the newest one listed: without a trace."""
 
         def body(actor: Actor) -> None:
             assert isinstance(self.world.store, MemoryStore)
@@ -42,7 +42,8 @@ class Losses:
     def candidates(self) -> list[str]:
         newest: dict[str, int] = {}
         keys = []
-        for info in self.world.store.list(""):
+        # A bucket lists some entries late. Until it lists a later one, the loss leaves no trace there either.
+        for info in self.world.shared.list(""):
             prefix, folder, name = info.key.rpartition(f"/{LOG_FOLDER}/")
             if not folder:
                 continue
