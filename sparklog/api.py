@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from sparklog.arguments import (
     CONFIGS,
@@ -20,11 +20,9 @@ from sparklog.arguments import (
     PATH,
     RENAMED,
     TIME,
-    ArgumentKind,
     checked,
-    one_of,
-    whole,
 )
+from sparklog.common.settings import ANY, ValueType, one_of, option, whole
 from sparklog.common.times import warn_of_seconds
 from sparklog.errors import BadRequest
 from sparklog.kafka.in_place.segment_recovery import CorruptRecords
@@ -390,45 +388,30 @@ def import_into(path: str, log_dir: PathLike, options: ImportOptions, *, dry_run
     return import_log_dir(log, log_dir, options, dry_run=dry_run, **watch)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExportChoices:
-    """Choices of an export: see `export_kafka`."""
-
-    partitions: Sequence[int] | None = None
-    start_ms: int | None = None
-    end_ms: int | None = None
-    version: int | None = None
-    time_ms: int | None = None
-    groups: Sequence[str] | Literal["all"] | None = None
-    link: bool = False
-    keep_leader_epochs: bool = False
+_GROUPS = ValueType("a list of names or 'all'", lambda value: value == "all" or NAMES.accepts(value))
 
 
 class ExportKeywords(TypedDict, total=False):
-    """The fields of `ExportChoices`, as keyword arguments."""
+    """Options of an export: see `export_kafka`."""
 
-    partitions: Sequence[int] | None
-    start_ms: int | None
-    end_ms: int | None
-    version: int | None
-    time_ms: int | None
-    groups: Sequence[str] | Literal["all"] | None
-    link: bool
-    keep_leader_epochs: bool
+    partitions: Annotated[Sequence[int] | None, option(None, "Only these, of each topic; None: all.", NUMBERS)]
+    start_ms: Annotated[int | None, option(None, "Begin each partition with the first record that is not older.", TIME)]
+    end_ms: Annotated[
+        int | None, option(None, "End each partition in front of the first record that is not older.", TIME)
+    ]
+    version: Annotated[int | None, option(None, "Of the topics; None: that of `time_ms`, or the latest.", NUMBER)]
+    time_ms: Annotated[int | None, option(None, "Export the versions of this time; not with `version`.", TIME)]
+    groups: Annotated[
+        Sequence[str] | Literal["all"] | None,
+        option(None, "Export their committed offsets as `__consumer_offsets` and as a CSV file.", _GROUPS),
+    ]
+    link: Annotated[bool, option(False, "Hard links to sealed segments in place of copies, on the same disk.", ANY)]
+    keep_leader_epochs: Annotated[
+        bool, option(False, "Keep leader epochs, for the cluster that gave them; else they become 0.", ANY)
+    ]
 
 
-@checked(
-    ExportChoices,
-    root=ROOT,
-    topics=NAMES,
-    to=PATH,
-    partitions=NUMBERS.or_none(),
-    start_ms=TIME.or_none(),
-    end_ms=TIME.or_none(),
-    version=NUMBER.or_none(),
-    time_ms=TIME.or_none(),
-    groups=ArgumentKind("a list of names, 'all' or None", lambda value: value in (None, "all") or NAMES.accepts(value)),
-)
+@checked(ExportKeywords, root=ROOT, topics=NAMES, to=PATH)
 def export_kafka(
     root: RootLike,
     topics: Sequence[str],
@@ -441,13 +424,6 @@ def export_kafka(
         root: an open root, or its location.
         topics: names.
         to: the directory to make; empty or not there.
-        partitions: only these, of each topic; None: all.
-        start_ms: begin each partition with the first record that is not older.
-        end_ms: end each partition in front of the first record that is not older.
-        version: of the topics; `time_ms`: since 1970. At most one of them; default: the newest version.
-        groups: export what these consumer groups have committed too, as `__consumer_offsets` and as a CSV file.
-        link: hard links to sealed segments in place of copies, on the same disk.
-        keep_leader_epochs: for the cluster that gave them; else they become 0.
 
     Returns:
         One entry a topic: its id, its configs, and what each partition holds.
@@ -462,9 +438,8 @@ def export_kafka(
     """
     from sparklog.kafka.exporting import ExportOptions, export_topics
 
-    choices = ExportChoices(**options)
-    warn_of_seconds(start_ms=choices.start_ms, end_ms=choices.end_ms, time_ms=choices.time_ms)
-    return export_topics(_opened(root), to, topics, ExportOptions(**vars(choices)))
+    warn_of_seconds(**{name: options.get(name) for name in ("start_ms", "end_ms", "time_ms")})
+    return export_topics(_opened(root), to, topics, ExportOptions(**options))
 
 
 def _opened(root: RootLike) -> Root:

@@ -11,11 +11,12 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 from functools import wraps
+from inspect import Parameter
 from operator import index
-from typing import Any, ParamSpec, SupportsIndex, TypeVar
+from typing import Any, ParamSpec, TypeVar, get_type_hints
 
+from sparklog.common.settings import TEXT, Setting, ValueType, is_text, is_whole, keyword_settings, whole
 from sparklog.errors import BadRequest, did_you_mean
 from sparklog.storage.store import Store
 
@@ -24,44 +25,8 @@ T = TypeVar("T")
 INT64_MAX = 2**63 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class ArgumentKind:
-    """A kind of argument: `expected` in words, and whether a value is one."""
-
-    expected: str
-    accepts: Callable[[Any], bool]
-
-    def or_none(self) -> ArgumentKind:
-        return ArgumentKind(f"{self.expected} or None", lambda value: value is None or self.accepts(value))
-
-    def check(self, name: str, value: object) -> None:
-        """`BadRequest` if the value is none of this kind."""
-        if not self.accepts(value):
-            listed = isinstance(value, (str, bytes)) and self.expected.startswith("a list")
-            hint = f"; give [{value!r:.40}]" if listed else ""
-            if isinstance(value, str) and not _is_text(value):
-                hint = "; it has characters that UTF-8 cannot encode"
-            raise BadRequest(f"{name} must be {self.expected}, found {value!r:.80}{hint}")
-
-
-def one_of(*values: str) -> ArgumentKind:
-    return ArgumentKind(
-        f"{', '.join(values[:-1])} or {values[-1]}", lambda value: isinstance(value, str) and value in values
-    )
-
-
-def instance(expected: str, *types: type) -> ArgumentKind:
-    return ArgumentKind(expected, lambda value: isinstance(value, types))
-
-
-def whole(low: int, high: int = INT64_MAX) -> ArgumentKind:
-    """Return the kind of whole numbers, also numpy's, from `low` to `high`."""
-    span = f"of at least {low}" if high == INT64_MAX else f"from {low} to {high}"
-    return ArgumentKind(f"a whole number {span}", lambda value: _is_whole(value) and low <= index(value) <= high)
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, SupportsIndex) and not isinstance(value, bool)
+def instance(expected: str, *types: type) -> ValueType:
+    return ValueType(expected, lambda value: isinstance(value, types))
 
 
 def as_whole(value: object) -> int | None:
@@ -74,14 +39,6 @@ def as_whole(value: object) -> int | None:
 
 def _is_list(value: object, accepts: Callable[[Any], bool]) -> bool:
     return isinstance(value, Collection) and not isinstance(value, (str, bytes)) and all(map(accepts, value))
-
-
-def _is_text(value: object) -> bool:
-    """Return True for a string without lone surrogates, which UTF-8 cannot encode."""
-    try:
-        return isinstance(value, str) and value.encode() is not None
-    except UnicodeEncodeError:
-        return False
 
 
 def _is_path(value: object) -> bool:
@@ -97,47 +54,53 @@ def _is_map(value: object, key: Callable[[Any], bool], item: Callable[[Any], boo
     return isinstance(value, Mapping) and all(map(key, value)) and all(map(item, value.values()))
 
 
-NAME = ArgumentKind("a string", _is_text)
-NAMES = ArgumentKind("a list of strings", lambda value: _is_list(value, _is_text))
-PATH = ArgumentKind("a path or a URL", _is_path)
-PLACE = ArgumentKind("a path, a URL or a store", lambda value: _is_path(value) or isinstance(value, Store))
-WHOLE = ArgumentKind("a whole number", _is_whole)
+NAME = TEXT
+NAMES = ValueType("a list of strings", lambda value: _is_list(value, is_text))
+PATH = ValueType("a path or a URL", _is_path)
+PLACE = ValueType("a path, a URL or a store", lambda value: _is_path(value) or isinstance(value, Store))
+WHOLE = ValueType("a whole number", is_whole)
 NUMBER = whole(0)
-NUMBERS = ArgumentKind("a list of numbers", lambda value: _is_list(value, _is_whole))
-TIME = ArgumentKind(
-    "a time in milliseconds", lambda value: _is_whole(value) and -INT64_MAX <= index(value) <= INT64_MAX
-)
-SECONDS = ArgumentKind(
+NUMBERS = ValueType("a list of numbers", lambda value: _is_list(value, is_whole))
+TIME = ValueType("a time in milliseconds", lambda value: is_whole(value) and -INT64_MAX <= index(value) <= INT64_MAX)
+SECONDS = ValueType(
     "a number of seconds from 0", lambda value: isinstance(value, (int, float)) and value is not True and value >= 0
 )
-KEYS = ArgumentKind(
+KEYS = ValueType(
     "a list of bytes or texts", lambda value: isinstance(value, Iterable) and not isinstance(value, (str, bytes))
 )
-KEY = ArgumentKind("bytes or a text", lambda value: isinstance(value, bytes) or _is_text(value))
-CONFIGS = ArgumentKind("a mapping of names to values", lambda value: _is_map(value, _is_text, lambda _: True))
-OFFSETS = ArgumentKind("a mapping of partitions to offsets", lambda value: _is_map(value, _is_whole, _is_whole))
+KEY = ValueType("bytes or a text", lambda value: isinstance(value, bytes) or is_text(value))
+CONFIGS = ValueType("a mapping of names to values", lambda value: _is_map(value, is_text, lambda _: True))
+OFFSETS = ValueType("a mapping of partitions to offsets", lambda value: _is_map(value, is_whole, is_whole))
 POSITIONS = instance("a mapping of topics to mappings of partitions to offsets", Mapping)
-PARTITIONS = ArgumentKind(
+PARTITIONS = ValueType(
     "a mapping of topics to lists of partitions",
-    lambda value: _is_map(value, _is_text, lambda item: _is_list(item, _is_whole)),
+    lambda value: _is_map(value, is_text, lambda item: _is_list(item, is_whole)),
 )
-RENAMED = ArgumentKind("a mapping of names to names", lambda value: _is_map(value, _is_text, _is_text))
+RENAMED = ValueType("a mapping of names to names", lambda value: _is_map(value, is_text, is_text))
 
 
-def checked(options: type | None = None, /, **kinds: ArgumentKind) -> Callable[[Callable[P, T]], Callable[P, T]]:
+def checked(options: type | None = None, /, **kinds: ValueType) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Check the arguments of a call: those named here, and that it has all that are given.
 
-    `options`: the data class that the call makes of its `**options`; its fields are then arguments of the call.
+    `options`: the `TypedDict` of the call's `**options` (`keyword_settings`). Its keys are then arguments of the call,
+    with their types and defaults, and the docstring has them.
     """
 
     def decorate(call: Callable[P, T]) -> Callable[P, T]:
-        signature = inspect.signature(call)
+        signature, doc = inspect.signature(call), call.__doc__
+        types = dict(kinds)
         if options is not None:
+            settings = keyword_settings(options)
             named = [item for item in signature.parameters.values() if item.kind is not item.VAR_KEYWORD]
-            fields = inspect.signature(options).parameters.values()
-            keywords = [field.replace(kind=field.KEYWORD_ONLY) for field in fields]
+            hints = get_type_hints(options)
+            keywords = [
+                Parameter(name, Parameter.KEYWORD_ONLY, default=setting.default, annotation=hints[name])
+                for name, setting in settings.items()
+            ]
             signature = signature.replace(parameters=[*named, *keywords])
-        missing = kinds.keys() - signature.parameters.keys()
+            types |= {name: setting.type for name, setting in settings.items()}
+            doc = _with_options(doc or "", settings)
+        missing = types.keys() - signature.parameters.keys()
         assert not missing, missing
 
         @wraps(call)
@@ -146,15 +109,22 @@ def checked(options: type | None = None, /, **kinds: ArgumentKind) -> Callable[[
                 arguments = signature.bind(*args, **kwargs).arguments
             except TypeError as error:
                 raise BadRequest(f"{call.__name__}: {error}{_hint(signature, args, kwargs)}") from None
-            for name, kind in kinds.items():
+            for name, kind in types.items():
                 if name in arguments:
                     kind.check(name, arguments[name])
             return call(*args, **kwargs)
 
         guarded.__signature__ = signature  # type: ignore[attr-defined]
+        guarded.__doc__ = doc
         return guarded
 
     return decorate
+
+
+def _with_options(doc: str, settings: Mapping[str, Setting]) -> str:
+    """Return a docstring with the options at the end of the section `Args:`."""
+    lines = "".join(f"        {setting.name}: {setting.doc}\n" for setting in settings.values())
+    return doc.replace("\n\n    Returns:\n", f"\n{lines}\n    Returns:\n", 1)
 
 
 def _hint(signature: inspect.Signature, args: tuple[object, ...], names: Mapping[str, object]) -> str:

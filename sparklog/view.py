@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from functools import partial
 
-from sparklog.arguments import NAME, PATH, checked, one_of
+from sparklog.arguments import NAME, PATH, checked
+from sparklog.common.settings import one_of
 from sparklog.kafka.in_place.segment_recovery import CorruptRecords
 from sparklog.log.read.topic_reader import TopicReader
 from sparklog.opening import Location, resolve

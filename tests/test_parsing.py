@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from sparklog.common.parsing import INT32_MAX, INT64_MAX, INT64_MIN, fraction, is_digits, whole_number, whole_range
+from sparklog.common.parsing import INT64_MAX, INT64_MIN, fraction, is_digits, whole_number
 
 
 @pytest.mark.parametrize("text", ["", " 1", "1_000", "1.0", "٣", "--1", "+-1", "1" * 20, "9223372036854775808", "1\n"])
@@ -32,9 +32,3 @@ def test_a_fraction_has_its_ends_or_not() -> None:
 
 def test_digits_have_no_sign() -> None:
     assert [is_digits(text) for text in ("0", "19", "", "-1", "٣", "1 ")] == [True, True, False, False, False, False]
-
-
-def test_a_range_names_its_end_where_it_is_no_machine_limit() -> None:
-    assert whole_range(INT64_MIN) == "a whole number"
-    assert whole_range(1, 9) == "a whole number of at least 1 and at most 9"
-    assert whole_range(0, INT32_MAX) == whole_range(0) == "a whole number of at least 0"

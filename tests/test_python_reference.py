@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import sparklog
-from scripts import option_page
+from scripts import settings_tables
 from sparklog import formats, testing
 from sparklog.log.read.record_batches import RecordBatches
 
@@ -57,8 +57,9 @@ def test_the_page_of_errors_has_their_codes() -> None:
     assert rows == [(name, getattr(sparklog, name).code) for name in groups("python-maintenance.md")["Errors"]]
 
 
-def test_the_page_of_options_is_that_of_their_table() -> None:
-    assert option_page.PAGE.read_text() == option_page.page(), "python -m scripts.option_page"
+def test_tables_of_settings_are_those_of_the_code() -> None:
+    for page, text in settings_tables.pages():
+        assert page.read_text() == text, f"{page}: python -m scripts.settings_tables"
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -37,9 +37,3 @@ def positive_number(text: str) -> float:
 def is_digits(text: str) -> bool:
     """Return True for an offset, a version or milliseconds: digits without a sign."""
     return text.isascii() and text.isdecimal()
-
-
-def whole_range(low: int, high: int = INT64_MAX) -> str:
-    """Return the words for a range; `high` is named only below the largest number of 32 or of 64 bits."""
-    least = "a whole number" if low == INT64_MIN else f"a whole number of at least {low}"
-    return least if high in (INT32_MAX, INT64_MAX) else f"{least} and at most {high}"

@@ -41,7 +41,8 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from sparklog.arguments import NAME, NUMBER, checked, whole
+from sparklog.arguments import NAME, NUMBER, checked
+from sparklog.common.settings import whole
 from sparklog.errors import BadRequest, Conflict, NotFound
 from sparklog.groups.group import Group
 from sparklog.groups.lag import Groups

@@ -10,7 +10,7 @@ import pytest
 
 import sparklog as library
 from sparklog.log.state.configs import CONFIGS
-from sparklog.maintenance.properties import NAMES
+from sparklog.maintenance.properties import PROPERTIES
 from tests.cli.conftest import REPOSITORY, Sparklog
 
 
@@ -114,7 +114,7 @@ def test_docs_say_what_each_config_means_and_name_the_nearest_one(sparklog: Spar
     assert "  Kafka 4.1: At least 1048576" in shown
     assert "log.retention.hours  maintenance, int (hours)\n" in shown
     every = json.loads(sparklog("configs", "docs", "--json").out)
-    assert {each["name"] for each in every} == {*CONFIGS, *NAMES}
+    assert {each["name"] for each in every} == {*CONFIGS, *PROPERTIES}
     assert all(each["doc"].endswith(".") and each["valid"] and each["kind"] for each in every)
     assert "did you mean 'retention.ms'" in sparklog("configs", "docs", "retention.m", code=1).err
 

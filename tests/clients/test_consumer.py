@@ -266,16 +266,19 @@ def test_topics_that_go_and_partitions_that_come(place: Place) -> None:
 def test_wrong_settings(place: Place) -> None:
     for how, says in (
         ({"topics": []}, "needs topics"),
-        ({"auto_offset_reset": "newest"}, "auto_offset_reset is earliest, latest or none, found 'newest'"),
+        ({"auto_offset_reset": "newest"}, "auto_offset_reset must be earliest, latest or none, found 'newest'"),
         ({"max_poll_records": 0}, "max_poll_records must be a whole number of at least 1"),
         ({"auto_commit_interval_ms": -1}, "auto_commit_interval_ms must be a whole number of at least 0"),
-        ({"isolation_level": "odd"}, "expected isolation read_committed or read_uncommitted"),
+        ({"isolation_level": "odd"}, "isolation_level must be read_committed or read_uncommitted"),
         ({"columns": ("value", "odd")}, "expected distinct columns"),
         ({"session_timeout_ms": 0}, "session_timeout_ms must be a whole number from 1 to"),
-        ({"session_timeout_ms": 2_000}, "heartbeat_interval_ms is lower than session_timeout_ms, found 3000 and 2000"),
+        (
+            {"session_timeout_ms": 2_000},
+            "heartbeat_interval_ms must be lower than session_timeout_ms, found 3000 and 2000",
+        ),
         (
             {"partition_assignment_strategy": ("odd",)},
-            "partition_assignment_strategy is a list of range, roundrobin, sticky, coop",
+            "partition_assignment_strategy must be a list of range, roundrobin, sticky, coop",
         ),
         ({"topics": None, "pattern": "("}, r"pattern is a regular expression, found '\('"),
         ({"pattern": "b"}, "subscribes to topics or to a pattern"),

@@ -210,7 +210,7 @@ def test_our_own_name_beats_kafkas() -> None:
         ({"asyncProgressTrackingCheckpointIntervalMs": "9"}, "Option 'asyncProgressTrackingEnabled' is not supported"),
         ({"paths": '["/a","/b"]'}, "load takes one path: give the root with subscribe='a,b', or load each and union"),
         ({"topic.retention.mss": "1"}, "unknown topic config 'retention.mss'; did you mean 'retention.ms'?"),
-        ({"topic.retention.ms": "soon"}, "config retention.ms must be a whole number of at least -1, found 'soon'"),
+        ({"topic.retention.ms": "soon"}, "retention.ms must be a whole number of at least -1, found 'soon'"),
         (
             {"retention.ms": "1"},
             "a write that creates a topic takes its configs as 'topic.retention.ms'; `sparklog conf",

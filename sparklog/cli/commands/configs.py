@@ -223,17 +223,19 @@ def docs(
 
     docs = [one_config_doc(name) for name in names] if names else config_docs()
     text = markdown_config_docs() if markdown else "\n\n".join(_shown(doc) for doc in docs) + "\n"
-    return Output(docs, lambda: sys.stdout.write(text))
+    return Output([doc.document() for doc in docs], lambda: sys.stdout.write(text))
 
 
 def _shown(doc: ConfigDoc) -> str:
-    unit = f" ({doc.unit})" if doc.unit else ""
+    row = doc.setting
+    unit = f" ({row.unit})" if row.unit else ""
+    used_by = ", ".join(row.used_by) or "no command"
     lines = [
-        f"{doc.name}  {doc.scope}, {doc.kind}{unit}",
-        f"  {doc.doc}",
-        f"  default {doc.default or 'none'}; {doc.valid}; used by {', '.join(doc.used_by) or 'no command'}",
+        f"{row.name}  {doc.scope}, {row.type.name}{unit}",
+        f"  {row.doc}",
+        f"  default {row.default_text or 'none'}; {row.type.valid}; used by {used_by}",
     ]
-    return "\n".join([*lines, f"  Kafka 4.1: {doc.kafka}"] if doc.kafka else lines)
+    return "\n".join([*lines, f"  Kafka 4.1: {row.kafka}"] if row.kafka else lines)
 
 
 def _changes(added: list[str] | None, file: Path | None, deleted: list[str] | None) -> dict[str, str | None]:

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from click import BadParameter, get_current_context
 
+from sparklog.common.settings import keyword_settings
 from sparklog.console.locations import open_root
 from sparklog.console.options import RootOption, comma_separated, whole_number
 from sparklog.console.parameters import Argument, Commands, Option
 from sparklog.console.terminal import NO_BROKER, Output, print_table, warn
+from sparklog.errors import BadRequest
 
 if TYPE_CHECKING:
     from sparklog.log.topic.root import Root
@@ -177,29 +179,22 @@ def _window(window: Throughput) -> str:
 
 
 def _properties(texts: Sequence[str]) -> dict[str, Any]:
-    """Return options of a producer of texts such as `linger.ms=5`. A usage error names those that there are."""
+    """Return the options of the producer; usage errors for names and values that are not valid."""
     from sparklog.clients.producer.options import ProducerOptions
 
-    numbers = {name: type(value) for name, value in vars(ProducerOptions()).items()}
-    options: dict[str, Any] = {}
+    settings, options = keyword_settings(ProducerOptions), {}
     for text in texts:
         name, equals, value = text.partition("=")
         field = name.replace(".", "_").replace("-", "_")
         if field == "bootstrap_servers":
             raise BadParameter(f"{name}: {NO_BROKER}")
-        if not equals or field not in numbers:
-            raise BadParameter(f"expected NAME=VALUE with a name of {', '.join(sorted(numbers))}, found {text!r}")
+        if not equals or field not in settings:
+            raise BadParameter(f"expected NAME=VALUE with a name of {', '.join(sorted(settings))}, found {text!r}")
         try:
-            options[field] = _value(value, numbers[field])
-        except ValueError:
-            raise BadParameter(f"expected a number for {name}, found {value!r}") from None
+            options[field] = settings[field].parse(value)
+        except BadRequest as error:
+            raise BadParameter(str(error)) from None
     return options
-
-
-def _value(text: str, kind: type) -> object:
-    if kind is bool:
-        return text == "true"
-    return kind(text) if kind in (int, float) else text
 
 
 def _milliseconds(text: str) -> float:

@@ -12,8 +12,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from sparklog.arguments import NAME, POSITIONS, ArgumentKind, checked, instance
-from sparklog.clients.consumer.consumer_options import KINDS, TOPICS, ConsumerKeywords, ConsumerOptions
+from sparklog.arguments import NAME, POSITIONS, checked, instance
+from sparklog.clients.consumer.consumer_options import TOPICS, ConsumerOptions, consumer_options
 from sparklog.clients.consumer.member import ConsumerMember, ManualAssignment, StandaloneMember
 from sparklog.clients.consumer.offset_commits import CommitCallback, OffsetCommits
 from sparklog.clients.consumer.partition_reader import PartitionReader
@@ -21,6 +21,7 @@ from sparklog.clients.consumer.positions import PLACES, Partitions, places_of
 from sparklog.clients.consumer.rebalances import RebalanceListener, Rebalances
 from sparklog.clients.consumer.shared_member import SharedMember
 from sparklog.clients.consumer.topics_read import TopicSubscription, subscription_to
+from sparklog.common.settings import ValueType
 from sparklog.errors import BadRequest, Conflict, Fenced, NotFound, SparklogError, Unavailable, Wakeup
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups.group import Group, GroupConsumer, Offsets
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _LOG = logging.getLogger("sparklog.groups")
-PATTERN = ArgumentKind("a regular expression", lambda value: isinstance(value, (str, re.Pattern)))
+PATTERN = ValueType("a regular expression", lambda value: isinstance(value, (str, re.Pattern)))
 LISTENER = instance("a RebalanceListener", RebalanceListener).or_none()
 
 
@@ -44,7 +45,6 @@ LISTENER = instance("a RebalanceListener", RebalanceListener).or_none()
     topics=TOPICS.or_none(),
     pattern=PATTERN.or_none(),
     listener=LISTENER,
-    **KINDS,
 )
 def consumer(
     root: Root | Store | str | os.PathLike[str],
@@ -53,7 +53,7 @@ def consumer(
     topics: str | Sequence[str] | None = None,
     pattern: str | re.Pattern[str] | None = None,
     listener: RebalanceListener | None = None,
-    **options: Unpack[ConsumerKeywords],
+    **options: Unpack[ConsumerOptions],
 ) -> Consumer:
     """Join a consumer group, and read topics from its committed offsets on.
 
@@ -63,21 +63,6 @@ def consumer(
         topics: one name, or several; without topics and pattern call `subscribe` or `assign`.
         pattern: read the topics whose names this regular expression matches as a whole, also those that come later.
         listener: is told which partitions come and go.
-        auto_offset_reset: where a partition begins whose committed offset is missing or out of range; `none` raises
-            `NotFound`.
-        enable_auto_commit: commit what `poll` has returned at the next `poll`, and on `close`.
-        auto_commit_interval_ms: how often, at most.
-        isolation_level: `read_committed` leaves out what is aborted or open.
-        session_timeout_ms: a consumer that shows no life for longer counts as gone.
-        heartbeat_interval_ms: how often it looks at its group.
-        max_poll_interval_ms: a consumer that does not `poll` for longer leaves its group.
-        max_poll_records: of one `poll` at most; None: as many as are read at once.
-        metadata_max_age_ms: how often topics are looked for that match the pattern.
-        consumer_timeout_ms: the end of an iteration, after nothing came for so long; None: it waits.
-        columns: of the record batches.
-        client_id: a name of this program, for listings.
-        group_instance_id: a name that this member keeps over restarts; default: a new one.
-        partition_assignment_strategy: `cooperative-sticky`, `range`, `roundrobin` or `sticky`.
 
     Returns:
         A `Consumer`, to be closed or used as a context manager.
@@ -93,7 +78,7 @@ def consumer(
                 print(batch.num_rows)
     """
     opened = root if isinstance(root, Root) else open_root(root)
-    reader = Consumer(opened, group, ConsumerOptions(**options))
+    reader = Consumer(opened, group, consumer_options(options))
     if topics is not None or pattern is not None:
         reader.subscribe(topics, pattern=pattern, listener=listener)
     elif listener is not None:
@@ -106,8 +91,8 @@ class Consumer(PartitionReader, GroupConsumer):
 
     def __init__(self, root: Root, group: str | None, options: ConsumerOptions) -> None:
         super().__init__(root, None if group is None else Group(root, group), options)
-        automatic = options.enable_auto_commit and group is not None
-        self.auto_commit_interval_ms = options.auto_commit_interval_ms if automatic else None
+        automatic = options["enable_auto_commit"] and group is not None
+        self.auto_commit_interval_ms = options["auto_commit_interval_ms"] if automatic else None
         self._commits = OffsetCommits(self._env, self._positions, self.auto_commit_interval_ms)
         self._rebalances = Rebalances(self._positions, self._fetcher, self._starts, self._commits)
         self._member: ConsumerMember | None = None
@@ -355,7 +340,7 @@ class Consumer(PartitionReader, GroupConsumer):
         member = self._reader()
         member.polled()
         self._commits.run_due(member)
-        if self._env.elapsed_ms(self._matched) >= self._options.metadata_max_age_ms:
+        if self._env.elapsed_ms(self._matched) >= self._options["metadata_max_age_ms"]:
             self._match_again()
         if self._rebalances.follow(member):
             self._match_again()

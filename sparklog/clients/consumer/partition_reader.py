@@ -14,11 +14,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from sparklog.arguments import NAME, NUMBER, SECONDS, TIME, ArgumentKind, checked
+from sparklog.arguments import NAME, NUMBER, SECONDS, TIME, checked
 from sparklog.clients.consumer.consumer_options import ConsumerOptions
 from sparklog.clients.consumer.fetcher import PositionFetcher
 from sparklog.clients.consumer.positions import PAIRS, PLACES, Partitions, Positions, StartingPositions, places_of
 from sparklog.clients.consumer.topics_read import TopicsRead
+from sparklog.common.settings import ValueType
 from sparklog.common.times import warn_of_seconds
 from sparklog.errors import BadRequest
 from sparklog.format.checkpoint_files import TopicPartition
@@ -70,7 +71,7 @@ def _values(batch: pa.RecordBatch, name: str) -> Iterator[Any]:
     return iter(column.to_pylist())
 
 
-TIMES = ArgumentKind(
+TIMES = ValueType(
     "a mapping of pairs of topic and partition to times in milliseconds",
     lambda value: isinstance(value, Mapping) and PAIRS.accepts(value) and all(map(TIME.accepts, value.values())),
 )
@@ -80,8 +81,8 @@ class PartitionReader(ABC):
     """The reading part of a consumer: see the module."""
 
     def __init__(self, root: Root, group: Group | None, options: ConsumerOptions) -> None:
-        self.isolation = options.isolation_level
-        self.max_poll_records = options.max_poll_records
+        self.isolation = options["isolation_level"]
+        self.max_poll_records = options["max_poll_records"]
         self._root = root
         self._env = root.env
         self._options = options
@@ -89,8 +90,8 @@ class PartitionReader(ABC):
         self._view = RootView(root)
         self._topics = TopicsRead(self._view)
         self._positions = Positions()
-        self._starts = StartingPositions(self._topics, group, options.auto_offset_reset, self.isolation)
-        self._fetcher = PositionFetcher(self._positions, self._starts, options.columns)
+        self._starts = StartingPositions(self._topics, group, options["auto_offset_reset"], self.isolation)
+        self._fetcher = PositionFetcher(self._positions, self._starts, options["columns"])
         # Records that an iteration has begun with: the rows from `_row` on are not handed out yet.
         self._chunk: pa.RecordBatch | None = None
         self._records: Iterator[ConsumerRecord] = iter(())
@@ -134,7 +135,7 @@ class PartitionReader(ABC):
         batches = self._poll(timeout, self.max_poll_records)
         for batch in batches:
             self._positions.move_after(batch)
-        return [batch.select(self._options.columns) for batch in batches]
+        return [batch.select(self._options["columns"]) for batch in batches]
 
     def _poll(self, timeout: float, room: int | None) -> list[pa.RecordBatch]:
         """Return the next batches; positions are not moved."""
@@ -162,7 +163,7 @@ class PartitionReader(ABC):
         while record is None:
             if self._closed:
                 raise StopIteration
-            timeout_ms = self._options.consumer_timeout_ms
+            timeout_ms = self._options["consumer_timeout_ms"]
             room = min(CHUNK_RECORDS, self.max_poll_records or CHUNK_RECORDS)
             batches = self._poll(float("inf") if timeout_ms is None else timeout_ms / 1000, room)
             if not batches:

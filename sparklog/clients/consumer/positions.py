@@ -14,9 +14,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from sparklog.arguments import NAME, NUMBER, PARTITIONS, ArgumentKind
+from sparklog.arguments import NAME, NUMBER, PARTITIONS
 from sparklog.clients.consumer.consumer_options import EARLIEST, NONE, OffsetReset
 from sparklog.clients.consumer.topics_read import TopicsRead
+from sparklog.common.settings import ValueType
 from sparklog.errors import NotFound
 from sparklog.format.arrow_numpy import fixed_values
 from sparklog.format.checkpoint_files import TopicPartition
@@ -40,8 +41,8 @@ def _is_pairs(value: Any) -> bool:
     )
 
 
-PAIRS = ArgumentKind("pairs of a topic and a partition", _is_pairs)
-PLACES = ArgumentKind(
+PAIRS = ValueType("pairs of a topic and a partition", _is_pairs)
+PLACES = ValueType(
     "a mapping of topics to lists of partitions, or a list of pairs",
     lambda value: PARTITIONS.accepts(value) if isinstance(value, Mapping) else _is_pairs(value),
 )

@@ -38,10 +38,10 @@ class SharedMember(ConsumerMember):
     def __init__(self, topics: TopicsRead, group: Group, names: Sequence[str], options: ConsumerOptions) -> None:
         request = JoinRequest(
             topics=tuple(names),
-            assignors=tuple(options.partition_assignment_strategy),
-            session_timeout_ms=options.session_timeout_ms,
-            instance_id=options.group_instance_id,
-            client_id=options.client_id,
+            assignors=tuple(options["partition_assignment_strategy"]),
+            session_timeout_ms=options["session_timeout_ms"],
+            instance_id=options["group_instance_id"],
+            client_id=options["client_id"],
         )
         self.membership: SharedMembership = join_shared(group, request, topics.counts(names))
         # As in Kafka: cooperative if all of its assignors are.
@@ -50,8 +50,8 @@ class SharedMember(ConsumerMember):
         self._names = request.topics
         self._instance_id = request.instance_id
         self._env = group.root.env
-        self._refresh_interval_ms = options.heartbeat_interval_ms
-        self._max_poll_interval_ms = options.max_poll_interval_ms
+        self._refresh_interval_ms = options["heartbeat_interval_ms"]
+        self._max_poll_interval_ms = options["max_poll_interval_ms"]
         self._lock = ForkLock()
         self._refreshed_at = self._polled_at = self._env.now()
         self._must_refresh = False
@@ -64,8 +64,8 @@ class SharedMember(ConsumerMember):
         self._thread: HeartbeatThread | None = None
         self.subscribe(names)
         if self._env is SYSTEM:
-            every_ms = min(options.heartbeat_interval_ms, options.session_timeout_ms / (2 * HEARTBEATS))
-            self._thread = HeartbeatThread(self, options.client_id, every_ms / 1000)
+            every_ms = min(options["heartbeat_interval_ms"], options["session_timeout_ms"] / (2 * HEARTBEATS))
+            self._thread = HeartbeatThread(self, options["client_id"], every_ms / 1000)
             self._thread.start()
 
     def subscribe(self, topics: Sequence[str]) -> None:

@@ -79,11 +79,11 @@ class Accumulator:
     """The open batches of all topics. Threads share it; one of them takes batches and says when they are done."""
 
     def __init__(self, options: ProducerOptions, env: Env) -> None:
-        self._linger_ms = options.linger_ms
+        self._linger_ms = options["linger_ms"]
         self._boot_ms = env.boot_ms
-        self._batch_size = options.batch_size
-        self._buffer_memory = options.buffer_memory
-        self._max_block_ms = options.max_block_ms
+        self._batch_size = options["batch_size"]
+        self._buffer_memory = options["buffer_memory"]
+        self._max_block_ms = options["max_block_ms"]
         self._open: dict[str, Batch] = {}
         self._in_flight: list[Batch] = []
         self._used = 0

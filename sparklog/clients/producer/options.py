@@ -3,100 +3,99 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias, TypedDict
+from dataclasses import replace
+from typing import Annotated, TypeAlias, TypedDict
 
-from sparklog.arguments import NAME, ArgumentKind, instance, one_of, whole
 from sparklog.clients.producer.serializers import Serializer
+from sparklog.common.settings import ANY, BOOLEAN, ValueType, is_whole, option, whole, with_defaults
 from sparklog.errors import BadRequest
-from sparklog.format.record_batch import CODECS, Codec
+from sparklog.format.record_batch import Codec
 from sparklog.log.decisions.decision import DEFAULT_TRANSACTION_TIMEOUT_MS, MAX_TRANSACTION_TIMEOUT_MS
 from sparklog.log.journal.documents import INT32_MAX
 from sparklog.log.write.append_target import MAX_BUFFER_BYTES
 
 PartitionFunction: TypeAlias = Callable[[bytes | None, Sequence[int], Sequence[int]], int]
 """Takes the key, all partitions, and those that can be written, which are all: as kafka-python's."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProducerOptions:
-    """Options of a producer: see `producer`."""
-
-    linger_ms: float = 20
-    batch_size: int = 1 << 20
-    buffer_memory: int = 32 << 20
-    max_block_ms: int = 60_000
-    compression_type: Codec = "zstd"
-    partitioner: PartitionFunction | None = None
-    client_id: str = "sparklog-producer"
-    key_serializer: Serializer | None = None
-    value_serializer: Serializer | None = None
-    producer_id: str | None = None
-    transactional_id: str | None = None
-    transaction_timeout_ms: int = DEFAULT_TRANSACTION_TIMEOUT_MS
-    acks: str | int = "all"
-    retries: int = INT32_MAX
-    max_in_flight_requests_per_connection: int = 5
-    enable_idempotence: bool = True
-
-    def __post_init__(self) -> None:
-        if self.producer_id is not None and self.transactional_id is not None:
-            raise BadRequest("give producer_id or transactional_id, not both: a transaction has no sequences")
-        if self.partitioner is not None and not callable(self.partitioner):
-            raise BadRequest(f"partitioner is a function of key and partitions, found {self.partitioner!r:.80}")
-        if self.acks not in ("all", -1) or isinstance(self.acks, bool):
-            raise BadRequest(f"acks is 'all': a future resolves once its record is durable; found {self.acks!r}")
-        if self.retries != INT32_MAX:
-            raise BadRequest(
-                f"retries is {INT32_MAX}: requests are tried again by their store's rules; found {self.retries!r}"
-            )
-        if self.max_in_flight_requests_per_connection not in range(1, 6):
-            raise BadRequest(
-                "max_in_flight_requests_per_connection is 1 to 5: records of a partition stay in order; found "
-                f"{self.max_in_flight_requests_per_connection!r}"
-            )
-        if self.enable_idempotence is not True:
-            raise BadRequest(
-                "enable_idempotence is True: no retry of the producer writes a record twice; found "
-                f"{self.enable_idempotence!r}"
-            )
-
-
-class ProducerKeywords(TypedDict, total=False):
-    """The fields of `ProducerOptions`, as keyword arguments."""
-
-    linger_ms: float
-    batch_size: int
-    buffer_memory: int
-    max_block_ms: int
-    compression_type: Codec
-    partitioner: PartitionFunction | None
-    client_id: str
-    key_serializer: Serializer | None
-    value_serializer: Serializer | None
-    producer_id: str | None
-    transactional_id: str | None
-    transaction_timeout_ms: int
-    acks: str | int
-    retries: int
-    max_in_flight_requests_per_connection: int
-    enable_idempotence: bool
-
-
-MILLISECONDS = ArgumentKind(
+_MILLISECONDS = ValueType(
     "a number of milliseconds from 0",
     lambda value: isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e12,
+    float,
+    "double",
 )
-KINDS = {
-    "linger_ms": MILLISECONDS,
-    "batch_size": whole(1, MAX_BUFFER_BYTES),
-    "buffer_memory": whole(1, MAX_BUFFER_BYTES),
-    "max_block_ms": whole(0),
-    "compression_type": one_of(*CODECS),
-    "client_id": NAME,
-    "producer_id": NAME.or_none(),
-    "transactional_id": NAME.or_none(),
-    "transaction_timeout_ms": whole(1, MAX_TRANSACTION_TIMEOUT_MS),
-    "enable_idempotence": instance("True", bool),
-}
-"""What values of options must be, for `checked`."""
+_BYTES = whole(1, MAX_BUFFER_BYTES)
+_FUNCTION = ValueType("a function of key and partitions", callable)
+_ALL = ValueType(
+    "'all', as a future resolves once its record is durable",
+    lambda value: value == "all" or (is_whole(value) and value == -1),
+)
+_RETRIES = replace(
+    whole(INT32_MAX, INT32_MAX), valid=f"{INT32_MAX}, as requests are retried by the rules of their store"
+)
+_IDEMPOTENT = ValueType(
+    "True, as no retry of the producer writes a record twice", lambda value: value is True, BOOLEAN.parse
+)
+
+
+class ProducerOptions(TypedDict, total=False):
+    """Options of a producer: see `producer`."""
+
+    linger_ms: Annotated[
+        float, option(20, "Time that records of a topic accumulate before they are committed together.", _MILLISECONDS)
+    ]
+    batch_size: Annotated[
+        int, option(1 << 20, "Bytes of records of one topic that are committed without waiting longer.", _BYTES)
+    ]
+    buffer_memory: Annotated[
+        int, option(32 << 20, "Bytes of all records that are not committed yet, and 200 more for each record.", _BYTES)
+    ]
+    max_block_ms: Annotated[
+        int, option(60_000, "Time that `send` waits for free `buffer_memory`; then `Unavailable`.", whole(0))
+    ]
+    compression_type: Annotated[Codec, option("zstd", "Codec, if the topic leaves it to producers.")]
+    partitioner: Annotated[
+        PartitionFunction | None,
+        option(
+            None,
+            "A function of key (bytes or None), all partitions, and all again, that returns one of them; None: murmur2 "
+            "of the key as in Kafka, without a key another partition with each commit.",
+            _FUNCTION,
+        ),
+    ]
+    client_id: Annotated[str, option("sparklog-producer", "Name of the producer, for its thread and messages.")]
+    key_serializer: Annotated[
+        Serializer | None,
+        option(
+            None,
+            'A function, `str`, `bytes`, a name of `formats.FORMATS`, or `("avro", schema)`; None: keys are bytes or '
+            "texts. It is not called for None, which stays null.",
+            ANY,
+        ),
+    ]
+    value_serializer: Annotated[Serializer | None, option(None, "Likewise of values, where null is a tombstone.", ANY)]
+    producer_id: Annotated[
+        str | None,
+        option(None, "Publish nothing twice, over restarts as well: `send` then takes a `sequence`."),
+    ]
+    transactional_id: Annotated[str | None, option(None, "Write transactions: see `Producer.begin_transaction`.")]
+    transaction_timeout_ms: Annotated[
+        int,
+        option(
+            DEFAULT_TRANSACTION_TIMEOUT_MS,
+            "Time after which others may abort an open transaction.",
+            whole(1, MAX_TRANSACTION_TIMEOUT_MS),
+        ),
+    ]
+    acks: Annotated[str | int, option("all", "Acknowledgements that a future waits for.", _ALL)]
+    retries: Annotated[int, option(INT32_MAX, "Number of retries.", _RETRIES)]
+    max_in_flight_requests_per_connection: Annotated[
+        int, option(5, "One commit of a topic at a time: records of a partition stay in order.", whole(1, 5))
+    ]
+    enable_idempotence: Annotated[bool, option(True, "Whether the producer is idempotent.", _IDEMPOTENT)]
+
+
+def producer_options(given: ProducerOptions) -> ProducerOptions:
+    """Return options with their defaults. `BadRequest` for a contradiction."""
+    options = with_defaults(ProducerOptions, given)
+    if options["producer_id"] is not None and options["transactional_id"] is not None:
+        raise BadRequest("give producer_id or transactional_id, not both: a transaction has no sequences")
+    return options

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from sparklog.arguments import NAME, SECONDS, checked
 from sparklog.clients.producer.accumulator import Accumulator
 from sparklog.clients.producer.futures import RecordFuture
-from sparklog.clients.producer.options import KINDS, ProducerKeywords, ProducerOptions
+from sparklog.clients.producer.options import ProducerOptions, producer_options
 from sparklog.clients.producer.sender import Sender
 from sparklog.clients.producer.sequences import check_sequence
 from sparklog.clients.producer.serializers import serializer
@@ -39,30 +39,12 @@ EXIT_S = 30.0
 """How long the end of the interpreter waits for records that were sent."""
 
 
-@checked(ProducerOptions, root=ROOT, **KINDS)
-def producer(root: Root | Store | str | os.PathLike[str], **options: Unpack[ProducerKeywords]) -> Producer:
+@checked(ProducerOptions, root=ROOT)
+def producer(root: Root | Store | str | os.PathLike[str], **options: Unpack[ProducerOptions]) -> Producer:
     """Open a producer: `send` takes records one by one, and a thread commits them.
 
     Args:
         root: an open root, or its location.
-        linger_ms: how long records of a topic accumulate before they are committed together.
-        batch_size: bytes of records of one topic that are committed without waiting longer.
-        buffer_memory: bytes of all records that are not committed yet (200 more are counted for each).
-        max_block_ms: how long `send` waits for room in it.
-        compression_type: `none`, `gzip`, `snappy`, `lz4` or `zstd`, where the topic leaves it to producers.
-        partitioner: a function of key (bytes or None), all partitions, and all again, that returns one of them;
-            default: murmur2 of the key as in Kafka, without a key another partition with each commit.
-        client_id: a name of this producer, for its thread and messages.
-        key_serializer: a function, `str`, `bytes`, a name of `formats.FORMATS`, or `("avro", schema)`; None: keys are
-            bytes or texts. It is not asked for None, which stays null.
-        value_serializer: likewise of values, where null is a tombstone.
-        producer_id: publish nothing twice, over restarts as well: `send` then takes a `sequence`.
-        transactional_id: write transactions: see `Producer.begin_transaction`.
-        transaction_timeout_ms: an open transaction may be aborted by others after it.
-        acks: `all`, which it always means.
-        retries: 2147483647, which it always means.
-        max_in_flight_requests_per_connection: 1 to 5; records of a partition stay in order.
-        enable_idempotence: True, which it always means.
 
     Returns:
         A `Producer`, to be closed or used as a context manager.
@@ -77,7 +59,7 @@ def producer(root: Root | Store | str | os.PathLike[str], **options: Unpack[Prod
             print(future.result().offset)
     """
     opened = root if isinstance(root, Root) else open_root(root)
-    return Producer(opened, ProducerOptions(**options))
+    return Producer(opened, producer_options(options))
 
 
 class Producer:
@@ -87,22 +69,22 @@ class Producer:
         self._root = root
         self._wall_ms = root.env.wall_ms
         self._options = options
-        self.client_id = options.client_id
-        self._key = serializer("key_serializer", options.key_serializer)
-        self._value = serializer("value_serializer", options.value_serializer)
+        self.client_id = options["client_id"]
+        self._key = serializer("key_serializer", options["key_serializer"])
+        self._value = serializer("value_serializer", options["value_serializer"])
         self._topics: set[str] = set()
         self._accumulator = Accumulator(options, root.env)
         self._append = self._accumulator.append
         self._sender = Sender(root, self._accumulator, options)
         self._transactions: ProducerTransactions | None = None
-        if options.producer_id is not None:
-            check_id(options.producer_id, "producer id")
-        if options.transactional_id is not None:
-            check_not_one_write(options.transactional_id)
+        if options["producer_id"] is not None:
+            check_id(options["producer_id"], "producer id")
+        if options["transactional_id"] is not None:
+            check_not_one_write(options["transactional_id"])
             self._transactions = ProducerTransactions(
-                root, self._accumulator, self._sender, options.transactional_id, options.transaction_timeout_ms
+                root, self._accumulator, self._sender, options["transactional_id"], options["transaction_timeout_ms"]
             )
-        self._thread = threading.Thread(target=self._sender.run, name=options.client_id, daemon=True)
+        self._thread = threading.Thread(target=self._sender.run, name=options["client_id"], daemon=True)
         self._thread.start()
         _OPEN.add(self)
         # One that is forgotten sends what it has, then its thread ends.
@@ -171,12 +153,12 @@ class Producer:
             timestamp = self._wall_ms()
         elif type(timestamp) is not int or not 0 <= timestamp <= INT64_MAX:
             raise BadRequest(f"timestamp is milliseconds since 1970, found {timestamp!r:.80}")
-        if self._options.partitioner is not None and partition is None:
+        if self._options["partitioner"] is not None and partition is None:
             partition = self._choose(topic, key)
         if partition is not None:
             self._check_partition(topic, partition)
-        if sequence is not None or self._options.producer_id is not None:
-            check_sequence(sequence, self._options.producer_id)
+        if sequence is not None or self._options["producer_id"] is not None:
+            check_sequence(sequence, self._options["producer_id"])
         if self._transactions is not None and not self._transactions.takes_records:
             raise BadRequest("no transaction takes records: begin_transaction first")
         if value is None and key is None and headers is None:
@@ -203,7 +185,7 @@ class Producer:
 
     def _choose(self, topic: str, key: bytes | None) -> int:
         partitions = list(range(self._count(topic)))
-        choose: Callable[..., Any] = self._options.partitioner  # type: ignore[assignment]
+        choose: Callable[..., Any] = self._options["partitioner"]  # type: ignore[assignment]
         return int(choose(key, partitions, partitions))
 
     @checked(topic=NAME)
@@ -239,7 +221,7 @@ class Producer:
             BadRequest: the producer has no `producer_id`.
             Fenced: a newer producer of this id took over.
         """
-        if self._options.producer_id is None:
+        if self._options["producer_id"] is None:
             raise BadRequest("this producer has no producer_id, so its records have no sequences")
         self._check_topic(topic)
         self.flush()

@@ -34,8 +34,8 @@ class Sender:
     def __init__(self, root: Root, accumulator: Accumulator, options: ProducerOptions) -> None:
         self._root = root
         self._accumulator = accumulator
-        self.write_options = WriteOptions(codec=options.compression_type)
-        self._producer_id = options.producer_id
+        self.write_options = WriteOptions(codec=options["compression_type"])
+        self._producer_id = options["producer_id"]
         self._sequences: dict[str, TopicSequences] = {}
         self._seed = root.env.random.getrandbits(31)
         self.commit: Callable[[Batch], None] = self._commit

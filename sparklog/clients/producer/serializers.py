@@ -12,7 +12,7 @@ import pyarrow as pa
 from sparklog.errors import BadRequest, SparklogError
 from sparklog.format.values import NAMES_OF_ALL, ValueFormat, dumps, value_format
 
-Serializer: TypeAlias = "Callable[[Any], bytes | str | None] | str | tuple[str, Any]"
+Serializer: TypeAlias = Callable[[Any], bytes | str | None] | str | tuple[str, Any]
 """A function, the name of a format, or `("avro", schema)`."""
 Serialize: TypeAlias = Callable[[Any], Any]
 _PLAIN = {"str": "string", "bytes": "bytes"}

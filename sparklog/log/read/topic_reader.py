@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from sparklog.arguments import KEY, NUMBER, NUMBERS, TIME, checked, whole
+from sparklog.arguments import KEY, NUMBER, NUMBERS, TIME, checked
+from sparklog.common.settings import whole
 from sparklog.common.times import warn_of_seconds
 from sparklog.log.read.read_plan import check_isolation
 from sparklog.log.state.view import (

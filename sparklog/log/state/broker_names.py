@@ -8,100 +8,64 @@ Names that only Kafka 3 has are there, too. `inline.records.bytes`, which Kafka 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 
-from sparklog.common.parsing import INT32_MAX, INT64_MAX, INT64_MIN, whole_number, whole_range
-from sparklog.errors import BadRequest
-from sparklog.log.state.configs import CONFIGS, ConfigDef, canonical
+from sparklog.common.parsing import INT64_MIN
+from sparklog.common.settings import Setting, by_name, integer, or_never, text_of, whole
+from sparklog.log.state.configs import CONFIGS
 
-UNITS = {"ms": 1, "minutes": 60_000, "hours": 3_600_000}
-RETENTION = "retention.ms"
-_LEAST = {RETENTION: INT64_MIN, "segment.ms": 1}
-"""Smallest numbers of configs whose names have units; of others 0. Below 0 retention means never, and 0 is refused."""
-
-
-@dataclass(frozen=True, slots=True)
-class BrokerName:
-    """One name of the default of a topic config. `unit` is empty where a value means what it means on a topic."""
-
-    name: str
-    config: str
-    unit: str = ""
-
-    @property
-    def definition(self) -> ConfigDef:
-        return CONFIGS[self.config]
-
-    @property
-    def kind(self) -> str:
-        """Kafka's type."""
-        return ("long" if self.unit == "ms" else "int") if self.unit else self.definition.kind
-
-    @property
-    def valid(self) -> str:
-        if not self.unit:
-            return self.definition.valid
-        if self.config == RETENTION:
-            return "a whole number but 0, below 0: never"
-        return whole_range(_LEAST.get(self.config, 0))
-
-    @property
-    def default(self) -> str:
-        """The default under this name; empty where another name of the config has it."""
-        if self != BROKER_NAMES[self.config][-1]:
-            return ""
-        value = self.definition.default
-        return str(int(value) // UNITS[self.unit]) if self.unit else value
-
-    def topic_value(self, text: str) -> str:
-        """Return the value of the topic config that this text is; `BadRequest` if it is not valid."""
-        try:
-            if not self.unit:
-                return canonical(self.config, text)
-            value = self._number(text.strip())
-            never = self.config == RETENTION and value < 0
-            return canonical(self.config, -1 if never else value * UNITS[self.unit])
-        except BadRequest as error:
-            raise BadRequest(str(error).replace(f"config {self.config} must", f"{self.name} must")) from None
-
-    def _number(self, text: str) -> int:
-        low = _LEAST.get(self.config, 0)
-        high, most = (INT64_MAX, "") if self.unit == "ms" else (INT32_MAX, f" and at most {INT32_MAX}")
-        try:
-            value = whole_number(text, low, high)
-        except ValueError:
-            raise BadRequest(f"{self.name} must be {whole_range(low)}{most}, found '{text}'") from None
-        if self.config == RETENTION and value == 0:
-            raise BadRequest(f"{self.name} must be at least 1, or -1 for records that never expire; found 0")
-        return value
+UNITS_MS = {"ms": 1, "minutes": 60_000, "hours": 3_600_000}
+_PERIODS = {
+    "retention.ms": ("log.retention", 1, ("ms", "minutes", "hours")),
+    "segment.ms": ("log.roll", 1, ("ms", "hours")),
+    "segment.jitter.ms": ("log.roll.jitter", 0, ("ms", "hours")),
+}
+"""Configs that have a name for each unit: what these begin with, the smallest number, and the units."""
+_NAMES = {
+    "segment.index.bytes": "log.index.size.max.bytes",
+    "flush.messages": "log.flush.interval.messages",
+    "flush.ms": "log.flush.interval.ms log.flush.scheduler.interval.ms",
+    "max.message.bytes": "message.max.bytes",
+    "file.delete.delay.ms": "log.segment.delete.delay.ms",
+    "min.cleanable.dirty.ratio": "log.cleaner.min.cleanable.ratio",
+}
+"""Names that do not follow from the name of the config."""
 
 
-def _named(config: str) -> tuple[BrokerName, ...]:
-    units = {"retention.ms": "log.retention", "segment.ms": "log.roll", "segment.jitter.ms": "log.roll.jitter"}
-    if config in units:
-        return tuple(
-            BrokerName(f"{units[config]}.{unit}", config, unit)
-            for unit in UNITS
-            if config == RETENTION or unit != "minutes"
-        )
-    names = {
-        "segment.index.bytes": "log.index.size.max.bytes",
-        "flush.messages": "log.flush.interval.messages",
-        "flush.ms": "log.flush.interval.ms log.flush.scheduler.interval.ms",
-        "max.message.bytes": "message.max.bytes",
-        "file.delete.delay.ms": "log.segment.delete.delay.ms",
-        "min.cleanable.dirty.ratio": "log.cleaner.min.cleanable.ratio",
-    }
-    if config in names:
-        return tuple(BrokerName(name, config) for name in names[config].split())
+def topic_value(setting: Setting, value: object) -> str:
+    """Return the value of the topic config that a value of its default means. Raises `BadRequest`."""
+    parsed = setting.parse(value)
+    return text_of(max(parsed * UNITS_MS[setting.unit], -1) if setting.field in _PERIODS else parsed)
+
+
+def _named(config: Setting) -> tuple[Setting, ...]:
+    """Return the settings of a broker that are defaults of a topic config; the last one has the built-in value."""
+    if config.name in _PERIODS:
+        return tuple(_of_unit(config, unit) for unit in _PERIODS[config.name][2])
+    names = (_NAMES.get(config.name) or _regular_name(config.name)).split()
+    defaults = [None] * (len(names) - 1) + [config.default]
+    return tuple(
+        replace(config, name=name, default=default, field=config.name)
+        for name, default in zip(names, defaults, strict=False)
+    )
+
+
+def _of_unit(config: Setting, unit: str) -> Setting:
+    prefix, low, units = _PERIODS[config.name]
+    kind = whole(low) if unit == "ms" else integer(low)
+    default = config.default // UNITS_MS[unit] if unit == units[-1] else None
+    kind = or_never(kind, INT64_MIN) if config.name == "retention.ms" else kind
+    return replace(config, name=f"{prefix}.{unit}", type=kind, default=default, unit=unit, field=config.name)
+
+
+def _regular_name(config: str) -> str:
     if config.startswith(("compression.", "inline.", "min.insync.", "unclean.")):
-        return (BrokerName(config, config),)
+        return config
     if config.startswith(("carried.", "remote.", "leader.", "follower.")):
-        return ()
-    cleaner = "cleaner." if config.startswith(("delete.", "min.", "max.")) else ""
-    return (BrokerName(f"log.{cleaner}{config}", config),)
+        return ""
+    return f"log.{'cleaner.' if config.startswith(('delete.', 'min.', 'max.')) else ''}{config}"
 
 
-BROKER_NAMES: Mapping[str, tuple[BrokerName, ...]] = {config: _named(config) for config in CONFIGS}
+BROKER_NAMES: Mapping[str, tuple[Setting, ...]] = {name: _named(config) for name, config in CONFIGS.items()}
 """Topic config -> its names on a broker, those that count first in front."""
-BY_NAME: Mapping[str, BrokerName] = {name.name: name for names in BROKER_NAMES.values() for name in names}
+BY_NAME: Mapping[str, Setting] = by_name(setting for settings in BROKER_NAMES.values() for setting in settings)

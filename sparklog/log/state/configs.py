@@ -8,11 +8,23 @@ docs` and docs/reference/configs.md show this table. Of Kafka's other settings t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 
-from sparklog.common.parsing import INT32_MAX, INT64_MAX, INT64_MIN, fraction, whole_number, whole_range
+from sparklog.common.parsing import INT64_MAX, INT64_MIN, whole_number
+from sparklog.common.settings import (
+    BOOLEAN,
+    LIST,
+    SHARE,
+    Setting,
+    ValueType,
+    by_name,
+    integer,
+    one_of,
+    text_of,
+    whole,
+)
 from sparklog.errors import BadRequest, did_you_mean
 
 SECURITY = (
@@ -86,37 +98,6 @@ IMPORTS = "imports"
 EXPORTS = "exports"
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigDef:
-    """One config: Kafka's type, the range as a person reads it, what it does here."""
-
-    name: str
-    kind: str
-    default: str
-    valid: str
-    doc: str
-    parse: Callable[[str], object] = field(repr=False)  # raises ValueError
-    unit: str = ""
-    used_by: tuple[str, ...] = ()  # empty where it changes nothing
-    kafka: str = ""  # how Kafka 4.1 differs
-
-
-def _boolean(text: str) -> bool:
-    try:
-        return {"true": True, "false": False}[text.lower()]
-    except KeyError:
-        raise ValueError(text) from None
-
-
-def _choice(*values: str) -> Callable[[str], object]:
-    def parse(text: str) -> str:
-        if text not in values:
-            raise ValueError(text)
-        return text
-
-    return parse
-
-
 def policy(text: str) -> tuple[str, ...]:
     """The parts of a cleanup.policy, each once; ValueError for anything but delete and compact."""
     parts = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
@@ -125,120 +106,104 @@ def policy(text: str) -> tuple[str, ...]:
     return parts
 
 
-Users = tuple[str, ...]
-
-
-def _int(name: str, default: int, low: int, unit: str, by: Users, doc: str, kafka: str = "", high: int = INT32_MAX,
-         kind: str = "int") -> ConfigDef:  # fmt: skip
-    parse = partial(whole_number, low=low, high=high)
-    return ConfigDef(name, kind, str(default), whole_range(low, high), doc, parse, unit, by, kafka)
-
-
-def _long(name: str, default: int, low: int, unit: str, by: Users, doc: str, kafka: str = "") -> ConfigDef:
-    return _int(name, default, low, unit, by, doc, kafka, INT64_MAX, "long")
-
-
-def _bool(name: str, default: str, doc: str, kafka: str = "") -> ConfigDef:
-    return ConfigDef(name, "boolean", default, "true or false", doc, _boolean, kafka=kafka)
-
-
-def _one_of(name: str, default: str, others: tuple[str, ...], by: Users, doc: str) -> ConfigDef:
-    values = (default, *others)
-    return ConfigDef(name, "string", default, "one of " + ", ".join(values), doc, _choice(*values), used_by=by)
-
-
-def _text(name: str, doc: str, kafka: str = "") -> ConfigDef:
-    return ConfigDef(name, "list", "", "any text", doc, str, kafka=kafka)
-
-
+_POLICY = ValueType("delete, compact or both", parse=policy, name="list")
+_GZIP_LEVEL = ValueType(
+    "1 to 9, or -1", parse=lambda text: -1 if text == "-1" else whole_number(text, 1, 9), name="int"
+)
 _BROKERS = "Means nothing without brokers: checked, kept and handed on by an export."
 _DURABLE = "Changes nothing: every commit is durable before it is acknowledged. Kept and handed on by an export."
 _GONE = "Not in Kafka 4; kept for topics of older brokers."
 _ALL = (
-    ConfigDef("cleanup.policy", "list", "delete", "delete, compact or both",
-              "What becomes of old records: `delete` expires segments by age and size, `compact` keeps the latest "
-              "record of each key, `compact,delete` does both.", policy, used_by=(WRITERS, COMPACT, RETAIN)),
-    _one_of("compression.type", "producer", ("uncompressed", "gzip", "snappy", "lz4", "zstd"), (WRITERS,),
-            "Codec of appended batches. `producer` takes the writer's option `compression.type`, which is zstd unless "
-            "given; any other value beats the writer's."),
-    _int("inline.records.bytes", 128 << 10, 0, "bytes", (WRITERS,),
-         "Encoded records of a commit up to this size are written into the commit itself, which is then one object; 0: "
-         "never. Of one Spark task up to an eighth of that, or 16384 bytes if that is more. Software before 0.4 "
-         "refuses a topic that was created with more than 0, or once more than 0 is set. Topics of older releases have "
-         "no records in commits until it is set.",
-         "Not in Kafka, whose log has no commits.", high=1 << 20),
-    _int("carried.commits", 127, 0, "commits", (WRITERS,),
-         "So many commits before it a commit carries at most, in short, so that few reads open a topic of a bucket; 0: "
-         "none. Software before 0.9 refuses a topic that was created with more than 0, or once more than 0 is set. "
-         "Topics of older releases carry none until it is set.",
-         "Not in Kafka, whose log has no commits.", high=127),
-    ConfigDef("compression.gzip.level", "int", "-1", "1 to 9, or -1",
-              "Level where the codec is gzip; -1 is zlib's default (6), or isal's where that is installed.",
-              lambda text: -1 if text == "-1" else whole_number(text, 1, 9), used_by=(WRITERS,)),
-    _int("compression.lz4.level", 9, 1, "", (WRITERS,), "Level where the codec is lz4.", high=17),
-    _int("compression.zstd.level", 1, -131072, "", (WRITERS,), "Level where the codec is zstd.",
-         "Default 3: nearly as small at 1, and much faster.", high=22),
-    _int("segment.bytes", 1 << 30, 14, "bytes", (COMPACT, RETAIN, EXPORTS),
-         "Size at which a segment is full and is sealed. Retention and compaction work on whole segments.",
-         "At least 1048576, as a broker holds a file open for each segment."),
-    _long("segment.ms", 604_800_000, 1, "ms", (COMPACT, RETAIN),
-          "Age of its first record at which a segment is closed though not full, so that it can expire or be "
-          "compacted."),
-    _long("segment.jitter.ms", 0, 0, "ms", (COMPACT, RETAIN),
-          "Up to so much is taken off segment.ms, differently for each segment, so that not all close at once."),
-    _int("segment.index.bytes", 10 << 20, 4, "bytes", (COMPACT, EXPORTS),
-         "Size of an offset index at which its segment is full, 8 bytes an entry."),
-    _int("index.interval.bytes", 4096, 0, "bytes", (COMPACT, IMPORTS, EXPORTS),
-         "Bytes of log between two entries of a sealed segment's indexes."),
-    _long("retention.ms", 604_800_000, -1, "ms", (RETAIN,),
-          "Age of its newest record above which a segment expires; -1: never. Only with `delete`."),
-    _long("retention.bytes", -1, INT64_MIN, "bytes", (RETAIN,),
-          "Size of one partition above which its oldest segments expire; negative: no limit. Only with `delete`."),
-    _long("file.delete.delay.ms", 86_400_000, 0, "ms", (RETAIN,),
-          "How long a file stays after nothing names it any more. Less than one hour (3600000) needs force: jobs that "
-          "planned to read files would miss them.",
-          "Default 60000: a Spark job reads a file long after it planned to."),
-    _long("delete.retention.ms", 86_400_000, 0, "ms", (COMPACT,),
-          "How long compaction keeps a tombstone (a key with a null value) after the pass that first met it."),
-    _long("min.compaction.lag.ms", 0, 0, "ms", (COMPACT,), "Age below which a record is not compacted."),
-    _long("max.compaction.lag.ms", INT64_MAX, 1, "ms", (COMPACT, RETAIN),
-          "Age of its oldest dirty record above which a partition is compacted whatever its dirty ratio; not below "
-          "min.compaction.lag.ms."),
-    ConfigDef("min.cleanable.dirty.ratio", "double", "0.5", "a number from 0 to 1",
-              "Share of dirty bytes above which a partition is compacted.", partial(fraction, ends=True),
-              used_by=(COMPACT,)),
-    _int("max.message.bytes", 1_048_588, 0, "bytes", (WRITERS,),
-         "Largest batch, header included, after compression. Writers cut batches to fit; a record too large by itself "
-         "is an error."),
-    _one_of("message.timestamp.type", "CreateTime", ("LogAppendTime",), (WRITERS,),
+    Setting("cleanup.policy", _POLICY, "delete",
+            "What becomes of old records: `delete` expires segments by age and size, `compact` keeps the latest "
+            "record of each key, `compact,delete` does both.", "", (WRITERS, COMPACT, RETAIN)),
+    Setting("compression.type", one_of("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"), "producer",
+            "Codec of appended batches. `producer` takes the writer's option `compression.type`, which is zstd "
+            "unless given; any other value beats the writer's.", "", (WRITERS,)),
+    Setting("inline.records.bytes", integer(0, 1 << 20), 128 << 10,
+            "Encoded records of a commit up to this size are written into the commit itself, which is then one "
+            "object; 0: never. Of one Spark task up to an eighth of that, or 16384 bytes if that is more. Software "
+            "before 0.4 refuses a topic that was created with more than 0, or once more than 0 is set. Topics of "
+            "older releases have no records in commits until it is set.", "bytes", (WRITERS,),
+            "Not in Kafka, whose log has no commits."),
+    Setting("carried.commits", integer(0, 127), 127,
+            "So many commits before it a commit carries at most, in short, so that few reads open a topic of a "
+            "bucket; 0: none. Software before 0.9 refuses a topic that was created with more than 0, or once more "
+            "than 0 is set. Topics of older releases carry none until it is set.", "commits", (WRITERS,),
+            "Not in Kafka, whose log has no commits."),
+    Setting("compression.gzip.level", _GZIP_LEVEL, -1,
+            "Level where the codec is gzip; -1 is zlib's default (6), or isal's where that is installed.",
+            "", (WRITERS,)),
+    Setting("compression.lz4.level", integer(1, 17), 9, "Level where the codec is lz4.", "", (WRITERS,)),
+    Setting("compression.zstd.level", integer(-131072, 22), 1,
+            "Level where the codec is zstd.", "", (WRITERS,), "Default 3: nearly as small at 1, and much faster."),
+    Setting("segment.bytes", integer(14), 1 << 30,
+            "Size at which a segment is full and is sealed. Retention and compaction work on whole segments.",
+            "bytes", (COMPACT, RETAIN, EXPORTS), "At least 1048576, as a broker holds a file open for each segment."),
+    Setting("segment.ms", whole(1), 604_800_000,
+            "Age of its first record at which a segment is closed though not full, so that it can expire or be "
+            "compacted.", "ms", (COMPACT, RETAIN)),
+    Setting("segment.jitter.ms", whole(0), 0,
+            "Up to so much is taken off segment.ms, differently for each segment, so that not all close at once.",
+            "ms", (COMPACT, RETAIN)),
+    Setting("segment.index.bytes", integer(4), 10 << 20,
+            "Size of an offset index at which its segment is full, 8 bytes an entry.", "bytes", (COMPACT, EXPORTS)),
+    Setting("index.interval.bytes", integer(0), 4096,
+            "Bytes of log between two entries of a sealed segment's indexes.", "bytes", (COMPACT, IMPORTS, EXPORTS)),
+    Setting("retention.ms", whole(-1), 604_800_000,
+            "Age of its newest record above which a segment expires; -1: never. Only with `delete`.", "ms", (RETAIN,)),
+    Setting("retention.bytes", whole(INT64_MIN), -1,
+            "Size of one partition above which its oldest segments expire; negative: no limit. Only with `delete`.",
+            "bytes", (RETAIN,)),
+    Setting("file.delete.delay.ms", whole(0), 86_400_000,
+            "How long a file stays after nothing names it any more. Less than one hour (3600000) needs force: jobs "
+            "that planned to read files would miss them.", "ms", (RETAIN,),
+            "Default 60000: a Spark job reads a file long after it planned to."),
+    Setting("delete.retention.ms", whole(0), 86_400_000,
+            "How long compaction keeps a tombstone (a key with a null value) after the pass that first met it.",
+            "ms", (COMPACT,)),
+    Setting("min.compaction.lag.ms", whole(0), 0, "Age below which a record is not compacted.", "ms", (COMPACT,)),
+    Setting("max.compaction.lag.ms", whole(1), INT64_MAX,
+            "Age of its oldest dirty record above which a partition is compacted whatever its dirty ratio; not "
+            "below min.compaction.lag.ms.", "ms", (COMPACT, RETAIN)),
+    Setting("min.cleanable.dirty.ratio", SHARE, 0.5,
+            "Share of dirty bytes above which a partition is compacted.", "", (COMPACT,)),
+    Setting("max.message.bytes", integer(0), 1_048_588,
+            "Largest batch, header included, after compression. Writers cut batches to fit; a record too large by "
+            "itself is an error.", "bytes", (WRITERS,)),
+    Setting("message.timestamp.type", one_of("CreateTime", "LogAppendTime"), "CreateTime",
             "Whose clock gives a record its timestamp: `CreateTime` is the writer's (or its `timestamp` column), "
-            "`LogAppendTime` is the time of the commit."),
-    _long("message.timestamp.before.max.ms", INT64_MAX, 0, "ms", (WRITERS,),
-          "How far a record's timestamp may be before the clock of the task that writes it. Only with `CreateTime`."),
-    _long("message.timestamp.after.max.ms", INT64_MAX, 0, "ms", (WRITERS,),
-          "How far a record's timestamp may be after the clock of the task that writes it. Only with `CreateTime`.",
-          "Default 3600000 (one hour): times come with the data here, and a task's clock is not a broker's."),
-    _long("message.timestamp.difference.max.ms", INT64_MAX, 0, "ms", (WRITERS,),
-          "Old name of the two bounds above, used for whichever of them is not set.", _GONE),
-    _text("message.format.version", "Ignored: record batches are always written as magic 2.", _GONE),
-    _bool("message.downconversion.enable", "true", _BROKERS, _GONE),
-    _bool("preallocate", "false", _BROKERS),
-    _long("flush.messages", INT64_MAX, 1, "records", (), _DURABLE),
-    _long("flush.ms", INT64_MAX, 0, "ms", (), _DURABLE),
-    _int("min.insync.replicas", 1, 1, "", (), _BROKERS),
-    _bool("unclean.leader.election.enable", "false", _BROKERS),
-    _bool("remote.storage.enable", "false", _BROKERS),
-    _bool("remote.log.copy.disable", "false", _BROKERS),
-    _bool("remote.log.delete.on.disable", "false", _BROKERS),
-    _long("local.retention.ms", -2, -2, "ms", (), _BROKERS),
-    _long("local.retention.bytes", -2, -2, "bytes", (), _BROKERS),
-    _text("leader.replication.throttled.replicas", _BROKERS),
-    _text("follower.replication.throttled.replicas", _BROKERS),
+            "`LogAppendTime` is the time of the commit.", "", (WRITERS,)),
+    Setting("message.timestamp.before.max.ms", whole(0), INT64_MAX,
+            "How far a record's timestamp may be before the clock of the task that writes it. Only with "
+            "`CreateTime`.", "ms", (WRITERS,)),
+    Setting("message.timestamp.after.max.ms", whole(0), INT64_MAX,
+            "How far a record's timestamp may be after the clock of the task that writes it. Only with "
+            "`CreateTime`.", "ms", (WRITERS,),
+            "Default 3600000 (one hour): times come with the data here, and a task's clock is not a broker's."),
+    Setting("message.timestamp.difference.max.ms", whole(0), INT64_MAX,
+            "Old name of the two bounds above, used for whichever of them is not set.", "ms", (WRITERS,), _GONE),
+    Setting("message.format.version", LIST, "",
+            "Ignored: record batches are always written as magic 2.", "", (), _GONE),
+    Setting("message.downconversion.enable", BOOLEAN, True, _BROKERS, "", (), _GONE),
+    Setting("preallocate", BOOLEAN, False, _BROKERS),
+    Setting("flush.messages", whole(1), INT64_MAX, _DURABLE, "records"),
+    Setting("flush.ms", whole(0), INT64_MAX, _DURABLE, "ms"),
+    Setting("min.insync.replicas", integer(1), 1, _BROKERS),
+    Setting("unclean.leader.election.enable", BOOLEAN, False, _BROKERS),
+    Setting("remote.storage.enable", BOOLEAN, False, _BROKERS),
+    Setting("remote.log.copy.disable", BOOLEAN, False, _BROKERS),
+    Setting("remote.log.delete.on.disable", BOOLEAN, False, _BROKERS),
+    Setting("local.retention.ms", whole(-2), -2, _BROKERS, "ms"),
+    Setting("local.retention.bytes", whole(-2), -2, _BROKERS, "bytes"),
+    Setting("leader.replication.throttled.replicas", LIST, "", _BROKERS),
+    Setting("follower.replication.throttled.replicas", LIST, "", _BROKERS),
 )  # fmt: skip
-CONFIGS: Mapping[str, ConfigDef] = {definition.name: definition for definition in _ALL}
+CONFIGS: Mapping[str, Setting] = by_name(_ALL)
+_DEFAULTS = {name: setting.default_text for name, setting in CONFIGS.items()}
 
 
-def definition(name: str) -> ConfigDef:
+def definition(name: str) -> Setting:
     try:
         return CONFIGS[name]
     except KeyError:
@@ -250,18 +215,7 @@ def definition(name: str) -> ConfigDef:
 
 def canonical(name: str, value: object) -> str:
     """Return the text under which a topic stores this value; `BadRequest` if name or value is not valid."""
-    config = definition(name)
-    text = str(value).lower() if isinstance(value, bool) else str(value).strip()
-    try:
-        parsed = config.parse(text)
-    except ValueError:
-        hint = "; a topic without compression is uncompressed" if (name, text) == ("compression.type", "none") else ""
-        raise BadRequest(f"config {name} must be {config.valid}, found '{text}'{hint}") from None
-    if isinstance(parsed, bool):
-        return str(parsed).lower()
-    if isinstance(parsed, tuple):
-        return ",".join(parsed)
-    return str(parsed)
+    return text_of(definition(name).parse(value))
 
 
 TOPIC_CONFIG = "DYNAMIC_TOPIC_CONFIG"
@@ -348,10 +302,11 @@ class TopicConfigs:
 
     def default(self, name: str) -> str:
         """Return the value where the topic does not set it."""
-        return self.defaults.get(name, definition(name).default)
+        value = self.defaults.get(name, _DEFAULTS.get(name))
+        return definition(name).default_text if value is None else value
 
     def value(self, name: str) -> object:
-        return definition(name).parse(self.text(name))
+        return definition(name).type.parse(self.text(name))
 
     def integer(self, name: str) -> int:
         return int(self.text(name))

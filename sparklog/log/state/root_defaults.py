@@ -11,15 +11,15 @@ An entry of the journal `_root/defaults/_log` has all of them. A root without en
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from sparklog.common.parsing import INT32_MAX, whole_number, whole_range
+from sparklog.common.settings import BOOLEAN, Setting, by_name, integer, or_never, text_of
 from sparklog.errors import BadRequest, did_you_mean
 from sparklog.log.journal.documents import TEXT, Document, Member, StoredDocument, objects_of, texts_by_text
 from sparklog.log.journal.entry_log import ENTRY_MEMBERS, EntryKind, StateEntry
 from sparklog.log.journal.names import MAX_PARTITIONS, ROOT_FOLDER
-from sparklog.log.state.broker_names import BROKER_NAMES, BY_NAME
+from sparklog.log.state.broker_names import BROKER_NAMES, BY_NAME, topic_value
 from sparklog.log.state.commit import CARRIED_CONFIG
 from sparklog.log.state.configs import (
     CONFIGS,
@@ -27,7 +27,6 @@ from sparklog.log.state.configs import (
     ROOT_DEFAULT,
     TOPIC_CONFIG,
     TopicConfigs,
-    canonical,
     check_delete_delay,
     kafka_name,
 )
@@ -35,13 +34,24 @@ from sparklog.log.state.configs import (
 ID = "defaults"
 NUM_PARTITIONS = "num.partitions"
 AUTO_CREATE = "auto.create.topics.enable"
-CREATION: Mapping[str, str] = {NUM_PARTITIONS: "1", AUTO_CREATE: ""}
-"""Defaults that are no topic configs, of topics that do not exist yet, with those that are built in."""
 EXPIRATION = "transactional.id.expiration.ms"
-NEVER = "-1"
-NO_TOPIC_CONFIG: Mapping[str, str] = {**CREATION, EXPIRATION: NEVER}
-"""Defaults that are no topic configs. Releases before 0.7 would begin an expired id once more, from nothing: so ids
-expire only where that is set, Kafka's default or another one."""
+_PARTITIONS = Setting(
+    NUM_PARTITIONS, integer(1, MAX_PARTITIONS), 1, "Partitions of a topic that is created without a number."
+)
+CREATION: Mapping[str, Setting] = by_name(
+    [_PARTITIONS, Setting(AUTO_CREATE, BOOLEAN, None, "Whether writers create topics that do not exist.")]
+)
+"""Defaults that are no topic configs, of topics that do not exist yet."""
+# Releases before 0.7 would begin an expired id once more, from nothing: so ids expire only where that is set, Kafka's
+# default or another one.
+_EXPIRATION = Setting(
+    EXPIRATION, or_never(integer(1)), -1, "Time without use after which a transactional id expires.", "ms",
+    kafka="Default 604800000.",
+)  # fmt: skip
+ROOT_SETTINGS: Mapping[str, Setting] = {**BY_NAME, **CREATION, EXPIRATION: _EXPIRATION}
+"""Defaults of all topics of a root."""
+PATTERN_SETTINGS: Mapping[str, Setting] = {**CONFIGS, **CREATION}
+"""Defaults of the topics that a pattern matches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +100,7 @@ class RootDefaults(StateEntry):
         for config, names in BROKER_NAMES.items():
             value = self._of_pattern(topic, config)
             if value is None:
-                value = next((n.topic_value(self.configs[n.name]) for n in names if n.name in self.configs), None)
+                value = next((topic_value(n, self.configs[n.name]) for n in names if n.name in self.configs), None)
             if value is not None:
                 defaults[config] = value
         return defaults
@@ -105,23 +115,21 @@ class RootDefaults(StateEntry):
             if broker.name in self.configs:
                 values.append(ConfigSynonym(broker.name, self.configs[broker.name], ROOT_DEFAULT))
             if broker is names[-1]:
-                values.append(ConfigSynonym(broker.name, broker.default, DEFAULT_CONFIG))
-        return values or [ConfigSynonym(name, CONFIGS[name].default, DEFAULT_CONFIG)]
+                values.append(ConfigSynonym(broker.name, broker.default_text, DEFAULT_CONFIG))
+        return values or [ConfigSynonym(name, CONFIGS[name].default_text, DEFAULT_CONFIG)]
 
     def rows(self) -> Iterator[DefaultRow]:
         """Yield every default of the root, set or built-in, then those of the patterns."""
-        built_in = {**{name: broker.default for name, broker in BY_NAME.items()}, **NO_TOPIC_CONFIG}
-        for name, default in built_in.items():
+        for name, setting in ROOT_SETTINGS.items():
             source = ROOT_DEFAULT if name in self.configs else DEFAULT_CONFIG
-            yield DefaultRow(None, name, self.configs.get(name, default), source, default)
+            yield DefaultRow(None, name, self.configs.get(name, setting.default_text), source, setting.default_text)
         for item in self.patterns:
             for name, value in item.configs.items():
-                default = CREATION[name] if name in CREATION else CONFIGS[name].default
-                yield DefaultRow(item.pattern, name, value, ROOT_DEFAULT, default)
+                yield DefaultRow(item.pattern, name, value, ROOT_DEFAULT, PATTERN_SETTINGS[name].default_text)
 
     def partitions(self, topic: str) -> int:
         """Return how many partitions a topic gets that is created without a number."""
-        return int(self._value(topic, NUM_PARTITIONS) or CREATION[NUM_PARTITIONS])
+        return int(self._value(topic, NUM_PARTITIONS) or _PARTITIONS.default)
 
     def auto_create(self, topic: str) -> bool | None:
         """Return whether who writes to a topic may create it; None if that is not set."""
@@ -130,8 +138,8 @@ class RootDefaults(StateEntry):
 
     def expiration_ms(self) -> int | None:
         """Return after how long without use a transactional id expires; None: never."""
-        value = self.configs.get(EXPIRATION, NEVER)
-        return None if value == NEVER else int(value)
+        value = int(self.configs.get(EXPIRATION, _EXPIRATION.default))
+        return None if value < 0 else value
 
     def changed(
         self, changes: Mapping[str, object | None], pattern: str | None = None, *, force: bool = False
@@ -174,51 +182,32 @@ def _merged(
 
 def _kept(name: str, value: object | None, of_pattern: bool, force: bool) -> str | None:
     """Return the text that is kept of a value, None of None; `BadRequest` if the name or the value is not valid."""
-    text = str(value).lower() if isinstance(value, bool) else str(value).strip()
-    if name in CREATION or (name == EXPIRATION and not of_pattern):
-        return None if value is None else _of_no_topic(name, text)
-    broker = BY_NAME.get(name)
     if name == CARRIED_CONFIG:
         raise BadRequest(f"'{name}' is no default of a root: give it to each topic")
-    if of_pattern and name not in CONFIGS:
-        raise _unknown(name, {*CONFIGS, *CREATION}, None if broker is None else broker.config)
-    if not of_pattern and broker is None:
-        names = BROKER_NAMES.get(name, ())
-        raise _unknown(name, {*BY_NAME, *NO_TOPIC_CONFIG}, names[0].name if names else None)
+    setting = (PATTERN_SETTINGS if of_pattern else ROOT_SETTINGS).get(name)
+    if setting is None:
+        raise _unknown(name, of_pattern)
     if value is None:
         return None
-    if of_pattern or broker is None:
-        config, topic_value = name, canonical(name, text)
-    else:
-        config, topic_value = broker.config, broker.topic_value(text)
-    check_delete_delay({config: topic_value}, force)
-    return str(int(text)) if broker is not None and broker.unit and not of_pattern else topic_value
+    check_delete_delay({setting.field or name: topic_value(setting, value)}, force)
+    return text_of(setting.parse(value))
 
 
-def _of_no_topic(name: str, text: str) -> str:
-    if name == EXPIRATION:
-        try:
-            return NEVER if text == NEVER else str(whole_number(text, 1, INT32_MAX))
-        except ValueError:
-            raise BadRequest(f"{name} must be {whole_range(1, INT32_MAX)}, or -1: never; found '{text}'") from None
-    if name == AUTO_CREATE:
-        if text.lower() not in ("true", "false"):
-            raise BadRequest(f"{name} must be true or false, found '{text}'")
-        return text.lower()
-    try:
-        return str(whole_number(text, 1, MAX_PARTITIONS))
-    except ValueError:
-        raise BadRequest(f"{name} must be {whole_range(1, MAX_PARTITIONS)}, found '{text}'") from None
-
-
-def _unknown(name: str, names: Collection[str], meant: str | None) -> BadRequest:
-    if meant is not None:
-        whose = "of a pattern has the name of a topic config" if meant in CONFIGS else "of the root has a broker's name"
-        return BadRequest(f"a default {whose}: give {meant}, found '{name}'")
+def _unknown(name: str, of_pattern: bool) -> BadRequest:
+    if of_pattern and name in BY_NAME:
+        return BadRequest(
+            f"a default of a pattern has the name of a topic config: give {BY_NAME[name].field}, found '{name}'"
+        )
+    if not of_pattern and BROKER_NAMES.get(name):
+        return BadRequest(
+            f"a default of the root has a broker's name: give {BROKER_NAMES[name][0].name}, found '{name}'"
+        )
     why = kafka_name(name)
     if why is not None:
         return BadRequest(f"'{name}' is no default of a root: {why}; leave it out")
-    return BadRequest(f"unknown default '{name}'{did_you_mean(name, names)}")
+    return BadRequest(
+        f"unknown default '{name}'{did_you_mean(name, PATTERN_SETTINGS if of_pattern else ROOT_SETTINGS)}"
+    )
 
 
 PATTERN_JSON = Document(PatternDefaults, Member("pattern", TEXT), Member("configs", texts_by_text()))

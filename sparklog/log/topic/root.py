@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from sparklog.arguments import CONFIGS, NAME, PLACE, ArgumentKind, checked
+from sparklog.arguments import CONFIGS, NAME, PLACE, checked
+from sparklog.common.settings import ValueType
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, advice, nearest
 from sparklog.limits import Limits
 from sparklog.log.decisions.decision_log import settle
@@ -262,7 +263,7 @@ def written_topic(
     return root.ensure_topic(name, partitions=partitions, configs=configs)
 
 
-ROOT = ArgumentKind(
+ROOT = ValueType(
     "an open root, a path, a URL or a store", lambda value: isinstance(value, Root) or PLACE.accepts(value)
 )
 

@@ -16,14 +16,11 @@ from functools import cache, partial
 from sparklog.errors import BadRequest, Conflict, NotFound
 from sparklog.kafka.messages.message_schema import NO_UUID, Fields
 from sparklog.log.journal.names import check_topic_name
-from sparklog.log.state.broker_names import BY_NAME
 from sparklog.log.state.commit_intents import DeleteIntent
 from sparklog.log.state.configs import CONFIGS, DEFAULT_CONFIG, ROOT_DEFAULT, TOPIC_CONFIG, TopicConfigs
 from sparklog.log.state.description import describe_configs as described
 from sparklog.log.state.root_defaults import (
-    AUTO_CREATE,
-    EXPIRATION,
-    NUM_PARTITIONS,
+    ROOT_SETTINGS,
     ConfigSynonym,
     DefaultRow,
     RootDefaults,
@@ -40,8 +37,6 @@ DELETE_BY_ID_VERSION, CONFIGS_VERSION = 6, 5
 """The first versions of DeleteTopics with topic ids, and of CreateTopics with the new topic's configs in responses."""
 SET, DELETE, APPEND, SUBTRACT = OPERATIONS = range(4)
 SOURCES = {TOPIC_CONFIG: 1, ROOT_DEFAULT: 3, DEFAULT_CONFIG: 5}
-KINDS = {name: broker.kind for name, broker in BY_NAME.items()}
-KINDS |= {NUM_PARTITIONS: "int", AUTO_CREATE: "boolean", EXPIRATION: "int"}
 TYPES = {"boolean": 1, "string": 2, "int": 3, "long": 5, "double": 6, "list": 7}
 
 
@@ -222,13 +217,13 @@ def _alter(resource: Fields, only_check: bool, replaces: bool, root: Root) -> No
         if kind == BROKER:
             before = root.defaults()
             rows = [row for row in before.rows() if row.pattern is None]
-            lists = {row.name: row.value for row in rows if KINDS[row.name] == "list"}
+            lists = {row.name: row.value for row in rows if ROOT_SETTINGS[row.name].type.name == "list"}
             changes = _replaced(items, before.configs) if replaces else _changed(items, lists)
             before.changed(changes) if only_check else root.alter_defaults(changes)
         else:
             topic = root.topic(name)
             configs = topic.log.read_configs()
-            lists = {name: configs.text(name) for name in CONFIGS if CONFIGS[name].kind == "list"}
+            lists = {name: configs.text(name) for name in CONFIGS if CONFIGS[name].type.name == "list"}
             changes = _replaced(items, topic.log.head().configs.explicit) if replaces else _changed(items, lists)
             (topic.plan_alter if only_check else topic.alter)(configs=changes)
 
@@ -295,17 +290,17 @@ def _described(request: ServedRequest, kind: int, name: str, defaults: Callable[
         return []
     if kind == TOPIC:
         configs = described(name, root.topic(name).log.head(refresh=False), defaults(root))
-        return [_row(item.name, item.value, CONFIGS[item.name].kind, item.doc, item.synonyms) for item in configs]
+        return [_row(item.name, item.value, CONFIGS[item.name].type.name, item.doc, item.synonyms) for item in configs]
     rows = defaults(root).rows() if request.may(READ, "") else ()
     # Without a name: the defaults of all brokers that are set.
     return [_default_row(row) for row in rows if row.pattern is None and (name or row.source == ROOT_DEFAULT)]
 
 
 def _default_row(row: DefaultRow) -> Fields:
-    doc = BY_NAME[row.name].definition.doc if row.name in BY_NAME else ""
+    setting = ROOT_SETTINGS[row.name]
     values = [ConfigSynonym(row.name, row.value, row.source)] if row.source == ROOT_DEFAULT else []
     values.append(ConfigSynonym(row.name, row.default, DEFAULT_CONFIG))
-    return _row(row.name, row.value, KINDS[row.name], doc, values)
+    return _row(row.name, row.value, setting.type.name, setting.doc, values)
 
 
 def _row(name: str, value: str, kind: str, doc: str, synonyms: Sequence[ConfigSynonym]) -> Fields:

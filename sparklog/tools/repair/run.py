@@ -43,7 +43,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from sparklog.arguments import NAMES, checked, whole
+from sparklog.arguments import NAMES, checked
+from sparklog.common.settings import whole
 from sparklog.errors import BadRequest, Conflict, NotFound
 from sparklog.format.checksums import SUFFIXES
 from sparklog.format.segment_indexes import OffsetIndex

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparklog.clients.producer.accumulator import RECORD_BYTES, Accumulator, Row
-from sparklog.clients.producer.options import ProducerOptions
+from sparklog.clients.producer.options import ProducerOptions, producer_options
 from sparklog.errors import BadRequest, Unavailable
 from sparklog.testing import World
 
@@ -17,7 +17,7 @@ def accumulator(world: World, linger_ms: float = 60_000, batch_size: int = 1 << 
     """One with room for so many records."""
     memory = records * (RECORD_BYTES + 100)
     options = ProducerOptions(linger_ms=linger_ms, batch_size=batch_size, buffer_memory=memory, max_block_ms=0)
-    return Accumulator(options, world.env())
+    return Accumulator(producer_options(options), world.env())
 
 
 def test_a_batch_is_due_once_it_has_waited_for_the_linger() -> None:

@@ -24,7 +24,7 @@ def test_defaults_are_kafkas_but_for_two() -> None:
 
 def test_every_default_is_valid_and_canonical() -> None:
     for name, definition in CONFIGS.items():
-        assert canonical(name, definition.default) == definition.default
+        assert canonical(name, definition.default) == definition.default_text
         assert definition.doc
 
 
@@ -73,7 +73,7 @@ def test_valid_values(name: str, value: object, text: str) -> None:
     ],
 )
 def test_invalid_values(name: str, value: object) -> None:
-    with pytest.raises(BadRequest, match=f"^config {name} must be .*, found '") as error:
+    with pytest.raises(BadRequest, match=f"^{name} must be .*, found '") as error:
         TopicConfigs.of({name: value})
     assert "\n" not in str(error.value)
 
@@ -81,7 +81,7 @@ def test_invalid_values(name: str, value: object) -> None:
 def test_the_message_says_what_is_valid() -> None:
     with pytest.raises(BadRequest) as error:
         TopicConfigs.of({"retention.ms": "abc"})
-    assert str(error.value) == "config retention.ms must be a whole number of at least -1, found 'abc'"
+    assert str(error.value) == "retention.ms must be a whole number of at least -1, found 'abc'"
 
 
 def test_unknown_names_come_with_the_nearest() -> None:

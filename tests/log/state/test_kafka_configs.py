@@ -9,9 +9,10 @@ import subprocess
 
 import pytest
 
+from sparklog.common.settings import Setting
 from sparklog.log.state.broker_names import BROKER_NAMES
-from sparklog.log.state.configs import CONFIGS, ConfigDef
-from sparklog.maintenance.properties import property_table
+from sparklog.log.state.configs import CONFIGS
+from sparklog.maintenance.properties import PROPERTIES
 from tests.kafka_tools import Missing, find_java, kafka_jars
 
 pytestmark = pytest.mark.java
@@ -47,8 +48,8 @@ def least_of(row: dict[str, str]) -> str | None:
     return match[1] if match else None
 
 
-def least_here(config: ConfigDef) -> str | None:
-    match = re.search(r"of at least (-?\d+)|a number from (\d)|^(\d) to 9", config.valid)
+def least_here(config: Setting) -> str | None:
+    match = re.search(r"(?:of at least|from) (-?\d+)|^(\d) to 9", config.type.valid)
     return next((each for each in match.groups() if each is not None), None) if match else None
 
 
@@ -61,8 +62,8 @@ def test_types_defaults_and_ranges_are_kafkas_unless_the_table_says_so(kafka: di
     differing = []
     for name, row in kafka.items():
         config = CONFIGS[name]
-        assert config.kind == row["Type"], name
-        same_default = config.default == default_of(row)
+        assert config.type.name == row["Type"], name
+        same_default = config.default_text == default_of(row)
         same_least = least_here(config) == least_of(row)
         if not (same_default and same_least):
             differing.append(name)
@@ -92,6 +93,6 @@ def test_each_config_has_its_broker_name(kafka: dict[str, dict[str, str]]) -> No
 
 def test_broker_names_are_those_of_the_properties(kafka: dict[str, dict[str, str]]) -> None:
     brokers = {row["Server Default Property"]: name for name, row in kafka.items()}
-    for each in property_table():
-        if each.config and not each.name.endswith((".hours", ".minutes")):
-            assert brokers[each.name] == each.config
+    for each in PROPERTIES.values():
+        if each.field in CONFIGS and not each.name.endswith((".hours", ".minutes")):
+            assert brokers[each.name] == each.field

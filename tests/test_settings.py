@@ -1,0 +1,70 @@
+"""Rows of settings: their types read texts and Python values alike, and their errors say what is valid."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparklog.common.parsing import INT32_MAX, INT64_MIN
+from sparklog.common.settings import (
+    BOOLEAN,
+    PROPER_FRACTION,
+    SHARE,
+    Setting,
+    ValueType,
+    integer,
+    markdown_table,
+    one_of,
+    or_never,
+    text_of,
+    whole,
+    whole_range,
+)
+from sparklog.errors import BadRequest
+
+
+def test_a_range_names_its_end_unless_it_is_that_of_64_bits() -> None:
+    assert whole_range(INT64_MIN) == "a whole number"
+    assert whole_range(INT64_MIN, 9) == "a whole number of at most 9"
+    assert whole_range(0) == "a whole number of at least 0"
+    assert whole_range(1, 9) == "a whole number from 1 to 9"
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "wrong"),
+    [
+        (BOOLEAN, {"true": True, "False": False}, ["yes", "1", ""]),
+        (integer(1), {"1": 1, str(INT32_MAX): INT32_MAX}, ["0", str(INT32_MAX + 1), "1_0", "1.0", "x"]),
+        (whole(-1, 5), {"-1": -1, "5": 5}, ["-2", "6"]),
+        (or_never(integer(1)), {"1": 1, "-1": -1}, ["0", "-2"]),
+        (or_never(whole(1), -9), {"-9": -9}, ["0", "-10", "-0"]),
+        (one_of("a", "b"), {"a": "a", "b": "b"}, ["A", "", "c"]),
+        (SHARE, {"0": 0.0, "1": 1.0}, ["1.1", "nan", "half"]),
+        (PROPER_FRACTION, {"0.5": 0.5}, ["0", "1"]),
+    ],
+)
+def test_types_read_texts_and_values(kind: ValueType, values: dict[str, object], wrong: list[str]) -> None:
+    for text, value in values.items():
+        assert kind.parse(text) == value
+        if value != -1 and value != -9:
+            assert kind.accepts(value)
+    for text in wrong:
+        with pytest.raises(ValueError):
+            kind.parse(text)
+        assert not kind.accepts(text)
+    assert kind.or_none().accepts(None)
+    assert not kind.accepts(None)
+
+
+def test_an_error_has_the_name_the_valid_values_the_value_and_the_nearest_choice() -> None:
+    row = Setting("color", one_of("red", "green"), "red", "Its color.", aliases=("colour",))
+    with pytest.raises(BadRequest, match=r"^color must be red or green, found 'gren'; did you mean 'green'\?$"):
+        row.parse(" gren ")
+    assert row.parse("red") == row.default_text == "red"
+    assert markdown_table([row], ["name", "default", "valid", "what it does"]) == (
+        "| name | default | valid | what it does |\n|---|---|---|---|\n"
+        "| `color` | `red` | red or green | Its color. Also as `colour`. |\n"
+    )
+
+
+def test_texts_of_values_are_those_that_a_topic_stores() -> None:
+    assert [text_of(value) for value in (True, 7, ("a", "b"), None, 0.5)] == ["true", "7", "a,b", "", "0.5"]
