@@ -13,6 +13,7 @@ from pathlib import Path
 from sparklog.clients.consumer.consumer_options import ConsumerOptions
 from sparklog.clients.producer.options import ProducerOptions
 from sparklog.common.settings import keyword_settings, markdown_table
+from sparklog.datasource.option_table import OPTIONS
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 _CLIENT = ("name", "default", "valid", "what it does")
@@ -24,6 +25,13 @@ def pages() -> Iterator[tuple[Path, str]]:
     for page, heading, table in (
         ("guides/consumers.md", "## Options\n", markdown_table(keyword_settings(ConsumerOptions).values(), _CLIENT)),
         ("guides/producer.md", "## Options\n", markdown_table(keyword_settings(ProducerOptions).values(), _CLIENT)),
+        (
+            "reference/spark-options.md",
+            "# Options of the Spark data source\n",
+            markdown_table(
+                OPTIONS, ("name", "used by", "type", "valid", "unit", "default", "what it does", "Kafka's connector")
+            ),
+        ),
     ):
         before, found, after = (DOCS / page).read_text().partition(heading)
         yield DOCS / page, before + found + _TABLE.sub(table.replace("\\", r"\\"), after, count=1)

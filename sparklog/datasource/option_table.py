@@ -7,16 +7,19 @@ Spark hands options over with lower-cased keys: names are looked up in lower cas
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import replace
 from typing import Literal
 
+from sparklog.common.parsing import INT64_MAX, is_digits
+from sparklog.common.settings import BOOLEAN, TEXT, Setting, ValueType, one_of, whole
+from sparklog.common.times import parse_iso_time
 from sparklog.errors import BadRequest, nearest
 from sparklog.groups.group_members import MAX_SESSION_TIMEOUT_MS
 from sparklog.log.decisions.decision import DEFAULT_TRANSACTION_TIMEOUT_MS, MAX_TRANSACTION_TIMEOUT_MS
 from sparklog.log.state.configs import CONFIGS, kafka_name
-from sparklog.storage.cloud_settings import SETTINGS, Setting
+from sparklog.storage.cloud_settings import OPPOSITES, SETTINGS
 
-Kind = Literal["text", "boolean", "number", "choice", "time", "timestamp"]
 Use = Literal["batch", "stream", "write"]
 Uses = tuple[Use, ...]
 BATCH: Uses = ("batch",)
@@ -41,161 +44,173 @@ KEY_FORMATS = ("string", "short", "integer", "long", "float", "double", "json", 
 """As in `sparklog.format.values`; `avro` would need a schema."""
 
 
-@dataclass(frozen=True, slots=True)
-class OptionDef:
-    """One option.
-
-    * `uses`: where it counts; elsewhere it is refused, but for what is of reads (`batch`, `stream`) alike
-    * `field`: of `ReadOptions` or `SinkOptions`, which takes the parsed value; empty where several options make one
-    * `default`: None where there is none; `choices` of a choice; `low` and `high`: limits of a number
-    * `harmless`: an option of reads that a write has without effect: a setting of Kafka's clients
-    * `codec`: of a level that counts when that codec is chosen
-    * `unit` of its value; `kafka`: whether Spark's Kafka connector has it, or what differs
-    """
-
-    name: str
-    kind: Kind
-    uses: Uses
-    doc: str
-    field: str = ""
-    default: object = None
-    choices: tuple[str, ...] = ()
-    low: int = 0
-    high: int | None = None
-    aliases: tuple[str, ...] = ()
-    harmless: bool = False
-    codec: str = ""
-    unit: str = ""
-    kafka: str = "yes"
+_UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
-def _of_bucket(setting: Setting) -> OptionDef:
+def _duration(text: str) -> int:
+    """Return the milliseconds of a duration as Spark writes them; a bare number is milliseconds."""
+    match = re.fullmatch(r"(\d{1,15})\s*([a-z]*)", text)
+    if match is None or (match[2] or "ms") not in _UNITS_MS:
+        raise ValueError(text)
+    return int(match[1]) * _UNITS_MS[match[2] or "ms"]
+
+
+def _timestamp(text: str) -> int:
+    """Return the milliseconds of a number or of ISO 8601."""
+    return int(text) if is_digits(text) and int(text) <= INT64_MAX else max(0, parse_iso_time(text))
+
+
+DURATION = ValueType("a time like '15m', '90s' or '500ms'", parse=_duration, name="time")
+TIMESTAMP = ValueType("milliseconds or a time like '2026-01-31T12:00:00' (UTC)", parse=_timestamp, name="timestamp")
+_JSON = ValueType(OFFSETS_JSON, name="json")
+
+
+def _of_bucket(setting: Setting) -> Setting:
     """Return a setting of an object store as an option: it becomes a part of the path, a URL."""
-    same = tuple(name for name, read in setting.hadoop.items() if read is setting.read)
-    opposite = "".join(f"; the opposite of `{name}`" for name in setting.hadoop if name not in same)
-    doc = f"Of a bucket{', ' if setting.about.startswith('true') else ': '}{setting.about}{opposite}."
-    return OptionDef(setting.name, "text", EVERYWHERE, doc, aliases=same, kafka="own")
+    opposite = "".join(f"; the opposite of `{name}`" for name, other in OPPOSITES.items() if other == setting.name)
+    doc = f"Of a bucket{', ' if setting.doc.startswith('true') else ': '}{setting.doc}{opposite}."
+    return replace(setting, doc=doc, used_by=EVERYWHERE, kafka="own")
 
 
 OPTIONS = (
-    OptionDef("path", "text", EVERYWHERE,
-              "Of `load`, `save` and `start`: path or URL of a root, a topic, a Kafka log directory or partition.",
-              kafka="own, for `kafka.bootstrap.servers`"),
+    Setting("path", TEXT, None,
+            "Of `load`, `save` and `start`: path or URL of a root, a topic, a Kafka log directory or partition.",
+            "", EVERYWHERE, "own, for `kafka.bootstrap.servers`"),
     *map(_of_bucket, SETTINGS),
-    OptionDef("includeHeaders", "boolean", EVERYWHERE, "Reads: add the column `headers`.", "include_headers", False),
-    OptionDef("columns", "text", READ,
-              "Names of the columns to read, separated by commas, in this order; others are not decoded.",
-              "columns", kafka="own"),
-    OptionDef("keys", "text", READ,
-              'Read only records with these keys: texts separated by commas, or a JSON list like ["a","b"].',
-              kafka="own"),
-    OptionDef("keysFile", "text", READ, "The same, out of a file on the driver: one key per line.", kafka="own"),
-    OptionDef("keyFormat", "choice", READ,
-              "With keys: what their texts stand for, as in `--key-format` of the command line.",
-              default="string", choices=KEY_FORMATS, kafka="own"),
-    OptionDef("allPartitions", "boolean", READ,
-              "With keys: read all partitions, not only those where Kafka's default partitioner puts the keys.",
-              default=False, kafka="own"),
-    OptionDef("subscribe", "text", READ, "Names of the topics to read, separated by commas."),
-    OptionDef("subscribePattern", "text", READ, "A regular expression that matches whole names of topics.",
-              kafka="Java's expressions there, Python's here"),
-    OptionDef("assign", "text", READ, 'Topics and partitions: JSON like {"topic":[0,1]}.'),
-    OptionDef("startingTimestamp", "timestamp", READ,
-              "Start at the first record not older than this time. Of these three the first one given counts.",
-              unit="ms", kafka="no ISO 8601 there"),
-    OptionDef("startingOffsetsByTimestamp", "text", READ, f"The same by partition: {OFFSETS_JSON}.",
-              unit="ms", kafka="no ISO 8601 there"),
-    OptionDef("startingOffsets", "text", READ,
-              f"Start there: `earliest` (-2), `latest` (-1), `group`, or {OFFSETS_JSON}.",
-              unit="offset", kafka="no `group` there"),
-    OptionDef("startingOffsetsByTimestampStrategy", "choice", READ,
-              "`latest` starts at the end where no record is as new as the time given.",
-              default="error", choices=("error", "latest")),
-    OptionDef("endingTimestamp", "timestamp", BATCH,
-              "End at the first record not older than this time. Of these three the first one given counts.",
-              unit="ms", kafka="no ISO 8601 there"),
-    OptionDef("endingOffsetsByTimestamp", "text", BATCH, f"The same by partition: {OFFSETS_JSON}.",
-              unit="ms", kafka="no ISO 8601 there"),
-    OptionDef("endingOffsets", "text", BATCH, f"End there: `latest` (-1), or {OFFSETS_JSON}.", unit="offset"),
-    OptionDef("view", "choice", BATCH, "`table`: the latest record of each key, without deleted ones; `log`: all.",
-              "view", "log", ("log", "table"), kafka="own"),
-    OptionDef("asOfTimestamp", "timestamp", BATCH,
-              "With `view=table`: as of this time, by the records before the first one not older.",
-              unit="ms", kafka="own"),
-    OptionDef("asOfOffsets", "text", BATCH, f"With `view=table`: by what is before these, -1: all: {OFFSETS_JSON}.",
-              unit="offset", kafka="own"),
-    OptionDef("failOnDataLoss", "boolean", READ,
-              "An error if records are gone before they are read; `false`: go on. Where a log ends before what a "
-              "checkpoint has read of it, an error in either case.",
-              "fail_on_data_loss", True),
-    OptionDef("corruptRecords", "choice", READ, "What damage does; `truncate` is for Kafka directories.",
-              "corrupt_records", CORRUPT_RECORDS[0], CORRUPT_RECORDS, kafka="own"),
-    OptionDef("minPartitions", "number", READ,
-              "Where fewer partitions are read, split them by their size into about so many tasks.",
-              "min_partitions", low=1, unit="tasks", kafka="there small partitions never share a task"),
-    OptionDef("maxRecordsPerPartition", "number", READ, "Records of one task at most.",
-              "max_records_per_partition", low=1, unit="records", kafka="offsets there"),
-    OptionDef("maxOffsetsPerTrigger", "number", STREAM,
-              "About so many records in one micro-batch: each partition that has records gives at least one.",
-              "max_offsets_per_trigger", low=1, unit="records", kafka="gaps count there"),
-    OptionDef("minOffsetsPerTrigger", "number", STREAM, "Wait until there are so many records.",
-              "min_offsets_per_trigger", low=1, unit="records", kafka="gaps count there"),
-    OptionDef("maxTriggerDelay", "time", STREAM, "But wait no longer than this.", "max_trigger_delay_ms", 900_000,
-              unit="ms"),
-    OptionDef("maxBytesPerTrigger", "number", STREAM, "About so many stored bytes in one micro-batch.",
-              "max_bytes_per_trigger", low=1, unit="bytes", kafka="own"),
-    OptionDef("poll.interval.ms", "number", STREAM,
-              "Pause between looks for new records: 10 ms, idle up to 30 times a look's time; in a bucket 5 to 250 ms.",
-              "poll_interval_ms", unit="ms", kafka="own"),
-    OptionDef("metadata.max.age.ms", "number", STREAM, "Time between two looks for new topics.",
-              "metadata_max_age_ms", 300_000, aliases=("kafka.metadata.max.age.ms",), harmless=True,
-              unit="ms", kafka="there the client's, with `kafka.`"),
-    OptionDef("kafka.isolation.level", "choice", READ, "`read_committed` leaves out what is aborted or open.",
-              "isolation", ISOLATION_LEVELS[0], ISOLATION_LEVELS, harmless=True,
-              kafka="`read_uncommitted` there"),
-    OptionDef("kafka.group.id", "text", READ, "The group of `startingOffsets=group`; a stream publishes to it.",
-              "group_id", harmless=True, kafka="there it commits nothing"),
-    OptionDef("kafka.group.instance.id", "text", STREAM, "A name for the query in its group; random by itself.",
-              "group_instance", harmless=True, kafka="there the client's"),
-    OptionDef("kafka.session.timeout.ms", "number", STREAM, "A query that is silent for longer counts as gone.",
-              "session_timeout_ms", DEFAULT_SESSION_TIMEOUT_MS, low=1, high=MAX_SESSION_TIMEOUT_MS, harmless=True,
-              unit="ms", kafka="there the client's, 45000"),
-    OptionDef("kafka.auto.offset.reset", "choice", READ,
-              "With `startingOffsets=group`: for a partition without a committed offset.",
-              "group_reset", choices=("earliest", "latest", "none"), kafka="refused there"),
-    OptionDef("topic", "text", WRITE, "The topic, unless the path or a column `topic` names it.", "topic"),
-    OptionDef("topic.*", "text", WRITE, "A config of a topic that the write creates, as `topic.retention.ms`.",
-              kafka="own"),
-    OptionDef("compression.type", "choice", WRITE, "The codec, zstd by itself; the topic's config beats it.",
-              "codec", choices=CODECS, aliases=("kafka.compression.type",),
-              kafka="with `kafka.`, and `none` by itself, there"),
-    OptionDef("compression.level", "number", WRITE, "The level of that codec; the topic's by itself.",
-              "level", low=LOWEST_LEVEL, kafka="own"),
-    OptionDef("kafka.compression.gzip.level", "number", WRITE, "The level, if the codec is gzip.",
-              low=LOWEST_LEVEL, codec="gzip"),
-    OptionDef("kafka.compression.lz4.level", "number", WRITE, "The level, if the codec is lz4.",
-              low=LOWEST_LEVEL, codec="lz4"),
-    OptionDef("kafka.compression.zstd.level", "number", WRITE, "The level, if the codec is zstd.",
-              low=LOWEST_LEVEL, codec="zstd", kafka="3 by itself there"),
-    OptionDef("write.buffer.bytes", "number", WRITE, "Bytes that a task collects before it encodes them.",
-              "buffer_bytes", 64 << 20, low=1, high=1 << 30, unit="bytes", kafka="own"),
-    OptionDef("num.partitions", "number", WRITE,
-              "Partitions of a topic that the write creates, instead of the root's number.",
-              "partitions", 1, low=1, unit="partitions", kafka="there the broker's"),
-    OptionDef("auto.create.topics.enable", "boolean", WRITE,
-              "Create the root and the topic where they are missing; the root's false counts, too.",
-              "auto_create", True, aliases=("kafka.allow.auto.create.topics",), kafka="there the broker's"),
-    OptionDef("txnAppId", "text", WRITE, "Name of the application: with `txnVersion`, a repeated batch writes nothing.",
-              "txn_app_id", kafka="own, as Delta's"),
-    OptionDef("txnVersion", "number", WRITE, "A number that grows with each run.", "txn_version",
-              kafka="own, as Delta's"),
-    OptionDef("replayMismatch", "choice", WRITE, "`accept`: a replayed micro-batch may differ from its first attempt.",
-              "replay_mismatch", "error", ("error", "accept"), kafka="own"),
-    OptionDef("transaction.timeout.ms", "number", WRITE,
-              "Time after which an open write to several topics is aborted.",
-              "transaction_timeout_ms", DEFAULT_TRANSACTION_TIMEOUT_MS, low=1, high=MAX_TRANSACTION_TIMEOUT_MS,
-              aliases=("kafka.transaction.timeout.ms",), unit="ms", kafka="there the producer's"),
+    Setting("includeHeaders", BOOLEAN, False,
+            "Reads: add the column `headers`.", "", EVERYWHERE, "yes", field="include_headers"),
+    Setting("columns", TEXT, None,
+            "Names of the columns to read, separated by commas, in this order; others are not decoded.",
+            "", READ, "own", field="columns"),
+    Setting("keys", TEXT, None,
+            'Read only records with these keys: texts separated by commas, or a JSON list like ["a","b"].',
+            "", READ, "own"),
+    Setting("keysFile", TEXT, None,
+            "The same, out of a file on the driver: one key per line.", "", READ, "own"),
+    Setting("keyFormat", one_of(*KEY_FORMATS), "string",
+            "With keys: what their texts stand for, as in `--key-format` of the command line.", "", READ, "own"),
+    Setting("allPartitions", BOOLEAN, False,
+            "With keys: read all partitions, not only those where Kafka's default partitioner puts the keys.",
+            "", READ, "own"),
+    Setting("subscribe", TEXT, None,
+            "Names of the topics to read, separated by commas.", "", READ, "yes"),
+    Setting("subscribePattern", TEXT, None,
+            "A regular expression that matches whole names of topics.",
+            "", READ, "Java's expressions there, Python's here"),
+    Setting("assign", TEXT, None,
+            'Topics and partitions: JSON like {"topic":[0,1]}.', "", READ, "yes"),
+    Setting("startingTimestamp", TIMESTAMP, None,
+            "Start at the first record not older than this time. Of these three the first one given counts.",
+            "ms", READ, "no ISO 8601 there"),
+    Setting("startingOffsetsByTimestamp", _JSON, None,
+            f"The same by partition: {OFFSETS_JSON}.", "ms", READ, "no ISO 8601 there"),
+    Setting("startingOffsets", _JSON, None,
+            f"Start there: `earliest` (-2), `latest` (-1), `group`, or {OFFSETS_JSON}.",
+            "offset", READ, "no `group` there"),
+    Setting("startingOffsetsByTimestampStrategy", one_of("error", "latest"), "error",
+            "`latest` starts at the end where no record is as new as the time given.", "", READ, "yes"),
+    Setting("endingTimestamp", TIMESTAMP, None,
+            "End at the first record not older than this time. Of these three the first one given counts.",
+            "ms", BATCH, "no ISO 8601 there"),
+    Setting("endingOffsetsByTimestamp", _JSON, None,
+            f"The same by partition: {OFFSETS_JSON}.", "ms", BATCH, "no ISO 8601 there"),
+    Setting("endingOffsets", _JSON, None,
+            f"End there: `latest` (-1), or {OFFSETS_JSON}.", "offset", BATCH, "yes"),
+    Setting("view", one_of("log", "table"), "log",
+            "`table`: the latest record of each key, without deleted ones; `log`: all.",
+            "", BATCH, "own", field="view"),
+    Setting("asOfTimestamp", TIMESTAMP, None,
+            "With `view=table`: as of this time, by the records before the first one not older.", "ms", BATCH, "own"),
+    Setting("asOfOffsets", _JSON, None,
+            f"With `view=table`: by what is before these, -1: all: {OFFSETS_JSON}.", "offset", BATCH, "own"),
+    Setting("failOnDataLoss", BOOLEAN, True,
+            "An error if records are gone before they are read; `false`: go on. Where a log ends before what a "
+            "checkpoint has read of it, an error in either case.", "", READ, "yes", field="fail_on_data_loss"),
+    Setting("corruptRecords", one_of(*CORRUPT_RECORDS), CORRUPT_RECORDS[0],
+            "What damage does; `truncate` is for Kafka directories.", "", READ, "own", field="corrupt_records"),
+    Setting("minPartitions", whole(1), None,
+            "Where fewer partitions are read, split them by their size into about so many tasks.",
+            "tasks", READ, "there small partitions never share a task", field="min_partitions"),
+    Setting("maxRecordsPerPartition", whole(1), None,
+            "Records of one task at most.", "records", READ, "offsets there", field="max_records_per_partition"),
+    Setting("maxOffsetsPerTrigger", whole(1), None,
+            "About so many records in one micro-batch: each partition that has records gives at least one.",
+            "records", STREAM, "gaps count there", field="max_offsets_per_trigger"),
+    Setting("minOffsetsPerTrigger", whole(1), None,
+            "Wait until there are so many records.",
+            "records", STREAM, "gaps count there", field="min_offsets_per_trigger"),
+    Setting("maxTriggerDelay", DURATION, 900_000,
+            "But wait no longer than this.", "ms", STREAM, "yes", field="max_trigger_delay_ms"),
+    Setting("maxBytesPerTrigger", whole(1), None,
+            "About so many stored bytes in one micro-batch.", "bytes", STREAM, "own", field="max_bytes_per_trigger"),
+    Setting("poll.interval.ms", whole(0), None,
+            "Pause between looks for new records: 10 ms, idle up to 30 times a look's time; in a bucket 5 to 250 "
+            "ms.", "ms", STREAM, "own", field="poll_interval_ms"),
+    Setting("metadata.max.age.ms", whole(0), 300_000,
+            "Time between two looks for new topics.",
+            "ms", STREAM, "there the client's, with `kafka.`",
+            aliases=("kafka.metadata.max.age.ms",), field="metadata_max_age_ms"),
+    Setting("kafka.isolation.level", one_of(*ISOLATION_LEVELS), ISOLATION_LEVELS[0],
+            "`read_committed` leaves out what is aborted or open.",
+            "", READ, "`read_uncommitted` there", field="isolation"),
+    Setting("kafka.group.id", TEXT, None,
+            "The group of `startingOffsets=group`; a stream publishes to it.",
+            "", READ, "there it commits nothing", field="group_id"),
+    Setting("kafka.group.instance.id", TEXT, None,
+            "A name for the query in its group; random by itself.",
+            "", STREAM, "there the client's", field="group_instance"),
+    Setting("kafka.session.timeout.ms", whole(1, MAX_SESSION_TIMEOUT_MS), DEFAULT_SESSION_TIMEOUT_MS,
+            "A query that is silent for longer counts as gone.",
+            "ms", STREAM, "there the client's, 45000", field="session_timeout_ms"),
+    Setting("kafka.auto.offset.reset", one_of("earliest", "latest", "none"), None,
+            "With `startingOffsets=group`: for a partition without a committed offset.",
+            "", READ, "refused there", field="group_reset"),
+    Setting("topic", TEXT, None,
+            "The topic, unless the path or a column `topic` names it.", "", WRITE, "yes", field="topic"),
+    Setting("topic.*", TEXT, None,
+            "A config of a topic that the write creates, as `topic.retention.ms`.", "", WRITE, "own"),
+    Setting("compression.type", one_of(*CODECS), None,
+            "The codec, zstd by itself; the topic's config beats it.",
+            "", WRITE, "with `kafka.`, and `none` by itself, there",
+            aliases=("kafka.compression.type",), field="codec"),
+    Setting("compression.level", whole(LOWEST_LEVEL), None,
+            "The level of that codec; the topic's by itself.", "", WRITE, "own", field="level"),
+    Setting("kafka.compression.gzip.level", whole(LOWEST_LEVEL), None,
+            "The level, if the codec is gzip.", "", WRITE, "yes"),
+    Setting("kafka.compression.lz4.level", whole(LOWEST_LEVEL), None,
+            "The level, if the codec is lz4.", "", WRITE, "yes"),
+    Setting("kafka.compression.zstd.level", whole(LOWEST_LEVEL), None,
+            "The level, if the codec is zstd.", "", WRITE, "3 by itself there"),
+    Setting("write.buffer.bytes", whole(1, 1 << 30), 64 << 20,
+            "Bytes that a task collects before it encodes them.", "bytes", WRITE, "own", field="buffer_bytes"),
+    Setting("num.partitions", whole(1), 1,
+            "Partitions of a topic that the write creates, instead of the root's number.",
+            "partitions", WRITE, "there the broker's", field="partitions"),
+    Setting("auto.create.topics.enable", BOOLEAN, True,
+            "Create the root and the topic where they are missing; the root's false counts, too.",
+            "", WRITE, "there the broker's", aliases=("kafka.allow.auto.create.topics",), field="auto_create"),
+    Setting("txnAppId", TEXT, None,
+            "Name of the application: with `txnVersion`, a repeated batch writes nothing.",
+            "", WRITE, "own, as Delta's", field="txn_app_id"),
+    Setting("txnVersion", whole(0), None,
+            "A number that grows with each run.", "", WRITE, "own, as Delta's", field="txn_version"),
+    Setting("replayMismatch", one_of("error", "accept"), "error",
+            "`accept`: a replayed micro-batch may differ from its first attempt.",
+            "", WRITE, "own", field="replay_mismatch"),
+    Setting("transaction.timeout.ms", whole(1, MAX_TRANSACTION_TIMEOUT_MS), DEFAULT_TRANSACTION_TIMEOUT_MS,
+            "Time after which an open write to several topics is aborted.",
+            "ms", WRITE, "there the producer's",
+            aliases=("kafka.transaction.timeout.ms",), field="transaction_timeout_ms"),
 )  # fmt: skip
+LEVELS = {codec: f"kafka.compression.{codec}.level" for codec in ("gzip", "lz4", "zstd")}
+"""Options for the level of a codec: they count if that codec is chosen."""
+CLIENT_OPTIONS = frozenset(
+    {
+        *("metadata.max.age.ms", "kafka.isolation.level", "kafka.group.id", "kafka.group.instance.id"),
+        "kafka.session.timeout.ms",
+    }
+)
+"""Options of reads that are settings of Kafka's clients: a write accepts them without effect."""
 
 # Put there by Spark itself; patience of a client that talks to a broker, and names of groups that nothing asks for.
 _SILENT = "checkpointlocation queryname kafkaconsumer.polltimeoutms fetchoffset.numretries fetchoffset.retryintervalms"
@@ -244,7 +259,7 @@ _BY_LOWER_CASE = {name.lower(): option for option in OPTIONS for name in (*optio
 _IGNORED = {*_SILENT.split(), "groupidprefix", *KAFKA_IGNORED}
 
 
-def find_option(given: str) -> OptionDef | None:
+def find_option(given: str) -> Setting | None:
     """Return the option of a name, or of Kafka's name for it; None if it is known and has no effect.
 
     Raises BadRequest, with the nearest name, for one that is not known, and for those that Kafka's connector refuses.

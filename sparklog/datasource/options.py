@@ -12,10 +12,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from sparklog.common.parsing import INT64_MAX, is_digits, whole_number
+from sparklog.common.settings import TEXT, Setting, by_name
 from sparklog.common.times import parse_iso_time, seconds_taken
 from sparklog.datasource.offsets import EARLIEST, LATEST, parse_json, parse_partition, parse_partition_numbers
-from sparklog.datasource.option_table import OPTIONS, STREAM, TOPIC_CONFIG, WRITE, OptionDef, find_option
+from sparklog.datasource.option_table import (
+    CLIENT_OPTIONS,
+    LEVELS,
+    OPTIONS,
+    STREAM,
+    TIMESTAMP,
+    TOPIC_CONFIG,
+    WRITE,
+    find_option,
+)
 from sparklog.datasource.schema import listed_columns
 from sparklog.errors import BadRequest, nearest
 from sparklog.format.text import parse_keys
@@ -31,8 +40,7 @@ if TYPE_CHECKING:
 
 GROUP = "group"
 """`startingOffsets=group`: the committed offsets of the consumer group."""
-_UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
-_BY_NAME = {option.name: option for option in OPTIONS}
+_BY_NAME = by_name(OPTIONS)
 
 
 @dataclass(frozen=True)
@@ -130,7 +138,7 @@ class Options:
                 f"Option '{TOPIC_CONFIG}{min(self.write.configs)}' is for a write that creates a topic: remove it from "
                 "this read; `sparklog configs alter` changes the topic's configs"
             )
-        wrong = sorted(name for name in self.given if _BY_NAME[name].uses == WRITE and not _BY_NAME[name].codec)
+        wrong = sorted(n for n in self.given if _BY_NAME[n].used_by == WRITE and n not in LEVELS.values())
         if wrong:
             hint = "; name the topics to read with 'subscribe'" if wrong[0] == "topic" else ""
             raise BadRequest(f"Option '{wrong[0]}' is for writing{hint}: remove it from this read")
@@ -138,7 +146,7 @@ class Options:
     def check_write(self) -> None:
         if self.table:
             return
-        wrong = sorted(n for n in self.given if "write" not in _BY_NAME[n].uses and not _BY_NAME[n].harmless)
+        wrong = sorted(n for n in self.given if "write" not in _BY_NAME[n].used_by and n not in CLIENT_OPTIONS)
         if wrong:
             hint = "; name the topic to write with 'topic'" if wrong[0] in ("subscribe", "assign") else ""
             raise BadRequest(f"Option '{wrong[0]}' is for reading{hint}: remove it from this write")
@@ -149,9 +157,9 @@ class Options:
             return ()
         options = [_BY_NAME[name] for name in sorted(self.given)]
         if use == "write":
-            wrong, what = [option for option in options if "write" not in option.uses], "write: it is for reads"
+            wrong, what = [option for option in options if "write" not in option.used_by], "write: it is for reads"
         else:
-            wrong, what = [option for option in options if option.uses == STREAM], "batch read: it is for streams"
+            wrong, what = [option for option in options if option.used_by == STREAM], "batch read: it is for streams"
         return tuple(f"Option '{option.name}' has no effect in a {what}" for option in wrong)
 
     def check_batch_write(self) -> None:
@@ -289,8 +297,8 @@ def _sink_options(values: Mapping[str, str], parsed: Mapping[str, Any], configs:
         raise BadRequest("txnVersion is given without txnAppId: give both, or neither")
     given = {name: parsed[name] for name in SinkOptions.__dataclass_fields__ if name in parsed}
     if given["level"] is None:
-        codec = given["codec"] or "zstd"
-        given["level"] = next((_parse(values, option) for option in OPTIONS if option.codec == codec), None)
+        name = LEVELS.get(given["codec"] or "zstd")
+        given["level"] = None if name is None else _parse(values, _BY_NAME[name])
     return SinkOptions(**given, configs=configs, partitions_given="num.partitions" in values)
 
 
@@ -432,18 +440,14 @@ def _with_milliseconds(document: object) -> object:
     try:
         return parse_iso_time(document.strip())
     except ValueError:
-        raise ValueError(f"expected {_A_TIME}, found {document!r}") from None
-
-
-_A_TIME = "milliseconds or a time like '2026-01-31T12:00:00' (UTC)"
+        raise ValueError(f"expected {TIMESTAMP.valid}, found {document!r}") from None
 
 
 def _time(name: str, text: str) -> int:
-    """Return the milliseconds of a number or of ISO 8601."""
     try:
-        return int(text) if is_digits(text) and int(text) <= INT64_MAX else max(0, parse_iso_time(text))
+        return int(TIMESTAMP.parse(text))
     except ValueError:
-        raise BadRequest(f"Option '{name}' must be {_A_TIME}; found {text!r}") from None
+        raise TIMESTAMP.invalid(f"Option '{name}'", text) from None
 
 
 def _did_you_mean(text: str, choices: tuple[str, ...]) -> str:
@@ -451,42 +455,12 @@ def _did_you_mean(text: str, choices: tuple[str, ...]) -> str:
     return f". Did you mean {near[0]!r}?" if near else ""
 
 
-def _parse(values: Mapping[str, str], option: OptionDef) -> Any:
+def _parse(values: Mapping[str, str], option: Setting) -> Any:
     """Return the value of an option, its default where it is not given. Raises BadRequest."""
     if option.name not in values:
         return option.default
-    value = values[option.name]
-    text = value.strip().lower()
-    if option.kind == "number":
-        return _number(option, value)
-    if option.kind == "time":
-        return _milliseconds(option.name, value)
-    if option.kind == "text":
-        return value
-    choices = ("true", "false") if option.kind == "boolean" else option.choices
-    if text not in choices:
-        listed = ", ".join(repr(choice) for choice in choices)
-        raise BadRequest(
-            f"Option '{option.name}' must be one of {listed}; found {value!r}{_did_you_mean(text, choices)}"
-        )
-    return text == "true" if option.kind == "boolean" else text
-
-
-def _number(option: OptionDef, text: str) -> int:
+    text = values[option.name]
     try:
-        number = whole_number(text.strip(), option.low)
+        return text if option.type is TEXT else option.type.parse(text.strip().lower())
     except ValueError:
-        kind = "a whole number" if option.low < 0 else f"a whole number >= {option.low}"
-        raise BadRequest(f"Option '{option.name}' must be {kind}; found {text!r}") from None
-    if option.high is not None and number > option.high:
-        day = " (a day)" if option.high == 86_400_000 else ""
-        raise BadRequest(f"Option '{option.name}' must be at most {option.high}{day}; found {text.strip()}")
-    return number
-
-
-def _milliseconds(name: str, text: str) -> int:
-    """Return the milliseconds of Spark's time strings: `15m`, `90s`, `500ms`; a bare number is milliseconds."""
-    match = re.fullmatch(r"(\d{1,15})\s*([a-z]*)", text.strip().lower())
-    if match is None or (match[2] or "ms") not in _UNITS_MS:
-        raise BadRequest(f"Option '{name}' must be a time like '15m', '90s' or '500ms'; found {text!r}")
-    return int(match[1]) * _UNITS_MS[match[2] or "ms"]
+        raise option.type.invalid(f"Option '{option.name}'", text) from None

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
+from sparklog.common.settings import Setting, ValueType
 from sparklog.errors import BadRequest, did_you_mean
 
 S3 = "s3"
@@ -29,25 +29,21 @@ _FALSE = ("false", "0", "no")
 _SECRET = re.compile(r"secret|password|token|access[_.-]?key|account[_.-]?key|sas([_.-]|$)|credential|private|\bsig\b")
 
 
-def _text(value: str) -> str:
+def _word(value: str) -> str:
     if not value or re.search(r"[\s\x00-\x1f]", value):
-        raise ValueError("a word without blanks")
+        raise ValueError(value)
     return value
 
 
 def _flag(value: str) -> str:
     if value.lower() not in (*_TRUE, *_FALSE):
-        raise ValueError("true or false")
+        raise ValueError(value)
     return "true" if value.lower() in _TRUE else "false"
-
-
-def _not_flag(value: str) -> str:
-    return "false" if _flag(value) == "true" else "true"
 
 
 def _checksum(value: str) -> str:
     if value.upper() not in ("SHA256", "CRC64NVME"):
-        raise ValueError("SHA256 or CRC64NVME")
+        raise ValueError(value)
     return value.upper()
 
 
@@ -55,43 +51,42 @@ def _endpoint(value: str) -> str:
     """Return an endpoint as a URL: Hadoop's may lack the scheme. `ValueError` for one with a user part or a query."""
     url = value if "://" in value else f"https://{value}"
     if not re.fullmatch(r"https?://[^/@?#\s]+(/[^@?#\s]*)?", url):
-        raise ValueError("a URL such as https://storage.example.com, without user, password and query")
+        raise ValueError(url)
     return url.rstrip("/")
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One setting: its name, the schemes that have it, and how its text is read (`ValueError` says what is valid)."""
-
-    name: str
-    schemes: tuple[str, ...]
-    read: Callable[[str], str]
-    about: str
-    hadoop: Mapping[str, Callable[[str], str]]
-
-
+_WORD = ValueType("a word without blanks", parse=_word)
+_FLAG = ValueType("true or false", parse=_flag, name="boolean")
+_CHECKSUM = ValueType("SHA256 or CRC64NVME", parse=_checksum)
+_URL = ValueType("a URL such as https://storage.example.com, without user, password and query", parse=_endpoint)
 SETTINGS = (
-    Setting("endpoint", (S3, GCS, AZURE), _endpoint, "URL of the server; the cloud's if left out",
-            {"fs.s3a.endpoint": _endpoint}),
-    Setting("region", (S3,), _text, "region of the bucket", {"fs.s3a.endpoint.region": _text}),
-    Setting("virtual_hosted_style_request", (S3,), _flag, "true: the bucket is part of the host's name",
-            {"fs.s3a.path.style.access": _not_flag}),
-    Setting("allow_http", (S3, GCS, AZURE), _flag, "true: without TLS; also meant by an endpoint that begins http://",
-            {"fs.s3a.connection.ssl.enabled": _not_flag}),
-    Setting("profile", (S3,), _text, "section of ~/.aws/credentials with the keys", {}),
-    Setting("skip_signature", (S3, GCS, AZURE), _flag, "true: without credentials, for public buckets", {}),
-    Setting("disable_bulk_delete", (S3,), _flag, "true: one request a deleted object, for servers without bulk", {}),
-    Setting("server_side_encryption", (S3,), _text, "AES256, aws:kms or aws:kms:dsse",
-            {"fs.s3a.encryption.algorithm": _text}),
-    Setting("sse_kms_key_id", (S3,), _text, "the id of the KMS key", {"fs.s3a.encryption.key": _text}),
-    Setting("checksum_algorithm", (S3,), _checksum, "checksum of uploads, for object lock: SHA256 or CRC64NVME", {}),
-    Setting("request_payer", (S3,), _flag, "true: pay for requests to a bucket of requester pays", {}),
-    Setting("account_name", (AZURE,), _text, "the storage account", {}),
-    Setting("use_azure_cli", (AZURE,), _flag, "true: the login of the az program", {}),
-    Setting("use_emulator", (AZURE,), _flag, "true: Azurite on this machine", {}),
+    Setting("endpoint", _URL, None, "URL of the server; the cloud's if left out", used_by=(S3, GCS, AZURE),
+            aliases=("fs.s3a.endpoint",)),
+    Setting("region", _WORD, None, "region of the bucket", used_by=(S3,), aliases=("fs.s3a.endpoint.region",)),
+    Setting("virtual_hosted_style_request", _FLAG, None, "true: the bucket is part of the host's name", used_by=(S3,)),
+    Setting("allow_http", _FLAG, None, "true: without TLS; also meant by an endpoint that begins http://",
+            used_by=(S3, GCS, AZURE)),
+    Setting("profile", _WORD, None, "section of ~/.aws/credentials with the keys", used_by=(S3,)),
+    Setting("skip_signature", _FLAG, None, "true: without credentials, for public buckets", used_by=(S3, GCS, AZURE)),
+    Setting("disable_bulk_delete", _FLAG, None, "true: one request a deleted object, for servers without bulk",
+            used_by=(S3,)),
+    Setting("server_side_encryption", _WORD, None, "AES256, aws:kms or aws:kms:dsse", used_by=(S3,),
+            aliases=("fs.s3a.encryption.algorithm",)),
+    Setting("sse_kms_key_id", _WORD, None, "the id of the KMS key", used_by=(S3,), aliases=("fs.s3a.encryption.key",)),
+    Setting("checksum_algorithm", _CHECKSUM, None, "checksum of uploads, for object lock: SHA256 or CRC64NVME",
+            used_by=(S3,)),
+    Setting("request_payer", _FLAG, None, "true: pay for requests to a bucket of requester pays", used_by=(S3,)),
+    Setting("account_name", _WORD, None, "the storage account", used_by=(AZURE,)),
+    Setting("use_azure_cli", _FLAG, None, "true: the login of the az program", used_by=(AZURE,)),
+    Setting("use_emulator", _FLAG, None, "true: Azurite on this machine", used_by=(AZURE,)),
 )  # fmt: skip
-_BY_NAME = {setting.name: setting for setting in SETTINGS}
-_BY_HADOOP_NAME = {name: (setting, read) for setting in SETTINGS for name, read in setting.hadoop.items()}
+"""`used_by`: the schemes that have a setting. `aliases`: Hadoop's names."""
+OPPOSITES = {
+    "fs.s3a.path.style.access": "virtual_hosted_style_request",
+    "fs.s3a.connection.ssl.enabled": "allow_http",
+}
+"""Hadoop's names of flags that mean the opposite."""
+_BY_NAME = {name: setting for setting in SETTINGS for name in (setting.name, *setting.aliases)}
 
 
 def is_setting(name: str) -> bool:
@@ -109,20 +104,22 @@ def check_settings(scheme: str, values: Mapping[str, str], where: str) -> dict[s
     settings: dict[str, str] = {}
     for given_name, value in values.items():
         name = given_name.lower()
-        setting, read = _BY_HADOOP_NAME.get(name) or (_BY_NAME.get(name), None)
+        setting = _BY_NAME.get(OPPOSITES.get(name, name))
         if setting is None and _SECRET.search(name):
             raise BadRequest(
                 f"{where} must not carry the secret {given_name}: it would be printed and logged; give it in the "
                 "environment, in a credentials file, or by a role of the machine"
             )
-        if setting is None or scheme not in setting.schemes:
-            names = [setting.name for setting in SETTINGS if scheme in setting.schemes]
+        if setting is None or scheme not in setting.used_by:
+            names = [setting.name for setting in SETTINGS if scheme in setting.used_by]
             hint = did_you_mean(name, names)
             raise BadRequest(f"{where} has no setting {given_name} for {scheme}://{hint}; expected {', '.join(names)}")
         try:
-            settings[setting.name] = (read or setting.read)(value)
-        except ValueError as error:
-            raise BadRequest(f"{where}: {given_name} must be {error}") from None
+            parsed = setting.type.parse(value)
+        except ValueError:
+            # Without the value, which may hold a password.
+            raise BadRequest(f"{where}: {given_name} must be {setting.type.valid}") from None
+        settings[setting.name] = str(parsed != "true").lower() if name in OPPOSITES else parsed
     return dict(sorted(settings.items()))
 
 

@@ -113,7 +113,7 @@ def test_settings_of_the_guide_are_those_of_the_code() -> None:
         for names, clouds in rows
         for name in re.findall(r"`(\w+)`", names)
     }
-    assert described == {(setting.name, *setting.schemes) for setting in SETTINGS}
+    assert described == {(setting.name, *setting.used_by) for setting in SETTINGS}
 
 
 def test_hadoops_options_of_the_guide_are_taken() -> None:
