@@ -17,9 +17,10 @@ Uploads in flight, temporary files, rests of probes and files that sparklog give
 **A Kafka directory** gets its index files back in place, as by Kafka's own recovery (`LogSegment.recover`). A broker
 trusts its indexes, so a wrong index hides records. Kafka rebuilds them only after an unclean shutdown, or if the
 `.index` is missing. sparklog rebuilds each index that `sparklog verify` reports as corrupt, or that omits parts of its
-segment, from the batches; it writes a new file beside it and renames it. `index.interval.bytes` is a config of the
-broker or topic, which the directory does not contain. If it is not given, it is derived from the valid indexes of the
-partition: Kafka's default if it fits, else a round number. An index with another interval is valid, too.
+segment, from the batches; it writes a new file beside it and renames it. If `index.interval.bytes` is not given, it is
+the topic's config in the metadata log. If the topic does not set it, or the directory has no metadata log, it is
+derived from the valid indexes of the partition, or of the topic's other partitions: Kafka's default if it fits, else a
+round number. An index with another interval is valid, too.
 
 * `.txnindex`: the transactions that were aborted, by the log from its start on. Where a cleaner has removed the first
   batches of one, it begins with those that are left: readers see the same.
@@ -40,18 +41,23 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
 from sparklog.arguments import NAMES, checked
+from sparklog.common.parsing import is_digits
 from sparklog.common.settings import whole
-from sparklog.errors import BadRequest, Conflict, NotFound
+from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError
 from sparklog.format.checksums import SUFFIXES
 from sparklog.format.segment_indexes import OffsetIndex
 from sparklog.format.transaction_index import AbortedTransactions
-from sparklog.kafka.in_place.directory import kafka_layout
+from sparklog.kafka.importing.coordinators import LogDir
+from sparklog.kafka.importing.plan import read_metadata
+from sparklog.kafka.in_place.directory import kafka_layout, partition_folders
 from sparklog.kafka.in_place.files import DELETED, AnyPath, FilePath, LocalPath, file_path, held_lock, relative
 from sparklog.kafka.in_place.segment_file import companion
+from sparklog.kafka.in_place.segment_recovery import SKIP
 from sparklog.kafka.in_place.transaction_state import TransactionState
 from sparklog.log.journal import names as naming
 from sparklog.log.journal.clocks import SYSTEM, Env, reading_clock_ms
@@ -87,6 +93,8 @@ from sparklog.tools.verification.run import Say, verify_root
 from sparklog.tools.verification.slice_checks import check_index
 from sparklog.tools.verification.topic_log import CheckedTopic, read_topic
 
+NO_BOUND = 2**31
+"""Above each `index.interval.bytes`."""
 ROUND = (1024, 1000, 512, 500, 256, 200, 128, 100, 64, 50, 32, 10)
 _INDEX = re.compile(r"(\d{20})\.(index|timeindex|txnindex)(?:\.swap)?")
 _SNAPSHOT = re.compile(r"\d{20}\.snapshot")
@@ -110,12 +118,13 @@ def repair_log_dir(
     with _without_broker(folder, execute):
         report = verify_log_dir(folder, topics=topics, say=say, env=env)
         repaired: list[Repaired] = []
+        intervals = _Intervals(folder, interval, env)
         files = sorted({*(each.file for each in report.findings), *(n.file for n in report.notes if n.kind == INDEX)})
         for name in sorted({file.rpartition("/")[0] for file in files}):
             partition = folder.child(name) if name else folder
             mine = [file.rpartition("/")[2] for file in files if file.rpartition("/")[0] == name]
             say(f"reading {partition.name}")
-            for place, how, data in _cures(partition, mine, interval, env):
+            for place, how, data in _cures(partition, mine, intervals, env):
                 repaired.append(Repaired(relative(place, folder), how))
                 if execute:
                     _put(place, data)
@@ -141,7 +150,7 @@ def _without_broker(folder: FilePath, execute: bool) -> Iterator[None]:
 
 
 def _cures(
-    folder: FilePath, names: Sequence[str], interval: int | None, env: Env
+    folder: FilePath, names: Sequence[str], intervals: _Intervals, env: Env
 ) -> Iterator[tuple[FilePath, str, bytes | None]]:
     """Yield what to write in a partition folder, how it was made, and its bytes; None: it is renamed to `.deleted`."""
     damaged = {name for name in names if _SNAPSHOT.fullmatch(name)}
@@ -154,7 +163,7 @@ def _cures(
         return
     read = _read(folder, env)
     segments, aborted = {segment.name.base: segment for segment in read}, _aborted(read)
-    interval = _interval(read) if interval is None else interval
+    interval = intervals.of(folder, read)
     for base, suffix in wanted:
         segment = segments.get(int(base))
         if segment is None or _is_damaged(segment):
@@ -190,9 +199,43 @@ def _is_damaged(segment: SegmentRead) -> bool:
     return segment.damaged and not segment.torn
 
 
-def _interval(segments: Sequence[SegmentRead]) -> int:
-    """Return the `index.interval.bytes` by which the sound indexes of a partition were made."""
-    low, high = 0, 2**31
+class _Intervals:
+    """`index.interval.bytes` of the topics in a Kafka log directory, or of one partition's; `given`: of all."""
+
+    def __init__(self, folder: FilePath, given: int | None, env: Env) -> None:
+        self._log_dir = folder if kafka_layout(folder) == "log-dir" else folder.parent
+        self._given = given
+        self._env = env
+
+    def of(self, folder: FilePath, segments: Sequence[SegmentRead]) -> int:
+        """Return the interval of the topic that a partition belongs to; `segments`: of the partition."""
+        if self._given is not None:
+            return self._given
+        topic = folder.name.rpartition("-")[0]
+        config = self._configs.get(topic, {}).get("index.interval.bytes", "")
+        if is_digits(config):
+            return int(config)
+        bounds = _interval_bounds(segments)
+        for (name, _), other in sorted(partition_folders(self._log_dir).items()):
+            if bounds[1] < NO_BOUND:
+                break
+            if name == topic and other.name != folder.name:
+                bounds = _interval_bounds(_read(other, self._env))
+        return _likely_interval(*bounds)
+
+    @cached_property
+    def _configs(self) -> Mapping[str, Mapping[str, str]]:
+        # A metadata log that cannot be read is no reason to fail: the interval is derived then.
+        log_dir = LogDir(self._log_dir, self._env, SKIP, lambda skipped: None)
+        with suppress(SparklogError):
+            metadata = read_metadata(log_dir)
+            return {} if metadata is None else metadata.configs
+        return {}
+
+
+def _interval_bounds(segments: Sequence[SegmentRead]) -> tuple[int, int]:
+    """Return the smallest and largest `index.interval.bytes` by which the sound indexes of a partition were made."""
+    low, high = 0, NO_BOUND
     for segment in segments:
         index = None if _is_damaged(segment) else _sound_index(segment)
         positions = segment.batches.columns().position
@@ -204,6 +247,10 @@ def _interval(segments: Sequence[SegmentRead]) -> int:
             low, high = max(low, int(positions[row - 1]) - last), min(high, entry - last - 1)
             last = entry
         low = max(low, int(positions[-1]) - last)
+    return low, high
+
+
+def _likely_interval(low: int, high: int) -> int:
     # Those of a follower name several batches at once, and follow no interval.
     if low <= INDEX_INTERVAL_BYTES <= high or low > high:
         return INDEX_INTERVAL_BYTES

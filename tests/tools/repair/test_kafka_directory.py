@@ -138,10 +138,32 @@ def test_a_broker_that_is_at_work_is_left_alone(fixtures: Path, tmp_path: Path) 
 def test_of_intervals_that_make_the_same_indexes_a_round_one_is_taken(fixtures: Path, tmp_path: Path) -> None:
     folder = copied(fixtures / "damaged/good/data", tmp_path / "log") / "damaged-0"
     segments = repairing._read(repairing.file_path(folder), ENV)
-    interval = repairing._interval(segments)
+    interval = repairing._likely_interval(*repairing._interval_bounds(segments))
     assert interval != repairing.INDEX_INTERVAL_BYTES
     assert any(interval % step == 0 for step in repairing.ROUND)
-    assert repairing._interval([]) == repairing.INDEX_INTERVAL_BYTES
+    assert repairing._likely_interval(*repairing._interval_bounds([])) == repairing.INDEX_INTERVAL_BYTES
+
+
+INTERVAL_CONFIG = bytes.fromhex("01040002") + b"\x08damaged\x15index.interval.bytes\x04512\x00"
+"""The value of a record of the metadata log: `index.interval.bytes` of the topic `damaged`, 512."""
+
+
+@pytest.mark.parametrize("source", ["metadata log", "other partition"])
+def test_the_interval_comes_from_the_metadata_log_or_another_partition(
+    fixtures: Path, tmp_path: Path, source: str
+) -> None:
+    folder = copied(fixtures / "damaged/good/data", tmp_path / "log")
+    if source == "metadata log":
+        write_partition(folder, "__cluster_metadata-0", {0: batch(0, [INTERVAL_CONFIG])})
+    else:
+        copied(folder / "damaged-0", folder / "damaged-1")
+    lost = [path for path in indexes(folder / "damaged-0") if path.suffix != ".txnindex"]
+    before = {path: path.read_bytes() for path in lost}
+    for path in lost:
+        path.unlink()
+    assert repair_log_dir(folder, execute=True, env=ENV).sound
+    assert {path: path.read_bytes() for path in lost} == before
+    assert len(lost) > 2
 
 
 def test_a_directory_in_a_store_of_objects(fixtures: Path) -> None:
