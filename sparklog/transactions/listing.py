@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from sparklog.errors import Conflict, Corrupt, NotFound, SparklogError, nearest
@@ -217,14 +218,53 @@ def _listed(root: Root, name: str, open_now: _Open) -> tuple[TransactionDescript
 
 
 def _describe(root: Root, open_now: _Open, state: Decisions) -> TransactionDescription:
-    name = state.id
+    held, waiting = _held_and_waiting(root, open_now, state)
     pending = _pending(root, open_now.groups, state)
-    held_partitions: list[HeldPartition] = []
+    of_kafka = open_now.kafka_of(state.id)
+    is_open = bool(held or state.prepared or state.prepared_groups) or any(item.committed is None for item in pending)
+    outcome = None if state.newest < 0 else "abort" if state.commit_of(state.newest) is None else "commit"
+    return TransactionDescription(
+        id=state.id,
+        state=_state_name(state, is_open, outcome, {item.open.decided for item in of_kafka}),
+        newest=state.newest,
+        outcome=outcome,
+        reason=state.reason,
+        time_ms=state.made_ms,
+        instance=state.run,
+        batch=state.batch,
+        held=held,
+        waiting=waiting,
+        pending=pending,
+        kafka=of_kafka,
+        is_open=is_open,
+    )
+
+
+def _state_name(state: Decisions, is_open: bool, outcome: str | None, decided_by_kafka: AbstractSet[str | None]) -> str:
+    """Return Kafka's name of a transactional id's state; `decided_by_kafka`: of transactions that an import left open.
+
+    These are decided where Kafka's decision is known of all of them, and the same.
+    """
+    if is_open:
+        return ONGOING
+    if decided_by_kafka:
+        (decided,) = decided_by_kafka if len(decided_by_kafka) == 1 else {None}
+        return ONGOING if decided is None else PREPARE[decided]
+    if state.op == EXPIRE:
+        return DEAD
+    return {None: EMPTY, "commit": COMMITTED, "abort": ABORTED}[outcome]
+
+
+def _held_and_waiting(
+    root: Root, open_now: _Open, state: Decisions
+) -> tuple[tuple[HeldPartition, ...], tuple[UnrecordedOutcome, ...]]:
+    """Return the partitions that an id's undecided transactions hold back, and decided ones that topics wait for."""
+    held: list[HeldPartition] = []
     waiting: list[UnrecordedOutcome] = []
     now_ms: int | None = None
     for topic, head in open_now.heads.items():
         for (owner, n), prepares in open_transactions(head).items():
-            if owner != name:
+            if owner != state.id:
                 continue
             if state.decided(n):
                 committed = bool(state.resolved(topic, head.topic_id, n).committed)
@@ -233,37 +273,11 @@ def _describe(root: Root, open_now: _Open, state: Decisions) -> TransactionDescr
             now_ms = reading_clock_ms(root.store, root.env) if now_ms is None else now_ms
             for item in prepares:
                 age = max(0, now_ms - root.engine.decisions.prepared_ms(topic, item))
-                held_partitions += [
+                held += [
                     HeldPartition(topic, partition, first, item.end[partition], n, item.version, age, timeout_of(item))
                     for partition, first in sorted(item.first.items())
                 ]
-    of_kafka = open_now.kafka_of(name)
-    undecided = bool(held_partitions or state.prepared or state.prepared_groups) or any(
-        transaction.committed is None for transaction in pending
-    )
-    outcome = None if state.newest < 0 else "abort" if state.commit_of(state.newest) is None else "commit"
-    here = ONGOING if undecided else {None: EMPTY, "commit": COMMITTED, "abort": ABORTED}[outcome]
-    here = DEAD if state.op == EXPIRE and not undecided else here
-    if of_kafka and not undecided:
-        # Kafka's word: decided where that is known of all, and the same.
-        decisions = {transaction.open.decided for transaction in of_kafka}
-        decided = decisions.pop() if len(decisions) == 1 else None
-        here = ONGOING if decided is None else PREPARE[decided]
-    return TransactionDescription(
-        id=name,
-        state=here,
-        newest=state.newest,
-        outcome=outcome,
-        reason=state.reason,
-        time_ms=state.made_ms,
-        instance=state.run,
-        batch=state.batch,
-        held=tuple(held_partitions),
-        waiting=tuple(waiting),
-        pending=pending,
-        kafka=of_kafka,
-        is_open=undecided,
-    )
+    return tuple(held), tuple(waiting)
 
 
 def _pending(root: Root, groups: Mapping[str, GroupState], state: Decisions) -> tuple[PendingOffsets, ...]:

@@ -90,11 +90,7 @@ def _root(view: RootView, settings: Settings, topics: tuple[str, ...], maintenan
     settings = settings.of_root(root)
     for name in topics:
         root.topic(name)
-    look: JobLook | None = None
-    try:
-        look = JobLook(root, settings) if has_jobs(root) else None
-    except SparklogError as error:
-        notes.append(Note(ATTENTION, "", f"what the jobs have recorded cannot be read: {error} [{error.code}]"))
+    jobs = _jobs(root, settings, notes)
     facts: list[TopicFacts] = []
     held_back: list[HeldBack] = []
     for name in topics or sorted(topic_names(root.store)):
@@ -102,29 +98,49 @@ def _root(view: RootView, settings: Settings, topics: tuple[str, ...], maintenan
             if root.engine.log(name).refresh().head.exists:
                 snapshot = root.topic(name).log.read_snapshot()
                 waiting = unreferenced(root.topic(name))[1] if maintenance else None
-                backlog = None if look is None else look.add(snapshot)
+                backlog = None if jobs is None else jobs.add(snapshot)
                 topic = _topic(root, snapshot, settings)
                 facts.append(replace(topic, unreferenced_bytes=waiting, backlog=backlog))
                 held_back += _held_back(root, snapshot, settings.now_ms)
         except SparklogError as error:
             notes.append(Note(ATTENTION, name, f"cannot be read: {error} [{error.code}]"))
+    doing, removals = _next_run(root, settings, topics, facts, notes) if maintenance else (None, None)
+    return RootReport(
+        location=view.location,
+        kind="root",
+        now_ms=settings.now_ms,
+        topics=tuple(facts),
+        groups=tuple(_groups(root, settings.now_ms, topics, notes)),
+        held_back=tuple(held_back),
+        doing=doing,
+        removals=removals,
+        notes=tuple(notes),
+        jobs=None if jobs is None else jobs.states(),
+    )
+
+
+def _jobs(root: Root, settings: Settings, notes: list[Note]) -> JobLook | None:
+    try:
+        return JobLook(root, settings) if has_jobs(root) else None
+    except SparklogError as error:
+        notes.append(Note(ATTENTION, "", f"what the jobs have recorded cannot be read: {error} [{error.code}]"))
+        return None
+
+
+def _next_run(
+    root: Root, settings: Settings, topics: tuple[str, ...], facts: Sequence[TopicFacts], notes: list[Note]
+) -> tuple[tuple[Doing, ...], tuple[Waste, ...]]:
+    """Plan the next run of maintenance: what it would do, and the files it would remove; what would fail is a note."""
     compaction: Sequence[TopicReport] = ()
-    if maintenance and facts:
+    if facts:
         options = CompactOptions(topics=[topic.topic for topic in facts], dry_run=True)
         compaction = compact_root(root, settings, InProcess(), options)
-    retention = retain_root(root, settings, topics=topics, dry_run=True) if maintenance else []
-    failures = [failure for run in compaction for failure in run.failures]
-    failures += [failure for run in retention for failure in run.failures]
-    notes += [Note(ATTENTION, failure.topic, f"maintenance would fail: {failure.line()}") for failure in failures]
-    now_ms, groups = settings.now_ms, tuple(_groups(root, settings.now_ms, topics, notes))
-    doing = tuple(_doing(compaction, retention)) if maintenance else None
+    retention = retain_root(root, settings, topics=topics, dry_run=True)
+    for run in (*compaction, *retention):
+        notes += [Note(ATTENTION, item.topic, f"maintenance would fail: {item.line()}") for item in run.failures]
     vacuums = [(run.topic, item) for run in retention if run.vacuum is not None for item in run.vacuum.removed]
     waste = tuple(Waste(name, item.kind, item.reason, item.objects, item.nbytes) for name, item in vacuums)
-    removals = waste if maintenance else None
-    return RootReport(
-        *(view.location, "root", now_ms, tuple(facts), groups, tuple(held_back), doing, removals, tuple(notes)),
-        jobs=None if look is None else look.states(),
-    )
+    return tuple(_doing(compaction, retention)), waste
 
 
 def _topic(root: Root, snapshot: Snapshot, settings: Settings) -> TopicFacts:
@@ -262,7 +278,17 @@ def _kafka(view: KafkaView, settings: Settings, topics: tuple[str, ...]) -> Root
                 raise
             notes.append(Note(ATTENTION, name, f"cannot be read: {error} [{error.code}]"))
     groups, now_ms = _kafka_groups(view, facts, settings.now_ms, topics, notes), settings.now_ms
-    return RootReport(view.location, "kafka", now_ms, tuple(facts), groups, tuple(held_back), None, None, tuple(notes))
+    return RootReport(
+        location=view.location,
+        kind="kafka",
+        now_ms=now_ms,
+        topics=tuple(facts),
+        groups=groups,
+        held_back=tuple(held_back),
+        doing=None,
+        removals=None,
+        notes=tuple(notes),
+    )
 
 
 def _kafka_topic(view: KafkaView, name: str, now_ms: int) -> TopicFacts:
