@@ -11,6 +11,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# Timeouts that programs set. They are here because a process that only plans a stream must not import groups.
+SESSION_TIMEOUT_MS = 45_000
+MAX_SESSION_TIMEOUT_MS = 86_400_000
+DEFAULT_TRANSACTION_TIMEOUT_MS = 60_000
+MAX_TRANSACTION_TIMEOUT_MS = 86_400_000
+"""A day: commits and decisions are kept for seven, so an open transaction never outlives its decision."""
+
 
 @dataclass(frozen=True)
 class Limits:

@@ -15,8 +15,7 @@ from sparklog.common.parsing import INT64_MAX, is_digits
 from sparklog.common.settings import BOOLEAN, TEXT, Setting, ValueType, one_of, whole
 from sparklog.common.times import parse_iso_time
 from sparklog.errors import BadRequest, nearest
-from sparklog.groups.group_members import MAX_SESSION_TIMEOUT_MS
-from sparklog.log.decisions.decision import DEFAULT_TRANSACTION_TIMEOUT_MS, MAX_TRANSACTION_TIMEOUT_MS
+from sparklog.limits import DEFAULT_TRANSACTION_TIMEOUT_MS, MAX_SESSION_TIMEOUT_MS, MAX_TRANSACTION_TIMEOUT_MS
 from sparklog.log.state.configs import CONFIGS, kafka_name
 from sparklog.storage.cloud_settings import OPPOSITES, SETTINGS
 

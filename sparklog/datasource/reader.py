@@ -149,11 +149,21 @@ class FailingStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow): 
         self._error = error
 
     @user_errors()
-    def initialOffset(self, *asked: object) -> Any:  # noqa: N802
+    def initialOffset(self) -> dict[str, object]:  # noqa: N802
         raise self._error
 
-    prepareForTriggerAvailableNow = partitions = read = initialOffset  # noqa: N815
+    @user_errors()
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        raise self._error
 
     @user_errors()
     def latestOffset(self, start: dict[str, object], limit: ReadLimit) -> dict[str, object]:  # noqa: N802
-        raise self._error  # Spark looks at the parameters of this method
+        raise self._error
+
+    @user_errors()
+    def partitions(self, start: dict[str, object], end: dict[str, object]) -> list[InputPartition]:
+        raise self._error
+
+    @user_errors()
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        raise self._error

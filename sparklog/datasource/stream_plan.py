@@ -98,7 +98,7 @@ class StreamPlanner:
             self._topics = self._subscriber.take()
             self._listed_at = self._clock.now()
             self._note_present(self._topics)
-            self._reach(offsets_now(self._view, self._present, committed), self._topics)
+            self._wait_for(offsets_now(self._view, self._present, committed), self._topics)
             bounds = self._seen_bounds()
             positions = start_positions(self._view, bounds, self._options, "latest", self._loss, committed)
             for topic, offsets in positions.items():
@@ -125,47 +125,54 @@ class StreamPlanner:
 
         `limited=False` (Trigger.Once) ignores the rate options and never waits.
         """
-        before, self._nothing_new = self._nothing_new, None
-        if before is not None and before.start == start:
-            checkpoint, others = before.checkpoint, before.others
-        else:
-            before, checkpoint = None, StreamOffset.from_json(start)
-            others = self._subscriber.others(checkpoint.positions)
-            self._check_others(others, checkpoint)
+        previous, self._nothing_new = self._nothing_new, None
+        if previous is not None and previous.start != start:
+            previous = None
+        checkpoint, others = self._parsed(start) if previous is None else (previous.checkpoint, previous.others)
         if limited and self._target is None and self._idle:
             self._wait()
         # A listing may be as old as the rest: topics of the checkpoint are looked for by name.
         self._refresh(checkpoint.positions.keys() - others.keys())
         bounds = self._seen_bounds()
         seen = _NothingNew(start, checkpoint, others, bounds, self._ids(bounds))
-        if seen == before and self._target is None:
+        if seen == previous and self._target is None:
             self._nothing_new = seen
             return start
-        self._reach_checkpoint(checkpoint, self._topics)
-        if not self._names_checked:
-            self._check_names(checkpoint)
-            self._names_checked = True
+        self._wait_for_checkpoint(checkpoint, self._topics)
+        self._check_names(checkpoint)
         begin = self._begin(checkpoint, others)
-        ends = self._ends() if self._target is None else self._up_to_target(self._target)
-        end = {
-            topic: {p: max(offset, ends.get(topic, {}).get(p, offset)) for p, offset in offsets.items()}
-            for topic, offsets in begin.items()
-        }
-        is_read = end == begin
-        if limited:
-            stored = self._stored(begin, end) if self._options.has_rate_limits else {}
-            if self._is_held_back(stored):
-                end = begin
-            else:
-                self._last_trigger = self._clock.now()
-                end = self._limit(begin, end, stored)
+        available = self._available(begin)
+        end = self._limited(begin, available) if limited else available
         self._idle = end == begin
         answer = StreamOffset(end, self._ids(end), start=begin if checkpoint.initial else None)
         # An answer that says no more than `start` must be `start` itself, to the letter.
         if not _says_no_more_than(checkpoint, answer, begin):
             return answer.to_json()
-        self._nothing_new = seen if is_read else None
+        self._nothing_new = seen if available == begin else None
         return start
+
+    def _parsed(self, start: Document) -> tuple[StreamOffset, Offsets]:
+        """Return a start, and its offsets that the query does not read, where these are allowed."""
+        checkpoint = StreamOffset.from_json(start)
+        others = self._subscriber.others(checkpoint.positions)
+        self._check_others(others, checkpoint)
+        return checkpoint, others
+
+    def _available(self, begin: Offsets) -> Offsets:
+        """Return where a micro-batch from `begin` ends without the rate options."""
+        ends = self._ends() if self._target is None else self._up_to_target(self._target)
+        return {
+            topic: {p: max(offset, ends.get(topic, {}).get(p, offset)) for p, offset in offsets.items()}
+            for topic, offsets in begin.items()
+        }
+
+    def _limited(self, begin: Offsets, available: Offsets) -> Offsets:
+        """Return the end of a micro-batch by the rate options: `begin` while it is held back."""
+        stored = self._stored(begin, available) if self._options.has_rate_limits else {}
+        if self._is_held_back(stored):
+            return begin
+        self._last_trigger = self._clock.now()
+        return self._cut_by_rate(begin, available, stored)
 
     def ranges(self, start: Document, end: Document) -> list[OffsetRange]:
         """Return the offsets between two answers, checked against what can still be read."""
@@ -177,7 +184,7 @@ class StreamPlanner:
         self._check_others(self._subscriber.others(stop.positions), stop)
         if not self._covered(stop):
             self._note_present(self._subscriber.refresh(sorted(stop.positions)))
-            self._reach_end(base, stop)
+            self._wait_for_planned_end(base, stop)
         return [offsets for topic in sorted(stop.positions) for offsets in self._topic_ranges(topic, base, stop)]
 
     def report(self) -> Document | None:
@@ -196,9 +203,10 @@ class StreamPlanner:
         self._note_present(self._subscriber.refresh(self._topics))
 
     def _check_names(self, start: StreamOffset) -> None:
-        """A topic named by the user that was never there is a mistake, also where a query is restarted."""
-        if not self._subscriber.open_ended:
+        """Once: a topic named by the user that was never there is a mistake, also where a query is restarted."""
+        if not self._names_checked and not self._subscriber.open_ended:
             self._subscriber.require([t for t in self._topics if t not in self._present and t not in start.positions])
+        self._names_checked = True
 
     def _check_others(self, others: Offsets, checkpoint: StreamOffset) -> None:
         """Raise BadRequest for what a checkpoint holds and this query does not read, unless losses are allowed.
@@ -226,24 +234,24 @@ class StreamPlanner:
             self._bounds = {topic: self._subscriber.partitions(topic) for topic in self._present}
         return self._bounds
 
-    def _reach(
+    def _wait_for(
         self, named: StreamOffset, topics: list[str], end_of: Callable[[Bounds], int] = attrgetter("log_end")
     ) -> list[str]:
         """Wait for offsets that an earlier run has seen and a cache may hide; return the partitions not seen."""
 
-        def look() -> list[str]:
+        def refresh() -> list[str]:
             self._note_present(self._subscriber.refresh(topics))
             return self._present
 
-        return wait_until_reached(self._view, named, self._present, look, self._clock, end_of)
+        return wait_until_reached(self._view, named, self._present, refresh, self._clock, end_of)
 
-    def _reach_checkpoint(self, named: StreamOffset, topics: list[str]) -> None:
+    def _wait_for_checkpoint(self, named: StreamOffset, topics: list[str]) -> None:
         others = self._subscriber.others(named.positions)
         positions = {
             topic: {p: offset for p, offset in offsets.items() if p not in others.get(topic, {})}
             for topic, offsets in named.positions.items()
         }
-        hidden = self._reach(StreamOffset(positions, named.ids), topics)
+        hidden = self._wait_for(StreamOffset(positions, named.ids), topics)
         hidden = [partition for partition in hidden if partition.rpartition("-")[0] in named.ids]
         if hidden:
             raise Unavailable(
@@ -251,17 +259,17 @@ class StreamPlanner:
                 f"again later, as a mount may hide what is new{RESTORED}"
             )
 
-    def _reach_end(self, base: StreamOffset, stop: StreamOffset) -> None:
-        """Reach the end of a batch planned before: all of it was decided then, and is to be read as it was then."""
+    def _wait_for_planned_end(self, base: StreamOffset, stop: StreamOffset) -> None:
+        """Wait for the end of a batch that was planned before a restart, as it is to be read as it was then."""
         topics = sorted(stop.positions)
-        self._reach_checkpoint(stop, topics)
+        self._wait_for_checkpoint(stop, topics)
         if self._options.isolation != READ_COMMITTED:
             return
         read: Offsets = {}
         for topic, offsets in stop.positions.items():
             ends = {p: limits.log_end for p, limits in self._seen_bounds().get(topic, {}).items()}
             read[topic] = {p: end for p, end in offsets.items() if (base.get(topic, p) or 0) < end <= ends.get(p, -1)}
-        hidden = self._reach(StreamOffset(read, stop.ids), topics, attrgetter("last_stable"))
+        hidden = self._wait_for(StreamOffset(read, stop.ids), topics, attrgetter("last_stable"))
         if hidden:
             raise Unavailable(
                 f"A batch of {', '.join(hidden)} was planned up to offsets at which a transaction seems to be open "
@@ -334,28 +342,28 @@ class StreamPlanner:
 
     def _is_held_back(self, stored: Mapping[TopicPartition, Stored]) -> bool:
         """True while `minOffsetsPerTrigger` waits for records, which `maxTriggerDelay` ends; the first is not held."""
-        least = self._options.min_offsets_per_trigger
-        if least is None or self._target is not None or self._last_trigger is None:
+        min_offsets = self._options.min_offsets_per_trigger
+        if min_offsets is None or self._target is not None or self._last_trigger is None:
             return False
         if self._clock.now() - self._last_trigger >= self._options.max_trigger_delay_ms / 1000:
             return False
-        return sum(held.records for held in stored.values()) < least
+        return sum(held.records for held in stored.values()) < min_offsets
 
-    def _limit(self, begin: Offsets, end: Offsets, stored: Mapping[TopicPartition, Stored]) -> Offsets:
+    def _cut_by_rate(self, begin: Offsets, end: Offsets, stored: Mapping[TopicPartition, Stored]) -> Offsets:
         """Cut `end` by the rate options, which count what is stored: offsets without records are passed at once."""
-        most = self._options.max_offsets_per_trigger
+        max_offsets = self._options.max_offsets_per_trigger
         total = sum(held.records for held in stored.values())
-        if most is not None and total > most:
+        if max_offsets is not None and total > max_offsets:
             # At least one record, beyond the limit too, as in Kafka's connector: shares below one would leave small
             # partitions unread for as long as large ones grow.
-            end = _cut_each(end, stored, lambda held: held.at_records(max(1, held.records * most // total))[0])
+            end = _cut_each(end, stored, lambda held: held.at_records(max(1, held.records * max_offsets // total))[0])
             stored = self._stored(begin, end)
-        limit = self._options.max_bytes_per_trigger
+        max_bytes = self._options.max_bytes_per_trigger
         size = sum(held.nbytes for held in stored.values())
-        if limit is not None and size > limit:
+        if max_bytes is not None and size > max_bytes:
             # At least one record, too: what a byte's share comes to may lie inside it.
             end = _cut_each(
-                end, stored, lambda held: max(*held.at_bytes(held.nbytes * limit // size), *held.at_records(1))
+                end, stored, lambda held: max(*held.at_bytes(held.nbytes * max_bytes // size), *held.at_records(1))
             )
         return end
 

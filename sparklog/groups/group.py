@@ -19,7 +19,7 @@ from sparklog.arguments import NAME, PARTITIONS, as_whole, checked
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, Unavailable
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups import group_steps as steps
-from sparklog.groups.group_members import MAX_SESSION_TIMEOUT_MS, SESSION_TIMEOUT_MS, GroupMember
+from sparklog.groups.group_members import GroupMember
 from sparklog.groups.group_state import (
     GROUPS,
     MAX_INT,
@@ -34,6 +34,7 @@ from sparklog.groups.group_state import (
     topic_offsets,
 )
 from sparklog.groups.group_steps import settled
+from sparklog.limits import MAX_SESSION_TIMEOUT_MS, SESSION_TIMEOUT_MS
 from sparklog.log.decisions.decision import BY_NEWER_GENERATION, BY_TIMEOUT
 from sparklog.log.journal.clocks import Moment, reading_clock_ms
 from sparklog.log.journal.documents import INT64_MAX

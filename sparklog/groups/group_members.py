@@ -28,8 +28,6 @@ from sparklog.groups.assignors import ASSIGNORS, MemberSubscription, assign
 from sparklog.log.journal.documents import INT32_MAX, TEXT, TEXTS, Document, Fields, Member, MemberKind, members, whole
 from sparklog.log.journal.names import MAX_PARTITIONS
 
-SESSION_TIMEOUT_MS = 45_000
-MAX_SESSION_TIMEOUT_MS = 86_400_000
 Partitions = frozenset[TopicPartition]
 
 

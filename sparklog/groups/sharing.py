@@ -21,8 +21,9 @@ from sparklog.errors import BadRequest
 from sparklog.groups import group_steps as steps
 from sparklog.groups.assignors import ASSIGNORS, COOPERATIVE_STICKY
 from sparklog.groups.group import Group, Membership, check_session_timeout
-from sparklog.groups.group_members import SESSION_TIMEOUT_MS, GroupMember, Partitions
+from sparklog.groups.group_members import GroupMember, Partitions
 from sparklog.groups.group_state import GroupMetadata, GroupState
+from sparklog.limits import SESSION_TIMEOUT_MS
 from sparklog.log.journal.clocks import Moment
 from sparklog.log.journal.entry_log import EntryLog
 from sparklog.log.journal.names import check_id

@@ -21,10 +21,9 @@ from sparklog.arguments import NAME, checked, instance
 from sparklog.errors import BadRequest, Conflict, Fenced, SparklogError, Unavailable
 from sparklog.groups.group import Group, GroupConsumer, Membership, Offsets
 from sparklog.groups.group_state import GroupMetadata, TopicOffsets, merged
+from sparklog.limits import DEFAULT_TRANSACTION_TIMEOUT_MS, MAX_TRANSACTION_TIMEOUT_MS
 from sparklog.log.decisions.decision import (
     BY_OWNER,
-    DEFAULT_TRANSACTION_TIMEOUT_MS,
-    MAX_TRANSACTION_TIMEOUT_MS,
     Decisions,
     Prepared,
     PreparedGroup,

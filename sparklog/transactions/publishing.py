@@ -16,7 +16,8 @@ from typing import ClassVar
 from weakref import WeakKeyDictionary
 
 from sparklog.errors import NotFound, SparklogError
-from sparklog.log.decisions.decision import DEFAULT_TRANSACTION_TIMEOUT_MS, init
+from sparklog.limits import DEFAULT_TRANSACTION_TIMEOUT_MS
+from sparklog.log.decisions.decision import init
 from sparklog.log.decisions.expired_ids import ONE_WRITE
 from sparklog.log.journal.clocks import Moment
 from sparklog.log.state.commit import TAKEOVER, Writer

@@ -8,8 +8,8 @@ from contextlib import suppress
 import pytest
 
 import sparklog
-from sparklog.groups.group_members import SESSION_TIMEOUT_MS
 from sparklog.groups.lag import Groups
+from sparklog.limits import SESSION_TIMEOUT_MS
 from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, FaultyStore
 from sparklog.transactions.completion import resolve_topic
 from sparklog.transactions.producer import transactional

@@ -11,7 +11,7 @@ from sparklog.console.locations import root_of_name
 from sparklog.console.options import CorruptOption, comma_separated, whole_number
 from sparklog.console.parameters import Argument, Commands, Option
 from sparklog.console.terminal import warn
-from sparklog.groups.group_members import MAX_SESSION_TIMEOUT_MS
+from sparklog.limits import MAX_SESSION_TIMEOUT_MS
 
 if TYPE_CHECKING:
     from sparklog.serve.options import Address, ServeOptions

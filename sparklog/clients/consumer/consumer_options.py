@@ -9,7 +9,7 @@ from sparklog.arguments import NAME, NAMES, NUMBER
 from sparklog.common.settings import ValueType, option, whole, with_defaults
 from sparklog.errors import BadRequest
 from sparklog.groups.assignors import ASSIGNORS, COOPERATIVE_STICKY
-from sparklog.groups.group_members import MAX_SESSION_TIMEOUT_MS, SESSION_TIMEOUT_MS
+from sparklog.limits import MAX_SESSION_TIMEOUT_MS, SESSION_TIMEOUT_MS
 from sparklog.log.state.view import COLUMNS, IsolationLevel, check_columns
 
 OffsetReset = Literal["earliest", "latest", "none"]

@@ -10,7 +10,7 @@ from sparklog.clients.producer.serializers import Serializer
 from sparklog.common.settings import ANY, BOOLEAN, ValueType, is_whole, option, whole, with_defaults
 from sparklog.errors import BadRequest
 from sparklog.format.record_batch import Codec
-from sparklog.log.decisions.decision import DEFAULT_TRANSACTION_TIMEOUT_MS, MAX_TRANSACTION_TIMEOUT_MS
+from sparklog.limits import DEFAULT_TRANSACTION_TIMEOUT_MS, MAX_TRANSACTION_TIMEOUT_MS
 from sparklog.log.journal.documents import INT32_MAX
 from sparklog.log.write.append_target import MAX_BUFFER_BYTES
 

@@ -33,9 +33,6 @@ from sparklog.log.state.commit import CONTENT_JSON, Resolved
 from sparklog.log.state.slices import Content
 from sparklog.log.state.writer_runs import WriterEntry, WriterKey, decide, earlier_runs, is_superseded, next_epoch
 
-DEFAULT_TRANSACTION_TIMEOUT_MS = 60_000
-MAX_TRANSACTION_TIMEOUT_MS = 86_400_000
-"""A day: commits and decisions are kept for seven, so an open transaction never outlives its decision."""
 DECISION_OPS = INIT, PREPARE, COMMIT, ABORT, FORGET, EXPIRE, KEEP = (
     "init", "prepare", "commit", "abort", "forget", "expire", "keep",
 )  # fmt: skip

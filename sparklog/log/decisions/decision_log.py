@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, Unavailable
-from sparklog.log.decisions.decision import DEFAULT_TRANSACTION_TIMEOUT_MS
+from sparklog.limits import DEFAULT_TRANSACTION_TIMEOUT_MS
 from sparklog.log.journal.clocks import SYSTEM, Moment
 from sparklog.log.journal.entry_log import KEEP_MS, EntryLog, Step
 from sparklog.log.journal.names import commit_key

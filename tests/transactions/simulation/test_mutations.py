@@ -78,15 +78,15 @@ def streams_do_not_wait(patch: Patch) -> None:
 
 def streams_wait_for_the_log_end_alone(patch: Patch) -> None:
     """A batch is planned again where a transaction that was decided when it was planned seems to be open."""
-    real = StreamPlanner._reach
+    real = StreamPlanner._wait_for
     patch.setattr(
-        StreamPlanner, "_reach", lambda self, named, topics, end_of=None: [] if end_of else real(self, named, topics)
+        StreamPlanner, "_wait_for", lambda self, named, topics, end_of=None: [] if end_of else real(self, named, topics)
     )
 
 
 def what_is_hidden_is_lost(patch: Patch) -> None:
     """Where a log still ends before what a checkpoint has read of it, the rest counts as lost."""
-    patch.setattr(StreamPlanner, "_reach_checkpoint", StreamPlanner._reach)
+    patch.setattr(StreamPlanner, "_wait_for_checkpoint", StreamPlanner._wait_for)
 
 
 def hidden_entries_are_gone(patch: Patch) -> None:
