@@ -23,7 +23,7 @@ import numpy.typing as npt
 from sparklog.compaction.producer_state import replay
 from sparklog.compaction.segment_writer import SegmentWriter
 from sparklog.errors import BadRequest, Conflict, Corrupt
-from sparklog.format.batch_scan import crc_failures, scan_headers
+from sparklog.format.batch_scan import crc_failures, misplaced, scan_headers
 from sparklog.format.filter_batches import rewrite_headers
 from sparklog.format.record_batch import BatchHeaders, BytesLike, Place
 from sparklog.format.transaction_index import AbortedTransactions
@@ -74,13 +74,11 @@ def check_offsets(
     headers: BatchHeaders, rows: Sequence[PlannedSlice], row_of: Int64s, starts: Int64s, after: int = 0
 ) -> None:
     """Raise `Corrupt` unless the batches of each slice are within its offsets, in order: a part of `scan_slices`."""
-    shift = _column(rows, "shift")[row_of]
-    base, end = headers.base_offset + shift, headers.next_offset + shift
-    least = _column(rows, "base")[row_of]
-    least[:1] = np.maximum(least[:1], after)
+    shift, low = _column(rows, "shift")[row_of], _column(rows, "base")[row_of]
+    low[:1] = np.maximum(low[:1], after)
     # Slices of one partition do not overlap, so order within each is order in the log.
-    least[1:] = np.where(row_of[1:] == row_of[:-1], np.maximum(least[1:], end[:-1]), least[1:])
-    outside = (base < least) | (end <= base) | (end > _column(rows, "end")[row_of])
+    outside, least = misplaced(headers, low, _column(rows, "end")[row_of], shift=shift, owner=row_of)
+    base, end = headers.base_offset + shift, headers.next_offset + shift
     # Messages of formats v0 and v1 are in sealed segments alone: here a magic byte has changed.
     wrong = np.flatnonzero(outside | headers.is_legacy)
     if len(wrong):

@@ -183,6 +183,26 @@ def header_rules(headers: BatchHeaders, shift: int = 0) -> tuple[tuple[BoolArray
     )
 
 
+def misplaced(
+    headers: BatchHeaders,
+    low: int | Int64Array,
+    high: int | Int64Array,
+    *,
+    shift: int | Int64Array = 0,
+    owner: Int64Array | None = None,
+) -> tuple[BoolArray, Int64Array]:
+    """Mark batches whose offsets are outside of `[low, high)`, or not above those of the batch before.
+
+    Offsets are moved by `shift`. `low`, `high` and `shift` are of all batches or of each. Only batches of the same
+    `owner` are compared. Returns the marks, and the lowest offset that each batch may have.
+    """
+    base, end = headers.base_offset + shift, headers.next_offset + shift
+    least = np.array(np.broadcast_to(low, base.shape), np.int64)
+    above = np.maximum(least[1:], end[:-1])
+    least[1:] = above if owner is None else np.where(owner[1:] == owner[:-1], above, least[1:])
+    return (base < least) | (end <= base) | (end > high), least
+
+
 def check_headers(headers: BatchHeaders, place: Place, nbytes: int) -> None:
     """Raise `Corrupt` for impossible headers, before their sizes are used. `nbytes`: size of the data."""
     least = HEADER_BYTES if headers.magic is None else np.where(headers.is_legacy, MIN_LEGACY_BYTES, HEADER_BYTES)

@@ -200,6 +200,7 @@ class BatchWalk:
         start: int = 0,
         *,
         headers_only: bool = False,
+        contents: bool = True,
         window: Callable[[int], BytesLike] | None = None,
     ) -> None:
         """Begin at position `start`.
@@ -207,8 +208,8 @@ class BatchWalk:
         Args:
             file: the file to read.
             start: position of the first batch.
-            headers_only: read smaller windows. A batch that does not fit into one is returned as its header only, and
-                compressed messages of old formats are not opened (see `scan_headers`).
+            headers_only: read smaller windows. A batch that does not fit into one is returned as its header only.
+            contents: open compressed messages of old formats, unless `headers_only` (see `scan_headers`).
             window: reads a window at a position, in place of `file.window`.
         """
         self.file = file
@@ -216,6 +217,7 @@ class BatchWalk:
         self.stop = "end"
         self.reason = ""
         self._headers_only = headers_only
+        self._contents = contents and not headers_only
         self._window = window or (self._header_window if headers_only else file.window)
 
     def _header_window(self, position: int) -> BytesLike:
@@ -225,7 +227,7 @@ class BatchWalk:
         size = self.file.size
         while self.end < size:
             data = self._window(self.end)
-            headers = scan_headers(data, whole=False, contents=not self._headers_only)
+            headers = scan_headers(data, whole=False, contents=self._contents)
             if len(headers):
                 yield Window(data, self.end, headers, self.file.path)
             self.end += headers.end
@@ -240,7 +242,8 @@ class BatchWalk:
                 self.end += header.size
             elif header is not None and (header.size <= HUGE_BATCH_BYTES or self.file.crc_holds(self.end, header)):
                 body = self.file.read(self.end, header.size)
-                yield Window(body, self.end, scan_headers(body, whole=False), self.file.path)
+                headers = scan_headers(body, whole=False, contents=self._contents)
+                yield Window(body, self.end, headers, self.file.path)
                 self.end += header.size
             else:
                 huge = "the checksum of a long batch does not match"

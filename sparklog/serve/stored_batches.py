@@ -171,10 +171,7 @@ def _chunk_of(part: Any, start: int, end: int) -> _Chunk:
     """Read the batches of a part that end above `start` and begin below `end`, patched."""
     if isinstance(part, NativeReadPart):
         return _joined(patched_batches(part), start, end, part.slices.hidden)
-    from sparklog.kafka.in_place.read_part import WindowBudget
-
-    windows = part.windows(WindowBudget(WINDOW_BYTES, WINDOW_BYTES // 4))
-    pairs = ((memoryview(window.data), window.headers) for window in windows)
+    pairs = ((memoryview(window.data), window.headers) for window in part.windows(WINDOW_BYTES // 4))
     return _joined(pairs, start, end, getattr(part, "aborted", None))
 
 

@@ -12,7 +12,7 @@ from sparklog.compaction.run import CompactOptions, compact_topic
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.kafka.importing.run import ImportOptions, import_log_dir
 from sparklog.kafka.in_place import KafkaView
-from sparklog.kafka.in_place.read_part import KafkaReadPart, WindowBudget
+from sparklog.kafka.in_place.read_part import KafkaReadPart
 from sparklog.kafka.in_place.segment_recovery import FAIL, SKIP, TRUNCATE
 from sparklog.log.read.skipped import Skipped
 from sparklog.log.read.topic_scan import Scan
@@ -54,7 +54,7 @@ def batch_at(view: KafkaView, offset: int) -> int | str | None:
     (part,) = view.plan([OffsetRange("damaged", 0, offset, log_end)], READ_UNCOMMITTED)
     assert isinstance(part, KafkaReadPart)
     try:
-        window = next(part.windows(WindowBudget(1 << 16)))
+        window = next(part.windows(1 << 16))
     except Corrupt as error:
         return f"invalid batch with base offset {error.offset}"
     return int(window.headers.base_offset[0])

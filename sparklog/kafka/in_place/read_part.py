@@ -2,44 +2,35 @@
 
 A part names offsets and the partition's folder, never positions or files: between planning and reading the log
 cleaner may have put other files under the same names. It carries the aborted transactions of its range, because their
-markers may be after the range's end.
+markers may be after the range's end. The batches of a segment are decoded as those of a slice in a sealed file.
 
 Every batch of the range is checked (`sparklog.kafka.in_place.segment_recovery`); what damage does is the part's policy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from sparklog.errors import Corrupt, NotFound
-from sparklog.format.arrow_numpy import fixed_array, repeated_text
-from sparklog.format.batch_scan import header_rules
-from sparklog.format.batch_walk import BatchWalk, Window, checked_batches
-from sparklog.format.record_batch import NO_PRODUCER_ID, BatchHeaders
+from sparklog.format.batch_scan import MAX_OFFSET, header_rules
+from sparklog.format.batch_walk import WINDOW_BYTES, BatchWalk, Damage, Window, checked_batches
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.kafka.in_place import segment_recovery as recovery
 from sparklog.kafka.in_place.directory import SegmentName, never_there, settled_segments
 from sparklog.kafka.in_place.files import FilePath
 from sparklog.kafka.in_place.segment_file import SegmentFile, seek
-from sparklog.log.read.record_batches import joined, schema_of
+from sparklog.log.read.fetch import FetchedBatches
+from sparklog.log.read.planned_slices import PlannedSlice
 from sparklog.log.read.skipped import OnSkipped, Skipped
-from sparklog.log.state.record_schema import RECORD_SCHEMA
 from sparklog.log.state.view import COUNTED, OffsetRange, check_columns
 
-if TYPE_CHECKING:
-    from sparklog.format.decode import RecordColumns
-
 MIN_WINDOW_BYTES = 64 * 1024
-FIRST_WINDOW_BYTES = 256 * 1024
 REPLAN_TRIES = 10
 GO_ON = "restore the file, read other offsets, or read on after it with corruptRecords=skip"
-_DECODED = frozenset({"key", "value", "headers", "timestampType"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,58 +55,39 @@ class KafkaReadPart:
         Raises `Corrupt` with file, position and offset, unless damage is skipped; `NotFound` if the log no longer holds
         the range: its start was deleted, or its end was taken back.
         """
-        wanted = list(check_columns(columns))
-        batches = joined(self._pieces(wanted or list(COUNTED), batch_bytes), batch_bytes)
+        from sparklog.log.read.decode_slices import read_fetched
+
+        wanted = check_columns(columns)
+        on_skipped = self.on_skipped if self.corrupt_records == recovery.SKIP else None
+        fetched = self._fetched(min(max(batch_bytes, MIN_WINDOW_BYTES), WINDOW_BYTES))
+        batches = read_fetched(fetched, wanted or COUNTED, batch_bytes, on_skipped=on_skipped)
         yield from batches if wanted else (batch.select([]) for batch in batches)
 
-    def _pieces(self, columns: list[str], batch_bytes: int) -> Iterator[pa.RecordBatch]:
-        """One RecordBatch per window, window sizes following how much records grow when they are decoded."""
-        decoded_columns = _DECODED & set(columns) | {"offset", "timestamp"}
-        budget = WindowBudget(batch_bytes)
-        for window in self.windows(budget):
-            for decoded in self._decoded(window, decoded_columns):
-                piece = _record_batch(decoded, columns, self.range)
-                budget.learn(len(window.data), piece.nbytes)
-                if piece.num_rows:
-                    yield piece
+    def _fetched(self, window_bytes: int) -> Iterator[FetchedBatches]:
+        """Yield the windows as those of a slice of a sealed file, the segment."""
+        mine, slices = self.range, dict[str, PlannedSlice]()
+        for window in self.windows(window_bytes):
+            if window.file not in slices:
+                slices = {window.file: _as_slice(window.file, mine, self.aborted)}
+            part, headers = window.trimmed(), window.headers
+            cut = int(headers.base_offset[0]) < mine.start or int(headers.next_offset[-1]) > mine.end
+            planned, data = slices[window.file], memoryview(part.data)
+            yield FetchedBatches(data, part.start, planned, mine.start, mine.end, cut, verified=True)
 
-    def _decoded(self, window: Window, columns: Set[str]) -> Iterator[RecordColumns]:
-        """The visible records of a window; where damage is skipped, those of each batch that can be decoded."""
-        try:
-            start, end, visible = self.range.start, self.range.end, self._visible(window.headers)
-            yield window.decode(columns, visible, start_offset=start, end_offset=end)
-        except Corrupt as error:
-            if self.corrupt_records != recovery.SKIP:
-                raise
-            rows = len(window.headers)
-            for row in range(rows if rows > 1 else 0):
-                yield from self._decoded(window.select(slice(row, row + 1)), columns)
-            if rows == 1:
-                header, end = window.headers.row(0), int(window.headers.next_offset[0])
-                position = window.start + int(window.headers.position[0])
-                self._report_skipped(window.file, position, header.size, header.base_offset, end, error.message)
-
-    def _report_skipped(self, file: str, position: int, nbytes: int, start: int, end: int | None, reason: str) -> None:
-        mine = self.range
-        first, last = max(start, mine.start), mine.end if end is None else min(end, mine.end)
+    def _report_skipped(self, damage: Damage) -> None:
+        mine, end = self.range, damage.next_offset
+        first, last = max(damage.offset, mine.start), mine.end if end is None else min(end, mine.end)
         if first < last:
-            self.on_skipped(Skipped(mine.topic, mine.partition, file, position, nbytes, first, last, reason))
+            place = mine.topic, mine.partition, damage.file.path, damage.position, damage.until - damage.position
+            self.on_skipped(Skipped(*place, first, last, damage.reason))
 
-    def _visible(self, headers: BatchHeaders) -> npt.NDArray[np.bool_]:
-        """Which batches have records for this reader: no control batches, no aborted ones."""
-        visible: npt.NDArray[np.bool_] = ~headers.is_control & (headers.count != 0)
-        if self.aborted is not None and len(self.aborted):
-            rows = np.flatnonzero(headers.is_transactional & (headers.producer_id != NO_PRODUCER_ID) & visible)
-            visible[rows] = ~self.aborted.covers(headers.producer_id[rows], headers.base_offset[rows])
-        return visible
-
-    def windows(self, budget: WindowBudget) -> Iterator[Window]:
-        """Windows of whole and sound batches that cover the range, from one segment after the other."""
+    def windows(self, window_bytes: int) -> Iterator[Window]:
+        """Yield windows of about so many bytes of valid batches that cover the range, segment after segment."""
         walk = _SegmentWalk(settled_segments(self.folder), self.range.start)
         for tries_left in reversed(range(REPLAN_TRIES + 1)):
             try:
                 while (name := self._next_segment(walk)) is not None:
-                    yield from self._segment(name, walk, budget)
+                    yield from self._segment(name, walk, window_bytes)
                 return
             except FileNotFoundError as error:
                 if not tries_left:
@@ -140,12 +112,12 @@ class KafkaReadPart:
         # Where the next one begins after the range, nothing was kept between here and there.
         return name if name.base < self.range.end else None
 
-    def _segment(self, name: SegmentName, walk: _SegmentWalk, budget: WindowBudget) -> Iterator[Window]:
+    def _segment(self, name: SegmentName, walk: _SegmentWalk, window_bytes: int) -> Iterator[Window]:
         """Yield the windows of one segment, and move the walk on."""
         walk.passed = 0
         with SegmentFile(name.path) as file:
             walk.file = file
-            for window in self._segment_windows(file, name, walk, budget):
+            for window in self._segment_windows(file, name, walk, window_bytes):
                 if not len(window.headers):
                     walk.position = self.range.end  # The log goes on after the range: nothing was kept up to its end.
                     return
@@ -154,7 +126,7 @@ class KafkaReadPart:
         walk.position, walk.after = max(walk.position, walk.passed), name.base
 
     def _segment_windows(
-        self, file: SegmentFile, name: SegmentName, walk: _SegmentWalk, budget: WindowBudget
+        self, file: SegmentFile, name: SegmentName, walk: _SegmentWalk, window_bytes: int
     ) -> Iterator[Window]:
         """Yield windows from the first batch that ends at or after the walk's position to the last of the range.
 
@@ -166,17 +138,16 @@ class KafkaReadPart:
         start = _first_position(file, name, position, limit, skipping=skipping)
 
         def window(at: int) -> bytes:
-            return file.read(at, budget.window)
+            return file.read(at, window_bytes)
 
         for found in checked_batches(file, start, name.base, end=end, limit=limit, window=window):
             if isinstance(found, Window):
                 yield found
             elif skipping:
-                nbytes = found.until - found.position
-                self._report_skipped(file.path, found.position, nbytes, found.offset, found.next_offset, found.reason)
+                self._report_skipped(found)
                 passed = end if name == walk.names[-1] else position
                 walk.passed = max(walk.passed, passed if found.next_offset is None else found.next_offset)
-            elif self.corrupt_records == recovery.TRUNCATE and found.offset >= end:
+            elif self.corrupt_records == recovery.TRUNCATE and found.expected >= end:
                 return  # It is what ended the log.
             elif found.size and found.following is not None and found.following.offset <= position:
                 continue  # It is below the range.
@@ -210,17 +181,13 @@ class _SegmentWalk:
     file: SegmentFile | None = None
 
 
-@dataclass(slots=True)
-class WindowBudget:
-    """The stored bytes to read at once so that they decode to about `target` bytes."""
-
-    target: int
-    window: int = FIRST_WINDOW_BYTES
-
-    def learn(self, stored: int, decoded: int) -> None:
-        growth = max(decoded, 1) / max(stored, 1)
-        most = max(min(self.target, self.window * 4), MIN_WINDOW_BYTES)
-        self.window = int(min(max(self.target / growth, MIN_WINDOW_BYTES), most))
+def _as_slice(file: str, offsets: OffsetRange, aborted: AbortedTransactions | None) -> PlannedSlice:
+    """Describe a segment as a slice, as far as its batches are decoded by it: they have the offsets of the log."""
+    return PlannedSlice(
+        position=0, size=0, base=0, end=MAX_OFFSET + 1, shift=0, records=0, min_ts=-1, max_ts=-1, crc=0, flags=0,
+        append_time=-1, file_size=0, footer_length=0, leader_epoch=-1, status=0, topic=offsets.topic,
+        partition=offsets.partition, path=file, file=file, hidden=aborted,
+    )  # fmt: skip
 
 
 def _limit(names: Sequence[SegmentName], name: SegmentName, file: SegmentFile) -> int | None:
@@ -264,16 +231,3 @@ def _first_position(file: SegmentFile, name: SegmentName, offset: int, limit: in
         if not skipping or damage is None or damage.following is None or damage.following.offset > offset:
             return walk.end
         start = before = damage.following.position
-
-
-def _record_batch(decoded: RecordColumns, columns: list[str], part: OffsetRange) -> pa.RecordBatch:
-    rows = len(decoded.offset)
-    made = {
-        "topic": lambda: repeated_text(part.topic, rows),
-        "partition": lambda: fixed_array(np.full(rows, part.partition, np.int32), pa.int32()),
-        "offset": lambda: fixed_array(decoded.offset, pa.int64()),
-        "timestamp": lambda: fixed_array(decoded.timestamp, RECORD_SCHEMA.field("timestamp").type),
-        "timestampType": lambda: fixed_array(decoded.timestamp_type.astype(np.int32), pa.int32()),
-    }
-    arrays = [made[name]() if name in made else getattr(decoded, name) for name in columns]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema_of(columns))

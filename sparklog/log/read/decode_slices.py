@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from sparklog.errors import Corrupt, SparklogError
 from sparklog.format.arrow_numpy import fixed_array, repeated_text
-from sparklog.format.batch_scan import crc_failures, crc_message, scan_headers
+from sparklog.format.batch_scan import crc_failures, crc_message, misplaced, scan_headers
 from sparklog.format.decode import RecordColumns, decode
 from sparklog.format.record_batch import BatchHeaders, Place, as_bytes_array
 from sparklog.log.read.damaged_slices import skipped
@@ -47,8 +47,19 @@ def read_cursors(
     on_skipped: OnSkipped | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the records of ranges. Report corrupt batches to `on_skipped`; None: raise `Corrupt` at the first."""
+    return read_fetched(Fetcher(cursors, on_skipped=on_skipped), columns, batch_bytes, threads, on_skipped)
+
+
+def read_fetched(
+    pieces: Iterable[FetchedBatches],
+    columns: Sequence[str],
+    batch_bytes: int,
+    threads: int = 1,
+    on_skipped: OnSkipped | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the records of fetched batches, as `read_cursors`."""
     decoder = _Decoder(check_columns(columns), batch_bytes, on_skipped)
-    runs = _runs(Fetcher(cursors, on_skipped=on_skipped), decoder, batch_bytes)
+    runs = _runs(pieces, decoder, batch_bytes)
     decoded = map(decoder.run, runs) if threads == 1 else _all_of(work_ahead(decoder.run_until_error, runs, threads))
     return joined(chain.from_iterable(decoded), batch_bytes)
 
@@ -62,7 +73,7 @@ def _all_of(
             raise error
 
 
-def _runs(pieces: Fetcher, decoder: _Decoder, batch_bytes: int) -> Iterator[list[FetchedBatches]]:
+def _runs(pieces: Iterable[FetchedBatches], decoder: _Decoder, batch_bytes: int) -> Iterator[list[FetchedBatches]]:
     """Yield runs of pieces that are wanted whole and decoded together, others one by one."""
     run: list[FetchedBatches] = []
     filled = 0.0
@@ -298,9 +309,8 @@ def _laid_out(pieces: list[FetchedBatches], data: memoryview) -> _BatchRun:
     low = np.asarray([piece.slice.base for piece in pieces], np.int64)[piece_of]
     high = np.asarray([piece.slice.end for piece in pieces], np.int64)[piece_of]
     dense = np.asarray([piece.slice.records == piece.slice.end - piece.slice.base for piece in pieces])[piece_of]
-    wrong = (begin < low) | (end > high) | (end <= begin)
-    neighbour = piece_of[1:] == piece_of[:-1]
-    wrong[1:] |= neighbour & np.where(dense[1:], begin[1:] != end[:-1], begin[1:] < end[:-1])
+    wrong, _ = misplaced(headers, low, high, shift=shift, owner=piece_of)
+    wrong[1:] |= dense[1:] & (piece_of[1:] == piece_of[:-1]) & (begin[1:] > end[:-1])
     if (headers.position.take(np.searchsorted(headers.position, starts), mode="clip") != starts).any():
         raise Corrupt("a slice does not begin with a record batch", file=file, position=position)
     if wrong.any():

@@ -23,7 +23,8 @@ import pyarrow as pa
 from sparklog.errors import BadRequest, Corrupt, NotFound
 from sparklog.format import control, transaction_index
 from sparklog.format.append_file import read_footer
-from sparklog.format.batch_scan import MIN_LEGACY_BYTES, crc_failures, crc_message
+from sparklog.format.batch_scan import MIN_LEGACY_BYTES, scan_headers
+from sparklog.format.batch_walk import Window, checked_batches
 from sparklog.format.key_hash import HashKey, key_hashes
 from sparklog.format.payloads import RecordFields, payloads, record_fields
 from sparklog.format.record_batch import CODECS, HEADER_BYTES, BatchHeaders, BoolArray, BytesLike, Int64Array, Payloads
@@ -36,7 +37,8 @@ from sparklog.log.read.aborted import aborted_ranges
 from sparklog.log.state.slice_table import ABORTED, COMMITTED, OPEN, Snapshot
 from sparklog.log.state.view import Bounds
 from sparklog.storage import Store
-from sparklog.tools.inspection.dump_batches import per_batch, scan_windows
+from sparklog.tools.inspection.dump_batches import per_batch
+from sparklog.tools.inspection.dump_source import DumpFile, ObjectBatches
 
 SEGMENT, SEALED, APPEND = "Kafka segment", "sealed segment", "append file"
 _OUTCOMES = {OPEN: "open", COMMITTED: "committed", ABORTED: "aborted"}
@@ -53,6 +55,7 @@ class Run:
     position: int
     size: int
     base: int  # the segment's or slice's first offset
+    end: int | None  # the offset after them, None if unknown
     shift: int = 0  # what to add to a batch header's base offset
     append_time: int = -1  # ms, of records under LogAppendTime; -1: their batches carry it
     leader_epoch: int = -1
@@ -83,14 +86,15 @@ def of_kafka(topic: str, partition: int, state: PartitionState, bounds: Bounds) 
 
 def _segment(state: SegmentState) -> Run:
     store, key = state.name.path.as_object()
-    return Run(store, key, state.name.path.name, SEGMENT, 0, state.end, state.name.base, file_size=state.size)
+    size = state.size if state.is_cut else state.end
+    return Run(store, key, state.name.path.name, SEGMENT, 0, size, state.name.base, state.limit, file_size=state.size)
 
 
 def of_root(snapshot: Snapshot, partition: int, bounds: Bounds) -> PartitionLog:
     """Return a partition of a root's topic at one version: every slice that it names."""
     head, rows = snapshot.head, snapshot.slices.select(partition)
     store, topic = snapshot.store, snapshot.topic
-    names = ("position", "size", "base", "shift", "append_time", "leader_epoch", "footer_length", "file_size")
+    names = ("position", "size", "base", "end", "shift", "append_time", "leader_epoch", "footer_length", "file_size")
     columns = {name: rows.columns[name].tolist() for name in names}
     status, number = rows.status.tolist(), rows.txn_n.tolist()
     runs = []
@@ -140,10 +144,10 @@ def _append_file(store: Store, name: str) -> list[PartitionLog]:
     for entry in footer.slices:
         before = logs.get(entry.partition)
         base, runs = (before.bounds.log_end, before.runs) if before else (0, ())
-        run = Run(
-            store, name, name, APPEND, entry.position, entry.nbytes, base, base, -1, -1, footer.footer_length, size
-        )
         end = base + entry.offsets
+        run = Run(
+            store, name, name, APPEND, entry.position, entry.nbytes, base, end, base, -1, -1, footer.footer_length, size
+        )
         bounds, none = Bounds(0, end, end, end), transaction_index.none()
         logs[entry.partition] = PartitionLog(name, entry.partition, bounds, (*runs, run), none, ())
     return [logs[partition] for partition in sorted(logs)]
@@ -372,12 +376,18 @@ def batch_table(log: PartitionLog) -> tuple[pa.Table, pa.Table, dict[str, str]]:
     walk = _Walk(log)
     stops: dict[str, str] = {}
     for run in log.runs:
-        read = partial(run.store.get, run.key)
-        for position, data, headers in scan_windows(read, run.position, run.position + run.size):
+        file = ObjectBatches(DumpFile(run.store, run.key, run.name, run.name), run.position + run.size)
+        limit = None if run.end is None else run.end - run.shift
+        for found in checked_batches(file, run.position, run.base - run.shift, limit=limit):
+            if isinstance(found, Window):
+                walk.add(run, found)
+                continue
+            body = file.read(found.position, found.size)
+            headers = scan_headers(body, whole=False, contents=False)
             if len(headers):
-                walk.add(run, position, data, headers)
+                walk.add(run, Window(body, found.position, headers, run.name), found.reason)
             else:
-                stops[run.name] = f"no batch at byte {position}: {headers.reason or 'the file was cut off'}"
+                stops[run.name] = f"no batch at byte {found.position}: {found.reason or 'the file was cut off'}"
     return walk.table(), walk.facts.hot.table(log.topic, log.partition), stops
 
 
@@ -392,11 +402,11 @@ class _Walk:
         default_factory=lambda: {"file": [], "transaction": [], "control": [], "damage": []}
     )
 
-    def add(self, run: Run, position: int, data: bytes, headers: BatchHeaders) -> None:
-        wrong = crc_failures(data, headers)
-        damage = {int(row): crc_message(headers, int(row)) for row in wrong.tolist()}
-        sound = np.ones(len(headers), np.bool_)
-        sound[wrong] = False
+    def add(self, run: Run, window: Window, reason: str = "") -> None:
+        """Add valid batches or, with a reason, one damaged batch."""
+        data, headers, position = window.data, window.headers, window.start
+        damage = {0: reason} if reason else {}
+        sound = np.full(len(headers), not reason)
         of_records, unread = self.facts.add(data, headers, sound, run.append_time)
         damage.update(unread)
         base = headers.base_offset + run.shift

@@ -15,7 +15,7 @@ Whole windows of batches are read and decoded at once; a line is one f-string.
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
 from typing import Any, TypeAlias
@@ -23,21 +23,19 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from sparklog.errors import Corrupt
-from sparklog.format.batch_scan import MIN_SCAN_BYTES, crc_failures, scan_headers
-from sparklog.format.batch_walk import Window
+from sparklog.format.batch_scan import MIN_SCAN_BYTES, crc_failures
+from sparklog.format.batch_walk import BatchWalk, Window
 from sparklog.format.legacy import old_messages
 from sparklog.format.record_batch import (
     CODECS,
-    LOG_OVERHEAD,
     MAGIC,
     MAX_SEQUENCE,
     NO_SEQUENCE,
-    BatchHeaders,
     BoolArray,
     Int64Array,
 )
 from sparklog.tools.inspection.dump_decoders import Decoders, control_object, control_text, plain
-from sparklog.tools.inspection.dump_source import MAX_INT, DumpFile, Row
+from sparklog.tools.inspection.dump_source import MAX_INT, DumpFile, ObjectBatches, Row
 
 WINDOW_BYTES = 1 << 20
 PIECE_RECORDS = 20_000
@@ -79,29 +77,6 @@ class DumpWindow(Window):
         return replace(self, headers=self.headers[rows], valid=self.valid[rows])
 
 
-def scan_windows(
-    read: Callable[[int, int], bytes], start: int, stop: int, *, contents: bool = True
-) -> Iterator[tuple[int, bytes, BatchHeaders]]:
-    """Give bytes `[start, stop)` of a file, by `read(position, length)`, in windows: position, bytes, whole batches.
-
-    A last window without batches is where it ends before `stop`. `contents` as for `scan_headers`.
-    """
-    length = WINDOW_BYTES
-    while start < stop:
-        length = min(length, stop - start)
-        data = read(start, length)
-        headers = scan_headers(data, whole=False, contents=contents)
-        if not len(headers) and headers.stop == "partial" and len(data) == length >= LOG_OVERHEAD:
-            # One batch is larger than the window; its length is believed only as far as the bytes go.
-            length = int.from_bytes(data[8:LOG_OVERHEAD], "big") + LOG_OVERHEAD
-            if length <= stop - start:
-                continue
-        yield start, data, headers
-        if not len(headers):
-            return
-        start, length = start + headers.end, WINDOW_BYTES
-
-
 def per_batch(ufunc: np.ufunc, values: Int64Array, rows: Int64Array, none: int) -> Int64Array:
     """Reduce the values of each batch, which has `rows` of them; `none` where it has none."""
     reduced = np.full(len(rows), none, np.int64)
@@ -119,19 +94,21 @@ class LogWalk:
         """Walk bytes `[start, limit)`. Without `contents`, compressed messages of formats v0 and v1 are not opened."""
         self.source = source
         self.stop = min(source.size(), limit)
-        self.end = start
-        self._contents = contents
+        self._walk = BatchWalk(ObjectBatches(source, self.stop), start, contents=contents)
+
+    @property
+    def end(self) -> int:
+        return self._walk.end
 
     def __iter__(self) -> Iterator[DumpWindow]:
         """Give windows. `Corrupt` after the last one if what follows is no batch, nor the part of one at the end."""
-        for start, data, headers in scan_windows(self.source.read, self.end, self.stop, contents=self._contents):
-            self.end = start + headers.end
-            if len(headers):
-                yield from self._known_codecs(data, start, headers)
-            elif headers.stop != "partial" and self.stop - start >= MIN_SCAN_BYTES:
-                raise self._corrupt(f"expected a record batch, found none: {headers.reason}", start)
+        for window in self._walk:
+            yield from self._known_codecs(window)
+        if self._walk.stop not in ("end", "partial") and self.stop - self.end >= MIN_SCAN_BYTES:
+            raise self._corrupt(f"expected a record batch, found none: {self._walk.reason}", self.end)
 
-    def _known_codecs(self, data: bytes, start: int, headers: BatchHeaders) -> Iterator[DumpWindow]:
+    def _known_codecs(self, window: Window) -> Iterator[DumpWindow]:
+        data, start, headers = window.data, window.start, window.headers
         unknown = np.flatnonzero(headers.codec >= len(CODECS))
         readable = headers[: int(unknown[0])] if len(unknown) else headers
         valid = np.ones(len(readable), np.bool_)

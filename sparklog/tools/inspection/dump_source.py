@@ -9,6 +9,7 @@ from typing import Any
 
 from sparklog.errors import BadRequest, NotFound
 from sparklog.format import checkpoint_files
+from sparklog.format.batch_walk import BatchFile
 from sparklog.kafka.in_place.files import file_path
 from sparklog.storage import Store, local_path, open_store
 from sparklog.storage.locations import is_url, without_settings
@@ -85,6 +86,17 @@ class DumpFile:
         old, new = self.name, f"{self.stem}.{suffix}"
         shown, absolute = (path.removesuffix(old) + new for path in (self.shown, self.absolute))
         return DumpFile(self.store, self.key.removesuffix(old) + new, shown, absolute)
+
+
+class ObjectBatches(BatchFile):
+    """The batches of an object of a store, up to byte `end`."""
+
+    def __init__(self, source: DumpFile, end: int) -> None:
+        self.path, self.size = source.shown, end
+        self._source = source
+
+    def read(self, position: int, length: int) -> bytes:
+        return self._source.read(position, min(length, self.size - position))
 
 
 def find(paths: Sequence[str], root: str | None = None) -> list[DumpFile]:

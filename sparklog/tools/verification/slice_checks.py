@@ -22,8 +22,8 @@ import numpy.typing as npt
 from sparklog.errors import Corrupt
 from sparklog.format import transaction_index
 from sparklog.format.arrow_numpy import valid_rows
-from sparklog.format.batch_scan import check_headers, crc_failures, crc_message, scan_headers
-from sparklog.format.batch_walk import Window
+from sparklog.format.batch_scan import check_headers, crc_failures, crc_message, misplaced
+from sparklog.format.batch_walk import BatchFile, BatchWalk, Window
 from sparklog.format.control import ABORT, control_types
 from sparklog.format.crc32c import crc32c
 from sparklog.format.key_filter import FilterBuilder, KeyFilter
@@ -250,18 +250,16 @@ class SliceWindow(Window):
     def wrong_batches(self, low: int | None = None) -> list[Finding]:
         """Find batches whose checksum, header or offsets are wrong; `low`: the least offset, if not the slice's."""
         headers, shift = self.headers, self._of_batches("shift")
-        least, most = self._of_batches("base"), self._of_batches("end")
+        first, most = self._of_batches("base") if low is None else low, self._of_batches("end")
+        wrong, least = misplaced(headers, first, most, shift=shift, owner=self.row_of)
         base, after = headers.base_offset + shift, headers.next_offset + shift
-        if low is not None:
-            least[:] = low
-        least[1:] = np.where(self.row_of[1:] == self.row_of[:-1], np.maximum(least[1:], after[:-1]), least[1:])
         findings = [self._wrong_crc(row, int(shift[row])) for row in crc_failures(self.data, headers).tolist()]
         try:
             check_headers(headers, self.place, self.data.nbytes)
         except Corrupt as error:
             findings.append(Finding.of(CONTENT, error, self.file))
         places = (headers.position + self.start).tolist()
-        for row in np.flatnonzero((base < least) | (after > most) | (after <= base)).tolist():
+        for row in np.flatnonzero(wrong).tolist():
             message = f"expected a batch within offsets {int(least[row])} to {int(most[row]) - 1}"
             message += f", found one of {int(base[row])} to {int(after[row]) - 1}"
             findings.append(Finding(CONTENT, self.file, message, position=places[row], offset=int(least[row])))
@@ -356,54 +354,55 @@ def disagreements(claim: SliceClaim, totals: Totals, row: int, *, file: str) -> 
     return [Finding(CONTENT, file, message, position=claim.position, offset=claim.base)]
 
 
+class _ClaimedSlice(BatchFile):
+    """A slice in a file that is checked."""
+
+    def __init__(self, checked: CheckedFile, claim: SliceClaim) -> None:
+        self.path, self.size = checked.file.key, claim.position + claim.size
+        self._checked = checked
+
+    def read(self, position: int, length: int) -> memoryview:
+        return memoryview(self._checked.read(position, min(length, self.size - position)))
+
+    def window(self, position: int) -> memoryview:
+        return self.read(position, self._checked.store.limits.span_bytes)
+
+
 def walk(checked: CheckedFile, claim: SliceClaim, batches: CollectedBatches) -> CheckCounts | None:
     """Check a slice in windows of whole batches, which are collected in `batches`. None if something is wrong."""
-    totals, crc, start, following = Totals.empty(1), 0, 0, claim.base
-    file, before, span = checked.file, len(checked.findings), checked.store.limits.span_bytes
-    while start < claim.size:
-        position = claim.position + start
-        data = memoryview(checked.read(position, min(span, claim.size - start)))
-        headers = scan_headers(data, whole=False)
-        if not headers.end and headers.stop == "partial" and len(data) < claim.size - start:
-            size = int.from_bytes(data[8:12], "big") + 12
-            data = memoryview(checked.read(position, min(size, claim.size - start)))
-            headers = scan_headers(data, whole=False)
-        last = start + len(data) == claim.size
-        row_of = np.zeros(len(headers), np.int64)
-        if not headers.end or (headers.stop != "end" and (last or headers.stop == "corrupt")):
-            message = f"expected whole record batches: {headers.reason}"
-            after = int(headers.next_offset[-1]) + claim.shift if len(headers) else claim.base
-            checked.findings.append(Finding(CONTENT, file.key, message, position=position + headers.end, offset=after))
-            if len(headers):
-                checked.findings += SliceWindow(
-                    data, position, headers, file.key, [claim], row_of, file.sealed
-                ).wrong_batches(following)
-            # The rest has no frame any more: only the checksum tells more.
-            for rest in range(start, claim.size, span):
-                crc = crc32c(checked.read(claim.position + rest, min(span, claim.size - rest)), crc)
-            break
-        data = data[: headers.end]
-        window = SliceWindow(data, position, headers, file.key, [claim], row_of, file.sealed)
+    totals, crc, following = Totals.empty(1), 0, claim.base
+    file, before, data_file = _ClaimedSlice(checked, claim), len(checked.findings), checked.file
+    windows = BatchWalk(file, claim.position)
+    for found in windows:
+        part = found.trimmed()
+        headers, row_of = part.headers, np.zeros(len(part.headers), np.int64)
+        window = SliceWindow(part.data, part.start, headers, file.path, [claim], row_of, data_file.sealed)
         wrong = window.wrong_batches(following)
         checked.findings += wrong
         if not wrong:
             try:
                 window.add_to(totals)
             except Corrupt as error:
-                checked.findings.append(Finding.of(CONTENT, error, file.key))
-            batches.add(data, headers, start)
+                checked.findings.append(Finding.of(CONTENT, error, file.path))
+            batches.add(part.data, headers, part.start - claim.position)
             following = int(headers.next_offset[-1]) + claim.shift
-        crc = crc32c(data, crc)
-        start += len(data)
-        checked.progress(int(headers.count.sum()), len(data))
+        crc = crc32c(part.data, crc)
+        checked.progress(int(headers.count.sum()), len(part.data))
+    if windows.stop != "end":
+        message = f"expected whole record batches: {windows.reason}"
+        checked.findings.append(Finding(CONTENT, file.path, message, position=windows.end, offset=following))
+        # The rest has no frame any more: only the checksum tells more.
+        span = checked.store.limits.span_bytes
+        for position in range(windows.end, file.size, span):
+            crc = crc32c(file.read(position, span), crc)
     if crc != claim.crc:
         message = "the slice's CRC-32C does not match its bytes"
-        finding = Finding(CHECKSUM, file.key, message, position=claim.position, offset=claim.base)
+        finding = Finding(CHECKSUM, file.path, message, position=claim.position, offset=claim.base)
         flipped = finding.at_flipped_bit(claim.position, claim.size, crc, claim.crc)
         if flipped is not None or len(checked.findings) == before:
             # One bit that explains it all replaces the other findings of the slice.
             checked.findings[before:] = [flipped or finding]
     if len(checked.findings) > before:
         return None
-    checked.findings += disagreements(claim, totals, 0, file=file.key)
+    checked.findings += disagreements(claim, totals, 0, file=file.path)
     return CheckCounts(slices=1, batches=int(totals.batches[0]), records=int(totals.records[0]), nbytes=claim.size)
