@@ -36,7 +36,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make demo       scan a directory that Kafka wrote, stream it into a topic, tail it (needs nothing but Python and Java)"
-	@echo "make test       run the tests"
+	@echo "make test       run the tests; the slowest are listed in build/durations.txt"
 	@echo "make test-fast  run those without Spark, without Kafka's programs and without sweeps"
 	@echo "make test-slow  run the long sweeps and report what ran (SEEDS=1000: so many seeds of each simulation)"
 	@echo "make test-spark SPARK=4.1  run those with Spark on that release, in an environment of its own"
@@ -69,7 +69,7 @@ $(COLLECTED): $(COMPILED)
 	@touch $@
 
 test: venv
-	$(PY) -m pytest $(PARALLEL)
+	$(PY) -m pytest $(PARALLEL) -p tests.support.durations
 
 test-fast: venv
 	$(PY) -m pytest $(PARALLEL) -m "not slow and not sweep and not spark and not java"
