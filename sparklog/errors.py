@@ -25,6 +25,20 @@ def one_line(text: str) -> str:
     return _BREAKS.sub(lambda match: repr(match[0])[1:-1], text)
 
 
+def shortened(value: object, characters: int = 60) -> str:
+    """Return the `repr` of a value, or its beginning and an ellipsis.
+
+    >>> shortened("y" * 5000, 4)
+    "'yyyy…'"
+    >>> shortened([5] * 5000, 4)
+    '[5, …'
+    """
+    if isinstance(value, str):
+        return repr(value if len(value) <= characters else f"{value[:characters]}…")
+    text = repr(value)
+    return text if len(text) <= characters else f"{text[:characters]}…"
+
+
 _in_shell = False
 """True while a `sparklog` command runs, whose user needs commands instead of function calls as advice."""
 

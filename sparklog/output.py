@@ -54,7 +54,7 @@ def write_output(path: str, text: str, option: str) -> None:
     try:
         write_to(path, text)
     except OSError as error:
-        raise BadRequest(f"{path} cannot be written: {error.strerror}; choose another {option}") from None
+        raise BadRequest(f"{path!r} cannot be written: {error.strerror}; choose another {option}") from None
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str:

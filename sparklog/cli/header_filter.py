@@ -10,6 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from click import BadParameter
 
+from sparklog.common.parsing import is_utf8
+
 
 @dataclass(frozen=True)
 class HeaderFilter:
@@ -23,7 +25,7 @@ class HeaderFilter:
         wanted = []
         for text in texts:
             name, equals, value = text.partition("=")
-            if not name:
+            if not name or not is_utf8(name):
                 raise BadParameter(f"expected NAME=VALUE, or NAME, found {text!r}", param_hint="'--header'")
             wanted.append((name, value.encode(errors="surrogateescape") if equals else None))
         return cls(tuple(wanted))

@@ -112,14 +112,26 @@ class Printing(Columns):
     """Columns, and what is between them; or a format."""
 
     print_value: Annotated[bool, Option(help="The value.")] = True
-    key_separator: Annotated[str, Option(help=r"Between columns; \0 and \x1f are escapes.", show_default="a tab")] = (
-        "\t"
+    key_separator: Annotated[
+        str, Option(may_be_blank=True, help=r"Between columns; \0 and \x1f are escapes.", show_default="a tab")
+    ] = "\t"
+    line_separator: Annotated[str, Option(may_be_blank=True, help="After each record.", show_default="a new line")] = (
+        "\n"
     )
-    line_separator: Annotated[str, Option(help="After each record.", show_default="a new line")] = "\n"
-    headers_separator: Annotated[str, Option(help="Between headers.")] = ","
-    null_literal: Annotated[str | None, Option(help="Stands for a null key or value.", show_default="null")] = None
+    headers_separator: Annotated[str, Option(may_be_blank=True, help="Between headers.")] = ","
+    null_literal: Annotated[
+        str | None, Option(may_be_blank=True, help="Text to print for a null key or value.", show_default="null")
+    ] = None
     format_: Annotated[
-        str | None, Option("--format", metavar="TEXT", excludes=COLUMN_OPTIONS, why=COLUMN_REASON, help=FORMAT_HELP)
+        str | None,
+        Option(
+            "--format",
+            metavar="TEXT",
+            may_be_blank=True,
+            excludes=COLUMN_OPTIONS,
+            why=COLUMN_REASON,
+            help=FORMAT_HELP,
+        ),
     ] = None
 
     def formatter(self, values: "RecordValues", as_json: bool) -> tuple[tuple[str, ...], Formatter]:

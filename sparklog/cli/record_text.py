@@ -242,7 +242,8 @@ class LineFormat:
             for pair in text.split(self.headers_separator):
                 name, colon, value = pair.partition(self.headers_key_separator)
                 if not colon and not self.ignore_error:
-                    raise BadRequest(f"line {line}: expected headers as name:value,name:value, found {_shown(pair)}")
+                    form = self.headers_separator.join([b"name" + self.headers_key_separator + b"value"] * 2)
+                    raise BadRequest(f"line {line}: expected headers as {_shown(form)}, found {_shown(pair)}")
                 try:
                     row.append((name.decode(), None if not colon or value == self.null_marker else value))
                 except UnicodeDecodeError:

@@ -8,7 +8,10 @@ from __future__ import annotations
 import re
 
 INT32_MAX, INT64_MAX, INT64_MIN = 2**31 - 1, 2**63 - 1, -(2**63)
+MAX_DIGITS = 40
+"""Of a number that some range may hold; Python's `int` refuses texts of more than 4300."""
 _WHOLE = re.compile(r"[+-]?0*[0-9]{1,19}")
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 def whole_number(text: str, low: int = INT64_MIN, high: int = INT64_MAX) -> int:
@@ -18,22 +21,38 @@ def whole_number(text: str, low: int = INT64_MIN, high: int = INT64_MAX) -> int:
     return int(text)
 
 
+def number(text: str) -> float:
+    """Return the finite number of a text. Raises ValueError for any other text."""
+    if not _NUMBER.fullmatch(text) or float(text) in (float("inf"), float("-inf")):
+        raise ValueError(text)
+    return float(text)
+
+
 def fraction(text: str, *, ends: bool) -> float:
     """Return the number of a text, from 0 to 1; `ends`: these two are in the range. Raises ValueError."""
-    number = float(text)
-    if not 0.0 <= number <= 1.0 or (number in (0.0, 1.0) and not ends):
+    value = number(text)
+    if not 0.0 <= value <= 1.0 or (value in (0.0, 1.0) and not ends):
         raise ValueError(text)
-    return number
+    return value
 
 
 def positive_number(text: str) -> float:
     """Return the number of a text, above 0. Raises ValueError for any other text."""
-    number = float(text)
-    if not 0.0 < number < float("inf"):
+    value = number(text)
+    if value <= 0.0:
         raise ValueError(text)
-    return number
+    return value
 
 
 def is_digits(text: str) -> bool:
     """Return True for an offset, a version or milliseconds: digits without a sign."""
-    return text.isascii() and text.isdecimal()
+    return text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS
+
+
+def is_utf8(text: str) -> bool:
+    """Return True unless a text has lone surrogates, as words of a command line that are not UTF-8 have."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -36,7 +36,7 @@ def seconds_taken(what: str, time_ms: int) -> str | None:
 def warn_of_seconds(**times: object) -> None:
     """Log a warning for each time, by the name of its argument, that is a number and looks like seconds."""
     for name, time_ms in times.items():
-        number = int(time_ms) if isinstance(time_ms, str) and time_ms.isdecimal() else time_ms
+        number = int(time_ms) if isinstance(time_ms, str) and time_ms.isdecimal() and len(time_ms) < 20 else time_ms
         # Numbers may be numpy's.
         warning = seconds_taken(name, index(number)) if isinstance(number, SupportsIndex) else None
         if warning is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from sparklog.common.parsing import is_digits
 from sparklog.common.times import EPOCH, LAST_MS, span
 
 HOUR_MS = 3_600_000
@@ -60,7 +61,7 @@ def duration(ms: float | None) -> str:
 
 def with_span(name: str, value: str) -> str:
     """Return the value of a config, followed by the period as text if it is in milliseconds: `604800000 (7 days)`."""
-    is_period = name.endswith(".ms") and value.isdecimal() and 0 < int(value) < 2**53
+    is_period = name.endswith(".ms") and is_digits(value) and 0 < int(value) < 2**53
     return f"{value} ({span(int(value))})" if is_period else value
 
 

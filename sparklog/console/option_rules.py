@@ -1,11 +1,15 @@
-"""Options that exclude or need other options: declared with an option, and checked in one place for all commands.
+"""Rules for what is typed, declared with an option and checked in one place for all commands.
 
     Option("--rate", needs="--cost", help=...)
     Option("--memory", excludes="LOCATION --backup", why="it serves an empty root", help=...)
+    Option("--null-literal", may_be_blank=True, help=...)
 
 A name is an option such as `--cost`, or an argument as help shows it, such as `LOCATION`. Only values on the command
 line exclude each other, because `SPARKLOG_ROOT` and the settings file apply to all commands. Those can also satisfy a
 need.
+
+An option that takes one value is given once. An empty value, or one of blanks and commas, is an error unless the option
+declares that it may be blank: in a script it is a variable that is not set, and must not select everything.
 """
 
 from __future__ import annotations
@@ -26,13 +30,14 @@ class Rule:
     """The options that `option` excludes, and the options of which it needs one.
 
     `option` is a parameter name in Python; `excludes` and `needs` are names on the command line. `why` is the reason in
-    the error message.
+    the error message. `may_be_blank`: an empty value is a value.
     """
 
     option: str
     excludes: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     why: str = ""
+    may_be_blank: bool = False
 
 
 def names_of(parameter: click.Parameter) -> list[str]:
@@ -42,8 +47,29 @@ def names_of(parameter: click.Parameter) -> list[str]:
     return sorted([*parameter.opts, *parameter.secondary_opts], key=lambda name: not name.startswith("--"))
 
 
+def check_words(
+    rules: Sequence[Rule], words: Sequence[str], context: click.Context, *, may_repeat: bool = False
+) -> None:
+    """Raise a usage error if a value is blank and must not be, or an option that takes one value is repeated.
+
+    `may_repeat`: the words are not the user's, as several options of a Kafka tool may mean one of these.
+    """
+    values, _, typed = context.command.make_parser(context).parse_args(list(words))
+    may_be_blank = {rule.option for rule in rules if rule.may_be_blank}
+    for parameter in dict.fromkeys(typed):
+        name, times = names_of(parameter)[0], typed.count(parameter)
+        takes_one = isinstance(parameter, click.Option) and not parameter.is_flag and not parameter.multiple
+        if takes_one and times > 1 and not may_repeat:
+            raise click.UsageError(f"give {name} once, found it {times} times", context)
+        texts = values.get(str(parameter.name))
+        for text in texts if isinstance(texts, (list, tuple)) else [texts]:
+            if parameter.name not in may_be_blank and isinstance(text, str) and not text.strip(", \t\r\n"):
+                advice = "" if parameter.required else f"; leave {name} out if none is meant"
+                raise click.BadParameter(f"expected a value, found {text!r}{advice}", context, parameter)
+
+
 def check(rules: Sequence[Rule], context: click.Context) -> None:
-    """Raise a usage error if the command line breaks a rule."""
+    """Raise a usage error if the command line breaks a rule about other options."""
     parameters = {parameter.name: parameter for parameter in context.command.params}
     named = {name: parameter for parameter in parameters.values() for name in names_of(parameter)}
     typed = [rule for rule in rules if _is_given(parameters[rule.option], context, TYPED)]

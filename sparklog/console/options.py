@@ -111,7 +111,7 @@ def one_of(argument: str | None, option: str | None, names: str = "TOPIC --topic
     """Return what was given as an argument, or as an option instead; a usage error if they differ."""
     first, second = names.split()
     if argument is not None and option not in (None, argument):
-        raise BadParameter(f"expected {first} once, found {argument} and {second} {option}: leave one out")
+        raise BadParameter(f"expected {first} once, found {argument!r} and {second} {option!r}: leave one out")
     return option if argument is None else argument
 
 
@@ -169,10 +169,7 @@ class TopicOrPattern(OneTopic):
                 expected = f"expected a topic, found {self.name!r}"
                 raise BadParameter(f"{expected}: --pattern takes a regular expression, and changes with --execute")
             return [self.name]
-        try:
-            pattern = re.compile(self.pattern)
-        except re.error as error:
-            raise BadParameter(f"not a regular expression: {error}", param_hint="'--pattern'") from None
+        pattern = _regex(self.pattern, "--pattern")
         names = [name for name in topics() if pattern.fullmatch(name)]
         if not names:
             raise NotFound(f"no topic in {location} has a name that {self.pattern!r} matches as a whole; list them")
@@ -206,7 +203,7 @@ class Topics:
         """Return the topics, None for all; a usage error if arguments and option differ."""
         arguments, named = list(comma_separated(self.topics)), list(topic_names(self.topic_option))
         if arguments and named and set(arguments) != set(named):
-            both = f"{' '.join(arguments)} and --topic {','.join(named)}"
+            both = f"{' '.join(arguments)!r} and --topic {','.join(named)!r}"
             raise BadParameter(f"expected topics once, found {both}: leave one out")
         return arguments or named or None
 
@@ -229,10 +226,7 @@ def topic_names(texts: Sequence[str] | None) -> tuple[str, ...]:
     """Return the topics of `TopicsOption`; empty: all. Usage errors for what cannot be a topic's name."""
     from sparklog.log.journal.names import check_topic_name
 
-    names = comma_separated(texts)
-    if texts and not names:
-        raise BadParameter("it names no topic; leave it out to mean all topics", param_hint="'--topic'")
-    return tuple(check_topic_name(name) for name in names)
+    return tuple(check_topic_name(name) for name in comma_separated(texts))
 
 
 GROUP_STATES = ("Stable", "Empty", "Reconciling", "Dead", "PreparingRebalance", "CompletingRebalance", "Unknown")
@@ -306,7 +300,7 @@ def parse_as_of(text: str | None) -> tuple[int | None, int | None]:
 
 
 INTERNAL = ("__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata")
-RULE = re.compile(r"([^:,]*)(?::(?:([0-9]*)|([0-9]*)-([0-9]*)))?")
+RULE = re.compile(r"([^:,]*)(?::(?:([0-9]{0,10})|([0-9]{0,10})-([0-9]{0,10})))?")
 """Kafka's: a pattern of topics, then a partition, or the first one and the one after the last."""
 
 
@@ -332,7 +326,7 @@ class TopicChoice(Topics):
         names = comma_separated(self.topic_option)
         pattern = "|".join(names) if self.include is None and not all(map(is_topic_name, names)) else self.include
         if pattern is not None and self.topics:
-            raise BadParameter(f"give TOPIC or --topic {pattern}, not both: the pattern selects the topics")
+            raise BadParameter(f"give TOPIC or --topic {pattern!r}, not both: the pattern selects the topics")
         return pattern
 
     @property
@@ -344,7 +338,7 @@ class TopicChoice(Topics):
 
     def of(self, source: OpenFolder, may_be_none: bool = False) -> OpenFolder:
         """Return the folder as if it had only the topics that are meant. `NotFound` if a pattern matches none."""
-        pattern = None if self.pattern is None else _regex(self.pattern)
+        pattern = None if self.pattern is None else _topics_regex(self.pattern)
 
         def accepts(name: str) -> bool:
             is_left_out = self.exclude_internal and name in INTERNAL
@@ -357,11 +351,17 @@ class TopicChoice(Topics):
         return folder
 
 
-def _regex(text: str) -> re.Pattern[str]:
+def _regex(text: str, option: str) -> re.Pattern[str]:
     try:
-        return re.compile(text.replace(",", "|"))
+        return re.compile(text)
     except re.error as error:
-        raise BadParameter(f"expected a regular expression, found {text!r}: {error}") from None
+        problem = f"expected a regular expression, found {text!r}: {error}"
+        raise BadParameter(problem, param_hint=f"'{option}'") from None
+
+
+def _topics_regex(text: str) -> re.Pattern[str]:
+    """Compile an expression in which a comma means `|`, as in Kafka's tools."""
+    return _regex(text.replace(",", "|"), "--include")
 
 
 @dataclass(frozen=True)
@@ -409,9 +409,9 @@ class PartitionChoice(TopicChoice):
                 raise BadParameter(f"expected {expected}, found {text!r}", param_hint="'--topic-partitions'")
             topic, one, first, end = match.groups()
             ends = (int(one), int(one) + 1) if one else (int(first or 0), int(end) if end else None)
-            rules.append(PartitionRule(_regex(topic or ".*"), *ends))
+            rules.append(PartitionRule(_topics_regex(topic or ".*"), *ends))
         for text in comma_separated([self.partitions or ""]):
             if not is_digits(text):
                 raise BadParameter(f"expected numbers with commas, found {text!r}", param_hint="'--partitions'")
-            rules.append(PartitionRule(_regex(".*"), int(text), int(text) + 1))
+            rules.append(PartitionRule(_topics_regex(".*"), int(text), int(text) + 1))
         return rules

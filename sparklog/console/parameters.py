@@ -26,8 +26,9 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import click
 
+from sparklog.common import parsing
 from sparklog.console.locations import user_settings
-from sparklog.console.option_rules import Rule, check
+from sparklog.console.option_rules import Rule, check, check_words
 from sparklog.console.terminal import Output, log_from
 
 SECONDS = 1.0
@@ -95,8 +96,8 @@ class Option:
     is on.
 
     `show_default`: the text for a default that is not self-explanatory. `excludes` and `needs`: other options of the
-    command, separated by spaces (`sparklog.console.option_rules`). `settings`: of `click.Option`, or of `click.Path`
-    where the type is a path.
+    command, separated by spaces; `may_be_blank`: an empty value is a value (`sparklog.console.option_rules` for the three).
+    `settings`: of `click.Option`, or of `click.Path` where the type is a path.
     """
 
     def __init__(
@@ -107,17 +108,19 @@ class Option:
         excludes: str = "",
         needs: str = "",
         why: str = "",
+        may_be_blank: bool = False,
         **settings: Any,
     ) -> None:
         self.names = names
         self.parser = parser
         self.show_default = show_default
         self.excludes, self.needs, self.why = excludes, needs, why
+        self.may_be_blank = may_be_blank
         self.settings = settings
 
     def rule(self, name: str) -> Rule:
         """Return the rule of this option, which is the parameter `name`."""
-        return Rule(name, tuple(self.excludes.split()), tuple(self.needs.split()), self.why)
+        return Rule(name, tuple(self.excludes.split()), tuple(self.needs.split()), self.why, self.may_be_blank)
 
     def parameter(self, name: str, kind: Any, default: Any) -> click.Parameter:
         """Return click's parameter; `kind`: the annotation without this; `default`: `Parameter.empty` if there is none.
@@ -154,7 +157,7 @@ def _number_of(kind: type[int] | type[float]) -> Callable[[Any], int | float]:
 
     def parse(value: Any) -> int | float:
         try:
-            return kind(value)
+            return (parsing.whole_number if kind is int else parsing.number)(str(value))
         except ValueError:
             what = "a whole number" if kind is int else "a number"
             raise click.BadParameter(f"expected {what}, found {value!r}") from None
@@ -228,12 +231,15 @@ class FunctionCommand(click.Command):
             ctx.default_map = ctx.obj.defaults()
             options = self._takes_values(ctx)
             others = [word for word in args if word.startswith("--") and word.partition("=")[0] not in options]
+            typed = args
             if others and not ctx.resilient_parsing:
                 from sparklog.console.kafka_words import option_words, without_brokers
 
                 if self._knows_root(ctx, args):
                     args = without_brokers(args, options)
                 args = option_words(ctx.command_path.partition(" ")[2], args, options)
+            if not ctx.resilient_parsing:
+                check_words(self.rules, args, ctx, may_repeat=args != typed)
             rest = super().parse_args(ctx, args)
             if not ctx.resilient_parsing:
                 check(self.rules, ctx)

@@ -195,5 +195,7 @@ def read_text(file: Path, option: str) -> str:
     """Return the text of a UTF-8 file without its byte order mark. `BadRequest`, naming `option`, if unreadable."""
     try:
         return file.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadRequest(f"{file} cannot be read: {error}; check {option}") from None
+    except OSError as error:
+        raise BadRequest(f"{str(file)!r} cannot be read: {error.strerror}; check {option}") from None
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"{str(file)!r} is not UTF-8 text: {error.reason}; check {option}") from None

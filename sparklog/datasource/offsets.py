@@ -19,6 +19,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from sparklog.common.parsing import is_digits
 from sparklog.errors import BadRequest
 
 Positions = Mapping[str, Mapping[int, int]]
@@ -102,7 +103,7 @@ def parse_partition_numbers(document: object, what: str, *, lowest: int) -> dict
 def parse_partition(topic: str, partition: object) -> int:
     """Return a partition's number from JSON: a whole number, or its text. Raises ValueError with a reason."""
     text = str(partition)
-    if isinstance(partition, bool) or not (text.isascii() and text.isdigit()) or int(text) >= 1 << 31:
+    if isinstance(partition, bool) or not is_digits(text) or int(text) >= 1 << 31:
         raise ValueError(f"partition {partition!r} of topic {topic!r} is not a number from 0")
     return int(text)
 

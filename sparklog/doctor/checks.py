@@ -250,7 +250,7 @@ def spark_settings(machine: Machine, conf_file: str | None = None) -> SparkSetti
             text = Path(path).read_text(encoding="utf-8", errors="replace")
         except OSError as error:
             if conf_file is not None:
-                raise BadRequest(f"{path} cannot be read: {error.strerror}; check --conf-file") from None
+                raise BadRequest(f"{path!r} cannot be read: {error.strerror}; check --conf-file") from None
             continue
         try:
             return SparkSettings(path, {entry.name: entry.value for entry in parse_properties(text, path)})

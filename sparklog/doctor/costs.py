@@ -154,6 +154,19 @@ def read_prices() -> tuple[Prices, ...]:
 PRICES = read_prices()
 
 
+RANGES = {
+    "rate": (1e-9, 1e6),
+    "interval": (1e-3, MONTH_DAYS * DAY_S),
+    "partitions": (1, 1e5),
+    "tasks": (1, 1e5),
+    "readers": (0, 1e5),
+    "poll": (1, 1000 * DAY_S),
+    "retention": (1e-3, 1e5),
+    "jobs": (1e-3, 1e9),
+}
+"""The least and the most of each figure for which the sums of this module mean something."""
+
+
 @dataclass(frozen=True, slots=True)
 class Workload:
     """One topic: stored MB/s, seconds between commits, readers that poll, each `poll_ms` (None: as they do), days.
@@ -171,13 +184,10 @@ class Workload:
     jobs: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("rate", "interval", "partitions", "tasks", "retention", "jobs"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise BadRequest(f"--{name} must be above 0, found {getattr(self, name):g}")
-        if not 0 <= self.readers < float("inf"):
-            raise BadRequest(f"--readers must be 0 or more, found {self.readers}")
-        if self.poll is not None and not 0 < self.poll < float("inf"):
-            raise BadRequest(f"--poll must be above 0, found {self.poll:g}")
+        for name, (low, high) in RANGES.items():
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise BadRequest(f"--{name} must be from {low:g} to {high:g}, found {value:g}")
 
     @property
     def batches(self) -> float:

@@ -72,6 +72,11 @@ def parse_partition_metadata(data: bytes, *, file: str | None = None) -> str:
     version, topic_id = fields.get("version", ""), fields.get("topic_id", "")
     if not version.isdigit() or not topic_id:
         raise Corrupt("partition.metadata has a version and a topic_id; restore it from another replica", file=file)
+    return checked_topic_id(topic_id, file=file)
+
+
+def checked_topic_id(topic_id: str, *, file: str | None = None) -> str:
+    """Return a topic id of Kafka. `Corrupt` if it is not 22 characters of base64, or all zeros."""
     try:
         raw = base64.urlsafe_b64decode(topic_id + "==")
     except (binascii.Error, ValueError):

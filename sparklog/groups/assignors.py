@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from itertools import cycle
 from typing import TypeVar
 
-from sparklog.errors import BadRequest
+from sparklog.errors import BadRequest, shortened
 from sparklog.format.checkpoint_files import TopicPartition
 
 COOPERATIVE_STICKY = "cooperative-sticky"
@@ -52,7 +52,7 @@ def assign(
     partitions of each member come sorted. `BadRequest`: no such assignor, or two members have one id.
     """
     if assignor not in ASSIGNORS:
-        raise BadRequest(f"the assignor is one of {', '.join(ASSIGNORS)}, found {assignor!r:.80}")
+        raise BadRequest(f"the assignor is one of {', '.join(ASSIGNORS)}, found {shortened(assignor)}")
     topics = {member.member_id: frozenset(member.topics) for member in members}
     if len(topics) < len(members):
         raise BadRequest("two members of a group have one member id")

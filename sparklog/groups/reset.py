@@ -33,7 +33,9 @@ from sparklog.log.read.time_lookup import offsets_for_timestamps
 from sparklog.log.state.topic_state import Head
 from sparklog.log.state.view import READ_UNCOMMITTED
 
-_DURATION = re.compile(r"(-?)P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d{1,3})?)S)?)?")
+_DURATION = re.compile(
+    r"(-?)P(?:(\d{1,9})D)?(?:T(?:(\d{1,9})H)?(?:(\d{1,9})M)?(?:(\d{1,12}(?:\.\d{1,3})?)S)?)?", re.ASCII
+)
 
 
 class To(Enum):

@@ -140,7 +140,7 @@ def settings_of_file(path: str) -> Settings:
     try:
         text = Path(path).read_text(encoding="utf-8-sig", errors="replace")
     except OSError as error:
-        raise BadRequest(f"the properties file {path} cannot be read: {error.strerror}; check --properties") from None
+        raise BadRequest(f"the properties file {path!r} cannot be read: {error.strerror}; check --properties") from None
     return settings_of(text, path)
 
 

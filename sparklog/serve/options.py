@@ -143,8 +143,17 @@ class ServeOptions:
 def tls_context(cert: str, key: str) -> ssl.SSLContext:
     """Return what encrypts connections, from PEM files. `BadRequest` if they cannot be read or do not fit."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    for path in (cert, key):
+        try:
+            with open(path, "rb"):
+                pass
+        except OSError as error:
+            raise BadRequest(f"the PEM file {path!r} cannot be read: {error.strerror}; check its path") from None
     try:
         context.load_cert_chain(cert, key)
     except (OSError, ssl.SSLError) as error:
-        raise BadRequest(f"the certificate {cert} and its key {key} cannot be used: {error}") from None
+        raise BadRequest(
+            f"the certificate {cert!r} and its key {key!r} cannot be used: {error}; give the certificate and its own "
+            "private key in PEM"
+        ) from None
     return context

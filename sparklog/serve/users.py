@@ -89,7 +89,8 @@ def read_users(path: str) -> dict[str, User]:
     try:
         lines = Path(path).read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise BadRequest(f"the file of users {path} cannot be read: {error}") from None
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise BadRequest(f"the file of users {path!r} cannot be read: {reason}; check --users") from None
     for number, line in enumerate(lines, 1):
         words = line.split()
         if not words or line.startswith("#"):

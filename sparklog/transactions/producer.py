@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sparklog.arguments import NAME, checked, instance
-from sparklog.errors import BadRequest, Conflict, Fenced, SparklogError, Unavailable
+from sparklog.errors import BadRequest, Conflict, Fenced, SparklogError, Unavailable, shortened
 from sparklog.groups.group import Group, GroupConsumer, Membership, Offsets
 from sparklog.groups.group_state import GroupMetadata, TopicOffsets, merged
 from sparklog.limits import DEFAULT_TRANSACTION_TIMEOUT_MS, MAX_TRANSACTION_TIMEOUT_MS
@@ -183,7 +183,9 @@ class TransactionalProducer:
             BadRequest: `n` is no number.
         """
         if isinstance(n, bool) or not isinstance(n, int):
-            raise BadRequest(f"expected the number of a transaction, the `n` of what `begin` returned; found {n!r:.60}")
+            raise BadRequest(
+                f"expected the number of a transaction, the `n` of what `begin` returned; found {shortened(n)}"
+            )
         self.root.engine.ensure_probed()
         check_undecided(self.log.refresh(), n)
         return Transaction(self, n, None, part if part is None else check_id(part, "part"))

@@ -125,9 +125,9 @@ def test_what_the_operating_system_refuses_is_one_line(tmp_path: Path, sparklog:
 
 
 def test_folders_of_a_root_that_are_no_topics(damaged: Path, sparklog: Sparklog) -> None:
-    for path in (damaged / "_groups", ""):
-        assert sparklog("topics", "list", "--root", path, code=1).out == ""
-        assert sparklog("topics", "create", "t", "--root", path, code=1).out == ""
+    path = damaged / "_groups"
+    assert sparklog("topics", "list", "--root", path, code=1).out == ""
+    assert sparklog("topics", "create", "t", "--root", path, code=1).out == ""
 
 
 def test_nothing_else_is_put_into_a_root(root: Path, sparklog: Sparklog) -> None:

@@ -105,7 +105,7 @@ def test_older_versions(orders: Path, sparklog: Sparklog, tmp_path: Path) -> Non
         (("orders", "--as-of", "yesterday"), 2, "2026-01-31T12:00:00"),
         (("orders", "other", "--start", "1"), 2, "name the partitions"),
         (("orders", "--groups", "nobody"), 1, "there is no group 'nobody'"),
-        (("orders", "--groups", ","), 2, "expected names of groups, or all"),
+        (("orders", "--groups", ","), 2, "expected a value, found ','"),
         (("orders", "other", "--topic-id", "x"), 2, "name it, TOPIC=x"),
         (("ordres",), 1, "did you mean 'orders'?"),
         (("orders", "--partitions", "1-3"), 1, "partitions 0 to 2, found 3"),

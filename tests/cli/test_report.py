@@ -85,7 +85,7 @@ def test_a_kafka_directory_is_reported_on_in_place(sparklog: Sparklog, page: Pat
         ((), 2, "say what to make: --html FILE, or --json"),
         (("--json", "--topic", "ordres"), 1, "orders"),
         (("--json", "--now", "noon"), 2, "'--now'"),
-        (("--json", "--properties", "nowhere.properties"), 1, "nowhere.properties cannot be read"),
+        (("--json", "--properties", "nowhere.properties"), 1, "'nowhere.properties' cannot be read"),
         (("--html", "nowhere/page.html"), 1, "choose another --html"),
         (("--json", "--root", "nowhere"), 1, "There is no log at"),
     ],

@@ -99,7 +99,7 @@ def test_lines_with_key_headers_and_null_marker() -> None:
         (
             LineFormat(headers=True),
             b"name\tvalue\n",
-            r"line 10: expected headers as name:value,name:value, found 'name'",
+            r"line 10: expected headers as 'name:value,name:value', found 'name'",
         ),
         (LineFormat(headers=True), b"\xff:1\tvalue\n", r"line 10: header names must be UTF-8"),
     ],

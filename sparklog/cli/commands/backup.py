@@ -93,7 +93,7 @@ def backup(
         return Output.of_lines(json_value(dropped) | {"dryRun": dry_run}, _shown_pruned(dropped, dry_run))
     if root is None:
         raise BadParameter("which root? give --root or set SPARKLOG_ROOT", param_hint="'--root'")
-    topics = opt.comma_separated(topic) or None
+    topics = opt.topic_names(topic) or None
     opened = root_to_copy(root)
     if dry_run:
         plan = plan_backup(opened, target, topics=topics)
@@ -151,7 +151,7 @@ class Past:
         from sparklog.tools.backup.restore_point import Wanted
 
         version, time_ms = opt.parse_as_of(None if self.as_of == "latest" else self.as_of)
-        return Wanted(opt.comma_separated(self.topic) or None, self.number, version, time_ms)
+        return Wanted(opt.topic_names(self.topic) or None, self.number, version, time_ms)
 
 
 @app.add("restore", "sparklog restore /backup/log --to /data/log-tuesday --as-of 2026-01-27T12:00:00 --topic orders")

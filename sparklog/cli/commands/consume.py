@@ -13,6 +13,7 @@ from click import BadParameter
 from click.exceptions import Exit
 
 from sparklog.cli.printing import Columns, Format, Formats, LimitOption, Printer, Printing
+from sparklog.common.parsing import is_digits
 from sparklog.console import options as opt
 from sparklog.console.locations import OpenFolder, open_source
 from sparklog.console.parameters import Argument, Commands, Option
@@ -56,7 +57,9 @@ class ChosenRecords(opt.TopicChoice):
         Argument(metavar="[TOPIC]...", help="Topics; may be left out where the folder holds only one."),
     ] = None
     partition: Annotated[int | None, opt.whole_number("-p", text="Only this partition.")] = None
-    key: Annotated[list[str] | None, Option("-k", help="Only records with this key; may be repeated.")] = None
+    key: Annotated[
+        list[str] | None, Option("-k", may_be_blank=True, help="Only records with this key; may be repeated.")
+    ] = None
     header: Annotated[
         list[str] | None,
         Option(
@@ -305,7 +308,7 @@ class KeyFormats(Formats):
 @app.add("get", "sparklog get orders --key customer-17 --root /data/log --print-offset")
 def get(
     root: opt.SourceOption,
-    key: Annotated[str, Option("-k", help="The key.")],
+    key: Annotated[str, Option("-k", may_be_blank=True, help="The key.")],
     *,
     topic: opt.TopicOfFolder,
     formats: KeyFormats,
@@ -386,6 +389,8 @@ def _offsets_of(text: str | None) -> dict[int, int] | None:
         offsets = json.loads(text)
         if not isinstance(offsets, dict) or any(type(offset) is not int for offset in offsets.values()):
             raise ValueError
+        if not all(map(is_digits, offsets)):
+            raise ValueError
         return {int(partition): offset for partition, offset in offsets.items()}
     except ValueError:
         raise BadParameter(f'expected JSON like {{"0":23}}, found {text!r}', param_hint="'--as-of-offsets'") from None
@@ -435,6 +440,10 @@ def offsets(
     answers = {name: offsets_at(source.view, name, target, isolation) for name in names}
     rows = [(name, *answer) for name in names for answer in answers[name].items()]
     rows = [row for row in rows if not rules or any(rule.holds(*row[:2]) for rule in rules)]
+    places = [(name, partition) for name in names for partition in source.view.bounds(name)]
+    if rules and not any(rule.holds(*place) for rule in rules for place in places):
+        given = topics.partitions or topics.topic_partitions
+        raise NotFound(f"no partition of {', '.join(names)} matches {given!r}: `sparklog topics describe` lists them")
     # By the text topic-partition, t-10 before t-2: as Kafka's tool does.
     rows.sort(key=lambda row: f"{row[0]}-{row[1]}")
     document = [dict(zip(("topic", "partition", "offset"), row, strict=True)) for row in rows]

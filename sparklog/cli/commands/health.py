@@ -44,7 +44,7 @@ def verify(
     from sparklog.tools.verification.findings import document, summary
 
     location = resolve(root)
-    topics = opt.comma_separated(topic)
+    topics = opt.topic_names(topic)
     if location.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION):
         from sparklog.tools.verification.kafka_directory import verify_log_dir
 
@@ -96,7 +96,7 @@ def repair_log(
     with StatusLine("repair", quiet=quiet) as status:
         report = repair(
             place,
-            topics=opt.comma_separated(topic),
+            topics=opt.topic_names(topic),
             execute=execute,
             index_interval_bytes=index_interval_bytes,
             say=status,
@@ -215,7 +215,7 @@ def jobs(
     settings = _report_settings(source, properties)
     if source.root is None or not has_jobs(source.root):
         raise BadRequest(f"{source.view.location} is a Kafka directory or a backup: no job of sparklog works there")
-    look = look_at_root(source.root, settings, source.narrowed(opt.comma_separated(topic)))
+    look = look_at_root(source.root, settings, source.narrowed(opt.topic_names(topic)))
     states, running, newest_first = look.states(), look.running(), look.outcomes.runs[::-1]
 
     def show() -> None:
@@ -293,7 +293,7 @@ def report(
     if html == STANDARD_OUTPUT and as_json:
         raise BadParameter("- is standard output, where --json prints: give a file, or one of them")
     source = open_source(root)
-    topics = source.narrowed(opt.comma_separated(topic))
+    topics = source.narrowed(opt.topic_names(topic))
     settings = _report_settings(source, properties, now)
     with StatusLine("report", quiet=quiet) as status:
         status(f"reading the logs of {source.view.location}")
@@ -329,7 +329,7 @@ def metrics(
     from sparklog.tools.report.metrics import exposition
 
     source = open_source(root)
-    topics = source.narrowed(opt.comma_separated(topic))
+    topics = source.narrowed(opt.topic_names(topic))
     text = exposition(gather(source.view, _report_settings(source), topics=topics, maintenance=False))
     write_output(output_file, text, "--output-file")
 

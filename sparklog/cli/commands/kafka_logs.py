@@ -49,7 +49,7 @@ class ImportedParts:
         from sparklog.kafka.importing.run import AUTO, NEVER, ImportOptions
 
         return ImportOptions(
-            topics=opt.comma_separated(self.topic) or None,
+            topics=opt.topic_names(self.topic) or None,
             configs=opt.parse_configs(self.config),
             force=force,
             corrupt_records=self.corrupt_records,
@@ -272,11 +272,12 @@ class Cluster:
     ] = None
     offsets_partitions: Annotated[
         int,
-        Option(
+        opt.whole_number(
             "--offsets-topic-num-partitions",
-            metavar="N",
+            low=1,
+            high=100_000,
+            text="Partitions of __consumer_offsets, for --groups.",
             needs="--groups",
-            help="Partitions of __consumer_offsets, for --groups.",
         ),
     ] = 50
     link: Annotated[bool, Option(help="Hard links to sealed segments instead of copies, on the same disk.")] = False
@@ -308,8 +309,6 @@ def export(
     from sparklog.kafka.exporting import export_topics
 
     names = opt.comma_separated(cluster.groups)
-    if cluster.groups and not names:
-        raise BadParameter("expected names of groups, or all", param_hint="'--groups'")
     log = open_root(root)
     options = replace(
         extent.options(log, topics),

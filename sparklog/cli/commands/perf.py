@@ -11,7 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from click import BadParameter, get_current_context
 
+<<<<<<< HEAD
 from sparklog.common.settings import keyword_settings
+=======
+from sparklog.common import parsing
+>>>>>>> abfa285e (cli: refuse blank values, repeated options and numbers only Python reads)
 from sparklog.console.locations import open_root
 from sparklog.console.options import RootOption, comma_separated, whole_number
 from sparklog.console.parameters import Argument, Commands, Option
@@ -44,7 +48,13 @@ class PayloadOptions:
     )
     payload_monotonic: Annotated[bool, Option(help="0, 1, 2 and so on.")] = False
     payload_delimiter: Annotated[
-        str, Option(needs="--payload-file", help="Delimiter of the values in the file.", show_default="a new line")
+        str,
+        Option(
+            needs="--payload-file",
+            may_be_blank=True,
+            help="Delimiter of the values in the file.",
+            show_default="a new line",
+        ),
     ] = "\n"
 
     def values(self) -> Callable[[], Iterator[bytes]]:
@@ -191,15 +201,38 @@ def _properties(texts: Sequence[str]) -> dict[str, Any]:
         if not equals or field not in settings:
             raise BadParameter(f"expected NAME=VALUE with a name of {', '.join(sorted(settings))}, found {text!r}")
         try:
+<<<<<<< HEAD
             options[field] = settings[field].parse(value)
         except BadRequest as error:
             raise BadParameter(str(error)) from None
     return options
 
 
+=======
+            options[field] = _value(value, numbers[field])
+        except ValueError:
+            what = "true or false" if numbers[field] is bool else "a number"
+            raise BadParameter(f"expected {what} for {name}, found {value!r}") from None
+    return options
+
+
+def _value(text: str, kind: type) -> object:
+    if kind is bool:
+        if text not in ("true", "false"):
+            raise ValueError(text)
+        return text == "true"
+    if kind is int:
+        return parsing.whole_number(text)
+    return parsing.number(text) if kind is float else text
+
+
+>>>>>>> abfa285e (cli: refuse blank values, repeated options and numbers only Python reads)
 def _milliseconds(text: str) -> float:
     try:
-        return float(text)
+        value = parsing.number(text)
+        if value < 0:
+            raise ValueError(text)
+        return value
     except ValueError:
         raise BadParameter(
             f"expected milliseconds with commas, found {text!r}", param_hint="--commit-intervals"
@@ -228,8 +261,6 @@ def consume(
 
     opened = open_root(root)
     opened.topic(topic)
-    if not hide_header:
-        print(DETAILED_HEADER if show_detailed_stats else HEADER)
     total, window = [0, 0], reporting_interval if show_detailed_stats else float("inf")
 
     def report(interval: ConsumeRun) -> None:
@@ -240,6 +271,8 @@ def consume(
         opened, group=group, auto_offset_reset="latest" if from_latest else "earliest", columns=("key", "value")
     ) as consumer:
         consumer.subscribe(topic)
+        if not hide_header:
+            print(DETAILED_HEADER if show_detailed_stats else HEADER)
         run = consume(consumer, messages, timeout, SYSTEM, report, window)
     if run.records < messages:
         warn(f"read {run.records} of {messages} records, and none for {timeout} ms: look at --timeout")

@@ -50,17 +50,21 @@ class Lines:
         ),
     ] = False
     key_separator: Annotated[
-        str | None, Option(help=r"A line is key, this (\t: a tab), value; else keys are null.")
+        str | None,
+        Option(may_be_blank=True, help=r"A line is key, this (\t: a tab), value; else keys are null."),
     ] = None
     headers: Annotated[bool, Option(help="A line begins with name:value,name:value and a tab.")] = False
-    null_marker: Annotated[str | None, Option(help="A key or value that is just this is null (a tombstone).")] = None
+    null_marker: Annotated[
+        str | None, Option(may_be_blank=True, help="A key or value that is just this is null (a tombstone).")
+    ] = None
     headers_delimiter: Annotated[
-        str, Option(needs="--headers", help="After the headers of a line.", show_default="a tab")
+        str,
+        Option(needs="--headers", may_be_blank=True, help="After the headers of a line.", show_default="a tab"),
     ] = "\t"
-    headers_separator: Annotated[str, Option(needs="--headers", help="Between two headers.")] = ","
-    headers_key_separator: Annotated[str, Option(needs="--headers", help="Between a header's name and its value.")] = (
-        ":"
-    )
+    headers_separator: Annotated[str, Option(needs="--headers", may_be_blank=True, help="Between two headers.")] = ","
+    headers_key_separator: Annotated[
+        str, Option(needs="--headers", may_be_blank=True, help="Between a header's name and its value.")
+    ] = ":"
     ignore_error: Annotated[
         bool, Option(needs="--key-separator --headers", help="Of a line without a separator all is the value.")
     ] = False

@@ -11,6 +11,7 @@ from sparklog.console.options import RootOption, SourceOption, whole_number
 from sparklog.console.parameters import Argument, Commands, Option
 from sparklog.console.terminal import Output, print_table, printable
 from sparklog.errors import NotFound
+from sparklog.log.journal.names import check_id
 from sparklog.output import json_value
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def history(
     days.
     """
     opened = open_root(root)
-    entries = opened.engine.decisions.log(transactional_id).newest_entries(limit)
+    entries = opened.engine.decisions.log(check_id(transactional_id, "transactional id")).newest_entries(limit)
     if not entries:
         raise NotFound(f"transactional id '{transactional_id}' does not exist; `sparklog transactions list` has all")
     rows = [_decision(entry) for entry in entries]

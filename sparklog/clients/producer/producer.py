@@ -21,7 +21,7 @@ from sparklog.clients.producer.sender import Sender
 from sparklog.clients.producer.sequences import check_sequence
 from sparklog.clients.producer.serializers import serializer
 from sparklog.clients.producer.transactions import ProducerTransactions
-from sparklog.errors import BadRequest, NotFound, SparklogError, Unavailable
+from sparklog.errors import BadRequest, NotFound, SparklogError, Unavailable, shortened
 from sparklog.groups.group import Membership, Offsets
 from sparklog.groups.group_state import GroupMetadata
 from sparklog.log.journal.documents import INT32_MAX, INT64_MAX
@@ -152,8 +152,13 @@ class Producer:
         if timestamp is None:
             timestamp = self._wall_ms()
         elif type(timestamp) is not int or not 0 <= timestamp <= INT64_MAX:
+<<<<<<< HEAD
             raise BadRequest(f"timestamp is milliseconds since 1970, found {timestamp!r:.80}")
         if self._options["partitioner"] is not None and partition is None:
+=======
+            raise BadRequest(f"timestamp is milliseconds since 1970, found {shortened(timestamp)}")
+        if self._options.partitioner is not None and partition is None:
+>>>>>>> abfa285e (cli: refuse blank values, repeated options and numbers only Python reads)
             partition = self._choose(topic, key)
         if partition is not None:
             self._check_partition(topic, partition)
@@ -178,7 +183,7 @@ class Producer:
 
     def _check_partition(self, topic: str, partition: object) -> None:
         if isinstance(partition, bool) or not isinstance(partition, int) or not 0 <= partition <= INT32_MAX:
-            raise BadRequest(f"partition is a whole number from 0 to {INT32_MAX}, found {partition!r:.80}")
+            raise BadRequest(f"partition is a whole number from 0 to {INT32_MAX}, found {shortened(partition)}")
         count = self._count(topic, partition + 1)
         if partition >= count:
             raise BadRequest(f"topic '{topic}' has partitions 0 to {count - 1}, found {partition}")

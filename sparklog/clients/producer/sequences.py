@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sparklog.errors import BadRequest, Conflict, Fenced, SparklogError
+from sparklog.errors import BadRequest, Conflict, Fenced, SparklogError, shortened
 from sparklog.log.journal.documents import INT64_MAX
 from sparklog.log.state.commit import TAKEOVER, Writer
 from sparklog.log.state.commit_intents import Draft, Nothing, check_topic
@@ -109,5 +109,6 @@ def check_sequence(sequence: object, producer_id: str | None) -> None:
             raise BadRequest("a sequence needs a producer_id, under which the topic keeps the last one")
     elif isinstance(sequence, bool) or not isinstance(sequence, int) or not 1 <= sequence <= INT64_MAX:
         raise BadRequest(
-            f"producer '{producer_id}' sends with sequence=, a whole number from 1 on that grows; found {sequence!r:.9}"
+            f"producer '{producer_id}' sends with sequence=, a whole number from 1 on that grows; "
+            f"found {shortened(sequence)}"
         )

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from sparklog.errors import BadRequest, SparklogError
+from sparklog.errors import BadRequest, SparklogError, shortened
 from sparklog.format.values import NAMES_OF_ALL, ValueFormat, dumps, value_format
 
 Serializer: TypeAlias = Callable[[Any], bytes | str | None] | str | tuple[str, Any]
@@ -34,7 +34,7 @@ def serializer(name: str, given: Serializer | None) -> Serialize | None:
     call = getattr(given, "serialize", given)
     if not callable(call):
         formats = ", ".join(("str", "bytes", *NAMES_OF_ALL))
-        raise BadRequest(f"{name} is a function, ('avro', schema), or one of {formats}; found {given!r:.80}")
+        raise BadRequest(f"{name} is a function, ('avro', schema), or one of {formats}; found {shortened(given)}")
     return _function(name, call)
 
 
@@ -45,7 +45,7 @@ def _function(name: str, call: Callable[[Any], Any]) -> Serialize:
         except SparklogError:
             raise
         except Exception as error:
-            raise BadRequest(f"{name} fails for {value!r:.80}: {type(error).__name__}: {error}") from error
+            raise BadRequest(f"{name} fails for {shortened(value)}: {type(error).__name__}: {error}") from error
 
     return serialize
 
@@ -66,7 +66,7 @@ def _of_format(name: str, format_name: str) -> Serialize:
 def _instance(name: str, kind: type) -> Serialize:
     def serialize(value: Any) -> Any:
         if not isinstance(value, kind):
-            raise BadRequest(f"{name} takes {kind.__name__}, found {value!r:.80}")
+            raise BadRequest(f"{name} takes {kind.__name__}, found {shortened(value)}")
         return value
 
     return serialize
@@ -79,7 +79,7 @@ def _by_column(name: str, value_format: ValueFormat) -> Serialize:
         try:
             column = pa.array([value])
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
-            raise BadRequest(f"{name} takes {value_format.text_name}, found {value!r:.80}") from None
+            raise BadRequest(f"{name} takes {value_format.text_name}, found {shortened(value)}") from None
         return value_format.encode(column, lambda _: name)[0].as_py()
 
     return serialize

@@ -198,7 +198,7 @@ def _topic_ids(given: str | Mapping[str, str] | None, topics: Sequence[str], gro
         if topic not in topics and not (groups and topic == CONSUMER_OFFSETS):
             raise BadRequest(f"a topic id is given for '{topic}', which is not among those to export")
         try:
-            checkpoint_files.parse_partition_metadata(checkpoint_files.partition_metadata_to_bytes(topic_id))
+            checkpoint_files.checked_topic_id(topic_id)
         except Corrupt as error:
             raise BadRequest(f"{error.message}: give the id that kafka-topics.sh --describe shows") from None
     return given or {}

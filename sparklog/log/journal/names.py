@@ -40,7 +40,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 
-from sparklog.errors import BadRequest, NotFound
+from sparklog.common.parsing import is_utf8
+from sparklog.errors import BadRequest, NotFound, advice, shortened
 from sparklog.log.journal.clocks import Env
 from sparklog.log.journal.create_object import create_or_read
 from sparklog.log.journal.documents import TEXT, Member, StoredDocument, whole
@@ -94,7 +95,7 @@ def check_topic_name(name: str) -> str:
     if name in (".", ".."):
         raise BadRequest(f"a topic cannot be called '{name}'; choose another name")
     if len(name) > MAX_TOPIC_NAME:
-        raise BadRequest(f"a topic name has at most {MAX_TOPIC_NAME} characters, '{name[:20]}...' has {len(name)}")
+        raise BadRequest(f"a topic name has at most {MAX_TOPIC_NAME} characters, {shortened(name)} has {len(name)}")
     if not _TOPIC.fullmatch(name):
         raise BadRequest(f"topic name {name!r} may hold only letters, digits, '.', '_' and '-'; rename it")
     return name
@@ -150,11 +151,9 @@ def commit_key(prefix: str, version: int) -> str:
 def check_id(text: str, what: str) -> str:
     """Return `text` if it can be a group or transactional id, else `BadRequest`."""
     if not isinstance(text, str) or not 1 <= len(text) <= MAX_ID:
-        raise BadRequest(f"a {what} has 1 to {MAX_ID} characters, found {text!r:.60}")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise BadRequest(f"a {what} must be text that UTF-8 can hold, found {text!r:.60}") from None
+        raise BadRequest(f"a {what} has 1 to {MAX_ID} characters, found {shortened(text)}")
+    if not is_utf8(text):
+        raise BadRequest(f"a {what} must be text that UTF-8 can hold, found {shortened(text)}")
     return text
 
 
@@ -365,9 +364,10 @@ def read_root_id(store: Store) -> str:
         data = store.get(ROOT_KEY)
     except NotFound:
         problem = f"{store.location} is no sparklog root: it has no {ROOT_KEY}"
-        raise NotFound(
-            f"{problem}; check the path, or create a root by creating a topic or with sparklog.open(..., create=True)"
-        ) from None
+        create = advice(
+            python="create a root: sparklog.open(..., create=True)", shell="create a root: sparklog topics create TOPIC"
+        )
+        raise NotFound(f"{problem}; check the path, or {create}") from None
     return _root_id_in(data)
 
 

@@ -18,6 +18,7 @@ from typing import TypeAlias
 import numpy as np
 
 from sparklog.arguments import as_whole
+from sparklog.common.parsing import is_digits
 from sparklog.common.times import iso_time, parse_iso_time
 from sparklog.errors import BadRequest, NotFound
 from sparklog.log.read.read_plan import NativeReadPart, check_partition
@@ -124,7 +125,7 @@ def _ends_at(view: LogView, topic: str, time_ms: int, bounds: Mapping[int, Bound
 def _milliseconds(time: int | str) -> int:
     with suppress(ValueError):
         if isinstance(time, str):
-            return int(time) if time.isdecimal() else max(0, parse_iso_time(time.strip()))
+            return int(time) if is_digits(time) else max(0, parse_iso_time(time.strip()))
     if (time_ms := as_whole(time)) is not None and time_ms >= 0:
         return time_ms
     raise BadRequest(

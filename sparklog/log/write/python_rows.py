@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sparklog.errors import BadRequest, did_you_mean
+from sparklog.errors import BadRequest, did_you_mean, shortened
 from sparklog.format.arrow_numpy import bytes_array, text_array
 from sparklog.log.state.record_schema import HEADERS_TYPE
 from sparklog.log.write.rows import ROW_COLUMNS
@@ -62,7 +62,7 @@ def _column(name: str, values: Any) -> pa.Array:
     if isinstance(values, pa.Array):
         return values
     if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
-        raise BadRequest(f"expected column {name} to be a list, found {values!r:.80}")
+        raise BadRequest(f"expected column {name} to be a list, found {shortened(values)}")
     cells = list(values)
     if name in ("key", "value"):
         return bytes_array([as_bytes(name, cell) for cell in cells])
@@ -82,10 +82,10 @@ def as_bytes(name: str, cell: object) -> bytes | None:
         try:
             return cell.encode()
         except UnicodeEncodeError:
-            raise BadRequest(f"expected {name} to be bytes or a text, {cell!r:.80} has no UTF-8") from None
+            raise BadRequest(f"expected {name} to be bytes or a text, {shortened(cell)} has no UTF-8") from None
     if isinstance(cell, (bytearray, memoryview)):
         return bytes(cell)
-    raise BadRequest(f"expected {name} to be bytes, a text or None, found {cell!r:.80}: encode it before")
+    raise BadRequest(f"expected {name} to be bytes, a text or None, found {shortened(cell)}: encode it before")
 
 
 def as_headers(headers: object) -> list[Header] | None:
@@ -101,10 +101,10 @@ def as_headers(headers: object) -> list[Header] | None:
     except (TypeError, ValueError, KeyError) as error:
         if isinstance(error, BadRequest):
             raise
-        raise BadRequest(f"expected headers as pairs of a text and bytes, found {headers!r:.80}") from None
+        raise BadRequest(f"expected headers as pairs of a text and bytes, found {shortened(headers)}") from None
     wrong = [key for key, _ in pairs if not isinstance(key, str)]
     if wrong:
-        raise BadRequest(f"expected the key of a header to be a text, found {wrong[0]!r:.80}")
+        raise BadRequest(f"expected the key of a header to be a text, found {shortened(wrong[0])}")
     return pairs
 
 

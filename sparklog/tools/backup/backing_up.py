@@ -153,6 +153,9 @@ def back_up(
     or `target` holds anything else.
     """
     _refuse_backup(root)
+    for name in topics or ():
+        # Before the repository is made: a mistyped name leaves nothing behind.
+        root.topic(name)
     repository = Repository.open_or_create(target, root.id, root.env)
     options = copying.CopyOptions(link, at_once, progress, root.env)
     for left in reversed(range(root.store.limits.backup_tries)):
