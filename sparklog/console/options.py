@@ -35,7 +35,7 @@ def whole_number(
     high: int = INT64_MAX,
     metavar: str = "N",
     default: bool | str = True,
-    **rule: str,
+    **rule: Any,
 ) -> Any:
     """Return an option for a whole number from `low` to `high`; other values are a usage error.
 

@@ -96,7 +96,7 @@ class Option:
     is on.
 
     `show_default`: the text for a default that is not self-explanatory. `excludes` and `needs`: other options of the
-    command, separated by spaces; `may_be_blank`: an empty value is a value (`sparklog.console.option_rules` for the three).
+    command, separated by spaces; `may_be_blank`: an empty value is a value (all in `sparklog.console.option_rules`).
     `settings`: of `click.Option`, or of `click.Path` where the type is a path.
     """
 

@@ -131,6 +131,9 @@ def run_maintenance(
     the root, as that of a job `kind` (default: the job's name).
     """
     root = sparklog.open(options.root)
+    for topic in options.topics:
+        # A mistyped name is an error before a lease or an outcome is written.
+        root.topic(topic)
     settings = options.settings_at(store_clock_ms(root.store, root.env, dry_run=options.dry_run))
     with leased(root, name, options.topics, wanted=options.lease and not options.dry_run) as lease:
         recording = Recording[Any](root, kind or name, settings, options.topics, wanted=not options.dry_run)

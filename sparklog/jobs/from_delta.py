@@ -34,6 +34,7 @@ from sparklog.jobs import delta
 from sparklog.jobs.common import parse
 from sparklog.jobs.delta import CheckpointOption, FollowOption, IntervalOption, TableOption
 from sparklog.jobs.stream import check_target, follow_to_end, streaming_job
+from sparklog.log.journal.names import check_topic_name
 
 CHANGES = ("_change_type", "_commit_version", "_commit_timestamp")
 FEED = "delta.enableChangeDataFeed"
@@ -69,6 +70,7 @@ class FromDelta(delta.DeltaQuery):
     keys: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
+        check_topic_name(self.topic)
         self.check_interval()
         self.keys = self.key_columns()
         if not self.keys:

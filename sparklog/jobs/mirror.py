@@ -34,7 +34,7 @@ from sparklog.console.options import IsolationOption, comma_separated, whole_num
 from sparklog.console.parameters import Option
 from sparklog.console.terminal import read_text
 from sparklog.datasource.spark_versions import READ_LIMITS
-from sparklog.errors import BadRequest, NotFound, SparklogError, Unavailable, did_you_mean
+from sparklog.errors import BadRequest, NotFound, SparklogError, Unavailable, did_you_mean, shortened
 from sparklog.jobs.common import parse
 from sparklog.jobs.stream import (
     QueryStatus,
@@ -357,12 +357,12 @@ def _check_endpoints(source: str, target: str) -> None:
     kafka = [endpoint for endpoint in (source, target) if endpoint.startswith(SCHEME)]
     if len(kafka) != 1:
         raise BadRequest(
-            f"--from or --to must be {SCHEME}host:port and the other one a root's path; between paths use "
-            "`sparklog stream`"
+            f"--from or --to must be {SCHEME}host:port and the other one a root's path, found {shortened(source)} and "
+            f"{shortened(target)}; between paths use `sparklog stream`"
         )
     for server in kafka[0].removeprefix(SCHEME).split(","):
         if _SERVER.fullmatch(server) is None:
-            raise BadRequest(f"expected {SCHEME}host:port[,host:port], found '{kafka[0]}'")
+            raise BadRequest(f"expected {SCHEME}host:port[,host:port], found {shortened(kafka[0])}")
 
 
 def _client_options(file: str | None, pairs: Sequence[str]) -> dict[str, str]:

@@ -34,6 +34,7 @@ from sparklog.datasource.spark_versions import READ_LIMITS
 from sparklog.datasource.subscription import Subscriber
 from sparklog.errors import Unavailable
 from sparklog.jobs.common import DONE, job, parse
+from sparklog.log.journal.names import check_id, check_topic_name
 from sparklog.maintenance.spark_runner import quiet_session
 from sparklog.opening import NOTHING, open_log, open_view, refuse_inside, resolve
 from sparklog.output import StatusLine
@@ -229,6 +230,12 @@ class Copy:
     ] = None
     group: Annotated[str | None, Option(help="Consumer group that commits the query's offsets; of a root.")] = None
     follow: Annotated[bool, Option(help="Go on with what comes later.")] = False
+
+    def __post_init__(self) -> None:
+        if self.topic is not None:
+            check_topic_name(self.topic)
+        if self.group is not None:
+            check_id(self.group, "group id")
 
 
 def start(spark: SparkSession, copy: Copy) -> StreamingQuery:

@@ -44,6 +44,7 @@ from sparklog.jobs import delta
 from sparklog.jobs.common import parse
 from sparklog.jobs.delta import CheckpointOption, FollowOption, IntervalOption, TableOption, any_null, check_columns
 from sparklog.jobs.stream import check_source, follow_to_end, streaming_job
+from sparklog.log.journal.names import check_topic_name
 from sparklog.output import log
 
 RECORD = ("topic", "partition", "offset", "timestamp", "key", "value")
@@ -254,6 +255,7 @@ class ToDelta(delta.DeltaQuery):
     rows: Payload = field(init=False)
 
     def __post_init__(self) -> None:
+        check_topic_name(self.topic)
         self.check_interval()
         keys = self.key_columns()
         upsert = self.mode == "upsert"

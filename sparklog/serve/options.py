@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import ssl
 import zlib
 from collections.abc import Mapping, Sequence
@@ -144,11 +145,8 @@ def tls_context(cert: str, key: str) -> ssl.SSLContext:
     """Return what encrypts connections, from PEM files. `BadRequest` if they cannot be read or do not fit."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     for path in (cert, key):
-        try:
-            with open(path, "rb"):
-                pass
-        except OSError as error:
-            raise BadRequest(f"the PEM file {path!r} cannot be read: {error.strerror}; check its path") from None
+        if not os.path.isfile(path):
+            raise BadRequest(f"the PEM file {path!r} does not exist, or is a directory; check its path")
     try:
         context.load_cert_chain(cert, key)
     except (OSError, ssl.SSLError) as error:

@@ -248,6 +248,9 @@ def _changes(added: list[str] | None, file: Path | None, deleted: list[str] | No
         changes.update({entry.name: entry.value for entry in parse_properties(text, str(file))})
     for text in added or []:
         for item in _COMMA.split(text):
+            if not item.strip():
+                problem = f"expected NAME=VALUE,..., found a comma without one in {text!r}"
+                raise BadParameter(problem, param_hint="'--add-config'")
             name, value = opt.name_and_value(item, "--add-config", "NAME=VALUE,...")
             changes[name] = value.removeprefix("[").removesuffix("]").strip()
     for name in opt.comma_separated(deleted):
