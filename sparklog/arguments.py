@@ -16,12 +16,8 @@ from inspect import Parameter
 from operator import index
 from typing import Any, ParamSpec, TypeVar, get_type_hints
 
-<<<<<<< HEAD
 from sparklog.common.settings import TEXT, Setting, ValueType, is_text, is_whole, keyword_settings, whole
 from sparklog.errors import BadRequest, did_you_mean
-=======
-from sparklog.errors import BadRequest, did_you_mean, shortened
->>>>>>> abfa285e (cli: refuse blank values, repeated options and numbers only Python reads)
 from sparklog.storage.store import Store
 
 P = ParamSpec("P")
@@ -29,49 +25,8 @@ T = TypeVar("T")
 INT64_MAX = 2**63 - 1
 
 
-<<<<<<< HEAD
 def instance(expected: str, *types: type) -> ValueType:
     return ValueType(expected, lambda value: isinstance(value, types))
-=======
-@dataclass(frozen=True, slots=True)
-class ArgumentKind:
-    """A kind of argument: `expected` in words, and whether a value is one."""
-
-    expected: str
-    accepts: Callable[[Any], bool]
-
-    def or_none(self) -> ArgumentKind:
-        return ArgumentKind(f"{self.expected} or None", lambda value: value is None or self.accepts(value))
-
-    def check(self, name: str, value: object) -> None:
-        """`BadRequest` if the value is none of this kind."""
-        if not self.accepts(value):
-            listed = isinstance(value, (str, bytes)) and self.expected.startswith("a list")
-            hint = f"; give [{shortened(value)}]" if listed else ""
-            if isinstance(value, str) and not _is_text(value):
-                hint = "; it has characters that UTF-8 cannot encode"
-            raise BadRequest(f"{name} must be {self.expected}, found {shortened(value)}{hint}")
-
-
-def one_of(*values: str) -> ArgumentKind:
-    return ArgumentKind(
-        f"{', '.join(values[:-1])} or {values[-1]}", lambda value: isinstance(value, str) and value in values
-    )
-
-
-def instance(expected: str, *types: type) -> ArgumentKind:
-    return ArgumentKind(expected, lambda value: isinstance(value, types))
-
-
-def whole(low: int, high: int = INT64_MAX) -> ArgumentKind:
-    """Return the kind of whole numbers, also numpy's, from `low` to `high`."""
-    span = f"of at least {low}" if high == INT64_MAX else f"from {low} to {high}"
-    return ArgumentKind(f"a whole number {span}", lambda value: _is_whole(value) and low <= index(value) <= high)
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, SupportsIndex) and not isinstance(value, bool)
->>>>>>> abfa285e (cli: refuse blank values, repeated options and numbers only Python reads)
 
 
 def as_whole(value: object) -> int | None:

@@ -15,7 +15,7 @@ from operator import index
 from typing import Any, Literal, SupportsIndex, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from sparklog.common.parsing import INT32_MAX, INT64_MAX, INT64_MIN, fraction, positive_number, whole_number
-from sparklog.errors import BadRequest, did_you_mean
+from sparklog.errors import BadRequest, did_you_mean, shortened
 
 K = TypeVar("K")
 
@@ -57,11 +57,11 @@ class ValueType:
         """Return the error for a value of the setting or argument `name`."""
         hint = ""
         if isinstance(value, (str, bytes)) and self.valid.startswith("a list"):
-            hint = f"; give [{value!r:.40}]"
+            hint = f"; give [{shortened(value)}]"
         elif isinstance(value, str):
             is_encodable = is_text(value)
             hint = did_you_mean(value, self.choices) if is_encodable else "; it has characters that UTF-8 cannot encode"
-        return BadRequest(f"{name} must be {self.valid}, found {value!r:.80}{hint}")
+        return BadRequest(f"{name} must be {self.valid}, found {shortened(value)}{hint}")
 
 
 def is_text(value: object) -> bool:

@@ -90,7 +90,7 @@ RIGHT: Mapping[str, Mapping[str, str | None]] = {
     "perf consume": {"--topic": "orders", "--messages": "1"},
 }
 """A right command line for each command, `{p}` the folder of `place`, `{r}` its root."""
-INSTEAD = {
+INSTEAD: Mapping[str, Mapping[str, str | None]] = {
     "--key-schema": {"--key-format": "avro", "--key-separator": ":"},
     "--value-schema": {"--value-format": "avro"},
     "--payload-delimiter": {"--payload-file": "{p}/file"},
@@ -275,17 +275,16 @@ def cases(command: FunctionCommand, name: str, place: Path, seen: set[str]) -> I
         if (name == "doctor" or name in NEVER_RUN) and kind_of(parameter) in ("root", "folder", "file"):
             # Findings of the doctor are its output; a job looks at places when its arguments are read.
             continue
-        rule = rules.get(str(parameter.name))
-        excluded = {option, *(rule.excludes if rule else ())}
-        excluded |= {
-            other for other, item in named.items() if option in getattr(rules.get(str(item.name)), "excludes", ())
-        }
+        rule = rules[str(parameter.name)]
+        excluded = {option, *rule.excludes}
+        rivals = {str(other.name) for other in parameters if option in rules[str(other.name)].excludes}
+        excluded |= {key for key, item in named.items() if item.name in rivals}
         excluded |= set[str]().union(*(group for group in ALTERNATIVES if option in group))
-        right = {key: value for key, value in RIGHT[name].items() if key not in excluded}
-        right |= {key: value for key, value in INSTEAD.get(option, {}).items() if key in named}
-        right = {key: value and value.format(p=place, r=place / "r") for key, value in right.items()}
-        lacks_need = rule is not None and rule.needs and not set(rule.needs) & set(right)
-        more = typed(named[rule.needs[0]], rule.needs[0]) if rule and lacks_need else []
+        texts = {key: text for key, text in RIGHT[name].items() if key not in excluded}
+        texts |= {key: text for key, text in INSTEAD.get(option, {}).items() if key in named}
+        right = {key: None if text is None else text.format(p=place, r=place / "r") for key, text in texts.items()}
+        lacks_need = rule.needs and not set(rule.needs) & set(right)
+        more = typed(named[rule.needs[0]], rule.needs[0]) if lacks_need else []
         kind = kind_of(parameter)
         kind += parameter.metavar or "" if kind == "form" else ""
         for value in wrong_values(name, parameter, place, all_of_them=kind not in seen):
@@ -378,14 +377,10 @@ def test_an_empty_value_and_a_repeated_option_are_errors() -> None:
             if getattr(parameter, "is_flag", False) or not parameter.expose_value:
                 continue
             name = names_of(parameter)[0]
-            is_option = isinstance(parameter, Option)
-            is_optional_value = is_option and parameter._flag_needs_value
-            lines = (
-                []
-                if parameter.name in may_be_blank
-                else [([f"{name}= "] if is_option else ["--", ","], "expected a value")]
-            )
-            if is_option and not parameter.multiple and not is_optional_value:
+            lines: list[tuple[list[str], str]] = []
+            if parameter.name not in may_be_blank:
+                lines.append(([f"{name}= "] if isinstance(parameter, Option) else ["--", ","], "expected a value"))
+            if isinstance(parameter, Option) and not parameter.multiple and not parameter._flag_needs_value:
                 lines.append(([f"{name}=1", f"{name}=1"], f"give {name} once, found it 2 times"))
             for words, says in lines:
                 count += 1

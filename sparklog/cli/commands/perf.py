@@ -11,11 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from click import BadParameter, get_current_context
 
-<<<<<<< HEAD
-from sparklog.common.settings import keyword_settings
-=======
 from sparklog.common import parsing
->>>>>>> abfa285e (cli: refuse blank values, repeated options and numbers only Python reads)
+from sparklog.common.settings import keyword_settings
 from sparklog.console.locations import open_root
 from sparklog.console.options import RootOption, comma_separated, whole_number
 from sparklog.console.parameters import Argument, Commands, Option
@@ -201,32 +198,12 @@ def _properties(texts: Sequence[str]) -> dict[str, Any]:
         if not equals or field not in settings:
             raise BadParameter(f"expected NAME=VALUE with a name of {', '.join(sorted(settings))}, found {text!r}")
         try:
-<<<<<<< HEAD
             options[field] = settings[field].parse(value)
         except BadRequest as error:
             raise BadParameter(str(error)) from None
     return options
 
 
-=======
-            options[field] = _value(value, numbers[field])
-        except ValueError:
-            what = "true or false" if numbers[field] is bool else "a number"
-            raise BadParameter(f"expected {what} for {name}, found {value!r}") from None
-    return options
-
-
-def _value(text: str, kind: type) -> object:
-    if kind is bool:
-        if text not in ("true", "false"):
-            raise ValueError(text)
-        return text == "true"
-    if kind is int:
-        return parsing.whole_number(text)
-    return parsing.number(text) if kind is float else text
-
-
->>>>>>> abfa285e (cli: refuse blank values, repeated options and numbers only Python reads)
 def _milliseconds(text: str) -> float:
     try:
         value = parsing.number(text)

@@ -152,13 +152,8 @@ class Producer:
         if timestamp is None:
             timestamp = self._wall_ms()
         elif type(timestamp) is not int or not 0 <= timestamp <= INT64_MAX:
-<<<<<<< HEAD
-            raise BadRequest(f"timestamp is milliseconds since 1970, found {timestamp!r:.80}")
-        if self._options["partitioner"] is not None and partition is None:
-=======
             raise BadRequest(f"timestamp is milliseconds since 1970, found {shortened(timestamp)}")
-        if self._options.partitioner is not None and partition is None:
->>>>>>> abfa285e (cli: refuse blank values, repeated options and numbers only Python reads)
+        if self._options["partitioner"] is not None and partition is None:
             partition = self._choose(topic, key)
         if partition is not None:
             self._check_partition(topic, partition)
