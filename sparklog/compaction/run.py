@@ -79,20 +79,6 @@ class CompactOptions:
     dry_run: bool = False  # change nothing; the report's `planned` has the plan with reasons
 
 
-def compact_topic(
-    topic: Topic,
-    settings: Settings,
-    runner: Runner,
-    options: CompactOptions = CompactOptions(),
-    on_done: OnDone | None = None,
-    plans: Plans = PLANS,
-) -> TopicReport:
-    """Seal, merge and, on a topic with `compact`, clean. Failures are in the report, not raised."""
-    run = _TopicRun(topic, settings, options.roll, plans)
-    _run_all([run], runner, options, on_done)
-    return run.report
-
-
 def compact_root(
     root: Root,
     settings: Settings,

@@ -9,9 +9,10 @@ import pyarrow as pa
 import pytest
 
 import sparklog as library
-from sparklog.compaction.run import CompactOptions, compact_topic
+from sparklog.compaction.run import CompactOptions
 from sparklog.maintenance.work_items import InProcess, Settings
 from tests.cli.conftest import Sparklog
+from tests.support.compaction import compact_topic
 
 ROWS = pa.table({"key": [b"k"] * 3, "value": [b"v" * 100] * 3})
 

@@ -10,11 +10,12 @@ import pytest
 
 import sparklog as library
 from sparklog.common.units import size_text
-from sparklog.compaction.run import CompactOptions, compact_topic
+from sparklog.compaction.run import CompactOptions
 from sparklog.kafka.importing.run import ImportOptions, import_log_dir
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.opening import open_view, resolve
 from tests.cli.conftest import REPOSITORY, Sparklog
+from tests.support.compaction import compact_topic
 
 KAFKA = REPOSITORY / "examples" / "data" / "kafka-log-dir"
 

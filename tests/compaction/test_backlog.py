@@ -8,11 +8,12 @@ import pyarrow as pa
 import pytest
 
 from sparklog.compaction.backlog import compaction_backlog
-from sparklog.compaction.run import CompactOptions, compact_topic
+from sparklog.compaction.run import CompactOptions
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.report import MOST_WAIT_MS, Backlog
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.testing.world import DAY_MS, HOUR_MS, World
+from tests.support.compaction import compact_topic
 
 CLEANED = {"cleanup.policy": "compact", "segment.ms": HOUR_MS}
 

@@ -17,7 +17,7 @@ import pytest
 from sparklog.compaction import cleaner
 from sparklog.compaction.clean_plan import plan_cleaning
 from sparklog.compaction.clean_work import CleanDone, CleanWork
-from sparklog.compaction.run import CompactOptions, compact_topic
+from sparklog.compaction.run import CompactOptions
 from sparklog.compaction.seal_plan import plan_sealing
 from sparklog.errors import Conflict, Corrupt
 from sparklog.format.batch_scan import scan_headers
@@ -46,6 +46,7 @@ from tests.compaction.plain_cleaner import (
     decoded,
 )
 from tests.format.old_messages import LOG_APPEND_TIME, message, messages, wrapper
+from tests.support.compaction import compact_topic
 from tests.support.counted_root import CountedRoot
 from tests.support.records import small
 from tests.support.seeds import first_of

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from sparklog.compaction.run import compact_topic
 from sparklog.kafka.importing.run import ImportOptions, import_log_dir
 from sparklog.maintenance.work_items import InProcess, Settings
 from tests.compaction.histories import History
 from tests.compaction.test_imported_transactions import check, log_dir, model_of, sealed_by_now
+from tests.support.compaction import compact_topic
 from tests.support.counted_root import CountedRoot
 from tests.support.seeds import first_of
 

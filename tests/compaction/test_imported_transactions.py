@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from sparklog.compaction.run import CompactOptions, compact_topic
+from sparklog.compaction.run import CompactOptions
 from sparklog.errors import BadRequest, Conflict, Corrupt
 from sparklog.kafka.importing.run import ImportOptions, import_log_dir
 from sparklog.kafka.in_place import KafkaView, is_internal
@@ -18,7 +18,7 @@ from sparklog.log.journal.names import file_key
 from sparklog.log.read.topic_scan import Tail
 from sparklog.log.state.invariants import check_state
 from sparklog.log.state.rewrites import RewriteIntent
-from sparklog.log.state.slices import SliceFlag, merge_tier
+from sparklog.log.state.slices import SliceFlag
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
 from sparklog.log.topic.root import RootView
 from sparklog.log.topic.topic import Topic
@@ -36,6 +36,7 @@ from tests.fixture_data import (
     split_partition,
 )
 from tests.kafka.logs import batch, marker, read_topic, without_epochs, write_partition
+from tests.support.compaction import compact_topic, merge_tier
 from tests.support.counted_root import CountedRoot
 from tests.support.seeds import first_of
 

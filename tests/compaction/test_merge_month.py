@@ -23,10 +23,11 @@ from sparklog.limits import DEFAULTS
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.segments import RollRule, due, segments_of
 from sparklog.log.state.slice_table import Slices, SliceTable, Snapshot, Texts
-from sparklog.log.state.slices import merge_tier, with_tier
+from sparklog.log.state.slices import with_tier
 from sparklog.log.state.topic_state import Head
 from sparklog.maintenance.work_items import Settings
 from sparklog.storage.memory import MemoryStore
+from tests.support.compaction import merge_tier
 from tests.support.seeds import first_of
 
 pytestmark = pytest.mark.sweep

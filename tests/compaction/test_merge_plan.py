@@ -32,7 +32,7 @@ from sparklog.log.state.commit_log import CommitOutcome
 from sparklog.log.state.invariants import check_state
 from sparklog.log.state.rewrites import RewriteIntent
 from sparklog.log.state.slice_table import SliceTable
-from sparklog.log.state.slices import FileSlices, SliceFlag, merge_tier
+from sparklog.log.state.slices import FileSlices, SliceFlag
 from sparklog.log.state.topic_state import Head
 from sparklog.log.state.view import READ_UNCOMMITTED
 from sparklog.log.topic.topic import Topic
@@ -42,6 +42,7 @@ from sparklog.storage.store import Store
 from sparklog.testing.world import START_MS
 from tests.log.read.test_scan_imported import batch_of
 from tests.log.rewriting import appended_by_hand, prepared, resolve, sealed
+from tests.support.compaction import merge_tier
 from tests.support.counted_root import KINDS, CountedRoot
 from tests.support.records import random_rows, small
 from tests.support.seeds import examples

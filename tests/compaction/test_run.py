@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from sparklog.compaction.clean_work import CleanDone
-from sparklog.compaction.run import TRIES, CompactOptions, Plans, compact_root, compact_topic
+from sparklog.compaction.run import TRIES, CompactOptions, Plans, compact_root
 from sparklog.errors import Conflict, Corrupt, Fenced, NotFound, SparklogError, Unavailable
 from sparklog.log.journal.names import commit_key, file_key, sealed_path
 from sparklog.log.state.commit import COMPACT, MERGE, SEAL, Edit
@@ -22,6 +22,7 @@ from sparklog.maintenance.work_items import Done, InProcess, PieceReport, Progre
 from sparklog.storage.memory import MemoryStore
 from sparklog.testing.world import START_MS, World
 from tests.log.topics import append
+from tests.support.compaction import compact_topic
 from tests.support.maintaining import maintain
 
 SETTINGS = Settings(START_MS)

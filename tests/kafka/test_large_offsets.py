@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from crc32c import crc32c
 
-from sparklog.compaction.run import CompactOptions, compact_topic
+from sparklog.compaction.run import CompactOptions
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.kafka.importing.run import ImportOptions, import_log_dir
 from sparklog.kafka.in_place import KafkaView
@@ -19,6 +19,7 @@ from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.tools.verification.run import verify_root
 from tests.kafka.logs import HOUR_MS, keyed_batch, write_partition
 from tests.kafka_tools import KafkaTools
+from tests.support.compaction import compact_topic
 
 END = 2**63 - 1
 """The greatest end of a log, one above its greatest offset."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from sparklog.compaction.run import CompactOptions, compact_topic
+from sparklog.compaction.run import CompactOptions
 from sparklog.errors import Corrupt
 from sparklog.kafka.importing.run import ImportOptions, import_log_dir
 from sparklog.kafka.in_place import KafkaView
@@ -25,6 +25,7 @@ from sparklog.testing.world import World
 from tests.fixture_data import ExpectedRecord, copied, expected_offsets, expected_records, split_partition
 from tests.format.old_messages import message, messages, wrapper
 from tests.kafka.logs import HOUR_MS, batch, offsets, read, records, segment, without_epochs, write_partition
+from tests.support.compaction import compact_topic
 from tests.support.seeds import thinned
 
 PARTITIONS = [

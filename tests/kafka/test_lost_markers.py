@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sparklog.compaction.run import CompactOptions, compact_topic
+from sparklog.compaction.run import CompactOptions
 from sparklog.errors import Corrupt
 from sparklog.kafka.exporting import export_topics
 from sparklog.kafka.exporting.run import ExportOptions
@@ -21,6 +21,7 @@ from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.storage.local import LocalStore
 from tests.format.old_messages import message, messages
 from tests.kafka.logs import HOUR_MS, append_to, batch, marker, offsets, read, records, write_partition
+from tests.support.compaction import compact_topic
 
 MARKER_BYTES = 78
 LEVELS = (READ_COMMITTED, READ_UNCOMMITTED)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sparklog.compaction.run import CompactOptions, compact_topic
+from sparklog.compaction.run import CompactOptions
 from sparklog.errors import Corrupt
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.decode import decode
@@ -36,6 +36,7 @@ from sparklog.tools.verification.run import verify_root
 from tests.fixture_data import ExpectedRecord
 from tests.kafka.logs import HOUR_MS, batch, read, read_topic, write_partition
 from tests.kafka.odd_batches import CASES, HEADERS, LEGACY, OddBatch
+from tests.support.compaction import compact_topic
 
 SOUND = {name: case for name, case in CASES.items() if case.is_read}
 BAD = {name: case for name, case in CASES.items() if not case.is_read}

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from sparklog.compaction.run import CompactOptions, compact_topic
+from sparklog.compaction.run import CompactOptions
 from sparklog.errors import NotFound
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.record_batch import HEADER_BYTES, BatchHeader
@@ -34,6 +34,7 @@ from sparklog.tools.verification.run import verify_root
 from tests.fixture_data import ExpectedRecord
 from tests.format.old_messages import message, wrapper
 from tests.kafka.logs import HOUR_MS, batch, keyed_batch, marker, read, read_topic, varint, write_partition
+from tests.support.compaction import compact_topic
 
 T = HOUR_MS
 Rows = list[tuple[int, bytes | None]]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sparklog.compaction.run import CompactOptions, compact_topic
+from sparklog.compaction.run import CompactOptions
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.kafka.importing.run import ImportOptions, import_log_dir
 from sparklog.kafka.in_place import KafkaView
@@ -22,6 +22,7 @@ from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.work_items import InProcess, Settings
 from tests.fixture_data import ExpectedRecord, copied, expected_offsets, expected_records, fixture_tree
 from tests.kafka.logs import HOUR_MS, offsets, read, records, segment, without_epochs
+from tests.support.compaction import compact_topic
 
 ISOLATION = (READ_UNCOMMITTED, READ_COMMITTED)
 RECOVERED = "recovered/unclean-recovery-point-0"

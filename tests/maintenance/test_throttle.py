@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from sparklog.compaction.run import CompactOptions, compact_topic
+from sparklog.compaction.run import CompactOptions
 from sparklog.maintenance import throttle as module
 from sparklog.maintenance.properties import settings_of
 from sparklog.maintenance.throttle import UNLIMITED, Throttle, ThrottledStore, process_throttle, throttled
@@ -17,6 +17,7 @@ from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.storage import LocalStore
 from sparklog.storage.memory import MemoryStore
 from sparklog.testing.world import World
+from tests.support.compaction import compact_topic
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sparklog.compaction.run import CompactOptions, compact_topic
+from sparklog.compaction.run import CompactOptions
 from sparklog.errors import BadRequest, Unavailable
 from sparklog.groups.collecting import collect_groups
 from sparklog.groups.group import Group
@@ -19,6 +19,7 @@ from sparklog.testing.world import DAY_MS, World
 from sparklog.testing.wrapper_stores import CountingStore, WrapperStore
 from sparklog.tools.backup.backing_up import back_up
 from sparklog.tools.backup.repository import Repository, named_keys, prune
+from tests.support.compaction import compact_topic
 from tests.support.counted_root import Bucket, CountedRoot
 from tests.support.records import rows
 

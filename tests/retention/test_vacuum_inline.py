@@ -9,7 +9,6 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from sparklog.compaction.run import compact_topic
 from sparklog.errors import SparklogError
 from sparklog.kafka.exporting.plan import broker_configs
 from sparklog.log.journal.names import commit_path, file_key
@@ -34,6 +33,7 @@ from sparklog.tools.inspection.dump import DumpOptions, dump
 from sparklog.tools.inspection.dump_source import find
 from sparklog.tools.inspection.inspect import inspect_topic
 from sparklog.tools.verification.run import verify_root
+from tests.support.compaction import compact_topic
 from tests.support.small_limits import small_limits
 
 KEEP = {"retention.ms": -1, "inline.records.bytes": 4096}

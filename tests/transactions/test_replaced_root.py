@@ -11,7 +11,6 @@ from itertools import count
 
 import pytest
 
-from sparklog.compaction.run import compact_topic
 from sparklog.errors import Corrupt, Fenced, SparklogError, Unavailable
 from sparklog.groups.lag import Groups
 from sparklog.log.topic.root import Root, open_root
@@ -22,6 +21,7 @@ from sparklog.tools.verification.findings import LOG
 from sparklog.tools.verification.run import verify_root
 from sparklog.transactions.producer import transactional
 from tests.log.protocol import Hooked
+from tests.support.compaction import compact_topic
 from tests.support.records import rows
 from tests.support.root_ids import replace_root_id
 from tests.support.topics_world import TopicsWorld

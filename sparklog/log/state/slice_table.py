@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 
 PLAIN, OPEN, COMMITTED, ABORTED = 0, 1, 2, 3
-STATUS_NAMES = ("plain", "open", "committed", "aborted")
 PENDING_COMMITS = 256
 SPARE_TEXTS = 4096
 Columns = dict[str, npt.NDArray[Any]]

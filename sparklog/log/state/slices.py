@@ -99,10 +99,6 @@ MERGE_TIER_MASK = 0xF << MERGE_TIER_SHIFT
 """Bits 8 to 11 of a slice's flags: its tier, 0 as it was appended, t + 1 for what eight runs of tier t became."""
 
 
-def merge_tier(flags: int) -> int:
-    return (flags & MERGE_TIER_MASK) >> MERGE_TIER_SHIFT
-
-
 def with_tier(flags: int, tier: int) -> int:
     return flags & ~MERGE_TIER_MASK | min(tier, 0xF) << MERGE_TIER_SHIFT
 

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sparklog.compaction.run import CompactOptions, compact_topic
+from sparklog.compaction.run import CompactOptions
 from sparklog.groups.group_state import CommittedOffset
 from sparklog.groups.lag import Groups
 from sparklog.kafka.exporting import ExportedTopic, export_topics
@@ -32,6 +32,7 @@ from tests.kafka.exporting.test_exporting import led
 from tests.kafka.logs import batch, write_partition
 from tests.kafka_broker import Broker, Consumed
 from tests.log.rewriting import prepared, resolve
+from tests.support.compaction import compact_topic
 from tests.support.counted_root import CountedRoot
 
 pytestmark = pytest.mark.slow

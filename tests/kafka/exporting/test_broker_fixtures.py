@@ -12,7 +12,6 @@ import pyarrow as pa
 import pytest
 from kafka.consumer.fetcher import Fetcher
 
-from sparklog.compaction.run import compact_topic
 from sparklog.kafka.exporting import ExportedTopic, export_topics
 from sparklog.kafka.exporting.plan import broker_configs
 from sparklog.kafka.exporting.run import ExportOptions
@@ -24,6 +23,7 @@ from tests.kafka.exporting.test_fixtures import imported_from
 from tests.kafka.test_importing import STAGES
 from tests.kafka_broker import ODD, Broker, Consumed
 from tests.kafka_tools import KafkaTools
+from tests.support.compaction import compact_topic
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sparklog.compaction.run import CompactOptions, compact_topic
+from sparklog.compaction.run import CompactOptions
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound, Unavailable
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.checkpoint_files import (
@@ -45,6 +45,7 @@ from tests.format.old_messages import message
 from tests.kafka.logs import batch, marker, read, records, write_partition
 from tests.kafka_tools import KafkaTools
 from tests.log.rewriting import prepared, resolve
+from tests.support.compaction import compact_topic
 from tests.support.counted_root import CountedRoot
 from tests.support.records import rows
 from tests.support.topics_world import TopicsWorld

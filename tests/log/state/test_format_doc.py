@@ -37,7 +37,7 @@ from sparklog.log.state.commit import (
 )
 from sparklog.log.state.kafka_source import KAFKA_ENDED_JSON, KAFKA_OPEN_JSON, KAFKA_SOURCE_JSON
 from sparklog.log.state.root_defaults import DEFAULTS_JSON, PATTERN_JSON
-from sparklog.log.state.slice_table import STATUS_NAMES
+from sparklog.log.state.slice_table import ABORTED, COMMITTED, OPEN, PLAIN
 from sparklog.log.state.slices import SliceFlag
 from sparklog.log.state.topic_state import HEAD_JSON, PREPARE_JSON
 from sparklog.log.state.writer_runs import ENTRY_JSON
@@ -132,7 +132,7 @@ def test_ops_flags_statuses_and_format() -> None:
     flags = {re.sub("`", "", row[0]): row[-1] for row in tables()["A file in `files`: member"]}["flags"]
     assert [int(number) for number in re.findall(r"(\d+): ", flags)] == [flag.value for flag in SliceFlag if flag]
     status = {re.sub("`", "", row[0]): row[-1] for row in tables()["The slice table: column"]}["status"]
-    assert status == ", ".join(f"{number} {name}" for number, name in enumerate(STATUS_NAMES))
+    assert status == f"{PLAIN} plain, {OPEN} open, {COMMITTED} committed, {ABORTED} aborted"
     assert ("No features exist so far." in TEXT) == (not KNOWN_READ_FEATURES and not KNOWN_WRITE_FEATURES)
 
 

@@ -11,7 +11,6 @@ import pytest
 
 from sparklog.compaction import run
 from sparklog.compaction.merge_plan import plan_merges
-from sparklog.compaction.run import compact_topic
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.limits import Limits
 from sparklog.log.journal import documents
@@ -44,6 +43,7 @@ from sparklog.testing.world import World
 from sparklog.testing.wrapper_stores import CountingStore
 from sparklog.tools.verification.run import verify_root
 from sparklog.transactions.producer import transactional
+from tests.support.compaction import compact_topic
 
 BOUND = 4096
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from sparklog.compaction.run import CompactOptions, compact_topic
+from sparklog.compaction.run import CompactOptions
 from sparklog.log.state.commit import Resolved
 from sparklog.log.topic.root import Root, topic_of
 from sparklog.maintenance.work_items import InProcess, Settings
@@ -30,6 +30,7 @@ from tests.maintenance.simulation.workload import (
     transactor,
     upload,
 )
+from tests.support.compaction import compact_topic
 from tests.support.maintaining import maintain
 from tests.support.small_limits import small_limits
 

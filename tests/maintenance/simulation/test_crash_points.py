@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from sparklog.compaction.run import CompactOptions, Plans, compact_topic
+from sparklog.compaction.run import CompactOptions, Plans
 from sparklog.errors import SparklogError
 from sparklog.log.state.commit import Resolved, Txn
 from sparklog.log.topic.root import Root, topic_of
@@ -23,6 +23,7 @@ from sparklog.testing.world import DAY_MS, HOUR_MS
 from tests.maintenance.simulation.records import Written
 from tests.maintenance.simulation.seeds import check_data_files
 from tests.maintenance.simulation.workload import COLUMNS, TOPIC, Rows, Run, batch_of, plans, rows_of
+from tests.support.compaction import compact_topic
 from tests.support.crash_points import changes
 from tests.support.maintaining import maintain
 from tests.support.small_limits import small_limits

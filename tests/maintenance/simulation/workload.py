@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from sparklog.compaction.clean_plan import plan_cleaning
 from sparklog.compaction.merge_plan import plan_merges
-from sparklog.compaction.run import CompactOptions, Plans, compact_topic
+from sparklog.compaction.run import CompactOptions, Plans
 from sparklog.compaction.seal_plan import plan_sealing
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.log.journal.clocks import Env
@@ -37,6 +37,7 @@ from tests.log.simulation.model import State, expect
 from tests.log.simulation.simulated_world import Actor, SimulatedWorld
 from tests.log.simulation.workload import process
 from tests.maintenance.simulation.records import RecordModel, Records, RecordStore, Written
+from tests.support.compaction import compact_topic
 from tests.support.maintaining import maintain
 
 TOPIC = "t"

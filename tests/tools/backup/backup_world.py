@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
-from sparklog.compaction.run import CompactOptions, compact_topic
+from sparklog.compaction.run import CompactOptions
 from sparklog.log.state.view import READ_UNCOMMITTED
 from sparklog.log.topic.backup_manifest import Manifest
 from sparklog.log.topic.root import Root
@@ -22,6 +22,7 @@ from sparklog.tools.backup.restore_point import Wanted
 from sparklog.tools.backup.restoring import Restored, restore
 from sparklog.transactions.completion import resolve_topic
 from sparklog.transactions.listing import abort_transaction, describe_transaction, list_transactions
+from tests.support.compaction import compact_topic
 
 COLUMNS = ("partition", "offset", "key", "value", "timestamp")
 CONFIGS = {

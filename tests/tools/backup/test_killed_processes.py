@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 import sparklog
-from sparklog.compaction.run import CompactOptions, compact_topic
+from sparklog.compaction.run import CompactOptions
 from sparklog.errors import Conflict
 from sparklog.groups.lag import Groups
 from sparklog.log.topic.root import Root, open_root
@@ -26,6 +26,7 @@ from sparklog.tools.backup.restore_point import Wanted
 from sparklog.tools.backup.restoring import restore
 from sparklog.tools.verification.run import verify_root
 from sparklog.transactions.producer import transactional
+from tests.support.compaction import compact_topic
 from tests.tools.backup.backup_world import end_what_is_open
 
 pytestmark = pytest.mark.sweep

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import sparklog
-from sparklog.compaction.run import CompactOptions, compact_topic
+from sparklog.compaction.run import CompactOptions
 from sparklog.errors import Corrupt
 from sparklog.format.encode import EncodeOptions, encode
 from sparklog.maintenance.work_items import InProcess, Settings
@@ -20,6 +20,7 @@ from sparklog.tools.inspection.dump_batches import LogOptions
 from sparklog.tools.inspection.dump_index import IndexOptions
 from sparklog.tools.inspection.dump_source import find
 from tests.kafka_tools import KafkaTools
+from tests.support.compaction import compact_topic
 
 LINE_ENDS = b"\n\v\f\r\x1c\x1d\x1e\x85"
 NOW_MS = 1_800_000_000_000

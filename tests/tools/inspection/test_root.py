@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pytest
 
 import sparklog
-from sparklog.compaction.run import CompactOptions, compact_topic
+from sparklog.compaction.run import CompactOptions
 from sparklog.format.payloads import RecordFields
 from sparklog.format.record_batch import Payloads
 from sparklog.log.topic.root import Root, RootView
@@ -19,6 +19,7 @@ from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.testing.world import START_MS
 from sparklog.tools.inspection.batches import HotKeys
 from sparklog.tools.inspection.inspect import inspect_file, inspect_topic
+from tests.support.compaction import compact_topic
 
 DAY_MS = 86_400_000
 

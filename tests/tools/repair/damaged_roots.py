@@ -23,7 +23,7 @@ from pathlib import Path
 import pyarrow as pa
 
 import sparklog
-from sparklog.compaction.run import CompactOptions, compact_topic
+from sparklog.compaction.run import CompactOptions
 from sparklog.errors import SparklogError
 from sparklog.groups.lag import Groups
 from sparklog.kafka.importing.run import ImportOptions, import_log_dir
@@ -39,6 +39,7 @@ from sparklog.tools.verification.findings import Report
 from sparklog.tools.verification.run import verify_root
 from sparklog.transactions.completion import collect, resolve_topic
 from sparklog.transactions.producer import transactional
+from tests.support.compaction import compact_topic
 from tests.support.small_limits import small_limits
 from tests.tools.verification.whole_root import rows
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from sparklog.compaction.run import CompactOptions, compact_topic
+from sparklog.compaction.run import CompactOptions
 from sparklog.groups.lag import Groups
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.testing.world import DAY_MS, World
+from tests.support.compaction import compact_topic
 from tests.support.small_limits import small_limits
 from tests.tools.verification.whole_root import rows
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sparklog.compaction.run import CompactOptions, compact_topic
+from sparklog.compaction.run import CompactOptions
 from sparklog.errors import BadRequest
 from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, commit_key, entry_number
 from sparklog.maintenance.work_items import InProcess, Settings
@@ -19,6 +19,7 @@ from sparklog.tools.repair.file_cures import build_indexes
 from sparklog.tools.repair.run import MOVE, repair_root
 from sparklog.tools.verification.run import verify_root
 from sparklog.tools.verification.slice_checks import CollectedBatches
+from tests.support.compaction import compact_topic
 from tests.support.small_limits import small_limits
 from tests.tools.repair.small_root import small_root
 from tests.tools.verification.damage import by_kind, flip, sampled, undone, verified

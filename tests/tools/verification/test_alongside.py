@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from sparklog.compaction.run import CompactOptions, compact_topic
+from sparklog.compaction.run import CompactOptions
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.vacuum import vacuum
@@ -30,6 +30,7 @@ from tests.log.simulation.simulated_world import Actor
 from tests.maintenance.simulation.seeds import CHECKPOINT_COMMITS, draw
 from tests.maintenance.simulation.workload import TOPIC, Run
 from tests.support.built_once import built_once
+from tests.support.compaction import compact_topic
 from tests.support.seeds import VERIFICATION
 from tests.support.small_limits import small_limits
 from tests.tools.verification.whole_root import rows

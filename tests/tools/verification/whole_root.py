@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from sparklog.compaction.run import CompactOptions, compact_topic
+from sparklog.compaction.run import CompactOptions
 from sparklog.groups.lag import Groups
 from sparklog.kafka.importing.run import import_log_dir
 from sparklog.log.state.commit import Hold
@@ -17,6 +17,7 @@ from sparklog.retention.vacuum import vacuum
 from sparklog.storage.store import Store
 from sparklog.testing.world import DAY_MS, World
 from sparklog.transactions.producer import transactional
+from tests.support.compaction import compact_topic
 from tests.support.maintaining import maintain
 from tests.support.small_limits import small_limits
 

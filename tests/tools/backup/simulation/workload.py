@@ -14,7 +14,7 @@ from unittest import mock
 
 from sparklog.compaction.clean_plan import plan_cleaning
 from sparklog.compaction.merge_plan import plan_merges
-from sparklog.compaction.run import CompactOptions, Plans, compact_topic
+from sparklog.compaction.run import CompactOptions, Plans
 from sparklog.compaction.seal_plan import plan_sealing
 from sparklog.errors import NotFound, SparklogError
 from sparklog.groups.lag import Groups
@@ -36,6 +36,7 @@ from sparklog.tools.backup.restoring import restore
 from sparklog.transactions.producer import transactional
 from tests.log.simulation.model import expect
 from tests.log.simulation.simulated_world import Actor, SimulatedWorld, _BatonStore
+from tests.support.compaction import compact_topic
 from tests.support.name_caching_store import NameCachingStore
 from tests.support.small_limits import small_limits
 from tests.tools.backup.backup_world import batch, end_what_is_open, rows_of
