@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from sparklog.errors import Corrupt, NotFound, SparklogError
 from sparklog.log.journal.documents import INLINE_RECORDS
@@ -151,6 +151,8 @@ class VacuumReport:
 
 @dataclass
 class _Vacuum:
+    """A vacuum of one topic: what it has listed, and the files that must stay."""
+
     topic: Topic
     settings: Settings
     store_ms: int
@@ -160,8 +162,19 @@ class _Vacuum:
     floor: int
     needed: frozenset[str] = frozenset()
     """Holds of clones that still name files of this topic."""
+    files: list[plan.ListedFile] = field(default_factory=list)
+    """Data files begun below the floor."""
+    foreign: int = 0
+    reads_names: bool = False
+    """False: nothing can go that a version may name."""
+    named: set[str] = field(default_factory=set)
+    """Paths that the version of the floor names, or a later one."""
+    recently_named: set[str] = field(default_factory=set)
+    """Paths that a version since the last floor names: for the reasons of deletions."""
+    created: int = 0
+    """Version that created the topic."""
     held: dict[int, set[str]] = field(default_factory=dict)
-    """Held version below the floor -> the files it names."""
+    """Paths that held versions below the floor name, by version."""
 
     @property
     def careful_ms(self) -> int:
@@ -173,15 +186,23 @@ class _Vacuum:
         """Commits younger than this stay, by the store's clock alone."""
         return self.store_ms - plan.kept_commits_ms(self.delay_ms)
 
+    @property
+    def kept(self) -> set[str]:
+        """Return the paths of all data files that stay."""
+        return self.named.union(*self.held.values())
+
     def hold_versions(self, head: Head) -> list[int]:
         ended = set(ended_holds(head, self.careful_ms, self.needed))
         return sorted({h.version for name, h in head.holds.items() if name not in ended and h.version < self.floor})
 
     def hold(self, head: Head) -> None:
-        """Collect the files that held versions name; `NotFound` or `Corrupt` if a version cannot be rebuilt."""
+        """Read the paths that held versions name; `NotFound` or `Corrupt` if a version cannot be rebuilt."""
         for version in self.hold_versions(head):
             if version not in self.held:
-                self.held[version] = plan.own_paths(self.topic.name, self.history.at(version).slices.paths())
+                self.held[version] = self.own_paths(self.history.at(version).slices.paths())
+
+    def own_paths(self, paths: set[str]) -> set[str]:
+        return plan.own_paths(self.topic.name, paths)
 
 
 def vacuum(topic: Topic, settings: Settings, *, runner: Runner | None = None, dry_run: bool = False) -> VacuumReport:
@@ -200,58 +221,68 @@ def vacuum(topic: Topic, settings: Settings, *, runner: Runner | None = None, dr
 
 
 def _vacuum(topic: Topic, settings: Settings, runner: Runner, dry_run: bool) -> VacuumReport:
-    store = topic.store
-    store_ms = store_clock_ms(store, topic.root.env, dry_run=dry_run)
-    history = History(store, topic.name, topic.root.env)
+    run = _listed(topic, settings, dry_run)
+    head, of_log, waiting = run.head, _choose_of_log(run, run.head), _waiting_commits(run, run.head)
+    # Commits of a topic that was deleted may have records, too: the features of the new one do not tell.
+    run.reads_names = bool(run.files or any(of_log[-1:]) or waiting)
+    if run.reads_names:
+        _read_named(run)
+        run.hold(head)
+    phases = _phases(run, head, of_log)
+    # Records in old commits that no version needs any more.
+    unnamed_commits = (version for version in waiting if commit_path(version) not in run.kept)
+    has_records = any(run.history.commit(version).inline for version in unnamed_commits)
+    floor = max(head.floor, run.floor) if phases[0] or phases[-1] or has_records else head.floor
+    if not dry_run:
+        after = topic.log.commit(UpkeepIntent(run.careful_ms, floor, run.needed), head).head
+        if after.version != head.version:
+            if run.reads_names:
+                _read_named_since(run, after)
+                run.hold(after)
+            phases = _phases(run, after, _choose_of_log(run, after))
+        floor = after.floor
+    limit_ms, folder = run.store_ms - max(run.delay_ms, LEAST_DELETE_DELAY_MS), f"{topic_folder(topic.name)}/"
+    temporary = remove_temporaries(topic.store, topic.name, limit_ms, folder=folder, dry_run=dry_run)
+    deleted, failures = [victim for victims in phases for victim in victims], list[SparklogError]()
+    if not dry_run:
+        deleted, failures = _delete(run, phases, runner)
+        if has_records and after.version not in run.history.checkpoints:
+            topic.log.write_checkpoint()
+    only_held = run.kept - run.named
+    return VacuumReport(
+        topic.name,
+        dry_run,
+        head.floor,
+        floor,
+        (*_summed(deleted), *temporary.removed),
+        held=sum(file.path in only_held for file in run.files),
+        foreign=run.foreign,
+        ended_holds=tuple(ended_holds(head, run.careful_ms, run.needed)),
+        idle_writers=tuple(idle_writers(head, run.careful_ms)),
+        failures=(*temporary.failures, *failures),
+    )
+
+
+def _listed(topic: Topic, settings: Settings, dry_run: bool) -> _Vacuum:
+    """List the log, choose the floor, and list the data files begun below it."""
+    store_ms = store_clock_ms(topic.store, topic.root.env, dry_run=dry_run)
+    history = History(topic.store, topic.name, topic.root.env)
     head = topic.log.refresh().head
     delay_ms = delete_delay_ms(history, head, settings)
     floor = plan.floor_version(history.commits, head.version, settings.now_ms, delay_ms)
     run = _Vacuum(topic, settings, store_ms, history, head, delay_ms, floor)
     stay = frozenset[str]() if dry_run else plan.give_up_clones(topic, head, run.careful_ms)
     run.needed = stay | needed_by_clones(topic, head, settings, run.careful_ms)
-    files, foreign = _list_data_files(store, topic.name, floor)
-    of_log = _choose_of_log(run, head)
-    waiting = _waiting_commits(run, head)
-    # Commits of a topic that was deleted may have records, too: the features of the new one do not tell.
-    looks = bool(files) or any(of_log[-1:]) or bool(waiting)
-    named = _read_named(run, head) if looks else _Named(set(), set(), 0)
-    if looks:
-        run.hold(head)
+    run.files, run.foreign = _list_data_files(topic.store, topic.name, floor)
+    return run
 
-    def judged(of: Head, of_log: list[list[Victim]]) -> list[list[Victim]]:
-        keep = named.kept.union(*run.held.values())
-        unnamed = plan.unnamed(files, floor, keep, deleted=of.deleted, born=named.born, named_near=named.near)
-        # What was not looked up may be named.
-        commits = [plan.without_records(topic.name, old, keep) if looks else [] for old in of_log[-1:]]
-        return [unnamed, *of_log[:-1], *commits]
 
-    phases = judged(head, of_log)
-    kept = named.kept.union(*run.held.values())
-    # Records in old commits that no version needs any more.
-    has_waiting = any(history.commit(version).inline for version in waiting if commit_path(version) not in kept)
-    ended, idle = tuple(ended_holds(head, run.careful_ms, run.needed)), tuple(idle_writers(head, run.careful_ms))
-    wanted = max(head.floor, floor) if phases[0] or phases[-1] or has_waiting else head.floor
-    if not dry_run:
-        after = topic.log.commit(UpkeepIntent(run.careful_ms, wanted, run.needed), head).head
-        if after.version != head.version:
-            if looks:
-                named.kept.update(_read_named_between(run, head, after))
-                run.hold(after)
-            phases = judged(after, _choose_of_log(run, after))
-        wanted = after.floor
-    limit_ms = store_ms - max(delay_ms, LEAST_DELETE_DELAY_MS)
-    temporary = remove_temporaries(store, topic.name, limit_ms, folder=f"{topic_folder(topic.name)}/", dry_run=dry_run)
-    gone = [victim for victims in phases for victim in victims]
-    failed: list[SparklogError] = []
-    if not dry_run:
-        gone, failed = _delete(run, phases, runner)
-        if has_waiting and after.version not in history.checkpoints:
-            topic.log.write_checkpoint()
-    held = set[str]().union(*run.held.values()) - named.kept
-    only_held = sum(file.path in held for file in files)
-    removed = (*_summed(gone), *temporary.removed)
-    failures = (*temporary.failures, *failed)
-    return VacuumReport(topic.name, dry_run, head.floor, wanted, removed, only_held, foreign, ended, idle, (), failures)
+def _phases(run: _Vacuum, head: Head, of_log: list[list[Victim]]) -> list[list[Victim]]:
+    """Return what is deleted, in the order in which it is deleted: data files first, commits last."""
+    kept, reasons = run.kept, plan.Reasons(run.floor, head.deleted, run.created, run.recently_named)
+    # A commit may have records that a version names, which is not known if no names were read.
+    commits = [plan.without_records(run.topic.name, old, kept) if run.reads_names else [] for old in of_log[-1:]]
+    return [plan.unnamed(run.files, kept, reasons), *of_log[:-1], *commits]
 
 
 def _waiting_commits(run: _Vacuum, head: Head) -> list[int]:
@@ -295,47 +326,36 @@ def _list_data_files(store: Store, topic: str, floor: int) -> tuple[list[plan.Li
     return files, foreign
 
 
-class _Named(NamedTuple):
-    """Files named at the floor or later, those named since the old floor, the version that created the topic."""
-
-    kept: set[str]
-    near: set[str]
-    born: int
-
-
-def _read_named(run: _Vacuum, head: Head) -> _Named:
-    history, floor = run.history, run.floor
-    start = min(head.floor, floor)
+def _read_named(run: _Vacuum) -> None:
+    """Read the paths that versions name, from the last floor on."""
+    history, floor, start = run.history, run.floor, min(run.head.floor, run.floor)
     if history.base_of(start) is None or not history.commits.has(start + 1, floor):
-        # The old floor is no longer kept: start at the new one, and reasons for deletion are less exact.
+        # The last floor is no longer kept: start at the new one, and reasons for deletion are less exact.
         start = floor
     begin = history.at(start)
     last, table = begin.head, begin.slices
-    near = plan.own_paths(run.topic.name, table.paths())
-    kept = set(near) if start == floor else set()
-    born = 0
-    for last, commit in history.walk(begin.head, head.version):
-        names = plan.own_paths(run.topic.name, {file.path for file in commit.files})
-        near |= names
+    run.recently_named = run.own_paths(table.paths())
+    run.named = set(run.recently_named) if start == floor else set()
+    for last, commit in history.walk(begin.head, run.head.version):
+        paths = run.own_paths({file.path for file in commit.files})
+        run.recently_named |= paths
         if commit.op == CREATE:
-            born = commit.version
-        if commit.version <= floor:
-            table = table.apply(commit, last)
-            if commit.version == floor:
-                kept |= plan.own_paths(run.topic.name, table.paths())
-        else:
-            kept |= names
-    _check_same(run, last, head)
-    return _Named(kept, near, born)
+            run.created = commit.version
+        if commit.version > floor:
+            run.named |= paths
+            continue
+        table = table.apply(commit, last)
+        if commit.version == floor:
+            run.named |= run.own_paths(table.paths())
+    _check_same(run, last, run.head)
 
 
-def _read_named_between(run: _Vacuum, before: Head, after: Head) -> set[str]:
-    names: set[str] = set()
-    last = before
-    for last, commit in run.history.walk(before, after.version):  # noqa: B007
-        names |= {file.path for file in commit.files}
+def _read_named_since(run: _Vacuum, after: Head) -> None:
+    """Read the paths that commits name which were made since the log was listed."""
+    last = run.head
+    for last, commit in run.history.walk(run.head, after.version):  # noqa: B007
+        run.named |= run.own_paths({file.path for file in commit.files})
     _check_same(run, last, after)
-    return plan.own_paths(run.topic.name, names)
 
 
 def _check_same(run: _Vacuum, walked: Head, expected: Head) -> None:

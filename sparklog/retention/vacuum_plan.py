@@ -116,22 +116,31 @@ def oldest_young(commits: CommitFiles, head_version: int, now_ms: int, kept_ms: 
     return 0 if young[0] == 0 else int(version[first + int(young[0])])
 
 
-def unnamed(
-    files: Iterable[ListedFile], floor: int, kept: set[str], *, deleted: bool, born: int, named_near: set[str]
-) -> list[Victim]:
-    """Choose data files begun below the floor and not in `kept`; for the reasons: `deleted`, `born`, `named_near`."""
-    victims = []
-    for file in files:
-        if file.read_version >= floor or file.path in kept:
-            continue
-        if deleted or file.read_version < born:
-            reason = "its topic was deleted"
-        elif file.path in named_near:
-            reason = f"replaced or expired before version {floor}"
-        else:
-            reason = f"orphan: no commit near version {floor} names it"
-        victims.append(Victim(file.key, file.kind, file.size, reason))
-    return victims
+@dataclass(frozen=True, slots=True)
+class Reasons:
+    """What tells why a file that begins below the floor is named no more.
+
+    `deleted`: the topic was deleted; `created`: the version that created it; `recently_named`: paths that a version
+    since the last floor names.
+    """
+
+    floor: int
+    deleted: bool
+    created: int
+    recently_named: Collection[str]
+
+    def of(self, file: ListedFile) -> str:
+        if self.deleted or file.read_version < self.created:
+            return "its topic was deleted"
+        if file.path in self.recently_named:
+            return f"replaced or expired before version {self.floor}"
+        return f"orphan: no commit near version {self.floor} names it"
+
+
+def unnamed(files: Iterable[ListedFile], kept: Collection[str], reasons: Reasons) -> list[Victim]:
+    """Choose data files begun below the floor whose paths are not `kept`."""
+    gone = (file for file in files if file.read_version < reasons.floor and file.path not in kept)
+    return [Victim(file.key, file.kind, file.size, reasons.of(file)) for file in gone]
 
 
 def old_commits(

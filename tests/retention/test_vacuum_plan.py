@@ -87,7 +87,7 @@ def test_files_that_go() -> None:
     files = [
         plan.ListedFile(f"t/f{version}", f"f{version}", version, plan.APPEND, 10) for version in (1, 4, 5, 8, 9, 10, 11)
     ]
-    found = plan.unnamed(files, 10, {"f8"}, deleted=False, born=4, named_near={"f5"})
+    found = plan.unnamed(files, {"f8"}, plan.Reasons(10, deleted=False, created=4, recently_named={"f5"}))
     assert {victim.key: victim.reason for victim in found} == {
         "t/f1": "its topic was deleted",
         "t/f4": "orphan: no commit near version 10 names it",

@@ -32,15 +32,16 @@ def vacuum_forgets_later_commits(patch: Patch) -> None:
     """Only what the state at the floor names is kept, not what commits after it name."""
     real = vacuum._read_named
 
-    def at_the_floor(run: Any, head: Head) -> Any:
-        return real(run, head)._replace(kept=run.history.at(run.floor).slices.paths())
+    def at_the_floor(run: Any) -> None:
+        real(run)
+        run.named = run.history.at(run.floor).slices.paths()
 
     patch.setattr(vacuum, "_read_named", at_the_floor)
 
 
 def vacuum_forgets_commits_made_meanwhile(patch: Patch) -> None:
     """What is committed between the listing and the floor's commit is not kept."""
-    patch.setattr(vacuum, "_read_named_between", lambda run, before, after: set())
+    patch.setattr(vacuum, "_read_named_since", lambda run, after: None)
 
 
 def floor_is_not_committed(patch: Patch) -> None:
