@@ -38,7 +38,7 @@ from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.report import Failure
 from sparklog.maintenance.work_items import Done, InProcess, Progress, Runner, Settings, silent, store_clock_ms
 from sparklog.retention import vacuum_plan as plan
-from sparklog.retention.vacuum_plan import Victim, delete_delay_ms, ended_holds, needed_by_clones
+from sparklog.retention.vacuum_plan import Victim, delete_delay_ms, ended_holds, held_versions, needed_by_clones
 from sparklog.storage.store import Store
 
 CHUNK = 1000
@@ -192,8 +192,7 @@ class _Vacuum:
         return self.named.union(*self.held.values())
 
     def hold_versions(self, head: Head) -> list[int]:
-        ended = set(ended_holds(head, self.careful_ms, self.needed))
-        return sorted({h.version for name, h in head.holds.items() if name not in ended and h.version < self.floor})
+        return sorted(v for v in held_versions(head, self.careful_ms, self.needed) if v < self.floor)
 
     def hold(self, head: Head) -> None:
         """Read the paths that held versions name; `NotFound` or `Corrupt` if a version cannot be rebuilt."""

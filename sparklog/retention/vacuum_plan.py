@@ -28,7 +28,7 @@ from sparklog.errors import Corrupt, NotFound, SparklogError
 from sparklog.log.journal.names import commit_key, topic_folder
 from sparklog.log.state.commit import DELETE
 from sparklog.log.state.commit_intents import DeleteIntent
-from sparklog.log.state.history import CommitFiles, History
+from sparklog.log.state.history import CommitFiles, History, first_of_run
 from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.cloning import GiveUpIntent, clone_of_hold, is_given_up, still_names
 from sparklog.log.topic.engine import TopicLog
@@ -108,8 +108,7 @@ def oldest_young(commits: CommitFiles, head_version: int, now_ms: int, kept_ms: 
     version = commits.version[: int(np.searchsorted(commits.version, head_version, "right"))]
     if not len(version):
         return 0
-    gaps = np.flatnonzero(np.diff(version) != 1)
-    first = int(gaps[-1]) + 1 if len(gaps) else 0
+    first = first_of_run(version)
     young = np.flatnonzero(commits.modified_ms[first : len(version)] > now_ms - kept_ms)
     if not len(young):
         return int(version[-1]) + 1
@@ -208,6 +207,12 @@ def ended_holds(head: Head, now_ms: int, needed: Collection[str] = ()) -> list[s
     return [name for name in ended if name not in needed]
 
 
+def held_versions(head: Head, now_ms: int, needed: Collection[str] = ()) -> set[int]:
+    """Return the versions whose files a hold keeps: it has not ended, or is one of the `needed` ones."""
+    ended = ended_holds(head, now_ms, needed)
+    return {hold.version for name, hold in head.holds.items() if name not in ended}
+
+
 def give_up_clones(topic: Topic, head: Head, now_ms: int) -> frozenset[str]:
     """Give up the clones whose holds have expired by `now_ms` and that do not exist: none can be created any more.
 
@@ -258,8 +263,7 @@ def _still_named(root: RootContext, clone: str, topic_id: str, owner: str, setti
     if head.version < 0 or (is_given_up(head, topic_id) and clone != owner):
         return False
     since = floor_version(history.commits, head.version, now_ms, delete_delay_ms(history, head, settings))
-    ended = ended_holds(head, now_ms)
-    versions = {hold.version for name, hold in head.holds.items() if name not in ended}
+    versions = held_versions(head, now_ms)
     if since < 0:
         # The log is too young: all of its versions may still be read.
         return True

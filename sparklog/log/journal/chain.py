@@ -14,15 +14,16 @@ from typing import Generic
 from sparklog.errors import Corrupt, NotFound, SparklogError
 from sparklog.log.journal.clocks import newest_at
 from sparklog.log.journal.documents import EXPIRED_IDS
-from sparklog.log.journal.entry_log import E, EntryKind, list_entries
+from sparklog.log.journal.entry_log import E, EntryKind
 from sparklog.log.journal.gaps import missing_numbers
 from sparklog.log.journal.names import (
     checkpoint_key,
     checkpoint_prefix,
     commit_key,
     entry_number,
+    entry_numbers,
     id_folder,
-    log_folder,
+    list_entries,
     numbers_below,
 )
 from sparklog.log.journal.stored_object import StoredObject, read_object
@@ -41,7 +42,7 @@ class Numbers:
 def list_numbers(store: Store, prefix: str) -> Numbers:
     """List a journal: copies first, so that an entry that is deleted meanwhile has its copy here."""
     copies = tuple(numbers_below(store, checkpoint_prefix(prefix)))
-    return Numbers(tuple(numbers_below(store, f"{log_folder(prefix)}0")), copies)
+    return Numbers(tuple(entry_numbers(store, prefix)), copies)
 
 
 @dataclass(frozen=True, slots=True)

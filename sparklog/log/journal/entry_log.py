@@ -32,10 +32,10 @@ from sparklog.log.journal.names import (
     commit_key,
     entry_number,
     id_folder,
-    log_folder,
+    list_entries,
 )
 from sparklog.log.journal.seen_state import RootAccess, SeenState
-from sparklog.storage.store import ObjectInfo, Store
+from sparklog.storage.store import ObjectInfo
 
 ENTRY_MEMBERS = (
     *members(TEXTS, "readFeatures", "writeFeatures"),
@@ -180,12 +180,6 @@ class EntryLog(Journal[E, E, E]):
 
 KEEP_MS = 7 * 86_400_000
 """An entry stays as long as a commit does, unless the caller has another time."""
-
-
-def list_entries(store: Store, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
-    """List the entries of a journal whose keys are greater than `after`."""
-    # 20 digits hold every number with a zero in front, and so no checkpoint is listed with the entries.
-    return store.list(f"{log_folder(prefix)}0", after)
 
 
 def collect_log(log: EntryLog[E], now_ms: int, *, dry_run: bool) -> tuple[int, int]:

@@ -47,7 +47,7 @@ from sparklog.log.journal.create_object import create_or_read
 from sparklog.log.journal.documents import TEXT, Member, StoredDocument, whole
 from sparklog.storage import LocalStore, open_store
 from sparklog.storage.locations import is_url, join, split
-from sparklog.storage.store import PROBE_FOLDER, Store
+from sparklog.storage.store import PROBE_FOLDER, ObjectInfo, Store
 
 ROOT_KEY = "_root.json"
 PLACE_KEY = "_backup.json"  # in a backup repository, where no root may be
@@ -215,6 +215,18 @@ def entry_number(key: str) -> int | None:
 def numbers_below(store: Store, prefix: str, after: str = "") -> list[int]:
     """List the numbers of such objects with keys that begin so and are greater than `after`, in order."""
     return [number for info in store.list(prefix, after) if (number := entry_number(info.key)) is not None]
+
+
+def list_entries(store: Store, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+    """List the entries of the journal under `prefix` whose keys are greater than `after`, without its checkpoints."""
+    # 20 digits hold every number with a zero in front, and so no checkpoint is listed with the entries.
+    return store.list(f"{log_folder(prefix)}0", after)
+
+
+def entry_numbers(store: Store, prefix: str, after: int = -1) -> list[int]:
+    """List the numbers of the entries of the journal under `prefix` that are greater than `after`, in order."""
+    infos = list_entries(store, prefix, commit_key(prefix, after) if after >= 0 else "")
+    return [number for info in infos if (number := entry_number(info.key)) is not None]
 
 
 def append_path(read_version: int, unique: str) -> str:

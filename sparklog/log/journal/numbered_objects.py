@@ -12,10 +12,20 @@ another one follows stays: its creator is told that the outcome is unknown.
 A store that lets two create one number looks alike (`probe_verdict`). So the newest object created here is remembered,
 and compared with whatever is read next: of this number, or made after it. That costs no request.
 
-A missing number is the end of the log only if no later number exists. Otherwise an object was lost, and a process that
-created the missing number would fork the log. So `read_forward` and `last_listed` check for numbers above the first
-missing one. If a later number exists, the missing number is retried for as long as caches may hide it; then the gap is
-an error for readers and writers.
+A missing number is the end of a journal only if no later number exists. Otherwise an object was lost, and a process
+that created the missing number would fork the journal. All readers follow this rule. They differ in how they look for a
+later number, because of what they read anyway:
+
+| reader                                                | looks for a later number by         | more requests        |
+|-------------------------------------------------------|-------------------------------------|----------------------|
+| `read_forward` of a remote store                      | the numbers that it reads at once   | none                 |
+| `read_forward` on a disk, after it has read several   | asking for the number after it      | one                  |
+| `Journal._reopen`                                     | a listing (with `read_and_list`)    | one                  |
+| `Journal.refresh` of a reader that paused for minutes | a listing (`Journal._is_next_lost`) | one after each pause |
+| `create` that took long                               | reading it (`_check_next`)          | one                  |
+
+If a later number exists, the missing number is read again for as long as caches may hide it. Then the gap is an error
+for readers and writers; a `create` takes back its object if the next one follows another.
 """
 
 from __future__ import annotations
@@ -33,7 +43,7 @@ from sparklog.log.journal.clocks import SOON_MS, Env, Moment
 from sparklog.log.journal.create_object import read_if_there
 from sparklog.log.journal.documents import check_stored, peek_commit_id
 from sparklog.log.journal.gaps import follows, follows_other, missing_numbers
-from sparklog.log.journal.names import ROOT_KEY, commit_key, log_folder, numbers_below, read_root_id
+from sparklog.log.journal.names import ROOT_KEY, commit_key, entry_numbers, read_root_id
 from sparklog.storage.parallel_reads import ask_each
 from sparklog.storage.retries import Backoff
 from sparklog.storage.store import Store
@@ -183,7 +193,7 @@ class NumberedObjects:
 
     def listed(self, after: int) -> list[int]:
         """List the numbers of objects after one; a listing may be stale."""
-        return numbers_below(self.store, f"{log_folder(self.prefix)}0", self.key(after) if after >= 0 else "")
+        return entry_numbers(self.store, self.prefix, after)
 
     def last_listed(self, after: int) -> int:
         """Return the largest listed number above `after`; `after` if there is none."""
@@ -481,8 +491,8 @@ class NumberedObjects:
 
     def _is_gap(self, number: int, earlier: int) -> bool:
         """True if a listing that shows `number` does not show an earlier one."""
-        listed = {info.key for info in self.store.list(f"{log_folder(self.prefix)}0")}
-        return self.key(number) in listed and self.key(earlier) not in listed
+        listed = self.listed(-1)
+        return number in listed and earlier not in listed
 
     def _refuse(self, number: int, earlier: int, commit_id: str) -> NoReturn:
         """Raise `Fenced`: `number` follows no object that is here. If it is ours, delete it.

@@ -29,7 +29,7 @@ from sparklog.log.journal.names import (
     commit_key,
     entry_number,
     is_checkpoint_table_name,
-    log_folder,
+    list_entries,
 )
 from sparklog.log.journal.numbered_objects import READ_AHEAD
 from sparklog.log.journal.stored_object import decode_object
@@ -68,6 +68,12 @@ class CommitFiles:
         return bool(inside) and int(places[1] - places[0]) == last - first
 
 
+def first_of_run(versions: npt.NDArray[np.int64]) -> int:
+    """Return the index of the first version from which on none is missing: what is before a gap leads nowhere."""
+    gaps = np.flatnonzero(np.diff(versions) != 1)
+    return int(gaps[-1]) + 1 if len(gaps) else 0
+
+
 class History:
     """The commits and checkpoints of a topic, from one listing each. `tables`: whether or not a head names them.
 
@@ -78,8 +84,7 @@ class History:
         self.store = store
         self.topic = topic
         self.env = env
-        # 20 digits hold every version with a zero in front, and so no checkpoint is listed with the commits.
-        self.commits = _commits(store.list(f"{log_folder(topic)}0"))
+        self.commits = _commits(list_entries(store, topic))
         below = list(store.list(checkpoint_prefix(topic)))
         heads = {version: info for info in below if (version := entry_number(info.key)) is not None}
         self.checkpoints: dict[int, ObjectInfo] = dict(sorted(heads.items()))
@@ -153,9 +158,7 @@ class History:
     def version_at(self, time_ms: int) -> int:
         """Return the newest version that was not made after a time (ms, of the writers' clocks); else `NotFound`."""
         kept = self.commits.version
-        # What is before a gap leads nowhere.
-        gaps = np.flatnonzero(np.diff(kept) != 1)
-        first, last = (int(kept[gaps[-1] + 1 if len(gaps) else 0]), int(kept[-1])) if len(kept) else (0, -1)
+        first, last = (int(kept[first_of_run(kept)]), int(kept[-1])) if len(kept) else (0, -1)
         version = newest_at(self.commit, first, last, time_ms)
         if version >= first:
             return version

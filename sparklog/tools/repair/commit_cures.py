@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 from sparklog.errors import BadRequest, Corrupt, NotFound
 from sparklog.log.journal.documents import document_of
-from sparklog.log.journal.names import LOG_FOLDER, commit_key, entry_number, key_topic, log_folder, numbers_below
+from sparklog.log.journal.names import LOG_FOLDER, commit_key, entry_number, entry_numbers, key_topic
 from sparklog.log.state.carried import BLOCK, carried_in, linked, packed, unpacked
 from sparklog.log.state.commit import Commit, decode_commit
 from sparklog.storage.store import Store
@@ -30,7 +30,7 @@ def cure_missing_commit(store: Store, key: str) -> Cure | None:
     topic, number = key_topic(key), entry_number(key)
     if topic is None or number is None or store.stat(key) is not None:
         return None
-    existing = numbers_below(store, f"{log_folder(topic)}0")
+    existing = entry_numbers(store, topic)
     after = next((other for other in existing if other > number), None)
     if after is None:
         return None

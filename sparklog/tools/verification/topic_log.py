@@ -23,13 +23,14 @@ from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, commit
 from sparklog.log.journal.stored_object import read_object
 from sparklog.log.state.carried import BLOCK, carried_in, unpacked
 from sparklog.log.state.checkpoint import Checkpoint, decode_checkpoint, decode_table
-from sparklog.log.state.commit import Commit, Hold, Resolved, decode_commit
-from sparklog.log.state.history import History
+from sparklog.log.state.commit import Commit, Resolved, decode_commit
+from sparklog.log.state.history import History, first_of_run
 from sparklog.log.state.invariants import check_commit, check_state
 from sparklog.log.state.slice_table import Slices, SliceTable, added
 from sparklog.log.state.topic_state import EMPTY, HEAD_JSON, Head
 from sparklog.log.topic.cloning import clone_of_hold
 from sparklog.log.topic.inventory import NamedFile, NamedFiles
+from sparklog.retention.vacuum_plan import held_versions
 from sparklog.storage.store import Store
 from sparklog.tools.verification.checked_logs import CheckedLog, log_end, read_again
 from sparklog.tools.verification.findings import CHECKPOINT, LOG, MISSING, STATE, TWO_WINNERS, CheckCounts, Finding
@@ -141,8 +142,7 @@ class _Replay:
             return self.log
         versions = versions[versions <= self._end_of_log(versions.tolist())]
         self.log.newest = int(versions[-1])
-        breaks = np.flatnonzero(np.diff(versions) != 1)
-        start = int(versions[breaks[-1] + 1]) if len(breaks) else int(versions[0])
+        start = int(versions[first_of_run(versions)])
         self.log.first = start
         if start == 0:
             self.state = EMPTY, SliceTable()
@@ -316,7 +316,8 @@ class _Replay:
                 self.state, kept = None, self.state
                 self._checkpoint(version, None)
                 self.state = kept
-        last_held_version = max((hold.version for hold in self._holds()), default=-1)
+        held = set[int]() if self.state is None else self._held_versions(self.state[0])
+        last_held_version = max(held, default=-1)
         for version in versions[versions < start].tolist():
             # Of a held version; else they lead nowhere, and the vacuum that left them here, or the next, deletes them.
             key = commit_key(self.name, version)
@@ -347,7 +348,7 @@ class _Replay:
         for version, commit in self.added.items():
             if version > head.floor:
                 named.add(added(commit))
-        versions = {hold.version: "is held" for hold in self._holds() if hold.version < head.version}
+        versions = {version: "is held" for version in self._held_versions(head) if version < head.version}
         if 0 < head.floor < head.version:
             versions[head.floor] = "is the upload floor"
         for version, why in sorted(versions.items()):
@@ -362,14 +363,9 @@ class _Replay:
         log.files = named.files()
         log.counts += CheckCounts(topics=int(head.exists), gaps=gaps(head, table))
 
-    def _holds(self) -> list[Hold]:
-        holds = {} if self.state is None else self.state[0].holds
-        return [
-            hold
-            for name, hold in holds.items()
-            # A clone's hold outlives its time for as long as the clone needs it.
-            if hold.expires_ms is None or hold.expires_ms > self.now_ms or clone_of_hold(name) is not None
-        ]
+    def _held_versions(self, head: Head) -> set[int]:
+        # A clone's hold outlives its time for as long as the clone needs it.
+        return held_versions(head, self.now_ms, [name for name in head.holds if clone_of_hold(name) is not None])
 
     def _has_shrunk(self) -> bool:
         """True if objects of the log were deleted since it was listed."""
