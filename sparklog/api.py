@@ -394,21 +394,19 @@ _GROUPS = ValueType("a list of names or 'all'", lambda value: value == "all" or 
 class ExportKeywords(TypedDict, total=False):
     """Options of an export: see `export_kafka`."""
 
+    # fmt: off
     partitions: Annotated[Sequence[int] | None, option(None, "Only these, of each topic; None: all.", NUMBERS)]
     start_ms: Annotated[int | None, option(None, "Begin each partition with the first record that is not older.", TIME)]
-    end_ms: Annotated[
-        int | None, option(None, "End each partition in front of the first record that is not older.", TIME)
-    ]
+    end_ms: Annotated[int | None, option(None,
+        "End each partition in front of the first record that is not older.", TIME)]
     version: Annotated[int | None, option(None, "Of the topics; None: that of `time_ms`, or the latest.", NUMBER)]
     time_ms: Annotated[int | None, option(None, "Export the versions of this time; not with `version`.", TIME)]
-    groups: Annotated[
-        Sequence[str] | Literal["all"] | None,
-        option(None, "Export their committed offsets as `__consumer_offsets` and as a CSV file.", _GROUPS),
-    ]
+    groups: Annotated[Sequence[str] | Literal["all"] | None, option(None,
+        "Export their committed offsets as `__consumer_offsets` and as a CSV file.", _GROUPS)]
     link: Annotated[bool, option(False, "Hard links to sealed segments in place of copies, on the same disk.", ANY)]
-    keep_leader_epochs: Annotated[
-        bool, option(False, "Keep leader epochs, for the cluster that gave them; else they become 0.", ANY)
-    ]
+    keep_leader_epochs: Annotated[bool, option(False,
+        "Keep leader epochs, for the cluster that gave them; else they become 0.", ANY)]
+    # fmt: on
 
 
 @checked(ExportKeywords, root=ROOT, topics=NAMES, to=PATH)

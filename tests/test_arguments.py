@@ -214,7 +214,7 @@ def test_right_ones_are_taken(place: Place) -> None:
          "a consumer reads topics by their names, found 't.*'; pattern= takes an expression"),
         (lambda p: sparklog.consumer(p.root, "g", topics=()), "a consumer needs topics, found none"),
         (lambda p: sparklog.WriteOptions(batch_bytes="5"),
-         "batch_bytes must be a whole number of at least 0, found '5'"),
+         "batch_bytes must be a whole number of at least 1, found '5'"),
     ],
 )  # fmt: skip
 def test_the_words(place: Place, call: Callable[[Place], object], says: str) -> None:

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from sparklog.common.parsing import INT64_MAX, INT64_MIN, fraction, is_digits, whole_number
+from sparklog.common.parsing import INT64_MAX, INT64_MIN, is_digits, whole_number
 
 
 @pytest.mark.parametrize("text", ["", " 1", "1_000", "1.0", "٣", "--1", "+-1", "1" * 20, "9223372036854775808", "1\n"])
@@ -21,13 +21,6 @@ def test_both_ends_are_in_the_range() -> None:
     for text in ("-3", "4"):
         with pytest.raises(ValueError, match=text):
             whole_number(text, -2, 3)
-
-
-def test_a_fraction_has_its_ends_or_not() -> None:
-    assert (fraction("0", ends=True), fraction("1", ends=True), fraction("0.5", ends=False)) == (0.0, 1.0, 0.5)
-    for text, ends in (("0", False), ("1", False), ("1.1", True), ("-0.1", True), ("nan", True), ("half", True)):
-        with pytest.raises(ValueError, match=text):
-            fraction(text, ends=ends)
 
 
 def test_digits_have_no_sign() -> None:

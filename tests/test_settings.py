@@ -7,6 +7,7 @@ import pytest
 from sparklog.common.parsing import INT32_MAX, INT64_MIN
 from sparklog.common.settings import (
     BOOLEAN,
+    POSITIVE,
     PROPER_FRACTION,
     SHARE,
     Setting,
@@ -38,8 +39,9 @@ def test_a_range_names_its_end_unless_it_is_that_of_64_bits() -> None:
         (or_never(integer(1)), {"1": 1, "-1": -1}, ["0", "-2"]),
         (or_never(whole(1), -9), {"-9": -9}, ["0", "-10", "-0"]),
         (one_of("a", "b"), {"a": "a", "b": "b"}, ["A", "", "c"]),
-        (SHARE, {"0": 0.0, "1": 1.0}, ["1.1", "nan", "half"]),
+        (SHARE, {"0": 0.0, "1": 1.0}, ["1.1", "-0.1", "nan", "half"]),
         (PROPER_FRACTION, {"0.5": 0.5}, ["0", "1"]),
+        (POSITIVE, {"0.5": 0.5}, ["0", "inf", "nan"]),
     ],
 )
 def test_types_read_texts_and_values(kind: ValueType, values: dict[str, object], wrong: list[str]) -> None:

@@ -28,22 +28,6 @@ def number(text: str) -> float:
     return float(text)
 
 
-def fraction(text: str, *, ends: bool) -> float:
-    """Return the number of a text, from 0 to 1; `ends`: these two are in the range. Raises ValueError."""
-    value = number(text)
-    if not 0.0 <= value <= 1.0 or (value in (0.0, 1.0) and not ends):
-        raise ValueError(text)
-    return value
-
-
-def positive_number(text: str) -> float:
-    """Return the number of a text, above 0. Raises ValueError for any other text."""
-    value = number(text)
-    if value <= 0.0:
-        raise ValueError(text)
-    return value
-
-
 def is_digits(text: str) -> bool:
     """Return True for an offset, a version or milliseconds: digits without a sign."""
     return text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS

@@ -14,7 +14,8 @@ from functools import cache, partial
 from operator import index
 from typing import Any, Literal, SupportsIndex, TypeVar, cast, get_args, get_origin, get_type_hints
 
-from sparklog.common.parsing import INT32_MAX, INT64_MAX, INT64_MIN, fraction, positive_number, whole_number
+from sparklog.common import parsing
+from sparklog.common.parsing import INT32_MAX, INT64_MAX, INT64_MIN, whole_number
 from sparklog.errors import BadRequest, did_you_mean, shortened
 
 K = TypeVar("K")
@@ -66,10 +67,7 @@ class ValueType:
 
 def is_text(value: object) -> bool:
     """Return True for a string without lone surrogates, which UTF-8 cannot encode."""
-    try:
-        return isinstance(value, str) and value.encode() is not None
-    except UnicodeEncodeError:
-        return False
+    return isinstance(value, str) and parsing.is_utf8(value)
 
 
 def is_whole(value: object) -> bool:
@@ -129,17 +127,27 @@ def _boolean(text: str) -> bool:
         raise ValueError(text) from None
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+def number(valid: str, accepts: Callable[[float], bool]) -> ValueType:
+    """Return the type of the numbers that a function accepts."""
+
+    def parse(text: str) -> float:
+        if not accepts(value := parsing.number(text)):
+            raise ValueError(text)
+        return value
+
+    def is_valid(value: object) -> bool:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and accepts(value)
+
+    return ValueType(valid, is_valid, parse, "double")
 
 
 BOOLEAN = ValueType("true or false", lambda value: isinstance(value, bool), _boolean, "boolean")
 TEXT = ValueType("a string", is_text)
 LIST = ValueType("any text", name="list")
 ANY = ValueType("any value", lambda _: True)
-SHARE = ValueType("a number from 0 to 1", _is_number, partial(fraction, ends=True), "double")
-PROPER_FRACTION = ValueType("a number above 0 and below 1", _is_number, partial(fraction, ends=False), "double")
-POSITIVE = ValueType("a number above 0", _is_number, positive_number, "double")
+SHARE = number("a number from 0 to 1", lambda value: 0.0 <= value <= 1.0)
+PROPER_FRACTION = number("a number above 0 and below 1", lambda value: 0.0 < value < 1.0)
+POSITIVE = number("a number above 0", lambda value: 0.0 < value < float("inf"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 
 from click import BadParameter
 
-from sparklog.common import parsing
 from sparklog.common.parsing import INT32_MAX, INT64_MAX, is_digits
+from sparklog.common.settings import whole
 from sparklog.common.times import parse_iso_time, warn_of_seconds
 from sparklog.console.locations import OpenFolder, root_of_name
 from sparklog.console.parameters import Argument, Option
@@ -41,15 +41,7 @@ def whole_number(
 
     `rule`: the arguments `excludes`, `needs` and `why` of `Option`.
     """
-    span = f"of at least {low}" if high == INT64_MAX else f"from {low} to {high}"
-
-    def parse(value: object) -> int:
-        try:
-            return parsing.whole_number(str(value), low, high)
-        except ValueError:
-            raise BadParameter(f"expected a whole number {span}, found {str(value)!r}") from None
-
-    return Option(*names, parser=parse, metavar=metavar, help=text, show_default=default, **rule)
+    return Option(*names, parser=whole(low, high), metavar=metavar, help=text, show_default=default, **rule)
 
 
 RootOption = Annotated[str, root_option("Folder of the topics.")]

@@ -27,6 +27,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import click
 
 from sparklog.common import parsing
+from sparklog.common.settings import ValueType
 from sparklog.console.locations import user_settings
 from sparklog.console.option_rules import Rule, check, check_words
 from sparklog.console.terminal import Output, log_from
@@ -91,12 +92,19 @@ HELP_WIDTH = 120
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": HELP_WIDTH}
 
 
+_NUMBERS = {
+    int: ValueType("a whole number", parse=parsing.whole_number, name="integer"),
+    float: ValueType("a number", parse=parsing.number, name="float"),
+}
+
+
 class Option:
     """An option that a parameter is; `names` may leave out `--its-name`, or `--its-name/--no-its-name` of a flag that
     is on.
 
-    `show_default`: the text for a default that is not self-explanatory. `excludes` and `needs`: other options of the
-    command, separated by spaces; `may_be_blank`: an empty value is a value (all in `sparklog.console.option_rules`).
+    `parser`: a `ValueType` or a function. `show_default`: the text for a default that is not self-explanatory.
+    `excludes` and `needs`: other options of the command, separated by spaces; `may_be_blank`: an empty value is a value
+    (all in `sparklog.console.option_rules`).
     `settings`: of `click.Option`, or of `click.Path` where the type is a path.
     """
 
@@ -134,7 +142,8 @@ class Option:
             item = click.Path(path_type=Path, **files)
         elif get_origin(item) is Literal:
             item = click.Choice(get_args(item))
-        settings["type"] = self.parser or (_number_of(item) if item in (int, float) else item)
+        chosen = self.parser or _NUMBERS.get(item, item)
+        settings["type"] = _parser_of(chosen) if isinstance(chosen, ValueType) else chosen
         settings["shell_complete"] = COMPLETERS.get(name)
         is_required = default is Parameter.empty
         if get_origin(_one(kind)) is list:
@@ -152,17 +161,16 @@ class Option:
         return click.Option([name, *names], show_default=self.show_default, show_envvar=True, **settings)
 
 
-def _number_of(kind: type[int] | type[float]) -> Callable[[Any], int | float]:
-    """Return a parser of numbers, whose usage error has the expected type and the value."""
+def _parser_of(kind: ValueType) -> Callable[[Any], Any]:
+    """Return a parser for click: a value that is not valid is a usage error."""
 
-    def parse(value: Any) -> int | float:
+    def parse(value: Any) -> Any:
         try:
-            return (parsing.whole_number if kind is int else parsing.number)(str(value))
+            return kind.parse(str(value))
         except ValueError:
-            what = "a whole number" if kind is int else "a number"
-            raise click.BadParameter(f"expected {what}, found {value!r}") from None
+            raise click.BadParameter(f"expected {kind.valid}, found {str(value)!r}") from None
 
-    parse.__name__ = "integer" if kind is int else "float"
+    parse.__name__ = kind.name
     return parse
 
 

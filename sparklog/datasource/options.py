@@ -26,7 +26,7 @@ from sparklog.datasource.option_table import (
     find_option,
 )
 from sparklog.datasource.schema import listed_columns
-from sparklog.errors import BadRequest, nearest
+from sparklog.errors import BadRequest, did_you_mean
 from sparklog.format.text import parse_keys
 from sparklog.log.journal.names import check_id
 from sparklog.log.state.configs import SECURITY, canonical, is_security
@@ -419,7 +419,7 @@ def _per_partition(
     listed = ", ".join(map(repr, words)) + " or " if words else ""
     try:
         if words and not text.startswith("{"):
-            raise ValueError(f"found {text!r}{_did_you_mean(text, words)}")
+            raise ValueError(f"found {text!r}{did_you_mean(text.lower(), words)}")
         document = parse_json(text)
         if what == "timestamp":
             document = _with_milliseconds(document)
@@ -448,11 +448,6 @@ def _time(name: str, text: str) -> int:
         return int(TIMESTAMP.parse(text))
     except ValueError:
         raise TIMESTAMP.invalid(f"Option '{name}'", text) from None
-
-
-def _did_you_mean(text: str, choices: tuple[str, ...]) -> str:
-    near = nearest(text.lower(), choices, limit=1)
-    return f". Did you mean {near[0]!r}?" if near else ""
 
 
 def _parse(values: Mapping[str, str], option: Setting) -> Any:

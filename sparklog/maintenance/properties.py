@@ -105,22 +105,6 @@ PROPERTIES = by_name([*_DEFAULTS, *_LIMITS])
 """Every property that a file may set."""
 
 
-# Brokers' names that a user may expect to work, and what works instead.
-_ELSEWHERE = {
-    "log.cleaner.enable": "leave `sparklog compact` out of the schedule, or run it with --seal-only",
-    "log.cleaner.threads": "each partition is one Spark task: give Spark more or fewer cores",
-    "log.cleaner.backoff.ms": "the schedule says how often `sparklog compact` runs",
-    "log.cleaner.io.buffer.size": "a task's buffers have a fixed size",
-    "log.retention.check.interval.ms": "the schedule says how often `sparklog retain` runs",
-    "log.dirs": "give the place as --root",
-    "log.dir": "give the place as --root",
-    "delete.topic.enable": "who may write to the folder may delete topics",
-    "min.insync.replicas": "the disk or the bucket keeps the copies",
-    "unclean.leader.election.enable": "there are no leaders, and the disk or the bucket keeps the copies",
-    "default.replication.factor": "the disk or the bucket keeps the copies",
-}
-
-
 def parse_properties(text: str, file: str) -> list[Property]:
     """Return the entries of a properties file, in order. `BadRequest` for a name that is set twice."""
     entries: dict[str, Property] = {}
@@ -193,16 +177,19 @@ def _is_root_default(name: str) -> bool:
     return name in ROOT_SETTINGS and (name not in BY_NAME or bool(BY_NAME[name].used_by))
 
 
+def _reason(name: str) -> str | None:
+    """Return why a setting of a broker has no effect; None for a name that is not known."""
+    return kafka_name(name) or ("it has no effect without brokers" if name in BY_NAME else None)
+
+
 def _unknown(name: str) -> str:
     """Say why a name is refused, and what to write instead."""
-    if name in _ELSEWHERE:
-        return f"{name} means nothing to maintenance: {_ELSEWHERE[name]}"
     if _is_root_default(name):
         return f"{name} means nothing in this file: set it by sparklog configs alter --root-defaults"
     synonyms = BROKER_NAMES.get(name, ())
     if synonyms and synonyms[0].name in PROPERTIES:
         return f"'{name}' is a topic config: set it on the topic, or its default here as {synonyms[0].name}"
-    why = kafka_name(name)
+    why = _reason(name)
     if why is not None:
         return f"{name} means nothing to maintenance: {why}; leave it out"
     return f"unknown property '{name}'{did_you_mean(name, PROPERTIES)}"
@@ -240,11 +227,9 @@ def _verdict(entry: Property, force: bool) -> tuple[str, str]:
         except BadRequest as error:
             return WRONG, f"not valid: {error}"
         return TAKEN, f"taken as {name}={value}"
-    why = _ELSEWHERE.get(name) or kafka_name(name)
+    why = _reason(name)
     if name in PROPERTIES:
         why = "it limits the jobs, which take it in the file that their --properties names"
-    elif why is None and name in BY_NAME:
-        why = "it means nothing without brokers"
     if why is not None:
         return NOT_NEEDED, f"not needed here: {why}"
     return (

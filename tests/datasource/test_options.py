@@ -176,7 +176,7 @@ def test_our_own_name_beats_kafkas() -> None:
         ({"assign": "[]"}, "must be JSON like"),
         ({"assign": "[" * 100_000}, "it is nested too deeply"),
         ({"assign": '{"a":[0],"a":[1]}'}, "'a' is given twice"),
-        ({"startingoffsets": "erliest"}, "found 'erliest'. Did you mean 'earliest'?"),
+        ({"startingoffsets": "erliest"}, "found 'erliest'; did you mean 'earliest'?"),
         ({"startingoffsets": '{"a":{"0":1.5}}'}, "must be a whole number >= -2, found 1.5"),
         ({"startingoffsets": '{"a":{"0":-3}}'}, "must be a whole number >= -2, found -3"),
         ({"startingoffsets": '{"a":{"0":true}}'}, "found True"),

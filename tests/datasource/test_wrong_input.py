@@ -72,7 +72,7 @@ def plan(path: str, schema: StructType = KEYS, **options: str) -> Any:
             {"subscribe": "orders", "startingOffsets": "erliest"},
             (
                 "[SPARKLOG_BAD_REQUEST]: Option 'startingOffsets' must be 'earliest', 'latest', 'group' or JSON like "
-                "{\"topic\":{\"0\":23}}: found 'erliest'. Did you mean 'earliest'?"
+                "{\"topic\":{\"0\":23}}: found 'erliest'; did you mean 'earliest'?"
             ),
         ),
         (

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Annotated, TypeAlias, TypedDict
 
 from sparklog.clients.producer.serializers import Serializer
-from sparklog.common.settings import ANY, BOOLEAN, ValueType, is_whole, option, whole, with_defaults
+from sparklog.common.settings import ANY, BOOLEAN, ValueType, is_whole, number, option, whole, with_defaults
 from sparklog.errors import BadRequest
 from sparklog.format.record_batch import Codec
 from sparklog.limits import DEFAULT_TRANSACTION_TIMEOUT_MS, MAX_TRANSACTION_TIMEOUT_MS
@@ -16,12 +16,7 @@ from sparklog.log.write.append_target import MAX_BUFFER_BYTES
 
 PartitionFunction: TypeAlias = Callable[[bytes | None, Sequence[int], Sequence[int]], int]
 """Takes the key, all partitions, and those that can be written, which are all: as kafka-python's."""
-_MILLISECONDS = ValueType(
-    "a number of milliseconds from 0",
-    lambda value: isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e12,
-    float,
-    "double",
-)
+_MILLISECONDS = number("a number of milliseconds from 0", lambda value: 0 <= value < 1e12)
 _BYTES = whole(1, MAX_BUFFER_BYTES)
 _FUNCTION = ValueType("a function of key and partitions", callable)
 _ALL = ValueType(
@@ -39,58 +34,35 @@ _IDEMPOTENT = ValueType(
 class ProducerOptions(TypedDict, total=False):
     """Options of a producer: see `producer`."""
 
-    linger_ms: Annotated[
-        float, option(20, "Time that records of a topic accumulate before they are committed together.", _MILLISECONDS)
-    ]
-    batch_size: Annotated[
-        int, option(1 << 20, "Bytes of records of one topic that are committed without waiting longer.", _BYTES)
-    ]
-    buffer_memory: Annotated[
-        int, option(32 << 20, "Bytes of all records that are not committed yet, and 200 more for each record.", _BYTES)
-    ]
-    max_block_ms: Annotated[
-        int, option(60_000, "Time that `send` waits for free `buffer_memory`; then `Unavailable`.", whole(0))
-    ]
+    # fmt: off
+    linger_ms: Annotated[float, option(20,
+        "Time that records of a topic accumulate before they are committed together.", _MILLISECONDS)]
+    batch_size: Annotated[int, option(1 << 20,
+        "Bytes of records of one topic that are committed without waiting longer.", _BYTES)]
+    buffer_memory: Annotated[int, option(32 << 20,
+        "Bytes of all records that are not committed yet, and 200 more for each record.", _BYTES)]
+    max_block_ms: Annotated[int, option(60_000,
+        "Time that `send` waits for free `buffer_memory`; then `Unavailable`.", whole(0))]
     compression_type: Annotated[Codec, option("zstd", "Codec, if the topic leaves it to producers.")]
-    partitioner: Annotated[
-        PartitionFunction | None,
-        option(
-            None,
-            "A function of key (bytes or None), all partitions, and all again, that returns one of them; None: murmur2 "
-            "of the key as in Kafka, without a key another partition with each commit.",
-            _FUNCTION,
-        ),
-    ]
+    partitioner: Annotated[PartitionFunction | None, option(None,
+        "A function of key (bytes or None), all partitions, and all again, that returns one of them; None: murmur2 of "
+        "the key as in Kafka, without a key another partition with each commit.", _FUNCTION)]
     client_id: Annotated[str, option("sparklog-producer", "Name of the producer, for its thread and messages.")]
-    key_serializer: Annotated[
-        Serializer | None,
-        option(
-            None,
-            'A function, `str`, `bytes`, a name of `formats.FORMATS`, or `("avro", schema)`; None: keys are bytes or '
-            "texts. It is not called for None, which stays null.",
-            ANY,
-        ),
-    ]
+    key_serializer: Annotated[Serializer | None, option(None,
+        'A function, `str`, `bytes`, a name of `formats.FORMATS`, or `("avro", schema)`; None: keys are bytes or '
+        "texts. It is not called for None, which stays null.", ANY)]
     value_serializer: Annotated[Serializer | None, option(None, "Likewise of values, where null is a tombstone.", ANY)]
-    producer_id: Annotated[
-        str | None,
-        option(None, "Publish nothing twice, over restarts as well: `send` then takes a `sequence`."),
-    ]
+    producer_id: Annotated[str | None, option(None,
+        "Publish nothing twice, over restarts as well: `send` then takes a `sequence`.")]
     transactional_id: Annotated[str | None, option(None, "Write transactions: see `Producer.begin_transaction`.")]
-    transaction_timeout_ms: Annotated[
-        int,
-        option(
-            DEFAULT_TRANSACTION_TIMEOUT_MS,
-            "Time after which others may abort an open transaction.",
-            whole(1, MAX_TRANSACTION_TIMEOUT_MS),
-        ),
-    ]
+    transaction_timeout_ms: Annotated[int, option(DEFAULT_TRANSACTION_TIMEOUT_MS,
+        "Time after which others may abort an open transaction.", whole(1, MAX_TRANSACTION_TIMEOUT_MS))]
     acks: Annotated[str | int, option("all", "Acknowledgements that a future waits for.", _ALL)]
     retries: Annotated[int, option(INT32_MAX, "Number of retries.", _RETRIES)]
-    max_in_flight_requests_per_connection: Annotated[
-        int, option(5, "One commit of a topic at a time: records of a partition stay in order.", whole(1, 5))
-    ]
+    max_in_flight_requests_per_connection: Annotated[int, option(5,
+        "One commit of a topic at a time: records of a partition stay in order.", whole(1, 5))]
     enable_idempotence: Annotated[bool, option(True, "Whether the producer is idempotent.", _IDEMPOTENT)]
+    # fmt: on
 
 
 def producer_options(given: ProducerOptions) -> ProducerOptions:

@@ -47,6 +47,12 @@ _REASONS = {
     "controller.quorum.voters socket.send.buffer.bytes socket.receive.buffer.bytes socket.request.max.bytes "
     "port host.name advertised.port advertised.host.name socket.",
     "give the place of the root instead": "zookeeper. log.dir log.dirs",
+    "leave `sparklog compact` out of the schedule, or run it with --seal-only": "log.cleaner.enable",
+    "each partition is one Spark task: give Spark more or fewer cores": "log.cleaner.threads",
+    "the schedule says how often `sparklog compact` runs": "log.cleaner.backoff.ms",
+    "the schedule says how often `sparklog retain` runs": "log.retention.check.interval.ms",
+    "a task's buffers have a fixed size": "log.cleaner.io.buffer.size",
+    "who may write to the folder may delete topics": "delete.topic.enable",
     "a root is opened without recovery": "num.recovery.threads.per.data.dir",
     "there are no share groups": "share.coordinator.state.topic.replication.factor "
     "share.coordinator.state.topic.min.isr",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
-from sparklog.arguments import NAME, NUMBER, WHOLE
-from sparklog.errors import BadRequest, nearest
+from sparklog.arguments import WHOLE
+from sparklog.common.settings import one_of, whole
 from sparklog.format.record_batch import CODECS, Codec
 from sparklog.log.journal.clocks import Moment
 from sparklog.log.state.commit import Commit
@@ -77,6 +77,7 @@ def appended(commit: Commit | None, records: int) -> AppendOutcome:
 FILE_BYTES = 1 << 30
 MAX_BUFFER_BYTES = 1 << 30
 """Arrow's 32-bit offsets reach 2 GiB: a buffer must stay well below."""
+_CODEC, _BUFFER_BYTES, _POSITIVE = one_of(*CODECS), whole(1, MAX_BUFFER_BYTES), whole(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +99,8 @@ class WriteOptions:
     file_bytes: int = FILE_BYTES
 
     def __post_init__(self) -> None:
-        NAME.check("codec", self.codec)
+        _CODEC.check("codec", self.codec)
         WHOLE.or_none().check("level", self.level)
-        for name in ("batch_bytes", "buffer_bytes", "file_bytes"):
-            NUMBER.check(name, getattr(self, name))
-        if self.codec not in CODECS:
-            near = nearest(self.codec, CODECS, limit=1)
-            hint = f", perhaps {near[0]}" if near else ""
-            raise BadRequest(f"expected a codec of {', '.join(CODECS)}, found {self.codec!r}{hint}")
-        if not 1 <= self.buffer_bytes <= MAX_BUFFER_BYTES:
-            raise BadRequest(f"expected write.buffer.bytes of 1 to {MAX_BUFFER_BYTES}, found {self.buffer_bytes!r}")
-        if self.batch_bytes < 1 or self.file_bytes < 1:
-            raise BadRequest(f"expected positive sizes, found batch {self.batch_bytes} and file {self.file_bytes}")
+        _BUFFER_BYTES.check("buffer_bytes", self.buffer_bytes)
+        _POSITIVE.check("batch_bytes", self.batch_bytes)
+        _POSITIVE.check("file_bytes", self.file_bytes)
