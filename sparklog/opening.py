@@ -62,7 +62,7 @@ class Location:
 def resolve(path: str | None) -> Location:
     """Look at a path. Raises BadRequest if none is given or it is a file."""
     if not path:
-        raise BadRequest(f"No path, found {path!r}: give the path of a root, a topic folder or a Kafka log directory")
+        raise BadRequest(f"No path: give the root, topic folder or Kafka log directory, found {path!r}")
     if is_url(path):
         return _resolve_url(normal_location(path))
     location = absolute(path)

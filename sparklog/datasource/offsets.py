@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sparklog.common.parsing import is_digits
-from sparklog.errors import BadRequest
+from sparklog.errors import BadRequest, shortened
 
 Positions = Mapping[str, Mapping[int, int]]
 
@@ -121,7 +121,7 @@ def parse_json(text: str) -> object:
     try:
         return json.loads(text, object_pairs_hook=once)
     except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON ({error.msg} at character {error.pos})") from None
+        raise ValueError(f"found {shortened(text)}, not JSON ({error.msg} at character {error.pos})") from None
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 

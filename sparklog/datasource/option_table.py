@@ -48,7 +48,7 @@ _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d"
 
 def _duration(text: str) -> int:
     """Return the milliseconds of a duration as Spark writes them; a bare number is milliseconds."""
-    match = re.fullmatch(r"(\d{1,15})\s*([a-z]*)", text)
+    match = re.fullmatch(r"([0-9]{1,15})\s*([a-z]*)", text)
     if match is None or (match[2] or "ms") not in _UNITS_MS:
         raise ValueError(text)
     return int(match[1]) * _UNITS_MS[match[2] or "ms"]

@@ -296,9 +296,10 @@ def _sink_options(values: Mapping[str, str], parsed: Mapping[str, Any], configs:
     if parsed["txn_version"] is not None and parsed["txn_app_id"] is None:
         raise BadRequest("txnVersion is given without txnAppId: give both, or neither")
     given = {name: parsed[name] for name in SinkOptions.__dataclass_fields__ if name in parsed}
+    # Levels of other codecs are checked as well, as Kafka does.
+    levels = {codec: _parse(values, _BY_NAME[name]) for codec, name in LEVELS.items()}
     if given["level"] is None:
-        name = LEVELS.get(given["codec"] or "zstd")
-        given["level"] = None if name is None else _parse(values, _BY_NAME[name])
+        given["level"] = levels.get(given["codec"] or "zstd")
     return SinkOptions(**given, configs=configs, partitions_given="num.partitions" in values)
 
 
