@@ -37,6 +37,8 @@ from sparklog.format.record_batch import (
 )
 
 _LEGACY = 2
+_NOT_DECOMPRESSED = "the batch cannot be decompressed: {}"
+_CROWDED = "{} records do not fit into the batch"
 TOGETHER_BYTES = 16 << 20
 """Decompressed to one place where all of a call is wanted: what is more is copied together."""
 
@@ -117,7 +119,7 @@ def _decompressed(
                 out = new_array(max(room, min(group_bytes, room * (high - low))), np.uint8)
             filled = fill(out.data[edges[-1] :])
         except Corrupt as error:
-            raise place.corrupt(headers, batch, f"the batch cannot be decompressed: {error.message}") from None
+            raise place.corrupt(headers, batch, _NOT_DECOMPRESSED.format(error.message)) from None
         edges.append(edges[-1] + filled)
         stored += size - HEADER_BYTES
         total += filled
@@ -206,9 +208,9 @@ def check_batch(stored: BytesLike, codec: Codec, count: int, base_time: int) -> 
             out = new_array(room, np.uint8)
             payload = out[: fill(out.data)]
         except Corrupt as error:
-            raise Corrupt(f"the batch cannot be decompressed: {error.message}") from None
+            raise Corrupt(_NOT_DECOMPRESSED.format(error.message)) from None
     if count * MIN_RECORD_BYTES > payload.size:
-        raise Corrupt(f"{count} records do not fit into the batch")
+        raise Corrupt(_CROWDED.format(count))
     totals = np.empty(4, np.int64)
     code = kernels.check_records.sized(count)(payload, count, base_time, totals)
     if code != kernels.OK:
@@ -222,7 +224,7 @@ def check_fit(payloads: Payloads, headers: BatchHeaders, place: Place) -> Int64A
     crowded = count * MIN_RECORD_BYTES > payloads.stop - payloads.start
     if crowded.any():
         row = int(np.argmax(crowded))
-        raise place.corrupt(headers, payloads.first + row, f"{int(count[row])} records do not fit into the batch")
+        raise place.corrupt(headers, payloads.first + row, _CROWDED.format(int(count[row])))
     return count
 
 

@@ -34,6 +34,7 @@ from sparklog.log.state.slice_table import Newer
 from sparklog.log.state.view import READ_COMMITTED, OffsetRange
 from sparklog.serve.served_log import ServedLog, StoredPlace
 from sparklog.storage.fork_safety import ForkLock
+from sparklog.storage.parallel_reads import UntilError
 
 WINDOW_BYTES = 4 << 20
 """About what is read at once of a partition."""
@@ -181,21 +182,18 @@ def patched_batches(part: NativeReadPart) -> Iterator[tuple[memoryview, BatchHea
     Each piece is copied while it is in the CPU cache, and its memory can then be reused. Raises `Corrupt` after
     yielding the valid batches before a corrupt one.
     """
-    failure: Corrupt | None = None
     opened: dict[tuple[str, str], Newer] = {}
     cursor = Cursor(part.store, part.range, part.slices, partial(part.replan, opened), part.range.start)
     memory = new_array(min(part.slices.nbytes, WINDOW_BYTES + WINDOW_BYTES // 4), np.uint8)
     pieces, starts, end = list[tuple[PlannedSlice, int]](), list[int](), 0
-    try:
-        for piece in Fetcher([cursor], on_skipped=part.on_skipped):
-            pieces.append((piece.slice, piece.position))
-            starts.append(end)
-            end += len(piece.data)
-            if end > len(memory):
-                memory = np.concatenate((memory, new_array(end, np.uint8)))
-            memory[starts[-1] : end] = np.frombuffer(piece.data, np.uint8)
-    except Corrupt as error:
-        failure = error
+    fetched = UntilError(Fetcher([cursor], on_skipped=part.on_skipped))
+    for piece in fetched:
+        pieces.append((piece.slice, piece.position))
+        starts.append(end)
+        end += len(piece.data)
+        if end > len(memory):
+            memory = np.concatenate((memory, new_array(end, np.uint8)))
+        memory[starts[-1] : end] = np.frombuffer(piece.data, np.uint8)
     # A range that is small beside its slices must not keep memory for all of them.
     data = (memory[:end].copy() if 2 * end < len(memory) else memory).data[:end]
     try:
@@ -210,8 +208,7 @@ def patched_batches(part: NativeReadPart) -> Iterator[tuple[memoryview, BatchHea
     shift, epoch, append_time = np.array(rows, np.int64).reshape(-1, 3)[of_piece].T.copy()
     times = append_time if (append_time >= 0).any() else None
     yield data, rewrite_headers(data, headers, offset_shift=shift, leader_epoch=epoch, append_time=times)
-    if failure is not None:
-        raise failure
+    fetched.raise_error()
 
 
 def _joined(

@@ -28,6 +28,33 @@ def _ask_at_once(at_once: int, look: Callable[[T], R], items: Sequence[T]) -> It
         yield from pool.map(look, items)
 
 
+class UntilError(Iterator[T]):
+    """Iterates over items up to an error, which is `error` then, so that results are passed on before it is raised.
+
+    Example:
+        items = UntilError(items)
+        results = [work(item) for item in items]
+        yield results
+        items.raise_error()
+    """
+
+    def __init__(self, items: Iterable[T]) -> None:
+        self.error: SparklogError | None = None
+        self._items = iter(items)
+
+    def __next__(self) -> T:
+        try:
+            return next(self._items)
+        except SparklogError as error:
+            self.error = error
+            raise StopIteration from None
+
+    def raise_error(self) -> None:
+        """Raise the error that ended the items, if one did."""
+        if self.error is not None:
+            raise self.error
+
+
 def work_ahead(work: Callable[[T], R], items: Iterable[T], threads: int) -> Iterator[R]:
     """Yield the result of `work` for each item, in order, with up to `threads` items in progress ahead of the consumer.
 
@@ -36,18 +63,14 @@ def work_ahead(work: Callable[[T], R], items: Iterable[T], threads: int) -> Iter
     pool = ThreadPoolExecutor(threads, thread_name_prefix="sparklog-work")
     under_way: deque[Future[R]] = deque()
     try:
-        failure: SparklogError | None = None
-        try:
-            for item in items:
-                under_way.append(pool.submit(work, item))
-                if len(under_way) > threads:
-                    yield under_way.popleft().result()
-        except SparklogError as error:
-            failure = error
+        items = UntilError(items)
+        for item in items:
+            under_way.append(pool.submit(work, item))
+            if len(under_way) > threads:
+                yield under_way.popleft().result()
         while under_way:
             yield under_way.popleft().result()
-        if failure is not None:
-            raise failure
+        items.raise_error()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 

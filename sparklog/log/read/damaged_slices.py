@@ -81,7 +81,8 @@ def _wanted(window: Window, planned: PlannedSlice, start: int, end: int) -> Iter
     headers = window.headers
     rows = np.flatnonzero((headers.next_offset > start - planned.shift) & (headers.base_offset < end - planned.shift))
     if len(rows):
-        yield window.select(slice(int(rows[0]), int(rows[-1]) + 1)).trimmed()
+        inside = int(rows[-1]) + 1 - int(rows[0]) < len(headers)
+        yield window.select(slice(int(rows[0]), int(rows[-1]) + 1)).trimmed() if inside else window
 
 
 def _report(

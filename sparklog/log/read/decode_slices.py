@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sparklog.errors import Corrupt, SparklogError
+from sparklog.errors import Corrupt
 from sparklog.format.arrow_numpy import fixed_array, repeated_text
 from sparklog.format.batch_scan import crc_failures, crc_message, misplaced, scan_headers
 from sparklog.format.decode import RecordColumns, decode
@@ -26,7 +26,7 @@ from sparklog.log.read.record_batches import joined, schema_of
 from sparklog.log.read.skipped import OnSkipped
 from sparklog.log.state.record_schema import RECORD_SCHEMA
 from sparklog.log.state.view import check_columns
-from sparklog.storage.parallel_reads import work_ahead
+from sparklog.storage.parallel_reads import UntilError, work_ahead
 
 Int64s = npt.NDArray[np.int64]
 
@@ -60,40 +60,40 @@ def read_fetched(
     """Yield the records of fetched batches, as `read_cursors`."""
     decoder = _Decoder(check_columns(columns), batch_bytes, on_skipped)
     runs = _runs(pieces, decoder, batch_bytes)
-    decoded = map(decoder.run, runs) if threads == 1 else _all_of(work_ahead(decoder.run_until_error, runs, threads))
+    decoded = map(decoder.run, runs) if threads == 1 else _in_threads(decoder, runs, threads)
     return joined(chain.from_iterable(decoded), batch_bytes)
 
 
-def _all_of(
-    results: Iterable[tuple[list[pa.RecordBatch], SparklogError | None]],
+def _in_threads(
+    decoder: _Decoder, runs: Iterable[list[FetchedBatches]], threads: int
 ) -> Iterator[list[pa.RecordBatch]]:
-    for batches, error in results:
+    def decode_run(pieces: list[FetchedBatches]) -> tuple[list[pa.RecordBatch], UntilError[pa.RecordBatch]]:
+        batches = UntilError(decoder.run(pieces))
+        return list(batches), batches
+
+    for batches, ended in work_ahead(decode_run, runs, threads):
         yield batches
-        if error is not None:
-            raise error
+        ended.raise_error()
 
 
 def _runs(pieces: Iterable[FetchedBatches], decoder: _Decoder, batch_bytes: int) -> Iterator[list[FetchedBatches]]:
     """Yield runs of pieces that are wanted whole and decoded together, others one by one."""
     run: list[FetchedBatches] = []
     filled = 0.0
-    try:
-        for piece in pieces:
-            alone = piece.cut or len(piece.data) < piece.slice.size
-            grown = len(piece.data) * decoder.expansion
-            if run and (alone or filled + grown > batch_bytes):
-                yield run
-                run, filled = [], 0.0
-            if alone:
-                yield [piece]
-            else:
-                run.append(piece)
-                filled += grown
-    except SparklogError:
-        # Yield the batches read before the error first.
-        yield run
-        raise
+    pieces = UntilError(pieces)
+    for piece in pieces:
+        alone = piece.cut or len(piece.data) < piece.slice.size
+        grown = len(piece.data) * decoder.expansion
+        if run and (alone or filled + grown > batch_bytes):
+            yield run
+            run, filled = [], 0.0
+        if alone:
+            yield [piece]
+        else:
+            run.append(piece)
+            filled += grown
     yield run
+    pieces.raise_error()
 
 
 @dataclass(slots=True)
@@ -141,15 +141,6 @@ class _Decoder:
                     yield from self._batches([piece], piece.data)
                 return
             yield from batches
-
-    def run_until_error(self, pieces: list[FetchedBatches]) -> tuple[list[pa.RecordBatch], SparklogError | None]:
-        """Return the batches of `run`, and the error that followed them, if any."""
-        batches: list[pa.RecordBatch] = []
-        try:
-            batches.extend(self.run(pieces))
-        except SparklogError as error:
-            return batches, error
-        return batches, None
 
     def _batches(self, pieces: list[FetchedBatches], data: memoryview) -> Iterator[pa.RecordBatch]:
         run = _laid_out(pieces, data)

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from sparklog.errors import BadRequest, SparklogError
 from sparklog.log.state.record_schema import RECORD_SCHEMA
+from sparklog.storage.parallel_reads import UntilError
 
 MOST_JOINED = 4096
 """Batches joined into one at most: those without columns have no bytes."""
@@ -27,27 +28,24 @@ def joined(batches: Iterable[pa.RecordBatch], batch_bytes: int) -> Iterator[pa.R
     """Yield rows in batches of about `batch_bytes`, joined or cut without a copy; what came before an error first."""
     small: list[pa.RecordBatch] = []
     filled = 0
-    try:
-        for batch in batches:
-            size = batch.nbytes
-            if small and (filled + size > batch_bytes or len(small) >= MOST_JOINED):
+    batches = UntilError(batches)
+    for batch in batches:
+        size = batch.nbytes
+        if small and (filled + size > batch_bytes or len(small) >= MOST_JOINED):
+            yield _one(small)
+            small, filled = [], 0
+        if size > 2 * batch_bytes:
+            rows = -(-batch.num_rows // -(-size // batch_bytes))
+            yield from (batch.slice(row, rows) for row in range(0, batch.num_rows, rows))
+        elif batch.num_rows:
+            small.append(batch)
+            filled += size
+            if 2 * filled >= batch_bytes:
                 yield _one(small)
                 small, filled = [], 0
-            if size > 2 * batch_bytes:
-                rows = -(-batch.num_rows // -(-size // batch_bytes))
-                yield from (batch.slice(row, rows) for row in range(0, batch.num_rows, rows))
-            elif batch.num_rows:
-                small.append(batch)
-                filled += size
-                if 2 * filled >= batch_bytes:
-                    yield _one(small)
-                    small, filled = [], 0
-    except SparklogError:
-        if small:
-            yield _one(small)
-        raise
     if small:
         yield _one(small)
+    batches.raise_error()
 
 
 def _one(batches: list[pa.RecordBatch]) -> pa.RecordBatch:

@@ -79,7 +79,7 @@ class StoredSlice(SliceFile):
         self._ahead, self._requests = ahead, deque(requests)
 
     def window(self, position: int) -> memoryview:
-        if position != self._window_start:
+        if position != self._window_start or position < self._start:
             self._forget(position)
             if self._requests and self.fetched <= max(position, self._window_end):
                 self._take()
@@ -94,6 +94,7 @@ class StoredSlice(SliceFile):
     def read(self, position: int, length: int) -> memoryview:
         end = min(position + length, self.size)
         while self._requests and self._start <= position <= self.fetched < end:
+            self._forget(position)
             self._take()
         if self._start <= position and end <= self.fetched:
             return self._data[position - self._start : max(end - self._start, 0)]

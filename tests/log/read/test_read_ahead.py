@@ -16,7 +16,7 @@ from sparklog.errors import Corrupt, SparklogError
 from sparklog.limits import Limits
 from sparklog.log.read.planned_slices import planned_slices
 from sparklog.log.read.read_ahead import ReadAhead, Request
-from sparklog.log.read.slice_files import read_windows
+from sparklog.log.read.slice_files import opened_slice, read_windows
 from sparklog.log.topic.topic import Topic
 from sparklog.storage.store import Store
 from sparklog.testing.wrapper_stores import WrapperStore
@@ -205,6 +205,20 @@ def test_maintenance_reads_large_slices_in_windows(place: CountedRoot) -> None:
     # Window by window, what is left of a batch is read again.
     assert begun <= reads(place) <= begun * (1 if place.kind == "bucket" else 2)
     assert (place.store.bytes_read == row.size) == (place.kind == "bucket")
+
+
+def test_a_slice_that_is_searched_keeps_few_of_its_bytes(bucket: CountedRoot) -> None:
+    topic = bucket.topic(1)
+    topic.append(random_rows(3000, value_bytes=200), options=small(batch_bytes=9_000))
+    row = planned_slices("t", 0, topic.log.snapshot().slices.select(0)).row(0)
+    data = bucket.inner.get(row.file)
+    bucket.store.reset()
+    with opened_slice(bucket.store, row) as file:
+        for position in range(row.position, row.position + row.size, 1000):
+            length = min(1000, row.position + row.size - position)
+            assert bytes(file.read(position, 1000)) == data[position : position + length]
+            assert len(file._data) <= 2 * WINDOW
+    assert bucket.store.bytes_read == row.size
 
 
 def test_a_batch_larger_than_a_range_is_read(place: CountedRoot) -> None:
