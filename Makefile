@@ -79,7 +79,7 @@ test-slow: TEST_PROCESSES = 2
 test-slow: venv test-oldest
 	@$(PY) scripts/dependency_versions.py installed
 	SPARKLOG_SEEDS=$(SEEDS) $(PY) -m pytest $(PARALLEL) -m "slow or property" \
-		-p tests.support.slow_report --slow-report $(SLOW_REPORT)
+		-p tests.support.slow_report --slow-report $(SLOW_REPORT) -p tests.support.reached --all-reached
 
 test-spark: venv
 	@sh scripts/spark_version.sh $(VENV) $(SPARK)

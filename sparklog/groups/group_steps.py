@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from sparklog.common.reached import reached
 from sparklog.errors import Fenced
 from sparklog.groups.group_members import (
     GroupMember,
@@ -98,6 +99,7 @@ def share(state: GroupState, member: GroupMember, partitions: Mapping[str, int],
     others = _alive(state, expired)
     same = [item for item in state.members if item.instance_id is not None and item.instance_id == member.instance_id]
     if same:
+        reached("groups: a static member replaces the process before it")
         # As in Kafka: it goes on with the partitions, and the process before it is fenced.
         joined = replace(joined, owned=same[0].owned)
         others = without_members(others, [same[0].id])
@@ -130,13 +132,12 @@ def revoke(state: GroupState, member: GroupMetadata, partitions: Partitions) -> 
     return _by_member(after, "revoke", replace(member, generation=generation))
 
 
-def renew(state: GroupState, member_ids: Collection[str], expired: Expired) -> GroupState | None:
-    """Show that members are alive, and take out those that are not. None if none of them is a member any more."""
+def renew(state: GroupState, member_ids: Collection[str], expired: Expired) -> GroupState:
+    """Show that members are alive, and take out those that are not."""
     alive = _alive(state, {name: seen for name, seen in expired.items() if name not in member_ids})
     members = tuple(replace(item, seen=state.number + 1) if item.id in member_ids else item for item in alive)
-    if not any(item.id in member_ids for item in members):
-        return None
     if len(members) < len(state.members):
+        reached("groups: a heartbeat removes members whose sessions timed out")
         return _rebalanced(state, "heartbeat", members, {})
     return replace(state, op="heartbeat", members=members, active=state.number + 1, touched=state.number + 1)
 
@@ -193,6 +194,7 @@ def settled(state: GroupState, outcomes: Mapping[int, bool]) -> GroupState:
         if outcome is None:
             left.append(item)
         elif outcome:
+            reached("groups: pending offsets are committed")
             offsets = merged(offsets, item.offsets)
             left = list(_overtaken(left, {topic.place: set(topic.partition) for topic in item.offsets}))
     return replace(state, op="resolve", offsets=offsets, pending=tuple(left))
@@ -267,6 +269,7 @@ def is_member(state: GroupState, member: GroupMetadata) -> bool:
 def check_member(state: GroupState, member: GroupMetadata, offsets: Sequence[TopicOffsets] = ()) -> None:
     """Raise `Fenced` unless the member may write this entry, which commits `offsets`."""
     if not is_member(state, member):
+        reached("groups: an entry of a superseded member is refused")
         raise Fenced(
             f"generation {member.generation} ({member.member_id}) of group '{state.id}' was superseded: "
             f"{_newer(state, member)}; stop this consumer, or join again"

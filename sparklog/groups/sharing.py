@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
+from sparklog.common.reached import reached
 from sparklog.errors import BadRequest
 from sparklog.groups import group_steps as steps
 from sparklog.groups.assignors import ASSIGNORS, COOPERATIVE_STICKY
@@ -99,6 +100,8 @@ class MemberLeases:
             since_ms = written[member.seen]
             # No entry: collected, and so more than a day old.
             left_ms = 0 if since_ms is None else since_ms + member.session_timeout_ms - store_ms
+            if left_ms > 0:
+                reached("groups: a session that seemed to have timed out goes on by the store's clock")
             if left_ms <= 0:
                 expired[member.id] = member.seen
             self._leases[member.id] = MemberLease(member.seen, now, max(left_ms, 0))
@@ -177,6 +180,8 @@ class SharedMembership(Membership):
         self.alive = now
         newest = self.group.log.known()
         expired = self.leases.expired(self.state if newest is None else newest)
+        if expired:
+            reached("groups: a session seems to have timed out")
         if set(expired) - {self.metadata.member_id} or now.elapsed_ms(self.written) >= self.heartbeat_ms:
             self._renew(expired)
 

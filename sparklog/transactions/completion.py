@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from sparklog.common.reached import reached
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound, SparklogError
 from sparklog.format import crc32c
 from sparklog.groups.group_state import GROUPS, GroupState
@@ -73,6 +74,7 @@ def resolve_topic(topic: Topic) -> tuple[Resolved, ...]:
             topic.log.commit(MaintainIntent(head.topic_id, resolved=resolved), head)
         except Conflict:
             # Deleted and created again meanwhile: outcomes of the old topic's slices mean nothing here.
+            reached("transactions: a topic is created again before outcomes are recorded in it")
             return ()
     return resolved
 
@@ -233,6 +235,7 @@ class ExpiryPass:
             return
         state = log.refresh()
         if state.op != EXPIRE and self._is_due(log, state, self.expiration_ms):
+            reached("transactions: an idle id expires")
             number, recorded = state.number, self.recorded(state)
             state = log.write(lambda base: expire(base, number, recorded))
         # Without its entry it is in the register.

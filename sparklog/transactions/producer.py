@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sparklog.arguments import NAME, checked, instance
+from sparklog.common.reached import reached
 from sparklog.errors import BadRequest, Conflict, Fenced, SparklogError, Unavailable, shortened
 from sparklog.groups.group import Group, GroupConsumer, Membership, Offsets
 from sparklog.groups.group_state import GroupMetadata, TopicOffsets, merged
@@ -339,6 +340,7 @@ class Transaction:
                 try:
                     check_undecided(log.refresh(), self.n, self._instance)
                 except (Conflict, Fenced):
+                    reached("transactions: a superseded producer stops before it prepares")
                     self.discard()
                     raise
             try:
@@ -355,9 +357,11 @@ class Transaction:
         try:
             log.write(lambda base: self._decide(base, key))
         except (Conflict, Fenced):
+            reached("transactions: a commit comes after an abort or a newer instance")
             self.state = ABORTED
             raise
         except SparklogError as error:
+            reached("transactions: the outcome of a commit is unknown")
             self.state = UNKNOWN
             self._settle(error)
         self.state = COMMITTED
@@ -387,6 +391,7 @@ class Transaction:
             if not state.surely_aborted(self.n):
                 raise unknown
         elif {*self._prepared, *self._prepared_groups} <= {*committed.prepares, *committed.groups}:
+            reached("transactions: a commit of unknown outcome had landed")
             return
         self.state = ABORTED
         raise Unavailable(f"transaction {self.n} of '{self.id}' is aborted, nothing of it is published: {unknown}")
@@ -405,6 +410,7 @@ class Transaction:
         state = self._producer.log.abort(self.n, BY_OWNER)
         self.state = ABORTED
         if state.commit_of(self.n) is not None:
+            reached("transactions: an abort comes after the commit")
             self.state = COMMITTED
             raise Conflict(f"transaction {self.n} of '{self.id}' is committed: it cannot be aborted any more")
 

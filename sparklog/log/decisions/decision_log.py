@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sparklog.common.reached import reached
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.limits import DEFAULT_TRANSACTION_TIMEOUT_MS
 from sparklog.log.journal.clocks import SYSTEM, Moment
@@ -78,6 +79,7 @@ class DecisionLog(EntryLog["Decisions"]):
             return state
         decided = self._outcomes.get(n)
         if decided is None:
+            reached("transactions: an outcome that the latest decisions have forgotten is searched for")
             decided = self._search(n)[0]
             if decided is not None:
                 self._outcomes[n] = decided
@@ -95,6 +97,7 @@ class DecisionLog(EntryLog["Decisions"]):
         try:
             if info is not None:
                 return self.store.now_ms() - info.modified_ms > KEEP_MS
+            reached("transactions: the entry that decided was deleted")
             kept = self._newest_kept()
             return kept is not None and kept.number >= number and self.store.now_ms() - kept.made_ms > KEEP_MS
         except (SparklogError, OSError):
@@ -117,6 +120,7 @@ class DecisionLog(EntryLog["Decisions"]):
 
         state = super().write(judged)
         if is_back and state.op != EXPIRE:
+            reached("transactions: an expired id is used again")
             # The id is in use again: this saves the next one a look into the register.
             try:
                 self.write_checkpoint()
@@ -140,6 +144,7 @@ class DecisionLog(EntryLog["Decisions"]):
                 return opened
         kept = self._newest_kept()
         if kept is not None and (opened is None or kept.number >= opened.newest.state.number):
+            reached("transactions: an expired id is opened from its register")
             return self._read_from(kept, seen)
         if opened is None:
             assert damage is not None
@@ -174,6 +179,8 @@ class DecisionLog(EntryLog["Decisions"]):
                 if after is not None and after.prev_crc == entry.crc:
                     return entry, number
             # Older, or not of this journal: a sleeper has used a number again that was collected.
+            if entry is not None and entry.decided(n):
+                reached("transactions: an entry under a number that was used again is passed over")
             low = number + 1
         return None, above.number
 
@@ -227,10 +234,12 @@ class DecisionLogs:
                 if isinstance(state, Exception):
                     raise state
                 if not state.decided(n) and self.overdue(topic, prepares):
+                    reached("transactions: a transaction past its timeout is aborted by a writer of its topic")
                     state = self.log(name).abort(n, BY_TIMEOUT)
                 if state.decided(n):
                     self.log(name).make_durable()
             except (SparklogError, OSError) as error:
+                reached("transactions: a transaction stays open because its decisions cannot be read")
                 _LOG.warning("transaction %s of '%s' stays open in topic %s: %s", n, name, topic, error)
                 continue
             if state.decided(n):
@@ -305,6 +314,7 @@ def settle(logs: DecisionLogs, raw: dict[str, Snapshot], take: Take) -> tuple[di
             try:
                 raw[name] = take(name)
             except NotFound:
+                reached("transactions: a topic is deleted while snapshots are made to agree")
                 del raw[name]
                 deleted.add(name)
                 continue
@@ -312,6 +322,7 @@ def settle(logs: DecisionLogs, raw: dict[str, Snapshot], take: Take) -> tuple[di
                 backoff.restart()
         late = behind or {name for name, version in needed.items() if name in raw and raw[name].version < version}
         if late:
+            reached("transactions: a version that a cache hides is waited for")
             if not backoff.tries:
                 seconds = SETTLE_MS // 1000
                 _LOG.info("%s: looking for newer versions for %s s at most", ", ".join(sorted(late)), seconds)

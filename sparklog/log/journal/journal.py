@@ -24,6 +24,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Generic, TypeVar
 
+from sparklog.common.reached import reached
 from sparklog.errors import Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.format import crc32c
 from sparklog.log.journal.clocks import Moment
@@ -189,8 +190,10 @@ class Journal(ABC, Generic[S, E, D]):
                 if not self._is_stale(base.seen):
                     raise
         if self._is_stale(base.seen):
+            reached("journal: a state is too old to be read on from")
             return replace(self._reopen(), root_seen=sight.root_seen)
         if not data and self._is_next_lost(base, seen):
+            reached("journal: a follower finds a gap behind its state")
             return replace(self._reopen(), root_seen=sight.root_seen)
         if not data:
             return Advance(self._publish(self._polled(base, seen)), (), sight.root_seen)
@@ -254,11 +257,13 @@ class Journal(ABC, Generic[S, E, D]):
             refusal = self._refusal(opened.newest, numbers)
             # A directory cache may hide an existing object for a while: retry before reporting it as lost.
             if refusal is not None:
+                reached("journal: an opened state is older than one that was seen before")
                 tries += 1
                 if tries >= OPEN_TRIES:
                     raise refusal
                 self.env.pause(tries - 1)
             elif opened.last_listed is not None and opened.last_listed > newest:
+                reached("journal: a number below a listed one is waited for")
                 self._await_number(newest + 1)
             else:
                 self._gap = None
@@ -330,6 +335,7 @@ class Journal(ABC, Generic[S, E, D]):
         try:
             return self._decode_checkpoint(self.store.get(key), key, number)
         except (Corrupt, NotFound) as error:
+            reached("journal: a checkpoint that cannot be read is passed over")
             _LOG.warning("passing over checkpoint %s of %s: %s", number, self.title, error)
             return None
 
@@ -358,12 +364,15 @@ class Journal(ABC, Generic[S, E, D]):
             base, draft = self._draft(latest.newest, step, load, is_newest=tries > 0)
             if draft is None:
                 return None, base
+            if tries:
+                reached("journal: a step is judged again after a lost race")
             tries += 1
             latest = self._attempt(
                 base, self._encode_checked(base.state, draft, commit_id), repeatable, latest.root_seen
             )
             written = latest.with_id(commit_id)
             if written is None and tries >= WAIT_AFTER_LOSSES:
+                reached("journal: a writer waits after losing several races")
                 latest = self._wait_and_look(latest.newest, tries)
                 written = latest.with_id(commit_id)
             if written is not None:
@@ -395,6 +404,7 @@ class Journal(ABC, Generic[S, E, D]):
             if is_newest:
                 raise
         # Judged on the newest state known here; see whether the newest state says the same.
+        reached("journal: a refusal is judged again on the newest state")
         return self._draft(self._read_on(base).newest, step, load, is_newest=True)
 
     def _encode_checked(self, state: S, draft: D, commit_id: str) -> tuple[E, bytes]:
@@ -412,6 +422,7 @@ class Journal(ABC, Generic[S, E, D]):
         (entry, data), seen = drafted, self.env.now()
         if seen.elapsed_ms(base.seen) > STALE_MS:
             # Else what is created where numbers were collected has a late time as well.
+            reached("journal: a writer stalled before its create")
             return self._reopen()
         number, title = base.state.number + 1, f"commit {entry.commit_id} to {self.title}"
         basis = Basis(base.seen, entry.prev_crc, root_seen, base.earlier, base.checked)
@@ -420,6 +431,7 @@ class Journal(ABC, Generic[S, E, D]):
         except Unavailable as error:
             raise Unavailable(f"{title}: {error}", is_denied=error.is_denied, is_unknown=not error.is_denied) from error
         if answer is Answer.STALLED or not sight.objects:
+            reached("journal: a writer stalled during its create")
             try:
                 return self._trace(entry, number, repeatable)
             except (Corrupt, Unavailable) as error:
@@ -428,6 +440,8 @@ class Journal(ABC, Generic[S, E, D]):
         if answer is Answer.OURS:
             # An earlier attempt at this number, drawn up before a stall, may have landed late: what was stored counts.
             stored = sight.objects[0]
+            if stored != data:
+                reached("journal: an earlier attempt of the writer landed late")
             written = entry if stored == data else self._decode_all([stored], number)[0]
             created = self._extend(replace(base, seen=seen, checked=seen), (written,))
             return Advance(self._publish(created), (written,))
@@ -469,6 +483,7 @@ class Journal(ABC, Generic[S, E, D]):
                 raise NotFound(self.key(later))
             link = self._decode_all([data], later)[0].prev_crc
         if link == entry.crc:
+            reached("journal: an entry whose outcome was unknown is found in the chain")
             return entry
         data = self._numbered.read(number)
         # Drawn up before another stall, ours may have landed with other bytes.
@@ -488,5 +503,6 @@ class Journal(ABC, Generic[S, E, D]):
         try:
             return self._write_checkpoint(base) if self._is_checkpoint_due(base) else base
         except (SparklogError, OSError) as error:
+            reached("journal: a checkpoint cannot be written, and the entry counts")
             _LOG.warning("no checkpoint of %s at %s %s: %s", self.title, self.noun, base.state.number, error)
             return base
