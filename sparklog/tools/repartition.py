@@ -190,7 +190,7 @@ class Copying:
 
     def _step(self, ends: Int64s) -> int | None:
         """Copy up to these old offsets in one commit; return the number of records, None if another run was faster."""
-        from sparklog.log.write.append_writer import write_files
+        from sparklog.log.write.arrow_data import write_files
 
         target = self.log.append_target()
         before, registry = self.copied(), self.log.head(refresh=False).registry

@@ -41,13 +41,14 @@ from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.topic.root import ROOT, Root, open_root
 from sparklog.log.topic.topic import WRITE_OPTIONS
 from sparklog.log.write.append_target import AppendOutcome, AppendTarget, TopicFiles
-from sparklog.log.write.append_writer import AppendWriter, batches
+from sparklog.log.write.append_writer import AppendWriter
+from sparklog.log.write.arrow_data import batches
 from sparklog.storage.store import Store
 from sparklog.transactions.completion import check_not_one_write, recorded_everywhere
 
 if TYPE_CHECKING:
     from sparklog.log.write.append_target import WriteOptions
-    from sparklog.log.write.append_writer import ArrowData
+    from sparklog.log.write.arrow_data import ArrowData
 
 
 _LOG = logging.getLogger("sparklog.transactions")

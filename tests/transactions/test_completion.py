@@ -24,7 +24,8 @@ from sparklog.log.state.topic_state import Head
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
 from sparklog.log.topic.root import Root, RootView
 from sparklog.log.write.append_target import TopicFiles
-from sparklog.log.write.append_writer import AppendWriter, write_files
+from sparklog.log.write.append_writer import AppendWriter
+from sparklog.log.write.arrow_data import write_files
 from sparklog.maintenance.report import document
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.retain import retain_root, summary

@@ -16,7 +16,7 @@ from sparklog.log.decisions.decision_log import DecisionLog
 from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.topic.root import Root
 from sparklog.log.write.append_target import TopicFiles
-from sparklog.log.write.append_writer import write_files
+from sparklog.log.write.arrow_data import write_files
 from sparklog.maintenance.work_items import Settings
 from sparklog.retention.retain import retain_root
 from sparklog.storage.store import Store

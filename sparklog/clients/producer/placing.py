@@ -15,7 +15,7 @@ from sparklog.errors import BadRequest
 from sparklog.format.arrow_numpy import bytes_array, fixed_array, fixed_values
 from sparklog.log.journal.clocks import Env
 from sparklog.log.write.append_target import AppendOutcome, AppendTarget, WriteOptions
-from sparklog.log.write.append_writer import write_files
+from sparklog.log.write.arrow_data import write_files
 from sparklog.log.write.python_rows import headers_array
 from sparklog.log.write.rows import Partitioner
 from sparklog.storage.memory import MemoryStore

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sparklog.clients.producer.accumulator import Accumulator, Batch, Records
@@ -24,7 +24,7 @@ class WrittenRecords:
     """Files of records that no commit names yet; without the records that the topic refuses."""
 
     rows: PlacedRows
-    files: list[FileSlices]
+    files: Sequence[FileSlices]
     target: AppendTarget
 
 

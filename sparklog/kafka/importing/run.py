@@ -48,6 +48,7 @@ from sparklog.log.state.commit_intents import CreateIntent, ImportedPartition, I
 from sparklog.log.state.configs import TopicConfigs, check_delete_delay
 from sparklog.log.state.kafka_source import KafkaSource
 from sparklog.log.state.slices import FileSlices
+from sparklog.log.topic.expiring import warn_of_times
 from sparklog.log.topic.root import Root, topic_of
 from sparklog.log.topic.topic import Topic
 
@@ -280,7 +281,7 @@ class _TopicImport:
             with suppress(SparklogError):
                 self._delete_files(topic)
             raise
-        topic.log.warn_of_older(self.new, topic.log.read_configs(), self.root.env.wall_ms())
+        warn_of_times(self.root.id, topic.name, topic.log.read_configs(), self.new, self.root.env.wall_ms())
         reports = tuple(self.reports[part.number] for part in source.partitions)
         configs = self.kafka_configs.get(source.name)
         return ImportedTopic(source.name, source.topic_id, not self.plan.exists, reports, configs)

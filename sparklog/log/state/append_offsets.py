@@ -40,7 +40,7 @@ class AppendIntent:
 
     @property
     def count(self) -> int:
-        return sum(sum(file.records) for file in self.files)
+        return sum([sum(file.records) for file in self.files])
 
     def draft(self, topic: str, head: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
         check_topic(topic, head, self.topic_id)

@@ -7,36 +7,39 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError
 from sparklog.log.decisions.decision_log import DecisionLogs, read_snapshot
 from sparklog.log.journal.clocks import Env, Moment
 from sparklog.log.journal.combined_writes import CombinedWrites
 from sparklog.log.journal.entry_log import EntryKind, EntryLog, StateEntry
-from sparklog.log.journal.names import append_path, topic_names
+from sparklog.log.journal.names import topic_names
 from sparklog.log.journal.seen_state import RootAccess
 from sparklog.log.state.commit import Commit, Txn
 from sparklog.log.state.commit_log import CommitLog, CommitOutcome
 from sparklog.log.state.configs import TopicConfigs
-from sparklog.log.state.kafka_source import COMMIT
 from sparklog.log.state.slice_table import Snapshot
-from sparklog.log.state.slices import FileSlices, content_of
+from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.topic_state import Head
 from sparklog.log.state.writer_runs import KafkaWriterKey, WriterKey
 from sparklog.log.topic.defaults import METADATA_MAX_AGE_MS, DefaultsLog
-from sparklog.log.topic.expiring import CREATED_TOPIC, count_older, expires_before, warn_of_older, warn_of_seconds_in
+from sparklog.log.topic.expiring import CREATED_TOPIC
+from sparklog.storage.fork_safety import ForkLock
 from sparklog.storage.parallel_reads import ask_each, read_each
 from sparklog.storage.store import Store
 
 if TYPE_CHECKING:
     from sparklog.log.state.commit_intents import Intent
+    from sparklog.log.topic.commit_queue import CommitQueue, PreparedAppend
     from sparklog.log.write.append_target import AppendOutcome, AppendTarget, WriteOptions
-    from sparklog.log.write.append_writer import ArrowData
+    from sparklog.log.write.arrow_data import ArrowData
 
 E = TypeVar("E", bound=StateEntry)
 HANDLES_PER_SWEEP = 4_096
+_FIRST_APPEND = ForkLock()
 _LOG = logging.getLogger("sparklog.log")
 
 
@@ -149,9 +152,7 @@ class TopicLog(CommitLog):
     def __init__(self, engine: RootEngine, topic: str, access: RootAccess) -> None:
         super().__init__(access, topic, engine.decisions.resolve)
         self.engine = engine
-        self._epochs: dict[tuple[str, str], int] = {}
-        self._alone: tuple[int, Moment] | None = None
-        """The version that `append` made last without meeting another writer, and when the root was looked at."""
+        self._queue: CommitQueue | None = None
 
     def head(self, refresh: bool = True) -> Head:
         """Return the state without slices. `NotFound` if the topic was deleted."""
@@ -178,87 +179,81 @@ class TopicLog(CommitLog):
             return self.current().head.topic_id != created.topic_id
         return True
 
+    @property
+    def queue(self) -> CommitQueue:
+        """What publishes the appends of all threads of this process."""
+        if self._queue is None:
+            from sparklog.log.topic.commit_queue import CommitQueue
+
+            with _FIRST_APPEND:
+                self._queue = self._queue or CommitQueue(self, self.engine.root_id)
+        return self._queue
+
     def append_target(self, refresh: bool = True) -> AppendTarget:
         return self._target(self.look() if refresh else None)
 
     def append(self, data: ArrowData, options: WriteOptions | None, writer: WriterKey | None) -> AppendOutcome:
         """Write rows and publish them."""
-        outcome = self._append_at_once(data, options, writer)
-        if outcome is None:
-            files, target = self.write(data, options, writer)
-            outcome = self._noted(self.commit_append(files, target, writer=writer), target)
-        return outcome
-
-    def _append_at_once(
-        self, data: ArrowData, options: WriteOptions | None, writer: WriterKey | None
-    ) -> AppendOutcome | None:
-        """Append a few rows by the state that is known here, without a look at the newest one; None: look first.
-
-        For rows that go into the commit, on a store with round trips, where the last commit is this process's and the
-        root was looked at a moment ago. Where another process has written since, the create of the commit is lost, and
-        what it was to be is judged by the newest state; unless the topic takes rows otherwise by then.
-        """
-        from sparklog.log.write.append_writer import is_table, write_files
-
-        if self._alone is None or not is_table(data):
-            return None
-        recent, (version, looked) = self._recent_target(), self._alone
-        if recent is None or data.nbytes > recent.inline_bytes // 2:
-            return None
-        if version != recent.read_version or not self.env.now().is_soon_after(looked):
-            return None
-        target = replace(recent, looked=looked)
-        try:
-            files = write_files(data, target, self.env, options=options, writer=writer)
-            return self._noted(self.commit_append(files, target, writer=writer, unless_changed=True), target)
-        except (BadRequest, Conflict):
-            return None
-
-    def _noted(self, outcome: AppendOutcome, target: AppendTarget) -> AppendOutcome:
-        """Return the outcome of an append; note whether another process has written meanwhile."""
-        is_alone = target.looked is not None and outcome.version == target.read_version + 1
-        self._alone = (outcome.version, target.looked) if is_alone and target.looked is not None else None
-        return outcome
+        return self.queue.publish(self._prepared(data, options, writer, at_once=True))
 
     def write(
         self, data: ArrowData, options: WriteOptions | None, writer: WriterKey | None
-    ) -> tuple[list[FileSlices], AppendTarget]:
-        """Write rows as files that no commit names yet.
+    ) -> tuple[Sequence[FileSlices], AppendTarget]:
+        """Write rows as files that no commit names yet."""
+        (append,) = self._prepared(data, options, writer, at_once=False)
+        return append.files, append.target
 
-        Where each request costs a round trip, a table is written by the state that this process knows, and the newest
-        one is looked for meanwhile. If the topic takes rows otherwise by now (partitions, configs), they are written
-        again, and the first files are left to the vacuum.
+    def _prepared(
+        self, data: ArrowData, options: WriteOptions | None, writer: WriterKey | None, *, at_once: bool
+    ) -> Iterator[PreparedAppend]:
+        """Write rows, with `at_once` by the state known here first if that may do, and then by the latest state.
+
+        On a store with round trips, a table is written by the state known here while the latest one is read. If the
+        topic takes rows otherwise by now (partitions, configs), they are written again, and the vacuum deletes the
+        first files.
         """
-        from sparklog.log.write.append_writer import is_table, write_files
+        from sparklog.log.topic.commit_queue import PreparedAppend
+        from sparklog.log.write.arrow_data import is_table, write_files
+
+        def written(target: AppendTarget, is_optimistic: bool = False) -> PreparedAppend:
+            files = write_files(data, target, self.env, options=options, writer=writer)
+            return PreparedAppend(files, target, writer, is_optimistic=is_optimistic)
 
         if writer is not None:
             writer.check()
-        env = self.env
-        recent = self._recent_target() if is_table(data) else None
-        if recent is not None:
-            early = replace(recent, looked=env.now())
+        if not is_table(data) or (known := self._known_target()) is None:
+            yield written(self.append_target())
+            return
+        unlooked = self.queue.optimistic_target(known) if at_once and data.nbytes <= known.inline_bytes // 2 else None
+        if unlooked is not None:
+            with suppress(BadRequest, Conflict):
+                yield written(unlooked, is_optimistic=True)
+        yield self._written_while_looking(written, known)
 
-            def write() -> list[FileSlices] | SparklogError:
-                try:
-                    return write_files(data, early, env, options=options, writer=writer)
-                except SparklogError as error:
-                    return error
+    def _written_while_looking(
+        self, written: Callable[[AppendTarget], PreparedAppend], known: AppendTarget
+    ) -> PreparedAppend:
+        def early() -> PreparedAppend | SparklogError:
+            try:
+                return written(replace(known, looked=self.env.now()))
+            except SparklogError as error:
+                return error
 
-            both: tuple[Callable[[], Any], ...] = self.look, write
-            looked, files = ask_each(self.store, lambda ask: ask(), both)
-            target = self._target(looked)
-            floor = self.existing(refresh=False).head.floor
-            if floor <= recent.read_version and replace(target, read_version=recent.read_version) == recent:
-                if isinstance(files, SparklogError):
-                    raise files
-                return files, replace(recent, looked=target.looked)
-        target = self.append_target()
-        return write_files(data, target, env, options=options, writer=writer), target
+        both: tuple[Callable[[], Any], ...] = self.look, early
+        looked, append = cast(
+            "tuple[Moment | None, PreparedAppend | SparklogError]", ask_each(self.store, lambda ask: ask(), both)
+        )
+        latest = self._target(looked)
+        if self.head(refresh=False).floor > known.read_version or not latest.takes_rows_as(known):
+            return written(self.append_target())
+        if isinstance(append, SparklogError):
+            raise append
+        return append._replace(target=replace(known, looked=looked))
 
-    def _recent_target(self) -> AppendTarget | None:
+    def _known_target(self) -> AppendTarget | None:
         """Return the target by the state known here, on a store with round trips and if that state is not old."""
-        recent, seen = self.known(), self.known_since()
-        if self.store.parallel_reads == 1 or recent is None or seen is None or not recent.head.exists:
+        known, seen = self.known(), self.known_since()
+        if self.store.parallel_reads == 1 or known is None or seen is None or not known.head.exists:
             return None
         return self._target(None) if self.env.elapsed_ms(seen) < METADATA_MAX_AGE_MS else None
 
@@ -270,9 +265,18 @@ class TopicLog(CommitLog):
         if state.checkpoint is not None and state.checkpoint.table.unsealed > self.store.limits.many_unsealed:
             many = state.checkpoint.table.unsealed
             _LOG.warning("topic %s holds %d unsealed slices: run sparklog compact, which merges them", self.topic, many)
-        names = self.store, self.engine.root_id, self.topic, head.topic_id
-        newest = head.version, head.leader_epoch, head.inline_bytes(configs)
-        return AppendTarget(*names, head.partitions, configs, *newest, looked)
+        return AppendTarget(
+            store=self.store,
+            root_id=self.engine.root_id,
+            topic=self.topic,
+            topic_id=head.topic_id,
+            partitions=head.partitions,
+            configs=configs,
+            read_version=head.version,
+            leader_epoch=head.leader_epoch,
+            inline_bytes=head.inline_bytes(configs),
+            looked=looked,
+        )
 
     def read_configs(self) -> TopicConfigs:
         """Return the configs in the state known here, over the root's newest defaults."""
@@ -299,61 +303,7 @@ class TopicLog(CommitLog):
         `BadRequest`: a null key on a compacted topic; `NotFound`: the topic was deleted. Transactions of Kafka's that
         an import left open are ended first: see `sparklog.log.write.kafka_markers`.
         """
-        from sparklog.log.state.append_offsets import AppendIntent
-        from sparklog.log.write.append_target import AppendOutcome, appended
+        from sparklog.log.topic.commit_queue import PreparedAppend
 
-        if writer is not None:
-            writer.check()
-            # With the content of the batch, and the epoch that its run has here.
-            epoch = self._epochs.get((writer.id, writer.run or "")) if writer.epoch is None else writer.epoch
-            writer = replace(writer, epoch=epoch, content=content_of({self.topic: [file.counts for file in files]}))
-        if target.root_id != self.engine.root_id or target.topic != self.topic:
-            raise BadRequest(
-                f"files were written for topic '{target.topic}' of root {target.root_id}, not for "
-                f"'{self.topic}' of {self.engine.root_id}"
-            )
-        head = self.current().head
-        if head.kafka_open:
-            from sparklog.log.write.kafka_markers import end_kafka_transactions
-
-            for transaction in end_kafka_transactions(self):
-                how = "committed" if transaction.decided == COMMIT else "aborted"
-                _LOG.warning("topic %s is appended to now: %s %s", self.topic, how, transaction)
-        files = self._placed(files, target.inline_bytes if inline else 0)
-        written_for = (target.partitions, target.configs) if unless_changed else None
-        now_ms = self.env.wall_ms()
-        intent = AppendIntent(target.topic_id, tuple(files), now_ms, writer, txn, kafka_writers, written_for)
-        outcome = self.commit(intent, head, looked=target.looked)
-        if writer is not None and writer.run is not None:
-            entry = outcome.head.registry.get(writer.id)
-            if entry is not None and entry.run == writer.run:
-                self._epochs[writer.id, writer.run] = entry.epoch or 0
-        nothing = outcome.nothing
-        if nothing is not None:
-            if nothing.skipped and writer is not None and writer.mode == "txn":
-                _LOG.warning("%s", nothing.note)
-            return AppendOutcome(nothing.version, {}, {}, 0, nothing.skipped, nothing.note)
-        if not target.configs.log_append_time:
-            self.warn_of_older(files, target.configs, now_ms)
-        return appended(outcome.commit, intent.count)
-
-    def _placed(self, files: Sequence[FileSlices], most_bytes: int) -> list[FileSlices]:
-        """Return the files with those that are not written as one of at most so many bytes, or one that is written."""
-        from sparklog.log.write.append_output import is_unwritten, joined, write_out
-
-        small = [number for number, file in enumerate(files) if is_unwritten(file)]
-        if not small:
-            return list(files)
-        one = joined([files[number] for number in small])
-        if one.size > most_bytes:
-            path = append_path(self.current().head.version, self.env.new_id())
-            one = write_out(self.store, self.topic, path, one)
-        first = small[0]
-        return [one if number == first else file for number, file in enumerate(files) if number == first or file.path]
-
-    def warn_of_older(self, files: Sequence[FileSlices], configs: TopicConfigs, now_ms: int) -> None:
-        """Warn of old records in new files, which retention deletes."""
-        warn_of_seconds_in(self.engine.root_id, self.topic, files)
-        before_ms = expires_before(configs, now_ms)
-        if before_ms is not None:
-            warn_of_older(self.engine.root_id, self.topic, configs, count_older(files, before_ms))
+        append = PreparedAppend(files, target, writer, txn, kafka_writers, inline, unless_changed)
+        return self.queue.publish([append])

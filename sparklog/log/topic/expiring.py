@@ -58,7 +58,7 @@ def count_older(files: Iterable[FileSlices], before_ms: int) -> tuple[int, bool]
     return count, exact
 
 
-def warn_of_seconds_in(root_id: str, topic: str, files: Iterable[FileSlices]) -> None:
+def _warn_of_seconds(root_id: str, topic: str, files: Iterable[FileSlices]) -> None:
     """Warn, once per topic in this process, of records with a timestamp that looks like seconds."""
     if (root_id, topic) in _warned_of_seconds:
         return
@@ -70,16 +70,20 @@ def warn_of_seconds_in(root_id: str, topic: str, files: Iterable[FileSlices]) ->
             return
 
 
-def expires_before(configs: TopicConfigs, now_ms: int) -> int | None:
-    """Return the time (ms) before which records of a topic expire, None if they do not by their time."""
-    return now_ms - configs.retention_ms if configs.is_deleting and configs.retention_ms >= 0 else None
+def warn_of_times(root_id: str, topic: str, configs: TopicConfigs, files: Iterable[FileSlices], now_ms: int) -> None:
+    """Warn of appended records that the next retain deletes, or whose timestamps look like seconds."""
+    if configs.is_deleting and configs.retention_ms >= 0:
+        _warn_of_older(root_id, topic, configs, files, now_ms - configs.retention_ms)
+    _warn_of_seconds(root_id, topic, files)
 
 
-def warn_of_older(root_id: str, topic: str, configs: TopicConfigs, older: tuple[int, bool]) -> None:
-    """Warn, once per topic in this process, that records were taken in which the next retain deletes."""
-    count, exact = older
-    if not count or (root_id, topic) in _warned:
+def _warn_of_older(
+    root_id: str, topic: str, configs: TopicConfigs, files: Iterable[FileSlices], before_ms: int
+) -> None:
+    """Warn, once per topic in this process, of records older than `before_ms`."""
+    if (root_id, topic) in _warned or not (older := count_older(files, before_ms))[0]:
         return
+    count, exact = older
     _warned.add((root_id, topic))
     how_many = f"{count} records are" if count > 1 else "a record is"
     _LOG.warning(

@@ -25,7 +25,7 @@ from sparklog.log.write.append_target import AppendOutcome, WriteOptions
 from sparklog.storage.store import Store
 
 if TYPE_CHECKING:
-    from sparklog.log.write.append_writer import ArrowData
+    from sparklog.log.write.arrow_data import ArrowData
 
 WRITE_OPTIONS = instance("WriteOptions", WriteOptions).or_none()
 WRITER = instance("a WriterKey", WriterKey).or_none()

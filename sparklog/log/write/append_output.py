@@ -7,7 +7,7 @@ commit the driver joins those of all tasks: they become the commit's tail, or on
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from sparklog.format.append_file import HEAD_BYTES, SLICE_BYTES, TAIL_BYTES, WrittenSlice, encode_footer
 from sparklog.format.slice_columns import WRITTEN, written_values
@@ -101,6 +101,15 @@ def written_slices(file: FileSlices) -> list[WrittenSlice]:
     return [WrittenSlice(**dict(zip(WRITTEN, row, strict=True))) for row in rows]
 
 
-def write_out(store: Store, topic: str, path: str, file: FileSlices) -> FileSlices:
-    """Write a file that is not written, as an append file."""
-    return write_file(store, topic, path, written_slices(file), [slice_bytes(file)])
+def placed(
+    store: Store, topic: str, files: Sequence[FileSlices], max_inline_bytes: int, new_path: Callable[[], str]
+) -> list[FileSlices]:
+    """Join the files that are not written into one. If it has more than `max_inline_bytes`, write it as `new_path`."""
+    small = [index for index, file in enumerate(files) if is_unwritten(file)]
+    if not small:
+        return list(files)
+    one = joined([files[index] for index in small])
+    if one.size > max_inline_bytes:
+        one = write_file(store, topic, new_path(), written_slices(one), [slice_bytes(one)])
+    first = small[0]
+    return [one if index == first else file for index, file in enumerate(files) if index == first or file.path]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 from sparklog.arguments import WHOLE
 from sparklog.common.settings import one_of, whole
@@ -30,6 +30,17 @@ class AppendTarget:
     inline_bytes: int = 0  # of records that go into the commit, at most
     # When the root was seen to be the one that was opened, where that cost no time of its own.
     looked: Moment | None = field(default=None, compare=False, repr=False)
+
+    def check_belongs_to(self, root_id: str, topic: str) -> None:
+        """Raise `BadRequest` if files for this target are to be committed to another topic or root."""
+        if (self.root_id, self.topic) != (root_id, topic):
+            raise BadRequest(
+                f"files were written for topic '{self.topic}' of root {self.root_id}, not for '{topic}' of {root_id}"
+            )
+
+    def takes_rows_as(self, other: AppendTarget) -> bool:
+        """Return True if files written for `other`, maybe at an earlier version, are right for this target as well."""
+        return replace(self, read_version=other.read_version) == other
 
     def __reduce__(self) -> tuple[type[AppendTarget], tuple[object, ...]]:
         # Another process must look for itself.

@@ -3,18 +3,16 @@
 `AppendWriter` buffers up to `buffer_bytes` of Arrow data, then writes it grouped by partition, one slice per partition,
 and goes on in the same file. So the memory of a task is bounded, and it costs one object per GiB. What is small is not
 written at all, but handed to the commit (`sparklog.log.write.append_output`). Offsets count from 0 in each slice: the
-commit that names the files assigns them. Rows of one partition keep their order. `write_files` does it for Arrow data
-without Spark.
+commit that names the files assigns them. Rows of one partition keep their order. `sparklog.log.write.arrow_data` does
+it without Spark.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import chain
-from typing import Any, Protocol, TypeAlias, TypeGuard, cast
 
 import numpy as np
 import pyarrow as pa
@@ -25,17 +23,11 @@ from sparklog.format.arrow_numpy import valid_rows
 from sparklog.format.encode import EncodedSlice, EncodeOptions, EncoderRows, encode_rows
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.journal.names import append_path, file_key, read_root_id
-from sparklog.log.read.topic_scan import Scan
 from sparklog.log.state.slices import ANYWHERE, FileSlices, RowCounts, SliceFlag
-from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.write.append_output import AppendOutput, tail_bytes, unwritten
 from sparklog.log.write.append_target import AppendTarget, WriteOptions
-from sparklog.log.write.python_rows import batch_of_columns, batches_of_rows
-from sparklog.log.write.rows import ROW_COLUMNS, Partitioner, Rows, check_columns, rows_of, sticky_seed
+from sparklog.log.write.rows import Partitioner, Rows, checked_pieces, joinable, rows_of
 from sparklog.storage.parallel_reads import ask_each
-
-JOINED_BYTES = 1 << 20
-"""Batches of a flush are joined until they have so many bytes."""
 
 
 class AppendWriter:
@@ -82,10 +74,7 @@ class AppendWriter:
         self._copied = copied
 
     def write(self, batch: pa.RecordBatch) -> None:
-        batch = batch.select(check_columns(batch.schema))
-        if batch.num_rows == 0:
-            return
-        for piece in _pieces(batch, self._options.buffer_bytes):
+        for piece in checked_pieces(batch, self._options.buffer_bytes):
             if self._pending_bytes + piece.nbytes > self._options.buffer_bytes:
                 self.flush()
             self._pending.append(piece)
@@ -120,7 +109,7 @@ class AppendWriter:
             return
         now = self._env.wall_ms()
         pending, self._pending, self._pending_bytes = self._pending, [], 0
-        parts = [self._placed(batches, now) for batches in _runs(pending)]
+        parts = [self._placed(batches, now) for batches in joinable(pending)]
         for number, encoded in encode_rows(parts, options=self._encode):
             self._count(number, encoded.records - encoded.free_records, encoded.content_bytes - encoded.free_bytes)
             self._count(ANYWHERE, encoded.free_records, encoded.free_bytes)
@@ -230,29 +219,6 @@ def refuse_other_root(location: str, expected: str, root_id: str) -> None:
         )
 
 
-def _pieces(batch: pa.RecordBatch, limit: int) -> Iterator[pa.RecordBatch]:
-    if batch.nbytes <= limit or batch.num_rows == 1:
-        yield batch
-        return
-    half = batch.num_rows // 2
-    yield from _pieces(batch.slice(0, half), limit)
-    yield from _pieces(batch.slice(half), limit)
-
-
-def _runs(batches: list[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
-    """Yield neighbours that are worth joining: a copy of small batches costs less than a call for each of them."""
-    run: list[pa.RecordBatch] = []
-    filled = 0
-    for batch in batches:
-        run.append(batch)
-        filled += batch.nbytes
-        if filled >= JOINED_BYTES:
-            yield run
-            run, filled = [], 0
-    if run:
-        yield run
-
-
 def _check_rows(rows: Rows, target: AppendTarget, now_ms: int) -> None:
     configs = target.configs
     if configs.is_compacted and (rows.key is None or rows.key.null_count):
@@ -276,87 +242,3 @@ def _index(encoded: EncodedSlice) -> SliceIndex | None:
         return None
     base = np.concatenate([np.zeros(1, np.int64), encoded.last_offsets[:-1] + 1])
     return build_index(encoded.positions, base, encoded.max_timestamps, encoded.nbytes)
-
-
-class ArrowStream(Protocol):
-    """Data with a stream by Arrow's protocol: data frames of Polars and pandas, relations of DuckDB, scans."""
-
-    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
-
-
-class ArrowArray(Protocol):
-    """Data with one struct array by Arrow's protocol."""
-
-    def __arrow_c_array__(self, requested_schema: object | None = None) -> tuple[object, object]: ...
-
-
-ArrowItem: TypeAlias = pa.Table | pa.RecordBatch | ArrowStream | ArrowArray
-ArrowData: TypeAlias = ArrowItem | Iterable[ArrowItem] | Mapping[str, Any] | Iterable[Mapping[str, Any]]
-"""Arrow data, or plain Python's: a dictionary of columns, or a dictionary per row."""
-
-
-def write_files(
-    data: ArrowData,
-    target: AppendTarget,
-    env: Env,
-    *,
-    options: WriteOptions | None,
-    writer: WriterKey | None,
-    copied: bool = False,
-) -> list[FileSlices]:
-    seed = sticky_seed(writer.id, writer.batch) if writer is not None else env.random.getrandbits(63)
-    sink = AppendWriter(target, options, env, seed, copied=copied)
-    try:
-        for batch in batches(data):
-            sink.write(batch)
-        return sink.finish()
-    except BaseException:
-        sink.discard()
-        raise
-
-
-def batches(data: ArrowData) -> Iterator[pa.RecordBatch]:
-    """Yield the record batches of data. `BadRequest` for data that is neither Arrow's nor lists and dictionaries."""
-    if isinstance(data, Mapping) and not _is_arrow(data):
-        yield batch_of_columns(data)
-        return
-    # A scan's batches are taken one by one: through the protocol its errors would lose their kind.
-    several = isinstance(data, Scan) or (isinstance(data, Iterable) and not _is_arrow(data))
-    items = iter(cast("Iterable[object]", data) if several else (data,))
-    for item in items:
-        if isinstance(item, Mapping) and not _is_arrow(item):
-            yield from batches_of_rows(chain([item], items))
-            return
-        if not _is_arrow(item):
-            raise BadRequest(
-                "expected pyarrow tables, record batches or what else has __arrow_c_stream__ or __arrow_c_array__, "
-                f"or dictionaries, found {type(item).__name__}"
-            )
-        stream = item if isinstance(item, pa.Table | pa.RecordBatch | pa.RecordBatchReader) else _imported(item)
-        unknown = [name for name in stream.schema.names if name not in ROW_COLUMNS]
-        if unknown:
-            raise BadRequest(f"expected columns of {', '.join(ROW_COLUMNS)}; found {', '.join(unknown)}: drop them")
-        if isinstance(stream, pa.RecordBatch):
-            yield stream
-        else:
-            yield from stream.to_batches() if isinstance(stream, pa.Table) else stream
-
-
-def is_table(data: ArrowData) -> TypeGuard[pa.Table | pa.RecordBatch]:
-    return isinstance(data, pa.Table | pa.RecordBatch)
-
-
-def _is_arrow(data: object) -> bool:
-    return hasattr(data, "__arrow_c_stream__") or hasattr(data, "__arrow_c_array__")
-
-
-def _imported(item: Any) -> pa.RecordBatchReader | pa.RecordBatch:
-    """Take data of another library by Arrow's protocol, without a copy."""
-    try:
-        if hasattr(item, "__arrow_c_stream__"):
-            return pa.RecordBatchReader.from_stream(item)
-        return pa.record_batch(item)
-    except (pa.ArrowException, TypeError, ValueError) as error:
-        raise BadRequest(
-            f"expected columns of {', '.join(ROW_COLUMNS)}; Arrow cannot take {type(item).__name__} so: {error}"
-        ) from None

@@ -4,12 +4,13 @@ The markers are Kafka's own, so scans, sealing, compaction and Kafka's tools nee
 the epoch after the transaction's, as when Kafka's coordinator aborts one that has timed out. What that coordinator had
 decided stays decided: a transaction whose COMMIT had not reached this partition yet gets it.
 
-An append to an imported topic ends them first (`TopicLog.commit_append`), by ABORT: from then on Kafka's log and this
-one differ, no broker can end them any more, and the new records would stay after them, unseen, for good.
+An append to an imported topic ends them first (`end_before_append`), by ABORT: from then on Kafka's log and this one
+differ, no broker can end them any more, and the new records would stay after them, unseen, for good.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -34,6 +35,14 @@ from sparklog.log.write.append_output import AppendOutput
 
 MAX_EPOCH = 2**15 - 1
 TRIES = 10
+_LOG = logging.getLogger("sparklog.log")
+
+
+def end_before_append(log: CommitLog) -> None:
+    """End all open transactions of Kafka's, of which the state known here has some, and warn of each."""
+    for transaction in end_kafka_transactions(log):
+        how = "committed" if transaction.decided == COMMIT else "aborted"
+        _LOG.warning("topic %s is appended to now: %s %s", log.topic, how, transaction)
 
 
 def end_kafka_transactions(

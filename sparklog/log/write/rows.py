@@ -21,7 +21,7 @@ drawn from a seed: started from 0 in each task, every small micro-batch would la
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,6 +36,8 @@ Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 
 ROW_COLUMNS = ("key", "value", "headers", "timestamp", "partition")
+JOINED_BYTES = 1 << 20
+"""Batches are joined until they have this many bytes."""
 _PER_UNIT = {"us": 1_000, "ns": 1_000_000}
 
 
@@ -64,6 +66,35 @@ def check_columns(schema: pa.Schema) -> list[str]:
         if not is_accepted(kind):
             raise BadRequest(f"expected column {name} to be {expected}, found {kind}: cast it")
     return names
+
+
+def checked_pieces(batch: pa.RecordBatch, max_bytes: int) -> Iterator[pa.RecordBatch]:
+    """Split a batch into pieces of up to `max_bytes`, or of one row. `BadRequest` as for `check_columns`."""
+    batch = batch.select(check_columns(batch.schema))
+    return _pieces(batch, max_bytes) if batch.num_rows else iter(())
+
+
+def _pieces(batch: pa.RecordBatch, max_bytes: int) -> Iterator[pa.RecordBatch]:
+    if batch.nbytes <= max_bytes or batch.num_rows == 1:
+        yield batch
+        return
+    half = batch.num_rows // 2
+    yield from _pieces(batch.slice(0, half), max_bytes)
+    yield from _pieces(batch.slice(half), max_bytes)
+
+
+def joinable(batches: list[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    """Group neighbouring batches that are worth joining: copying small ones is cheaper than a call for each."""
+    run: list[pa.RecordBatch] = []
+    filled = 0
+    for batch in batches:
+        run.append(batch)
+        filled += batch.nbytes
+        if filled >= JOINED_BYTES:
+            yield run
+            run, filled = [], 0
+    if run:
+        yield run
 
 
 def rows_of(batches: Sequence[pa.RecordBatch], now_ms: int, *, copied: bool = False) -> Rows:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from sparklog.errors import Fenced, Unavailable
 from sparklog.groups.group import Group
 from sparklog.groups.group_state import GroupState
-from sparklog.log.journal.combined_writes import CombinedWrites, _WaitingStep
+from sparklog.log.journal.combined_writes import CombinedWrites
 from sparklog.log.journal.entry_log import EntryLog
+from sparklog.log.journal.group_commit import _Request
 from sparklog.storage.memory import MemoryStore
 from sparklog.testing.world import World
 from sparklog.testing.wrapper_stores import CountingStore
@@ -59,7 +62,7 @@ def at_once(world: World, store: Gate, *steps: Callable[[GroupState], GroupState
     assert store.reached.wait(30)
     for thread in threads[1:]:
         thread.start()
-    while len(writes._waiting) < len(steps) - 1:
+    while len(writes._group._pending) < len(steps) - 1:
         pass
     store.open.set()
     for thread in threads:
@@ -125,8 +128,7 @@ def test_a_forked_child_does_not_write_what_waits_in_its_parent() -> None:
     store.open.set()
     group = Group(world.root(store), "g")
     writes = group.root.engine.combined(group.log)
-    waiting = _WaitingStep(plus(10))
-    waiting.process += 1
-    writes._waiting.append(waiting)
+    waiting = _Request[Any, Any](plus(10), os.getpid() + 1)
+    writes._group._pending.append(waiting)
     assert writes.write(plus(1)).generation == 1
-    assert not waiting.is_done
+    assert waiting.outcome is None

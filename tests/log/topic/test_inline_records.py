@@ -31,10 +31,10 @@ from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_output import (
     is_unwritten,
     joined,
+    placed,
     slice_bytes,
     tail_bytes,
     task_bytes,
-    write_out,
     written_slices,
 )
 from sparklog.log.write.append_writer import AppendWriter
@@ -314,7 +314,7 @@ def test_files_that_are_not_written_are_joined_and_written_out(world: World) -> 
     assert both.data == slice_bytes(one) + slice_bytes(two) + both.data[-both.footer_length :]
     assert both.size == tail_bytes(4, len(slice_bytes(one)) + len(slice_bytes(two))) == len(both.data)
     assert [item.crc for item in written_slices(both)] == [*one.crc, *two.crc]
-    written = write_out(world.store, "t", append_path(0, "x"), both)
+    (written,) = placed(world.store, "t", [one, two], both.size - 1, lambda: append_path(0, "x"))
     assert world.store.get(f"t/{written.path}") == both.data
     assert (written.size, written.crc) == (both.size, both.crc)
 

@@ -154,4 +154,4 @@ def test_threads_share_one_handle(tmp_path: Path) -> None:
     assert failures == []
     everything = [value for partition in values_of(tmp_path / "root").values() for value in partition]
     assert sorted(everything) == sorted(f"thread-{n}/{row}" for n in range(1, 7) for row in range(25))
-    assert topic.log.head().version == 6 * 25
+    assert 25 <= topic.log.head().version <= 6 * 25, "threads share commits"

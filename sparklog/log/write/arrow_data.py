@@ -1,0 +1,103 @@
+"""Data that `Topic.append` and transactions accept, as Arrow batches and as append files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from typing import Any, Protocol, TypeAlias, TypeGuard, cast
+
+import pyarrow as pa
+
+from sparklog.errors import BadRequest
+from sparklog.log.journal.clocks import Env
+from sparklog.log.read.topic_scan import Scan
+from sparklog.log.state.slices import FileSlices
+from sparklog.log.state.writer_runs import WriterKey
+from sparklog.log.write.append_target import AppendTarget, WriteOptions
+from sparklog.log.write.append_writer import AppendWriter
+from sparklog.log.write.python_rows import batch_of_columns, batches_of_rows
+from sparklog.log.write.rows import ROW_COLUMNS, sticky_seed
+
+
+class ArrowStream(Protocol):
+    """Data with a stream by Arrow's protocol: data frames of Polars and pandas, relations of DuckDB, scans."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
+
+
+class ArrowArray(Protocol):
+    """Data with one struct array by Arrow's protocol."""
+
+    def __arrow_c_array__(self, requested_schema: object | None = None) -> tuple[object, object]: ...
+
+
+ArrowItem: TypeAlias = pa.Table | pa.RecordBatch | ArrowStream | ArrowArray
+ArrowData: TypeAlias = ArrowItem | Iterable[ArrowItem] | Mapping[str, Any] | Iterable[Mapping[str, Any]]
+"""Arrow data, or plain Python's: a dictionary of columns, or a dictionary per row."""
+
+
+def write_files(
+    data: ArrowData,
+    target: AppendTarget,
+    env: Env,
+    *,
+    options: WriteOptions | None,
+    writer: WriterKey | None,
+    copied: bool = False,
+) -> list[FileSlices]:
+    seed = sticky_seed(writer.id, writer.batch) if writer is not None else env.random.getrandbits(63)
+    sink = AppendWriter(target, options, env, seed, copied=copied)
+    try:
+        for batch in batches(data):
+            sink.write(batch)
+        return sink.finish()
+    except BaseException:
+        sink.discard()
+        raise
+
+
+def batches(data: ArrowData) -> Iterator[pa.RecordBatch]:
+    """Yield the record batches of data. `BadRequest` for data that is neither Arrow's nor lists and dictionaries."""
+    if isinstance(data, Mapping) and not _is_arrow(data):
+        yield batch_of_columns(data)
+        return
+    # A scan's batches are taken one by one: through the protocol its errors would lose their kind.
+    several = isinstance(data, Scan) or (isinstance(data, Iterable) and not _is_arrow(data))
+    items = iter(cast("Iterable[object]", data) if several else (data,))
+    for item in items:
+        if isinstance(item, Mapping) and not _is_arrow(item):
+            yield from batches_of_rows(chain([item], items))
+            return
+        if not _is_arrow(item):
+            raise BadRequest(
+                "expected pyarrow tables, record batches or what else has __arrow_c_stream__ or __arrow_c_array__, "
+                f"or dictionaries, found {type(item).__name__}"
+            )
+        stream = item if isinstance(item, pa.Table | pa.RecordBatch | pa.RecordBatchReader) else _imported(item)
+        unknown = [name for name in stream.schema.names if name not in ROW_COLUMNS]
+        if unknown:
+            raise BadRequest(f"expected columns of {', '.join(ROW_COLUMNS)}; found {', '.join(unknown)}: drop them")
+        if isinstance(stream, pa.RecordBatch):
+            yield stream
+        else:
+            yield from stream.to_batches() if isinstance(stream, pa.Table) else stream
+
+
+def is_table(data: ArrowData) -> TypeGuard[pa.Table | pa.RecordBatch]:
+    return isinstance(data, pa.Table | pa.RecordBatch)
+
+
+def _is_arrow(data: object) -> bool:
+    return hasattr(data, "__arrow_c_stream__") or hasattr(data, "__arrow_c_array__")
+
+
+def _imported(item: Any) -> pa.RecordBatchReader | pa.RecordBatch:
+    """Take data of another library by Arrow's protocol, without a copy."""
+    try:
+        if hasattr(item, "__arrow_c_stream__"):
+            return pa.RecordBatchReader.from_stream(item)
+        return pa.record_batch(item)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise BadRequest(
+            f"expected columns of {', '.join(ROW_COLUMNS)}; Arrow cannot take {type(item).__name__} so: {error}"
+        ) from None

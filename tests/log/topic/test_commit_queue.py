@@ -1,0 +1,220 @@
+"""The requests of each kind of append, as its module's table has them, and appends of threads that share a commit."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from sparklog.errors import BadRequest, Unavailable
+from sparklog.log.state.writer_runs import WriterKey
+from sparklog.log.topic.topic import Topic
+from sparklog.log.write.append_target import AppendOutcome
+from sparklog.testing.wrapper_stores import WrapperStore
+from tests.support.counted_root import CountedRoot
+
+SMALL = pa.table({"value": [b"v"] * 3})
+NEXT_OR_BEFORE, ROOT, CREATE, FILE = "get_commit", "get_root", "create_commit", "writer_append"
+
+
+def by_table(topic: Topic) -> None:
+    topic.append(SMALL)
+
+
+def by_rows(topic: Topic) -> None:
+    topic.append([{"value": b"v"}])
+
+
+def by_files(topic: Topic) -> None:
+    """As Spark, transactions and the server: written by the state known here, which no request asks for."""
+    from sparklog.log.write.arrow_data import write_files
+
+    target = topic.log.append_target(refresh=False)
+    topic.log.commit_append(write_files(SMALL, target, topic.log.env, options=None, writer=None), target)
+
+
+IN_COMMIT: dict[str, object] = {}
+IN_FILES: dict[str, object] = {"inline.records.bytes": 0}
+
+
+@pytest.mark.parametrize(
+    ("append", "configs", "on_disk", "in_bucket"),
+    [
+        (by_table, IN_COMMIT, (2, 1, 1, 0), (2, 1, 1, 0)),
+        (by_table, IN_FILES, (2, 2, 1, 1), (2, 1, 1, 1)),
+        (by_rows, IN_COMMIT, (2, 1, 1, 0), (2, 1, 1, 0)),
+        (by_rows, IN_FILES, (2, 2, 1, 1), (2, 1, 1, 1)),
+        (by_files, IN_COMMIT, (1, 1, 1, 0), (2, 1, 1, 0)),
+        (by_files, IN_FILES, (1, 2, 1, 1), (2, 2, 1, 1)),
+    ],
+)
+@pytest.mark.parametrize("kind", ["local", "bucket"])
+def test_requests_of_an_append(
+    append: Callable[[Topic], None],
+    configs: dict[str, object],
+    on_disk: tuple[int, ...],
+    in_bucket: tuple[int, ...],
+    kind: str,
+    tmp_path: Path,
+) -> None:
+    place = CountedRoot(kind, tmp_path / "root")
+    topic = place.topic(configs=configs)
+    topic.append(SMALL)
+    if kind == "bucket":
+        place.world.advance(2_000)
+    place.store.reset()
+    append(topic)
+    names = (NEXT_OR_BEFORE, ROOT, CREATE, FILE)
+    counts = dict(zip(names, on_disk if kind == "local" else in_bucket, strict=True))
+    place.store.expect(**{name: count for name, count in counts.items() if count})
+
+
+class Gate(WrapperStore):
+    """Holds back the next create of a commit until it is opened; with `is_down`, all of them fail then."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        self.reached, self.opened = threading.Event(), threading.Event()
+        self.is_down = False
+
+    def request(self, verb: str, key: str, send: Callable[[], Any]) -> Any:
+        if verb == "create" and key.startswith("t/_log/"):
+            self.reached.set()
+            assert self.opened.wait(60)
+            if self.is_down:
+                raise Unavailable("the store is down")
+        return send()
+
+
+Outcome = AppendOutcome | BaseException
+
+
+def while_one_is_in_flight(
+    place: CountedRoot, topic: Topic, appends: list[Callable[[Topic], AppendOutcome]], is_down: bool = False
+) -> list[Outcome]:
+    """Append while another append is in flight; return the outcomes in the order in which they were submitted."""
+    gate = Gate(place.inner)
+    place.store.inner = gate
+    outcomes = dict[int, Outcome]()
+
+    def run(number: int, append: Callable[[Topic], AppendOutcome]) -> None:
+        try:
+            outcomes[number] = append(topic)
+        except BaseException as error:  # noqa: BLE001
+            outcomes[number] = error
+
+    threads = [threading.Thread(target=run, args=(-1, lambda topic: topic.append(SMALL)))]
+    threads[0].start()
+    assert gate.reached.wait(60)
+    pending = topic.log.queue._group._pending
+    for number, append in enumerate(appends):
+        threads.append(threading.Thread(target=run, args=(number, append)))
+        threads[-1].start()
+        while len(pending) <= number and number not in outcomes:
+            pass
+    place.store.reset()
+    gate.is_down = is_down
+    gate.opened.set()
+    for thread in threads:
+        thread.join(60)
+    place.store.inner = place.inner
+    return [outcomes[number] for number in range(len(appends))]
+
+
+def values_at(topic: Topic, outcome: Outcome) -> dict[int, list[bytes]]:
+    """Return the values at the offsets that an append has got, by partition."""
+    assert isinstance(outcome, AppendOutcome)
+    rows = topic.scan().to_table().to_pylist()
+    return {
+        partition: [
+            row["value"]
+            for row in rows
+            if row["partition"] == partition and base <= row["offset"] < outcome.end[partition]
+        ]
+        for partition, base in outcome.base.items()
+    }
+
+
+def of(values: list[bytes], partitions: list[int]) -> Callable[[Topic], AppendOutcome]:
+    rows = pa.table({"value": values, "partition": pa.array(partitions, pa.int32())})
+    return lambda topic: topic.append(rows)
+
+
+@pytest.fixture(params=["local", "bucket"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> CountedRoot:
+    return CountedRoot(request.param, tmp_path / "root")
+
+
+@pytest.mark.parametrize("max_inline", [128 << 10, 250, 0])
+def test_pending_appends_share_a_commit_and_get_their_own_offsets(place: CountedRoot, max_inline: int) -> None:
+    """Also if their records are too many together for the commit, or are in files."""
+    topic = place.topic(3, configs={"inline.records.bytes": max_inline})
+    topic.append(SMALL)
+    appends = [of([b"%d-%d" % (n, row) for row in range(3)], [n % 3, (n + 1) % 3, n % 3]) for n in range(6)]
+    outcomes = while_one_is_in_flight(place, topic, appends)
+    assert place.store.by_kind["create", "commit"] == 1, "of all six: the one in flight was counted before"
+    assert {outcome.version for outcome in outcomes if isinstance(outcome, AppendOutcome)} == {3}
+    for n, outcome in enumerate(outcomes):
+        own = [b"%d-%d" % (n, row) for row in range(3)]
+        assert values_at(topic, outcome) == {n % 3: [own[0], own[2]], (n + 1) % 3: [own[1]]}
+        assert isinstance(outcome, AppendOutcome)
+        assert outcome.records == 3
+
+
+def test_an_append_that_the_topic_refuses_fails_alone(place: CountedRoot) -> None:
+    topic, other = place.topic(1), place.world.root(place.inner).topic("t")
+    topic.append(SMALL)
+    tables = {"keyed": pa.table({"key": [b"k"], "value": [b"v"]}), "keyless": SMALL}
+    prepared = {name: topic.log.write(rows, None, None) for name, rows in tables.items()}
+
+    def compact_and_append(topic: Topic) -> AppendOutcome:
+        other.alter(configs={"cleanup.policy": "compact"}, force=True)
+        return topic.log.commit_append(*prepared["keyed"])
+
+    outcomes = while_one_is_in_flight(
+        place,
+        topic,
+        [
+            compact_and_append,
+            lambda topic: topic.log.commit_append(*prepared["keyless"]),
+            lambda topic: topic.log.commit_append(*prepared["keyed"]),
+        ],
+    )
+    assert [type(outcome) for outcome in outcomes] == [AppendOutcome, BadRequest, AppendOutcome]
+    assert topic.count().records == 3 + 2
+
+
+def test_an_unknown_outcome_is_that_of_all_appends_of_the_commit(place: CountedRoot) -> None:
+    topic = place.topic(1)
+    topic.append(SMALL)
+    outcomes = while_one_is_in_flight(place, topic, [lambda topic: topic.append(SMALL)] * 3, is_down=True)
+    for outcome in outcomes:
+        assert isinstance(outcome, Unavailable)
+        assert outcome.is_unknown
+    assert len({id(outcome) for outcome in outcomes}) == 3, "raising an error changes it"
+    assert topic.append(SMALL).records == 3
+
+
+def test_what_is_an_appends_own_needs_a_commit_of_its_own(place: CountedRoot) -> None:
+    topic = place.topic(1)
+    topic.append(SMALL)
+
+    def batch(number: int) -> Callable[[Topic], AppendOutcome]:
+        return lambda topic: topic.append(SMALL, writer=WriterKey("w", number))
+
+    def nothing(topic: Topic) -> AppendOutcome:
+        return topic.append(pa.table({"value": pa.array([], pa.binary())}))
+
+    def plain(topic: Topic) -> AppendOutcome:
+        return topic.append(SMALL)
+
+    outcomes = while_one_is_in_flight(place, topic, [plain, plain, batch(0), batch(1), nothing, batch(0), plain])
+    assert [one.version if isinstance(one, AppendOutcome) else type(one).__name__ for one in outcomes] == [
+        *(3, 3, 4, 5),
+        *(5, "Conflict", 6),
+    ]
+    assert topic.count().records == 3 * 7
