@@ -268,41 +268,49 @@ class NumberedObjects:
         (`Fenced`): nothing is written then.
         """
         backoff = Backoff(self.env, tries=1)
-        failure = "it exists and cannot be read"
         root_seen = basis.root_seen
         while True:
-            sight, is_denied = NOTHING_SEEN, False
-            try:
-                if not root_seen:
-                    self._check_root(number, unknown=backoff.tries > 1)
-                root_seen = False
-                created = self.store.create(self.key(number), data)
-                sight = Sight((data,)) if created else self._look_after_create(number)
-            except Unavailable as error:
-                failure = str(error)
-                with suppress(Unavailable):
-                    stored = self.read(number)
-                    sight = NOTHING_SEEN if stored is None else Sight((stored,))
-                    is_denied = error.is_denied and stored is None and backoff.tries == 1
-                if is_denied:
-                    raise Unavailable(f"{error}; nothing was written", is_denied=True) from error
-            stored = sight.objects[0] if sight.objects else None
-            stored_id = commit_id if stored is data else None if stored is None else peek_commit_id(stored)
+            sight, failure = self._attempt(number, data, root_seen, is_first=backoff.tries == 1)
+            root_seen = False
             if self.env.elapsed_ms(basis.seen) > STALE_MS:
                 # Whichever object is there: ours may have come first and been collected, and another sleeper's after.
                 self._check_root(number, unknown=True)
                 return Answer.STALLED, sight
-            if stored is not None and (stored_id is not None or backoff.is_over()):
-                answer = Answer.OURS if stored_id == commit_id else Answer.LOST
-                if answer is Answer.LOST and sight.before is not None and crc32c.crc32c(sight.before) == basis.crc:
-                    return answer, sight
-                answer = self._confirm(answer, number, stored, commit_id, basis)
-                if answer is Answer.OURS:
-                    self._remember(number, crc32c.crc32c(stored), commit_id)
-                return answer, sight
-            if backoff.is_over():
-                raise self._unknown(number, failure)
+            answer = _concluded(sight, data, commit_id)
+            if answer is None and backoff.is_over():
+                if not sight.objects:
+                    raise self._unknown(number, failure)
+                # Ours would have a commit id by now.
+                answer = Answer.LOST
+            if answer is not None:
+                return self._acknowledged(answer, sight, number, commit_id, basis), sight
             backoff.sleep()
+
+    def _attempt(self, number: int, data: bytes, root_seen: bool, *, is_first: bool) -> tuple[Sight, str]:
+        """Create a number, and read the object that is there; also return why that is unclear if none was read."""
+        try:
+            if not root_seen:
+                self._check_root(number, unknown=not is_first)
+            created = self.store.create(self.key(number), data)
+            return Sight((data,)) if created else self._look_after_create(number), "it exists and cannot be read"
+        except Unavailable as error:
+            try:
+                stored = self.read(number)
+            except Unavailable:
+                return NOTHING_SEEN, str(error)
+            if error.is_denied and stored is None and is_first:
+                raise Unavailable(f"{error}; nothing was written", is_denied=True) from error
+            return NOTHING_SEEN if stored is None else Sight((stored,)), str(error)
+
+    def _acknowledged(self, answer: Answer, sight: Sight, number: int, commit_id: str, basis: Basis) -> Answer:
+        """Return the answer once the objects around `number` agree with it: see the module."""
+        if answer is Answer.LOST and sight.before is not None and crc32c.crc32c(sight.before) == basis.crc:
+            return answer
+        stored = sight.objects[0]
+        answer = self._confirm(answer, number, stored, commit_id, basis)
+        if answer is Answer.OURS:
+            self._remember(number, crc32c.crc32c(stored), commit_id)
+        return answer
 
     def _unknown(self, number: int, failure: object) -> Unavailable:
         key = self.key(number)
@@ -567,3 +575,14 @@ class NumberedObjects:
         from sparklog.log.journal.probe_verdict import contradiction
 
         return contradiction(self.store, self.env, what, lost)
+
+
+def _concluded(sight: Sight, data: bytes, commit_id: str) -> Answer | None:
+    """Return whose object is there; None if there is none yet, or one whose commit id cannot be read."""
+    if not sight.objects:
+        return None
+    stored = sight.objects[0]
+    if stored is data:
+        return Answer.OURS
+    stored_id = peek_commit_id(stored)
+    return None if stored_id is None else Answer.OURS if stored_id == commit_id else Answer.LOST

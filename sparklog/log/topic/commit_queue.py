@@ -30,9 +30,8 @@ leaves that open, for all appends of the commit.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import islice
 from typing import NamedTuple
 
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError
@@ -40,15 +39,15 @@ from sparklog.log.journal.clocks import Moment
 from sparklog.log.journal.group_commit import GroupCommit
 from sparklog.log.journal.names import append_path
 from sparklog.log.state.append_offsets import AppendIntent
-from sparklog.log.state.commit import Commit, Txn
+from sparklog.log.state.commit import Txn
 from sparklog.log.state.commit_intents import Nothing
 from sparklog.log.state.commit_log import CommitLog, CommitOutcome
-from sparklog.log.state.slices import INLINE_PATH, FileSlices, content_of
+from sparklog.log.state.slices import FileSlices, content_of
 from sparklog.log.state.topic_state import Head
 from sparklog.log.state.writer_runs import TXN, KafkaWriterKey, WriterKey
 from sparklog.log.topic.expiring import warn_of_times
 from sparklog.log.write.append_output import placed
-from sparklog.log.write.append_target import AppendOutcome, AppendTarget, appended
+from sparklog.log.write.append_target import AppendOutcome, AppendTarget, appended, appended_each
 
 _LOG = logging.getLogger("sparklog.log")
 
@@ -157,7 +156,11 @@ class CommitQueue:
         append, log = appends[0], self._log
         target, head = append.target, self._head_to_append_to()
         writer = None if append.writer is None else self._known_writer(append.writer, append.files)
-        files = self._placed([file for append in appends for file in append.files], append)
+        files = placed(
+            *(log.store, log.topic, [file for append in appends for file in append.files]),
+            max_inline_bytes=target.inline_bytes if append.inline else 0,
+            new_path=lambda: append_path(head.version, log.env.new_id()),
+        )
         now_ms = log.env.wall_ms()
         written_for = (target.partitions, target.configs) if append.is_optimistic else None
         intent = AppendIntent(
@@ -172,7 +175,7 @@ class CommitQueue:
             warn_of_times(self._root_id, log.topic, target.configs, files, now_ms)
         if len(appends) == 1:
             return [appended(outcome.commit, intent.count)]
-        return list(_split(outcome.commit, appends))
+        return appended_each(outcome.commit, [append.files for append in appends])
 
     def _head_to_append_to(self) -> Head:
         """Return the head known here, after ending transactions that Kafka left open in an imported topic."""
@@ -189,14 +192,6 @@ class CommitQueue:
         epoch = self._epochs.get((writer.id, writer.run or "")) if writer.epoch is None else writer.epoch
         return replace(writer, epoch=epoch, content=content_of({self._log.topic: [file.counts for file in files]}))
 
-    def _placed(self, files: Sequence[FileSlices], append: PreparedAppend) -> list[FileSlices]:
-        def new_path() -> str:
-            return append_path(self._log.current().head.version, self._log.env.new_id())
-
-        return placed(
-            self._log.store, self._log.topic, files, append.target.inline_bytes if append.inline else 0, new_path
-        )
-
     def _remember(self, outcome: CommitOutcome, before: Head, looked: Moment | None, writer: WriterKey | None) -> None:
         """Remember the epoch of a writer's run, and whether this process commits without meeting another writer."""
         commit = outcome.commit
@@ -212,21 +207,3 @@ def _outcome_of_nothing(nothing: Nothing, writer: WriterKey | None) -> AppendOut
     if nothing.skipped and writer is not None and writer.mode == TXN:
         _LOG.warning("%s", nothing.note)
     return AppendOutcome(nothing.version, {}, {}, 0, nothing.skipped, nothing.note)
-
-
-def _split(commit: Commit | None, appends: Sequence[PreparedAppend]) -> Iterator[AppendOutcome]:
-    """Yield the outcome of each of the appends that share a commit."""
-    assert commit is not None
-    slices = {file.path: zip(file.partition, file.base, file.offsets, strict=True) for file in commit.files}
-    # Files that were not written are one file, in their order.
-    joined = next(iter(slices.keys() - {file.path for append in appends for file in append.files}), INLINE_PATH)
-    for append in appends:
-        base: dict[int, int] = {}
-        end: dict[int, int] = {}
-        for file in append.files:
-            for partition, first, offsets in islice(slices[file.path or joined], len(file)):
-                base.setdefault(partition, first)
-                end[partition] = first + offsets
-        yield AppendOutcome(
-            commit.version, base, end, append.records, commit_id=commit.commit_id, time_ms=commit.time_ms
-        )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import islice
 
 from sparklog.arguments import WHOLE
 from sparklog.common.settings import one_of, whole
@@ -11,7 +12,7 @@ from sparklog.format.record_batch import CODECS, Codec
 from sparklog.log.journal.clocks import Moment
 from sparklog.log.state.commit import Commit
 from sparklog.log.state.configs import TopicConfigs
-from sparklog.log.state.slices import FileSlices
+from sparklog.log.state.slices import INLINE_PATH, FileSlices
 from sparklog.storage.store import Store
 
 
@@ -83,6 +84,27 @@ def appended(commit: Commit | None, records: int) -> AppendOutcome:
             base.setdefault(partition, first)
             end[partition] = first + offsets
     return AppendOutcome(commit.version, base, end, records, commit_id=commit.commit_id, time_ms=commit.time_ms)
+
+
+def appended_each(commit: Commit | None, appends: Sequence[Sequence[FileSlices]]) -> list[AppendOutcome]:
+    """Return the outcome of each of several appends in a commit, given as the files that it was made of."""
+    assert commit is not None
+    slices = {file.path: zip(file.partition, file.base, file.offsets, strict=True) for file in commit.files}
+    # The files that were not written are one file of the commit, in their order.
+    joined = next(iter(slices.keys() - {file.path for files in appends for file in files}), INLINE_PATH)
+    outcomes = []
+    for files in appends:
+        base: dict[int, int] = {}
+        end: dict[int, int] = {}
+        for file in files:
+            for partition, first, offsets in islice(slices[file.path or joined], len(file)):
+                base.setdefault(partition, first)
+                end[partition] = first + offsets
+        records = sum([sum(file.records) for file in files])
+        outcomes.append(
+            AppendOutcome(commit.version, base, end, records, commit_id=commit.commit_id, time_ms=commit.time_ms)
+        )
+    return outcomes
 
 
 FILE_BYTES = 1 << 30
