@@ -59,7 +59,6 @@ class ProducedBatch:
 
     * `min_ts`, `max_ts`: the smallest and largest non-negative timestamp of its records in ms; -1 without any
     * `flags`: bits of `SliceFlag`
-    * `offset`: its offset relative to its slice, once it is in one
     """
 
     data: memoryview
@@ -70,7 +69,6 @@ class ProducedBatch:
     min_ts: int
     max_ts: int
     flags: int = 0
-    offset: int = 0
 
 
 def checked_batch(records: memoryview | None, version: int, configs: TopicConfigs, now_ms: int) -> ProducedBatch:

@@ -21,8 +21,9 @@ from sparklog.format.record_batch import BatchHeader
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.topic.engine import TopicLog
 from sparklog.log.topic.root import RootView
-from sparklog.serve.appends import Appends, _Topic
+from sparklog.serve.appends import Appends, TopicQueue
 from sparklog.serve.batch_checks import checked_batch, next_number
+from sparklog.serve.batch_commit import Responses
 from sparklog.serve.codes import Code, CodeError
 from sparklog.serve.connection import Refused
 from sparklog.serve.options import Address
@@ -164,20 +165,22 @@ def test_a_commit_begins_once_each_busy_producer_has_sent(tmp_path: Path) -> Non
     topic = root.create_topic("t")
     commits: list[int] = []
 
-    async def run(work: Callable[..., None], name: str, items: Sequence[Any]) -> None:
-        commits.append(len(items))
-        work(name, items)
+    async def run(commit: Callable[..., Responses], log: TopicLog, batches: Sequence[Any]) -> Responses:
+        commits.append(len(batches))
+        return commit(log, batches)
 
     async def produce() -> None:
         an_hour = 3_600.0
         appends = Appends(ServedLog(RootView(root), root, None), run, an_hour)
-        queue = appends._topics["t"] = _Topic(expected=3, latest=asyncio.get_running_loop().time() + an_hour)
+        queue = appends._topics["t"] = TopicQueue(
+            an_hour, not_after=asyncio.get_running_loop().time() + an_hour, expected_batches=3
+        )
         answers = [appends.add("t", 0, memoryview(batch_of([b"%d" % n])), 9) for n in range(2)]
         await asyncio.sleep(0.01)
         assert commits == []
         answers.append(appends.add("t", 0, memoryview(batch_of([b"2"])), 9))
         assert [(await answer).code for answer in answers] == [Code.NONE] * 3
-        assert queue.expected == 3, "each answer brings another batch"
+        assert queue.expected_batches == 3, "each answer brings another batch"
 
     asyncio.run(produce())
     assert commits == [3]
@@ -190,15 +193,15 @@ def test_a_commit_of_few_does_not_hide_that_many_producers_are_busy(tmp_path: Pa
     root.create_topic("t")
     expected = list[int]()
 
-    async def run(work: Callable[..., None], name: str, items: Sequence[Any]) -> None:
-        work(name, items)
+    async def run(commit: Callable[..., Responses], log: TopicLog, batches: Sequence[Any]) -> Responses:
+        return commit(log, batches)
 
     async def produce() -> None:
         appends = Appends(ServedLog(RootView(root), root, None), run, 0.0)
-        queue = appends._topics["t"] = _Topic(expected=8)
+        queue = appends._topics["t"] = TopicQueue(0.0, expected_batches=8)
         for n in range(6):
             await appends.add("t", 0, memoryview(batch_of([b"%d" % n])), 9)
-            expected.append(queue.expected)
+            expected.append(queue.expected_batches)
 
     asyncio.run(produce())
     assert expected == [6, 4, 3, 2, 1, 1]
@@ -209,15 +212,16 @@ def test_busy_producers_are_waited_for_as_long_as_a_commit_takes(tmp_path: Path)
     root.create_topic("t")
     slow, ended = 0.05, list[float]()
 
-    async def run(work: Callable[..., None], name: str, items: Sequence[Any]) -> None:
-        work(name, items)
+    async def run(commit: Callable[..., Responses], log: TopicLog, batches: Sequence[Any]) -> Responses:
+        responses = commit(log, batches)
         await asyncio.sleep(slow)
         ended.append(asyncio.get_running_loop().time())
+        return responses
 
     async def produce() -> None:
         appends = Appends(ServedLog(RootView(root), root, None), run, 0.0)
         await appends.add("t", 0, memoryview(batch_of([b"1"])), 9)
-        assert appends._topics["t"].latest >= ended[0] + slow
+        assert appends._topics["t"].not_after >= ended[0] + slow
 
     asyncio.run(produce())
 
@@ -226,9 +230,9 @@ def test_producers_are_not_waited_for_as_long_as_a_store_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that had batches under way may have left meanwhile: the next one must not wait for as long again."""
-    monkeypatch.setattr("sparklog.serve.appends.LONGEST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr("sparklog.serve.appends.MAX_WAIT_SECONDS", 0.01)
 
-    async def run(work: Callable[..., None], name: str, items: Sequence[Any]) -> None:
+    async def run(commit: Callable[..., Responses], log: TopicLog, batches: Sequence[Any]) -> Responses:
         await asyncio.sleep(0.1)
         raise Unavailable("the store is away")
 
@@ -237,7 +241,7 @@ def test_producers_are_not_waited_for_as_long_as_a_store_failed(
         appends = Appends(ServedLog(RootView(root), root, None), run, 0.0)
         answers = [appends.add("t", 0, memoryview(batch_of([b"%d" % n])), 9) for n in range(3)]
         assert {(await answer).code for answer in answers} == {Code.KAFKA_STORAGE_ERROR}
-        return appends._topics["t"].latest - asyncio.get_running_loop().time()
+        return appends._topics["t"].not_after - asyncio.get_running_loop().time()
 
     assert asyncio.run(produce()) <= 0.01
 
@@ -247,8 +251,8 @@ async def appending(path: Path) -> AsyncIterator[Callable[..., Awaitable[list[Co
     """Yield what appends batches together by a server that has seen topic `t`; it returns the codes of the answers."""
     root = sparklog.open(path)
 
-    async def run(work: Callable[..., None], name: str, items: Sequence[Any]) -> None:
-        work(name, items)
+    async def run(commit: Callable[..., Responses], log: TopicLog, batches: Sequence[Any]) -> Responses:
+        return commit(log, batches)
 
     appends = Appends(ServedLog(RootView(root), root, None), run, 0.0)
 
@@ -304,11 +308,11 @@ def test_an_error_of_the_server_itself_is_answered(tmp_path: Path, caplog: pytes
     topic = root.create_topic("t")
     errors = [ZeroDivisionError("a mistake"), None]
 
-    async def run(work: Callable[..., None], name: str, items: Sequence[Any]) -> None:
+    async def run(commit: Callable[..., Responses], log: TopicLog, batches: Sequence[Any]) -> Responses:
         error = errors.pop(0)
         if error is not None:
             raise error
-        work(name, items)
+        return commit(log, batches)
 
     async def produce() -> list[Code]:
         appends = Appends(ServedLog(RootView(root), root, None), run, 0.0)
@@ -344,10 +348,10 @@ def test_the_batches_that_javas_producer_has_under_way_are_one_object(
     def fsync(fd: int) -> None:
         synced.append("folder" if stat.S_ISDIR(os.fstat(fd).st_mode) else "file")
 
-    async def run(work: Callable[..., None], name: str, items: Sequence[Any]) -> None:
+    async def run(commit: Callable[..., Responses], log: TopicLog, batches: Sequence[Any]) -> Responses:
         synced.clear()
-        work(name, items)
-        commits.append(len(items))
+        commits.append(len(batches))
+        return commit(log, batches)
 
     async def produce() -> None:
         appends = Appends(ServedLog(RootView(root), root, None), run, 0.0)

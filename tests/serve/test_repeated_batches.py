@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 import sparklog
+from sparklog.log.topic.engine import TopicLog
 from sparklog.log.topic.root import Root, RootView
 from sparklog.serve import repeated_batches
 from sparklog.serve.appends import Appends
+from sparklog.serve.batch_commit import Responses
 from sparklog.serve.codes import Code, ProduceAnswer
 from sparklog.serve.options import Address
 from sparklog.serve.served_log import ServedLog
@@ -29,8 +31,8 @@ Sent = tuple[int, bytes]
 def produced(root: Root, *sent: Sent) -> list[ProduceAnswer]:
     """Send batches to topic `t` at once by a server that has just started: partition and bytes of each."""
 
-    async def run(work: Callable[..., None], name: str, items: Sequence[Any]) -> None:
-        work(name, items)
+    async def run(commit: Callable[..., Responses], log: TopicLog, batches: Sequence[Any]) -> Responses:
+        return commit(log, batches)
 
     async def send() -> list[ProduceAnswer]:
         appends = Appends(ServedLog(RootView(root), root, None), run, 0.0)
