@@ -71,11 +71,8 @@ class PreparedAppend(NamedTuple):
     is_optimistic: bool = False
 
     def shares_commit_with(self, other: PreparedAppend) -> bool:
-        return (self._needs_own_commit, other._needs_own_commit, self.is_optimistic) == (
-            False,
-            False,
-            other.is_optimistic,
-        ) and self.target.takes_rows_as(other.target)
+        needs_own = self._needs_own_commit or other._needs_own_commit
+        return not needs_own and self.target.takes_rows_as(other.target)
 
     @property
     def _needs_own_commit(self) -> bool:
@@ -162,7 +159,8 @@ class CommitQueue:
             new_path=lambda: append_path(head.version, log.env.new_id()),
         )
         now_ms = log.env.wall_ms()
-        written_for = (target.partitions, target.configs) if append.is_optimistic else None
+        is_optimistic = any(append.is_optimistic for append in appends)
+        written_for = (target.partitions, target.configs) if is_optimistic else None
         intent = AppendIntent(
             target.topic_id, tuple(files), now_ms, writer, append.txn, append.kafka_writers, written_for
         )

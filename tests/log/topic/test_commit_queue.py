@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+import sparklog
 from sparklog.errors import BadRequest, Unavailable
 from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.topic.topic import Topic
@@ -94,14 +95,14 @@ Outcome = AppendOutcome | BaseException
 
 
 def while_one_is_in_flight(
-    place: CountedRoot, topic: Topic, appends: list[Callable[[Topic], AppendOutcome]], is_down: bool = False
-) -> list[Outcome]:
+    place: CountedRoot, topic: Topic, appends: list[Callable[[Topic], Any]], is_down: bool = False
+) -> list[Any]:
     """Append while another append is in flight; return the outcomes in the order in which they were submitted."""
     gate = Gate(place.inner)
     place.store.inner = gate
-    outcomes = dict[int, Outcome]()
+    outcomes = dict[int, Any]()
 
-    def run(number: int, append: Callable[[Topic], AppendOutcome]) -> None:
+    def run(number: int, append: Callable[[Topic], Any]) -> None:
         try:
             outcomes[number] = append(topic)
         except BaseException as error:  # noqa: BLE001
@@ -218,3 +219,18 @@ def test_what_is_an_appends_own_needs_a_commit_of_its_own(place: CountedRoot) ->
         *(5, "Conflict", 6),
     ]
     assert topic.count().records == 3 * 7
+
+
+def test_producers_share_commits_with_each_other_and_with_appends(place: CountedRoot) -> None:
+    topic = place.topic(1)
+    topic.append(SMALL)
+    with sparklog.producer(place.root, linger_ms=0) as one, sparklog.producer(place.root, linger_ms=0) as two:
+
+        def by(producer: sparklog.Producer, value: bytes) -> Callable[[Topic], Any]:
+            return lambda topic: producer.send("t", value).result(60)
+
+        outcomes = while_one_is_in_flight(place, topic, [by(one, b"1"), by(two, b"2"), of([b"3"], [0])])
+    assert place.store.by_kind["create", "commit"] == 1
+    offsets = [one.base[0] if isinstance(one, AppendOutcome) else one.offset for one in outcomes]
+    rows = {row["offset"]: row["value"] for row in topic.scan().to_table().to_pylist()}
+    assert [rows[offset] for offset in offsets] == [b"1", b"2", b"3"]
