@@ -17,6 +17,7 @@ import copy
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -53,10 +54,16 @@ class GroupCommit(Generic[T, R]):
         """Commit an item, with those of other threads if there are any, and return its outcome or raise its error."""
         request: _Request[T, R] = _Request(item, os.getpid())
         self._pending.append(request)
-        with self._in_flight:
-            is_own = request.outcome is None
-            if is_own:
-                self._commit_pending(request.process)
+        try:
+            with self._in_flight:
+                is_own = request.outcome is None
+                if is_own:
+                    self._commit_pending(request.process)
+        except BaseException:
+            # If the thread was interrupted while it waited, no other one must commit its item later.
+            with suppress(ValueError):
+                self._pending.remove(request)
+            raise
         outcome = request.outcome
         assert outcome is not None
         if isinstance(outcome, BaseException):

@@ -16,6 +16,7 @@ from sparklog.groups.group_state import GroupState
 from sparklog.log.journal.combined_writes import CombinedWrites
 from sparklog.log.journal.entry_log import EntryLog
 from sparklog.log.journal.group_commit import _Request
+from sparklog.storage.fork_safety import ForkLock
 from sparklog.storage.memory import MemoryStore
 from sparklog.testing.world import World
 from sparklog.testing.wrapper_stores import CountingStore
@@ -132,3 +133,20 @@ def test_a_forked_child_does_not_write_what_waits_in_its_parent() -> None:
     writes._group._pending.append(waiting)
     assert writes.write(plus(1)).generation == 1
     assert waiting.outcome is None
+
+
+def test_a_step_whose_thread_was_interrupted_while_it_waited_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(ForkLock):
+        def __enter__(self) -> None:
+            raise KeyboardInterrupt
+
+    world = World()
+    store = Gate(world.store)  # type: ignore[arg-type]
+    store.open.set()
+    group = Group(world.root(store), "g")
+    writes = group.root.engine.combined(group.log)
+    with monkeypatch.context() as patch:
+        patch.setattr(writes._group, "_in_flight", Interrupted())
+        with pytest.raises(KeyboardInterrupt):
+            writes.write(plus(10))
+    assert writes.write(plus(1)).generation == 1
