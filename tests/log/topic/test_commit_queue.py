@@ -19,7 +19,8 @@ from sparklog.testing.wrapper_stores import WrapperStore
 from tests.support.counted_root import CountedRoot
 
 SMALL = pa.table({"value": [b"v"] * 3})
-NEXT_OR_BEFORE, ROOT, CREATE, FILE = "get_commit", "get_root", "create_commit", "writer_append"
+REQUESTS = (("get", "commit"), ("get", "root"), ("create", "commit"), ("writer", "append"))
+"""`next` and `before`, `root`, `create`, `file`: the columns below."""
 
 
 def by_table(topic: Topic) -> None:
@@ -70,9 +71,8 @@ def test_requests_of_an_append(
     topic.append(SMALL)
     place.store.reset()
     append(topic)
-    names = (NEXT_OR_BEFORE, ROOT, CREATE, FILE)
-    counts = dict(zip(names, on_disk if kind == "local" else in_bucket, strict=True))
-    place.store.expect(**{name: count for name, count in counts.items() if count})
+    expected = on_disk if kind == "local" else in_bucket
+    assert place.store.by_kind == {request: count for request, count in zip(REQUESTS, expected, strict=True) if count}
 
 
 class Gate(WrapperStore):
