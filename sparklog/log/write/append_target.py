@@ -8,6 +8,7 @@ from itertools import islice
 
 from sparklog.arguments import WHOLE
 from sparklog.common.settings import one_of, whole
+from sparklog.errors import BadRequest
 from sparklog.format.record_batch import CODECS, Codec
 from sparklog.log.journal.clocks import Moment
 from sparklog.log.state.commit import Commit
