@@ -26,15 +26,16 @@ INLINE_BYTES = 350
 """Two made-up slices and less go into the commit, where its tasks have not written them."""
 
 
-def check(seed: int, *, bucket: bool = False, inline: int = 0) -> Run:
+def check(seed: int, profile: str | None = None, *, bucket: bool = False, inline: int = 0) -> Run:
     """Run a seed; a failure names the seed, how to replay it, and the end of its story."""
     worlds: list[SimulatedWorld] = []
 
     def story() -> list[str]:
         return worlds[0].trace[-40:] if worlds else []
 
-    with replayable(seed, "tests/log/simulation/test_simulation.py", story, bucket=bucket, inline=inline or None):
-        return run_seed(seed, worlds, bucket=bucket, inline=inline)
+    how = {"profile": profile, "bucket": bucket, "inline": inline or None}
+    with replayable(seed, "tests/log/simulation/test_simulation.py", story, **how):
+        return run_seed(seed, worlds, profile, bucket=bucket, inline=inline)
 
 
 @pytest.mark.sweep
@@ -72,9 +73,7 @@ def test_seeds_with_records_in_commits(seeds: range) -> None:
 def lost(seeds: range) -> Counter[str]:
     met: Counter[str] = Counter()
     for seed in seeds:
-        worlds: list[SimulatedWorld] = []
-        with replayable(seed, "tests/log/simulation/test_simulation.py", lambda worlds=worlds: worlds[0].trace[-60:]):
-            met.update(run_seed(seed, worlds, LOST, inline=INLINE_BYTES if seed % 2 else 0).counters)
+        met.update(check(seed, LOST, bucket=seed % 4 == 0, inline=INLINE_BYTES if seed % 2 else 0).counters)
     return met
 
 
@@ -94,8 +93,9 @@ def test_many_seeds_with_losses(seeds: range) -> None:
 
 
 def test_one_seed() -> None:
-    bucket, inline = "SPARKLOG_BUCKET" in os.environ, int(os.environ.get("SPARKLOG_INLINE", "0"))
-    assert repeat_one_seed(lambda seed: check(seed, bucket=bucket, inline=inline)) > 0
+    profile, bucket = os.environ.get("SPARKLOG_PROFILE"), "SPARKLOG_BUCKET" in os.environ
+    inline = int(os.environ.get("SPARKLOG_INLINE", "0"))
+    assert repeat_one_seed(lambda seed: check(seed, profile, bucket=bucket, inline=inline)) > 0
 
 
 @pytest.mark.parametrize("seed", [21844])

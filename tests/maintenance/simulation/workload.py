@@ -15,7 +15,7 @@ from sparklog.compaction.clean_plan import plan_cleaning
 from sparklog.compaction.merge_plan import plan_merges
 from sparklog.compaction.run import CompactOptions, Plans
 from sparklog.compaction.seal_plan import plan_sealing
-from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound, SparklogError, Unavailable
+from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, SparklogError, Unavailable
 from sparklog.log.journal.clocks import Env
 from sparklog.log.read.snapshot_view import SnapshotView
 from sparklog.log.read.topic_scan import Scan, scan_ranges
@@ -224,7 +224,9 @@ def lives(run: Run, actor: Actor, turns: int, turn: Callable[[], None], what: st
             left[0] -= 1
             try:
                 turn()
-            except (Unavailable, Conflict, NotFound, Corrupt) as error:
+            except (Unavailable, Conflict, NotFound, Corrupt, Fenced) as error:
+                if isinstance(error, Fenced) and run.losses is None:
+                    raise
                 actor.note(f"{what}: {error.code} {error}")
                 run.count(f"{what} {type(error).__name__}")
             nap(run, actor)
@@ -449,7 +451,8 @@ def _read(run: Run, actor: Actor, planned: Scan, version: int, held: bool) -> No
         run.count("reads overtaken by retention")
         return
     where = f"{actor.name} reads version {version}"
-    if held or _young(run, began):
+    # Records that were deleted meanwhile are passed over if the commit that they were in is lost.
+    if (held or _young(run, began)) and run.losses is None:
         expect_rows(found, wanted, where)
         run.count("held plans read" if held else "young plans read")
         return

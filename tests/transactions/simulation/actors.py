@@ -209,6 +209,12 @@ def process(run: Run, actor: Actor, life: Callable[[], None], restarts: int = 4)
             run.count("crashes")
             actor.note(f"dies: {crash}")
             actor.sleep(actor.random.random() * 3)
+        except Fenced as error:
+            # What this process had read before its entry was lost.
+            if run.losses is None:
+                raise
+            actor.note(f"stops: {error}")
+            actor.sleep(actor.random.random() * 3)
 
 
 def fill(run: Run, actor: Actor, root: Root, transaction: Transaction, attempt: Attempt, topics: Sequence[str]) -> None:
