@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from sparklog.errors import Corrupt, NotFound
 from sparklog.format.batch_scan import MAX_OFFSET, header_rules
-from sparklog.format.batch_walk import WINDOW_BYTES, BatchWalk, Damage, Window, checked_batches
+from sparklog.format.batch_walk import BatchWalk, Damage, Window, checked_batches
 from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.kafka.in_place import segment_recovery as recovery
 from sparklog.kafka.in_place.directory import SegmentName, never_there, settled_segments
@@ -28,7 +28,7 @@ from sparklog.log.read.planned_slices import PlannedSlice
 from sparklog.log.read.skipped import OnSkipped, Skipped
 from sparklog.log.state.view import COUNTED, OffsetRange, check_columns
 
-MIN_WINDOW_BYTES = 64 * 1024
+MIN_WINDOW_BYTES, MAX_WINDOW_BYTES = 64 << 10, 4 << 20
 REPLAN_TRIES = 10
 GO_ON = "restore the file, read other offsets, or read on after it with corruptRecords=skip"
 
@@ -59,7 +59,7 @@ class KafkaReadPart:
 
         wanted = check_columns(columns)
         on_skipped = self.on_skipped if self.corrupt_records == recovery.SKIP else None
-        fetched = self._fetched(min(max(batch_bytes, MIN_WINDOW_BYTES), WINDOW_BYTES))
+        fetched = self._fetched(min(max(batch_bytes, MIN_WINDOW_BYTES), MAX_WINDOW_BYTES))
         batches = read_fetched(fetched, wanted or COUNTED, batch_bytes, on_skipped=on_skipped)
         yield from batches if wanted else (batch.select([]) for batch in batches)
 
@@ -72,7 +72,7 @@ class KafkaReadPart:
             part, headers = window.trimmed(), window.headers
             cut = int(headers.base_offset[0]) < mine.start or int(headers.next_offset[-1]) > mine.end
             planned, data = slices[window.file], memoryview(part.data)
-            yield FetchedBatches(data, part.start, planned, mine.start, mine.end, cut, verified=True)
+            yield FetchedBatches(data, part.start, planned, mine.start, mine.end, cut, True, part.headers)
 
     def _report_skipped(self, damage: Damage) -> None:
         mine, end = self.range, damage.next_offset

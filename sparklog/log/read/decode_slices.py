@@ -291,7 +291,8 @@ def _opened_before(headers: BatchHeaders) -> Int64s:
 def _laid_out(pieces: list[FetchedBatches], data: memoryview) -> _BatchRun:
     """Find the batches and check what their own checksums do not cover: that they fill the slice in offset order."""
     file, position = (pieces[0].slice.file, pieces[0].position) if len(pieces) == 1 else (None, 0)
-    headers = scan_headers(data, file=file, file_position=position)
+    headers = pieces[0].headers if len(pieces) == 1 else None
+    headers = scan_headers(data, file=file, file_position=position) if headers is None else headers
     lengths = np.asarray([len(piece.data) for piece in pieces], np.int64)
     starts = np.cumsum(lengths) - lengths
     piece_of = np.searchsorted(starts, headers.position, side="right") - 1

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from sparklog.errors import Corrupt
 from sparklog.format.append_file import Footer
 from sparklog.format.crc32c import crc32c
+from sparklog.format.record_batch import BatchHeaders
 from sparklog.format.segment_indexes import OffsetIndex
 from sparklog.limits import DEFAULTS
 from sparklog.log.read.damaged_slices import sound_batches
@@ -62,6 +63,7 @@ class FetchedBatches:
     end: int
     cut: bool  # they are not all of the slice
     verified: bool  # checksums have been verified, so batches need not be checked again
+    headers: BatchHeaders | None = None  # of `data`, if they are known
 
 
 @dataclass(slots=True)
@@ -280,7 +282,9 @@ class Fetcher:
         else:
             windows = sound_batches(job.file, offset, end, low=job.low, on_skipped=self._on_skipped)
         for window in windows:
-            piece = FetchedBatches(window.data, window.start, planned, offset, end, cut, not self._strict)
+            piece = FetchedBatches(
+                window.data, window.start, planned, offset, end, cut, not self._strict, window.headers
+            )
             offset = min(max(offset, int(window.headers.next_offset[-1]) + planned.shift), end)
             job.taken = [(cursor, planned, offset)]
             yield piece
