@@ -6,8 +6,9 @@ Names that begin with `~` are temporary files. No key can begin so, listings ski
 from __future__ import annotations
 
 import os
+import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from sparklog.storage.store import ObjectInfo, Store, check_key, check_prefix, is_part
@@ -21,7 +22,7 @@ def temporary_name() -> str:
 
 @dataclass(slots=True)
 class FolderItem:
-    """One name in a folder. `look(key)` tells size and time of what has it: of a file; None if it is gone since."""
+    """One name in a folder. `look(key)` tells size and time of what has it: of a file; None if it finds no file."""
 
     name: str
     is_folder: bool
@@ -85,19 +86,32 @@ class FolderStore(Store):
         items = self._scan(folder, wants)
         return sorted(items, key=lambda item: item.name + "/" if item.is_folder else item.name)
 
+    def _denied(self, key: str) -> ObjectInfo:
+        """Describe a file that its folder lists, and that a mount's cache of names denies.
+
+        The name was looked up before the file was written, no longer ago than caches last. So the file is young, and
+        its size is not known.
+        """
+        return ObjectInfo(key, 0, time.time_ns() // 1_000_000)
+
     def _walk(self, folder: str, start: str, after: str) -> Iterator[ObjectInfo]:
         def wants(name: str) -> bool:
             # Usually few names are accepted: opening a log lists only names after its end.
             key = folder + name
             return (key > after or after.startswith(key)) and name.startswith(start) and is_part(name)
 
+        there: Set[str] | None = None
         for item in self._sorted_items(folder, wants):
             key = folder + item.name
             if item.is_folder:
                 below = key + "/"
                 if after < below or after.startswith(below):
                     yield from self._walk(below, "", after)
-            elif key > after and item.is_file:
+            elif key > after and item.is_file and (there is None or item.name in there):
                 info = item.look(key)
+                if info is None:
+                    # It was deleted after the folder was read, and so may others be; or a cache denies its name.
+                    there = {each.name for each in self._scan(folder, wants)}
+                    info = self._denied(key) if item.name in there else None
                 if info is not None:
                     yield info

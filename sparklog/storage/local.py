@@ -39,7 +39,7 @@ from sparklog.storage.store import (
     is_part,
     name_taken,
 )
-from sparklog.storage.system_errors import refuse, store_error
+from sparklog.storage.system_errors import mount_and_type, refuse, store_error
 
 _WRITE_BUFFER = 64 << 10
 """What is larger goes to the file without another copy."""
@@ -52,6 +52,8 @@ _KNOWN_FOLDERS = 10_000
 _ATTEMPTS = 100
 _NFS_REMAINS = ".nfs0"
 """A network client renames files that are deleted while open to .nfs0*: they are no objects."""
+_ONE_MACHINE = {"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "ramfs", "tmpfs", "xfs", "zfs"}
+"""Types of file systems of which one machine is the only user, so that nothing it is told of names is old."""
 _NO_LINK = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 
 
@@ -207,6 +209,10 @@ class LocalStore(FolderStore):
                 return False
             self._fail(error, "delete", key)
 
+    @property
+    def hides_names(self) -> bool:
+        return mount_and_type(self._path)[1] not in _ONE_MACHINE
+
     def now_ms(self) -> int:
         # The clock that stamps files, which on a network file system is the server's.
         folder = self._path
@@ -256,7 +262,8 @@ class LocalStore(FolderStore):
         linked = os.path.join(self._path, temporary_name())
         try:
             os.link(temporary, linked)
-            links = os.stat(temporary).st_nlink
+            # The new name: mounts that cache attributes still have the old count of the other.
+            links = os.stat(linked).st_nlink
             if links != 2:
                 refuse(self._path, f"a linked file reports {links} links instead of 2")
             self._sync_folder(self._path)
@@ -413,7 +420,7 @@ class LocalStore(FolderStore):
         try:
             return _info(key, entry.stat(follow_symlinks=False))
         except FileNotFoundError:
-            return None  # deleted since the directory was read
+            return None  # deleted since the directory was read, or denied by a cache of names
         except OSError as error:
             self._fail(error, "list", key)
 

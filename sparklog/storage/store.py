@@ -189,7 +189,10 @@ class Store(ABC):
 
     @abstractmethod
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
-        """Yield the objects whose key starts with `prefix` and is greater than `after`, in key order."""
+        """Yield the objects whose key starts with `prefix` and is greater than `after`, in key order.
+
+        An object that a mount lists and whose name its cache denies has size 0 and the time of now.
+        """
 
     @abstractmethod
     def list_folders(self, prefix: str) -> Iterator[str]:
@@ -257,6 +260,11 @@ class Store(ABC):
     def parallel_reads(self) -> int:
         """Requests worth making at once. More than 1 where each request costs a round trip."""
         return 1
+
+    @property
+    def hides_names(self) -> bool:
+        """True if this machine may not see for a while what another one has created: on mounts that cache names."""
+        return False
 
     @property
     def lists_after(self) -> bool:

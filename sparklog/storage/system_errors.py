@@ -55,6 +55,12 @@ def refuse(location: str, reason: str) -> NoReturn:
 
 def mount_of(path: str) -> str:
     """Return the mount of a path, for messages: `/mnt/usb (vfat)`, or the mount point where the type is unknown."""
+    point, kind = mount_and_type(path)
+    return f"{point} ({kind})" if kind else point
+
+
+def mount_and_type(path: str) -> tuple[str, str]:
+    """Return the mount point of a path and the type of its file system, which is empty if it is unknown."""
     point = os.path.realpath(path)
     while not os.path.ismount(point) and os.path.dirname(point) != point:
         point = os.path.dirname(point)
@@ -63,4 +69,4 @@ def mount_of(path: str) -> str:
             types = [fields[2] for fields in map(str.split, mounts) if len(fields) > 2 and fields[1] == point]
     except OSError:
         types = []
-    return f"{point} ({types[-1]})" if types else point
+    return point, types[-1] if types else ""

@@ -17,8 +17,8 @@ BULK = 1000
 class WrapperStore(Store):
     """Pass every call on to `inner`; derived classes override a method, or `request`, which all of them go through.
 
-    Limits are those of `inner`; of the capabilities those of probes and times, `writable` and `parallel_reads` alone:
-    temporary files and links would go past the wrapper.
+    Limits are those of `inner`; of the capabilities those of probes, names and times, `writable` and `parallel_reads`
+    alone: temporary files and links would go past the wrapper.
     """
 
     def __init__(self, inner: Store) -> None:
@@ -39,6 +39,10 @@ class WrapperStore(Store):
     @limits.setter
     def limits(self, limits: Limits) -> None:
         self.inner.limits = limits
+
+    @property
+    def hides_names(self) -> bool:
+        return self.inner.hides_names
 
     @property
     def needs_probe(self) -> bool:

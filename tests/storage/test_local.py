@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, Unavailable
-from sparklog.storage import LocalStore, local_path, open_store
+from sparklog.storage import LocalStore, local, local_path, open_store
 from sparklog.storage.folder_store import TEMPORARY_PREFIX
+from sparklog.storage.store import ObjectInfo
 
 
 class Trace:
@@ -124,6 +125,53 @@ def test_lost_answer_of_link_is_seen_by_the_link_count(tmp_path: Path, monkeypat
     store = LocalStore(tmp_path)
     assert store.create("a", b"x") is True
     assert store.get("a") == b"x"
+
+
+def test_a_mount_that_caches_link_counts_can_hold_a_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real_open, real_stat, created = os.open, os.stat, set()
+
+    def remembered_open(path: Any, *options: Any) -> int:
+        created.add(path)
+        return real_open(path, *options)
+
+    def cached_stat(path: Any, **options: Any) -> os.stat_result:
+        status = real_stat(path, **options)
+        return os.stat_result([*status[:3], 1, *status[4:]]) if path in created else status
+
+    monkeypatch.setattr(os, "open", remembered_open)
+    monkeypatch.setattr(os, "stat", cached_stat)
+    LocalStore(tmp_path).self_check()
+    assert created
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_a_listing_has_names_that_a_cache_of_the_mount_denies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_deleted: bool
+) -> None:
+    store = LocalStore(tmp_path)
+    for name in "abcd":
+        store.create(f"t/{name}", b"x")
+    real, denied = LocalStore._look, {"t/b", "t/c"}
+
+    def look(self: LocalStore, entry: os.DirEntry[str], key: str) -> ObjectInfo | None:
+        if key in denied and is_deleted:
+            for each in denied:
+                (tmp_path / each).unlink(missing_ok=True)
+        return None if key in denied and not is_deleted else real(self, entry, key)
+
+    monkeypatch.setattr(LocalStore, "_look", look)
+    expected = [("t/a", 1), ("t/d", 1)] if is_deleted else [("t/a", 1), ("t/b", 0), ("t/c", 0), ("t/d", 1)]
+    assert [(info.key, info.size) for info in store.list("t/")] == expected
+
+
+@pytest.mark.parametrize(
+    ("mount_type", "hides"), [("ext4", False), ("nfs4", True), ("fuse", True), ("fuse.sshfs", True), ("", True)]
+)
+def test_mounts_of_other_machines_may_hide_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mount_type: str, hides: bool
+) -> None:
+    monkeypatch.setattr(local, "mount_and_type", lambda path: ("/", mount_type))
+    assert LocalStore(tmp_path).hides_names == hides
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.ENOTSUP, errno.ENOSYS])

@@ -90,6 +90,8 @@ class NameCachingStore(WrapperStore):
     Not for threads of one client.
     """
 
+    hides_names = True
+
     def __init__(self, inner: Store, clock: Callable[[], int], *, name_ms: int = 0, folder_ms: int = 0) -> None:
         super().__init__(inner)
         self._cache = _Cache(clock, name_ms, folder_ms)
