@@ -100,7 +100,7 @@ def _deleted_topics(
     others = {place for place, head in ids.items() if head.version >= 0 and head.topic_id != place[1]}
     if not others:
         return deleted
-    chain = EntryChain(group.root.store, GROUPS, state.id)
+    chain = EntryChain(group.root.store, GROUPS, state.id, group.root.env)
     number = chain.number_before(now_ms - SETTLE_MS)
     before = None if number is None else chain.state_at(number)
     return deleted if before is None else deleted | others & {item.place for item in before.offsets}

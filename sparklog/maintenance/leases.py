@@ -200,4 +200,4 @@ def leased(root: Root, job: str, topics: Sequence[str], *, wanted: bool) -> Iter
 
 def read_claims(root: Root, job: str) -> tuple[Claim, ...]:
     """Return the claims of runs of a job that have not ended, those that have run out as well."""
-    return EntryChain(root.store, LEASES, job).newest().claims
+    return EntryChain(root.store, LEASES, job, root.env).newest().claims

@@ -189,7 +189,7 @@ OUTCOMES = EntryKind(
 def read_outcomes(root: Root) -> Outcomes:
     """Return what the runs of maintenance have recorded; without runs if none has."""
     # The newest entry has all of it: a journal that is opened to be written reads every entry since a checkpoint.
-    return EntryChain(root.store, OUTCOMES, ID).newest()
+    return EntryChain(root.store, OUTCOMES, ID, root.env).newest()
 
 
 @dataclass

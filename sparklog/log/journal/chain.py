@@ -12,7 +12,7 @@ from functools import partial
 from typing import Generic
 
 from sparklog.errors import Corrupt, NotFound, SparklogError
-from sparklog.log.journal.clocks import newest_at
+from sparklog.log.journal.clocks import Env, newest_at
 from sparklog.log.journal.documents import EXPIRED_IDS
 from sparklog.log.journal.entry_log import E, EntryKind
 from sparklog.log.journal.gaps import missing_numbers
@@ -28,6 +28,8 @@ from sparklog.log.journal.names import (
 )
 from sparklog.log.journal.stored_object import StoredObject, read_object
 from sparklog.storage.parallel_reads import read_each
+from sparklog.storage.patient_store import patient
+from sparklog.storage.retries import Backoff
 from sparklog.storage.store import Store
 
 
@@ -47,11 +49,15 @@ def list_numbers(store: Store, prefix: str) -> Numbers:
 
 @dataclass(frozen=True, slots=True)
 class EntryChain(Generic[E]):
-    """The entries of one id in a store."""
+    """The entries of one id in a store.
+
+    With an `env`, reads wait up to 90 s for entries that a mount's cache of names may hide.
+    """
 
     store: Store
     kind: EntryKind[E]
     id: str
+    env: Env | None = None
 
     @property
     def prefix(self) -> str:
@@ -59,10 +65,11 @@ class EntryChain(Generic[E]):
 
     def read(self, number: int) -> tuple[bytes, E] | None:
         """Return an entry and its bytes, or those of its copy; None if there is neither. `Corrupt`: damaged."""
+        store = patient(self.store, self.env)
         stored: StoredObject[E] | None = None
         for key in (commit_key(self.prefix, number), checkpoint_key(self.prefix, number)):
             with suppress(NotFound):
-                stored = read_object(self.store, key, partial(self.kind.decode_of, self.id), number)
+                stored = read_object(store, key, partial(self.kind.decode_of, self.id), number)
                 if stored.damage is None:
                     break
         return None if stored is None else (stored.data, stored.expect())
@@ -97,7 +104,19 @@ class EntryChain(Generic[E]):
             yield state
 
     def span(self) -> EntrySpan[E]:
-        """Return the latest contiguous entries. Raises `Corrupt` if an entry that must exist is missing."""
+        """Return the latest contiguous entries. Raises `Corrupt` if an entry that must exist is missing.
+
+        A listing that others write to meanwhile may show an entry without an earlier one: list again before that.
+        """
+        backoff = None if self.env is None else Backoff(self.env)
+        while True:
+            try:
+                return self._span()
+            except Corrupt:
+                if backoff is None or not backoff.wait():
+                    raise
+
+    def _span(self) -> EntrySpan[E]:
         listed = list_numbers(self.store, self.prefix)
         numbers = {*listed.entries, *listed.copies}
         last = first = max(numbers, default=-1)

@@ -1,4 +1,4 @@
-"""Creating an object that is no entry of a journal, whatever the store answers, and reading what may not be there."""
+"""Create an object that is no entry of a journal, whatever the store answers, and read what may not be there."""
 
 from __future__ import annotations
 

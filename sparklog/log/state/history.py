@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparklog.common.times import iso_time
-from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound, Unavailable
+from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound
 from sparklog.log.journal.clocks import Env, newest_at
 from sparklog.log.journal.names import (
     checkpoint_key,
@@ -39,7 +39,7 @@ from sparklog.log.state.commit import MOST_CARRIED, Commit, decode_commit
 from sparklog.log.state.invariants import check_state
 from sparklog.log.state.slice_table import SliceTable, Snapshot
 from sparklog.log.state.topic_state import EMPTY, Head
-from sparklog.storage.retries import Backoff
+from sparklog.storage.patient_store import PatientStore
 from sparklog.storage.store import ObjectInfo, Store
 
 _LOG = logging.getLogger("sparklog.log")
@@ -222,17 +222,8 @@ class History:
             yield pool.map
 
     def _data(self, version: int) -> bytes:
-        key = commit_key(self.topic, version)
-        backoff = None if self.env is None else Backoff(self.env)
-        while True:
-            try:
-                return self.store.get(key)
-            except NotFound:
-                if backoff is None or all(info.key != key for info in self.store.list(key)):
-                    raise
-            if not backoff.wait():
-                problem = f"{key} in {self.store.location} is listed and cannot be read: a cache of names may hide it"
-                raise Unavailable(f"{problem}; try again")
+        store = self.store if self.env is None else PatientStore(self.store, self.env)
+        return store.get(commit_key(self.topic, version))
 
 
 def _commits(listing: Iterator[ObjectInfo]) -> CommitFiles:

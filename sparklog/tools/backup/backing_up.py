@@ -126,7 +126,7 @@ def plan_backup(root: Root, target: Store, *, topics: Collection[str] | None = N
     """Plan what `back_up` would copy now. Changes nothing."""
     _refuse_backup(root)
     cut = cut_now(root, topics)
-    snapshots = (History(root.store, name).at(head.version) for name, head in cut.topics.items())
+    snapshots = (History(root.store, name, root.env).at(head.version) for name, head in cut.topics.items())
     files = merged(file for snapshot in snapshots for file in named_files(snapshot).files())
     present = copying.listed(target, files)
     missing = [file for key, file in files.items() if key not in present]
@@ -187,7 +187,7 @@ class _BackupRun:
         self.id = root.env.new_id()
         self.holds = Holds(root, f"backup:{self.id}")
         self.copied = copying.Copied()
-        self.damaged = DamagedLogs(root.store)
+        self.damaged = DamagedLogs(root.store, env=root.env)
         self.started_ms = 0
         self.number = 0
         self.undecided = False
@@ -203,7 +203,7 @@ class _BackupRun:
     def make(self, topics: Collection[str] | None) -> Manifest:
         before = self.repository.manifests()
         cut = self._held_cut(topics)
-        self.damaged = DamagedLogs(self.root.store, strict=topics is None)
+        self.damaged = DamagedLogs(self.root.store, strict=topics is None, env=self.root.env)
         # Entries first: those of groups may be gone when files have been copied for days, and nothing holds them.
         decisions = self._all_entries(DECISIONS, cut.decisions, [manifest.decisions for manifest in before])
         groups = self._all_entries(GROUPS, cut.groups, [manifest.groups for manifest in before])
@@ -255,7 +255,7 @@ class _BackupRun:
         raise AssertionError("unreachable")
 
     def _named(self, name: str, head: Head, before: Sequence[Manifest]) -> FilesOfVersions:
-        history = History(self.root.store, name)
+        history = History(self.root.store, name, self.root.env)
         last = next(filter(None, (manifest.topic(name) for manifest in reversed(before))), None)
         if last is not None and last.version > head.version:
             raise Corrupt(
@@ -326,7 +326,7 @@ class _BackupRun:
 
     def _entries(self, kind: EntryKind[E], state: E, last: EntriesBackup | None) -> EntriesBackup | None:
         """Copy the entries of an id since its last backup, as far as they are there; None: damaged, and left out."""
-        chain = EntryChain(self.root.store, kind, state.id)
+        chain = EntryChain(self.root.store, kind, state.id, self.root.env)
         kept = chain.span()
         if not kept.first <= state.number <= kept.last:
             raise NotFound(f"{kind.title(state.id)} lost its entries while they were read; try again")

@@ -144,7 +144,7 @@ class _Cutter:
         if self.is_damaged(DECISIONS, transactional_id):
             return False
         state = self.decisions.get(transactional_id, Decisions(transactional_id))
-        entry = EntryChain(self.store, DECISIONS, transactional_id).after(state)
+        entry = EntryChain(self.store, DECISIONS, transactional_id, self.damaged.env).after(state)
         if entry is None:
             return False
         self.decisions[transactional_id] = entry
@@ -154,7 +154,7 @@ class _Cutter:
 
     def next_offsets(self, group: str) -> bool:
         state = self.groups.get(group, GroupState(group))
-        entry = EntryChain(self.store, GROUPS, group).after(state)
+        entry = EntryChain(self.store, GROUPS, group, self.damaged.env).after(state)
         if entry is None:
             return False
         self.note_offsets(entry)
@@ -346,7 +346,7 @@ def cut_now(root: Root, chosen: Collection[str] | None = None) -> Cut:
     chosen topic never was one; `Corrupt` if a log is damaged; `Unavailable`: try again.
     """
     store = root.store
-    damaged = DamagedLogs(store, strict=chosen is None)
+    damaged = DamagedLogs(store, strict=chosen is None, env=root.env)
     since_ms = reading_clock_ms(store, root.env) - SETTLE_MS
     before: dict[str, Decisions] = {}
     for chain in damaged.chains(DECISIONS):
@@ -367,7 +367,7 @@ def cut_now(root: Root, chosen: Collection[str] | None = None) -> Cut:
         elif chosen is not None:
             root.topic(name)
     for name in sorted({*before, *(chain.id for chain in damaged.chains(DECISIONS))}):
-        chain = EntryChain(store, DECISIONS, name)
+        chain = EntryChain(store, DECISIONS, name, root.env)
         for state in damaged.read(chain.prefix, _since, chain, before.get(name)) or ():
             cutter.note_decisions(state)
             cutter.decisions[name] = state

@@ -26,6 +26,7 @@ from sparklog.errors import BadRequest, Corrupt, SparklogError
 from sparklog.groups.group_state import GROUPS, GroupState
 from sparklog.log.decisions.decision import DECISIONS
 from sparklog.log.journal.chain import EntryChain, id_in
+from sparklog.log.journal.clocks import Env
 from sparklog.log.journal.create_object import read_if_there
 from sparklog.log.journal.entry_log import E, EntryKind
 from sparklog.log.topic.backup_manifest import LeftOut
@@ -45,13 +46,15 @@ class DamagedLogs:
     store: Store
     strict: bool = True
     damage: dict[str, Corrupt | BadRequest] = field(default_factory=dict)
+    env: Env | None = None
+    """Of a live root, where caches of names may hide entries for a while."""
 
     def chains(self, kind: EntryKind[E]) -> Iterator[EntryChain[E]]:
         """Yield the logs of a kind that can be read."""
         for folder in self.store.list_folders(f"{kind.folder}/"):
             id_ = self.read(f"{kind.folder}/{folder}", id_in, self.store, kind, folder)
             if id_ is not None:
-                yield EntryChain(self.store, kind, id_)
+                yield EntryChain(self.store, kind, id_, self.env)
 
     def read(self, prefix: str, look: Callable[P, T], *args: P.args, **named: P.kwargs) -> T | None:
         """Call `look`, which reads the log under a prefix; None if the log is left out."""

@@ -215,7 +215,7 @@ def from_root(root: Root, wanted: Wanted) -> Cut:
         return cut_now(root, wanted.topics)
     states = {name: _as_of(root, name, wanted) for name in wanted.topics or _topic_names(store)}
     topics = {name: state for name, state in states.items() if state is not None}
-    damaged = DamagedLogs(store, strict=wanted.topics is None)
+    damaged = DamagedLogs(store, strict=wanted.topics is None, env=root.env)
     groups = [chain.span() for chain in damaged.chains(GROUPS)]
     decisions = [chain.span() for chain in damaged.chains(DECISIONS)]
     return _cut_at(store, CutBounds(topics, decisions, groups), wanted.time_ms, damaged)
@@ -228,7 +228,7 @@ def _as_of(root: Root, name: str, wanted: Wanted) -> tuple[Snapshot, int] | None
         if wanted.topics is not None:
             root.topic(name)
         return None
-    history = History(root.store, name)
+    history = History(root.store, name, root.env)
     oldest = oldest_base(history, newest)
     base = start_at(history, oldest)
     if wanted.version is not None:

@@ -18,9 +18,10 @@ from sparklog.maintenance.leases import Lease, read_claims
 from sparklog.storage.store import ObjectInfo, Store
 from sparklog.testing.faulty_store import Call, Fault, FaultKind, FaultyStore
 from sparklog.testing.world import World
-from sparklog.testing.wrapper_stores import CountingStore
+from sparklog.testing.wrapper_stores import CountingStore, WrapperStore
 from sparklog.transactions.producer import transactional
 from tests.log.protocol import Hooked, collect, other, publish, setup
+from tests.support.name_caching_store import NameCachingStore
 from tests.support.small_limits import small_limits
 
 FAR = 16
@@ -292,6 +293,41 @@ def test_old_entries_that_were_deleted_are_no_gap_for_a_reader_without_the_root(
         # A process that slept makes one of them again.
         store.create(commit_key("_groups/g", 0), b"late")
         assert EntryChain(store, log.kind, "g").newest().number == 11
+
+
+def test_a_chain_waits_for_entries_that_a_cache_of_names_denies(world: World) -> None:
+    prefix, _ = written(world, "group")
+    key = commit_key(prefix, 3)
+    data = world.store.get(key)
+    store = NameCachingStore(world.store, lambda: world.now_ms, name_ms=60_000)
+    world.store.delete(key)
+    assert EntryChain(store, GROUPS, "g", world.env()).read(3) is None
+    world.store.create(key, data)
+    assert EntryChain(store, GROUPS, "g").read(3) is None
+    assert EntryChain(store, GROUPS, "g", world.env()).kept(3).number == 3
+
+
+class OldListing(WrapperStore):
+    """The first listing lacks one object, as one that began before the object was created and ended later."""
+
+    def __init__(self, inner: Store, key: str) -> None:
+        super().__init__(inner)
+        self.lacking = [key]
+
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+        objects = list(self.inner.list(prefix, after))
+        if lacking := {info.key for info in objects} & {*self.lacking}:
+            self.lacking.clear()
+        return iter([info for info in objects if info.key not in lacking])
+
+
+def test_a_listing_that_lacks_an_earlier_entry_is_made_again(world: World) -> None:
+    prefix, _ = written(world, "group")
+    key = commit_key(prefix, 3)
+    with pytest.raises(Corrupt, match="number 3 of the log is missing"):
+        EntryChain(OldListing(world.store, key), GROUPS, "g").span()
+    newest = EntryChain(world.store, GROUPS, "g").span().last
+    assert EntryChain(OldListing(world.store, key), GROUPS, "g", world.env()).span().last == newest
 
 
 def test_a_journal_that_is_deleted_whole_has_no_gap_at_any_moment() -> None:
