@@ -340,9 +340,15 @@ def repair_root(
     """
     folder = f"{time.strftime('%Y-%m-%dT%H-%M-%S', time.gmtime(env.wall_ms() / 1000))}-{env.new_id()}"
     healer, done = Healer(store, folder), dict[str, Cure]()
+
+    def look(last: Report | None) -> Report:
+        confirmed = () if last is None else last.findings
+        return verify_root(store, topics=topics, runner=runner, say=say, env=env, confirmed=confirmed)
+
+    report: Report | None = None
     before = -1
     for _ in range(ROUNDS):
-        report = verify_root(store, topics=topics, runner=runner, say=say, env=env)
+        report = look(report)
         before = len(report.findings) if before < 0 else before
         every = _Treatment(store, report, env).cures(whole=not topics)
         cures = [cure for cure in every if not _was_tried(cure, done) and healer.can_apply(cure)]
@@ -355,7 +361,7 @@ def repair_root(
             with suppress(NotFound):
                 healer.apply(cure)
     else:
-        report = verify_root(store, topics=topics, runner=runner, say=say, env=env)
+        report = look(report)
     repaired = tuple(Repaired(cure.key, cure.how, healer.aside.get(cure.key)) for cure in done.values())
     cured = [] if execute else [key for cure in done.values() for key in cure.damaged]
     left = [replace(each, remedy=MOVE) if in_the_way(store, each.file) else each for each in left_after(report, cured)]

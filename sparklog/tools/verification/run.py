@@ -10,6 +10,7 @@ right.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -30,7 +31,10 @@ from sparklog.log.topic.inventory import NamedFile, merged
 from sparklog.maintenance.journals import JOURNAL_IN, JOURNALS
 from sparklog.maintenance.work_items import InProcess, Runner
 from sparklog.retention.vacuum_plan import data_file
+from sparklog.storage.patient_store import patient
+from sparklog.storage.retries import SETTLE_MS, Backoff, Pauses
 from sparklog.storage.store import PROBE_FOLDER, ObjectInfo, Store, key_kind
+from sparklog.tools.verification.checked_logs import REMEDY as BEYOND_GAP
 from sparklog.tools.verification.checked_logs import CheckedLog, damage_of, read_entries
 from sparklog.tools.verification.data_file import Verified, VerifyWork, missing_beside, pieces
 from sparklog.tools.verification.defaults_copy import read_defaults_copy
@@ -39,6 +43,7 @@ from sparklog.tools.verification.findings import (
     PROMISE,
     ROOT,
     SIZE,
+    STATE,
     TRANSACTION,
     TWO_WINNERS,
     CheckCounts,
@@ -52,6 +57,10 @@ REWRITE = "let sparklog doctor try the store, write the commit's records again, 
 TOGETHER = "topics that share transactions are restored together: restore the one that is behind"
 
 
+MAY_BE_HIDDEN = MISSING, STATE, TRANSACTION, PROMISE
+"""Kinds of findings that a hidden object may explain."""
+LOOKS = Pauses(3.0, 15.0, 1.0, 1.0)
+"""Between two looks at logs in which something seems to be missing."""
 StateOf = Callable[[str, int], Decisions | None]
 """The decisions of an id, read again where those known have not decided transaction `n`."""
 
@@ -229,14 +238,27 @@ def verify_root(
     runner: Runner | None = None,
     say: Say = lambda line: None,
     env: Env = SYSTEM,
+    confirmed: Collection[Finding] = (),
 ) -> Report:
     """Read everything of the root in `store`, or of these topics, and report damage.
 
     `quick`: logs are read whole, of files only existence and size are checked. `runner` reads the files. `say` prints
-    progress. `NotFound` if there is no root, or no such topic, `BadRequest` if backups are there; damage is never
-    raised.
+    progress. `confirmed`: findings of an earlier look, which need no second one. `NotFound` if there is no root, or no
+    such topic, `BadRequest` if backups are there; damage is never raised.
     """
-    return _Verification(store, tuple(topics), quick, InProcess() if runner is None else runner, say, env).run()
+    runner = InProcess() if runner is None else runner
+    return _Verification(store, tuple(topics), quick, runner, say, env, frozenset(confirmed)).run()
+
+
+def _may_be_hidden(finding: Finding) -> bool:
+    return finding.kind in MAY_BE_HIDDEN or finding.remedy == BEYOND_GAP
+
+
+def _subject(finding: Finding) -> tuple[str, ...]:
+    """Return what tells a finding from others at each look, while the newest numbers in its message may grow."""
+    if finding.kind == TRANSACTION:
+        return finding.kind, re.sub("[0-9]+", "", finding.message)
+    return finding.kind, finding.file
 
 
 def _nbytes(work: VerifyWork) -> int:
@@ -245,7 +267,7 @@ def _nbytes(work: VerifyWork) -> int:
 
 @dataclass
 class _Verification:
-    """One run. `reread`: decisions that were read again, after the topics."""
+    """One run. `reread`: decisions that were read again, after the topics; `hidden`: the time that caches last."""
 
     store: Store
     chosen: tuple[str, ...]
@@ -253,6 +275,7 @@ class _Verification:
     runner: Runner
     say: Say
     env: Env
+    confirmed: frozenset[Finding]
     findings: list[Finding] = field(default_factory=list)
     counts: CheckCounts = field(default_factory=CheckCounts)
     logs: dict[str, CheckedTopic] = field(default_factory=dict)
@@ -260,6 +283,13 @@ class _Verification:
     reread: dict[str, Decisions] = field(default_factory=dict)
     groups: dict[str, GroupState] = field(default_factory=dict)
     named: set[str] = field(default_factory=lambda: {naming.ROOT_KEY})
+    hidden: Backoff = field(init=False)
+    logs_store: Store = field(init=False)
+    """Reads of logs wait for what a cache of names denies."""
+
+    def __post_init__(self) -> None:
+        self.logs_store = patient(self.store, self.env)
+        self.hidden = Backoff(self.env, SETTLE_MS if self.store.hides_names else 0, pauses=LOOKS)
 
     def run(self) -> Report:
         begun = self.env.boot_ms()
@@ -268,13 +298,43 @@ class _Verification:
         now_ms = reading_clock_ms(self.store, self.env)
         folders = [f"{naming.topic_folder(name)}/" for name in names] if self.chosen else [""]
         listing = [info for folder in folders for info in self.store.list(folder)]
+        self._read_logs(names, now_ms)
+        self._files({info.key: info for info in listing})
+        now_ms = reading_clock_ms(self.store, self.env)
+        orphans, foreign = sort_unreferenced(self.store, listing, self.named, self.logs, now_ms)
+        seconds = (self.env.boot_ms() - begun) / 1000
+        findings = tuple(dict.fromkeys(self.findings))
+        return Report(self.store.location, findings, orphans, foreign, self.counts, self.quick, seconds)
+
+    # -- logs
+
+    def _read_logs(self, names: Sequence[str], now_ms: int) -> None:
+        """Read all logs, and compare them with each other.
+
+        A mount may show an old listing. So what seems to be missing is believed if it is missing in all logs that are
+        read as long as caches last.
+        """
+        before = self.findings, self.counts, self.named
+        suspects: set[tuple[str, ...]] | None = None
+        while True:
+            self.findings, self.counts, self.named = list(before[0]), before[1], set(before[2])
+            self.logs, self.states, self.reread, self.groups = {}, {}, {}, {}
+            self._read_logs_once(names, now_ms)
+            missing = {_subject(each) for each in self.findings if _may_be_hidden(each) and each not in self.confirmed}
+            suspects = missing if suspects is None else suspects & missing
+            if not suspects or not self.hidden.wait():
+                break
+        still = suspects | {_subject(each) for each in self.confirmed}
+        self.findings = [each for each in self.findings if not _may_be_hidden(each) or _subject(each) in still]
+
+    def _read_logs_once(self, names: Sequence[str], now_ms: int) -> None:
         if not self.chosen:
             newest = {kind.folder: self._entries_of(kind) for kind in JOURNALS}
             self.states, self.groups = newest[DECISIONS.folder], newest[GROUPS.folder]
-            self._take(read_defaults_copy(self.store))
+            self._take(read_defaults_copy(self.logs_store))
         for name in names:
             self.say(f"reading the log of {name}")
-            log = self.logs[name] = read_topic(self.store, name, now_ms)
+            log = self.logs[name] = read_topic(self.logs_store, name, now_ms)
             self._take(log)
             for file in log.files:
                 self.named |= {file.key, *(file.index_key(suffix) for suffix in SUFFIXES if file.sealed)}
@@ -284,14 +344,6 @@ class _Verification:
             self.findings += check_groups(self.groups, self.states, self._state_of)
         self.findings += check_siblings(self.store, self.logs)
         self.findings += find_lost(self.store, self.chosen)
-        self._files({info.key: info for info in listing})
-        now_ms = reading_clock_ms(self.store, self.env)
-        orphans, foreign = sort_unreferenced(self.store, listing, self.named, self.logs, now_ms)
-        seconds = (self.env.boot_ms() - begun) / 1000
-        findings = tuple(dict.fromkeys(self.findings))
-        return Report(self.store.location, findings, orphans, foreign, self.counts, self.quick, seconds)
-
-    # -- logs
 
     def _take(self, log: CheckedLog) -> None:
         self.findings += log.findings
@@ -342,7 +394,7 @@ class _Verification:
         """Check all journals of a kind; return the newest entry of each by its id."""
         newest: dict[str, E] = {}
         for folder in self.store.list_folders(f"{kind.folder}/"):
-            log = read_entries(self.store, kind, folder)
+            log = read_entries(self.logs_store, kind, folder)
             self._take(log)
             if log.newest is not None:
                 newest[log.newest.id] = log.newest
@@ -351,7 +403,7 @@ class _Verification:
     def _state_of(self, id_: str, n: int) -> Decisions | None:
         state = self.reread.get(id_) or self.states.get(id_)
         if state is None or n > state.newest:
-            newer = read_entries(self.store, DECISIONS, naming.id_folder(id_)).newest
+            newer = read_entries(self.logs_store, DECISIONS, naming.id_folder(id_)).newest
             register = self.states.get(register_of(id_))
             newer = newer or (None if register is None else entry_in(register, id_))
             if newer is not None:
@@ -390,7 +442,10 @@ class _Verification:
 
     def _measured(self, file: NamedFile, sizes: dict[str, ObjectInfo], gone: list[str]) -> bool:
         """True if a file exists and is as long as it should be."""
-        info = sizes.get(file.key) or self.store.stat(file.key)
+        info = sizes.get(file.key)
+        if info is None or info.size != file.size:
+            # The file was made after the listing, or a cache of names hid its size there.
+            info = self.store.stat(file.key)
         if info is None:
             gone.append(file.key)
             return False
@@ -408,15 +463,22 @@ class _Verification:
         topics = sorted(
             log.name for log in self.logs.values() if not {*keys}.isdisjoint(file.key for file in log.files)
         )
-        logs = [read_topic(self.store, name, reading_clock_ms(self.store, self.env)) for name in topics]
+        logs = [read_topic(self.logs_store, name, reading_clock_ms(self.store, self.env)) for name in topics]
         needed_files = {file.key: file for file in _files_of(logs)}
         for key in dict.fromkeys(keys):
             file = needed_files.get(key)
-            if file is None or self.store.stat(key) is not None:
+            if file is None or self._exists(file.key):
                 continue
             offset = min((claim.base for claim in file.claims), default=None)
             message = f"expected a file of {file.size} bytes with {len(file.claims)} slices, found none"
             self.findings.append(Finding(MISSING, key, message, offset=offset))
+
+    def _exists(self, key: str) -> bool:
+        """Return whether a file exists, after as long as a cache of names may hide it."""
+        while self.logs_store.stat(key) is None:
+            if not self.hidden.wait():
+                return False
+        return True
 
 
 def _files_of(logs: Iterable[CheckedTopic]) -> list[NamedFile]:

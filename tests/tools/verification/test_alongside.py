@@ -14,23 +14,28 @@ from typing import Any
 import pytest
 
 from sparklog.compaction.run import CompactOptions
+from sparklog.log.journal.names import commit_key, transactions_prefix
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.vacuum import vacuum
 from sparklog.storage.memory import MemoryStore
+from sparklog.storage.retries import SETTLE_MS
 from sparklog.storage.store import Store
 from sparklog.testing.faulty_store import Call
 from sparklog.testing.world import DAY_MS, HOUR_MS, World
+from sparklog.tools.repair.run import repair_root
 from sparklog.tools.verification import run as run_module
 from sparklog.tools.verification.findings import Report
 from sparklog.tools.verification.run import verify_root
 from sparklog.tools.verification.topic_log import CheckedTopic, read_topic
+from sparklog.transactions.producer import transactional
 from tests.log.simulation.model import expect
 from tests.log.simulation.simulated_world import Actor
 from tests.maintenance.simulation.seeds import CHECKPOINT_COMMITS, draw
 from tests.maintenance.simulation.workload import TOPIC, Run
 from tests.support.built_once import built_once
 from tests.support.compaction import compact_topic
+from tests.support.name_caching_store import NameCachingStore
 from tests.support.seeds import VERIFICATION
 from tests.support.small_limits import small_limits
 from tests.tools.verification.whole_root import rows
@@ -197,3 +202,37 @@ def _first_answers(monkeypatch: pytest.MonkeyPatch) -> None:
         return seen[name][1]
 
     monkeypatch.setattr(run_module, "read_topic", once)
+
+
+@pytest.mark.parametrize("name", ["topic", "group", "decisions"])
+def test_objects_that_a_cache_of_names_denies_are_not_missing(name: str) -> None:
+    world = World()
+    root = world.root()
+    topic = root.create_topic("t")
+
+    def write() -> None:
+        topic.append([{"value": "x"}])
+        with transactional(root, "id").begin() as transaction:
+            transaction.append("t", [{"value": "y"}])
+            transaction.send_offsets("g", {"t": {0: 1}})
+
+    write()
+    prefix = {"topic": "t", "group": "_groups/g", "decisions": transactions_prefix("id")}[name]
+    number = len(list(world.store.list(f"{prefix}/_log/0")))
+    store = NameCachingStore(world.store, lambda: world.now_ms, name_ms=60_000)
+    assert store.stat(commit_key(prefix, number)) is None
+    for _ in range(3):
+        write()
+    begun = world.now_ms
+    report = repair_root(store, execute=True, env=world.env())
+    assert (report.before, report.repaired, report.left) == (0, (), ())
+    assert world.now_ms - begun < SETTLE_MS
+    # What is really lost is named after the time that caches last.
+    world.store.delete(commit_key(prefix, number))
+    begun = world.now_ms
+    assert not verify_root(store, env=world.env()).sound
+    assert world.now_ms - begun >= SETTLE_MS
+    confirmed = verify_root(world.store, env=world.env()).findings
+    begun = world.now_ms
+    assert verify_root(store, env=world.env(), confirmed=confirmed).findings == confirmed
+    assert world.now_ms - begun < SETTLE_MS
