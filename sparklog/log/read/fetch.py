@@ -22,7 +22,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from sparklog.errors import Corrupt
 from sparklog.format.append_file import Footer
 from sparklog.format.crc32c import crc32c
 from sparklog.format.record_batch import BatchHeaders
@@ -35,6 +34,7 @@ from sparklog.log.read.segment_entrance import entrance_for_offsets, read_offset
 from sparklog.log.read.skipped import OnSkipped
 from sparklog.log.read.slice_files import (
     MissingFile,
+    MissingFiles,
     SliceFile,
     StoredSlice,
     check_slice,
@@ -134,7 +134,7 @@ class Fetcher:
     def __iter__(self) -> Iterator[FetchedBatches]:
         for cursor in self._cursors:
             self._list(cursor)
-        missed: tuple[int, str] | None = None
+        missed = MissingFiles()
         try:
             while True:
                 try:
@@ -145,11 +145,7 @@ class Fetcher:
                 except MissingFile as missing:
                     self._give_back()
                     cursor = self._cursors[self._first]
-                    if missed == (self._first, missing.file):
-                        raise Corrupt(
-                            "the log names a file that does not exist: restore it", file=missing.file
-                        ) from None
-                    missed = self._first, missing.file
+                    missed.note(cursor.store, self._first, missing.file)
                     self._unlist(cursor)
                     cursor.next, cursor.slices = cursor.replan(cursor.next)
                     cursor.at, cursor._rows = 0, []

@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from sparklog.errors import Corrupt, NotFound
 from sparklog.format.append_file import Footer, SliceIndex, WrittenSlice, decode_footer
@@ -18,10 +19,12 @@ from sparklog.format.batch_scan import crc_failures, scan_headers
 from sparklog.format.batch_walk import BatchFile, BatchWalk, Window
 from sparklog.format.crc32c import crc32c
 from sparklog.format.record_batch import HEADER_BYTES
+from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.read.planned_slices import PlannedSlice
 from sparklog.log.read.read_ahead import ReadAhead, Request
 from sparklog.log.read.segment_entrance import Entrance
 from sparklog.log.state.carried import RECENT
+from sparklog.storage.retries import SETTLE_MS, Backoff
 from sparklog.storage.store import Store
 
 
@@ -31,6 +34,28 @@ class MissingFile(Exception):  # noqa: N818
     def __init__(self, file: str) -> None:
         super().__init__(file)
         self.file = file
+
+
+@dataclass(slots=True)
+class MissingFiles:
+    """Files that were missing although the log named them: when to plan again, and when to give up.
+
+    A vacuum may have deleted the file of an old plan, so the first answer is a new plan. If that names the file, too,
+    it is lost, unless a mount's cache of names hides it: its folder may have been looked up before it was made.
+    """
+
+    env: Env = SYSTEM
+    _last: tuple[int, str] | None = None
+    _hidden: Backoff | None = None
+
+    def note(self, store: Store, place: int, file: str) -> None:
+        """Return if the caller, who was reading at this place, is to plan again. `Corrupt` if the file is lost."""
+        if self._last != (place, file):
+            self._last, self._hidden = (place, file), None
+            return
+        self._hidden = self._hidden or Backoff(self.env, SETTLE_MS if store.hides_names else 0)
+        if not self._hidden.wait():
+            raise Corrupt("the log names a file that does not exist: restore it", file=file)
 
 
 class SliceFile(BatchFile):

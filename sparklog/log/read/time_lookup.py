@@ -25,6 +25,7 @@ from sparklog.log.read.segment_entrance import entrance_for_timestamp, read_offs
 from sparklog.log.read.skipped import OnSkipped
 from sparklog.log.read.slice_files import (
     MissingFile,
+    MissingFiles,
     SliceFile,
     StoredSlice,
     enter_segment,
@@ -119,16 +120,14 @@ def _looked_up(
     answers: dict[int, TimestampOffset | None] = {}
     bounds = bounds_of(snapshot) if targets else {}
     for partition, (target, low) in targets.items():
-        missed = ""
+        missed = MissingFiles()
         while partition not in answers:
             limits = check_partition(snapshot.topic, partition, bounds)
             start, end = max(low, limits.log_start), limits.end(isolation)
             try:
                 answers[partition] = _first(snapshot, partition, target, (start, end), on_skipped)
             except MissingFile as missing:
-                if missing.file == missed:
-                    raise Corrupt("the log names a file that does not exist: restore it", file=missed) from None
-                missed = missing.file
+                missed.note(snapshot.store, partition, missing.file)
                 snapshot = newer()
                 bounds = bounds_of(snapshot)
     return answers

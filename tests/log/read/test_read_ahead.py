@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ from sparklog.log.read.read_ahead import ReadAhead, Request
 from sparklog.log.read.slice_files import opened_slice, read_windows
 from sparklog.log.topic.topic import Topic
 from sparklog.storage.store import Store
+from sparklog.testing.world import World
 from sparklog.testing.wrapper_stores import WrapperStore
 from tests.log.rewriting import rewrite
 from tests.support.counted_root import CountedRoot
+from tests.support.name_caching_store import NameCachingStore
 from tests.support.records import random_rows, small
 
 WINDOW = 64 << 10
@@ -173,6 +176,21 @@ def test_a_file_that_is_gone_for_good_is_named(place: CountedRoot) -> None:
     with pytest.raises(Corrupt, match="the log names a file that does not exist") as caught:
         topic.scan().to_table()
     assert caught.value.file == gone
+
+
+@pytest.mark.usefixtures("records_in_files")
+@pytest.mark.parametrize("read", [lambda topic: topic.scan().to_table(), lambda topic: topic.offset_for_timestamp(0)])
+def test_a_file_that_a_cache_of_names_denies_is_waited_for(read: Callable[[Topic], object]) -> None:
+    world = World()
+    world.root().create_topic("t").append({"value": ["a"]})
+    (key,) = (info.key for info in world.store.list("t/append/"))
+    data = world.store.get(key)
+    store = NameCachingStore(world.store, lambda: time.monotonic_ns() // 1_000_000, name_ms=100)
+    topic = world.root(store).topic("t")
+    world.store.delete(key)
+    assert store.stat(key) is None
+    world.store.create(key, data)
+    assert read(topic)
 
 
 @pytest.mark.usefixtures("records_in_files")
