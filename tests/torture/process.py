@@ -1,0 +1,137 @@
+"""A process of the torture test: its root, its ledger and its faults, and the loop around its steps."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import sparklog
+from sparklog.errors import BadRequest, Corrupt, Fenced, SparklogError
+
+Step = Callable[[], object]
+MARK = "SPARKLOG_TORTURE"
+FAULTS = "faults"
+"""The name of the ledger of faults: what must never happen."""
+
+
+@dataclass(frozen=True)
+class World:
+    """Where a run takes place. `mount`: the caching mount of `disk`, if there is one; `ports`: of the servers."""
+
+    folder: Path
+    seed: int
+    pace: float
+    ports: tuple[int, ...]
+    mounted: bool
+
+    @property
+    def disk(self) -> Path:
+        return self.folder / "disk" / "root"
+
+    @property
+    def mount(self) -> Path:
+        return (self.folder / "mount" / "root") if self.mounted else self.disk
+
+    @property
+    def addresses(self) -> list[str]:
+        return [f"127.0.0.1:{port}" for port in self.ports]
+
+    def ledger(self, name: str) -> Path:
+        return self.folder / "ledgers" / f"{name}.jsonl"
+
+    def entries(self, prefix: str) -> Iterator[tuple[str, Any]]:
+        """Yield kind and content of each entry of the ledgers whose names begin with `prefix`."""
+        for path in sorted((self.folder / "ledgers").glob(f"{prefix}*.jsonl")):
+            yield from LedgerTail(path).new()
+
+
+class LedgerTail:
+    """Follows a ledger: `new` returns the entries since the last call."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._position = path, 0
+
+    def new(self) -> list[tuple[str, Any]]:
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._position)
+            lines = file.read()
+        whole = lines[: lines.rfind(b"\n") + 1]
+        self._position += len(whole)
+        return [(entry[0], entry[1:]) for entry in map(json.loads, whole.splitlines())]
+
+
+@dataclass
+class Process:
+    """One incarnation of a role. `id` names it in the records that it writes."""
+
+    world: World
+    name: str
+    incarnation: int
+    place: Path
+    random: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(f"{self.world.seed} {self.id}")
+        self._ledger = os.open(self.world.ledger(self.name), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    @property
+    def id(self) -> str:
+        return f"{self.name}.{self.incarnation}"
+
+    def root(self) -> sparklog.Root:
+        return sparklog.open(self.place)
+
+    def log(self, kind: str, *content: object) -> None:
+        """Add an entry to the ledger: one write, so that a kill leaves it whole or out."""
+        os.write(self._ledger, json.dumps([kind, *content]).encode() + b"\n")
+
+    def fault(self, message: str) -> None:
+        """Report what must never happen."""
+        with self.world.ledger(FAULTS).open("a") as file:
+            file.write(json.dumps(["fault", self.id, message[:4000]]) + "\n")
+
+    def pause(self, mean_s: float) -> None:
+        time.sleep(self.random.expovariate(self.world.pace / mean_s))
+
+    def run(self, role: Callable[[Process], Step], pause_s: float) -> None:
+        """Repeat the steps of the role until it is killed, is fenced or fails; half of the errors are survived.
+
+        A `Corrupt` or a `BadRequest` is a fault, and so is what is no error of sparklog's.
+        """
+        self.log("began", str(self.place))
+        step: Step | None = None
+        while True:
+            try:
+                step = role(self) if step is None else step
+                step()
+            except SparklogError as error:
+                self.log("error", type(error).__name__, str(error))
+                if isinstance(error, (Corrupt, BadRequest)):
+                    self.fault(f"{type(error).__name__}: {error}")
+                if step is None or isinstance(error, Fenced) or self.random.random() < 0.5:
+                    return
+            except BaseException:  # noqa: BLE001 - reported as a fault
+                self.fault(traceback.format_exc())
+                return
+            self.pause(pause_s)
+
+
+def environment(world: World) -> dict[str, str]:
+    """Return the environment of the programs of a run, by which the last ones of them are found."""
+    path = os.pathsep.join(filter(None, (os.getcwd(), os.environ.get("PYTHONPATH", ""))))
+    return {**os.environ, MARK: str(world.folder), "PYTHONPATH": path}
+
+
+def become(process: Process, arguments: list[str]) -> None:
+    """Replace this process by a Python program."""
+    os.execve(sys.executable, [sys.executable, *arguments], environment(process.world))
