@@ -98,7 +98,7 @@ class Process:
     def fault(self, message: str) -> None:
         """Report what must never happen."""
         with self.world.ledger(FAULTS).open("a") as file:
-            file.write(json.dumps(["fault", self.id, message[:4000]]) + "\n")
+            file.write(json.dumps(["fault", self.id, message[:20000]]) + "\n")
 
     def pause(self, mean_s: float) -> None:
         time.sleep(self.random.expovariate(self.world.pace / mean_s))

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from sparklog.errors import BadRequest, Conflict, NotFound
+from sparklog.errors import BadRequest, Conflict, NotFound, Unavailable
 from sparklog.format.record_batch import HEADER_BYTES
+from sparklog.log.journal.clocks import SYSTEM
 from sparklog.log.read.planned_slices import ColumnRows, PlannedSlices, planned_ranges
 from sparklog.log.state.slice_table import ABORTED, OPEN, Columns, Newer, Slices, Snapshot
 from sparklog.log.state.view import (
@@ -32,6 +33,7 @@ from sparklog.log.state.view import (
     ReadPart,
     Stored,
 )
+from sparklog.storage.retries import Backoff
 from sparklog.storage.store import Store
 
 if TYPE_CHECKING:
@@ -99,14 +101,10 @@ class NativeReadPart:
 
     def replan(self, opened: dict[tuple[str, str], Newer], start: int) -> tuple[int, PlannedSlices]:
         """Plan the remaining offsets again. `opened`: topics opened for that already."""
-        from sparklog.log.decisions.decision_log import reader_of
         from sparklog.log.state.range_slices import select_ranges
 
         name, partition = self.range.topic, self.range.partition
-        newer = opened.get((self.store.location, name))
-        if newer is None:
-            newer = opened[self.store.location, name] = reader_of(self.store, name)
-        snapshot = newer()
+        snapshot = self._newer(opened)
         head = snapshot.head
         if head.topic_id != self.topic_id:
             raise NotFound(
@@ -124,6 +122,29 @@ class NativeReadPart:
             start = min(log_start, self.range.end)
         left = select_ranges({name: snapshot}, [replace(self.range, start=start)])
         return start, _planned(left, self.isolation)[0]
+
+    def _newer(self, opened: dict[tuple[str, str], Newer]) -> Snapshot:
+        """Return a snapshot in which all offsets of the range can be read, as in the one of the plan.
+
+        A mount's cache of names may hide commits and decisions from this process that the plan was made of. A plan by
+        that older state would leave their records out.
+        """
+        from sparklog.log.decisions.decision_log import reader_of
+
+        name, partition = self.range.topic, self.range.partition
+        newer = opened.get((self.store.location, name))
+        if newer is None:
+            newer = opened[self.store.location, name] = reader_of(self.store, name)
+        backoff = Backoff(SYSTEM)
+        while True:
+            snapshot = newer()
+            bounds = bounds_of(snapshot).get(partition)
+            is_reached = bounds is not None and bounds.end(self.isolation) >= self.range.end
+            if is_reached or snapshot.head.topic_id != self.topic_id:
+                return snapshot
+            if not backoff.wait():
+                planned = f"the plan of {name}-{partition} ends at offset {self.range.end}"
+                raise Unavailable(f"{planned}, and this process does not see records so far: try again later")
 
 
 class TaskParts(tuple[Any, ...]):

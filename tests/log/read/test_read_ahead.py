@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,16 @@ import pytest
 
 from sparklog.errors import Corrupt, SparklogError
 from sparklog.limits import Limits
+from sparklog.log.journal.names import transactions_prefix
 from sparklog.log.read.planned_slices import planned_slices
 from sparklog.log.read.read_ahead import ReadAhead, Request
+from sparklog.log.read.read_plan import NativeReadPart, read_parts
 from sparklog.log.read.slice_files import opened_slice, read_windows
 from sparklog.log.topic.topic import Topic
 from sparklog.storage.store import Store
 from sparklog.testing.world import World
 from sparklog.testing.wrapper_stores import WrapperStore
+from sparklog.transactions.producer import transactional
 from tests.log.rewriting import rewrite
 from tests.support.counted_root import CountedRoot
 from tests.support.name_caching_store import NameCachingStore
@@ -191,6 +195,24 @@ def test_a_file_that_a_cache_of_names_denies_is_waited_for(read: Callable[[Topic
     assert store.stat(key) is None
     world.store.create(key, data)
     assert read(topic)
+
+
+@pytest.mark.usefixtures("records_in_files")
+@pytest.mark.parametrize("remembered", [("t/append", "t/_log"), ("t/append", f"{transactions_prefix('id')}/_log")])
+def test_a_new_plan_of_another_machine_has_all_records(remembered: tuple[str, ...]) -> None:
+    world = World()
+    root = world.root()
+    root.create_topic("t").append({"value": ["a"]})
+    transaction = transactional(root, "id").begin()
+    transaction.append("t", {"value": ["b"]})
+    other = NameCachingStore(world.store, lambda: time.monotonic_ns() // 1_000_000, folder_ms=500)
+    for folder in remembered:
+        list(other.list(f"{folder}/"))
+    transaction.commit()
+    parts = root.topic("t").scan().parts
+    # The file of the second record is denied there, and so is what tells that the record is committed.
+    batches = read_parts([replace(part, store=other) for part in parts if isinstance(part, NativeReadPart)], ("value",))
+    assert [value for batch in batches for value in batch["value"].to_pylist()] == [b"a", b"b"]
 
 
 @pytest.mark.usefixtures("records_in_files")
