@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
+from sparklog.compaction.run import CompactOptions
 from sparklog.errors import Corrupt, NotFound, Unavailable
 from sparklog.log.decisions.decision_log import DecisionLog
 from sparklog.log.journal.entry_log import KEEP_MS
@@ -17,12 +18,14 @@ from sparklog.log.read.topic_scan import Tail
 from sparklog.log.state.commit_intents import LogStartIntent
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
 from sparklog.log.topic.root import RootView, open_root
+from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.retries import SETTLE_MS
 from sparklog.storage.store import ObjectInfo, Store
 from sparklog.testing.faulty_store import Call, Fault, FaultKind, FaultyStore
 from sparklog.transactions.completion import resolve_topic
 from sparklog.transactions.producer import TransactionalProducer, transactional
+from tests.support.compaction import compact_topic
 from tests.support.name_caching_store import NameCachingStore
 from tests.support.records import rows
 from tests.support.topics_world import TopicsWorld
@@ -319,6 +322,39 @@ def test_a_cache_that_hides_a_decision_which_another_topic_has_recorded() -> Non
     store.decide = lambda call: Fault(FaultKind.ABSENT) if "_transactions" in call.key else None
     with pytest.raises(Unavailable, match="a transaction names versions that cannot be seen"):
         view.refresh(["a", "b"])
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_merged_topic_is_not_shown_beside_one_whose_record_is_hidden(is_lost: bool) -> None:
+    """A merge drops whose records they were, so the topics alone do not tell that one is behind."""
+    world = TopicsWorld(sleep_takes_time=True)
+    hidden: set[str] = set()
+    until = world.now_ms + 60_000
+
+    def hides(call: Call) -> Fault | None:
+        is_hidden = call.key in hidden and (is_lost or world.now_ms < until)
+        return Fault(FaultKind.ABSENT) if is_hidden and call.verb != "list" else None
+
+    view = RootView(open_root(FaultyStore(world.store, hides), env=world.env()))
+    producer = world.producer()
+    transaction = world.prepare(producer, a=["1"], b=["1"])
+    view.refresh(["a", "b"])
+    transaction.commit()
+    hidden.add(commit_key("_transactions/job", producer.log.refresh().number))
+    for name in "ab":
+        resolve_topic(world.topic(name))
+    hidden.add(commit_key("b", world.topic("b").log.head().version))
+    for value in ("2", "3"):
+        with producer.begin() as following:
+            following.append("a", rows(value))
+    settings, roll = Settings(world.now_ms), CompactOptions(roll=True)
+    assert not compact_topic(world.topic("a"), settings, InProcess(), roll).failures
+    if is_lost:
+        with pytest.raises(Unavailable, match="a transaction names versions that cannot be seen"):
+            view.refresh(["a", "b"])
+    else:
+        view.refresh(["a", "b"])
+        assert read(view, "a", "b") == {"a": ["1", "2", "3"], "b": ["1"]}
 
 
 def test_a_damaged_decision_log_leaves_what_lies_below_readable() -> None:

@@ -103,6 +103,11 @@ class DecisionLog(EntryLog["Decisions"]):
         except (SparklogError, OSError):
             return False
 
+    def is_hidden(self) -> bool:
+        """Return True if a listing shows entries that a mount's cache of names denies to this process."""
+        number = self.current().number
+        return self.store.hides_names and self._numbered.last_listed(number) > number
+
     def abort(self, n: int, reason: str) -> Decisions:
         from sparklog.log.decisions.decision import abort
 
@@ -305,7 +310,7 @@ def settle(logs: DecisionLogs, raw: dict[str, Snapshot], take: Take) -> tuple[di
         decisions.undecided.clear()
         unclear: set[str] = set()
         seen = {name: _outcomes(logs, name, snapshot.head, decisions, unclear) for name, snapshot in raw.items()}
-        behind = _behind(raw, decisions)
+        behind = _behind(raw, decisions) | _behind_merges(logs, raw, seen, decisions)
         needed = _needed(raw, seen)
         if not (unclear or behind or needed):
             return {name: settled(snapshot, seen[name]) for name, snapshot in raw.items()}, deleted
@@ -382,6 +387,30 @@ def _behind(raw: Mapping[str, Snapshot], decisions: _Round) -> set[str]:
         rows = snapshot.slices.all()
         for row in np.flatnonzero((rows.status == COMMITTED) & np.isin(rows.txn_n, numbers)).tolist():
             late |= decisions.undecided.get((rows.txn_id(row), int(rows.txn_n[row])), set())
+    return late
+
+
+def _behind_merges(
+    logs: DecisionLogs, raw: Mapping[str, Snapshot], seen: Mapping[str, Sequence[Resolved]], decisions: _Round
+) -> set[str]:
+    """Return topics that show a transaction open whose records another topic may show, and no longer whose they are.
+
+    A merge drops that. What stays is the newest version of each topic that the other one's committed transactions name.
+    If it is the version of an open prepare here, that transaction is committed. If it is a higher one, that may be, and
+    then its decision is hidden from this process.
+    """
+    named: dict[str, int] = {}
+    for name, snapshot in raw.items() if decisions.undecided and len(raw) > 1 else ():
+        for other, version in snapshot.head.settled(seen[name]).siblings.items():
+            named[other] = max(version, named.get(other, version))
+    late: set[str] = set()
+    for (transactional_id, n), topics in decisions.undecided.items() if named else ():
+        for name in topics & named.keys():
+            transaction = (transactional_id, n)
+            versions = {item.version for item in raw[name].head.open if (item.txn.id, item.txn.n) == transaction}
+            may_be = min(versions, default=named[name]) < named[name]
+            if named[name] in versions or (may_be and logs.log(transactional_id).is_hidden()):
+                late.add(name)
     return late
 
 
