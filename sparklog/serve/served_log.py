@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from sparklog.errors import SparklogError
+from sparklog.kafka.in_place.view import KafkaView
 from sparklog.log.journal.clocks import Env, Moment
 from sparklog.log.journal.names import is_topic_name
 from sparklog.log.read.skipped import SkippedLog
@@ -120,7 +121,7 @@ class ServedLog:
         with self._lock:
             begun = self.env.now()
             names = refresh_existing(view, [name for name in topics if self.serves(name)])
-            looked = {name: SeenTopic(view.bounds(name), view.topic_id(name), begun, self.env.now()) for name in names}
+            looked = {name: SeenTopic(view.bounds(name), self._topic_id(name), begun, self.env.now()) for name in names}
             # Others look up one topic without the lock.
             earlier_ids = {self.seen(name).topic_id for name in topics}
             names_by_id = {seen.topic_id: name for name, seen in looked.items()}
@@ -131,6 +132,12 @@ class ServedLog:
             for topic_id in earlier_ids - names_by_id.keys():
                 self._names.pop(topic_id, None)
             return looked
+
+    def _topic_id(self, topic: str) -> str:
+        # A fetch names a topic by its id alone, and must never get the records of another one.
+        if isinstance(self._view, KafkaView):
+            return self._view.unique_topic_id(topic)
+        return self._view.topic_id(topic)
 
     def look_at_each(self, topics: Collection[str]) -> dict[str, SeenTopic]:
         """Take a new look; return all topics: one that does not exist or cannot be read fails alone."""

@@ -14,6 +14,7 @@ from sparklog.kafka.messages.message_schema import NO_UUID
 from sparklog.serve.codes import Code
 from sparklog.serve.options import Address
 from sparklog.serve.users import hashed, read_users
+from tests.kafka.logs import batch
 from tests.serve.wire import Wire
 
 UNKNOWN_ID = "AAECAwQFBgcICQoLDA0ODw"
@@ -123,6 +124,28 @@ def test_fetch_reads_topics_by_their_ids(root: Any, serve: Callable[..., Address
     new.append({"value": ["another"]})
     new_id = new.log.head().topic_id
     assert fetched(wire, 17, new_id, ids["payments"]) == [(0, True), unknown]
+    wire.close()
+
+
+@pytest.mark.parametrize("asked_first", ["orders", "copy"])
+def test_a_copied_folder_has_an_id_of_its_own(tmp_path: Path, serve: Callable[..., Address], asked_first: str) -> None:
+    """A fetch by id must never return the records of the other folder, whichever topic the server saw first."""
+    directory = tmp_path / "kafka"
+    for name, base in (("orders", 0), ("copy", 5)):
+        folder = directory / f"{name}-0"
+        folder.mkdir(parents=True)
+        (folder / f"{base:020}.log").write_bytes(batch(base, [name.encode()]))
+        (folder / "partition.metadata").write_text(f"version: 0\ntopic_id: {UNKNOWN_ID}")
+    wire = Wire(serve(str(directory)))
+    wire.ask("Metadata", 12, {"topics": [{"name": asked_first, "topicId": NO_UUID}]})
+    assert fetched(wire, 17, UNKNOWN_ID) == [(Code.UNKNOWN_TOPIC_ID, False)]
+    topics = wire.ask("Metadata", 12, {"topics": None})["topics"]
+    ids = {topic["name"]: topic["topicId"] for topic in topics}
+    assert len({*ids.values(), UNKNOWN_ID}) == 3
+    partitions = [{"partition": 0, "fetchOffset": 5, "partitionMaxBytes": 1000}]
+    asked = [{"topicId": ids[name], "partitions": partitions} for name in ("orders", "copy")]
+    rows = wire.ask("Fetch", 17, {"maxBytes": 1000, "topics": asked})["responses"]
+    assert [row["partitions"][0]["errorCode"] for row in rows] == [Code.OFFSET_OUT_OF_RANGE, 0]
     wire.close()
 
 

@@ -279,9 +279,13 @@ def topic_id(folder: FilePath, topic: str) -> str:
     Where that file is missing or damaged (brokers before 2.8 wrote none) it is derived from the folder's place and so
     stays the same as long as the folder does, but does not tell a re-created topic from its predecessor.
     """
-    place = f"{folder.real.parent}\n{topic}".encode()
-    derived = base64.urlsafe_b64encode(hashlib.sha256(place).digest()[:16]).decode().rstrip("=")
-    return kafka_topic_id(folder) or derived
+    return kafka_topic_id(folder) or derived_topic_id(folder, topic)
+
+
+def derived_topic_id(folder: FilePath, topic: str) -> str:
+    """Return the id that a topic has by its name and the location of its folder."""
+    location = f"{folder.real.parent}\n{topic}".encode()
+    return base64.urlsafe_b64encode(hashlib.sha256(location).digest()[:16]).decode().rstrip("=")
 
 
 def kafka_topic_id(folder: FilePath) -> str:

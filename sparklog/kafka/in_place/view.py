@@ -151,6 +151,7 @@ class KafkaView:
         self._single = directory.split_folder_name(self.place) if self.layout == "partition" else None
         self._log_dir = self.place.real.parent if self._single else self.place
         self._partitions: dict[str, dict[int, _Partition]] = {}
+        self._topic_ids: dict[str, str] = {}
 
     @property
     def poll_interval_ms(self) -> int:
@@ -166,6 +167,19 @@ class KafkaView:
     def topic_id(self, topic: str) -> str:
         folders = self._of_topic(self._folders(), topic)
         return directory.topic_id(folders[min(folders)], topic)
+
+    def unique_topic_id(self, topic: str) -> str:
+        """Return the topic's id, or a derived one if another topic has the same id: a folder was copied.
+
+        Reads `partition.metadata` of all topics at first, and again when topics come or go.
+        """
+        folders = {name: folder for (name, _), folder in sorted(self._folders().items(), reverse=True)}
+        if folders.keys() != self._topic_ids.keys():
+            ids = self.place.look_at_each(directory.kafka_topic_id, list(folders.values()))
+            self._topic_ids = dict(zip(folders, ids, strict=True))
+        topic_id = self.topic_id(topic)
+        is_unique = all(other != topic_id for name, other in self._topic_ids.items() if name != topic)
+        return topic_id if is_unique else directory.derived_topic_id(folders[topic], topic)
 
     def refresh(self, topics: Sequence[str]) -> None:
         """Take a new snapshot of these topics.
