@@ -120,8 +120,10 @@ class Process:
                     self.fault(f"{type(error).__name__}: {error}")
                 if step is None or isinstance(error, Fenced) or self.random.random() < 0.5:
                     return
-            except BaseException:  # noqa: BLE001 - reported as a fault
-                self.fault(traceback.format_exc())
+            except BaseException as error:  # noqa: BLE001 - reported as a fault
+                if type(error).__module__ != "kafka.errors":
+                    self.fault(traceback.format_exc())
+                self.log("error", type(error).__name__, str(error))
                 return
             self.pause(pause_s)
 
