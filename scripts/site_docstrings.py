@@ -1,8 +1,15 @@
-"""Show the section `Example:` of a docstring as a block of code: an extension of griffe, which mkdocs.yml names."""
+"""Complete the docstrings that the site shows: an extension of griffe, which mkdocs.yml names.
+
+Griffe only reads the source. There, an example is not fenced, and the options of a call are missing from its docstring
+if they are the keys of a `TypedDict` (see `sparklog.arguments.checked`).
+"""
 
 from __future__ import annotations
 
+import inspect
 import re
+from collections.abc import Iterator
+from importlib import import_module
 
 import griffe
 
@@ -14,10 +21,53 @@ def with_code(docstring: str) -> str:
     return EXAMPLE.sub(lambda match: f"Examples:\n    ```python\n{match[1].rstrip()}\n    ```\n", docstring)
 
 
-class Examples(griffe.Extension):  # type: ignore[misc]  # there is no griffe where only mypy runs
-    """Griffe asks it about each object that it has read."""
+def functions(module: griffe.Module) -> Iterator[griffe.Function]:
+    """Yield the functions of a module and of the modules below it."""
+    for member in module.members.values():
+        if isinstance(member, griffe.Module):
+            yield from functions(member)
+        elif isinstance(member, griffe.Function):
+            yield member
+
+
+def options_class(function: griffe.Function, loader: griffe.GriffeLoader) -> griffe.Class | None:
+    """Return the `TypedDict` that the decorator `checked` of a function names, if there is one."""
+    for decorator in function.decorators:
+        if decorator.callable_path == "sparklog.arguments.checked":
+            names = [argument for argument in decorator.value.arguments if isinstance(argument, griffe.ExprName)]
+            return next((loader.modules_collection[name.canonical_path] for name in names), None)
+    return None
+
+
+def add_options(function: griffe.Function, options: griffe.Class) -> None:
+    """Replace the `**options` of a function with its options, and take the docstring that describes them."""
+    imported = getattr(import_module(function.module.path), function.name)
+    signature = inspect.signature(imported)
+    parameters = [item for item in function.parameters if item.kind != griffe.ParameterKind.var_keyword]
+    for name, attribute in options.attributes.items():
+        parameters.append(
+            griffe.Parameter(
+                name,
+                # The annotation is Annotated[type, option(...)].
+                annotation=attribute.annotation.slice.elements[0],
+                kind=griffe.ParameterKind.keyword_only,
+                default=repr(signature.parameters[name].default),
+            )
+        )
+    function.parameters = griffe.Parameters(*parameters)
+    function.docstring.value = with_code(inspect.getdoc(imported) or "")
+
+
+class Docstrings(griffe.Extension):  # type: ignore[misc]  # there is no griffe where only mypy runs
+    """Griffe calls it for each object and package that it has read."""
 
     def on_instance(self, *, obj: griffe.Object, **_: object) -> None:
-        """Change the docstring of an object."""
+        """Fence the example of an object."""
         if obj.docstring is not None:
             obj.docstring.value = with_code(obj.docstring.value)
+
+    def on_package(self, *, pkg: griffe.Module, loader: griffe.GriffeLoader, **_: object) -> None:
+        """Add the options of all functions of the package."""
+        for function in functions(pkg):
+            if (options := options_class(function, loader)) is not None:
+                add_options(function, options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -10,6 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+import sparklog
 
 REPOSITORY = Path(__file__).parents[1]
 pytestmark = pytest.mark.slow
@@ -25,7 +28,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("mkdocs", "material", "mkdocstrings_handlers.python"):
         pytest.importorskip(name, reason="needs the extra docs")
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
     environ = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=REPOSITORY, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -54,6 +57,24 @@ def test_the_reference_shows_docstrings(site: Path) -> None:
         assert f'id="{anchor}"' in page
     assert "Raises:" in page
     assert ":::" not in page
+
+
+@pytest.mark.parametrize(
+    ("page", "call"), [("python", "consumer"), ("python", "producer"), ("python-maintenance", "export_kafka")]
+)
+def test_the_reference_shows_the_options_of_a_call(site: Path, page: str, call: str) -> None:
+    text = (site / "reference" / f"{page}.html").read_text()
+    shown = text.partition(f'<h3 id="sparklog.{call}"')[2].partition("<h3 id=")[0]
+    signature, _, docstring = shown.partition("Parameters:")
+    assert "**options" not in re.sub("<[^>]*>", "", signature)
+    options = [
+        item
+        for item in inspect.signature(getattr(sparklog, call)).parameters.values()
+        if item.kind == item.KEYWORD_ONLY
+    ]
+    assert len(options) > 5
+    assert [item.name for item in options if f">{item.name}<" not in signature] == []
+    assert [item.name for item in options if f"<code>{item.name}</code>" not in docstring] == []
 
 
 def test_examples_and_the_notebook_are_pages_with_their_output(site: Path) -> None:
