@@ -3,6 +3,9 @@
 It shares no code with what it judges. A slice of a commit with `txn` is visible if the COMMIT of its n, the first
 decision there is, names its version in its topic; a slice of any other commit is. What topics record of decisions is
 compared with that the moment it lands.
+
+A writer that finds out that its entry follows a lost one takes the entry back. Then it never counted, unless it is put
+back because another entry follows it.
 """
 
 from __future__ import annotations
@@ -13,13 +16,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import crc32c
+
 from sparklog.storage.memory import MemoryStore
 from tests.log.simulation.model import parsed
 from tests.log.simulation.simulated_world import SimulationError
 
-_COMMIT = re.compile(r"([^_/][^/]*)/_log/([0-9]{20})\.json\Z")
-_DECISION = re.compile(r"_transactions/([^/]+)/_log/([0-9]{20})\.json\Z")
+_ENTRY = re.compile(r"([^_/][^/]*|_transactions/[^/]+)/_log/([0-9]{20})\.json\Z")
 N = tuple[str, int]
+YOUNG_MS = 3_600_000
+"""Maintenance deletes no younger object of a journal: its writer takes it back."""
 WRITTEN_CRC = 7
 """Of slices in files that writers have written."""
 
@@ -27,6 +33,12 @@ WRITTEN_CRC = 7
 def label(path: str, crc: int) -> str:
     """Return the name of made-up slices: the path of their file, or their CRC-32C where none was written for them."""
     return path if crc == WRITTEN_CRC else f"in memory {crc}"
+
+
+def _follows(data: bytes, landed: list[bytes]) -> bool:
+    """Return True if the newest entry is the one that an entry was written after."""
+    previous: int | None = json.loads(data.partition(b"\n")[0])["prevCrc"]
+    return previous == (crc32c.crc32c(landed[-1]) if landed else None)
 
 
 def expect(condition: bool, message: str) -> None:
@@ -49,30 +61,77 @@ class Ledger:
 
     files: dict[str, list[Appended]] = field(default_factory=dict)
     """Topic -> files in the order of the log."""
-    commits: dict[str, int] = field(default_factory=dict)
-    """Topic -> number of commits."""
+    landed: dict[str, list[bytes]] = field(default_factory=dict)
+    """Folder of a journal -> its entries."""
+    created_entries: dict[str, int] = field(default_factory=dict)
+    """Folder of a journal -> one more than the highest number that was ever created."""
+    early: dict[tuple[str, int], bytes] = field(default_factory=dict)
+    """Folder and number of entries that do not count yet: the one before was taken back meanwhile."""
     decided: dict[N, dict[str, set[int]] | None] = field(default_factory=dict)
     """(id, n) -> versions by topic of its COMMIT, None for ABORT."""
     groups: dict[N, set[tuple[str, int]]] = field(default_factory=dict)
     """(id, n) -> group and number of the entries that its COMMIT names."""
     newest: dict[str, int] = field(default_factory=dict)
-    entries: dict[str, int] = field(default_factory=dict)
-    waiting: dict[str, set[tuple[N, int]]] = field(default_factory=dict)
-    """Topic -> (id, n) and version of the prepares whose outcome it has not recorded."""
+    """Folder of an id -> its newest decision."""
+    recorded: dict[str, dict[tuple[N, int], int | None]] = field(default_factory=dict)
+    """Topic -> (id, n) and version of each prepare -> the version that records its outcome; None: none yet."""
 
     def created(self, key: str, data: bytes) -> None:
         """An object has come to exist."""
-        found = _COMMIT.match(key)
-        if found:
-            self._commit(found[1], int(found[2]), parsed(data, int(found[2])))
-        found = _DECISION.match(key)
-        if found:
-            self._decision(found[1], int(found[2]), json.loads(data))
+        found = _ENTRY.match(key)
+        if not found:
+            return
+        folder, number = found[1], int(found[2])
+        landed = self.landed.setdefault(folder, [])
+        if number < len(landed):
+            return  # a number that was collected and used again: never in the journal
+        known = self.created_entries.get(folder, 0)
+        expect(number <= known, f"entry {number} of {folder} leaves a gap")
+        self.created_entries[folder] = max(known, number + 1)
+        self.early[folder, number] = data
+        while (data := self.early.get((folder, len(landed)), b"")) and _follows(data, landed):
+            del self.early[folder, len(landed)]
+            landed.append(data)
+            self._counts(folder, len(landed) - 1, data)
+
+    def taken_back(self, key: str, data: bytes) -> None:
+        """Forget an object that its writer has deleted, if it was the last one of its journal."""
+        found = _ENTRY.match(key)
+        if not found:
+            return
+        folder, number = found[1], int(found[2])
+        landed = self.landed[folder]
+        self.early.pop((folder, number), None)
+        if number == len(landed) - 1 and landed[number] == data:
+            del landed[number]
+            if folder.startswith("_"):
+                self._forget_decision(folder, json.loads(data)["id"])
+            else:
+                self._forget_commit(folder, number)
+
+    def _counts(self, folder: str, number: int, data: bytes) -> None:
+        if folder.startswith("_"):
+            self._decision(folder, number, json.loads(data))
+        else:
+            self._commit(folder, number, parsed(data, number))
+
+    def _forget_commit(self, topic: str, version: int) -> None:
+        self.files[topic] = [file for file in self.files.get(topic, []) if file.version < version]
+        self.recorded[topic] = {
+            prepare: None if by == version else by
+            for prepare, by in self.recorded.get(topic, {}).items()
+            if prepare[1] < version
+        }
+
+    def _forget_decision(self, folder: str, name: str) -> None:
+        landed = self.landed[folder]
+        before = json.loads(landed[-1])["newest"] if landed else -1
+        for n in range(before + 1, self.newest.get(folder, -1) + 1):
+            del self.decided[name, n]
+            self.groups.pop((name, n), None)
+        self.newest[folder] = before
 
     def _commit(self, topic: str, version: int, doc: dict[str, Any]) -> None:
-        if version < self.commits.get(topic, 0):
-            return  # a number that was collected and used again: never in the log
-        self.commits[topic] = version + 1
         txn = (doc["txn"]["id"], doc["txn"]["n"]) if "txn" in doc else None
         for file in doc.get("files", []):
             if not doc.get("edits"):
@@ -81,7 +140,7 @@ class Ledger:
         for item in doc.get("resolved", []):
             self._recorded(topic, version, item)
         if txn is not None:
-            self.waiting.setdefault(topic, set()).add((txn, version))
+            self.recorded.setdefault(topic, {})[txn, version] = None
 
     def _recorded(self, topic: str, version: int, item: dict[str, Any]) -> None:
         what = item["id"], item["n"]
@@ -89,19 +148,15 @@ class Ledger:
         expect(what in self.decided, f"{where}, which nobody has decided")
         names = self.decided[what]
         named = set() if names is None else names.get(topic, set())
-        open_here = self.waiting.setdefault(topic, set())
-        waiting = {own for txn, own in open_here if txn == what}
-        open_here -= {(what, own) for own in waiting}
+        recorded = self.recorded.setdefault(topic, {})
+        waiting = {own for (txn, own), by in recorded.items() if txn == what and by is None}
+        recorded.update({(what, own): version for own in waiting})
         expect(
             set(item["committed"]) & waiting == named & waiting,
             f"{where} as {item['committed']}, its decision names {sorted(named)} of {sorted(waiting)}",
         )
 
     def _decision(self, folder: str, number: int, doc: dict[str, Any]) -> None:
-        if number < self.entries.get(folder, 0):
-            return
-        expect(number == self.entries.get(folder, 0), f"entry {number} of {folder} leaves a gap")
-        self.entries[folder] = number + 1
         before, after = self.newest.get(folder, -1), doc["newest"]
         expect(after >= before, f"entry {number} of {folder}: decisions go back from {before} to {after}")
         expect(after <= before + 1, f"entry {number} of {folder} decides {before + 1} to {after} at once")
@@ -144,3 +199,9 @@ class LedgerStore(MemoryStore):
         if created:
             self._ledger.created(key, data)
         return created
+
+    def delete(self, key: str) -> None:
+        info = self.stat(key)
+        if info is not None and self.now_ms() - info.modified_ms < YOUNG_MS:
+            self._ledger.taken_back(key, self.get(key))
+        super().delete(key)

@@ -1,0 +1,99 @@
+"""The judge of the simulations counts no entry that its writer has taken back."""
+
+from __future__ import annotations
+
+import json
+
+import crc32c
+import pytest
+
+from tests.log.simulation.simulated_world import SimulationError
+from tests.transactions.simulation.ledger import WRITTEN_CRC, YOUNG_MS, Ledger, LedgerStore
+
+
+class World:
+    """A store that a ledger watches, and its clock."""
+
+    def __init__(self) -> None:
+        self.now_ms = 0
+        self.ledger = Ledger()
+        self.store = LedgerStore(lambda: self.now_ms, self.ledger)
+
+    def commit(self, version: int, path: str, before: bytes | None, **members: object) -> bytes:
+        files = [{"path": path, "crc": [WRITTEN_CRC]}]
+        return self._entry("t", version, {"files": files, **members}, before)
+
+    def decide(self, number: int, newest: int, commits: list[int], before: bytes | None) -> bytes:
+        prepares = [{"topic": "t", "version": 1}]
+        items = [{"n": n, "prepares": prepares, "groups": []} for n in commits]
+        return self._entry("_transactions/x", number, {"id": "x", "newest": newest, "commits": items}, before)
+
+    def _entry(self, folder: str, number: int, members: dict[str, object], before: bytes | None) -> bytes:
+        data = json.dumps({**members, "prevCrc": None if before is None else crc32c.crc32c(before)}).encode() + b"\n"
+        assert self.store.create(key(folder, number), data)
+        return data
+
+    def visible(self) -> list[str]:
+        return self.ledger.visible("t")
+
+
+def key(folder: str, number: int) -> str:
+    return f"{folder}/_log/{number:020d}.json"
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_the_next_commit_under_the_number_of_one_that_was_taken_back_counts(world: World) -> None:
+    first = world.commit(0, "first", None)
+    world.commit(1, "back", first)
+    world.store.delete(key("t", 1))
+    assert world.visible() == ["first"]
+    second = world.commit(1, "second", first)
+    world.commit(2, "third", second)
+    assert world.visible() == ["first", "second", "third"]
+
+
+def test_a_commit_that_is_put_back_counts_with_the_one_that_follows_it(world: World) -> None:
+    first = world.commit(0, "first", None)
+    second = world.commit(1, "second", first)
+    world.store.delete(key("t", 1))
+    world.commit(2, "third", second)
+    assert world.visible() == ["first"]
+    world.store.create(key("t", 1), second)
+    assert world.visible() == ["first", "second", "third"]
+
+
+def test_an_old_commit_that_maintenance_deletes_counts_and_its_number_used_again_does_not(world: World) -> None:
+    first = world.commit(0, "first", None)
+    world.commit(1, "second", first)
+    world.now_ms += YOUNG_MS
+    for version in (0, 1):
+        world.store.delete(key("t", version))
+    world.commit(1, "late", first)
+    world.store.delete(key("t", 1))
+    assert world.visible() == ["first", "second"]
+
+
+def test_a_decision_that_was_taken_back_and_what_recorded_it_do_not_count(world: World) -> None:
+    first = world.commit(0, "first", None)
+    prepared = world.commit(1, "prepared", first, txn={"id": "x", "n": 0})
+    begun = world.decide(0, -1, [], None)
+    world.decide(1, 0, [0], begun)
+    committed = [{"id": "x", "n": 0, "committed": [1]}]
+    world.commit(2, "recorded", prepared, resolved=committed)
+    assert world.visible() == ["first", "prepared", "recorded"]
+    world.store.delete(key("t", 2))
+    world.store.delete(key("_transactions/x", 1))
+    assert world.visible() == ["first"]
+    world.decide(1, 0, [], begun)
+    with pytest.raises(SimulationError, match="its decision names"):
+        world.commit(2, "wrong", prepared, resolved=committed)
+
+
+def test_a_gap_is_found(world: World) -> None:
+    first = world.commit(0, "first", None)
+    with pytest.raises(SimulationError, match="leaves a gap"):
+        world.commit(2, "third", first)
