@@ -29,7 +29,6 @@ INDIRECT: Mapping[str, tuple[str, ...]] = {
     ),
     "sparklog/cli/commands/kafka_logs.py": ("tests/cli/test_import.py", "tests/cli/test_export.py"),
     "sparklog/cli/commands/storage.py": ("tests/cli/test_log_dirs.py", "tests/cli/test_delete_records.py"),
-    "sparklog/console/locations.py": ("tests/cli/test_refused_folders.py", "tests/cli/test_kafka_places.py"),
     "sparklog/datasource/offsets.py": ("tests/datasource/test_stream_plan.py",),
     "sparklog/format/avro.py": ("tests/format/test_values.py", "tests/cli/test_values.py"),
     "sparklog/format/legacy/legacy_kernels.py": ("tests/format/test_legacy.py",),
@@ -41,6 +40,7 @@ INDIRECT: Mapping[str, tuple[str, ...]] = {
             f"sparklog/clients/consumer/{name}.py"
             for name in (
                 *(
+                    "consumer_options",
                     "fetcher",
                     "member",
                     "offset_commits",

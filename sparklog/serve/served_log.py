@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from sparklog.errors import SparklogError
-from sparklog.kafka.in_place.view import KafkaView
 from sparklog.log.journal.clocks import Env, Moment
 from sparklog.log.journal.names import is_topic_name
 from sparklog.log.read.skipped import SkippedLog
@@ -135,8 +134,12 @@ class ServedLog:
 
     def _topic_id(self, topic: str) -> str:
         # A fetch names a topic by its id alone, and must never get the records of another one.
-        if isinstance(self._view, KafkaView):
-            return self._view.unique_topic_id(topic)
+        if self.root is None:
+            # Of a root this is not imported, and topics have ids of their own.
+            from sparklog.kafka.in_place.view import KafkaView
+
+            if isinstance(self._view, KafkaView):
+                return self._view.unique_topic_id(topic)
         return self._view.topic_id(topic)
 
     def look_at_each(self, topics: Collection[str]) -> dict[str, SeenTopic]:

@@ -84,8 +84,8 @@ def test_spark_tasks_seal_merge_and_clean(
         assert topic.log.snapshot().slices.all().sealed().all()
     said = capsys.readouterr()
     table = said.out.splitlines()
-    assert [line.split()[0] for line in table] == ["PARTITION", "clicks-0", "clicks-1", "orders-0", "orders-1"]
-    assert "compact" in table[-1]
+    assert [line.split()[0] for line in table] == ["PARTITION", "clicks-0", "clicks-1", "orders-0", "orders-1", "all"]
+    assert "compact" in table[-2]
     assert "compact orders-1: done in" in said.err
     assert job(SparkRunner(spark), tmp_path, "--roll") == 0
     assert "4 partitions needed nothing" in capsys.readouterr().out

@@ -153,7 +153,8 @@ def test_a_pattern_that_nothing_matches_and_paths_that_are_no_roots(tmp_path: Pa
 def test_without_the_connector_it_says_what_to_give(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = mirror.arguments([*INTO_ROOT, "--to", str(tmp_path / "root"), "--topics", "a"])
+    into_root = [str(tmp_path / "root") if word == "root" else word for word in INTO_ROOT]
+    given = mirror.arguments([*into_root, "--topics", "a"])
     assert mirror.run(spark, given) == 1
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1

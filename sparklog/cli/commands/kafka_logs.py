@@ -106,8 +106,9 @@ def import_(
         def watch(topic: str, partition: int, records: int, nbytes: int) -> None:
             copied.add(f"{topic}-{partition}", records, nbytes)
 
+        on_planned = copied.plan if status.is_shown else None
         report = import_into(
-            root, log_dir, options, on_skipped=warn, dry_run=dry_run, on_planned=copied.plan, on_progress=watch
+            root, log_dir, options, on_skipped=warn, dry_run=dry_run, on_planned=on_planned, on_progress=watch
         )
     parts_read = [part for topic in report.topics for part in topic.partitions]
     records, nbytes = sum(part.records for part in parts_read), size_text(sum(part.copied for part in parts_read))
@@ -193,10 +194,10 @@ def _import_row(imported: ImportedTopic, dry_run: bool) -> tuple[object, ...]:
 
 @dataclass
 class _Copied:
-    """The amount copied so far, of a number of bytes that is known at the start."""
+    """The amount copied so far. `of_nbytes`: the number of bytes to copy; None: not known."""
 
     status: StatusLine
-    of_nbytes: int = 0
+    of_nbytes: int | None = None
     records: int = 0
     nbytes: int = 0
 
@@ -205,8 +206,8 @@ class _Copied:
 
     def add(self, to: str, records: int, nbytes: int) -> None:
         self.records, self.nbytes = self.records + records, self.nbytes + nbytes
-        size = f"{size_text(self.nbytes)} of {size_text(self.of_nbytes)}"
-        self.status(f"{self.records:,} records, {size} copied, now to {to}")
+        of_size = "" if self.of_nbytes is None else f" of {size_text(self.of_nbytes)}"
+        self.status(f"{self.records:,} records, {size_text(self.nbytes)}{of_size} copied, now to {to}")
 
 
 @dataclass

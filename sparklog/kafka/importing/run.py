@@ -148,13 +148,13 @@ def import_log_dir(
     dry_run: bool = False,
     on_skipped: OnSkipped = log_skipped,
     on_progress: OnProgress = lambda topic, partition, records, nbytes: None,
-    on_planned: Callable[[int], object] = lambda nbytes: None,
+    on_planned: Callable[[int], object] | None = None,
 ) -> ImportReport:
     """Import topics of the log dir at `path`, or the new part of topics that were imported before.
 
     * `dry_run`: change nothing and report what would be done; `root` may be None then: it does not exist yet
     * `on_skipped`: called with what is not imported, bytes after the log's end included (default: log a warning)
-    * `on_planned`: called with the number of bytes to import, before the first topic
+    * `on_planned`: called with the number of bytes to import, before the first topic; finding it out reads more
     * `on_progress`: called with what was copied, see `OnProgress`
 
     `NotFound` if there is no log dir or no such topic; `Conflict` if a topic exists and was not imported from this one,
@@ -170,7 +170,8 @@ def import_log_dir(
     plan = _planned(root, log_dir, options)
     if root is None or dry_run:
         return plan.report()
-    on_planned(sum(part.copied for topic in plan.report().topics for part in topic.partitions))
+    if on_planned is not None:
+        on_planned(sum(part.copied for topic in plan.report().topics for part in topic.partitions))
     return _import(root, plan, options, on_progress)
 
 

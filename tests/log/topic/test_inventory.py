@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from sparklog.compaction.run import CompactOptions, compact_topic
+from sparklog.compaction.run import CompactOptions
 from sparklog.errors import NotFound
 from sparklog.log.state.history import History
 from sparklog.log.topic.inventory import FilesOfVersions, files_of_versions, merged, named_files, oldest_base, start_at
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.testing.world import World
+from tests.support.compaction import compact_topic
 from tests.support.records import rows
 
 pytestmark = pytest.mark.usefixtures("records_in_files")
