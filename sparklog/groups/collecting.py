@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from sparklog.common.reached import reached
 from sparklog.groups import group_steps as steps
 from sparklog.groups.group import Group
 from sparklog.groups.group_state import GROUPS, GroupState
@@ -85,8 +84,6 @@ def _expire(group: Group, retention_ms: int, now_ms: int, heads: dict[str, Head]
         return steps.expire(base, everything=everything and base.touched == state.touched, gone=deleted)
 
     planned = step(state)
-    if planned is not None:
-        reached("groups: offsets expire")
     if planned is not None and not dry_run:
         group.log.write(step)
     return planned is not None

@@ -74,6 +74,8 @@ def draw(run: MembersRun, profile: str | None) -> None:
         run.world.spawn("grower", grower(run, decide("grower")))
     if profile == LOST:
         run.losses = Losses(run.world)
+        # Each start of a process at a gap in a bucket takes 2,000 requests before it gives up.
+        run.world.max_steps *= 4
         run.world.spawn("loser", run.losses.loser(source.randint(1, 4), 40.0))
     if profile == "clocks":
         run.world.spawn("clock", stepping(run, source))

@@ -25,6 +25,7 @@ from tests.transactions.simulation.actors import (
     sharer,
     writer,
 )
+from tests.transactions.simulation.deletions import DELETIONS, spawn_deletions
 from tests.transactions.simulation.followers import follower, query
 from tests.transactions.simulation.loops import loop, watcher
 
@@ -67,6 +68,7 @@ def draw(run: Run, profile: str | None) -> None:
     kinds = {
         "calm": (),
         "zombies": (),
+        DELETIONS: (),
         LOST: (),
         "answers": ANSWERS[:2] + ERRORS[1:2],
         "errors": ERRORS + ANSWERS,
@@ -83,7 +85,7 @@ def draw(run: Run, profile: str | None) -> None:
         rate = source.choice([0.02, 0.06]) if kinds else 0.0
         plan = Seeded(chances, rate, kinds, 5.0)
         # A zombie sleeps past the timeout, between a prepare and its decision as well.
-        return Stalls(plan, chances, 0.15 if profile in ("zombies", "everything") else 0.0, 3 * TIMEOUT_MS)
+        return Stalls(plan, chances, 0.15 if profile in ("zombies", "everything", DELETIONS) else 0.0, 3 * TIMEOUT_MS)
 
     def spawn(name: str, body: Callable[[Actor], None]) -> None:
         skew = source.choice([0, 0, 0, source.randint(-3_600_000, 4 * 60_000)])
@@ -95,6 +97,8 @@ def draw(run: Run, profile: str | None) -> None:
     spawn("reader", reader(run, decide("reader"), source.randint(4, 12)))
     if profile in (*CACHES, HIDDEN):
         spawn_followers(run, source, decide, spawn)
+    if profile == DELETIONS:
+        spawn_deletions(run, source, decide, spawn)
     for number in range(source.randint(1, 5)):
         name, label = source.choice(ROLES), f"{number}"
         plan = decide(label)

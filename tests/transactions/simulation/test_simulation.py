@@ -21,8 +21,10 @@ from tests.support.seeds import (
     TRANSACTIONS_INLINE,
     TRANSACTIONS_LOST,
     TRANSACTIONS_WITH_CACHES,
+    TRANSACTIONS_WITH_DELETIONS,
 )
 from tests.transactions.simulation.actors import Run
+from tests.transactions.simulation.deletions import DELETIONS
 from tests.transactions.simulation.seeds import CACHES, HIDDEN, run_seed
 
 
@@ -109,6 +111,23 @@ def test_whatever_a_machine_remembers_of_names_nothing_is_passed_over(profile: s
         found.update(check(seed, profile).counters)
     for what in ("committed", "follower polls", "query batches", "batches planned again", "group looks"):
         assert found[what] > 10, f"the runs did too little to show anything: {found}"
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("seeds", TRANSACTIONS_WITH_DELETIONS.few())
+def test_while_a_topic_of_transactions_is_deleted_and_created_again(seeds: range) -> None:
+    found: Counter[str] = Counter()
+    for seed in seeds:
+        found.update(check(seed, DELETIONS).counters)
+    for what in ("remade", "side committed", "side aborted", "side polls"):
+        assert found[what] > 5, f"the runs did too little to show anything: {found}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", TRANSACTIONS_WITH_DELETIONS.many())
+def test_many_seeds_with_deletions(seeds: range) -> None:
+    for seed in seeds:
+        assert check(seed, DELETIONS).world.failure is None
 
 
 @pytest.mark.sweep
