@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 import sparklog
+from sparklog.common import units
 from sparklog.errors import BadRequest, NotFound, SparklogError
 
 KAFKA = str(Path(__file__).parents[1] / "examples" / "data" / "kafka-log-dir")
@@ -243,7 +244,7 @@ def test_methods_of_a_transaction_are_not_those_of_its_producer(place: Place) ->
 def test_ensure_topic_says_that_it_adds_no_partitions(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     assert len(place.root.ensure_topic("t").bounds()) == len(place.root.ensure_topic("t", partitions=9).bounds())
     assert [record.getMessage() for record in caplog.records if record.name == "sparklog.log.topic.root"] == [
-        f"partitions=9 is ignored: topic 't' exists and has {len(place.topic.bounds())} partitions"
+        f"partitions=9 is ignored: topic 't' exists and has {units.count(len(place.topic.bounds()), 'partition')}"
     ]
 
 

@@ -18,6 +18,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
+import sparklog
 from tests.test_architecture import PACKAGES, REPOSITORY, imports, layer, modules
 
 # Spark, pandas and the clients of stores are extras; numba is made of llvmlite, pyspark of py4j; tests of stores bring
@@ -102,6 +103,16 @@ def test_the_conda_recipe_is_that_of_the_project() -> None:
     source = (REPOSITORY / "packaging" / "conda" / recipe["source"]["path"]).resolve()
     assert source == REPOSITORY
     assert (source / recipe["about"]["license_file"]).exists()
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    texts = {page: page.read_text() for page in [REPOSITORY / "README.md", *REPOSITORY.glob("docs/*/*.md")]}
+    found = {page.name: set(re.findall(r"sparklog-(\d+\.[\w.]+)-py3", text)) for page, text in texts.items()}
+    found = {name: versions for name, versions in found.items() if versions}
+    assert {"spark.md", "inspect.md", "cluster.md"} <= found.keys()
+    found |= {"pyproject.toml": {project()["project"]["version"]}}
+    found |= {"meta.yaml": {str(conda_recipe()["package"]["version"])}}
+    assert {name: versions for name, versions in found.items() if versions != {sparklog.__version__}} == {}
 
 
 def test_the_recipes_own_tests_pass(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ SECTIONS = {
     "Groups and transactions": "groups transactions",
     "Maintenance": "compact retain jobs conf",
     "Copies": "import export backup restore clone repartition",
-    "Looking and mending": "history log-dirs dump-log report metrics verify repair doctor",
+    "Inspection and repair": "history log-dirs dump-log report metrics verify repair doctor",
     "Servers and tests": "serve perf",
     "Jobs on Spark": "stream mirror to-delta from-delta",
 }

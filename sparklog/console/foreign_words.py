@@ -56,6 +56,7 @@ PLACE = "--root PATH is the location of the topics"
 ENDS = "consume ends at the log end unless you use --follow"
 LIMIT = "--max-messages N, or -n N"
 SPARK = "Spark starts with its defaults; on a cluster, run the job with spark-submit (docs/guides/cluster.md)"
+KCAT = "kcat's modes are commands: sparklog consume, produce, topics describe"
 UNASKED = "there is no confirmation prompt: leave the option out"
 OPTIONS: Mapping[str, Mapping[str, str]] = {
     "": {
@@ -73,9 +74,10 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("--latest", "--from-end", "--from-latest"), "--offset latest"),
         **dict.fromkeys(("--earliest", "--from-start"), "--from-beginning"),
         **dict.fromkeys(("--filter", "--grep"), "--key KEY selects records by key; pipe to grep to search values"),
-        **dict.fromkeys(("-C", "-P", "-L"), "kcat's modes are commands: sparklog consume, produce, topics describe"),
+        **dict.fromkeys(("-C", "-P", "-L"), KCAT),
     },
     "produce": {
+        **dict.fromkeys(("-C", "-P", "-L"), KCAT),
         **dict.fromkeys(
             ("--message", "--value", "--data", "-m"),
             "values are lines of standard input: echo 'value' | sparklog produce TOPIC",
@@ -109,8 +111,9 @@ ARGUMENTS = {
     "topics delete": "one topic at a time, or --pattern 'A|B' with --execute",
     "topics create": "one topic at a time",
     "topics alter": "one topic at a time",
-    "configs alter": "one topic at a time, or --pattern 'A|B' with --execute",
+    "configs alter": "--add-config NAME=VALUE sets a config; one topic at a time, or --pattern 'A|B' with --execute",
     "history": "one topic at a time",
+    **dict.fromkeys(("verify", "repair", "report", "metrics", "jobs", "doctor"), "--root LOCATION names the root"),
 }
 """Command -> hint for too many arguments."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sparklog.common.settings import ValueType, whole
 from sparklog.datasource.session import check_pyspark
 from sparklog.errors import BadRequest
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _COLUMN = "__sparklog_partition"
+_FRAME = ValueType("a DataFrame", lambda value: hasattr(value, "withColumn"))
 
 
 def partitioned(df: DataFrame, n: int) -> DataFrame:
@@ -41,8 +43,8 @@ def partitioned(df: DataFrame, n: int) -> DataFrame:
 
     from sparklog.datasource.spark_versions import repartition_by_id, udf_of_keys
 
-    if n < 1:
-        raise BadRequest(f"The number of partitions must be at least 1; found {n!r}")
+    _FRAME.check("df", df)
+    whole(1).check("n", n)
     columns = {name.lower(): name for name in df.columns}
     if "key" not in columns and "partition" not in columns:
         raise BadRequest(f"Rows are partitioned by 'key' or 'partition'; the columns are {', '.join(df.columns)}")

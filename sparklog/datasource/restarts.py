@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from sparklog.common.settings import ValueType, whole
 from sparklog.datasource.session import check_pyspark
-from sparklog.errors import BadRequest
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
 
 LOST_WORKER = "Python worker failed to connect back"
+_FUNCTION = ValueType("a function that starts the query", callable)
 
 
 def run_query(start: Callable[[], StreamingQuery], *, max_restarts: int = 10) -> StreamingQuery:
@@ -48,8 +49,8 @@ def run_query(start: Callable[[], StreamingQuery], *, max_restarts: int = 10) ->
 
     from sparklog.datasource.spark_workers import warn
 
-    if max_restarts < 0:
-        raise BadRequest(f"max_restarts must be 0 or more, found {max_restarts!r}")
+    _FUNCTION.check("start", start)
+    whole(0).check("max_restarts", max_restarts)
     restarts = 0
     while True:
         query: StreamingQuery | None = None

@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from sparklog.common.lazy import install_command
+from sparklog.common.settings import ValueType
 from sparklog.errors import BadRequest
 from sparklog.log.journal.clocks import SYSTEM
 from sparklog.version import __version__
@@ -48,6 +49,10 @@ SUBMITTED = "PYSPARK_GATEWAY_PORT"
 
 OLDEST, NEWEST = (4, 0), (4, 3)
 """Releases of Spark that the format is tried with: those of the extra `spark` in pyproject.toml."""
+
+BUILDER = ValueType("SparkSession.builder", lambda value: hasattr(value, "_options"))
+SESSION = ValueType("a SparkSession", lambda value: hasattr(value, "streams"))
+"""Both by an attribute, because Spark Connect has classes of its own."""
 
 _checked: set[str] = set()
 
@@ -103,6 +108,7 @@ def configure(builder: SparkSession.Builder, *, fast_start: bool = True) -> Spar
         spark = sparklog.configure(SparkSession.builder).getOrCreate()
     """
     check_pyspark("sparklog.configure")
+    BUILDER.check("builder", builder)
     from pyspark.sql import SparkSession
 
     options: dict[str, object] = builder._options
@@ -168,6 +174,7 @@ def register(spark: SparkSession) -> None:
         records = spark.read.format("sparklog").option("subscribe", "orders").load("/data/log")
     """
     check_pyspark("sparklog.register")
+    SESSION.check("spark", spark)
     from sparklog.datasource.data_source import SparklogDataSource
 
     session = getattr(spark, "_jsparkSession", None)

@@ -50,7 +50,7 @@ def summary(reports: Sequence[RetainReport], *, dry_run: bool = False) -> str:
     lines += [f"{report.topic}: {note}" for report in reports for note in _notes(report)]
     if not any(tables):
         topics = f"{len(reports)} topic{'' if len(reports) == 1 else 's'}"
-        lines.append(f"{topics}: nothing {'would go' if dry_run else 'went'}")
+        lines.append(f"{topics}: nothing {'would be' if dry_run else 'was'} deleted")
     return "\n".join(lines)
 
 
@@ -60,10 +60,10 @@ def progress(report: RetainReport) -> str | None:
     vacuumed = report.vacuum or VacuumReport(report.topic, False, 0, 0)
     if not segments and not vacuumed.objects and not report.failures:
         return None
-    went = "would go" if vacuumed.dry_run else "went"
+    deleted = "would be deleted" if vacuumed.dry_run else "deleted"
     return (
         f"retain {report.topic}: {count(segments, 'segment')} and {count(vacuumed.objects, 'file')} "
-        f"({size_text(vacuumed.nbytes)}) {went} in {report.seconds:.1f} s"
+        f"({size_text(vacuumed.nbytes)}) {deleted} in {report.seconds:.1f} s"
     )
 
 

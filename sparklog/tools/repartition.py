@@ -42,6 +42,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparklog.arguments import NAME, NUMBER, checked
+from sparklog.common import units
 from sparklog.common.settings import whole
 from sparklog.errors import BadRequest, Conflict, NotFound
 from sparklog.groups.group import Group
@@ -149,8 +150,9 @@ class Copying:
                 f"{source.head.topic_id}): choose another name, or delete it"
             )
         if head.partitions != self.partitions:
+            existing = units.count(head.partitions, "partition")
             raise Conflict(
-                f"topic '{self.name}' was made with {head.partitions} partitions, found {self.partitions}: go on with "
+                f"topic '{self.name}' was created with {existing}, found {self.partitions}: continue with "
                 f"{head.partitions}, or choose another name"
             )
         return copied

@@ -116,7 +116,7 @@ class TransactionalProducer:
         self.id = check_id(transactional_id, "transactional id")
         highest = MAX_TRANSACTION_TIMEOUT_MS
         if isinstance(timeout_ms, bool) or not isinstance(timeout_ms, int) or not 1 <= timeout_ms <= highest:
-            raise BadRequest(f"transaction.timeout.ms is 1 to {highest} (a day), found {timeout_ms!r}")
+            raise BadRequest(f"timeout_ms must be a whole number from 1 to {highest} (a day), found {timeout_ms!r}")
         self.timeout_ms = timeout_ms
         self.instance = root.env.new_id() if instance is None else check_id(instance, "instance")
         self.epoch = epoch

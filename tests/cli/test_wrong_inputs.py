@@ -125,6 +125,9 @@ def test_a_root_without_auto_creation_says_how_to_create(tmp_path: Path) -> None
         ("consume orders --colour", "No such option '--colour'. (see"),
         ("topics alter orders --partitions 5 --config a=b", "`sparklog configs alter TOPIC --add-config"),
         ("topics delete orders clicks", "one topic at a time, or --pattern 'A|B' with --execute"),
+        ("configs alter orders retention.ms=5", "--add-config NAME=VALUE sets a config"),
+        ("verify {r}", "--root LOCATION names the root"),
+        ("produce orders -P", "Kcat's modes are commands"),
         ("serve {r} --root {r}", "give --root or LOCATION, not both"),
     ],
 )

@@ -88,7 +88,7 @@ def test_a_dry_run_then_a_run_then_the_files_a_day_later(place: Path, capsys: py
     assert topic.scan().to_table().num_rows == 25
     capsys.readouterr()
     assert retain.run(chosen(place, *clock(later))) == 0
-    assert capsys.readouterr().out == "1 topic: nothing went\n"
+    assert capsys.readouterr().out == "1 topic: nothing was deleted\n"
 
 
 def test_idle_topics_take_no_line_of_the_log(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

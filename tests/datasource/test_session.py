@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,6 +44,21 @@ def test_configure_sets_what_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None
     assert sparklog.configure(builder) is builder
     assert builder._options == {**session.SETTINGS, **given, session.TASKS_PYTHON: "kept"}
     assert os.environ["PYSPARK_DRIVER_PYTHON"] == workers_python()
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: sparklog.configure(None), "builder must be SparkSession.builder, found None"),
+        (lambda: sparklog.register(Builder()), "spark must be a SparkSession, found <"),
+        (lambda: sparklog.watch("x"), "spark must be a SparkSession, found 'x'"),
+        (lambda: sparklog.run_query(None), "start must be a function that starts the query, found None"),
+        (lambda: sparklog.partitioned(None, 2), "df must be a DataFrame, found None"),
+    ],
+)
+def test_wrong_arguments_are_named(call: Callable[[], object], says: str) -> None:
+    with pytest.raises(sparklog.BadRequest, match=f"^{re.escape(says)}"):
+        call()
 
 
 THIS = {"PYSPARK_PYTHON": "/here/python", "PYSPARK_DRIVER_PYTHON": "/here/python"}

@@ -92,7 +92,7 @@ def test_a_file_that_cannot_be_written_stops_nothing(tmp_path: Path, caplog: pyt
     lags = QueryLags(None, print, str(tmp_path / "no" / "queries.prom"))  # type: ignore[arg-type]
     with caplog.at_level(logging.WARNING):
         lags.onQueryProgress(progress(ORDERS))
-    assert "queries.prom cannot be written: No such file or directory; choose another metrics_file" in caplog.text
+    assert "queries.prom' cannot be written: No such file or directory; choose another metrics_file" in caplog.text
     assert len(lags()) == 2
 
 

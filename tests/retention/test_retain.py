@@ -338,8 +338,8 @@ class TestRoots:
 def test_nothing_to_do_says_so() -> None:
     world = RecordsWorld()
     report = world.retain(world.topic())
-    assert summary([report]) == "1 topic: nothing went"
-    assert summary([report], dry_run=True) == "1 topic: nothing would go"
+    assert summary([report]) == "1 topic: nothing was deleted"
+    assert summary([report], dry_run=True) == "1 topic: nothing would be deleted"
 
 
 def test_imported_fixtures_keep_the_segments_that_kafka_keeps(fixtures: Path) -> None:

@@ -36,6 +36,7 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
+from sparklog.common import units
 from sparklog.errors import BadRequest, Conflict, NotFound
 from sparklog.log.journal.clocks import next_times
 from sparklog.log.journal.documents import INT32_MAX, KNOWN_WRITE_FEATURES
@@ -215,8 +216,8 @@ class AlterIntent:
                 )
             if not head.partitions < count <= MAX_PARTITIONS:
                 raise BadRequest(
-                    f"topic '{topic}' has {head.partitions} partitions, which can only grow (to at "
-                    f"most {MAX_PARTITIONS}); found {count}"
+                    f"topic '{topic}' has {units.count(head.partitions, 'partition')}, and their number can only grow "
+                    f"(to at most {MAX_PARTITIONS}); found {count}"
                 )
         if not changes and count is None:
             return Nothing("nothing changes", head.version)
@@ -251,8 +252,8 @@ class CreateIntent:
 
     def draft(self, topic: str, head: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
         if head.exists:
-            which = f"topic '{topic}' already exists, with {head.partitions} partitions"
-            raise Conflict(f"{which}; alter it or choose another name")
+            number = units.count(head.partitions, "partition")
+            raise Conflict(f"topic '{topic}' already exists, with {number}; alter it or choose another name")
         return Draft(
             CREATE,
             topic_id=self.topic_id,

@@ -26,6 +26,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from sparklog.common.units import count
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, Unavailable
 from sparklog.format.slice_columns import SLICE_COLUMNS
 from sparklog.log.decisions.decision_log import open_transactions, settled
@@ -79,9 +80,8 @@ class CloneIntent:
 
     def draft(self, topic: str, head: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
         if head.exists:
-            raise Conflict(
-                f"topic '{topic}' already exists, with {head.partitions} partitions; choose another name for the clone"
-            )
+            number = count(head.partitions, "partition")
+            raise Conflict(f"topic '{topic}' already exists, with {number}; choose another name for the clone")
         if self.version is None and clone_hold(topic, self.topic_id) not in head.holds:
             raise Conflict(f"the hold of the clone '{topic}' has ended while it was cloned; try again")
         if self.version is not None and head.version != self.version:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from sparklog.arguments import CONFIGS, NAME, PLACE, checked
 from sparklog.common.settings import ValueType
+from sparklog.common.units import count
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, advice, nearest
 from sparklog.limits import Limits
 from sparklog.log.decisions.decision_log import settle
@@ -185,9 +186,10 @@ class Root:
                     raise
         topic = self._topic(name)
         if partitions is not None:
-            count = topic.log.head(refresh=False).partitions
-            if partitions != count:
-                _LOG.warning("partitions=%s is ignored: topic %r exists and has %d partitions", partitions, name, count)
+            existing = topic.log.head(refresh=False).partitions
+            if partitions != existing:
+                text = count(existing, "partition")
+                _LOG.warning("partitions=%s is ignored: topic %r exists and has %s", partitions, name, text)
         return topic
 
     def defaults(self) -> RootDefaults:

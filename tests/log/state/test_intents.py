@@ -421,14 +421,14 @@ def test_adding_partitions_at_once() -> None:
     with pytest.raises(Conflict, match="expected 2, found 3"):
         draft(AlterIntent("topic-one", {}, 4), chain, origin)
     for count in (3, 2, 100_001):
-        with pytest.raises(BadRequest, match=f"has 3 partitions, which can only grow.*found {count}"):
+        with pytest.raises(BadRequest, match=f"has 3 partitions, and their number can only grow.*found {count}"):
             draft(AlterIntent("topic-one", {}, count), chain)
 
 
 def test_creating_and_deleting() -> None:
     chain = Chain(1)
     create = CreateIntent("two", 3, TopicConfigs.of({"retention.ms": 1}))
-    with pytest.raises(Conflict, match="topic 't' already exists, with 1 partitions"):
+    with pytest.raises(Conflict, match="topic 't' already exists, with 1 partition;"):
         draft(create, chain)
     land(chain, DeleteIntent("topic-one"))
     with pytest.raises(NotFound):
