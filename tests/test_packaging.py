@@ -18,7 +18,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-import sparklog
+from sparklog.version import __version__
 from tests.test_architecture import PACKAGES, REPOSITORY, imports, layer, modules
 
 # Spark, pandas and the clients of stores are extras; numba is made of llvmlite, pyspark of py4j; tests of stores bring
@@ -90,7 +90,7 @@ def test_the_conda_recipe_is_that_of_the_project() -> None:
     recipe, declared = conda_recipe(), project()
     described, built = declared["project"], declared["build-system"]["requires"]
     python = ["python" + described["requires-python"]]
-    assert (recipe["package"]["name"], str(recipe["package"]["version"])) == (described["name"], described["version"])
+    assert (recipe["package"]["name"], str(recipe["package"]["version"])) == (described["name"], __version__)
     needed = recipe["requirements"]
     assert requirements(needed["run"]) == requirements([*described["dependencies"], *python])
     assert requirements(needed["host"]) == requirements([*built, "pip", *python])
@@ -112,7 +112,7 @@ def test_the_version_is_the_same_everywhere() -> None:
     assert {"spark.md", "inspect.md", "cluster.md"} <= found.keys()
     found |= {"pyproject.toml": {project()["project"]["version"]}}
     found |= {"meta.yaml": {str(conda_recipe()["package"]["version"])}}
-    assert {name: versions for name, versions in found.items() if versions != {sparklog.__version__}} == {}
+    assert {name: versions for name, versions in found.items() if versions != {__version__}} == {}
 
 
 def test_the_recipes_own_tests_pass(tmp_path: Path) -> None:

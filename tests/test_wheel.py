@@ -18,6 +18,7 @@ import pytest
 
 import sparklog
 from scripts.run_notebook import NOTEBOOK
+from sparklog.version import __version__
 from tests.datasource.spark_session import LAUNCHING, has_java
 from tests.test_architecture import REPOSITORY, modules
 from tests.test_packaging import project
@@ -122,7 +123,7 @@ def test_the_four_calls(installed: Path, tmp_path: Path) -> None:
     done = run(installed, tmp_path, "python", "-c", code)
     assert done.stdout.splitlines() == ["[b'v']"], done.stderr
     version = run(installed, tmp_path, "sparklog", "--version").stdout
-    assert version == f"sparklog {project()['project']['version']}\n"
+    assert version == f"sparklog {__version__}\n"
     assert run(installed, tmp_path, "sparklog", "topics", "list", "--root", "root").stdout == "t\n"
 
 

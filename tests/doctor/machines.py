@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from sparklog.doctor.checks import Machine, ProgramOutput
+from sparklog.version import __version__
 
 JAVA_17 = 'openjdk version "17.0.15" 2025-04-15\nOpenJDK Runtime Environment\n'
 GIB = 1 << 30
@@ -19,7 +20,7 @@ def python_says(**changes: object) -> str:
         "executable": "/venv/bin/python",
         "pyarrow": "20.0.0",
         "numba": "0.61.0",
-        "sparklog": "0.12.0",
+        "sparklog": __version__,
     }
     return f"some warning\n{json.dumps({**found, **changes})}\n"
 
