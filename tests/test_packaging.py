@@ -110,7 +110,7 @@ def test_the_version_is_the_same_everywhere() -> None:
     found = {page.name: set(re.findall(r"sparklog-(\d+\.[\w.]+)-py3", text)) for page, text in texts.items()}
     found = {name: versions for name, versions in found.items() if versions}
     assert {"spark.md", "inspect.md", "cluster.md"} <= found.keys()
-    found |= {"pyproject.toml": {project()["project"]["version"]}}
+    assert project()["project"]["dynamic"] == ["version"]
     found |= {"meta.yaml": {str(conda_recipe()["package"]["version"])}}
     assert {name: versions for name, versions in found.items() if versions != {__version__}} == {}
 

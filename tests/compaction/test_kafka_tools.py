@@ -132,7 +132,8 @@ def size(data: bytes | None) -> int:
 
 def compacted(topic: Topic, now_ms: int, **options: bool) -> None:
     """One run over a topic; nothing may fail."""
-    from sparklog.compaction.run import CompactOptions, compact_topic
+    from sparklog.compaction.run import CompactOptions
+    from tests.support.compaction import compact_topic
 
     report = compact_topic(topic, Settings(now_ms=now_ms), InProcess(), CompactOptions(**options))
     assert not report.failures, report.failures

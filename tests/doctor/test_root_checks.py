@@ -158,8 +158,8 @@ def test_troubles_of_a_root(
 
 
 def test_merging_ends_the_warning_that_nobody_merges(log: Root) -> None:
-    from sparklog.compaction.run import compact_topic
     from sparklog.maintenance.work_items import InProcess, Settings
+    from tests.support.compaction import compact_topic
 
     log.store.limits = Limits(never_compacted_slices=1)
     topic = log.topic("t")
