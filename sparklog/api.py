@@ -22,7 +22,7 @@ from sparklog.arguments import (
     TIME,
     checked,
 )
-from sparklog.common.settings import ANY, ValueType, one_of, option, whole
+from sparklog.common.settings import ValueType, one_of, option, whole
 from sparklog.common.times import warn_of_seconds
 from sparklog.errors import BadRequest
 from sparklog.kafka.in_place.segment_recovery import CorruptRecords
@@ -403,9 +403,9 @@ class ExportKeywords(TypedDict, total=False):
     time_ms: Annotated[int | None, option(None, "Export the versions of this time; not with `version`.", TIME)]
     groups: Annotated[Sequence[str] | Literal["all"] | None, option(None,
         "Export their committed offsets as `__consumer_offsets` and as a CSV file.", _GROUPS)]
-    link: Annotated[bool, option(False, "Hard links to sealed segments in place of copies, on the same disk.", ANY)]
+    link: Annotated[bool, option(False, "Hard links to sealed segments in place of copies, on the same disk.")]
     keep_leader_epochs: Annotated[bool, option(False,
-        "Keep leader epochs, for the cluster that gave them; else they become 0.", ANY)]
+        "Keep leader epochs, for the cluster that gave them; else they become 0.")]
     # fmt: on
 
 

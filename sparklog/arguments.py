@@ -16,7 +16,19 @@ from inspect import Parameter
 from operator import index
 from typing import Any, ParamSpec, TypeVar, get_type_hints
 
-from sparklog.common.settings import TEXT, Setting, ValueType, is_text, is_whole, keyword_settings, whole
+from sparklog.common.settings import (
+    BOOLEAN,
+    TEXT,
+    Setting,
+    ValueType,
+    as_whole,
+    is_real,
+    is_text,
+    is_whole,
+    keyword_settings,
+    one_of,
+    whole,
+)
 from sparklog.errors import BadRequest, did_you_mean
 from sparklog.storage.store import Store
 
@@ -27,14 +39,6 @@ INT64_MAX = 2**63 - 1
 
 def instance(expected: str, *types: type) -> ValueType:
     return ValueType(expected, lambda value: isinstance(value, types))
-
-
-def as_whole(value: object) -> int | None:
-    """Return a whole number, also numpy's, as Python's; None for anything else."""
-    try:
-        return None if isinstance(value, bool) else index(value)  # type: ignore[arg-type]
-    except TypeError:
-        return None
 
 
 def _is_list(value: object, accepts: Callable[[Any], bool]) -> bool:
@@ -54,6 +58,10 @@ def _is_map(value: object, key: Callable[[Any], bool], item: Callable[[Any], boo
     return isinstance(value, Mapping) and all(map(key, value)) and all(map(item, value.values()))
 
 
+def _is_position(value: object) -> bool:
+    return is_whole(getattr(value, "offset", value))
+
+
 NAME = TEXT
 NAMES = ValueType("a list of strings", lambda value: _is_list(value, is_text))
 PATH = ValueType("a path or a URL", _is_path)
@@ -63,7 +71,8 @@ NUMBER = whole(0)
 NUMBERS = ValueType("a list of numbers", lambda value: _is_list(value, is_whole))
 TIME = ValueType("a time in milliseconds", lambda value: is_whole(value) and -INT64_MAX <= index(value) <= INT64_MAX)
 SECONDS = ValueType(
-    "a number of seconds from 0", lambda value: isinstance(value, (int, float)) and value is not True and value >= 0
+    "a number of seconds from 0",
+    lambda value: is_real(value) and value >= 0,
 )
 KEYS = ValueType(
     "a list of bytes or texts", lambda value: isinstance(value, Iterable) and not isinstance(value, (str, bytes))
@@ -71,16 +80,36 @@ KEYS = ValueType(
 KEY = ValueType("bytes or a text", lambda value: isinstance(value, bytes) or is_text(value))
 CONFIGS = ValueType("a mapping of names to values", lambda value: _is_map(value, is_text, lambda _: True))
 OFFSETS = ValueType("a mapping of partitions to offsets", lambda value: _is_map(value, is_whole, is_whole))
-POSITIONS = instance("a mapping of topics to mappings of partitions to offsets", Mapping)
+POSITIONS = ValueType(
+    "a mapping of topics to mappings of partitions to offsets",
+    lambda value: _is_map(value, is_text, lambda rows: isinstance(rows, Mapping)),
+)
+"""What a row of it may be is checked with the topic, and said of its partition."""
+LATER_POSITIONS = ValueType(
+    POSITIONS.valid, lambda value: _is_map(value, is_text, lambda rows: _is_map(rows, is_whole, _is_position))
+)
+"""Positions whose topics are looked up in a later call, which must not fail for their types."""
 PARTITIONS = ValueType(
     "a mapping of topics to lists of partitions",
     lambda value: _is_map(value, is_text, lambda item: _is_list(item, is_whole)),
 )
+FUNCTION = ValueType("a function", callable)
+LIST = instance("a list", list)
+THREADS = whole(1)
 RENAMED = ValueType("a mapping of names to names", lambda value: _is_map(value, is_text, is_text))
+
+_BY_ANNOTATION: Mapping[str, ValueType] = {
+    "bool": BOOLEAN,
+    "IsolationLevel": one_of("read_committed", "read_uncommitted"),
+    "list[SparklogError] | None": LIST.or_none(),
+}
+"""Types of arguments that their annotation names completely. Modules have `from __future__ import annotations`."""
+
+_PLAIN = (int, str, bytes, type(None), Mapping)
 
 
 def checked(options: type | None = None, /, **kinds: ValueType) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Check the arguments of a call: those named here, and that it has all that are given.
+    """Check the arguments of a call: those named here, flags and isolation levels, and that it has all that are given.
 
     `options`: the `TypedDict` of the call's `**options` (`keyword_settings`). Its keys are then arguments of the call,
     with their types and defaults, and the docstring has them.
@@ -88,7 +117,11 @@ def checked(options: type | None = None, /, **kinds: ValueType) -> Callable[[Cal
 
     def decorate(call: Callable[P, T]) -> Callable[P, T]:
         signature, doc = inspect.signature(call), call.__doc__
-        types = dict(kinds)
+        types = {
+            name: _BY_ANNOTATION[item.annotation]
+            for name, item in signature.parameters.items()
+            if item.annotation in _BY_ANNOTATION
+        } | kinds
         if options is not None:
             settings = keyword_settings(options)
             named = [item for item in signature.parameters.values() if item.kind is not item.VAR_KEYWORD]
@@ -106,13 +139,18 @@ def checked(options: type | None = None, /, **kinds: ValueType) -> Callable[[Cal
         @wraps(call)
         def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
             try:
-                arguments = signature.bind(*args, **kwargs).arguments
+                bound = signature.bind(*args, **kwargs)
             except TypeError as error:
                 raise BadRequest(f"{call.__name__}: {error}{_hint(signature, args, kwargs)}") from None
+            arguments, has_other_numbers = bound.arguments, False
             for name, kind in types.items():
                 if name in arguments:
                     kind.check(name, arguments[name])
-            return call(*args, **kwargs)
+            for name, value in arguments.items():
+                # A number of numpy would go on into documents, which JSON cannot hold.
+                if not isinstance(value, _PLAIN) and (number := as_whole(value)) is not None:
+                    arguments[name], has_other_numbers = number, True
+            return call(*bound.args, **bound.kwargs) if has_other_numbers else call(*args, **kwargs)
 
         guarded.__signature__ = signature  # type: ignore[attr-defined]
         guarded.__doc__ = doc

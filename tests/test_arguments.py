@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from functools import wraps
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 
 import sparklog
 from sparklog.common import units
-from sparklog.errors import BadRequest, NotFound, SparklogError
+from sparklog.errors import BadRequest, NotFound, SparklogError, shortened
 
 KAFKA = str(Path(__file__).parents[1] / "examples" / "data" / "kafka-log-dir")
 DATA = pa.table({"key": ["a", "b"], "value": ["1", "2"]})
@@ -38,6 +39,7 @@ class Place:
         self.topic = self.root.create_topic("t")
         self.topic.append(DATA)
         self._numbers = count()
+        self._producer: sparklog.Producer | None = None
         self._consumers: dict[str, sparklog.Consumer] = {}
 
     def new(self) -> str:
@@ -55,6 +57,36 @@ class Place:
     def send(self, topic: str, value: Any, key: Any = None, headers: Any = None) -> None:
         with sparklog.producer(self.root, linger_ms=0) as producer:
             producer.send(topic, value, key, headers=headers).result(10)
+
+    def producer(self) -> sparklog.Producer:
+        """Return a producer that numbers its records; it is closed with the test's root."""
+        if self._producer is None:
+            self._producer = sparklog.producer(self.root, producer_id="numbered", linger_ms=0)
+        return self._producer
+
+    @property
+    def send_numbered(self) -> Callable[..., object]:
+        """`Producer.send`, and wait for its record."""
+
+        @wraps(self.producer().send)
+        def send(**given: Any) -> object:
+            return self.producer().send(**given).result(10)
+
+        return send
+
+    def close(self) -> None:
+        if self._producer is not None:
+            self._producer.close()
+
+    @property
+    def closed_producer(self) -> Callable[..., object]:
+        """A function with the signature of `sparklog.producer` that closes the producer."""
+
+        @wraps(sparklog.producer)
+        def make(**options: Any) -> None:
+            sparklog.producer(**options).close()
+
+        return make
 
     def transaction(self) -> sparklog.Transaction:
         return sparklog.transactional(self.root, "etl").begin()
@@ -106,19 +138,25 @@ def calls() -> Calls:
     add("transactional", lambda _: sparklog.transactional, root=root, transactional_id="x")
     add("producer", lambda p: p.made_producer, producer_id=None, transactional_id=None)
     add("Producer.send", lambda p: p.send, topic="t", value="v")
+    add("Producer.send of a field", lambda p: p.send_numbered, topic="t", value="v", sequence=1)
+    add("producer of options", lambda p: p.closed_producer, root=root)
+    for name, given in {"partitions_for": {"topic": "t"}, "last_sequence": {"topic": "t"}, "flush": {}}.items():
+        add(f"Producer.{name}", lambda p, name=name: getattr(p.producer(), name), **given)  # type: ignore[misc]
+    add("repartition", lambda _: sparklog.repartition, root=root, topic="t", name="wider", partitions=3)
     add("Groups", lambda _: sparklog.Groups, root=root)
     add("WriteOptions", lambda _: sparklog.WriteOptions)
     add("WriterKey", lambda p: lambda id, batch, run=None: p.topic.append(  # noqa: A006
         DATA, writer=sparklog.WriterKey(id, batch, run)), id="w", batch=0)  # fmt: skip
     for name, given in {
         "topics": {}, "topic": {"name": "t"}, "create_topic": {"name": "t"}, "ensure_topic": {"name": "t"},
-        "delete_topic": {"name": "nothing"},
+        "delete_topic": {"name": "nothing"}, "alter_defaults": {"changes": {}},
     }.items():  # fmt: skip
         add(f"Root.{name}", lambda p, name=name: getattr(p.root, name), **given)  # type: ignore[misc]
     for name, given in {
         "alter": {}, "plan_alter": {}, "delete_records": {"before": {0: 0}}, "plan_delete_records": {"before": {0: 0}},
         "append": {"data": DATA}, "scan": {}, "table": {}, "count": {}, "offset_for_timestamp": {"timestamp_ms": 1},
         "record_at": {"partition": 0, "offset": 0}, "get": {"key": "a"}, "end_kafka_transactions": {},
+        "delete": {"version": 99},
     }.items():  # fmt: skip
         add(f"Topic.{name}", lambda p, name=name: getattr(p.topic, name), **given)  # type: ignore[misc]
     for name, given in {
@@ -184,6 +222,195 @@ def test_wrong_types_are_refused_in_words(place: Place, name: str, monkeypatch: 
             if error is not None and (not isinstance(error, SparklogError) or "\n" in str(error)):
                 raw.append((parameter, wrong, error))
     assert raw == []
+
+
+NUMBER = (
+    "5",
+    "",
+    b"5",
+    1.5,
+    float("nan"),
+    True,
+    [1],
+    object(),
+    "\ud800",
+    np.float64(1.5),
+    np.bool_(True),
+    np.array([1, 2]),
+)
+NAME = (5, 1.5, True, b"x", ["x"], {"x": 1}, "\ud800", object())
+NAMES = ("x", b"x", 5, True, [5], [None], ["\ud800"], object())
+SECONDS = ("5", "", b"5", float("nan"), True, False, [1], -1, -0.5, "\ud800", object())
+PATHS = (5, b"x", "", "\0", "\ud800", ["x"], True, 1.5)
+CONFIGS = (5, "x", b"x", ["x"], {5: 1}, {"\ud800": 1}, True, object())
+CHOICE = ("x", "", 5, b"x", True, ["x"], "\ud800")
+LIST_OF_NUMBERS = (5, "x", ["x"], [True], [1.5], [None], {"x": 1}, [np.array([1, 2])])
+PARTITIONS = (5, "x", b"x", {"t": 5}, {"t": ["x"]}, {"t": [True]}, {5: [0]}, [("t", "x")], [("t",)], ["x"])
+BY_ANNOTATION: Mapping[str, tuple[Any, ...]] = {
+    "int": NUMBER,
+    "str": NAME,
+    "bool": (0, 1, "true", "", b"x", [], 1.5, "\ud800", None, np.array([True, False])),
+    "float": SECONDS,
+    "Sequence[str]": NAMES,
+    "Collection[str]": NAMES,
+    "Sequence[int]": LIST_OF_NUMBERS,
+    "Collection[int]": LIST_OF_NUMBERS,
+    "PathLike": PATHS,
+    "RootLike": PATHS,
+    "str | os.PathLike[str]": PATHS,
+    "str | os.PathLike[str] | Store": PATHS,
+    "Root | Store | str | os.PathLike[str]": PATHS,
+    "IsolationLevel": CHOICE,
+    "CorruptRecords": CHOICE,
+    "Codec": CHOICE,
+    "Literal": CHOICE,
+    "Mapping[str, object]": CONFIGS,
+    "Mapping[str, object | None]": CONFIGS,
+    "Mapping[str, str]": (*CONFIGS, {"x": 5}),
+    "Mapping[int, int]": (5, "x", ["x"], {"x": 1}, {0: "x"}, {0: None}, {0: 1.5}, {0: True}, {True: 1}, {1.5: 1}),
+    "Offsets": (5, "x", ["x"], {"t": 5}, {"t": {"x": 1}}, {"t": {0: "x"}}, {"t": {0: True}}, {5: {0: 1}}),
+    "Partitions": PARTITIONS,
+    "Mapping[str, Collection[int]]": PARTITIONS,
+    "TopicPartition": (5, "x", ("t",), ("t", "x"), ("t", True), ("t", -1)),
+    "Mapping[TopicPartition, int]": (5, "x", {"t": 1}, {("t", 0): "x"}, {("t", 0): True}, {("t", True): 1}),
+    "bytes | str": (5, 1.5, True, None, ["x"], "\ud800", object()),
+    "Iterable[bytes | str]": (5, "x", b"x", [5], [None], ["\ud800"], [True]),
+    "Position": ("x", "", 5.5, b"x", True, -5, {0: "x"}, {0: True}, {0: -9}, float("nan"), "\ud800", [5]),
+    "AsOf": ("x", "", b"x", 1.5, True, float("nan"), [5], "\ud800", 10**30, -5),
+    "str | Sequence[str]": (5, b"x", [5], [None], ["\ud800"], "", [""], "a/b"),
+    "str | re.Pattern[str]": (5, b"x", ["x"], "(", "\ud800"),
+    **dict.fromkeys(("Limits", "RebalanceListener", "CommitCallback", "WriteOptions", "WriterKey", "Head"), (5, "x")),
+    "ArrowData": (None, 5, "x", b"x", object(), ["x"]),
+    "Say": (None, 5, "x"),
+    "Callable[[int], object]": (None, 5, "x"),
+    "str | GroupMetadata | Membership | GroupConsumer": (None, 5, b"x", ["x"], "\ud800", ""),
+}
+"""Wrong values of an argument, by its annotation. None is wrong too, unless the annotation has it."""
+UNTYPED = ("Any", "<class 'inspect._empty'>", "SparkSession", "Env", "list[SparklogError]")
+"""Arguments that tests of their own have, or that take anything."""
+OF_OPTIONS = ("partitioner", "key_serializer", "value_serializer", "acks", "groups")
+"""Options with a type of their own: `tests/clients/producer` and `tests/kafka/exporting`."""
+SAID_AS = {
+    "timeout_ms": "transaction.timeout.ms", "session_timeout_ms": "session.timeout.ms", "keys": "key", "n": "`n`",
+    "topics": "topic", "partitions": "partition", "name": "", "transactional_id": "transactional id",
+}  # fmt: skip
+"""What an error calls an argument, if not by its name."""
+
+
+def annotation(parameter: inspect.Parameter) -> tuple[str, bool]:
+    """Return what an argument is annotated with, and whether it may be None."""
+    text = str(parameter.annotation).replace("typing.", "").replace("collections.abc.", "")
+    text = text if text in UNTYPED else text.removeprefix("<class '").removesuffix("'>")
+    required = text.removesuffix(" | None")
+    return "Literal" if required.startswith("Literal[") else required, required != text or required == "AsOf"
+
+
+def contents(folder: Path) -> dict[Path, int]:
+    return {path: path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+
+
+def parts(value: object) -> Iterator[object]:
+    """Yield a value and what it holds."""
+    yield value
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from (*parts(key), *parts(item))
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from parts(item)
+
+
+def answer(call: Callable[..., object], given: dict[str, Any], parameter: inspect.Parameter, wrong: object) -> str:
+    """What is wrong with the answer to a wrong argument; empty: nothing."""
+    if parameter.kind is parameter.VAR_POSITIONAL:
+        given = {name: value for name, value in given.items() if name != parameter.name}
+        error = outcome(lambda: call(*given.values(), wrong), {})
+    else:
+        error = outcome(call, {**given, parameter.name: wrong})
+    if not isinstance(error, BadRequest) or "\n" in str(error):
+        return f"{type(error).__name__}: {error}"
+    name = SAID_AS.get(parameter.name, parameter.name)
+    if name not in str(error) and parameter.name not in str(error):
+        return f"does not name the argument: {error}"
+    if not any(shortened(part) in str(error) or str(part) in str(error) for part in parts(wrong)):
+        return f"does not name the value: {error}"
+    return ""
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_wrong_argument_is_refused_by_name_and_nothing_is_written(
+    place: Place, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place.folder)
+    of, right = CALLS[name]
+    call, given = of(place), right(place)
+    before, wrong = contents(place.folder), []
+    for parameter in inspect.signature(call).parameters.values():
+        kind, may_be_none = annotation(parameter)
+        if kind in UNTYPED or parameter.name in OF_OPTIONS:
+            continue
+        values = BY_ANNOTATION[kind]
+        lacks_none = not may_be_none and all(value is not None for value in values)
+        answers = {(parameter.name, repr(value)): answer(call, given, parameter, value) for value in values}
+        wrong += [(*key, said) for key, said in answers.items() if said]
+        if lacks_none and (said := answer(call, given, parameter, None)):
+            wrong.append((parameter.name, "None", said))
+    place.close()
+    assert wrong == []
+    assert contents(place.folder) == before
+
+
+def test_misspelled_arguments_are_answered_with_the_right_one(place: Place) -> None:
+    for name, (of, right) in CALLS.items():
+        call = of(place)
+        for parameter in inspect.signature(call).parameters:
+            if len(parameter) > 3 and hasattr(call, "__wrapped__") and not name.startswith("Producer.send"):
+                error = outcome(call, {**right(place), parameter[:-1]: 1})
+                assert isinstance(error, BadRequest), (name, parameter)
+                assert f"'{parameter[:-1]}'" in str(error), (name, error)
+                assert "did you mean" in str(error), (name, error)
+    place.close()
+
+
+def test_numbers_of_numpy_are_taken_where_numbers_are(place: Place) -> None:
+    """Alike to numbers of Python, whether they are right or out of range: they are not refused for their type."""
+    for name, (of, right) in CALLS.items():
+        for parameter in inspect.signature(of(place)).parameters.values():
+            if annotation(parameter)[0] not in ("int", "float") or (name, parameter.name) == (
+                "Topic.delete",
+                "version",
+            ):
+                continue
+            for number in (1, -9):
+                if (name, number) in (("Consumer.poll", 1), ("FollowedTable.wait", 1)):
+                    continue
+                errors = [
+                    outcome(of(place), {**right(place), parameter.name: value}) for value in (number, np.int64(number))
+                ]
+                assert type(errors[0]) is type(errors[1]), (name, parameter.name, errors)
+    place.close()
+
+
+def test_what_is_closed_refuses_calls(place: Place) -> None:
+    producer, consumer = place.producer(), place.consumer("poll")
+    transaction = place.transaction()
+    producer.close()
+    consumer.close()
+    transaction.abort()
+    for call in (
+        lambda: producer.send("t", "v", sequence=1),
+        lambda: consumer.poll(),
+        lambda: consumer.commit(),
+        lambda: consumer.commit_async(),
+        lambda: consumer.seek("t", 0, 0),
+        lambda: consumer.subscribe("t"),
+        lambda: transaction.append("t", DATA),
+        lambda: transaction.send_offsets("h", {"t": {0: 1}}),
+    ):
+        with pytest.raises(BadRequest, match=r"closed|is aborted"):
+            call()
+    producer.close()
+    consumer.close()
 
 
 def test_right_ones_are_taken(place: Place) -> None:

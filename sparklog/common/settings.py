@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from numbers import Real
 from operator import index
-from typing import Any, Literal, SupportsIndex, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from sparklog.common import parsing
 from sparklog.common.parsing import INT32_MAX, INT64_MAX, INT64_MIN, whole_number
@@ -72,7 +73,20 @@ def is_text(value: object) -> bool:
 
 def is_whole(value: object) -> bool:
     """Return True for a whole number, also one of numpy."""
-    return isinstance(value, SupportsIndex) and not isinstance(value, bool)
+    return as_whole(value) is not None
+
+
+def as_whole(value: object) -> int | None:
+    """Return a whole number, also numpy's, as Python's; None for anything else."""
+    try:
+        return None if isinstance(value, bool) else index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
+def is_real(value: object) -> bool:
+    """Return True for a whole number or a fraction, also one of numpy."""
+    return not isinstance(value, bool) and isinstance(value, Real)
 
 
 def whole_range(low: int, high: int = INT64_MAX) -> str:
@@ -135,8 +149,8 @@ def number(valid: str, accepts: Callable[[float], bool]) -> ValueType:
             raise ValueError(text)
         return value
 
-    def is_valid(value: object) -> bool:
-        return isinstance(value, (int, float)) and not isinstance(value, bool) and accepts(value)
+    def is_valid(value: Any) -> bool:
+        return is_real(value) and accepts(float(value))
 
     return ValueType(valid, is_valid, parse, "double")
 

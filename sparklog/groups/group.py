@@ -15,8 +15,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sparklog.arguments import NAME, PARTITIONS, as_whole, checked
-from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, Unavailable
+from sparklog.arguments import NAME, PARTITIONS, POSITIONS, checked
+from sparklog.common.settings import as_whole
+from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, Unavailable, shortened
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups import group_steps as steps
 from sparklog.groups.group_members import GroupMember
@@ -243,20 +244,20 @@ class Group:
             Conflict: members share the group, and are active.
         """
         name = self.root.env.new_id() if instance is None else check_id(instance, "instance")
-        check_session_timeout(session_timeout_ms)
+        timeout_ms = checked_session_timeout(session_timeout_ms)
         joined = [0]
 
         def step(base: GroupState) -> GroupState:
             if base.members:
                 # As in Kafka, where the protocols of all members must fit: none of them takes over from the others.
                 self.refuse_active(base, self.root.store.now_ms)
-            after = steps.join(base, name, session_timeout_ms)
+            after = steps.join(base, name, timeout_ms)
             joined[0] = after.generation
             return after
 
         self.write(step)
         self.settle()
-        return Membership(self, GroupMetadata(self.id, joined[0], name), session_timeout_ms, self.root.env.now())
+        return Membership(self, GroupMetadata(self.id, joined[0], name), timeout_ms, self.root.env.now())
 
     def prepare(
         self, member: GroupMetadata | None, txn: str, n: int, timeout_ms: int, offsets: Sequence[TopicOffsets]
@@ -273,6 +274,7 @@ class Group:
 
     # -- operators
 
+    @checked(offsets=POSITIONS)
     def alter(
         self, offsets: Offsets, *, dry_run: bool = False, force: bool = False
     ) -> Mapping[TopicPartition, CommittedOffset]:
@@ -296,6 +298,7 @@ class Group:
         self._check_exists()
         self._act(lambda base: steps.delete_offsets(base, gone), dry_run)
 
+    @checked()
     def delete(self, *, dry_run: bool = False) -> None:
         """Delete the group. `Conflict` while it is active, `NotFound` if there is none."""
         self._check_exists()
@@ -378,9 +381,12 @@ def _by_place(offsets: Iterable[TopicOffsets]) -> dict[TopicPartition, Committed
     return {(item.topic, item.partition): item for of_topic in offsets for item in of_topic.committed()}
 
 
-def check_session_timeout(session_timeout_ms: object) -> None:
-    if type(session_timeout_ms) is not int or not 1 <= session_timeout_ms <= MAX_SESSION_TIMEOUT_MS:
-        raise BadRequest(f"session.timeout.ms is 1 to {MAX_SESSION_TIMEOUT_MS} (a day), found {session_timeout_ms!r}")
+def checked_session_timeout(session_timeout_ms: object) -> int:
+    timeout_ms = as_whole(session_timeout_ms)
+    if timeout_ms is None or not 1 <= timeout_ms <= MAX_SESSION_TIMEOUT_MS:
+        found = shortened(session_timeout_ms)
+        raise BadRequest(f"session.timeout.ms is 1 to {MAX_SESSION_TIMEOUT_MS} (a day), found {found}")
+    return timeout_ms
 
 
 def _row(topic: str, partitions: int, partition: object, position: object, now_ms: int) -> tuple[int, Row]:

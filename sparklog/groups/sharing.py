@@ -21,7 +21,7 @@ from sparklog.common.reached import reached
 from sparklog.errors import BadRequest
 from sparklog.groups import group_steps as steps
 from sparklog.groups.assignors import ASSIGNORS, COOPERATIVE_STICKY
-from sparklog.groups.group import Group, Membership, check_session_timeout
+from sparklog.groups.group import Group, Membership, checked_session_timeout
 from sparklog.groups.group_members import GroupMember, Partitions
 from sparklog.groups.group_state import GroupMetadata, GroupState
 from sparklog.limits import SESSION_TIMEOUT_MS
@@ -41,7 +41,7 @@ class JoinRequest:
     client_id: str = "sparklog"
 
     def __post_init__(self) -> None:
-        check_session_timeout(self.session_timeout_ms)
+        checked_session_timeout(self.session_timeout_ms)
         if self.instance_id is not None:
             check_id(self.instance_id, "group.instance.id")
         check_id(self.client_id, "client.id")

@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from sparklog.arguments import NAME, NUMBER, checked
+from sparklog.arguments import FUNCTION, NAME, NUMBER, checked
 from sparklog.common import units
 from sparklog.common.settings import whole
 from sparklog.errors import BadRequest, Conflict, NotFound
@@ -465,7 +465,7 @@ class Repartitioned:
     groups: tuple[MovedGroup, ...]
 
 
-@checked(root=ROOT, topic=NAME, name=NAME, partitions=NUMBER, step_bytes=whole(1))
+@checked(root=ROOT, topic=NAME, name=NAME, partitions=NUMBER, step_bytes=whole(1), progress=FUNCTION)
 def repartition(
     root: Root | Store | str | os.PathLike[str],
     topic: str,

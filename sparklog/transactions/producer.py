@@ -17,8 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sparklog.arguments import NAME, checked, instance
+from sparklog.arguments import NAME, POSITIONS, checked, instance
 from sparklog.common.reached import reached
+from sparklog.common.settings import as_whole
 from sparklog.errors import BadRequest, Conflict, Fenced, SparklogError, Unavailable, shortened
 from sparklog.groups.group import Group, GroupConsumer, Membership, Offsets
 from sparklog.groups.group_state import GroupMetadata, TopicOffsets, merged
@@ -115,9 +116,11 @@ class TransactionalProducer:
         self.root = root
         self.id = check_id(transactional_id, "transactional id")
         highest = MAX_TRANSACTION_TIMEOUT_MS
-        if isinstance(timeout_ms, bool) or not isinstance(timeout_ms, int) or not 1 <= timeout_ms <= highest:
-            raise BadRequest(f"timeout_ms must be a whole number from 1 to {highest} (a day), found {timeout_ms!r}")
-        self.timeout_ms = timeout_ms
+        whole_ms = as_whole(timeout_ms)
+        if whole_ms is None or not 1 <= whole_ms <= highest:
+            found = shortened(timeout_ms)
+            raise BadRequest(f"timeout_ms must be a whole number from 1 to {highest} (a day), found {found}")
+        self.timeout_ms = whole_ms
         self.instance = root.env.new_id() if instance is None else check_id(instance, "instance")
         self.epoch = epoch
         """Epoch of this instance, once it has begun a transaction: lower ones are fenced, however many come between."""
@@ -184,13 +187,14 @@ class TransactionalProducer:
             Fenced: a newer instance has taken over.
             BadRequest: `n` is no number.
         """
-        if isinstance(n, bool) or not isinstance(n, int):
+        number = as_whole(n)
+        if number is None:
             raise BadRequest(
                 f"expected the number of a transaction, the `n` of what `begin` returned; found {shortened(n)}"
             )
         self.root.engine.ensure_probed()
-        check_undecided(self.log.refresh(), n)
-        return Transaction(self, n, None, part if part is None else check_id(part, "part"))
+        check_undecided(self.log.refresh(), number)
+        return Transaction(self, number, None, part if part is None else check_id(part, "part"))
 
 
 class Transaction:
@@ -253,6 +257,7 @@ class Transaction:
         if any(len(file) for file in files):
             self._files.setdefault(target.topic, []).append(TopicFiles(target, tuple(files)))
 
+    @checked(offsets=POSITIONS.or_none())
     def send_offsets(
         self, group: str | GroupMetadata | Membership | GroupConsumer, offsets: Offsets | None = None
     ) -> None:

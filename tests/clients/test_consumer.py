@@ -188,7 +188,7 @@ def test_a_seek_drops_what_was_read_and_goes_on_from_there(place: Place) -> None
     for wrong in (-1, True, "1"):
         with pytest.raises(BadRequest, match="offset must be a whole number of at least 0"):
             consumer.seek("a", 0, wrong)  # type: ignore[arg-type]
-    with pytest.raises(NotFound, match="does not read partition 9 of topic a"):
+    with pytest.raises(NotFound, match="does not read partition 9 of topic 'a'"):
         consumer.seek("a", 9, 0)
 
 

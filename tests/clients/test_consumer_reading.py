@@ -199,7 +199,7 @@ def test_pause_and_resume(place: Place) -> None:
     assert sorted(everything(consumer)) == ["2", "3", "x"]
     consumer.pause()
     assert consumer.paused() == frozenset()
-    with pytest.raises(NotFound, match="does not read partition 0 of topic b"):
+    with pytest.raises(NotFound, match="does not read partition 0 of topic 'b'"):
         consumer.pause(B0)
     consumer.pause(A0)
     consumer.subscribe("b")

@@ -210,7 +210,7 @@ def test_wrong_input_is_one_error_and_changes_nothing() -> None:
         producer.begin()
     with pytest.raises(NotFound, match="creates it"):
         transaction.append("nope", rows("1"))
-    with pytest.raises(BadRequest, match="expected pyarrow tables"):
+    with pytest.raises(BadRequest, match="data must be pyarrow tables"):
         transaction.append("a", [1])  # type: ignore[list-item]
     transaction.append("a", rows("1"))
     transaction.commit()

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from sparklog.arguments import NAME, POSITIONS, checked, instance
+from sparklog.arguments import FUNCTION, LATER_POSITIONS, NAME, POSITIONS, checked, instance
 from sparklog.clients.consumer.consumer_options import TOPICS, ConsumerOptions, consumer_options
 from sparklog.clients.consumer.member import ConsumerMember, ManualAssignment, StandaloneMember
 from sparklog.clients.consumer.offset_commits import CommitCallback, OffsetCommits
@@ -281,7 +281,7 @@ class Consumer(PartitionReader, GroupConsumer):
         """
         self._commits.commit(self._committing(), offsets)
 
-    @checked(offsets=POSITIONS.or_none())
+    @checked(offsets=LATER_POSITIONS.or_none(), callback=FUNCTION.or_none())
     def commit_async(self, offsets: Offsets | None = None, callback: CommitCallback | None = None) -> None:
         """Commit positions at the next `poll`, `commit` or `close`, in the order of these calls.
 
@@ -410,6 +410,7 @@ class Consumer(PartitionReader, GroupConsumer):
         self._topics.forget(self._names)
         self._names = ()
 
+    @checked()
     def close(self, *, commit: bool = True) -> None:
         """Leave the group. Closing twice does nothing.
 

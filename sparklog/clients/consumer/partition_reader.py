@@ -193,6 +193,7 @@ class PartitionReader(ABC):
         Raises:
             NotFound: a partition is not read here.
         """
+        self._check_open()
         if partitions:
             self._positions.paused.update(self._positions.check(partitions, self))
             self._drop_read()
@@ -207,6 +208,7 @@ class PartitionReader(ABC):
         Raises:
             NotFound: a partition is not read here.
         """
+        self._check_open()
         if partitions:
             self._positions.paused.difference_update(self._positions.check(partitions, self))
             self._drop_read()
@@ -235,6 +237,7 @@ class PartitionReader(ABC):
         Raises:
             NotFound: the partition is not read here.
         """
+        self._check_open()
         self._positions.check([(topic, partition)], self)
         return self._positions.next[topic, partition]
 
@@ -258,6 +261,7 @@ class PartitionReader(ABC):
         Raises:
             NotFound: the partition is not read here.
         """
+        self._check_open()
         self._positions.check([(topic, partition)], self)
         self._seek({(topic, partition): offset})
 
@@ -271,6 +275,7 @@ class PartitionReader(ABC):
         Raises:
             NotFound: a partition is not read here.
         """
+        self._check_open()
         self._seek(self.beginning_offsets(self._positions.check(partitions, self)))
 
     @checked(partitions=PAIRS)
@@ -283,6 +288,7 @@ class PartitionReader(ABC):
         Raises:
             NotFound: a partition is not read here.
         """
+        self._check_open()
         self._seek(self.end_offsets(self._positions.check(partitions, self)))
 
     @checked(timestamp_ms=TIME, partitions=PAIRS)
@@ -296,6 +302,7 @@ class PartitionReader(ABC):
         Raises:
             NotFound: a partition is not read here.
         """
+        self._check_open()
         places = self._positions.check(partitions, self)
         ends = self.end_offsets(places)
         answers = self.offsets_for_times(dict.fromkeys(places, timestamp_ms))

@@ -90,7 +90,7 @@ class Positions:
         chosen = list(places)
         for topic, partition in chosen:
             if (topic, partition) not in self.next:
-                raise NotFound(f"{reader!r} does not read partition {partition} of topic {topic}")
+                raise NotFound(f"{reader!r} does not read partition {partition} of topic {topic!r}")
         return chosen or list(self.next)
 
     def move_after(self, batch: pa.RecordBatch) -> None:

@@ -18,9 +18,10 @@ from sparklog.clients.producer.accumulator import Accumulator
 from sparklog.clients.producer.futures import RecordFuture
 from sparklog.clients.producer.options import ProducerOptions, producer_options
 from sparklog.clients.producer.sender import Sender
-from sparklog.clients.producer.sequences import check_sequence
+from sparklog.clients.producer.sequences import checked_sequence
 from sparklog.clients.producer.serializers import serializer
 from sparklog.clients.producer.transactions import ProducerTransactions
+from sparklog.common.settings import as_whole
 from sparklog.errors import BadRequest, NotFound, SparklogError, Unavailable, shortened
 from sparklog.groups.group import Membership, Offsets
 from sparklog.groups.group_state import GroupMetadata
@@ -152,13 +153,13 @@ class Producer:
         if timestamp is None:
             timestamp = self._wall_ms()
         elif type(timestamp) is not int or not 0 <= timestamp <= INT64_MAX:
-            raise BadRequest(f"timestamp is milliseconds since 1970, found {shortened(timestamp)}")
+            timestamp = _whole("timestamp", "milliseconds since 1970", timestamp, INT64_MAX)
         if self._options["partitioner"] is not None and partition is None:
             partition = self._choose(topic, key)
         if partition is not None:
-            self._check_partition(topic, partition)
+            partition = self._checked_partition(topic, partition)
         if sequence is not None or self._options["producer_id"] is not None:
-            check_sequence(sequence, self._options["producer_id"])
+            sequence = checked_sequence(sequence, self._options["producer_id"])
         if self._transactions is not None and not self._transactions.takes_records:
             raise BadRequest("no transaction takes records: begin_transaction first")
         if value is None and key is None and headers is None:
@@ -176,12 +177,12 @@ class Producer:
         count = log.head(refresh=False).partitions
         return count if count >= least else log.head().partitions
 
-    def _check_partition(self, topic: str, partition: object) -> None:
-        if isinstance(partition, bool) or not isinstance(partition, int) or not 0 <= partition <= INT32_MAX:
-            raise BadRequest(f"partition is a whole number from 0 to {INT32_MAX}, found {shortened(partition)}")
-        count = self._count(topic, partition + 1)
-        if partition >= count:
-            raise BadRequest(f"topic '{topic}' has partitions 0 to {count - 1}, found {partition}")
+    def _checked_partition(self, topic: str, partition: object) -> int:
+        number = _whole("partition", f"a whole number from 0 to {INT32_MAX}", partition, INT32_MAX)
+        count = self._count(topic, number + 1)
+        if number >= count:
+            raise BadRequest(f"topic '{topic}' has partitions 0 to {count - 1}, found partition {number}")
+        return number
 
     def _choose(self, topic: str, key: bytes | None) -> int:
         partitions = list(range(self._count(topic)))
@@ -322,6 +323,14 @@ class Producer:
     def _refuse_in_callback(self, call: str) -> None:
         if threading.current_thread() is self._thread:
             raise BadRequest(f"{call} in a callback would wait for itself: call it in another thread")
+
+
+def _whole(name: str, valid: str, value: object, high: int) -> int:
+    """Return a whole number from 0, also one of numpy. `BadRequest` for anything else."""
+    number = as_whole(value)
+    if number is None or not 0 <= number <= high:
+        raise BadRequest(f"{name} must be {valid}, found {shortened(value)}")
+    return number
 
 
 _OPEN: weakref.WeakSet[Producer] = weakref.WeakSet()

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from sparklog.common.settings import as_whole
 from sparklog.errors import BadRequest, Conflict, Fenced, SparklogError, shortened
 from sparklog.log.journal.documents import INT64_MAX
 from sparklog.log.state.commit import TAKEOVER, Writer
@@ -102,13 +103,18 @@ class TopicSequences:
         return self.last
 
 
-def check_sequence(sequence: object, producer_id: str | None) -> None:
-    """`BadRequest` for a sequence that no producer can have, or one too many or too few."""
+def checked_sequence(sequence: object, producer_id: str | None) -> int | None:
+    """Return a sequence. `BadRequest` for one that no producer can have, or one too many or too few."""
     if producer_id is None:
         if sequence is not None:
-            raise BadRequest("a sequence needs a producer_id, under which the topic keeps the last one")
-    elif isinstance(sequence, bool) or not isinstance(sequence, int) or not 1 <= sequence <= INT64_MAX:
+            raise BadRequest(
+                f"sequence={shortened(sequence)} needs a producer_id, under which the topic keeps the last sequence"
+            )
+        return None
+    number = as_whole(sequence)
+    if number is None or not 1 <= number <= INT64_MAX:
         raise BadRequest(
             f"producer '{producer_id}' sends with sequence=, a whole number from 1 on that grows; "
             f"found {shortened(sequence)}"
         )
+    return number

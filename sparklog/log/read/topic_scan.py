@@ -19,8 +19,9 @@ from typing import Final, Literal
 
 import pyarrow as pa
 
-from sparklog.arguments import as_whole
-from sparklog.errors import BadRequest, Conflict, NotFound
+from sparklog.arguments import THREADS
+from sparklog.common.settings import as_whole
+from sparklog.errors import BadRequest, Conflict, NotFound, shortened
 from sparklog.log.read.key_lookup import KeySet
 from sparklog.log.read.read_plan import check_partition, read_parts
 from sparklog.log.read.record_batches import RecordBatches, schema_of
@@ -69,9 +70,8 @@ class Scan(RecordBatches):
 
 
 def check_threads(threads: int) -> int:
-    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
-        raise BadRequest(f"threads is a whole number from 1, found {threads!r}")
-    return threads
+    THREADS.check("threads", threads)
+    return int(threads)
 
 
 def scan_ranges(
@@ -85,8 +85,8 @@ def scan_ranges(
     ranges = []
     for partition in sorted(bounds) if partitions is None else dict.fromkeys(partitions):
         limits = check_partition(topic, partition, bounds)
-        low = _offset(start, partition, limits, isolation, EARLIEST)
-        high = _offset(end, partition, limits, isolation, LATEST)
+        low = _offset("start", start, partition, limits, isolation, EARLIEST)
+        high = _offset("end", end, partition, limits, isolation, LATEST)
         if low > high and not (isinstance(start, str) or isinstance(end, str)):
             raise BadRequest(f"expected start <= end for partition {partition}, found {low} and {high}")
         for name, offset in (("start", low), ("end", high)):
@@ -99,7 +99,7 @@ def scan_ranges(
     return ranges
 
 
-def _offset(position: Position, partition: int, bounds: Bounds, isolation: str, default: OffsetSpec) -> int:
+def _offset(name: str, position: Position, partition: int, bounds: Bounds, isolation: str, default: OffsetSpec) -> int:
     if isinstance(position, Mapping):
         position = position.get(partition, default)
     if position == EARLIEST:
@@ -108,7 +108,7 @@ def _offset(position: Position, partition: int, bounds: Bounds, isolation: str, 
         return bounds.end(isolation)
     offset = as_whole(position)
     if offset is None or offset < 0:
-        raise BadRequest(f"expected {EARLIEST}, {LATEST} or an offset from 0, found {position!r}")
+        raise BadRequest(f"{name} must be {EARLIEST}, {LATEST} or an offset from 0, found {shortened(position)}")
     return offset
 
 

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from sparklog.arguments import CONFIGS, NAME, PLACE, checked
-from sparklog.common.settings import ValueType
+from sparklog.arguments import CONFIGS, NAME, PLACE, checked, instance
+from sparklog.common.settings import ValueType, as_whole
 from sparklog.common.units import count
-from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, advice, nearest
+from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, advice, nearest, shortened
 from sparklog.limits import Limits
 from sparklog.log.decisions.decision_log import settle
 from sparklog.log.journal.clocks import SYSTEM, Env
@@ -39,9 +39,11 @@ if TYPE_CHECKING:
     from sparklog.log.topic.topic import Topic
 
 
-def _check_partition_count(partitions: object) -> None:
-    if isinstance(partitions, bool) or not isinstance(partitions, int) or not 1 <= partitions <= MAX_PARTITIONS:
-        raise BadRequest(f"a topic has 1 to {MAX_PARTITIONS} partitions, found {partitions!r}")
+def _checked_partition_count(partitions: object) -> int:
+    number = as_whole(partitions)
+    if number is None or not 1 <= number <= MAX_PARTITIONS:
+        raise BadRequest(f"a topic has 1 to {MAX_PARTITIONS} partitions, found {shortened(partitions)}")
+    return number
 
 
 class Root:
@@ -149,7 +151,7 @@ class Root:
         check_topic_name(name)
         if partitions is None:
             partitions = self.defaults().partitions(name)
-        _check_partition_count(partitions)
+        partitions = _checked_partition_count(partitions)
         checked = TopicConfigs.of(configs)
         check_delete_delay(dict(checked.explicit), force)
         warn_of_short_retention(f"topic {name}", dict(checked.explicit))
@@ -177,7 +179,7 @@ class Root:
         """
         check_topic_name(name)
         if partitions is not None:
-            _check_partition_count(partitions)
+            partitions = _checked_partition_count(partitions)
         if not self.engine.exists(name):
             try:
                 return self.create_topic(name, partitions=partitions, configs=configs)
@@ -270,7 +272,7 @@ ROOT = ValueType(
 )
 
 
-@checked(location=PLACE)
+@checked(location=PLACE, limits=instance("sparklog.limits.Limits or None", Limits, type(None)))
 def open_root(
     location: str | os.PathLike[str] | Store, *, create: bool = False, env: Env = SYSTEM, limits: Limits | None = None
 ) -> Root:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from sparklog.log.write.arrow_data import ArrowData
 
 WRITE_OPTIONS = instance("WriteOptions", WriteOptions).or_none()
+HEAD = instance("a Head, as alter returns it", Head).or_none()
 WRITER = instance("a WriterKey", WriterKey).or_none()
 
 
@@ -77,7 +78,7 @@ class Topic(TopicReader):
 
     # -- changing the topic
 
-    @checked(configs=CONFIGS.or_none(), partitions=NUMBER.or_none())
+    @checked(configs=CONFIGS.or_none(), partitions=NUMBER.or_none(), since=HEAD)
     def alter(
         self,
         *,

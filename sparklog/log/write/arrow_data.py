@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias, TypeGuard, cast
 
 import pyarrow as pa
 
-from sparklog.errors import BadRequest
+from sparklog.errors import BadRequest, shortened
 from sparklog.log.journal.clocks import Env
 from sparklog.log.read.topic_scan import Scan
 from sparklog.log.state.slices import FileSlices
@@ -70,8 +70,8 @@ def batches(data: ArrowData) -> Iterator[pa.RecordBatch]:
             return
         if not _is_arrow(item):
             raise BadRequest(
-                "expected pyarrow tables, record batches or what else has __arrow_c_stream__ or __arrow_c_array__, "
-                f"or dictionaries, found {type(item).__name__}"
+                "data must be pyarrow tables, record batches or what else has __arrow_c_stream__ or __arrow_c_array__, "
+                f"or dictionaries, found {shortened(item if several and not isinstance(data, (str, bytes)) else data)}"
             )
         stream = item if isinstance(item, pa.Table | pa.RecordBatch | pa.RecordBatchReader) else _imported(item)
         unknown = [name for name in stream.schema.names if name not in ROW_COLUMNS]

@@ -45,7 +45,7 @@ from functools import cached_property
 
 import numpy as np
 
-from sparklog.arguments import NAMES, checked
+from sparklog.arguments import FUNCTION, NAMES, checked
 from sparklog.common.parsing import is_digits
 from sparklog.common.settings import whole
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError
@@ -280,7 +280,7 @@ ROUNDS = 6
 MOVE = "a folder, a link or a special file has its name: move that away, then repair again"
 
 
-@checked(path=ROOT, topics=NAMES, index_interval_bytes=whole(1).or_none())
+@checked(path=ROOT, topics=NAMES, index_interval_bytes=whole(1).or_none(), say=FUNCTION)
 def repair(
     path: Root | Store | str | os.PathLike[str],
     *,
