@@ -93,6 +93,8 @@ class Place:
 
 
 Calls = dict[str, tuple[Callable[[Place], Callable[..., object]], Callable[[Place], dict[str, Any]]]]
+NEVER = {"version": 99}
+"""A version that no topic of a test reaches, so that it is not deleted."""
 
 
 def new(place: Place) -> str:
@@ -107,9 +109,8 @@ def path(place: Place) -> str:
     return place.root.location
 
 
-def calls() -> Calls:
+def calls(view: sparklog.View) -> Calls:
     """Return the public calls by name, and right arguments of each."""
-    view = sparklog.open_view(KAFKA)
     made: Calls = {}
 
     def add(name: str, of: Callable[[Place], Callable[..., object]], /, **given: Any) -> None:
@@ -155,8 +156,7 @@ def calls() -> Calls:
     for name, given in {
         "alter": {}, "plan_alter": {}, "delete_records": {"before": {0: 0}}, "plan_delete_records": {"before": {0: 0}},
         "append": {"data": DATA}, "scan": {}, "table": {}, "count": {}, "offset_for_timestamp": {"timestamp_ms": 1},
-        "record_at": {"partition": 0, "offset": 0}, "get": {"key": "a"}, "end_kafka_transactions": {},
-        "delete": {"version": 99},
+        "record_at": {"partition": 0, "offset": 0}, "get": {"key": "a"}, "end_kafka_transactions": {}, "delete": NEVER,
     }.items():  # fmt: skip
         add(f"Topic.{name}", lambda p, name=name: getattr(p.topic, name), **given)  # type: ignore[misc]
     for name, given in {
@@ -175,16 +175,13 @@ def calls() -> Calls:
     add("TransactionalProducer.join", lambda p: sparklog.transactional(p.root, "etl").join, n=1)
     for name, given in {"group": {"name": "h"}, "descriptions": {"names": ("h",)}}.items():
         add(f"Groups.{name}", lambda p, name=name: getattr(sparklog.Groups(p.root), name), **given)  # type: ignore[misc]
-    for name, given in {
-        "join": {},
-        "alter": {"offsets": {"t": {0: 1}}},
-        "delete_offsets": {"gone": {"t": [0]}},
-    }.items():
+    of_group = {"join": {}, "alter": {"offsets": {"t": {0: 1}}}, "delete_offsets": {"gone": {"t": [0]}}}
+    for name, given in of_group.items():
         add(f"Group.{name}", lambda p, name=name: getattr(sparklog.Groups(p.root).group("h"), name), **given)  # type: ignore[misc]
     return made
 
 
-CALLS = calls()
+CALLS = calls(sparklog.open_view(KAFKA))
 WAITS = {("Consumer.poll", 5), ("Consumer.poll", 1.5), ("FollowedTable.wait", None), ("FollowedTable.wait", 5),
          ("FollowedTable.wait", 1.5), ("Consumer.poll", 10**30), ("FollowedTable.wait", 10**30)}  # fmt: skip
 """They are right, and take time."""
