@@ -57,7 +57,7 @@ def tree(place: Path) -> dict[str, int]:
 
 
 def chosen(place: Path, *more: str) -> retain.Maintenance:
-    return retain.arguments(["--root", str(place), *more])
+    return retain.arguments([*(() if "--root" in more else ("--root", str(place))), *more])
 
 
 @pytest.mark.usefixtures("records_in_files")

@@ -538,7 +538,9 @@ def test_threads_that_share_a_topic(tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(6) as pool:
         versions = sorted(version for found in pool.map(work, range(6)) for version in found)
-    assert versions == list(range(1, 91))
+    # Appends that meet share a commit.
+    assert len(versions) == 90
+    assert sorted(set(versions)) == list(range(1, versions[-1] + 1))
     head = topic.log.head()
     assert head.log_end.tolist() == [180, 90]
     check_state(head, topic.log.snapshot().slices)

@@ -147,10 +147,10 @@ def test_a_scan_goes_into_another_topic(memory: CountedRoot, topic: Topic) -> No
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (None, "found NoneType"),
-        (3, "found int"),
+        (None, "found None"),
+        (3, "found 3"),
         ({"v": [b"a"]}, "found 'v'"),
-        ([pa.table({"value": ["a"]}), None], "found NoneType"),
+        ([pa.table({"value": ["a"]}), None], "found None"),
         (pa.array([1, 2]), "Int64Array"),
         (pa.chunked_array([[1]]), "ChunkedArray"),
         (Stream(pa.table({"value": ["a"], "offset": [1]})), "found offset: drop them"),

@@ -79,7 +79,7 @@ def test_rows_come_in_several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"value": ["a"], "headers": [{5: b""}]}, "the key of a header"),
         ([{"value": "a"}, 5], "expected a dictionary per row, row 1 is int"),
         ([{"value": "a"}, {"value": "b", "tim": 5}], "row 1: expected columns of"),
-        ([5], "or dictionaries, found int"),
+        ([5], "or dictionaries, found 5"),
     ],
 )
 def test_wrong_rows_are_one_line(data: Any, text: str) -> None:
