@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sparklog.errors import BadRequest, NotFound
-from sparklog.kafka.in_place import KafkaView, kafka_layout
+from sparklog.kafka.in_place import KafkaView, directory, kafka_layout
 from sparklog.kafka.in_place.directory import partition_folders, split_folder_name
 from sparklog.kafka.in_place.files import file_path
 from sparklog.log.state.view import READ_COMMITTED, OffsetRange
@@ -95,6 +95,30 @@ def test_a_topic_without_metadata_has_an_id_that_stays(tmp_path: Path) -> None:
     assert KafkaView(tmp_path).topic_id("other") != first
     (tmp_path / "orders-0/partition.metadata").write_text("version: 0\ntopic_id: AAAAAAAAAAAAAAAAAAAAAA")
     assert KafkaView(tmp_path).topic_id("orders") == first, "an id of zeros is none"
+
+
+SHARED_ID = "AAECAwQFBgcICQoLDA0ODw"
+
+
+def test_topics_with_one_id_get_ids_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, topic_id in (("orders", SHARED_ID), ("copy", SHARED_ID), ("other", "AAAAAAAAAAAAAAAAAAAAAQ")):
+        (write_partition(tmp_path, f"{name}-0", {0: LOG}) / "partition.metadata").write_text(
+            f"version: 0\ntopic_id: {topic_id}"
+        )
+    reads, view = [], KafkaView(tmp_path)
+    real = directory.kafka_topic_id
+    monkeypatch.setattr(directory, "kafka_topic_id", lambda folder: reads.append(str(folder)) or real(folder))
+    ids = {name: view.unique_topic_id(name) for name in ("orders", "copy", "other")}
+    assert ids["other"] == view.topic_id("other")
+    assert len({*ids.values(), view.topic_id("orders")}) == 4
+    # After all of them were read once, a look at one topic reads its own.
+    reads.clear()
+    assert view.unique_topic_id("copy") == ids["copy"] == KafkaView(tmp_path).unique_topic_id("copy")
+    assert len(reads) == 1 + 3 + 1
+    write_partition(tmp_path, "new-0", {0: LOG})
+    reads.clear()
+    assert view.unique_topic_id("other") == ids["other"]
+    assert len(reads) == 4 + 1, "a topic has come"
 
 
 def test_planning_needs_no_kernels(fixtures: Path) -> None:

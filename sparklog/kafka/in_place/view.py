@@ -17,6 +17,7 @@ rule has one.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -151,7 +152,9 @@ class KafkaView:
         self._single = directory.split_folder_name(self.place) if self.layout == "partition" else None
         self._log_dir = self.place.real.parent if self._single else self.place
         self._partitions: dict[str, dict[int, _Partition]] = {}
-        self._topic_ids: dict[str, str] = {}
+        self._compared: set[str] = set()
+        """The topics whose ids were compared with one another."""
+        self._shared_ids: set[str] = set()
 
     @property
     def poll_interval_ms(self) -> int:
@@ -173,13 +176,16 @@ class KafkaView:
 
         Reads `partition.metadata` of all topics at first, and again when topics come or go.
         """
-        folders = {name: folder for (name, _), folder in sorted(self._folders().items(), reverse=True)}
-        if folders.keys() != self._topic_ids.keys():
-            ids = self.place.look_at_each(directory.kafka_topic_id, list(folders.values()))
-            self._topic_ids = dict(zip(folders, ids, strict=True))
-        topic_id = self.topic_id(topic)
-        is_unique = all(other != topic_id for name, other in self._topic_ids.items() if name != topic)
-        return topic_id if is_unique else directory.derived_topic_id(folders[topic], topic)
+        folders = self._folders()
+        of_topic = self._of_topic(folders, topic)
+        names = {name for name, _ in folders}
+        if names != self._compared:
+            first = {name: folder for (name, _), folder in sorted(folders.items(), reverse=True)}
+            counts = Counter(self.place.look_at_each(directory.kafka_topic_id, list(first.values())))
+            self._compared, self._shared_ids = names, {topic_id for topic_id, count in counts.items() if count > 1}
+        folder = of_topic[min(of_topic)]
+        topic_id = directory.topic_id(folder, topic)
+        return directory.derived_topic_id(folder, topic) if topic_id in self._shared_ids else topic_id
 
     def refresh(self, topics: Sequence[str]) -> None:
         """Take a new snapshot of these topics.

@@ -43,7 +43,7 @@ def test_seeds(seeds: range) -> None:
     for seed in seeds:
         met.update(check(seed).counters)
     for what in ("committed", "shared", "aborted", "pieces seal", "pieces merge", "pieces compact"):
-        assert met[what], f"the runs did too little to show anything: {met}"
+        assert met[what] > 2, f"the runs did too little to show anything: {met}"
     assert met["looks"] > 30 * len(seeds)
 
 
