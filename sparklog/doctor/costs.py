@@ -18,8 +18,8 @@ from sparklog.limits import DEFAULTS
 from sparklog.log.journal.entry_log import KEEP_MS
 from sparklog.log.journal.journal import UNSEEN_FAR_MS
 from sparklog.log.journal.numbered_objects import READ_AHEAD
-from sparklog.log.state.carried import BLOCK, carriers
 from sparklog.log.state.configs import TopicConfigs
+from sparklog.log.state.embedded_commits import BLOCK_COMMITS, commits_to_read
 from sparklog.log.topic.root import REMOTE_POLL_MS, poll_pause_ms
 from sparklog.log.write.append_output import tail_bytes, task_bytes
 
@@ -65,13 +65,13 @@ OPENING = Requests(gets=4, lists=2)
 
 def carried_tail(commits: int) -> int:
     """Return the objects that are read for so many commits after a checkpoint, and to see that there is no other."""
-    last = BLOCK + commits - 1
-    return len({*carriers(BLOCK, last), *range(max(BLOCK, last - 1), last + 2)})
+    last = BLOCK_COMMITS + commits - 1
+    return len({*commits_to_read(BLOCK_COMMITS, last), *range(max(BLOCK_COMMITS, last - 1), last + 2)})
 
 
-TAIL = Requests(gets=max(map(carried_tail, range(BLOCK))))
+TAIL = Requests(gets=max(map(carried_tail, range(BLOCK_COMMITS))))
 """Commits after the newest checkpoint, at most."""
-TAIL_ON_AVERAGE = Requests(gets=sum(map(carried_tail, range(BLOCK))) / BLOCK)
+TAIL_ON_AVERAGE = Requests(gets=sum(map(carried_tail, range(BLOCK_COMMITS))) / BLOCK_COMMITS)
 OPENED = Requests(gets=1, lists=2)
 """Open a journal: list and read the latest checkpoint, list numbers above the latest entry; without `tail`."""
 
@@ -307,7 +307,7 @@ def _maintain(work: Workload) -> Item:
     # The vacuum lists commits and data files, and goes through those of the last day, and the jobs' own: a version may
     # name a file that the newest does not. Compaction finds all it needs in the newest state.
     since = DAY_S + work.jobs * HOUR_S
-    walked = (since / work.interval + since / HOUR_S / work.jobs * 2) / BLOCK + TAIL_ON_AVERAGE.gets
+    walked = (since / work.interval + since / HOUR_S / work.jobs * 2) / BLOCK_COMMITS + TAIL_ON_AVERAGE.gets
     upkeep = COMMIT * min(1, (work.jobs * HOUR_S / work.interval + 2) / DEFAULTS.checkpoint_commits + UPKEEP)
     vacuum = VACUUM + upkeep + Requests(gets=walked, lists=(commits + stored) / LISTED)
     runs = (RUN + MERGE + RUN + vacuum) * work.runs

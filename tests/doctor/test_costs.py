@@ -15,7 +15,7 @@ from sparklog.doctor import costs
 from sparklog.doctor.costs import PRICES, Requests, Workload, bill, lines
 from sparklog.errors import BadRequest
 from sparklog.limits import DEFAULTS
-from sparklog.log.state.carried import BLOCK
+from sparklog.log.state.embedded_commits import BLOCK_COMMITS
 from sparklog.log.topic.root import REMOTE_POLL_MS
 
 PAGE = (Path(__file__).parents[2] / "docs/reference/cost.md").read_text()
@@ -73,7 +73,7 @@ def test_the_page_has_the_bill_as_the_command_prints_it() -> None:
 
 def test_the_constants_are_those_of_the_log() -> None:
     assert Requests(gets=11, lists=2) == costs.OPENING + costs.TAIL
-    assert DEFAULTS.checkpoint_commits == BLOCK
+    assert DEFAULTS.checkpoint_commits == BLOCK_COMMITS
 
 
 def test_prices_are_a_table_without_gaps() -> None:

@@ -45,7 +45,7 @@ from sparklog.log.read.slice_files import (
     sound_footer,
     whole_batches,
 )
-from sparklog.log.state.carried import RECENT
+from sparklog.log.state.embedded_commits import RECENT_RECORDS
 from sparklog.log.state.view import OffsetRange
 from sparklog.storage.store import Store
 
@@ -235,7 +235,7 @@ class Fetcher:
         for cursor, planned, start in job.taken:
             body = data[planned.position - request.start :][: planned.size]
             # Cached bytes may be those of an object that has been replaced: read it from the store again.
-            if (sound := crc32c(body) == planned.crc) is False and RECENT.forget(cursor.store, planned.file):
+            if (sound := crc32c(body) == planned.crc) is False and RECENT_RECORDS.forget(cursor.store, planned.file):
                 data = memoryview(read_request(request))
                 body = data[planned.position - request.start :][: planned.size]
                 sound = crc32c(body) == planned.crc

@@ -23,7 +23,7 @@ from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.read.planned_slices import PlannedSlice
 from sparklog.log.read.read_ahead import ReadAhead, Request
 from sparklog.log.read.segment_entrance import Entrance
-from sparklog.log.state.carried import RECENT
+from sparklog.log.state.embedded_commits import RECENT_RECORDS
 from sparklog.storage.retries import SETTLE_MS, Backoff
 from sparklog.storage.store import Store
 
@@ -194,12 +194,12 @@ def read_windows(store: Store, planned: PlannedSlice) -> Iterator[Window]:
 
 def ranges(store: Store, planned: PlannedSlice, low: int, high: int) -> list[Request]:
     """Divide a part of a slice into requests."""
-    span = store.limits.span_bytes
-    return [Request(store, planned.file, start, min(span, high - start)) for start in range(low, high, span)]
+    size = store.limits.span_bytes
+    return [Request(store, planned.file, start, min(size, high - start)) for start in range(low, high, size)]
 
 
 def read_request(request: Request) -> bytes | memoryview:
-    cached = RECENT.read(request.store, request.file, request.start, request.length)
+    cached = RECENT_RECORDS.read(request.store, request.file, request.start, request.length)
     return read_range(request.store, request.file, request.start, request.length) if cached is None else cached
 
 

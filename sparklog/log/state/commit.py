@@ -9,7 +9,7 @@ A commit's records may be in it (`Inline`): its object is the document, then the
 One of `files` then has the path "" in the document, and the size of the tail. Decoded it is a file like any other: it
 has the commit's own path, the size of the whole object, and positions from the start of the object.
 
-Between the two a commit may carry the documents of those before it (`Carried`): see `sparklog.log.state.carried`.
+Between the two may be copies of earlier commits' documents: see `sparklog.log.state.embedded_commits`.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ FILLING = (CREATE, IMPORT)
 """Ops that bring whole partitions at the offsets they have elsewhere: a clone is created with what it holds."""
 INLINE_CONFIG = "inline.records.bytes"
 CARRIED_CONFIG = "carried.commits"
-MOST_CARRIED = 127
+MAX_EMBEDDED = 127
 """Commits whose documents one may carry, at most."""
 
 
@@ -153,7 +153,7 @@ class Inline:
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class EmbeddedCommits:
     """The documents of `commits` before this one, compressed, and their CRC-32C. `data` goes to the encoder only."""
 
     commits: int
@@ -205,14 +205,14 @@ class Commit(Changes):
     write_features: tuple[str, ...] = ()
     clock_ms: int | None = None  # when it was made, None where that is `time_ms`
     clock_since: int | None = None  # see `sparklog.log.journal.clocks`
-    carried: Carried | None = None
+    embedded: EmbeddedCommits | None = None
     crc: int = field(default=0, compare=False)  # of its stored bytes; 0 until it has some
     nbytes: int = field(default=0, compare=False)  # of its document
 
     @property
     def tail_start(self) -> int:
         """The place of the tail in the object."""
-        return self.nbytes + (0 if self.carried is None else self.carried.nbytes)
+        return self.nbytes + (0 if self.embedded is None else self.embedded.nbytes)
 
     @property
     def made_ms(self) -> int:
@@ -238,9 +238,9 @@ REMOVAL_JSON = Document(
     *members(wholes(0, like="partition"), "base", "position"),
 )
 INLINE_JSON = Document(Inline, Member("bytes", whole(1, MAX_DOCUMENT), "nbytes"), Member("crc", whole(0, UINT32_MAX)))
-CARRIED_JSON = Document(
-    Carried,
-    Member("commits", whole(1, MOST_CARRIED)),
+EMBEDDED_JSON = Document(
+    EmbeddedCommits,
+    Member("commits", whole(1, MAX_EMBEDDED)),
     Member("bytes", whole(1, MAX_DOCUMENT), "nbytes"),
     Member("crc", whole(0, UINT32_MAX)),
 )
@@ -316,7 +316,7 @@ COMMIT_JSON = StoredDocument(
     Member("writers", objects_of(WRITER_JSON), optional=True),
     Member("op", one_of(*OPS)),
     Member("files", objects_of(FILE_JSON), optional=True),
-    Member("carried", object_of(CARRIED_JSON), optional=True),
+    Member("carried", object_of(EMBEDDED_JSON), "embedded", optional=True),
     Member("inline", object_of(INLINE_JSON), optional=True),
     Member("remove", objects_of(REMOVAL_JSON), optional=True),
     Member("edits", objects_of(EDIT_JSON), optional=True),
@@ -357,9 +357,9 @@ def features_of(changes: Changes, op: str) -> dict[str, Any]:
     return {"read_features": tuple(features), "write_features": tuple(features)}
 
 
-def carrying(commit: Commit, carried: Carried) -> Commit:
+def embed_commits(commit: Commit, embedded: EmbeddedCommits) -> Commit:
     """Add the documents that it carries to a commit in the making, with the feature for them; return it."""
-    commit.carried = carried
+    commit.embedded = embedded
     commit.read_features = tuple(sorted({*commit.read_features, CARRIED_COMMITS}))
     commit.write_features = tuple(sorted({*commit.write_features, CARRIED_COMMITS}))
     return commit
@@ -367,7 +367,7 @@ def carrying(commit: Commit, carried: Carried) -> Commit:
 
 def encode_commit(commit: Commit) -> bytes:
     """Return the bytes of a commit that was not decoded: its document, what it carries, and its records."""
-    parts = [part.data for part in (commit.carried, commit.inline) if part is not None]
+    parts = [part.data for part in (commit.embedded, commit.inline) if part is not None]
     data = b"".join([COMMIT_JSON.encode(commit), *parts])
     if len(data) > MAX_DOCUMENT:
         raise BadRequest(
@@ -383,27 +383,27 @@ def decode_commit(data: bytes, key: str, version: int, *, whole: bool = True) ->
     if (stored := item.integer("version", 0)) != version:
         raise Corrupt(f"commit {version} should be here, found version {stored}; restore it", file=key)
     attributes = COMMIT_JSON.attributes(item)
-    carried, inline, files = attributes.get("carried"), attributes.get("inline"), attributes.get("files", ())
+    embedded, inline, files = attributes.get("embedded"), attributes.get("inline"), attributes.get("files", ())
     _check_inline(item, files, inline)
-    parts = [part for part in (carried, inline) if part is not None]
+    parts = [part for part in (embedded, inline) if part is not None]
     nbytes, crc = len(document), crc32c.crc32c(document)
     if whole or not parts:
         _check_parts(parts, memoryview(data)[nbytes:], key)
     for part in parts:
         crc = appended_crc(crc, part.nbytes, part.crc)
     if inline is not None:
-        _place(files, commit_path(version), nbytes + (0 if carried is None else carried.nbytes))
+        _place(files, commit_path(version), nbytes + (0 if embedded is None else embedded.nbytes))
     return Commit(**attributes, crc=crc, nbytes=nbytes)
 
 
 def tail_of(data: bytes) -> bytes:
     """Return the tail of a commit's bytes; empty if there is none."""
     document = document_of(data)
-    carried = json.loads(document).get("carried") if len(document) < len(data) else None
-    return data[len(document) + (carried["bytes"] if carried else 0) :]
+    embedded = json.loads(document).get("carried") if len(document) < len(data) else None
+    return data[len(document) + (embedded["bytes"] if embedded else 0) :]
 
 
-def _check_parts(parts: Sequence[Carried | Inline], rest: memoryview, key: str) -> None:
+def _check_parts(parts: Sequence[EmbeddedCommits | Inline], rest: memoryview, key: str) -> None:
     """Raise `Corrupt` unless the bytes after the document are those that it names."""
     if len(rest) != (expected := sum(part.nbytes for part in parts)):
         where = f"expected {expected} bytes after the document"

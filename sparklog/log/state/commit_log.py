@@ -14,7 +14,6 @@ from sparklog.log.journal.documents import CARRIED_COMMITS
 from sparklog.log.journal.journal import Journal
 from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix
 from sparklog.log.journal.seen_state import Advance, RootAccess, SeenState
-from sparklog.log.state.carried import RECENT, RecentDocuments, carriers, linked, with_carried
 from sparklog.log.state.checkpoint import (
     Checkpoint,
     decode_checkpoint,
@@ -22,7 +21,14 @@ from sparklog.log.state.checkpoint import (
     encode_checkpoint,
     write_slice_table,
 )
-from sparklog.log.state.commit import Commit, Edit, Resolved, carrying, decode_commit, encode_commit
+from sparklog.log.state.commit import Commit, Edit, Resolved, decode_commit, embed_commits, encode_commit
+from sparklog.log.state.embedded_commits import (
+    RECENT_RECORDS,
+    RecentDocuments,
+    commits_to_read,
+    verified_chain,
+    with_embedded_copies,
+)
 from sparklog.log.state.invariants import check_commit
 from sparklog.log.state.slice_table import SliceTable, Snapshot
 from sparklog.log.state.topic_state import EMPTY, Head
@@ -185,7 +191,7 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         # Damaged records are for those who read them; what the document says of the topic holds.
         commit = decode_commit(data, key, number, whole=False)
         if commit.inline is not None:
-            RECENT.keep(self.store, key, commit.tail_start, data[commit.tail_start :])
+            RECENT_RECORDS.keep(self.store, key, commit.tail_start, data[commit.tail_start :])
         self._documents.keep(commit, data, self.store.limits.checkpoint_bytes)
         return commit
 
@@ -214,19 +220,19 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         first = state.number + 1
         last = first + sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(listed, count(first)))) - 1
         newest = range(max(first, last + 1 - OWN_OBJECTS), last + 1)
-        objects = self._numbered.read_some(sorted({*carriers(first, last), *newest, last + 1}))
+        objects = self._numbered.read_some(sorted({*commits_to_read(first, last), *newest, last + 1}))
         if any(number not in objects for number in newest):
             return None
         newer = [objects.pop(last + 1)] if last + 1 in objects else []
         try:
             read = {number: (self._decode(data, self.key(number), number), data) for number, data in objects.items()}
-            commits = with_carried(self.topic, read, first)
+            commits = with_embedded_copies(self.topic, read, first)
             missing = [number for number in range(first, last + 1) if number not in commits]
             for number, data in self._numbered.read_some(missing).items():
                 commits[number] = self._decode(data, self.key(number), number)
         except Corrupt:
             return None
-        entries = linked(commits, first, last, state.crc)
+        entries = verified_chain(commits, first, last, state.crc)
         if entries is None:
             return None
         newer += self._numbered.read_forward(last + 2) if newer else []
@@ -238,8 +244,8 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         now_ms = self.env.wall_ms()
         commit = draft.commit(state.head, commit_id, now_ms, self._guard.store_ms(now_ms))
         most, most_bytes = state.head.carried_commits, self.store.limits.checkpoint_bytes
-        carried = self._documents.before(commit.version, state.crc, most, most_bytes) if most else None
-        return encode_commit(commit if carried is None else carrying(commit, carried))
+        embedded = self._documents.before(commit.version, state.crc, most, most_bytes) if most else None
+        return encode_commit(commit if embedded is None else embed_commits(commit, embedded))
 
     def _check(self, state: LogState, entry: Commit) -> None:
         after = state.head.apply(entry)

@@ -33,9 +33,9 @@ from sparklog.log.journal.names import (
 )
 from sparklog.log.journal.numbered_objects import READ_AHEAD
 from sparklog.log.journal.stored_object import decode_object
-from sparklog.log.state.carried import BLOCK, carriers, linked, with_carried
 from sparklog.log.state.checkpoint import decode_checkpoint, decode_table
-from sparklog.log.state.commit import MOST_CARRIED, Commit, decode_commit
+from sparklog.log.state.commit import MAX_EMBEDDED, Commit, decode_commit
+from sparklog.log.state.embedded_commits import BLOCK_COMMITS, commits_to_read, verified_chain, with_embedded_copies
 from sparklog.log.state.invariants import check_state
 from sparklog.log.state.slice_table import SliceTable, Snapshot
 from sparklog.log.state.topic_state import EMPTY, Head
@@ -178,12 +178,16 @@ class History:
     def _commits(self, head: Head, last: int) -> Iterator[Commit]:
         """Yield the commits after `head`: of each block what few commits carry, where that fits, else one by one."""
         first, crc = head.version + 1, head.crc
-        starts = [first, *range((first // BLOCK + 1) * BLOCK, last + 1, BLOCK)] if first <= last else []
-        bounds = [(start, min(last, start | MOST_CARRIED)) for start in starts]
+        starts = (
+            [first, *range((first // BLOCK_COMMITS + 1) * BLOCK_COMMITS, last + 1, BLOCK_COMMITS)]
+            if first <= last
+            else []
+        )
+        bounds = [(start, min(last, start | MAX_EMBEDDED)) for start in starts]
         with self._reader() as read:
             for start in range(0, len(bounds), _BLOCKS):
                 some = bounds[start : start + _BLOCKS]
-                numbers = [number for block in some for number in carriers(*block)]
+                numbers = [number for block in some for number in commits_to_read(*block)]
                 objects = dict(zip(numbers, read(self._data, numbers), strict=True))
                 for block in some:
                     commits = self._block(block, objects, crc, read)
@@ -194,8 +198,10 @@ class History:
         self, block: tuple[int, int], objects: Mapping[int, bytes], crc: int | None, read: _Read
     ) -> list[Commit]:
         versions = range(block[0], block[1] + 1)
-        objects_read = {number: (self._decode(number, objects[number]), objects[number]) for number in carriers(*block)}
-        chain = linked(with_carried(self.topic, objects_read, block[0]), *block, crc)
+        objects_read = {
+            number: (self._decode(number, objects[number]), objects[number]) for number in commits_to_read(*block)
+        }
+        chain = verified_chain(with_embedded_copies(self.topic, objects_read, block[0]), *block, crc)
         if chain is not None:
             return chain
         missing = [number for number in versions if number not in objects_read]

@@ -16,8 +16,14 @@ from collections.abc import Mapping
 from sparklog.errors import BadRequest, Corrupt, NotFound
 from sparklog.log.journal.documents import document_of
 from sparklog.log.journal.names import LOG_FOLDER, commit_key, entry_number, entry_numbers, key_topic
-from sparklog.log.state.carried import BLOCK, carried_in, linked, packed, unpacked
 from sparklog.log.state.commit import Commit, decode_commit
+from sparklog.log.state.embedded_commits import (
+    BLOCK_COMMITS,
+    decode_embedded,
+    embedded_in,
+    encode_embedded,
+    verified_chain,
+)
 from sparklog.storage.store import Store
 from sparklog.tools.repair.cures import Cure
 
@@ -66,43 +72,45 @@ def _documents(store: Store, topic: str, first: int, after: int) -> dict[int, by
     Returns None if no commit carries all missing documents as links of the chain.
     """
     earlier = {
-        number: data for number in range(max(first - BLOCK, 0), first) if (data := _document(store, topic, number))
+        number: data
+        for number in range(max(first - BLOCK_COMMITS, 0), first)
+        if (data := _document(store, topic, number))
     }
     next_prev = _commit(topic, after, _document(store, topic, after))
     if next_prev is None:
         return None
     before = _commit(topic, first - 1, earlier.get(first - 1))
-    for carrier in range(after, first + BLOCK):
+    for carrier in range(after, first + BLOCK_COMMITS):
         data = _object(store, topic, carrier)
         commit = None if data is None else _commit(topic, carrier, document_of(data))
         if data is None or commit is None:
             continue
         try:
-            documents = unpacked(carried_in(commit, data))
+            documents = decode_embedded(embedded_in(commit, data))
         except Corrupt:
             continue
-        carried = dict(enumerate(documents, carrier - len(documents)))
-        if any(number not in carried for number in range(first, after)):
+        embedded = dict(enumerate(documents, carrier - len(documents)))
+        if any(number not in embedded for number in range(first, after)):
             continue
-        commits = {number: item for number in range(first, after) if (item := _commit(topic, number, carried[number]))}
+        commits = {number: item for number in range(first, after) if (item := _commit(topic, number, embedded[number]))}
         start = before.crc if before is not None else commits[first].prev_crc if first in commits else None
-        chain = linked(commits, first, after - 1, start)
+        chain = verified_chain(commits, first, after - 1, start)
         if chain is not None and chain[-1].crc == next_prev.prev_crc:
-            return {**carried, **earlier, **{number: carried[number] for number in range(first, after)}}
+            return {**embedded, **earlier, **{number: embedded[number] for number in range(first, after)}}
     return None
 
 
 def _carried_again(commit: Commit, documents: Mapping[int, bytes]) -> bytes:
     """Return the carried copies of a commit, encoded again; zeros, which readers ignore, if the bytes differ."""
-    carried = commit.carried
-    if carried is None:
+    embedded = commit.embedded
+    if embedded is None:
         return b""
-    numbers = range(commit.version - carried.commits, commit.version)
+    numbers = range(commit.version - embedded.commits, commit.version)
     if all(number in documents for number in numbers):
-        again = packed([documents[number] for number in numbers])
-        if again.nbytes == carried.nbytes and again.crc == carried.crc:
+        again = encode_embedded([documents[number] for number in numbers])
+        if again.nbytes == embedded.nbytes and again.crc == embedded.crc:
             return again.data
-    return bytes(carried.nbytes)
+    return bytes(embedded.nbytes)
 
 
 def _lost_offsets(commit: Commit) -> str:

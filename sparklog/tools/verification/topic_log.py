@@ -21,9 +21,9 @@ from sparklog.format.crc32c import crc32c
 from sparklog.format.slice_columns import COLUMN_TYPES
 from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, commit_key, file_key
 from sparklog.log.journal.stored_object import read_object
-from sparklog.log.state.carried import BLOCK, carried_in, unpacked
 from sparklog.log.state.checkpoint import Checkpoint, decode_checkpoint, decode_table
 from sparklog.log.state.commit import Commit, Resolved, decode_commit
+from sparklog.log.state.embedded_commits import BLOCK_COMMITS, decode_embedded, embedded_in
 from sparklog.log.state.history import History, first_of_run
 from sparklog.log.state.invariants import check_commit, check_state
 from sparklog.log.state.slice_table import Slices, SliceTable, added
@@ -204,10 +204,10 @@ class _Replay:
 
     def _check_carried(self, commit: Commit, data: bytes, key: str) -> None:
         """Hold the documents that a commit carries against those of the commits themselves, as far as they are here."""
-        self.documents.pop(commit.version - BLOCK, None)
+        self.documents.pop(commit.version - BLOCK_COMMITS, None)
         self.documents[commit.version] = data[: commit.nbytes]
         try:
-            documents = unpacked(carried_in(commit, data))
+            documents = decode_embedded(embedded_in(commit, data))
         except Corrupt:
             return  # Its CRC-32C has said so.
         for version, document in enumerate(documents, commit.version - len(documents)):

@@ -10,7 +10,15 @@ import pytest
 
 from sparklog.log.journal import journal, numbered_objects
 from sparklog.log.journal.numbered_objects import NumberedObjects
-from sparklog.log.state import append_offsets, carried, checkpoint, commit, commit_intents, commit_log, rewrites
+from sparklog.log.state import (
+    append_offsets,
+    checkpoint,
+    commit,
+    commit_intents,
+    commit_log,
+    embedded_commits,
+    rewrites,
+)
 from sparklog.log.state.commit import CREATE, Commit, RemovedSlices
 from sparklog.log.state.slices import INLINE_PATH, FileSlices
 from sparklog.log.state.topic_state import Head
@@ -228,33 +236,35 @@ def what_a_listing_shows(patch: Patch) -> None:
 
 def no_feature_for_copies(patch: Patch) -> None:
     """A commit that carries documents does not say so: older software would take it for damage."""
-    patch.setattr(commit_log, "carrying", lambda made, carried: replace(made, carried=carried))
+    patch.setattr(commit_log, "embed_commits", lambda made, embedded: replace(made, embedded=embedded))
     real = commit_intents.features_of
     patch.setattr(commit_intents, "features_of", lambda changes, op: real(changes, op) if op == CREATE else {})
 
 
 def copies_in_another_order(patch: Patch) -> None:
     """The newest of the documents that a commit carries comes first."""
-    real = carried.packed
-    patch.setattr(carried, "packed", lambda documents: real(documents[::-1]))
+    real = embedded_commits.encode_embedded
+    patch.setattr(embedded_commits, "encode_embedded", lambda documents: real(documents[::-1]))
 
 
 def copies_of_lost_races(patch: Patch) -> None:
     """A loser carries what it drafted for the number that it has lost."""
-    real = carried.RecentDocuments.keep
+    real = embedded_commits.RecentDocuments.keep
 
-    def first(self: carried.RecentDocuments, made: Commit, data: bytes, most_bytes: int) -> None:
+    def first(self: embedded_commits.RecentDocuments, made: Commit, data: bytes, most_bytes: int) -> None:
         if made.version not in self._commits:
             real(self, made, data, most_bytes)
 
-    def unchained(self: carried.RecentDocuments, number: int, crc: Any, most: int, most_bytes: int) -> Any:
+    def unchained(self: embedded_commits.RecentDocuments, number: int, crc: Any, most: int, most_bytes: int) -> Any:
         lines = [
-            self._commits[at].document for at in range(number - carried.span(number), number) if at in self._commits
+            self._commits[at].document
+            for at in range(number - embedded_commits.embedded_count(number), number)
+            if at in self._commits
         ]
-        return carried.packed(lines) if lines else None
+        return embedded_commits.encode_embedded(lines) if lines else None
 
-    patch.setattr(carried.RecentDocuments, "keep", first)
-    patch.setattr(carried.RecentDocuments, "before", unchained)
+    patch.setattr(embedded_commits.RecentDocuments, "keep", first)
+    patch.setattr(embedded_commits.RecentDocuments, "before", unchained)
 
 
 @pytest.mark.parametrize("mutate", [no_feature_for_copies, copies_in_another_order, copies_of_lost_races])

@@ -24,9 +24,9 @@ from sparklog.log.journal.names import (
     path_read_version,
 )
 from sparklog.log.state import commit, commit_intents
-from sparklog.log.state.carried import RECENT, RecentTails
 from sparklog.log.state.commit import decode_commit, tail_of
 from sparklog.log.state.configs import TopicConfigs
+from sparklog.log.state.embedded_commits import RECENT_RECORDS, RecentRecords
 from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_output import (
     is_unwritten,
@@ -246,7 +246,7 @@ def test_a_follower_makes_no_request_for_records_it_has_read(world: World) -> No
 
 
 def test_tails_that_are_kept_are_few_and_never_trusted(world: World) -> None:
-    tails = RecentTails()
+    tails = RecentRecords()
     for number in range(600):
         tails.keep(world.store, f"t/_log/{number:020d}.json", 10, bytes(16 << 10))
     assert tails._bytes <= world.store.limits.kept_tail_bytes
@@ -255,9 +255,9 @@ def test_tails_that_are_kept_are_few_and_never_trusted(world: World) -> None:
     topic.append(rows(4))
     key, data = commit_key("t", 1), world.store.get(commit_key("t", 1))
     start = len(document_of(data))
-    RECENT.keep(topic.store, key, start, bytes(len(data) - start))
+    RECENT_RECORDS.keep(topic.store, key, start, bytes(len(data) - start))
     assert len(values(topic)) == 4
-    assert not RECENT.forget(topic.store, key)
+    assert not RECENT_RECORDS.forget(topic.store, key)
 
 
 def test_merging_takes_them_out_of_commits(world: World) -> None:

@@ -10,7 +10,7 @@ A carried document is a copy. It counts only as a link of the chain: the commit 
 object, which follows from the document alone. Where one is missing or does not fit, commits are read one by one, as if
 none were carried. A writer carries what it knows: fewer, or none, where it does not know them.
 
-Records in commits are kept for a while as well (`RecentTails`), of all topics and stores: a follower reads each new
+Records in commits are kept for a while as well (`RecentRecords`), of all topics and stores: a follower reads each new
 commit whole, and would ask for its records a moment later. The store counts: a reader checks the CRC-32C of what it
 takes from here, and on a difference forgets it and asks.
 """
@@ -27,58 +27,58 @@ from sparklog.errors import BadRequest, Corrupt
 from sparklog.format.compression import compress, decompress
 from sparklog.format.crc32c import crc32c
 from sparklog.log.journal.names import commit_key
-from sparklog.log.state.commit import MOST_CARRIED, Carried, Commit, decode_commit
+from sparklog.log.state.commit import MAX_EMBEDDED, Commit, EmbeddedCommits, decode_commit
 from sparklog.storage.fork_safety import ForkLock
 from sparklog.storage.store import Store
 
-BLOCK = MOST_CARRIED + 1
+BLOCK_COMMITS = MAX_EMBEDDED + 1
 """The last commit of a block of so many numbers carries all others of it."""
 
 
-def span(number: int) -> int:
+def embedded_count(number: int) -> int:
     """Return how many commits before it a commit carries."""
-    return 5 if number % 8 == 5 else min((number + 1) & -(number + 1), BLOCK) - 1
+    return 5 if number % 8 == 5 else min((number + 1) & -(number + 1), BLOCK_COMMITS) - 1
 
 
-def carriers(first: int, last: int) -> list[int]:
+def commits_to_read(first: int, last: int) -> list[int]:
     """Return the numbers of the commits that have the documents `first` to `last`, the newest first."""
     numbers = []
     while last >= first:
         numbers.append(last)
-        last -= span(last) + 1
+        last -= embedded_count(last) + 1
     return numbers
 
 
-def packed(documents: Sequence[bytes]) -> Carried:
+def encode_embedded(documents: Sequence[bytes]) -> EmbeddedCommits:
     data = compress("zstd", b"".join(documents))
-    return Carried(len(documents), len(data), crc32c(data), data)
+    return EmbeddedCommits(len(documents), len(data), crc32c(data), data)
 
 
-def unpacked(carried: Carried | None) -> list[bytes]:
+def decode_embedded(embedded: EmbeddedCommits | None) -> list[bytes]:
     """Return the documents in the order of their numbers; `Corrupt` if `data` is not what was written."""
-    if carried is None:
+    if embedded is None:
         return []
-    if len(carried.data) == carried.nbytes and crc32c(carried.data) == carried.crc:
-        documents = decompress("zstd", carried.data).splitlines(keepends=True)
-        if len(documents) == carried.commits:
+    if len(embedded.data) == embedded.nbytes and crc32c(embedded.data) == embedded.crc:
+        documents = decompress("zstd", embedded.data).splitlines(keepends=True)
+        if len(documents) == embedded.commits:
             return documents
     raise Corrupt("commit: the documents of earlier commits in it are not what was written; restore it")
 
 
-def carried_in(commit: Commit, data: bytes) -> Carried | None:
+def embedded_in(commit: Commit, data: bytes) -> EmbeddedCommits | None:
     """Return what a commit carries, from the bytes of its object."""
-    carried = commit.carried
-    if carried is None:
+    embedded = commit.embedded
+    if embedded is None:
         return None
-    return Carried(carried.commits, carried.nbytes, carried.crc, data[commit.nbytes : commit.tail_start])
+    return EmbeddedCommits(embedded.commits, embedded.nbytes, embedded.crc, data[commit.nbytes : commit.tail_start])
 
 
-def with_carried(topic: str, objects: Mapping[int, tuple[Commit, bytes]], first: int) -> dict[int, Commit]:
+def with_embedded_copies(topic: str, objects: Mapping[int, tuple[Commit, bytes]], first: int) -> dict[int, Commit]:
     """Return commits by number: those of the objects, and from `first` on those that they carry."""
     commits = {number: commit for number, (commit, _) in objects.items()}
     for number, (commit, data) in objects.items():
         try:
-            documents = unpacked(carried_in(commit, data))
+            documents = decode_embedded(embedded_in(commit, data))
             for earlier, document in enumerate(documents, number - len(documents)):
                 if earlier >= first and earlier not in commits:
                     commits[earlier] = decode_commit(document, commit_key(topic, earlier), earlier, whole=False)
@@ -87,7 +87,7 @@ def with_carried(topic: str, objects: Mapping[int, tuple[Commit, bytes]], first:
     return commits
 
 
-def linked(commits: Mapping[int, Commit], first: int, last: int, crc: int | None) -> list[Commit] | None:
+def verified_chain(commits: Mapping[int, Commit], first: int, last: int, crc: int | None) -> list[Commit] | None:
     """Return commits `first` to `last`; None unless each was made after the one before, the first after `crc`."""
     chain = []
     for number in range(first, last + 1):
@@ -104,7 +104,7 @@ class _RecentCommit:
     crc: int
     prev_crc: int | None
     document: bytes
-    carried: Carried | None
+    embedded: EmbeddedCommits | None
 
 
 class RecentDocuments:
@@ -119,31 +119,31 @@ class RecentDocuments:
     def keep(self, commit: Commit, data: bytes, most_bytes: int) -> None:
         """Keep what a commit's object has; in all up to `most_bytes`, besides the newest."""
         number, kept = commit.version, self._commits
-        kept[number] = _RecentCommit(commit.crc, commit.prev_crc, data[: commit.nbytes], carried_in(commit, data))
+        kept[number] = _RecentCommit(commit.crc, commit.prev_crc, data[: commit.nbytes], embedded_in(commit, data))
         before = kept.get(number - 1)
         others = len(kept) - 1
         if others == 0 or (others == 1 and before is not None and len(before.document) + commit.nbytes <= most_bytes):
             return
         is_known = before is not None and before.crc == commit.prev_crc
-        low = number - 1 - (before.carried.commits if is_known and before is not None and before.carried else 0)
+        low = number - 1 - (before.embedded.commits if is_known and before is not None and before.embedded else 0)
         nbytes = 0
         for other, item in sorted(kept.items(), reverse=True):
             nbytes += len(item.document)
-            if other < number - BLOCK or low <= other < number - 1 or (nbytes > most_bytes and other < number):
+            if other < number - BLOCK_COMMITS or low <= other < number - 1 or (nbytes > most_bytes and other < number):
                 kept.pop(other, None)
 
     def clear(self) -> None:
         self._commits.clear()
 
-    def before(self, number: int, crc: int | None, most: int, most_bytes: int) -> Carried | None:
+    def before(self, number: int, crc: int | None, most: int, most_bytes: int) -> EmbeddedCommits | None:
         """Return what a commit carries that is made after one with this CRC: up to `most`, as many as are known."""
-        wanted, documents, nbytes = min(span(number), most), list[bytes](), 0
+        wanted, documents, nbytes = min(embedded_count(number), most), list[bytes](), 0
         while len(documents) < wanted:
             item = self._commits.get(number - 1 - len(documents))
             if item is None or item.crc != crc:
                 break
             try:
-                earlier = unpacked(item.carried)
+                earlier = decode_embedded(item.embedded)
                 crc = json.loads(earlier[0])["prevCrc"] if earlier else item.prev_crc
             except (Corrupt, ValueError, LookupError):
                 earlier, crc = [], item.prev_crc
@@ -151,11 +151,11 @@ class RecentDocuments:
         del documents[wanted:]
         while documents and (nbytes := sum(map(len, documents))) > most_bytes:
             documents.pop()
-        return packed(documents[::-1]) if nbytes else None
+        return encode_embedded(documents[::-1]) if nbytes else None
 
 
 @dataclass(slots=True)
-class _Kept:
+class _CachedRecords:
     """Bytes `[start, start + len(data))` of an object."""
 
     store: weakref.ref[Store]
@@ -163,19 +163,19 @@ class _Kept:
     data: bytes
 
 
-class RecentTails:
+class RecentRecords:
     """Tails by store and key, the newest ones last. Threads may share it."""
 
     def __init__(self) -> None:
         self._lock = ForkLock()
-        self._kept: OrderedDict[tuple[int, str], _Kept] = OrderedDict()
+        self._kept: OrderedDict[tuple[int, str], _CachedRecords] = OrderedDict()
         self._bytes = 0
 
     def keep(self, store: Store, key: str, start: int, tail: bytes) -> None:
         """Keep the tail of a commit, which begins at `start` of its object."""
         with self._lock:
             self._drop((id(store), key))
-            self._kept[id(store), key] = _Kept(weakref.ref(store), start, tail)
+            self._kept[id(store), key] = _CachedRecords(weakref.ref(store), start, tail)
             self._bytes += len(tail)
             limits = store.limits
             while self._kept and (len(self._kept) > limits.kept_tails or self._bytes > limits.kept_tail_bytes):
@@ -200,4 +200,4 @@ class RecentTails:
         return kept is not None
 
 
-RECENT = RecentTails()
+RECENT_RECORDS = RecentRecords()

@@ -14,9 +14,9 @@ from sparklog.log.journal import documents
 from sparklog.log.journal.documents import CARRIED_COMMITS, check_stored, document_of, peek_commit_id
 from sparklog.log.journal.names import checkpoint_key, commit_key
 from sparklog.log.journal.numbered_objects import NumberedObjects
-from sparklog.log.state import carried, commit_log
-from sparklog.log.state.carried import carriers, packed, span, unpacked
-from sparklog.log.state.commit import Commit, carrying, decode_commit, encode_commit
+from sparklog.log.state import commit_log, embedded_commits
+from sparklog.log.state.commit import Commit, decode_commit, embed_commits, encode_commit
+from sparklog.log.state.embedded_commits import commits_to_read, decode_embedded, embedded_count, encode_embedded
 from sparklog.log.state.history import History
 from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.topic import Topic
@@ -68,7 +68,7 @@ def flipped(data: bytes, place: int) -> bytes:
 
 def carried_by(world: World, number: int) -> list[bytes]:
     data = stored(world, number)
-    return unpacked(carried.carried_in(decode_commit(data, commit_key("t", number), number), data))
+    return decode_embedded(embedded_commits.embedded_in(decode_commit(data, commit_key("t", number), number), data))
 
 
 def bases(topic: Topic) -> list[int]:
@@ -76,12 +76,19 @@ def bases(topic: Topic) -> list[int]:
 
 
 def test_what_commits_carry() -> None:
-    assert [span(number) for number in range(17)] == [0, 1, 0, 3, 0, 5, 0, 7, 0, 1, 0, 3, 0, 5, 0, 15, 0]
-    assert (span(63), span(127), span(255), span(2**20 - 1)) == (63, 127, 127, 127)
+    assert [embedded_count(number) for number in range(17)] == [0, 1, 0, 3, 0, 5, 0, 7, 0, 1, 0, 3, 0, 5, 0, 15, 0]
+    assert (embedded_count(63), embedded_count(127), embedded_count(255), embedded_count(2**20 - 1)) == (
+        63,
+        127,
+        127,
+        127,
+    )
     for first in (0, 5, 128, 200):
         for last in range(first, first + 128):
-            numbers = carriers(first, last)
-            got = [number for carrier in numbers for number in range(carrier, carrier - span(carrier) - 1, -1)]
+            numbers = commits_to_read(first, last)
+            got = [
+                number for carrier in numbers for number in range(carrier, carrier - embedded_count(carrier) - 1, -1)
+            ]
             assert [number for number in got if number >= first] == list(range(last, first - 1, -1))
 
 
@@ -89,7 +96,7 @@ def test_a_commit_carries_the_documents_of_those_before_it(world: World) -> None
     written(world, 20)
     for number in range(21):
         data = stored(world, number)
-        before = [document_of(stored(world, earlier)) for earlier in range(number - span(number), number)]
+        before = [document_of(stored(world, earlier)) for earlier in range(number - embedded_count(number), number)]
         assert carried_by(world, number) == before
         commit = decode_commit(data, commit_key("t", number), number)
         assert (CARRIED_COMMITS in commit.read_features) == (CARRIED_COMMITS in commit.write_features)
@@ -105,10 +112,10 @@ def test_records_come_after_what_is_carried(world: World) -> None:
         topic.append([{"value": f"value {number}"}])
     data = stored(world, 7)
     commit = decode_commit(data, commit_key("t", 7), 7)
-    assert commit.carried is not None
+    assert commit.embedded is not None
     assert commit.inline is not None
     assert commit.files[0].size == len(data)
-    assert commit.files[0].starts[0] == commit.tail_start == len(document_of(data)) + commit.carried.nbytes
+    assert commit.files[0].starts[0] == commit.tail_start == len(document_of(data)) + commit.embedded.nbytes
     assert topic.scan(columns=["value"]).to_table().num_rows == 7
     assert other(world, world.store).scan(columns=["value"]).to_table().num_rows == 7
     assert of_log(world) == []
@@ -170,7 +177,9 @@ def test_each_process_that_makes_one_commit_carries_what_it_has_read(world: Worl
         publish(other(world, world.store), 1)
     for number in range(1, 256):
         # After a checkpoint a new process knows only what came since.
-        assert len(carried_by(world, number)) == min(span(number), number if number < 128 else number - 128), number
+        assert len(carried_by(world, number)) == min(
+            embedded_count(number), number if number < 128 else number - 128
+        ), number
     assert of_log(world) == []
 
 
@@ -182,7 +191,7 @@ def test_a_loser_of_a_race_carries_what_the_winner_wrote(world: World) -> None:
         hooked.before = lambda: publish(winner, 2) and None
         publish(loser, 1)
     for number in range(4, 12):
-        earlier = range(number - span(number), number)
+        earlier = range(number - embedded_count(number), number)
         assert carried_by(world, number) == [document_of(stored(world, item)) for item in earlier]
     assert bases(other(world, world.store)) == bases(loser)
 
@@ -244,20 +253,22 @@ def forged(world: World, number: int, change: Callable[[Commit], Commit]) -> Non
     key, crc = commit_key("t", number), None
     lines = [change(decode_commit(line, key, at, whole=False)) for at, line in lines_before(world, number)]
     data = stored(world, number)
-    commit = replace(decode_commit(data, key, number), carried=None)
-    data = encode_commit(carrying(commit, packed([encode_commit(replace(line, carried=None)) for line in lines])))
+    commit = replace(decode_commit(data, key, number), embedded=None)
+    data = encode_commit(
+        embed_commits(commit, encode_embedded([encode_commit(replace(line, embedded=None)) for line in lines]))
+    )
     replaced(world, number, data)
     crc = decode_commit(data, key, number).crc
     later = number + 1
     while world.store.stat(commit_key("t", later)):
-        after = replace(decode_commit(stored(world, later), "", later), carried=None, prev_crc=crc)
+        after = replace(decode_commit(stored(world, later), "", later), embedded=None, prev_crc=crc)
         replaced(world, later, encode_commit(after))
         crc = decode_commit(stored(world, later), "", later).crc
         later += 1
 
 
 def lines_before(world: World, number: int) -> list[tuple[int, bytes]]:
-    return [(at, document_of(stored(world, at))) for at in range(number - span(number), number)]
+    return [(at, document_of(stored(world, at))) for at in range(number - embedded_count(number), number)]
 
 
 def never_wrong(commits: dict[int, Commit], first: int, last: int, crc: int | None) -> list[Commit]:
@@ -276,8 +287,8 @@ def test_a_copy_that_the_chain_does_not_have_does_not_count(world: World, monkey
     assert decode_commit(carried_by(world, 7)[3], "", 3, whole=False).time_ms != truth.head.time_ms
     with monkeypatch.context() as patch:
         # The rule is what keeps it out.
-        for module in (commit_log, carried):
-            patch.setattr(module, "linked", never_wrong)
+        for module in (commit_log, embedded_commits):
+            patch.setattr(module, "verified_chain", never_wrong)
         with pytest.raises(Corrupt, match="chain of commits is broken"):
             other(world, world.store)
 
@@ -338,11 +349,11 @@ def test_a_draft_that_never_landed_is_not_carried(world: World) -> None:
     topic = written(world, 6)
     data = stored(world, 6)
     landed = decode_commit(data, commit_key("t", 6), 6)
-    recent = carried.RecentDocuments()
+    recent = embedded_commits.RecentDocuments()
     recent.keep(replace(landed, crc=landed.crc ^ 1), data, 1 << 20)
     assert recent.before(7, landed.crc, 127, 1 << 20) is None
     recent.keep(landed, data, 1 << 20)
-    assert unpacked(recent.before(7, landed.crc, 127, 1 << 20)) == [document_of(data)]
+    assert decode_embedded(recent.before(7, landed.crc, 127, 1 << 20)) == [document_of(data)]
     assert topic.log.head().crc == landed.crc
 
 
@@ -511,7 +522,7 @@ def check_carried(world: World, commits: int) -> None:
     for number in range(commits):
         lines: Sequence[bytes] = carried_by(world, number)
         assert lines == texts[number - len(lines) : number]
-        assert len(lines) <= span(number)
+        assert len(lines) <= embedded_count(number)
 
 
 def test_the_head_says_what_counts() -> None:
