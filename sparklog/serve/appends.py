@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 
 from sparklog.errors import SparklogError
 from sparklog.serve.batch_commit import ReceivedBatch, Responses, commit_batches, failed
-from sparklog.serve.codes import Code, ProduceAnswer
+from sparklog.serve.codes import Code, ProduceResponse
 from sparklog.serve.served_log import Runner, ServedLog
 
 LINGER_SECONDS, BUCKET_LINGER_SECONDS = 0.005, 0.05
@@ -49,7 +49,7 @@ _LOG = logging.getLogger("sparklog.serve")
 class PendingBatch(ReceivedBatch):
     """A batch that waits for its commit, and its response."""
 
-    response: asyncio.Future[ProduceAnswer]
+    response: asyncio.Future[ProduceResponse]
 
     @property
     def size(self) -> int:
@@ -114,7 +114,7 @@ class Appends:
 
     def add(
         self, topic: str, partition: int, records: memoryview | None, version: int
-    ) -> asyncio.Future[ProduceAnswer]:
+    ) -> asyncio.Future[ProduceResponse]:
         """Take a batch; the future is done once the batch is durable, or refused."""
         loop = asyncio.get_running_loop()
         batch = PendingBatch(partition, records, version, loop.create_future())
@@ -131,12 +131,12 @@ class Appends:
             started, batches = loop.time(), queue.take()
             responses = await self._responses(topic, batches)
             queue.committed(len(batches), started, loop.time())
-            self._log.poke()
+            self._log.notify()
             for batch in batches:
                 if not batch.response.done():
-                    batch.response.set_result(responses.get(batch) or ProduceAnswer(Code.UNKNOWN_SERVER_ERROR))
+                    batch.response.set_result(responses.get(batch) or ProduceResponse(Code.UNKNOWN_SERVER_ERROR))
 
-    async def _responses(self, topic: str, batches: Sequence[PendingBatch]) -> Mapping[ReceivedBatch, ProduceAnswer]:
+    async def _responses(self, topic: str, batches: Sequence[PendingBatch]) -> Mapping[ReceivedBatch, ProduceResponse]:
         try:
             responses: Responses = await self._run(commit_batches, self._root.engine.log(topic), batches)
         except SparklogError as error:

@@ -25,7 +25,7 @@ from sparklog.log.topic.engine import TopicLog
 from sparklog.log.write.append_output import tail_bytes, unwritten, write_file
 from sparklog.log.write.append_target import AppendTarget
 from sparklog.serve.batch_checks import ProducedBatch, checked_batch, last_number, next_number, writer_id
-from sparklog.serve.codes import Code, CodeError, ProduceAnswer, code_of
+from sparklog.serve.codes import Code, CodeError, ProduceResponse, code_of
 
 MAX_TRIES = 8
 BASE_OFFSET_BYTES = 8
@@ -40,10 +40,10 @@ class ReceivedBatch:
     version: int
 
 
-Responses = dict[ReceivedBatch, ProduceAnswer]
+Responses = dict[ReceivedBatch, ProduceResponse]
 
 
-class Judgement(NamedTuple):
+class CheckedBatches(NamedTuple):
     """The batches that a topic accepts in one commit, what the commit says of their producers, and other responses."""
 
     accepted: dict[ReceivedBatch, ProducedBatch]
@@ -73,10 +73,10 @@ def commit_batches(log: TopicLog, batches: Sequence[ReceivedBatch]) -> Responses
 
 def failed(batches: Sequence[ReceivedBatch], error: SparklogError) -> Responses:
     """Return the responses to batches whose commit has failed."""
-    return dict.fromkeys(batches, ProduceAnswer(code_of(error), message=str(error)))
+    return dict.fromkeys(batches, ProduceResponse(code_of(error), message=str(error)))
 
 
-def _judged(log: TopicLog, target: AppendTarget, batches: Sequence[ReceivedBatch]) -> Judgement:
+def _judged(log: TopicLog, target: AppendTarget, batches: Sequence[ReceivedBatch]) -> CheckedBatches:
     """Judge batches by the state known here, each after those before it."""
     registry, now_ms = log.head(refresh=False).registry, log.env.wall_ms()
     accepted: dict[ReceivedBatch, ProducedBatch] = {}
@@ -84,13 +84,13 @@ def _judged(log: TopicLog, target: AppendTarget, batches: Sequence[ReceivedBatch
     responses: Responses = {}
     for batch in batches:
         if not 0 <= batch.partition < target.partitions:
-            responses[batch] = ProduceAnswer(Code.UNKNOWN_TOPIC_OR_PARTITION)
+            responses[batch] = ProduceResponse(Code.UNKNOWN_TOPIC_OR_PARTITION)
             continue
         try:
             produced = checked_batch(batch.records, batch.version, target.configs, now_ms)
         except CodeError as problem:
             rows: Any = problem.fields.get("recordErrors", ())
-            responses[batch] = ProduceAnswer(problem.code, message=str(problem), record_errors=rows)
+            responses[batch] = ProduceResponse(problem.code, message=str(problem), record_errors=rows)
             continue
         if produced.producer_id != NO_PRODUCER_ID:
             id_ = writer_id(produced.producer_id, batch.partition)
@@ -99,13 +99,13 @@ def _judged(log: TopicLog, target: AppendTarget, batches: Sequence[ReceivedBatch
                 writers[id_] = _next_writer(id_, produced, before, registry)
             except CodeError as problem:
                 if problem.code is not Code.DUPLICATE_SEQUENCE_NUMBER:
-                    responses[batch] = ProduceAnswer(problem.code)
+                    responses[batch] = ProduceResponse(problem.code)
                 elif before is None:
                     responses[batch] = _repeated(log, batch, produced, registry[id_])
                 # Otherwise it is a retry of a batch in this same commit, and is judged again after it.
                 continue
         accepted[batch] = produced
-    return Judgement(accepted, tuple(writers.values()), responses)
+    return CheckedBatches(accepted, tuple(writers.values()), responses)
 
 
 def _next_writer(
@@ -117,19 +117,19 @@ def _next_writer(
     return KafkaWriterKey(id_, number, follows, batch.count + (0 if before is None else before.count))
 
 
-def _repeated(log: TopicLog, received: ReceivedBatch, batch: ProducedBatch, entry: WriterEntry) -> ProduceAnswer:
+def _repeated(log: TopicLog, received: ReceivedBatch, batch: ProducedBatch, entry: WriterEntry) -> ProduceResponse:
     """Return the response to a retry of a committed batch: its offset, if it can still be found in the log."""
     from sparklog.serve.repeated_batches import find_repeated
 
     stored = find_repeated(log, received.partition, batch, entry)
     if stored is None:
-        return ProduceAnswer(Code.DUPLICATE_SEQUENCE_NUMBER)
+        return ProduceResponse(Code.DUPLICATE_SEQUENCE_NUMBER)
     time_ms = stored.max_timestamp if stored.attributes & LOG_APPEND_TIME_BIT else -1
     log_start = int(log.head(refresh=False).log_start[received.partition])
-    return ProduceAnswer(Code.NONE, stored.base_offset, time_ms, log_start)
+    return ProduceResponse(Code.NONE, stored.base_offset, time_ms, log_start)
 
 
-def _committed(log: TopicLog, target: AppendTarget, judgement: Judgement, is_optimistic: bool) -> Responses:
+def _committed(log: TopicLog, target: AppendTarget, judgement: CheckedBatches, is_optimistic: bool) -> Responses:
     """Commit the accepted batches, and return their responses; none if they must be judged by a later state."""
     by_partition: dict[int, list[ReceivedBatch]] = {}
     for batch in judgement.accepted:
@@ -145,7 +145,7 @@ def _committed(log: TopicLog, target: AppendTarget, judgement: Judgement, is_opt
     starts = log.head(refresh=False).log_start
     time_ms = outcome.time_ms if target.configs.log_append_time else -1
     return {
-        batch: ProduceAnswer(Code.NONE, outcome.base[partition] + offset, time_ms, int(starts[partition]))
+        batch: ProduceResponse(Code.NONE, outcome.base[partition] + offset, time_ms, int(starts[partition]))
         for partition, received in by_partition.items()
         for batch, offset in zip(received, _offsets(produced[partition]), strict=False)
     }

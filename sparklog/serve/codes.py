@@ -10,7 +10,7 @@ from enum import IntEnum
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, SparklogError, Unavailable
 from sparklog.kafka.messages.message_schema import Fields
 
-LONGEST_MESSAGE = 8_000
+MAX_MESSAGE_LENGTH = 8_000
 
 
 class Code(IntEnum):
@@ -107,11 +107,11 @@ def code_of(error: SparklogError | CodeError) -> Code:
 
 def failure(error: SparklogError | CodeError) -> Fields:
     """Return the code and the message that a part of a request is answered with: it may repeat what was sent."""
-    return {"errorCode": code_of(error), "errorMessage": str(error)[:LONGEST_MESSAGE]}
+    return {"errorCode": code_of(error), "errorMessage": str(error)[:MAX_MESSAGE_LENGTH]}
 
 
 @contextmanager
-def answered(kind: type[SparklogError], code: Code) -> Iterator[None]:
+def errors_as(kind: type[SparklogError], code: Code) -> Iterator[None]:
     """Answer errors of a kind with another code."""
     try:
         yield
@@ -120,7 +120,7 @@ def answered(kind: type[SparklogError], code: Code) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class ProduceAnswer:
+class ProduceResponse:
     """The answer to one batch.
 
     * `time_ms`: the timestamp of the commit under LogAppendTime, else -1
@@ -135,7 +135,7 @@ class ProduceAnswer:
     record_errors: Sequence[Fields] = ()
 
 
-def by_partition(request: Fields, answer: Callable[[str, Fields], Fields]) -> list[Fields]:
+def partition_rows(request: Fields, answer: Callable[[str, Fields], Fields]) -> list[Fields]:
     """Return the answers to all partitions that a request names, in its order; `answer` takes topic and partition."""
 
     def rows(topic: Fields) -> list[Fields]:

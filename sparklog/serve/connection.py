@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("sparklog.serve")
 _SIZE = struct.Struct(">i")
 _HEADER = struct.Struct(">hhi")
-LEAST_REQUEST = _HEADER.size
-PRODUCES_UNDER_WAY = 5
+MIN_REQUEST_BYTES = _HEADER.size
+MAX_PRODUCES_IN_FLIGHT = 5
 SMALL_BYTES = 64 << 10
 """A request up to this size never waits for memory."""
 READ_BYTES = 1 << 20
 """Maximum bytes of a larger request to read before counting their memory."""
 WRITE_BYTES = 256 << 10
 """Handed to a stream at once: what it cannot send is copied, and waits in memory."""
-MOST_BUFFERS = 512
+MAX_BUFFERS = 512
 """Of one call of the system, which takes 1,024."""
 
 
-class Refused(Exception):  # noqa: N818
+class DropConnection(Exception):  # noqa: N818
     """A reason to drop a connection."""
 
 
@@ -85,7 +85,7 @@ class Connection:
                 await self._next(await self._read_size())
         except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
             pass
-        except (Refused, Corrupt) as error:
+        except (DropConnection, Corrupt) as error:
             _LOG.warning("dropped %s: %s", self.client, error)
             await self._answered(0)
         except Exception:  # noqa: BLE001 - one client's request must not end the server
@@ -108,8 +108,8 @@ class Connection:
         """Read and answer a request of so many bytes."""
         memory, limits, request = self._services.memory, self._services.options.limits, RequestBytes(self.close)
         limit = limits.request_bytes if self._is_known else limits.login_request_bytes
-        if not LEAST_REQUEST <= size <= limit:
-            raise Refused(f"expected a request of {LEAST_REQUEST} to {limit} bytes, found {size}")
+        if not MIN_REQUEST_BYTES <= size <= limit:
+            raise DropConnection(f"expected a request of {MIN_REQUEST_BYTES} to {limit} bytes, found {size}")
         is_under_way = False
         try:
             if size <= SMALL_BYTES:
@@ -121,7 +121,7 @@ class Connection:
             is_under_way = await self._serve(data, request)
         finally:
             if not is_under_way:
-                memory.give_back(request)
+                memory.release(request)
 
     async def _read_large(self, size: int, request: RequestBytes) -> bytes:
         """Read a request and count its memory as bytes arrive, so that an announced size alone uses no memory."""
@@ -130,7 +130,7 @@ class Connection:
             piece = await self._reader.read(min(size - request.nbytes, READ_BYTES))
             if not piece:
                 raise asyncio.IncompleteReadError(b"", size)
-            await self._services.memory.take(request, len(piece))
+            await self._services.memory.acquire(request, len(piece))
             pieces.append(piece)
         self._services.memory.arrived(request)
         return b"".join(pieces)
@@ -146,18 +146,18 @@ class Connection:
         key, version, correlation = _HEADER.unpack_from(data)
         api = table.APIS.get(key)
         if api is None:
-            raise Refused(f"expected an API that is served, found number {key}")
+            raise DropConnection(f"expected an API that is served, found number {key}")
         request = ServedRequest(self._services, self.client, api, version, correlation)
         if not api.lowest <= version <= api.highest:
             if key != table.API_VERSIONS:
-                raise Refused(f"{api.name} is served in versions {api.lowest} to {api.highest}, found {version}")
+                raise DropConnection(f"{api.name} is served in versions {api.lowest} to {api.highest}, found {version}")
             # The client learns what is served, and asks again.
             request.version = 0
             await self._send(self._encoded(request, await table.api_versions(request, Code.UNSUPPORTED_VERSION)))
             return False
         if key not in table.BEFORE_LOGIN:
             if not self._is_known:
-                raise Refused(f"expected an authentication, found {api.name}")
+                raise DropConnection(f"expected an authentication, found {api.name}")
             self._logs_in = False
         self._read(request, data)
         self._services.metrics.requests[api.name, version] += 1
@@ -182,11 +182,11 @@ class Connection:
             fields: Fields | None = await request.api.handler(request)
             return fields
         except SparklogError as error:
-            raise Refused(f"{request.api.name} cannot be answered: {error}") from error
+            raise DropConnection(f"{request.api.name} cannot be answered: {error}") from error
 
     async def _produce(self, request: ServedRequest, memory: RequestBytes) -> None:
         """Take the batches of a request, once there is room for it; its answer follows in its turn."""
-        await self._answered(PRODUCES_UNDER_WAY - 1)
+        await self._answered(MAX_PRODUCES_IN_FLIGHT - 1)
         # A client that takes no answers is not read on.
         await self._writer.drain()
         produced: Produced = request.api.handler(request)
@@ -207,7 +207,7 @@ class Connection:
         try:
             while self._produces and self._produces[0][1].is_done():
                 request, produced, memory = self._produces.popleft()
-                self._services.memory.give_back(memory)
+                self._services.memory.release(memory)
                 answers += self._encoded(request, produced.fields())
         except Exception:  # noqa: BLE001 - as in `run`
             _LOG.exception("dropped %s for an error of this server", self.client)
@@ -246,7 +246,7 @@ class Connection:
         with self._writer.get_extra_info("socket").dup() as direct:
             sent = 0
             with suppress(BlockingIOError):
-                sent = direct.sendmsg(parts[:MOST_BUFFERS])
+                sent = direct.sendmsg(parts[:MAX_BUFFERS])
             for part in parts:
                 skipped = min(sent, len(part))
                 sent -= skipped

@@ -92,7 +92,7 @@ class ServeLimits:
     request_bytes: int = 100 << 20
     login_request_bytes: int = 512 << 10
     waiting_request_bytes: int = 256 << 20
-    answer_bytes: int = 8 << 20
+    response_bytes: int = 8 << 20
     threads: int = 16
     handshake_seconds: float = 10.0
     login_seconds: float = 60.0

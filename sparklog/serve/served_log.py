@@ -38,7 +38,7 @@ Runner: TypeAlias = Callable[..., Awaitable[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class SeenTopic:
+class PolledTopic:
     """A topic as it was seen between two moments; without `ends` it cannot be read, and `code` says why."""
 
     ends: Ends = field(default_factory=dict)
@@ -48,11 +48,11 @@ class SeenTopic:
     code: Code = Code.UNKNOWN_TOPIC_OR_PARTITION
 
 
-UNSEEN, DENIED = SeenTopic(), SeenTopic(code=Code.TOPIC_AUTHORIZATION_FAILED)
+MISSING, DENIED = PolledTopic(), PolledTopic(code=Code.TOPIC_AUTHORIZATION_FAILED)
 
 
 @dataclass(frozen=True, slots=True)
-class StoredPlace:
+class FetchPosition:
     """The place that a fetch reads on at: the next offset of a partition, for readers of one isolation level."""
 
     topic: str
@@ -78,14 +78,14 @@ class ServedLog:
         self._topic = topic
         self._is_far = root is None or root.store.parallel_reads > 1
         self._lock = ForkLock()
-        self._seen: dict[str, SeenTopic] = {}
+        self._seen: dict[str, PolledTopic] = {}
         self._names: dict[str, str] = {}
         """Names of the topics in `_seen`, by topic id."""
         self._poked: Moment | None = None
         self._listed: tuple[Moment, list[str]] | None = None
-        self._looked: tuple[Moment, list[str]] | None = None
+        self._searched: tuple[Moment, list[str]] | None = None
         """The latest list whose topics were all polled to find an unknown id."""
-        self._waiting: dict[asyncio.Future[None], Mapping[str, SeenTopic]] = {}
+        self._waiting: dict[asyncio.Future[None], Mapping[str, PolledTopic]] = {}
         self._watch: asyncio.Task[None] | None = None
         self._pause: asyncio.Future[None] | None = None
 
@@ -110,27 +110,29 @@ class ServedLog:
         """Return True if a topic of this name may be served."""
         return topic in self._seen or (is_topic_name(topic) and self._topic in (None, topic))
 
-    def forget_listing(self) -> None:
+    def invalidate_listing(self) -> None:
         with self._lock:
             self._listed = None
 
-    def look(self, topics: Collection[str]) -> dict[str, SeenTopic]:
+    def poll(self, topics: Collection[str]) -> dict[str, PolledTopic]:
         """Take a new look; return the topics that exist."""
         view = self._view
         with self._lock:
             begun = self.env.now()
             names = refresh_existing(view, [name for name in topics if self.serves(name)])
-            looked = {name: SeenTopic(view.bounds(name), self._topic_id(name), begun, self.env.now()) for name in names}
+            polled = {
+                name: PolledTopic(view.bounds(name), self._topic_id(name), begun, self.env.now()) for name in names
+            }
             # Others look up one topic without the lock.
-            earlier_ids = {self.seen(name).topic_id for name in topics}
-            names_by_id = {seen.topic_id: name for name, seen in looked.items()}
-            self._seen.update(looked)
+            earlier_ids = {self.last_polled(name).topic_id for name in topics}
+            names_by_id = {seen.topic_id: name for name, seen in polled.items()}
+            self._seen.update(polled)
             self._names.update(names_by_id)
-            for name in set(topics) - looked.keys():
+            for name in set(topics) - polled.keys():
                 self._seen.pop(name, None)
             for topic_id in earlier_ids - names_by_id.keys():
                 self._names.pop(topic_id, None)
-            return looked
+            return polled
 
     def _topic_id(self, topic: str) -> str:
         # A fetch names a topic by its id alone, and must never get the records of another one.
@@ -142,19 +144,19 @@ class ServedLog:
                 return self._view.unique_topic_id(topic)
         return self._view.topic_id(topic)
 
-    def look_at_each(self, topics: Collection[str]) -> dict[str, SeenTopic]:
+    def poll_each(self, topics: Collection[str]) -> dict[str, PolledTopic]:
         """Take a new look; return all topics: one that does not exist or cannot be read fails alone."""
         try:
-            looked = self.look(topics) if topics else {}
-            return {name: looked.get(name, UNSEEN) for name in topics}
+            polled = self.poll(topics) if topics else {}
+            return {name: polled.get(name, MISSING) for name in topics}
         except SparklogError as error:
             if len(topics) == 1:
-                return dict.fromkeys(topics, SeenTopic(code=code_of(error)))
-            return {name: self.look_at_each([name])[name] for name in topics}
+                return dict.fromkeys(topics, PolledTopic(code=code_of(error)))
+            return {name: self.poll_each([name])[name] for name in topics}
 
-    def seen(self, topic: str) -> SeenTopic:
+    def last_polled(self, topic: str) -> PolledTopic:
         """Return a topic as it was seen last. Asks nothing, and waits for nothing."""
-        return self._seen.get(topic, UNSEEN)
+        return self._seen.get(topic, MISSING)
 
     def name_of(self, topic_id: str) -> str | None:
         """Return the cached name of the topic with an id, without a request or a wait."""
@@ -164,13 +166,13 @@ class ServedLog:
         """Return the names of topics by their ids; poll all listed topics if an id is unknown."""
         if any(self.name_of(topic_id) is None for topic_id in topic_ids):
             topics = self.topics()
-            if self._listed is None or self._listed is not self._looked:
-                self.look_at_each(topics)
-                self._looked = self._listed
+            if self._listed is None or self._listed is not self._searched:
+                self.poll_each(topics)
+                self._searched = self._listed
         names = {topic_id: self.name_of(topic_id) for topic_id in topic_ids}
         return {topic_id: name for topic_id, name in names.items() if name is not None}
 
-    def is_recent(self, seen: SeenTopic) -> bool:
+    def is_recent(self, seen: PolledTopic) -> bool:
         """Return True for a look a moment ago, since which this process has not committed."""
         if seen.begun is None or seen.done is None:
             return False
@@ -225,7 +227,7 @@ class ServedLog:
 
     # -- waiting, in the event loop
 
-    async def changed(self, seen: Mapping[str, SeenTopic], seconds: float, run: Runner) -> None:
+    async def changed(self, seen: Mapping[str, PolledTopic], seconds: float, run: Runner) -> None:
         """Wait until one of these topics differs from what was seen of it, at most so many seconds."""
         changed = asyncio.get_running_loop().create_future()
         self._waiting[changed] = seen
@@ -237,7 +239,7 @@ class ServedLog:
         finally:
             del self._waiting[changed]
 
-    def poke(self) -> None:
+    def notify(self) -> None:
         """Look now: this process has committed."""
         self._poked = self.env.now()
         if self._pause is not None:
@@ -253,12 +255,12 @@ class ServedLog:
             self._pause = asyncio.get_running_loop().create_future()
             topics = {topic for seen in self._waiting.values() for topic in seen}
             try:
-                looked = await run(self.look, topics)
+                polled = await run(self.poll, topics)
             except SparklogError:
                 # Fetches ask again when their time is over, and get the error then.
-                looked = None
-            for changed, seen in self._waiting.items() if looked is not None else ():
-                if any(looked.get(name, UNSEEN).ends != topic.ends for name, topic in seen.items()):
+                polled = None
+            for changed, seen in self._waiting.items() if polled is not None else ():
+                if any(polled.get(name, MISSING).ends != topic.ends for name, topic in seen.items()):
                     _end(changed)
             await asyncio.wait([self._pause], timeout=self._view.poll_interval_ms / 1000)
 

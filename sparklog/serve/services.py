@@ -15,7 +15,7 @@ from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED
 from sparklog.serve.codes import CodeError
 from sparklog.serve.options import Address, ServeLimits, ServeOptions, node_ids
 from sparklog.serve.peers import Peers
-from sparklog.serve.served_log import ServedLog, StoredPlace
+from sparklog.serve.served_log import FetchPosition, ServedLog
 
 if TYPE_CHECKING:
     from sparklog.serve.apis.table import Api
@@ -95,7 +95,7 @@ class RequestMemory:
         self._room -= nbytes
         request.nbytes += nbytes
 
-    async def take(self, request: RequestBytes, nbytes: int) -> None:
+    async def acquire(self, request: RequestBytes, nbytes: int) -> None:
         """Wait until there is memory for the bytes of a large request that have just arrived, and count them."""
         self._arriving.add(request)
         if self._exceeding is not request and (self._room < nbytes or self._turn.locked()):
@@ -113,7 +113,7 @@ class RequestMemory:
         """Record that a request has arrived completely, so that it can no longer stall."""
         self._arriving.discard(request)
 
-    def give_back(self, request: RequestBytes) -> None:
+    def release(self, request: RequestBytes) -> None:
         self.arrived(request)
         self._room += request.nbytes
         request.nbytes = 0
@@ -194,9 +194,9 @@ class Services:
 
         return StoredBatches(self.log)
 
-    def holds(self, place: StoredPlace, nbytes: int) -> bool:
+    def has_buffered(self, place: FetchPosition, nbytes: int) -> bool:
         """Return True if a fetch of so many bytes finds them in memory. Imports nothing: the event loop asks."""
-        return "batches" in vars(self) and self.batches.holds(place, nbytes)
+        return "batches" in vars(self) and self.batches.has_buffered(place, nbytes)
 
     @cached_property
     def coordinator(self) -> Coordinator | None:

@@ -32,7 +32,7 @@ from sparklog.log.read.planned_slices import PlannedSlice
 from sparklog.log.read.read_plan import NativeReadPart
 from sparklog.log.state.slice_table import Newer
 from sparklog.log.state.view import READ_COMMITTED, OffsetRange
-from sparklog.serve.served_log import ServedLog, StoredPlace
+from sparklog.serve.served_log import FetchPosition, ServedLog
 from sparklog.storage.fork_safety import ForkLock
 from sparklog.storage.parallel_reads import UntilError
 
@@ -92,15 +92,15 @@ class StoredBatches:
     def __init__(self, log: ServedLog) -> None:
         self._log = log
         self._lock = ForkLock()
-        self._waiting: OrderedDict[StoredPlace, _Chunk] = OrderedDict()
+        self._waiting: OrderedDict[FetchPosition, _Chunk] = OrderedDict()
         self._room = WAITING_BYTES
 
-    def holds(self, place: StoredPlace, nbytes: int) -> bool:
+    def has_buffered(self, place: FetchPosition, nbytes: int) -> bool:
         """Return True if so many bytes from a place on were read and wait. Neither waits itself nor takes them."""
         chunk = self._waiting.get(place)
         return chunk is not None and chunk.left >= nbytes
 
-    def read(self, place: StoredPlace, end: int, nbytes: int, *, at_least_one: bool) -> FetchedRecords:
+    def read(self, place: FetchPosition, end: int, nbytes: int, *, at_least_one: bool) -> FetchedRecords:
         """Return batches from a place on, below offset `end`, of at most so many bytes.
 
         `at_least_one`: return the first batch however large it is. Raises the errors of record reads: `NotFound` for
@@ -131,13 +131,13 @@ class StoredBatches:
             records.aborted = _aborted_in(gone, place.offset, records.next)
         return records
 
-    def _taken(self, place: StoredPlace) -> _Chunk | None:
+    def _taken(self, place: FetchPosition) -> _Chunk | None:
         with self._lock:
             chunk = self._waiting.pop(place, None)
             self._room += chunk.left if chunk else 0
             return chunk
 
-    def _keep(self, place: StoredPlace, chunk: _Chunk) -> None:
+    def _keep(self, place: FetchPosition, chunk: _Chunk) -> None:
         with self._lock:
             # Two clients at one place: both have read what is there.
             other = self._waiting.pop(place, None)
@@ -146,7 +146,7 @@ class StoredBatches:
             while self._room < 0 and len(self._waiting) > 1:
                 self._room += self._waiting.popitem(last=False)[1].left
 
-    def _load(self, place: StoredPlace, end: int, nbytes: int) -> _Chunk:
+    def _load(self, place: FetchPosition, end: int, nbytes: int) -> _Chunk:
         """Read the next window: at least one batch."""
         start = place.offset
         while start < end:

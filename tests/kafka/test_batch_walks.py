@@ -30,7 +30,7 @@ from sparklog.log.read.read_plan import read_parts
 from sparklog.log.read.skipped import Skipped
 from sparklog.log.state.view import READ_UNCOMMITTED, LogView, OffsetRange
 from sparklog.log.topic.root import Root, RootView
-from sparklog.serve.served_log import ServedLog, StoredPlace
+from sparklog.serve.served_log import FetchPosition, ServedLog
 from sparklog.serve.stored_batches import StoredBatches
 from sparklog.storage import open_store
 from sparklog.storage.memory import MemoryStore
@@ -149,11 +149,11 @@ def scanned(view: LogView, said: list[Skipped]) -> str:
 
 def fetched(log: ServedLog, said: list[Skipped]) -> str:
     found: list[int] = []
-    seen = log.look(["t"])["t"]
+    seen = log.poll(["t"])["t"]
     end, start = seen.ends[0].log_end, 0
     try:
         while start < end:
-            place = StoredPlace("t", seen.topic_id, 0, READ_UNCOMMITTED, start)
+            place = FetchPosition("t", seen.topic_id, 0, READ_UNCOMMITTED, start)
             records = StoredBatches(log).read(place, end, 1 << 20, at_least_one=True)
             headers = scan_headers(b"".join(records.buffers))
             for base, count in zip(headers.base_offset.tolist(), headers.count.tolist(), strict=True):

@@ -23,7 +23,7 @@ from sparklog.log.topic.root import Root, RootView
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.serve.batch_checks import checked_batch
 from sparklog.serve.codes import CodeError
-from sparklog.serve.served_log import ServedLog, StoredPlace
+from sparklog.serve.served_log import FetchPosition, ServedLog
 from sparklog.serve.stored_batches import StoredBatches
 from sparklog.storage import open_store
 from sparklog.testing.world import World
@@ -114,8 +114,8 @@ def dumped(folder: Path, name: str) -> DumpFile:
 
 def fetched(root: Root, topic: str) -> bytes:
     log = ServedLog(RootView(root), root, None)
-    seen = log.look([topic])[topic]
-    place = StoredPlace(topic, seen.topic_id, 0, READ_UNCOMMITTED, 0)
+    seen = log.poll([topic])[topic]
+    place = FetchPosition(topic, seen.topic_id, 0, READ_UNCOMMITTED, 0)
     return b"".join(StoredBatches(log).read(place, seen.ends[0].log_end, 1 << 24, at_least_one=True).buffers)
 
 

@@ -26,7 +26,7 @@ from sparklog.kafka.in_place import KafkaView
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
 from sparklog.log.topic.root import Root, RootView, open_root
 from sparklog.maintenance.work_items import InProcess, Settings
-from sparklog.serve.served_log import ServedLog, StoredPlace
+from sparklog.serve.served_log import FetchPosition, ServedLog
 from sparklog.serve.stored_batches import StoredBatches
 from sparklog.storage.local import LocalStore
 from sparklog.testing.world import World
@@ -204,12 +204,12 @@ GAPS = (
 def test_a_fetch_in_a_gap_reads_on_after_it(tmp_path: Path) -> None:
     write_partition(tmp_path, "t-0", {0: GAPS})
     for log in views(tmp_path, configs={"cleanup.policy": "compact"})[:2]:
-        seen = log.look(["t"])["t"]
+        seen = log.poll(["t"])["t"]
         assert seen.ends[0].log_end == 5100
         for start in (0, 1, 50, 99, 150, 250, 251, 300, 4999, 5000, 5001, 5050):
             found, offset = [], start
             while offset < 5100:
-                place = StoredPlace("t", seen.topic_id, 0, READ_UNCOMMITTED, offset)
+                place = FetchPosition("t", seen.topic_id, 0, READ_UNCOMMITTED, offset)
                 records = StoredBatches(log).read(place, 5100, 1 << 20, at_least_one=True)
                 for part in records.buffers:
                     headers = scan_headers(part)

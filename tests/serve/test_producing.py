@@ -25,7 +25,7 @@ from sparklog.serve.appends import Appends, TopicQueue
 from sparklog.serve.batch_checks import checked_batch, next_number
 from sparklog.serve.batch_commit import Responses
 from sparklog.serve.codes import Code, CodeError
-from sparklog.serve.connection import Refused
+from sparklog.serve.connection import DropConnection
 from sparklog.serve.options import Address
 from sparklog.serve.served_log import ServedLog
 from sparklog.storage import local
@@ -146,7 +146,7 @@ def test_batches_that_are_durable_are_answered_before_a_request_that_drops_the_c
     def dropping_the_third(appends: Appends, *given: Any) -> Any:
         batches.append(len(batches))
         if len(batches) == 3:
-            raise Refused("the third")
+            raise DropConnection("the third")
         return add(appends, *given)
 
     monkeypatch.setattr(Appends, "add", dropping_the_third)

@@ -22,7 +22,7 @@ from sparklog.serve import server, stored_batches
 from sparklog.serve.codes import Code
 from sparklog.serve.connection import Connection
 from sparklog.serve.options import ServeLimits
-from sparklog.serve.served_log import ServedLog, StoredPlace
+from sparklog.serve.served_log import FetchPosition, ServedLog
 from sparklog.serve.stored_batches import FetchedRecords, StoredBatches
 from tests.fixture_data import expected_offsets, expected_records, split_partition
 from tests.serve.clients import (
@@ -188,7 +188,7 @@ def test_windows_of_all_sizes_have_the_same_batches(tmp_path: Path, monkeypatch:
     for number in range(20):
         topic.append({"value": [b"%d" % number * 100]})
     log = ServedLog(RootView(root), root, None)
-    place = StoredPlace("t", log.look(["t"])["t"].topic_id, 0, "read_uncommitted", 0)
+    place = FetchPosition("t", log.poll(["t"])["t"].topic_id, 0, "read_uncommitted", 0)
     read = {}
     for size in (100, 700, 4 << 20):
         monkeypatch.setattr(stored_batches, "WINDOW_BYTES", size)
@@ -206,12 +206,12 @@ def test_clients_at_one_place_take_no_room_from_others(tmp_path: Path) -> None:
         topic = root.create_topic(name)
         for number in range(4):
             topic.append({"value": [random.Random(number).randbytes(100)]})
-        places.append(StoredPlace(name, log.look([name])[name].topic_id, 0, "read_uncommitted", 0))
+        places.append(FetchPosition(name, log.poll([name])[name].topic_id, 0, "read_uncommitted", 0))
     batches = StoredBatches(log)
     batches._room = 2_000
     for place in (*places[:1] * 9, places[1]):
         batches.read(place, 4, 1, at_least_one=True)
-    assert [batches.holds(replace(place, offset=1), 300) for place in places] == [True, True]
+    assert [batches.has_buffered(replace(place, offset=1), 300) for place in places] == [True, True]
 
 
 def test_what_is_left_of_a_window_keeps_no_memory_for_what_was_read(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_what_is_left_of_a_window_keeps_no_memory_for_what_was_read(tmp_path: Pa
     for number in range(9):
         topic.append({"value": [random.Random(number).randbytes(1_000)]})
     log = ServedLog(RootView(root), root, None)
-    place = StoredPlace("t", log.look(["t"])["t"].topic_id, 0, "read_uncommitted", 0)
+    place = FetchPosition("t", log.poll(["t"])["t"].topic_id, 0, "read_uncommitted", 0)
     whole = b"".join(StoredBatches(log).read(place, 9, 1 << 20, at_least_one=True).buffers)
     batches, read = StoredBatches(log), list[memoryview]()
     for offset in range(9):
@@ -267,7 +267,7 @@ def test_an_answer_that_is_taken_slowly_comes_whole_and_before_the_next(
             {"value": [random.Random(f"{name}{number}").randbytes(600_000) for number in range(5)]}
         )
         log = ServedLog(RootView(root), root, None)
-        place = StoredPlace(name, log.look([name])[name].topic_id, 0, "read_uncommitted", 0)
+        place = FetchPosition(name, log.poll([name])[name].topic_id, 0, "read_uncommitted", 0)
         stored.append(b"".join(StoredBatches(log).read(place, 5, 4_000_000, at_least_one=True).buffers))
     wire = fetching_slowly(serve(tmp_path), 4_000_000)
     wire.send("ApiVersions", 0, {})
@@ -308,13 +308,13 @@ def test_a_fetch_of_many_topics_takes_one_look(
     for name in "abcd":
         root.create_topic(name).append({"value": [name]})
     looks: list[list[str]] = []
-    look = ServedLog.look
+    look = ServedLog.poll
 
     def counted(log: ServedLog, names: Collection[str]) -> dict[str, Any]:
         looks.append(sorted(names))
         return look(log, names)
 
-    monkeypatch.setattr(ServedLog, "look", counted)
+    monkeypatch.setattr(ServedLog, "poll", counted)
     monkeypatch.setattr(RootView, "poll_interval_ms", 60_000)
     address = serve(tmp_path, writable=True)
     wire = Wire(address)

@@ -18,7 +18,7 @@ from sparklog.log.topic.root import Root, RootView
 from sparklog.serve import repeated_batches
 from sparklog.serve.appends import Appends
 from sparklog.serve.batch_commit import Responses
-from sparklog.serve.codes import Code, ProduceAnswer
+from sparklog.serve.codes import Code, ProduceResponse
 from sparklog.serve.options import Address
 from sparklog.serve.served_log import ServedLog
 from sparklog.testing.world import World
@@ -28,13 +28,13 @@ PRODUCER = (1 << 40) + 7
 Sent = tuple[int, bytes]
 
 
-def produced(root: Root, *sent: Sent) -> list[ProduceAnswer]:
+def produced(root: Root, *sent: Sent) -> list[ProduceResponse]:
     """Send batches to topic `t` at once by a server that has just started: partition and bytes of each."""
 
     async def run(commit: Callable[..., Responses], log: TopicLog, batches: Sequence[Any]) -> Responses:
         return commit(log, batches)
 
-    async def send() -> list[ProduceAnswer]:
+    async def send() -> list[ProduceResponse]:
         appends = Appends(ServedLog(RootView(root), root, None), run, 0.0)
         return [await answer for answer in [appends.add("t", place, memoryview(data), 9) for place, data in sent]]
 
@@ -80,7 +80,7 @@ def test_another_server_answers_the_last_five_batches_with_their_offsets(
     world = World()
     topic = world.root().create_topic("t", partitions=2, configs=configs)
     topic.append({"key": ["a"], "value": ["plain"]})
-    first: list[tuple[Sent, ProduceAnswer]] = []
+    first: list[tuple[Sent, ProduceResponse]] = []
     # Two commits with several batches of two producers in each of two partitions, and a plain batch between them.
     for commit in range(2):
         sent = [
@@ -115,10 +115,10 @@ def test_batches_that_the_log_cannot_tell_of_are_acknowledged_without_an_offset(
     monkeypatch.setattr(repeated_batches, "WINDOW_BYTES", 1)
     assert [produced(world.root(), one)[0].base for one in batches[3:]] == [3, 4, 5, 6, 7]
     # Not a whole batch: the client has put its records together in another way.
-    assert produced(world.root(), (0, batch(0, 5, 2))) == [ProduceAnswer(Code.DUPLICATE_SEQUENCE_NUMBER)]
+    assert produced(world.root(), (0, batch(0, 5, 2))) == [ProduceResponse(Code.DUPLICATE_SEQUENCE_NUMBER)]
     topic.delete_records({0: 6})
-    assert produced(world.root(), batches[5]) == [ProduceAnswer(Code.DUPLICATE_SEQUENCE_NUMBER)]
-    assert produced(world.root(), batches[6]) == [ProduceAnswer(Code.NONE, 6, -1, 6)]
+    assert produced(world.root(), batches[5]) == [ProduceResponse(Code.DUPLICATE_SEQUENCE_NUMBER)]
+    assert produced(world.root(), batches[6]) == [ProduceResponse(Code.NONE, 6, -1, 6)]
 
 
 def test_offsets_are_found_after_the_sequence_wraps() -> None:

@@ -254,10 +254,10 @@ def test_large_requests_that_have_arrived_in_part_do_not_wait_for_each_other() -
     async def arrive(memory: RequestMemory) -> int:
         request = RequestBytes(no_connection)
         for _ in range(9):
-            await memory.take(request, 10)
+            await memory.acquire(request, 10)
             await asyncio.sleep(0)
         arrived = request.nbytes
-        memory.give_back(request)
+        memory.release(request)
         return arrived
 
     async def all_of() -> list[int]:
@@ -270,13 +270,13 @@ def test_large_requests_that_have_arrived_in_part_do_not_wait_for_each_other() -
 def test_one_large_request_at_a_time_exceeds_the_memory() -> None:
     async def waiting() -> list[bool]:
         memory, requests = RequestMemory(100), [RequestBytes(no_connection) for _ in range(4)]
-        await memory.take(requests[0], 90)
-        await memory.take(requests[1], 90)
-        third = asyncio.create_task(memory.take(requests[2], 90))
+        await memory.acquire(requests[0], 90)
+        await memory.acquire(requests[1], 90)
+        third = asyncio.create_task(memory.acquire(requests[2], 90))
         await asyncio.sleep(0.01)
         is_done = [third.done()]
         memory.add(requests[3], 10)
-        memory.give_back(requests[1])
+        memory.release(requests[1])
         await asyncio.wait_for(third, 30)
         return [*is_done, third.done()]
 
@@ -293,14 +293,14 @@ def test_requests_that_have_stalled_are_dropped_where_others_need_their_memory(
 
         def close(number: int) -> None:
             closed.append(number)
-            memory.give_back(requests[number])
+            memory.release(requests[number])
 
         requests = [RequestBytes(partial(close, number)) for number in range(4)]
         for request in requests[:3]:
             # The third may exceed the limit. The first has arrived as a whole: the server works on it.
-            await memory.take(request, 45)
+            await memory.acquire(request, 45)
         memory.arrived(requests[0])
-        await asyncio.wait_for(memory.take(requests[3], 45), 30)
+        await asyncio.wait_for(memory.acquire(requests[3], 45), 30)
         return closed
 
     assert asyncio.run(stalled()) == [1, 2]

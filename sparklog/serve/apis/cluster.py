@@ -15,7 +15,7 @@ from sparklog.log.state.writer_runs import KAFKA_WRITER
 from sparklog.serve.apis.metadata import may_see
 from sparklog.serve.batch_checks import EPOCH_SHIFT
 from sparklog.serve.codes import Code, CodeError, failure
-from sparklog.serve.served_log import DENIED, SeenTopic
+from sparklog.serve.served_log import DENIED, PolledTopic
 from sparklog.serve.services import ServedRequest
 from sparklog.serve.users import READ
 
@@ -114,12 +114,12 @@ async def list_partition_reassignments(request: ServedRequest) -> Fields:
 def alter_partition_reassignments(request: ServedRequest) -> Fields:
     """Accept replicas that are servers of the root, without any effect, because every server has all partitions."""
     topics, nodes = request.fields["topics"], set(request.services.node_ids.values())
-    looked = _visible(request, (topic["name"] for topic in topics), may_see)
+    polled = _visible(request, (topic["name"] for topic in topics), may_see)
 
     def row(topic: str, partition: Fields) -> Fields:
         number, replicas, code = partition["partitionIndex"], partition["replicas"], Code.NONE
-        if number not in looked[topic].ends:
-            code = looked[topic].code
+        if number not in polled[topic].ends:
+            code = polled[topic].code
         elif replicas is None:
             code = Code.NO_REASSIGNMENT_IN_PROGRESS
         elif not replicas or len(set(replicas)) < len(replicas) or not nodes.issuperset(replicas):
@@ -138,10 +138,10 @@ def elect_leaders(request: ServedRequest) -> Fields:
     refused = None
     if kind not in (PREFERRED, UNCLEAN):
         refused = CodeError(Code.INVALID_REQUEST, f"expected an election of type 0 or 1, found {kind}")
-    looked = _visible(request, (topic["topic"] for topic in topics), may_see)
+    polled = _visible(request, (topic["topic"] for topic in topics), may_see)
 
     def row(topic: str, number: int) -> Fields:
-        code = Code.ELECTION_NOT_NEEDED if number in looked[topic].ends else looked[topic].code
+        code = Code.ELECTION_NOT_NEEDED if number in polled[topic].ends else polled[topic].code
         return {"partitionId": number, **failure(refused or CodeError(code))}
 
     results = [
@@ -176,11 +176,11 @@ async def describe_quorum(request: ServedRequest) -> Fields:
 
 def describe_producers(request: ServedRequest) -> Fields:
     topics = request.fields["topics"]
-    looked = _visible(request, (topic["name"] for topic in topics), lambda request, name: request.may(READ, name))
+    polled = _visible(request, (topic["name"] for topic in topics), lambda request, name: request.may(READ, name))
 
     def rows(topic: Fields) -> list[Fields]:
         name = topic["name"]
-        seen = looked[name]
+        seen = polled[name]
         try:
             producers = _producers(request, name) if seen.ends else {}
             return [
@@ -226,9 +226,9 @@ def list_config_resources(request: ServedRequest) -> Fields:
 
 def _visible(
     request: ServedRequest, names: Iterable[str], may: Callable[[ServedRequest, str], bool]
-) -> dict[str, SeenTopic]:
+) -> dict[str, PolledTopic]:
     """Poll topics; return all of them, with `DENIED` for topics that the client may not see."""
     wanted = list(dict.fromkeys(names))
-    looked = request.services.log.look_at_each([name for name in wanted if may(request, name)])
-    invalid = SeenTopic(code=Code.INVALID_TOPIC)
-    return {name: DENIED if name not in looked else looked[name] if is_topic_name(name) else invalid for name in wanted}
+    polled = request.services.log.poll_each([name for name in wanted if may(request, name)])
+    invalid = PolledTopic(code=Code.INVALID_TOPIC)
+    return {name: DENIED if name not in polled else polled[name] if is_topic_name(name) else invalid for name in wanted}

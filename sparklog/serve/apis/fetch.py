@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from sparklog.kafka.messages.message_schema import Fields
 from sparklog.log.state.view import READ_COMMITTED
 from sparklog.serve.codes import FAILURES, Code, CodeError, code_of
-from sparklog.serve.served_log import DENIED, Ends, SeenTopic, StoredPlace
+from sparklog.serve.served_log import DENIED, Ends, FetchPosition, PolledTopic
 from sparklog.serve.services import ServedRequest
 from sparklog.serve.users import READ
 
@@ -25,7 +25,7 @@ FULL_EPOCHS = (0, -1)
 session id is then ignored: kafka-go sends id -1 with epoch -1."""
 ID_VERSION = 13
 """The first version that refers to topics by id."""
-UNKNOWN_ID = SeenTopic(code=Code.UNKNOWN_TOPIC_ID)
+UNKNOWN_ID = PolledTopic(code=Code.UNKNOWN_TOPIC_ID)
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class _Answer:
     """Partitions so far, their bytes, the most that there may be, and the topics as they were seen."""
 
     most: int
-    seen: dict[str, SeenTopic]
+    seen: dict[str, PolledTopic]
     topics: list[Fields] = field(default_factory=list)
     nbytes: int = 0
     failed: bool = False
@@ -75,19 +75,19 @@ def _is_at_hand(request: ServedRequest) -> bool:
     fields, services = request.fields, request.services
     for topic in fields["topics"]:
         name = topic["topic"]
-        seen = services.log.seen(name)
+        seen = services.log.last_polled(name)
         for row in topic["partitions"]:
-            place = StoredPlace(name, seen.topic_id, row["partition"], request.isolation, row["fetchOffset"])
+            place = FetchPosition(name, seen.topic_id, row["partition"], request.isolation, row["fetchOffset"])
             nbytes = max(row["partitionMaxBytes"], fields["minBytes"])
-            if not (_suffices(row, seen.ends, recent=False) and services.holds(place, nbytes)):
+            if not (_suffices(row, seen.ends, recent=False) and services.has_buffered(place, nbytes)):
                 return False
     return bool(fields["topics"])
 
 
 def _read(request: ServedRequest, fresh: bool) -> _Answer:
-    """Read what there is. `fresh`: the bounds were looked at a moment ago."""
+    """Read what there is. `fresh`: the bounds were polled at a moment ago."""
     fields = request.fields
-    most = request.services.options.limits.answer_bytes
+    most = request.services.options.limits.response_bytes
     answer = _Answer(min(fields["maxBytes"], most) if fields["maxBytes"] > 0 else most, _seen(request, fresh))
     for topic in fields["topics"]:
         name, rows = topic["topic"], list[Fields]()
@@ -118,7 +118,7 @@ def _fill(row: Fields, request: ServedRequest, topic: str, partition: Fields, an
     first = not answer.nbytes
     if offset >= end or (nbytes <= 0 and not first):
         return
-    place = StoredPlace(topic, seen.topic_id, number, request.isolation, offset)
+    place = FetchPosition(topic, seen.topic_id, number, request.isolation, offset)
     records = request.services.batches.read(place, end, nbytes, at_least_one=first)
     row["records"] = records.buffers
     answer.nbytes += records.nbytes
@@ -126,23 +126,23 @@ def _fill(row: Fields, request: ServedRequest, topic: str, partition: Fields, an
         row["abortedTransactions"] = [{"producerId": id_, "firstOffset": start} for id_, start in records.aborted]
 
 
-def _seen(request: ServedRequest, fresh: bool) -> dict[str, SeenTopic]:
+def _seen(request: ServedRequest, fresh: bool) -> dict[str, PolledTopic]:
     """Return all topics as they were seen.
 
     One look is taken for all that may have more: a client that has read most of its topics to their ends names them
     beside the one that it reads on. One that waits will look again, and takes what was seen a moment ago.
     """
-    log, topics, stale = request.services.log, dict[str, SeenTopic](), list[str]()
+    log, topics, stale = request.services.log, dict[str, PolledTopic](), list[str]()
     waits = request.fields["maxWaitMs"] > 0 and request.fields["minBytes"] > 0
     for topic in request.fields["topics"]:
         name = topic["topic"]
-        seen = topics[name] = log.seen(name)
+        seen = topics[name] = log.last_polled(name)
         recent = waits and log.is_recent(seen)
         if not request.may(READ, name):
             topics[name] = DENIED
         elif not (fresh or all(_suffices(row, seen.ends, recent) for row in topic["partitions"])):
             stale.append(name)
-    topics |= log.look_at_each(stale)
+    topics |= log.poll_each(stale)
     if request.version >= ID_VERSION:
         for topic in request.fields["topics"]:
             name = topic["topic"]

@@ -25,10 +25,10 @@ from sparklog.kafka.messages.message_codec import encode_versioned
 from sparklog.kafka.messages.message_schema import Fields, message
 from sparklog.log.journal.names import check_id
 from sparklog.serve.authorized_operations import group_operations
-from sparklog.serve.codes import FAILURES, Code, CodeError, answered, by_partition, failure
+from sparklog.serve.codes import FAILURES, Code, CodeError, errors_as, failure, partition_rows
 from sparklog.serve.coordinator import Coordinator, Positions
 from sparklog.serve.group_members import COMPLETING, GroupMembers, JoinDetails
-from sparklog.serve.served_log import UNSEEN
+from sparklog.serve.served_log import MISSING
 from sparklog.serve.services import ServedRequest
 from sparklog.serve.users import GROUP, READ
 
@@ -167,14 +167,14 @@ async def offset_commit(request: ServedRequest) -> Fields:
             await _commit(coordinator, request.fields, positions)
     except FAILURES as error:
         code = _code(error)
-        rows = by_partition(request.fields, lambda *_: {"errorCode": code})
+        rows = partition_rows(request.fields, lambda *_: {"errorCode": code})
     return {"topics": rows}
 
 
 def _checked(request: ServedRequest, positions: Positions) -> list[Fields]:
     """Return the answers to all partitions; those that can be committed are put into `positions`."""
     log, names = request.services.log, [topic["name"] for topic in request.fields["topics"]]
-    bounds = {name: log.seen(name).ends or log.look([name]).get(name, UNSEEN).ends for name in names}
+    bounds = {name: log.last_polled(name).ends or log.poll([name]).get(name, MISSING).ends for name in names}
 
     def code(topic: str, row: Fields) -> Code:
         number, metadata, epoch = row["partitionIndex"], row["committedMetadata"] or "", row["committedLeaderEpoch"]
@@ -189,7 +189,7 @@ def _checked(request: ServedRequest, positions: Positions) -> list[Fields]:
             positions.setdefault(topic, {})[number] = place
         return Code.NONE
 
-    return by_partition(request.fields, lambda topic, row: {"errorCode": code(topic, row)})
+    return partition_rows(request.fields, lambda topic, row: {"errorCode": code(topic, row)})
 
 
 async def _commit(coordinator: Coordinator, fields: Fields, positions: Positions) -> None:
@@ -197,7 +197,7 @@ async def _commit(coordinator: Coordinator, fields: Fields, positions: Positions
     if generation < 0 and not member:
         if coordinator.held(group) is not None:
             raise CodeError(Code.UNKNOWN_MEMBER_ID)
-        with answered(Conflict, Code.UNKNOWN_MEMBER_ID):
+        with errors_as(Conflict, Code.UNKNOWN_MEMBER_ID):
             await coordinator.run(coordinator.group(group).alter, positions)
         return
     members = coordinator.members(group)
@@ -264,12 +264,12 @@ async def offset_delete(request: ServedRequest) -> Fields:
     places = {topic["name"]: [row["partitionIndex"] for row in topic["partitions"]] for topic in topics}
     coordinator = _coordinator_of(request, group)
     try:
-        with answered(NotFound, Code.GROUP_ID_NOT_FOUND):
+        with errors_as(NotFound, Code.GROUP_ID_NOT_FOUND):
             await coordinator.run(coordinator.group(group).delete_offsets, places)
     except Conflict:
         code = Code.GROUP_SUBSCRIBED_TO_TOPIC
     denied = Code.TOPIC_AUTHORIZATION_FAILED
-    rows = by_partition(request.fields, lambda topic, _: {"errorCode": code if topic in places else denied})
+    rows = partition_rows(request.fields, lambda topic, _: {"errorCode": code if topic in places else denied})
     return {"topics": rows}
 
 
@@ -377,6 +377,6 @@ async def _deleted(request: ServedRequest, name: str) -> Fields:
     coordinator = _coordinator_of(request, name)
     if coordinator.held(name) is not None:
         raise CodeError(Code.NON_EMPTY_GROUP)
-    with answered(Conflict, Code.NON_EMPTY_GROUP), answered(NotFound, Code.GROUP_ID_NOT_FOUND):
+    with errors_as(Conflict, Code.NON_EMPTY_GROUP), errors_as(NotFound, Code.GROUP_ID_NOT_FOUND):
         await coordinator.run(coordinator.group(name).delete)
     return {}

@@ -14,9 +14,9 @@ from sparklog.errors import SparklogError
 from sparklog.kafka.messages.message_schema import NO_UUID, Fields
 from sparklog.log.journal.names import is_topic_name
 from sparklog.serve.authorized_operations import cluster_operations, topic_operations
-from sparklog.serve.codes import FAILURES, Code, CodeError, by_partition, code_of, failure
+from sparklog.serve.codes import FAILURES, Code, CodeError, code_of, failure, partition_rows
 from sparklog.serve.new_topics import check_collision
-from sparklog.serve.served_log import DENIED, SeenTopic
+from sparklog.serve.served_log import DENIED, PolledTopic
 from sparklog.serve.services import ServedRequest, Services
 from sparklog.serve.users import READ, WRITE
 
@@ -36,7 +36,7 @@ def metadata(request: ServedRequest) -> Fields:
     asked, services = request.fields["topics"], request.services
     # In version 0 an empty list asks for all topics, later a null does.
     every = asked is None or (request.version == 0 and not asked)
-    ids = [] if every or request.version < ID_VERSION else asked_ids(asked)
+    ids = [] if every or request.version < ID_VERSION else requested_ids(asked)
     # Like a broker, ignore names if a request has topic ids.
     by_id = services.log.names_of(ids)
     if ids:
@@ -46,10 +46,10 @@ def metadata(request: ServedRequest) -> Fields:
     visible = [name for name in names if may_see(request, name)]
     if services.options.writable and not every and not ids and request.fields["allowAutoTopicCreation"]:
         _create_missing(services, [name for name in visible if request.may(WRITE, name)])
-    looked = services.log.look_at_each(visible)
+    polled = services.log.poll_each(visible)
 
     def topic(name: str) -> Fields:
-        seen = looked.get(name, DENIED)
+        seen = polled.get(name, DENIED)
         return _topic_row(request, name, seen, _partitions(services, name, sorted(seen.ends)))
 
     def topic_of_id(topic_id: str) -> Fields:
@@ -72,7 +72,7 @@ def _partitions(services: Services, topic: str, numbers: list[int]) -> list[Fiel
     return [{"partitionIndex": number, **leads[number % len(leads)]} for number in numbers]
 
 
-def _topic_row(request: ServedRequest, name: str, seen: SeenTopic, partitions: list[Fields]) -> Fields:
+def _topic_row(request: ServedRequest, name: str, seen: PolledTopic, partitions: list[Fields]) -> Fields:
     """Return the row of a topic in a response: its id and partitions, or an error code."""
     if seen.ends:
         about = {"name": name, "topicId": seen.topic_id, "isInternal": name in INTERNAL, "partitions": partitions}
@@ -91,16 +91,16 @@ def describe_topic_partitions(request: ServedRequest) -> Fields:
     if first < 0 or (cursor is not None and named and begin not in named):
         return {"topics": [{"name": name, "errorCode": Code.INVALID_REQUEST} for name in named or [begin]]}
     names = sorted(name for name in set(named or services.log.topics()) if name >= begin)
-    looked = services.log.look_at_each([name for name in names if may_see(request, name)])
+    polled = services.log.poll_each([name for name in names if may_see(request, name)])
     if not named:
         # A topic deleted in the meantime is not an error if the client requests all topics.
-        names = [name for name in names if looked.get(name, DENIED).ends]
+        names = [name for name in names if polled.get(name, DENIED).ends]
     left, topics = max(1, min(fields["responsePartitionLimit"], MAX_DESCRIBED_PARTITIONS)), list[Fields]()
     no_others: Fields = {"eligibleLeaderReplicas": [], "lastKnownElr": []}
     for name in names:
         if not left:
             return {"topics": topics, "nextCursor": {"topicName": name, "partitionIndex": 0}}
-        seen = looked.get(name, DENIED)
+        seen = polled.get(name, DENIED)
         numbers = [number for number in sorted(seen.ends) if name != begin or number >= first]
         rows = [row | no_others for row in _partitions(services, name, numbers[:left])]
         topics.append(_topic_row(request, name, seen, rows))
@@ -110,7 +110,7 @@ def describe_topic_partitions(request: ServedRequest) -> Fields:
     return {"topics": topics}
 
 
-def asked_ids(topics: list[Fields]) -> list[str]:
+def requested_ids(topics: list[Fields]) -> list[str]:
     """Return the distinct topic ids in a request."""
     return list(dict.fromkeys(topic["topicId"] for topic in topics if topic["topicId"] != NO_UUID))
 
@@ -149,18 +149,18 @@ def _create_missing(services: Services, names: list[str]) -> None:
     defaults = root.engine.defaults.read()
     answers = {name: defaults.auto_create(name) for name in names if log.serves(name)}
     wanted = [name for name, answer in answers.items() if (services.options.auto_create if answer is None else answer)]
-    for name in set(wanted) - log.look(wanted).keys() if wanted else ():
+    for name in set(wanted) - log.poll(wanted).keys() if wanted else ():
         # If a topic cannot be created (for example, its name differs only in case from another one), it stays unknown.
         with suppress(*FAILURES):
             check_collision(name, log)
             root.ensure_topic(name)
-        log.forget_listing()
+        log.invalidate_listing()
 
 
 def describe_log_dirs(request: ServedRequest) -> Fields:
     log, asked, topics = request.services.log, request.fields["topics"], list[Fields]()
     wanted = dict.fromkeys(log.topics()) if asked is None else {row["topic"]: set(row["partitions"]) for row in asked}
-    for name, seen in log.look_at_each([name for name in wanted if request.may(READ, name)]).items():
+    for name, seen in log.poll_each([name for name in wanted if request.may(READ, name)]).items():
         numbers = wanted[name]
         with suppress(SparklogError):
             rows = [
@@ -174,10 +174,10 @@ def describe_log_dirs(request: ServedRequest) -> Fields:
 
 def list_offsets(request: ServedRequest) -> Fields:
     names = [topic["name"] for topic in request.fields["topics"]]
-    looked = request.services.log.look_at_each([name for name in names if request.may(READ, name)])
+    polled = request.services.log.poll_each([name for name in names if request.may(READ, name)])
 
     def answer(topic: str, row: Fields) -> Fields:
-        seen = looked.get(topic, DENIED)
+        seen = polled.get(topic, DENIED)
         bounds = seen.ends.get(row["partitionIndex"])
         if bounds is None:
             return {"errorCode": seen.code}
@@ -191,7 +191,7 @@ def list_offsets(request: ServedRequest) -> Fields:
         end = bounds.end(request.isolation)
         return {"offset": end} if row["timestamp"] == LATEST else _by_time(request, topic, row, end)
 
-    return {"topics": by_partition(request.fields, answer)}
+    return {"topics": partition_rows(request.fields, answer)}
 
 
 def _by_time(request: ServedRequest, topic: str, row: Fields, end: int) -> Fields:

@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from sparklog.kafka.messages.message_schema import Fields
-from sparklog.serve.codes import Code, ProduceAnswer
+from sparklog.serve.codes import Code, ProduceResponse
 from sparklog.serve.services import ServedRequest
 from sparklog.serve.users import WRITE
 
 _LOG = logging.getLogger("sparklog.serve")
-LEAST_PRODUCER_ID = 1 << 32
+MIN_PRODUCER_ID = 1 << 32
 """Ids of brokers count from 0: none of theirs, in imported topics, is so high."""
 ACKS = (0, 1, -1)
 TRANSACTIONAL_BIT = 0x10
-Taken: TypeAlias = "ProduceAnswer | asyncio.Future[ProduceAnswer]"
+Taken: TypeAlias = "ProduceResponse | asyncio.Future[ProduceResponse]"
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class Produced:
 
     topics: list[tuple[str, list[tuple[int, Taken]]]]
     is_answered: bool
-    waiting: list[asyncio.Future[ProduceAnswer]] = field(default_factory=list)
+    waiting: list[asyncio.Future[ProduceResponse]] = field(default_factory=list)
     """The batches that are not answered yet, and maybe others."""
 
     def is_done(self) -> bool:
@@ -59,18 +59,18 @@ def produce(request: ServedRequest) -> Produced:
         (topic["name"], [(row["index"], _taken(request, topic["name"], row, code)) for row in topic["partitionData"]])
         for topic in fields["topicData"]
     ]
-    waiting = [taken for _, rows in topics for _, taken in rows if not isinstance(taken, ProduceAnswer)]
+    waiting = [taken for _, rows in topics for _, taken in rows if not isinstance(taken, ProduceResponse)]
     return Produced(topics, fields["acks"] != 0, waiting)
 
 
 def _taken(request: ServedRequest, topic: str, row: Fields, code: Code) -> Taken:
     """Take a batch, where the request as a whole has no `code` that refuses it."""
     if code is not Code.NONE:
-        return ProduceAnswer(code)
+        return ProduceResponse(code)
     if not request.may(WRITE, topic):
-        return ProduceAnswer(Code.TOPIC_AUTHORIZATION_FAILED)
+        return ProduceResponse(Code.TOPIC_AUTHORIZATION_FAILED)
     if not request.services.log.serves(topic):
-        return ProduceAnswer(Code.UNKNOWN_TOPIC_OR_PARTITION)
+        return ProduceResponse(Code.UNKNOWN_TOPIC_OR_PARTITION)
     return request.services.appends.add(topic, row["index"], row["records"], request.version)
 
 
@@ -80,7 +80,7 @@ def _is_transactional(fields: Fields) -> bool:
 
 
 def _row(number: int, taken: Taken) -> Fields:
-    answer = taken if isinstance(taken, ProduceAnswer) else taken.result()
+    answer = taken if isinstance(taken, ProduceResponse) else taken.result()
     return {
         "index": number,
         "errorCode": answer.code,
@@ -100,4 +100,4 @@ async def init_producer_id(request: ServedRequest) -> Fields:
         code = Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     if code is not Code.NONE:
         return {"errorCode": code, "producerId": -1, "producerEpoch": -1}
-    return {"producerId": services.log.env.random.getrandbits(61) + LEAST_PRODUCER_ID, "producerEpoch": 0}
+    return {"producerId": services.log.env.random.getrandbits(61) + MIN_PRODUCER_ID, "producerEpoch": 0}

@@ -26,8 +26,8 @@ from sparklog.log.state.root_defaults import (
     RootDefaults,
 )
 from sparklog.log.topic.root import Root
-from sparklog.serve.apis.metadata import asked_ids, may_see
-from sparklog.serve.codes import FAILURES, Code, CodeError, answered, by_partition, failure
+from sparklog.serve.apis.metadata import may_see, requested_ids
+from sparklog.serve.codes import FAILURES, Code, CodeError, errors_as, failure, partition_rows
 from sparklog.serve.new_topics import check_assignments, check_collision, checked_partitions
 from sparklog.serve.services import ServedRequest
 from sparklog.serve.users import GROUP, READ, WRITE
@@ -74,16 +74,16 @@ def create_topics(request: ServedRequest) -> Fields:
             rows.append({"name": name, **_change(request, name, partial(_create, request, topic, only_check))})
     twice = failure(CodeError(Code.INVALID_REQUEST, "the request must list a topic only once"))
     rows += [{"name": name, **twice} for name, count in names.items() if count > 1]
-    request.services.log.forget_listing()
+    request.services.log.invalidate_listing()
     return {"topics": rows}
 
 
 def _create(request: ServedRequest, topic: Fields, only_check: bool, root: Root) -> Fields:
     name, configs = topic["name"], {item["name"]: item["value"] for item in topic["configs"]}
-    with answered(BadRequest, Code.INVALID_TOPIC):
+    with errors_as(BadRequest, Code.INVALID_TOPIC):
         check_topic_name(name)
     check_collision(name, request.services.log)
-    with answered(Conflict, Code.TOPIC_ALREADY_EXISTS), answered(BadRequest, Code.INVALID_CONFIG):
+    with errors_as(Conflict, Code.TOPIC_ALREADY_EXISTS), errors_as(BadRequest, Code.INVALID_CONFIG):
         if root.engine.exists(name):
             raise CodeError(Code.TOPIC_ALREADY_EXISTS, f"topic '{name}' exists")
         for config, value in configs.items():
@@ -113,9 +113,9 @@ def delete_topics(request: ServedRequest) -> Fields:
         topics = [{"name": name, "topicId": NO_UUID} for name in request.fields["topicNames"]]
     else:
         topics = request.fields["topics"]
-    names = request.services.log.names_of(asked_ids(topics))
+    names = request.services.log.names_of(requested_ids(topics))
     rows = [_deleted(request, topic["name"], topic["topicId"], names) for topic in topics]
-    request.services.log.forget_listing()
+    request.services.log.invalidate_listing()
     return {"responses": rows}
 
 
@@ -152,7 +152,7 @@ def _add_partitions(node_ids: Collection[int], topic: Fields, only_check: bool, 
     if topic["assignments"] is not None:
         added = topic["count"] - opened.log.head().partitions
         check_assignments([item["brokerIds"] for item in topic["assignments"]], node_ids, added)
-    with answered(BadRequest, Code.INVALID_PARTITIONS):
+    with errors_as(BadRequest, Code.INVALID_PARTITIONS):
         (opened.plan_alter if only_check else opened.alter)(partitions=topic["count"])
 
 
@@ -168,13 +168,13 @@ def delete_records(request: ServedRequest) -> Fields:
             return {"lowWatermark": -1, "errorCode": done[topic]["errorCode"]}
         return {"lowWatermark": starts.get(row["partitionIndex"], -1)}
 
-    return {"topics": by_partition(request.fields, answer)}
+    return {"topics": partition_rows(request.fields, answer)}
 
 
 def _delete_records(name: str, before: dict[int, int], root: Root) -> Fields:
     topic = root.topic(name)
     try:
-        with answered(BadRequest, Code.POLICY_VIOLATION):
+        with errors_as(BadRequest, Code.POLICY_VIOLATION):
             return {"starts": dict(topic.delete_records(before))}
     except NotFound as error:
         exists = all(number in topic.bounds() for number in before)
@@ -213,7 +213,7 @@ def _alter(resource: Fields, only_check: bool, replaces: bool, root: Root) -> No
     kind, name, items = resource["resourceType"], resource["resourceName"], resource["configs"]
     if kind != TOPIC and (kind != BROKER or name):
         raise CodeError(Code.INVALID_REQUEST, "configs are of topics, or of all brokers: a root's defaults")
-    with answered(BadRequest, Code.INVALID_CONFIG):
+    with errors_as(BadRequest, Code.INVALID_CONFIG):
         if kind == BROKER:
             before = root.defaults()
             rows = [row for row in before.rows() if row.pattern is None]
@@ -284,7 +284,7 @@ def _described(request: ServedRequest, kind: int, name: str, defaults: Callable[
         raise CodeError(Code.INVALID_REQUEST, f"resources of type {kind} are not served")
     if kind == TOPIC and not request.may(READ, name):
         raise CodeError(Code.TOPIC_AUTHORIZATION_FAILED, "not allowed")
-    if kind == TOPIC and root is None and name not in log.look([name]):
+    if kind == TOPIC and root is None and name not in log.poll([name]):
         raise NotFound(f"no topic '{name}'")
     if root is None:
         return []

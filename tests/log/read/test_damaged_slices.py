@@ -25,7 +25,7 @@ from sparklog.log.read.skipped import Skipped, SkippedLog
 from sparklog.log.state.view import READ_UNCOMMITTED, OffsetRange
 from sparklog.log.topic.root import Root, RootView
 from sparklog.opening import open_view, resolve
-from sparklog.serve.served_log import ServedLog, StoredPlace
+from sparklog.serve.served_log import FetchPosition, ServedLog
 from sparklog.serve.server import open_served
 from sparklog.serve.services import ServerMetrics
 from sparklog.serve.stored_batches import FetchedRecords, StoredBatches
@@ -203,8 +203,8 @@ def test_a_slice_whose_batch_may_have_moved_is_refused_whole(folder: Path) -> No
 
 
 def fetch(batches: StoredBatches, log: ServedLog, start: int, nbytes: int = 1 << 20) -> FetchedRecords:
-    seen = log.look(["t"])["t"]
-    place = StoredPlace("t", seen.topic_id, 0, READ_UNCOMMITTED, start)
+    seen = log.poll(["t"])["t"]
+    place = FetchPosition("t", seen.topic_id, 0, READ_UNCOMMITTED, start)
     return batches.read(place, seen.ends[0].log_end, nbytes, at_least_one=True)
 
 
