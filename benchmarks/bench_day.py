@@ -19,7 +19,7 @@ import tempfile
 
 from sparklog.doctor.costs import Requests
 from sparklog.format.kernels.warm import warm_up
-from sparklog.maintenance.outcomes import COMPACT, RETAIN
+from sparklog.maintenance.job_history import COMPACT, RETAIN
 from tests.support.lifetime import Lifetime, Spell
 
 

@@ -30,7 +30,7 @@ from sparklog.log.state.rewrites import RewriteIntent
 from sparklog.log.topic.root import open_root
 from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_target import WriteOptions
-from sparklog.maintenance.work_items import Done, InProcess, Runner, Settings, Work
+from sparklog.maintenance.work_items import InProcess, Runner, Settings, Work, WorkResult
 from sparklog.storage.local import LocalStore
 
 VALUE_BYTES = 100
@@ -99,12 +99,12 @@ def settings() -> Settings:
     return Settings(START_MS + 30 * 86_400_000)
 
 
-def run(topic: Topic, works: Sequence[Work], runner: Runner) -> tuple[float, list[Done]]:
+def run(topic: Topic, works: Sequence[Work], runner: Runner) -> tuple[float, list[WorkResult]]:
     """Run and commit; wall seconds, and what was done."""
     began = time.perf_counter()
     finished = []
     for work, done in runner.run(works):
-        if not isinstance(done, Done):
+        if not isinstance(done, WorkResult):
             raise SystemExit(f"{work.title}: {done}")
         topic.log.commit(RewriteIntent(work.op, work.topic_id, done.rewrites, done.files))
         finished.append(done)

@@ -87,14 +87,14 @@ def compact(
         assert not any(report.failures for report in reports)
     """
     from sparklog.compaction.run import CompactOptions, compact_root
-    from sparklog.maintenance.outcomes import COMPACT, SEAL, Recording
+    from sparklog.maintenance.job_history import COMPACT, SEAL, RunRecorder
     from sparklog.maintenance.report import TopicReport
 
     opened = _opened(root)
     settings = _settings(opened, properties, now_ms, dry_run)
     options = CompactOptions(topics, seal_only, roll, dry_run)
     kind = SEAL if seal_only else COMPACT
-    recording = Recording[TopicReport](opened, kind, settings, topics, wanted=not dry_run)
+    recording = RunRecorder[TopicReport](opened, kind, settings, topics, wanted=not dry_run)
     return list(recording.run(lambda: compact_root(opened, settings, _runner(spark), options)))
 
 
@@ -128,12 +128,12 @@ def retain(
     Example:
         reports = sparklog.retain("/data/log", dry_run=True)
     """
-    from sparklog.maintenance.outcomes import RETAIN, Recording
+    from sparklog.maintenance.job_history import RETAIN, RunRecorder
     from sparklog.retention.retain import RetainReport, retain_root
 
     opened = _opened(root)
     settings = _settings(opened, properties, now_ms, dry_run)
-    recording = Recording[RetainReport](opened, RETAIN, settings, topics, wanted=not dry_run)
+    recording = RunRecorder[RetainReport](opened, RETAIN, settings, topics, wanted=not dry_run)
     runner = _runner(spark)
     return list(recording.run(lambda: retain_root(opened, settings, topics=topics, runner=runner, dry_run=dry_run)))
 

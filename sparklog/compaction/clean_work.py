@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from sparklog.compaction.clean_range import Cleanable, CleanerOffsets, cleanable, first_batch_timestamp, group_segments
 from sparklog.compaction.cleaner import Cleaner, DirtyRange, PassCounts, SegmentReader, TombstoneRules, fill_map
-from sparklog.compaction.producer_state import BatchJudge, PartitionProducers, replay
+from sparklog.compaction.producer_state import BatchFilter, PartitionProducers, replay
 from sparklog.compaction.segment_writer import SegmentWriter
 from sparklog.errors import Conflict, NotFound
 from sparklog.format.key_hash import HashKey
@@ -24,7 +24,7 @@ from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.rewrites import Rewrite
 from sparklog.log.state.segments import Segment
 from sparklog.log.state.slices import FileSlices, SliceFlag
-from sparklog.maintenance.work_items import Done, PieceReport, Progress, Settings, silent
+from sparklog.maintenance.work_items import Progress, Settings, WorkReport, WorkResult, silent
 from sparklog.storage.store import Store
 
 
@@ -44,7 +44,7 @@ class Cleaned:
 
 
 @dataclass(frozen=True, slots=True)
-class CleanDone(Done):
+class CleanResult(WorkResult):
     """The files of a pass; none, and no `cleaned`: nothing was due. `more`: the map was full, another pass follows."""
 
     more: bool = False
@@ -86,18 +86,18 @@ class CleanWork:
     def file_count(self) -> int:
         return count_files((self.sources,))
 
-    def run(self, progress: Progress = silent) -> CleanDone:
+    def run(self, progress: Progress = silent) -> CleanResult:
         """Write the records that stay. `Corrupt` names damage; `Conflict`: a file was replaced meanwhile."""
         started = self.env.now()
         state = self._replay()
         plan = self.plan(state)
         if not plan.chosen or not plan.segments:
-            return CleanDone((), (), ())
+            return CleanResult((), (), ())
         files, cleaned = self._pass(plan, state, progress)
         inputs = [self._slice(segment) for segment in cleaned.segments]
         edit = Edit(self.partition, inputs[0].base, inputs[-1].end, cleaned.end_offset)
         counts = cleaned.counts
-        report = PieceReport(
+        report = WorkReport(
             action=COMPACT,
             topic=self.topic,
             partition=self.partition,
@@ -113,7 +113,7 @@ class CleanWork:
         )
         rewrite = Rewrite(edit, tuple(source.input() for source in inputs))
         more = cleaned.end_offset < plan.first_uncleanable
-        return CleanDone((rewrite,), files, (report,), more, cleaned)
+        return CleanResult((rewrite,), files, (report,), more, cleaned)
 
     def _replay(self) -> PartitionProducers | None:
         if not (self.sources.flags & int(SliceFlag.KAFKA_PRODUCERS)).any():
@@ -156,7 +156,7 @@ class CleanWork:
         writer = SegmentWriter(
             self.store, self.topic, self.partition, self.read_version, self.env.new_id(), self.configs
         )
-        judge = BatchJudge(
+        judge = BatchFilter(
             state,
             now_ms=settings.now_ms,
             expiration_ms=settings.producer_expiration_ms,

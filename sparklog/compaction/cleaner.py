@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from sparklog.compaction.producer_state import BatchJudge, PartitionProducers, Verdicts, aborted_batches
+from sparklog.compaction.producer_state import BatchActions, BatchFilter, PartitionProducers, aborted_batches
 from sparklog.compaction.segment_writer import SegmentWriter
 from sparklog.errors import BadRequest, Conflict
 from sparklog.format.batch_walk import Window
@@ -291,7 +291,7 @@ class Cleaner:
     offset_map: OffsetMap
     hash_key: HashKey
     survey: DirtySurvey
-    judge: BatchJudge
+    judge: BatchFilter
     reader: SegmentReader
     writer: SegmentWriter
     rules: TombstoneRules
@@ -323,7 +323,7 @@ class Cleaner:
             aborted = self._write(kept, segment, aborted)
         self.writer.aborted(aborted)
 
-    def _filtered(self, window: Window, opened: Opened, verdicts: Verdicts) -> _KeptBatches:
+    def _filtered(self, window: Window, opened: Opened, verdicts: BatchActions) -> _KeptBatches:
         """Return the part of some batches that stays."""
         headers, fields = opened.headers, opened.fields
         keep = self._kept(window, opened, verdicts.gone)

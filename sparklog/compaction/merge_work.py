@@ -39,7 +39,7 @@ from sparklog.log.state.commit import MERGE, Edit
 from sparklog.log.state.rewrites import Rewrite
 from sparklog.log.state.slices import FileSlices, SliceFlag, with_tier
 from sparklog.log.write.append_output import AppendOutput
-from sparklog.maintenance.work_items import Done, PieceReport, Progress, silent
+from sparklog.maintenance.work_items import Progress, WorkReport, WorkResult, silent
 from sparklog.storage.store import Store
 
 Int64s = npt.NDArray[np.int64]
@@ -83,7 +83,7 @@ class MergeWork:
     def file_count(self) -> int:
         return count_files(self.sources)
 
-    def run(self, progress: Progress = silent) -> Done:
+    def run(self, progress: Progress = silent) -> WorkResult:
         """Write the merged files. `Corrupt` (an input is damaged) and `Conflict` (it is gone: plan again) name it."""
         started = self.env.now()
         runs = [_MergedRun(source) for source in self.sources]
@@ -104,7 +104,7 @@ class MergeWork:
             files.discard()
             raise
         seconds = self.env.elapsed_ms(started) / 1000
-        return Done(tuple(run.rewrite() for run in runs), written, _reports(self, runs, seconds))
+        return WorkResult(tuple(run.rewrite() for run in runs), written, _reports(self, runs, seconds))
 
 
 class _MergedRun:
@@ -389,13 +389,13 @@ class _OutputSlice:
         return [] if keys is None else [keys]
 
 
-def _reports(work: MergeWork, runs: Sequence[_MergedRun], seconds: float) -> tuple[PieceReport, ...]:
+def _reports(work: MergeWork, runs: Sequence[_MergedRun], seconds: float) -> tuple[WorkReport, ...]:
     nbytes, reports = work.nbytes, []
     for partition, group in groupby(runs, key=lambda run: run.partition):
         partition_runs = list(group)
         before = sum(run.source.nbytes for run in partition_runs)
         reports.append(
-            PieceReport(
+            WorkReport(
                 action=MERGE,
                 topic=work.topic,
                 partition=partition,

@@ -222,8 +222,8 @@ _COMMITTED, _ABORTED, _CONTROL = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Verdicts:
-    """Verdicts on m batches, one bool each. A control batch in none keeps its record, and its horizon if it has one."""
+class BatchActions:
+    """Actions on m batches, one bool each. A control batch without any keeps its record and any delete horizon."""
 
     discard_data: Bools  # aborted data, no record survives
     drop_control: Bools  # a control batch past its delete horizon, its record does not survive
@@ -236,11 +236,11 @@ class Verdicts:
         """Batches of which no record survives."""
         return self.discard_data | self.drop_control
 
-    def select(self, rows: slice | npt.NDArray[np.int64]) -> Verdicts:
+    def select(self, rows: slice | npt.NDArray[np.int64]) -> BatchActions:
         """Return the verdicts on some of the batches; `aborted` stays."""
         masks = self.discard_data, self.drop_control, self.stamp_control, self.retain_empty
         discard, drop, stamp, retain = (mask[rows] for mask in masks)
-        return Verdicts(discard, drop, stamp, retain, self.aborted)
+        return BatchActions(discard, drop, stamp, retain, self.aborted)
 
 
 def aborted_batches(state: PartitionProducers | None, headers: BatchHeaders) -> Bools:
@@ -260,7 +260,7 @@ def aborted_batches(state: PartitionProducers | None, headers: BatchHeaders) -> 
     return aborted
 
 
-class BatchJudge:
+class BatchFilter:
     """Judge the batches of one pass, in log order from the partition's first batch on. Keeps state of transactions."""
 
     def __init__(
@@ -280,18 +280,18 @@ class BatchJudge:
         self._committed: set[int] = set()
         """Producers whose other transactional data was met since their last COMMIT marker."""
 
-    def judge(self, window: Window) -> Verdicts:
+    def judge(self, window: Window) -> BatchActions:
         """Judge the next batches. `Corrupt` for a marker that cannot be read, or a producer of an unknown state."""
         headers = window.headers
         discard = aborted_batches(self._state, headers)
         retain = headers.next_offset == self._first_uncleanable
         if self._state is None:
             none = np.zeros(len(headers), np.bool_)
-            return Verdicts(discard, none, none, retain, transaction_index.none())
+            return BatchActions(discard, none, none, retain, transaction_index.none())
         gone, ended = self._control(window, discard)
         aborted = self._state.aborted
         horizon = headers.has_delete_horizon
-        return Verdicts(
+        return BatchActions(
             discard_data=discard,
             drop_control=gone & horizon & (headers.base_timestamp <= self._now_ms),
             stamp_control=gone & ~horizon & (headers.count > 0),

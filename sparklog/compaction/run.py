@@ -26,7 +26,7 @@ import numpy as np
 
 from sparklog.compaction.backlog import compaction_backlog, explain, with_slices
 from sparklog.compaction.clean_plan import keyless_by_default, plan_cleaning
-from sparklog.compaction.clean_work import CleanDone
+from sparklog.compaction.clean_work import CleanResult
 from sparklog.compaction.merge_plan import plan_merges
 from sparklog.compaction.seal_plan import plan_sealing
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, SparklogError
@@ -38,14 +38,14 @@ from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.report import Backlog, Failure, Size, TopicReport
 from sparklog.maintenance.throttle import throttled
-from sparklog.maintenance.work_items import Done, Runner, Settings, Work
+from sparklog.maintenance.work_items import Runner, Settings, Work, WorkResult
 from sparklog.storage.store import Store
 from sparklog.transactions.completion import resolve_topic, visible_snapshot
 
 TRIES = 5
 """How often a partition is planned again because another run was faster."""
 
-OnDone = Callable[[Work, "Done | SparklogError"], None]
+OnDone = Callable[[Work, "WorkResult | SparklogError"], None]
 """Called for each piece of work after its commit, or with the error that it ended with."""
 
 
@@ -194,7 +194,7 @@ class _TopicRun:
         self._left = set()
         return works
 
-    def settle(self, work: Work, result: Done | SparklogError) -> Done | SparklogError:
+    def settle(self, work: Work, result: WorkResult | SparklogError) -> WorkResult | SparklogError:
         """Commit the result of a work item, or handle its error; return what to show for it."""
         if self._over:
             return NotFound(f"topic '{self.name}' is done with; what '{work.title}' wrote is not used")
@@ -215,7 +215,7 @@ class _TopicRun:
         stood = {rewrite.edit.partition for rewrite in result.rewrites if rewrite.edit not in outcome.dropped}
         kept = tuple(report for report in result.reports if report.partition in stood)
         self.report = replace(self.report, pieces=(*self.report.pieces, *kept))
-        if isinstance(result, CleanDone) and result.more:
+        if isinstance(result, CleanResult) and result.more:
             self._plan_again(self._got_further(result))
         if dropped:
             lost = Conflict("another run rewrote the same slices first")
@@ -315,7 +315,7 @@ class _TopicRun:
     def _plan_again(self, partitions: Iterable[int]) -> None:
         self._left = {*(self._left or ()), *partitions}
 
-    def _got_further(self, done: Done) -> set[int]:
+    def _got_further(self, done: WorkResult) -> set[int]:
         """Return the partitions whose pass made progress: any other would be repeated for ever."""
         before = self._planned_on.head.cleaned_through if self._planned_on is not None else ()
         edits = [rewrite.edit for rewrite in done.rewrites]

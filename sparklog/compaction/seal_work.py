@@ -36,7 +36,7 @@ from sparklog.log.state.rewrites import Rewrite
 from sparklog.log.state.slice_table import ABORTED
 from sparklog.log.state.slices import FileSlices, SliceFlag
 from sparklog.log.state.view import OffsetRange
-from sparklog.maintenance.work_items import Done, PieceReport, Progress, silent
+from sparklog.maintenance.work_items import Progress, WorkReport, WorkResult, silent
 from sparklog.storage.store import Store
 
 Int64s = npt.NDArray[np.int64]
@@ -318,7 +318,7 @@ class SealWork:
     def file_count(self) -> int:
         return count_files(sources for part in self.parts for sources in part.segments)
 
-    def run(self, progress: Progress = silent) -> Done:
+    def run(self, progress: Progress = silent) -> WorkResult:
         """Write the segments. `Corrupt` names a damaged slice; `Conflict`: a file was replaced meanwhile."""
         started = self.env.now()
         unique = self.env.new_id()
@@ -330,7 +330,7 @@ class SealWork:
             for sources in part.segments
         ]
         reports = [
-            PieceReport(
+            WorkReport(
                 action=SEAL,
                 topic=self.topic,
                 partition=part.partition,
@@ -342,7 +342,7 @@ class SealWork:
             )
             for part, part_files in zip(self.parts, files, strict=True)
         ]
-        return Done(tuple(rewrites), tuple(file for part_files in files for file in part_files), tuple(reports))
+        return WorkResult(tuple(rewrites), tuple(file for part_files in files for file in part_files), tuple(reports))
 
     def _output(self, part: SealPart, unique: str) -> SegmentOutput:
         writer = SegmentWriter(self.store, self.topic, part.partition, self.read_version, unique, self.configs)

@@ -17,7 +17,7 @@ from sparklog.datasource.options import Options
 from sparklog.datasource.read_task import ReadTask, log_partitions
 from sparklog.datasource.schema import Projection
 from sparklog.datasource.spark_versions import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
-from sparklog.datasource.spark_workers import gc_paused, last_work, unwind_on_termination, user_errors
+from sparklog.datasource.spark_workers import deferred_sigterm, exit_on_sigterm, gc_paused, user_errors
 from sparklog.errors import SparklogError
 from sparklog.opening import Location, open_view
 from sparklog.storage.fork_safety import freeze_gc
@@ -91,7 +91,7 @@ class SparklogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 from sparklog.datasource.group_progress import GroupProgress
 
                 self._progress = GroupProgress(self._view.root, read)
-                unwind_on_termination()
+                exit_on_sigterm()
             freeze_gc("plan")
         return self._view, self._planner
 
@@ -134,7 +134,7 @@ class SparklogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """Leave the group. Nothing depends on it, for Spark does not call this reliably."""
-        with last_work():
+        with deferred_sigterm():
             if self._progress is not None:
                 self._progress.finish()
 

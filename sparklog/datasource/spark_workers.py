@@ -81,10 +81,10 @@ def forget_zips() -> None:
             sys.path_importer_cache.pop(path, None)
 
 
-def unwind_on_termination() -> None:
+def exit_on_sigterm() -> None:
     """Unwind this process, so that `stop` is called, where Spark ends a query: it sends SIGTERM and no word before.
 
-    Only in a process that Spark started for its questions. `stop` does its work inside of `last_work`.
+    Only in a process that Spark started for its questions. `stop` does its work inside of `deferred_sigterm`.
     """
     started_by_spark = any(name.startswith("PYTHON_WORKER_FACTORY_") for name in os.environ)
     if started_by_spark and threading.current_thread() is threading.main_thread():
@@ -105,7 +105,7 @@ def _note(number: int, _: object) -> None:
 
 
 @contextmanager
-def last_work() -> Iterator[None]:
+def deferred_sigterm() -> Iterator[None]:
     """Do this whole, and end the process then if Spark's signal has come, before or meanwhile.
 
     Spark closes the socket before it sends the signal: `stop` may be called for the one, and be met by the other. The

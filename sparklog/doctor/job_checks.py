@@ -10,7 +10,7 @@ from sparklog.doctor.checks import FAIL, OK, WARN, Check
 from sparklog.errors import SparklogError
 from sparklog.log.journal.clocks import reading_clock_ms
 from sparklog.log.topic.root import Root
-from sparklog.maintenance.overdue import JUDGED, JobState, never, troubles
+from sparklog.maintenance.overdue import MONITORED_JOBS, JobState, job_problems, never
 from sparklog.maintenance.work_items import Settings
 from sparklog.tools.report.job_states import Running, has_jobs, look_at_root
 
@@ -31,7 +31,7 @@ def check_jobs(root: Root, max_age_ms: int | None = None) -> list[Check]:
         fix = f"sparklog verify --root {shlex.quote(root.location)}"
         return [Check("jobs", WARN, f"what the jobs have recorded cannot be read: {error}", fix)]
     findings: list[Check] = []
-    for job in JUDGED:
+    for job in MONITORED_JOBS:
         mine = [state for state in states if state.job == job]
         if mine:
             fix = f"sparklog {job} --root {shlex.quote(root.location)}, every hour (see `sparklog conf crontab`)"
@@ -44,7 +44,7 @@ def check_jobs(root: Root, max_age_ms: int | None = None) -> list[Check]:
 
 
 def _check_job(job: str, states: Sequence[JobState], fix: str, now_ms: int) -> Iterator[Check]:
-    wrong = troubles(states)
+    wrong = job_problems(states)
     for trouble in wrong:
         yield Check(job, WARN, trouble.text, fix)
     if wrong:

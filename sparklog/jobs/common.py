@@ -22,8 +22,8 @@ from sparklog.console.parameters import FunctionCommand, JsonOption, Option
 from sparklog.console.terminal import leave_for_usage, trace
 from sparklog.errors import BadRequest, SparklogError, advice_for_shell
 from sparklog.log.topic.root import Root
-from sparklog.maintenance.leases import Lease, leased
-from sparklog.maintenance.outcomes import Recording
+from sparklog.maintenance.job_history import RunRecorder
+from sparklog.maintenance.leases import JobLease, job_lease
 from sparklog.maintenance.properties import settings_of_file
 from sparklog.maintenance.report import document, say_failures
 from sparklog.maintenance.spark_runner import SparkIfNeeded, hide_interrupts
@@ -121,7 +121,7 @@ class Maintenance:
 def run_maintenance(
     name: str,
     options: Maintenance,
-    work: Callable[[Root, Settings, Lease], Sequence[Any]],
+    work: Callable[[Root, Settings, JobLease], Sequence[Any]],
     summary: Callable[..., str],
     kind: str | None = None,
 ) -> int:
@@ -135,8 +135,8 @@ def run_maintenance(
         # A mistyped name is an error before a lease or an outcome is written.
         root.topic(topic)
     settings = options.settings_at(store_clock_ms(root.store, root.env, dry_run=options.dry_run))
-    with leased(root, name, options.topics, wanted=options.lease and not options.dry_run) as lease:
-        recording = Recording[Any](root, kind or name, settings, options.topics, wanted=not options.dry_run)
+    with job_lease(root, name, options.topics, wanted=options.lease and not options.dry_run) as lease:
+        recording = RunRecorder[Any](root, kind or name, settings, options.topics, wanted=not options.dry_run)
         reports = [] if lease.waits else recording.run(lambda: work(root, settings, lease))
     failures = [failure for report in reports for failure in report.failures]
     failed = not lease.waits and say_failures(f"sparklog {name}", failures, root.location, len(reports))

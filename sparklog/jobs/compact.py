@@ -21,10 +21,10 @@ from sparklog.console.parameters import Option
 from sparklog.errors import SparklogError
 from sparklog.jobs.common import Maintenance, job, parse, run_maintenance, spark_if_needed
 from sparklog.log.topic.root import Root
-from sparklog.maintenance.leases import Lease
-from sparklog.maintenance.outcomes import SEAL
+from sparklog.maintenance.job_history import SEAL
+from sparklog.maintenance.leases import JobLease
 from sparklog.maintenance.report import TopicReport, summary
-from sparklog.maintenance.work_items import CountedWork, Done, Runner, Settings, Work, say_outcome
+from sparklog.maintenance.work_items import CountingRunner, Runner, Settings, Work, WorkResult, log_result
 from sparklog.output import StatusLine
 
 
@@ -49,14 +49,14 @@ def run(runner: Runner, options: Compact) -> int:
         def show(items: int, of_items: int, nbytes: int, of_nbytes: int) -> None:
             status(f"{items:,} of {count(of_items, 'work item')}, {size_text(nbytes)} of {size_text(of_nbytes)}")
 
-        def compact(root: Root, settings: Settings, lease: Lease) -> list[TopicReport]:
-            def ended(work: Work, result: Done | SparklogError) -> None:
+        def compact(root: Root, settings: Settings, lease: JobLease) -> list[TopicReport]:
+            def ended(work: Work, result: WorkResult | SparklogError) -> None:
                 if not status.is_shown:
-                    say_outcome(work, result)
+                    log_result(work, result)
                 lease.check()
 
             parts = CompactOptions(lease.topics, options.seal_only, options.roll, options.dry_run)
-            return compact_root(root, settings, CountedWork(runner, show), parts, ended)
+            return compact_root(root, settings, CountingRunner(runner, show), parts, ended)
 
         return run_maintenance("compact", options, compact, summary, SEAL if options.seal_only else None)
 

@@ -13,7 +13,7 @@ from functools import partial
 from sparklog.common.units import count, size_text
 from sparklog.jobs.common import Maintenance, job, parse, run_maintenance, spark_if_needed
 from sparklog.log.topic.root import Root
-from sparklog.maintenance.leases import Lease
+from sparklog.maintenance.leases import JobLease
 from sparklog.maintenance.work_items import Runner, Settings
 from sparklog.output import StatusLine, log
 from sparklog.retention.retain import RetainReport, progress, retain_root, summary
@@ -29,7 +29,7 @@ def run(options: Maintenance, runner: Runner | None = None) -> int:
     busy = idle = nbytes = 0
     with StatusLine("retain") as status:
 
-        def retain(root: Root, settings: Settings, lease: Lease) -> list[RetainReport]:
+        def retain(root: Root, settings: Settings, lease: JobLease) -> list[RetainReport]:
             def show(report: RetainReport, topics: int) -> None:
                 nonlocal busy, idle, nbytes
                 line = progress(report)

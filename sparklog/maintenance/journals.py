@@ -15,10 +15,10 @@ from sparklog.log.journal.chain import ids_of
 from sparklog.log.journal.entry_log import Collected, EntryKind, collect_entries
 from sparklog.log.state.root_defaults import DEFAULTS
 from sparklog.log.topic.root import Root
+from sparklog.maintenance.job_history import JOB_HISTORY
 from sparklog.maintenance.leases import LEASES
-from sparklog.maintenance.outcomes import OUTCOMES
 
-JOURNALS: tuple[EntryKind[Any], ...] = (DECISIONS, GROUPS, LEASES, OUTCOMES, DEFAULTS)
+JOURNALS: tuple[EntryKind[Any], ...] = (DECISIONS, GROUPS, LEASES, JOB_HISTORY, DEFAULTS)
 """In the order in which `verify` reads them: decisions name entries of groups that existed before."""
 JOURNAL_IN = {kind.folder: kind for kind in JOURNALS}
 """The kinds by their folder."""

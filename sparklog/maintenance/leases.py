@@ -89,7 +89,7 @@ LEASES = EntryKind(
 )
 
 
-class Lease:
+class JobLease:
     """The claim of one run of a job. `topics` are those wanted (none: all), then those that `take` has left to it.
 
     `others`: claims of other runs on topics that were wanted; `waits`: these leave nothing to do.
@@ -173,9 +173,9 @@ class Lease:
 
 
 @contextmanager
-def leased(root: Root, job: str, topics: Sequence[str], *, wanted: bool) -> Iterator[Lease]:
+def job_lease(root: Root, job: str, topics: Sequence[str], *, wanted: bool) -> Iterator[JobLease]:
     """Take a lease for a run, keep it, give it back. One that cannot be had is printed, and stops no job."""
-    lease = Lease(root, job, topics)
+    lease = JobLease(root, job, topics)
     if not (wanted and root.store.writable):
         yield lease
         return
@@ -198,6 +198,6 @@ def leased(root: Root, job: str, topics: Sequence[str], *, wanted: bool) -> Iter
             lease.release()
 
 
-def read_claims(root: Root, job: str) -> tuple[Claim, ...]:
+def read_job_leases(root: Root, job: str) -> tuple[Claim, ...]:
     """Return the claims of runs of a job that have not ended, those that have run out as well."""
     return EntryChain(root.store, LEASES, job, root.env).newest().claims

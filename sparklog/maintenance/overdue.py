@@ -16,10 +16,10 @@ from itertools import pairwise
 
 from sparklog.common.units import HOUR_MS, duration
 from sparklog.log.journal.names import is_topic_name
-from sparklog.maintenance.outcomes import COMPACT, RETAIN, SEAL, JobRun, Outcomes, TopicOutcome
+from sparklog.maintenance.job_history import COMPACT, RETAIN, SEAL, JobHistory, JobRun, TopicRun
 from sparklog.maintenance.report import Backlog
 
-JUDGED = COMPACT, RETAIN
+MONITORED_JOBS = COMPACT, RETAIN
 DAY_MS = 24 * HOUR_MS
 INTERVALS = 3
 LATE_MS = 45 * 60_000
@@ -50,38 +50,40 @@ class JobState:
         return "failed" if self.failure else "never" if self.last_run_ms is None else "ok"
 
 
-def judge(outcomes: Outcomes, backlogs: Mapping[str, Backlog], created_ms: int, now_ms: int) -> tuple[JobState, ...]:
+def job_states(
+    outcomes: JobHistory, backlogs: Mapping[str, Backlog], created_ms: int, now_ms: int
+) -> tuple[JobState, ...]:
     """Judge both jobs on each topic of `backlogs`. `created_ms`: when the root was made."""
     judged = _Judged(outcomes, outcomes.rows(), created_ms, now_ms)
     # What `retain` could not do in the root itself has a row under a name that no topic has.
     failed = [(row.job, row.topic) for row in outcomes.topics if row.failure and not is_topic_name(row.topic)]
-    pairs = [*((job, topic) for topic in sorted(backlogs) for job in JUDGED), *failed]
+    pairs = [*((job, topic) for topic in sorted(backlogs) for job in MONITORED_JOBS), *failed]
     return tuple(judged.state(job, topic, backlogs.get(topic, Backlog())) for job, topic in pairs)
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
-    """Trouble with a job on some topics, in words."""
+class JobProblem:
+    """A problem with a job on some topics, in words."""
 
     job: str
     topics: tuple[str, ...]
     text: str
 
 
-def troubles(states: Sequence[JobState]) -> list[Trouble]:
+def job_problems(states: Sequence[JobState]) -> list[JobProblem]:
     """Return what failed and what is overdue, of each job together, the worst topic named."""
     lines = []
-    for job in JUDGED:
+    for job in MONITORED_JOBS:
         mine = [state for state in states if state.job == job]
         failed = [state for state in mine if state.failure]
         if failed:
             text = f"the last run of {job} failed on {_topics(failed)}: {failed[0].failure}"
-            lines.append(Trouble(job, _names(failed), text))
+            lines.append(JobProblem(job, _names(failed), text))
         overdue = sorted((state for state in mine if state.overdue_ms), key=lambda state: -state.overdue_ms)
         if overdue:
             late = f"{job} is overdue for {duration(overdue[0].overdue_ms)} on {_topics(overdue)}: {overdue[0].why}"
             visited = any(state.last_run_ms is not None for state in mine)
-            lines.append(Trouble(job, _names(overdue), late if visited else f"{never(job)}; {late}"))
+            lines.append(JobProblem(job, _names(overdue), late if visited else f"{never(job)}; {late}"))
     return lines
 
 
@@ -100,8 +102,8 @@ def _topics(states: Sequence[JobState]) -> str:
 
 @dataclass(frozen=True)
 class _Judged:
-    outcomes: Outcomes
-    rows: Mapping[tuple[str, str], TopicOutcome]
+    outcomes: JobHistory
+    rows: Mapping[tuple[str, str], TopicRun]
     created_ms: int
     now_ms: int
 
@@ -159,14 +161,14 @@ def _interval_ms(runs: Iterable[JobRun]) -> int | None:
     return max((later - earlier for earlier, later in pairwise(starts)), default=None)
 
 
-def _failure(row: TopicOutcome | None, run: JobRun | None) -> str:
+def _failure(row: TopicRun | None, run: JobRun | None) -> str:
     """Return why the last run failed: on the topic, or before its end, when it wrote no row."""
     if run is not None and run.failure and (row is None or run.start_ms > row.start_ms):
         return run.failure
     return "" if row is None else row.failure
 
 
-def _seconds(row: TopicOutcome | None, run: JobRun | None) -> float | None:
+def _seconds(row: TopicRun | None, run: JobRun | None) -> float | None:
     if row is None or (run is not None and run.failure and run.start_ms > row.start_ms):
         return None if run is None else run.took_ms / 1000
     return row.took_ms / 1000

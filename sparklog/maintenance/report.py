@@ -17,7 +17,7 @@ from operator import add
 from sparklog.common.times import iso_time
 from sparklog.common.units import HOUR_MS, count, size_text
 from sparklog.errors import SparklogError
-from sparklog.maintenance.work_items import PieceReport
+from sparklog.maintenance.work_items import WorkReport
 from sparklog.output import json_value, say, table
 
 LEAST_WAIT_MS, MOST_WAIT_MS = 2 * HOUR_MS, 25 * HOUR_MS
@@ -133,7 +133,7 @@ class PartitionTotal:
 
 
 @dataclass(frozen=True, slots=True)
-class Amounts:
+class RunStatistics:
     """Records and bytes that a run took in and made (`retain`: of partitions that lost some), bytes deleted."""
 
     records_in: int = 0
@@ -142,8 +142,8 @@ class Amounts:
     bytes_out: int = 0
     bytes_deleted: int = 0
 
-    def __add__(self, other: Amounts) -> Amounts:
-        return Amounts(*map(add, astuple(self), astuple(other)))
+    def __add__(self, other: RunStatistics) -> RunStatistics:
+        return RunStatistics(*map(add, astuple(self), astuple(other)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ class RunReport(ABC):
         return bool(self.failures)
 
     @abstractmethod
-    def amounts(self) -> Amounts:
+    def amounts(self) -> RunStatistics:
         """Return what the run took in and made of it."""
 
     @abstractmethod
@@ -185,7 +185,7 @@ class TopicReport(RunReport):
     """A run of `compact`. `before`: size of each partition as the run began; `pieces` only what was committed."""
 
     before: Mapping[int, Size] = field(default_factory=dict)
-    pieces: tuple[PieceReport, ...] = ()
+    pieces: tuple[WorkReport, ...] = ()
     planned: tuple[Planned, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -205,9 +205,9 @@ class TopicReport(RunReport):
             "notes": list(self.notes),
         }
 
-    def amounts(self) -> Amounts:
+    def amounts(self) -> RunStatistics:
         pieces = self.pieces
-        return Amounts(
+        return RunStatistics(
             sum(piece.records_before for piece in pieces),
             sum(piece.records_after for piece in pieces),
             sum(piece.bytes_before for piece in pieces),
@@ -217,12 +217,12 @@ class TopicReport(RunReport):
     def totals(self) -> list[PartitionTotal]:
         """Return the partitions that a piece was done, or failed, on, in order."""
         failed = {partition for failure in self.failures for partition in failure.partitions}
-        by_partition: dict[int, list[PieceReport]] = {partition: [] for partition in failed}
+        by_partition: dict[int, list[WorkReport]] = {partition: [] for partition in failed}
         for piece in self.pieces:
             by_partition.setdefault(piece.partition, []).append(piece)
         return [self._total(number, pieces, number in failed) for number, pieces in sorted(by_partition.items())]
 
-    def _total(self, partition: int, pieces: Sequence[PieceReport], failed: bool) -> PartitionTotal:
+    def _total(self, partition: int, pieces: Sequence[WorkReport], failed: bool) -> PartitionTotal:
         before = self.before.get(partition, Size(0, 0))
         passes = [piece for piece in pieces if piece.dirty_ratio is not None]
         return PartitionTotal(

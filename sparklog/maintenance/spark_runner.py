@@ -27,7 +27,7 @@ from sparklog.common.units import size_text
 from sparklog.errors import SparklogError, Unavailable
 from sparklog.format.kernels.kernel_choice import choice
 from sparklog.log.journal.clocks import SYSTEM, Env
-from sparklog.maintenance.work_items import Done, InProcess, Meter, Progress, Runner, Settings, Work, silent
+from sparklog.maintenance.work_items import InProcess, Meter, Progress, Runner, Settings, Work, WorkResult, silent
 from sparklog.output import log
 from sparklog.storage.fork_safety import ForkLock, freeze_gc
 
@@ -41,7 +41,7 @@ CLUSTER_JOBS = 64
 """So many wait for executors that are still to come, each with a thread of the driver."""
 NAMED = 8
 """Pieces that a line names while they run."""
-_Answer = tuple[int, "Done | SparklogError | BaseException"]
+_Answer = tuple[int, "WorkResult | SparklogError | BaseException"]
 
 
 def hide_interrupts() -> None:
@@ -88,7 +88,7 @@ class SparkRunner:
         self._quiet = quiet
         self._env = env
 
-    def run(self, works: Sequence[Work]) -> Iterator[tuple[Work, Done | SparklogError]]:
+    def run(self, works: Sequence[Work]) -> Iterator[tuple[Work, WorkResult | SparklogError]]:
         """Run all. Closed early, it cancels what still runs."""
         if not works:
             return
@@ -133,7 +133,7 @@ class SparkIfNeeded:
         self._runner: Runner | None = None
         self._started: SparkSession | None = None
 
-    def run(self, works: Sequence[Work]) -> Iterator[tuple[Work, Done | SparklogError]]:
+    def run(self, works: Sequence[Work]) -> Iterator[tuple[Work, WorkResult | SparklogError]]:
         if not works:
             return iter(())
         if self._runner is None and (reason := self._reason(works)):
@@ -205,7 +205,7 @@ class _SparkJobs:
             thread.start()
             self._threads.append(thread)
 
-    def next(self) -> tuple[Work, Done | SparklogError]:
+    def next(self) -> tuple[Work, WorkResult | SparklogError]:
         """Return the next piece that is finished; while none is, a line now and then names those that run."""
         while True:
             try:
@@ -217,7 +217,7 @@ class _SparkJobs:
                 if not self._quiet:
                     log(self._heartbeat(), self._env.wall_ms())
         self._finished += 1
-        if not isinstance(answer, (Done, SparklogError)):
+        if not isinstance(answer, (WorkResult, SparklogError)):
             raise answer
         return self._works[index], answer
 
@@ -250,7 +250,7 @@ class _SparkJobs:
 
     def _work(self) -> None:
         while (index := self._take()) is not None:
-            answer: Done | SparklogError | BaseException
+            answer: WorkResult | SparklogError | BaseException
             try:
                 answer = self._job(self._works[index])
             except BaseException as error:  # noqa: BLE001 - the driver's thread raises it
@@ -259,7 +259,7 @@ class _SparkJobs:
                 del self._running[index]
             self._answers.put((index, answer))
 
-    def _job(self, work: Work) -> Done | SparklogError:
+    def _job(self, work: Work) -> WorkResult | SparklogError:
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
 
@@ -271,10 +271,10 @@ class _SparkJobs:
             answer = rows.map(partial(_task, work, self._quiet)).collect()[0]
         except (Py4JError, PySparkException) as error:
             return Unavailable(f"the Spark task of '{work.title}' failed: {_cause(str(error))}; run it again")
-        return cast("Done | SparklogError", answer)
+        return cast("WorkResult | SparklogError", answer)
 
 
-def _task(work: Work, quiet: bool, _row: int) -> Done | SparklogError:
+def _task(work: Work, quiet: bool, _row: int) -> WorkResult | SparklogError:
     progress: Progress = silent if quiet else Meter(work.title)
     try:
         done = work.run(progress)

@@ -1,8 +1,8 @@
-"""Pieces of work: a plan hands them to tasks, and tasks hand back `Done`, to be committed.
+"""Pieces of work: a plan hands them to tasks, and tasks hand back `WorkResult`, to be committed.
 
 A plan is made on the driver from a snapshot alone. A `Work` carries all that its task needs, so that a task opens
-nothing; it writes files that no commit names yet. Each `Done` is committed as one rewrite: a piece of work is done
-whole or not at all, and a task that is run twice leaves an orphan, which the vacuum removes.
+nothing; it writes files that no commit names yet. Each `WorkResult` is committed as one rewrite: a work item is done
+whole or not at all, and a task that is run twice leaves an unreferenced file, which the vacuum removes.
 
 A task prints its progress every few seconds, the driver a line for each piece that is done. Lines of tasks reach the
 console of a local master; on a cluster they are in the executors' logs.
@@ -70,7 +70,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class PieceReport:
+class WorkReport:
     """Result of one piece of work on one partition; sizes in bytes. `dirty_ratio` None: it was no compaction."""
 
     action: str
@@ -88,12 +88,12 @@ class PieceReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class WorkResult:
     """Files that a task has written: to be committed as one rewrite, `files` with their slices' bases."""
 
     rewrites: tuple[Rewrite, ...]
     files: tuple[FileSlices, ...]
-    reports: tuple[PieceReport, ...]
+    reports: tuple[WorkReport, ...]
 
 
 class Work(Protocol):
@@ -119,14 +119,14 @@ class Work(Protocol):
     def file_count(self) -> int:
         """Number of files to read or delete."""
 
-    def run(self, progress: Progress = silent) -> Done:
+    def run(self, progress: Progress = silent) -> WorkResult:
         """Read, write files, return what was written. Raises `SparklogError`; then no commit names what it wrote."""
 
 
 class Runner(Protocol):
     """Runs work: in this process, or in Spark tasks."""
 
-    def run(self, works: Sequence[Work]) -> Iterator[tuple[Work, Done | SparklogError]]:
+    def run(self, works: Sequence[Work]) -> Iterator[tuple[Work, WorkResult | SparklogError]]:
         """Run all, begun in the order given, several at once; each with its result as it is finished."""
 
 
@@ -136,7 +136,7 @@ class InProcess:
     def __init__(self, progress: Callable[[str], Progress] = lambda title: silent) -> None:
         self._progress = progress
 
-    def run(self, works: Sequence[Work]) -> Iterator[tuple[Work, Done | SparklogError]]:
+    def run(self, works: Sequence[Work]) -> Iterator[tuple[Work, WorkResult | SparklogError]]:
         for work in works:
             try:
                 yield work, work.run(self._progress(work.title))
@@ -144,7 +144,7 @@ class InProcess:
                 yield work, error
 
 
-class CountedWork:
+class CountingRunner:
     """A `Runner` that runs work on another one, and reports how much of all work planned so far is finished.
 
     `report` is called with work items finished and planned, and with their bytes.
@@ -155,7 +155,7 @@ class CountedWork:
         self._report = report
         self._finished = self._planned = self._finished_bytes = self._planned_bytes = 0
 
-    def run(self, works: Sequence[Work]) -> Iterator[tuple[Work, Done | SparklogError]]:
+    def run(self, works: Sequence[Work]) -> Iterator[tuple[Work, WorkResult | SparklogError]]:
         self._planned += len(works)
         self._planned_bytes += sum(work.nbytes for work in works)
         self._say()
@@ -196,7 +196,7 @@ class Meter:
             )
 
 
-def say_outcome(work: Work, result: Done | SparklogError) -> None:
+def log_result(work: Work, result: WorkResult | SparklogError) -> None:
     """Print on the driver how a piece of work ended: committed, or failed."""
     if isinstance(result, SparklogError):
         log(f"{work.title}: failed: {result} [{result.code}]")

@@ -33,7 +33,7 @@ from sparklog.log.state.slice_table import Slices, Snapshot
 from sparklog.log.topic.root import Root, topic_of
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.journals import JOURNALS, collect_journals
-from sparklog.maintenance.report import Amounts, Backlog, Due, Failure, FutureRecord, RunReport, allowed_wait_ms
+from sparklog.maintenance.report import Backlog, Due, Failure, FutureRecord, RunReport, RunStatistics, allowed_wait_ms
 from sparklog.maintenance.work_items import Runner, Settings, store_clock_ms
 from sparklog.output import json_value, table
 from sparklog.retention.expiry_plan import REASONS, SIZE, START, TIME, Expired, Expiry, plan_expiry
@@ -176,9 +176,9 @@ class RetainReport(RunReport):
     future: tuple[FutureRecord, ...] = ()
     vacuum: VacuumReport | None = None
 
-    def amounts(self) -> Amounts:
+    def amounts(self) -> RunStatistics:
         records, nbytes = sum(item.records for item in self.expired), sum(item.nbytes for item in self.expired)
-        return Amounts(
+        return RunStatistics(
             records,
             records - sum(item.records_gone for item in self.expired),
             nbytes,

@@ -36,9 +36,15 @@ from sparklog.log.state.topic_state import Head
 from sparklog.log.state.writer_runs import KAFKA_WRITER
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.report import Failure
-from sparklog.maintenance.work_items import Done, InProcess, Progress, Runner, Settings, silent, store_clock_ms
+from sparklog.maintenance.work_items import InProcess, Progress, Runner, Settings, WorkResult, silent, store_clock_ms
 from sparklog.retention import vacuum_plan as plan
-from sparklog.retention.vacuum_plan import Victim, delete_delay_ms, ended_holds, held_versions, needed_by_clones
+from sparklog.retention.vacuum_plan import (
+    DeletionCandidate,
+    delete_delay_ms,
+    ended_holds,
+    held_versions,
+    needed_by_clones,
+)
 from sparklog.storage.store import Store
 
 CHUNK = 1000
@@ -69,10 +75,10 @@ class DeleteWork:
     def file_count(self) -> int:
         return len(self.keys)
 
-    def run(self, progress: Progress = silent) -> Done:
+    def run(self, progress: Progress = silent) -> WorkResult:
         """Delete the keys. `Unavailable` at the first one that the store refuses; another run deletes the rest."""
         self.store.delete_many(self.keys)
-        return Done((), (), ())
+        return WorkResult((), (), ())
 
 
 IDLE_MS = 90 * 24 * 3_600_000
@@ -276,7 +282,7 @@ def _listed(topic: Topic, settings: Settings, dry_run: bool) -> _Vacuum:
     return run
 
 
-def _phases(run: _Vacuum, head: Head, of_log: list[list[Victim]]) -> list[list[Victim]]:
+def _phases(run: _Vacuum, head: Head, of_log: list[list[DeletionCandidate]]) -> list[list[DeletionCandidate]]:
     """Return what is deleted, in the order in which it is deleted: data files first, commits last."""
     kept, reasons = run.kept, plan.Reasons(run.floor, head.deleted, run.created, run.recently_named)
     # A commit may have records that a version names, which is not known if no names were read.
@@ -367,7 +373,7 @@ def _check_same(run: _Vacuum, walked: Head, expected: Head) -> None:
         )
 
 
-def _choose_of_log(run: _Vacuum, head: Head) -> list[list[Victim]]:
+def _choose_of_log(run: _Vacuum, head: Head) -> list[list[DeletionCandidate]]:
     """Choose heads of checkpoints, their tables (later, as a reader that lists a head must find them) and commits."""
     history = run.history
     newest = [version for version, _ in zip(history.sound_below(head.version), range(2), strict=False)]
@@ -383,7 +389,7 @@ def _choose_of_log(run: _Vacuum, head: Head) -> list[list[Victim]]:
     needed = {*newest, anchor, *(base for base in bases.values() if base is not None)}
     heads = plan.old_checkpoints(history.checkpoints, needed, anchor, now_ms=run.store_ms, limit_ms=run.kept_since_ms)
     victims = [
-        Victim(info.key, plan.CHECKPOINT, info.size, heads[version])
+        DeletionCandidate(info.key, plan.CHECKPOINT, info.size, heads[version])
         for version, info in history.checkpoints.items()
         if version in heads
     ]
@@ -391,7 +397,7 @@ def _choose_of_log(run: _Vacuum, head: Head) -> list[list[Victim]]:
     return [victims, _old_tables(run, set(heads), newest[0]), commits]
 
 
-def _old_tables(run: _Vacuum, heads: set[int], newest: int) -> list[Victim]:
+def _old_tables(run: _Vacuum, heads: set[int], newest: int) -> list[DeletionCandidate]:
     """Choose slice tables that no head names, or only heads that are deleted.
 
     Only below the newest sound checkpoint: a writer that stalled between table and head may still write the head, and
@@ -412,15 +418,15 @@ def _old_tables(run: _Vacuum, heads: set[int], newest: int) -> list[Victim]:
                 orphan = version in several and history.table_of(version) not in (None, info.key)
             reason = "slice table that no checkpoint names" if orphan else ""
         if reason:
-            victims.append(Victim(info.key, plan.CHECKPOINT, info.size, reason))
+            victims.append(DeletionCandidate(info.key, plan.CHECKPOINT, info.size, reason))
     return victims
 
 
 def _delete(
-    run: _Vacuum, phases: Sequence[Sequence[Victim]], runner: Runner
-) -> tuple[list[Victim], list[SparklogError]]:
+    run: _Vacuum, phases: Sequence[Sequence[DeletionCandidate]], runner: Runner
+) -> tuple[list[DeletionCandidate], list[SparklogError]]:
     """Delete phase by phase, in chunks, on the runner if there are many; return the deleted objects and failures."""
-    gone: list[Victim] = []
+    gone: list[DeletionCandidate] = []
     failures: list[SparklogError] = []
     for victims in phases:
         by_key = {victim.key: victim for victim in victims}
@@ -439,7 +445,7 @@ def remove_temporaries(
     store: Store, name: str, limit_ms: int, *, folder: str = "", dry_run: bool = False
 ) -> VacuumReport:
     """Delete temporary files last written before `limit_ms` below `folder`; "": in the root's folder itself only."""
-    gone: list[Victim] = []
+    gone: list[DeletionCandidate] = []
     failures: list[SparklogError] = []
     for info in list(store.temporary_files(folder, deep=bool(folder))):
         if info.modified_ms >= limit_ms:
@@ -447,13 +453,15 @@ def remove_temporaries(
         try:
             if not dry_run:
                 store.delete_temporary(info.key)
-            gone.append(Victim(info.key, plan.TEMPORARY, info.size, "its writer has been silent for too long"))
+            gone.append(
+                DeletionCandidate(info.key, plan.TEMPORARY, info.size, "its writer has been silent for too long")
+            )
         except SparklogError as error:
             failures.append(error)
     return VacuumReport(name, dry_run, 0, 0, _summed(gone), failures=tuple(failures))
 
 
-def _summed(victims: Sequence[Victim]) -> tuple[Removed, ...]:
+def _summed(victims: Sequence[DeletionCandidate]) -> tuple[Removed, ...]:
     sizes: dict[tuple[str, str], list[int]] = {}
     for victim in victims:
         sizes.setdefault((victim.kind, victim.reason), []).append(victim.size)

@@ -65,7 +65,7 @@ class ListedFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Victim:
+class DeletionCandidate:
     """An object to delete: its kind (one of `KINDS`) and the reason in words."""
 
     key: str
@@ -136,15 +136,15 @@ class Reasons:
         return f"orphan: no commit near version {self.floor} names it"
 
 
-def unnamed(files: Iterable[ListedFile], kept: Collection[str], reasons: Reasons) -> list[Victim]:
+def unnamed(files: Iterable[ListedFile], kept: Collection[str], reasons: Reasons) -> list[DeletionCandidate]:
     """Choose data files begun below the floor whose paths are not `kept`."""
     gone = (file for file in files if file.read_version < reasons.floor and file.path not in kept)
-    return [Victim(file.key, file.kind, file.size, reasons.of(file)) for file in gone]
+    return [DeletionCandidate(file.key, file.kind, file.size, reasons.of(file)) for file in gone]
 
 
 def old_commits(
     topic: str, commits: CommitFiles, anchor: int, held: Sequence[tuple[int, int]], limit_ms: int
-) -> list[Victim]:
+) -> list[DeletionCandidate]:
     """Choose commits below the anchor, made before `limit_ms`, oldest first; `held`: ranges of versions that stay."""
     goes = (commits.version < anchor) & (commits.modified_ms < limit_ms)
     for first, last in held:
@@ -152,12 +152,12 @@ def old_commits(
     reason = f"superseded by the checkpoint at version {anchor}"
     rows = np.flatnonzero(goes)
     return [
-        Victim(commit_key(topic, version), COMMIT, size, reason)
+        DeletionCandidate(commit_key(topic, version), COMMIT, size, reason)
         for version, size in zip(commits.version[rows].tolist(), commits.size[rows].tolist(), strict=True)
     ]
 
 
-def without_records(topic: str, commits: Sequence[Victim], kept: set[str]) -> list[Victim]:
+def without_records(topic: str, commits: Sequence[DeletionCandidate], kept: set[str]) -> list[DeletionCandidate]:
     """Return the commits to delete whose records no version in `kept`, paths of data files, needs."""
     return [victim for victim in commits if victim.key.removeprefix(f"{topic_folder(topic)}/") not in kept]
 

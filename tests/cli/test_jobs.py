@@ -11,7 +11,7 @@ import pytest
 import sparklog as library
 from sparklog.doctor.job_checks import check_jobs
 from sparklog.groups.lag import Groups
-from sparklog.maintenance.leases import Lease
+from sparklog.maintenance.leases import JobLease
 from tests.cli.conftest import Sparklog
 
 KAFKA = Path(__file__).parents[2] / "examples" / "data" / "kafka-log-dir"
@@ -49,7 +49,7 @@ def test_states_and_runs(sparklog: Sparklog, filled: Path) -> None:
 
 
 def test_runs_that_work_now(sparklog: Sparklog, filled: Path) -> None:
-    Lease(library.open(filled), "retain", ["orders"]).take()
+    JobLease(library.open(filled), "retain", ["orders"]).take()
     assert "works on orders" in sparklog("jobs").lines[-1]
     (running,) = json.loads(sparklog("jobs", "--json").out)["running"]
     assert (running["job"], running["topics"], running["alive"]) == ("retain", ["orders"], True)

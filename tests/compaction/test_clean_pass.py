@@ -16,7 +16,7 @@ import pytest
 
 from sparklog.compaction import cleaner
 from sparklog.compaction.clean_plan import plan_cleaning
-from sparklog.compaction.clean_work import CleanDone, CleanWork
+from sparklog.compaction.clean_work import CleanResult, CleanWork
 from sparklog.compaction.run import CompactOptions
 from sparklog.compaction.seal_plan import plan_sealing
 from sparklog.errors import Conflict, Corrupt
@@ -107,7 +107,7 @@ def topic_of(place: CountedRoot, log: PlainLog, configs: PlainConfigs, folder: P
     return place.root.topic("t")
 
 
-def committed(topic: Topic, work: CleanWork) -> CleanDone:
+def committed(topic: Topic, work: CleanWork) -> CleanResult:
     done = work.run()
     if done.rewrites:
         outcome = topic.log.commit(RewriteIntent(work.op, work.topic_id, done.rewrites, done.files))
@@ -163,7 +163,7 @@ def test_random_logs_end_as_the_rules_say(seed: int, tmp_path: Path) -> None:
         topic = topic_of(place, history.log, configs, tmp_path / f"round-{round_}")
         settings = Settings(history.now_ms, producer_expiration_ms=configs.producer_id_expiration_ms)
         works = plan_cleaning(topic.store, topic.log.snapshot(), settings, slots=configs.offset_map_slots)
-        done = committed(topic, works[0]) if works else CleanDone((), (), ())
+        done = committed(topic, works[0]) if works else CleanResult((), (), ())
         told = clean(history.log, configs, now_ms=history.now_ms)
         history.drop_segments()
         assert bool(done.rewrites) == told.chosen
@@ -175,7 +175,7 @@ def test_random_logs_end_as_the_rules_say(seed: int, tmp_path: Path) -> None:
     assert passes > 1 or seed % 2
 
 
-def assert_told(topic: Topic, done: CleanDone, told: Told) -> None:
+def assert_told(topic: Topic, done: CleanResult, told: Told) -> None:
     assert done.cleaned is not None
     assert topic.log.head().cleaned_through.tolist() == [told.end]
     plan, counts = done.cleaned.plan, done.cleaned.counts

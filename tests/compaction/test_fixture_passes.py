@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from sparklog.compaction.clean_plan import plan_cleaning
-from sparklog.compaction.clean_work import CleanDone
+from sparklog.compaction.clean_work import CleanResult
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.decode import decode
 from sparklog.format.record_batch import BatchHeaders
@@ -58,7 +58,7 @@ def imported(place: CountedRoot, stage: Stage) -> Topic:
     return place.root.topic("compacted")
 
 
-def cleaned_once(topic: Topic, each: Pass) -> CleanDone | None:
+def cleaned_once(topic: Topic, each: Pass) -> CleanResult | None:
     """One pass with Kafka's clock and map, committed; None if nothing was due."""
     settings = Settings(now_ms=each.now_ms)
     works = plan_cleaning(topic.store, topic.log.snapshot(), settings, slots=each.after.cleaner.get("offsetMapSlots"))
@@ -187,7 +187,7 @@ def assert_pass(each: Pass, place: CountedRoot) -> None:
         assert_same_segment(mine, other)
 
 
-def assert_told(topic: Topic, done: CleanDone, each: Pass) -> None:
+def assert_told(topic: Topic, done: CleanResult, each: Pass) -> None:
     """What Kafka said of the pass: the new checkpoint, the segments before any retention, its statistics."""
     told = each.after.cleaner
     cleaned = done.cleaned

@@ -37,7 +37,7 @@ from sparklog.log.state.topic_state import Head
 from sparklog.log.state.view import READ_UNCOMMITTED
 from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_output import AppendOutput
-from sparklog.maintenance.work_items import Done, Settings
+from sparklog.maintenance.work_items import Settings, WorkResult
 from sparklog.storage.store import Store
 from sparklog.testing.world import START_MS
 from tests.log.read.test_scan_imported import batch_of
@@ -62,7 +62,7 @@ def plan(place: CountedRoot, topic: Topic) -> list[MergeWork]:
     return plan_merges(place.store, topic.log.snapshot(), Settings(START_MS), env=place.world.env())
 
 
-def publish(topic: Topic, work: MergeWork, done: Done) -> CommitOutcome:
+def publish(topic: Topic, work: MergeWork, done: WorkResult) -> CommitOutcome:
     outcome = topic.log.commit(RewriteIntent(work.op, work.topic_id, done.rewrites, done.files))
     check_state(*state(topic))
     return outcome

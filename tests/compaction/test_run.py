@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from sparklog.compaction.clean_work import CleanDone
+from sparklog.compaction.clean_work import CleanResult
 from sparklog.compaction.run import TRIES, CompactOptions, Plans, compact_root
 from sparklog.errors import Conflict, Corrupt, Fenced, NotFound, SparklogError, Unavailable
 from sparklog.log.journal.names import commit_key, file_key, sealed_path
@@ -18,7 +18,7 @@ from sparklog.log.state.slices import FileSlices
 from sparklog.log.topic.root import Root
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.report import Size
-from sparklog.maintenance.work_items import Done, InProcess, PieceReport, Progress, Settings, Work, silent
+from sparklog.maintenance.work_items import InProcess, Progress, Settings, Work, WorkReport, WorkResult, silent
 from sparklog.storage.memory import MemoryStore
 from sparklog.testing.world import START_MS, World
 from tests.log.topics import append
@@ -57,7 +57,7 @@ class Fake:
     def nbytes(self) -> int:
         return 100 * len(self.partitions)
 
-    def run(self, progress: Progress = silent) -> Done:
+    def run(self, progress: Progress = silent) -> WorkResult:
         self.hook(self)
         rewrites, files, reports = [], [], []
         for partition in self.partitions:
@@ -65,9 +65,9 @@ class Fake:
             rewrites.append(rewrite)
             files.append(file)
             reports.append(report)
-        return CleanDone(tuple(rewrites), tuple(files), tuple(reports), self.more)
+        return CleanResult(tuple(rewrites), tuple(files), tuple(reports), self.more)
 
-    def _joined(self, partition: int) -> tuple[Rewrite, FileSlices, PieceReport]:
+    def _joined(self, partition: int) -> tuple[Rewrite, FileSlices, WorkReport]:
         found = self.snapshot.slices.select(partition)
         inputs = tuple(
             Input(found.path(row), int(found.position[row]), int(found.base[row]), int(found.end[row]))
@@ -78,7 +78,7 @@ class Fake:
         file = FileSlices(
             *(path, 500, 0, (partition,), (500,), (end - start,), (records,), (1,), (2,), (9,), (0,)), base=(start,)
         )
-        report = PieceReport(self.op, self.topic, partition, records, records, int(found.size.sum()), 500, seconds=1.0)
+        report = WorkReport(self.op, self.topic, partition, records, records, int(found.size.sum()), 500, seconds=1.0)
         if self.op == COMPACT:
             report = replace(report, dirty_ratio=0.5)
         return Rewrite(Edit(partition, start, end, self.cleaned_through), inputs), file, report
@@ -197,7 +197,7 @@ def test_seal_only_and_roll_are_passed_on() -> None:
 def test_an_edit_that_somebody_else_was_faster_with_is_planned_again() -> None:
     _, _, topic = place()
     merger = Merger(once(lambda work: rewritten_by_another(work, 1)))
-    shown: list[Done | SparklogError] = []
+    shown: list[WorkResult | SparklogError] = []
     report = compact_topic(
         topic, SETTINGS, InProcess(), plans=merger.plans(), on_done=lambda work, result: shown.append(result)
     )
@@ -206,7 +206,7 @@ def test_an_edit_that_somebody_else_was_faster_with_is_planned_again() -> None:
     assert not report.failed
     assert [total.partition for total in report.totals()] == [0, 2]
     (done,) = shown
-    assert isinstance(done, Done)
+    assert isinstance(done, WorkResult)
     assert [piece.partition for piece in done.reports] == [0, 2]
 
 
@@ -235,7 +235,7 @@ def test_who_always_loses_waits_gives_up_and_says_so() -> None:
             append(topic, (1, 1), name=f"more{count[0]}")
 
     merger = Merger(race)
-    shown: list[Done | SparklogError] = []
+    shown: list[WorkResult | SparklogError] = []
     report = compact_topic(
         topic, SETTINGS, InProcess(), plans=merger.plans(), on_done=lambda work, result: shown.append(result)
     )
@@ -482,8 +482,8 @@ def test_nothing_to_do_commits_nothing() -> None:
 
     @dataclass(frozen=True)
     class Idle(Fake):
-        def run(self, progress: Progress = silent) -> Done:
-            return Done((), (), ())
+        def run(self, progress: Progress = silent) -> WorkResult:
+            return WorkResult((), (), ())
 
     def clean(snapshot: Snapshot, settings: Settings) -> list[Fake]:
         return [Idle(COMPACT, snapshot, (0,), lambda work: None)]
@@ -500,7 +500,7 @@ class Recording(InProcess):
         super().__init__()
         self.batches: list[list[str]] = []
 
-    def run(self, works: Sequence[Work]) -> Iterator[tuple[Work, Done | SparklogError]]:
+    def run(self, works: Sequence[Work]) -> Iterator[tuple[Work, WorkResult | SparklogError]]:
         self.batches.append([work.title for work in works])
         return super().run(works)
 

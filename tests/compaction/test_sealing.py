@@ -35,7 +35,7 @@ from sparklog.log.state.slices import SliceFlag
 from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_output import AppendOutput
-from sparklog.maintenance.work_items import Done, InProcess, Progress, Settings
+from sparklog.maintenance.work_items import InProcess, Progress, Settings, WorkResult
 from sparklog.testing.world import START_MS
 from tests.log.read.test_scan_imported import batch_of
 from tests.log.rewriting import appended_by_hand, prepared, resolve
@@ -57,7 +57,7 @@ def plan(place: CountedRoot, topic: Topic, now_ms: int | None = None, **options:
     return plan_sealing(place.store, topic.log.snapshot(), Settings(now), env=place.world.env(), **options)
 
 
-def seal(place: CountedRoot, topic: Topic, now_ms: int | None = None, **options: bool) -> list[Done]:
+def seal(place: CountedRoot, topic: Topic, now_ms: int | None = None, **options: bool) -> list[WorkResult]:
     """Plan, run and commit; everything must stand."""
     found = []
     for work, done in InProcess().run(plan(place, topic, now_ms, **options)):

@@ -22,7 +22,7 @@ from sparklog.errors import Conflict, Corrupt, SparklogError, Unavailable
 from sparklog.jobs import compact
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.spark_runner import SparkIfNeeded, SparkRunner
-from sparklog.maintenance.work_items import Done, InProcess, PieceReport, Progress, Runner, Settings, silent
+from sparklog.maintenance.work_items import InProcess, Progress, Runner, Settings, WorkReport, WorkResult, silent
 from tests.datasource import spark_session
 from tests.datasource.standard_error import StandardError
 
@@ -426,13 +426,13 @@ class Small:
     nbytes: int = 1
     file_count: int = 1
 
-    def run(self, progress: Progress = silent) -> Done:
+    def run(self, progress: Progress = silent) -> WorkResult:
         while self.waits_for is not None and not self.waits_for.exists():
             time.sleep(0.05)
         progress(1, 1)
         if self.error is not None:
             raise self.error
-        return Done((), (), (PieceReport(self.title, "t", os.getpid(), 1, 1, 1, 1),))
+        return WorkResult((), (), (WorkReport(self.title, "t", os.getpid(), 1, 1, 1, 1),))
 
 
 def test_results_come_as_they_are_finished(spark: SparkSession, tmp_path: Path) -> None:
@@ -445,7 +445,7 @@ def test_results_come_as_they_are_finished(spark: SparkSession, tmp_path: Path) 
             last.touch()
     assert [work.title for work, _ in found] == ["quick 0", "quick 1", "quick 2", "slow"]
     for work, result in found:
-        assert isinstance(result, Done)
+        assert isinstance(result, WorkResult)
         assert result.reports[0].action == work.title
         assert result.reports[0].partition != os.getpid(), "in a worker"
 
@@ -455,7 +455,7 @@ def test_a_worker_does_one_piece_after_the_other(spark: SparkSession) -> None:
     works = [Small(f"piece {n}", error=None if n % 2 else Conflict("plan again")) for n in range(6)]
     works += [Small(f"later piece {n}") for n in range(12)]
     found = [result for _, result in SparkRunner(spark, parallelism=1).run(works)]
-    workers = [result.reports[0].partition for result in found if isinstance(result, Done)]
+    workers = [result.reports[0].partition for result in found if isinstance(result, WorkResult)]
     assert len(workers) == 15
     assert len(set(workers)) < 8, "as many as were idle before, at most"
 
@@ -489,7 +489,7 @@ def test_what_kills_a_task_is_one_line_and_the_others_are_done(spark: SparkSessi
         Small("big", error=MemoryError()),
     ]
     found = {work.title: result for work, result in SparkRunner(spark).run(works)}
-    assert isinstance(found["sound"], Done)
+    assert isinstance(found["sound"], WorkResult)
     assert isinstance(found["faulty"], Unavailable)
     assert "faulty" in str(found["faulty"])
     assert "ZeroDivisionError: a fault of ours" in str(found["faulty"])
@@ -513,7 +513,7 @@ def test_a_run_that_is_given_up_cancels_what_still_runs(spark: SparkSession, tmp
 def test_spark_is_used_where_it_runs_and_left_running(spark: SparkSession) -> None:
     runner = SparkIfNeeded("tests", sparklog.configure, Settings(0))
     (found,) = runner.run([Small("piece")])
-    assert isinstance(found[1], Done)
+    assert isinstance(found[1], WorkResult)
     assert found[1].reports[0].partition != os.getpid()
     runner.close()
     assert spark.sparkContext.parallelize(range(3), 1).count() == 3
@@ -524,7 +524,7 @@ def test_without_pyspark_work_is_done_in_this_process(monkeypatch: pytest.Monkey
     runner = SparkIfNeeded("tests", sparklog.configure, Settings(0, spark_min_bytes=0))
     assert list(runner.run([])) == []
     (found,) = runner.run([Small("piece")])
-    assert isinstance(found[1], Done)
+    assert isinstance(found[1], WorkResult)
     assert found[1].reports[0].partition == os.getpid()
     runner.close()
 
@@ -550,7 +550,7 @@ def test_little_work_starts_no_spark(
     runner = SparkIfNeeded("sparklog tests", configure, Settings(0, spark_min_bytes=100, spark_min_files=10))
     works = [Small("piece", nbytes=nbytes, file_count=files) for nbytes, files in sizes]
     if reason is None:
-        assert [result.reports[0].partition for _, result in runner.run(works) if isinstance(result, Done)] == [
+        assert [result.reports[0].partition for _, result in runner.run(works) if isinstance(result, WorkResult)] == [
             os.getpid() for _ in works
         ]
         return

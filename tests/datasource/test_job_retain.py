@@ -20,7 +20,7 @@ from sparklog.jobs import retain
 from sparklog.log.journal.names import append_path
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.spark_runner import SparkRunner
-from sparklog.maintenance.work_items import Done, Work
+from sparklog.maintenance.work_items import Work, WorkResult
 from sparklog.retention.retain import RetainReport
 from sparklog.retention.vacuum import CHUNK
 from sparklog.testing.world import START_MS
@@ -224,7 +224,7 @@ def test_what_an_hour_leaves_behind_is_deleted_without_spark(place: Path) -> Non
     """The crontab says so: one commit a second are 3,600 append files an hour."""
 
     class Nobody:
-        def run(self, works: Sequence[Work]) -> Iterator[tuple[Work, Done | SparklogError]]:
+        def run(self, works: Sequence[Work]) -> Iterator[tuple[Work, WorkResult | SparklogError]]:
             raise AssertionError("asked to start Spark")
 
     folder = place / "orders" / "append"

@@ -740,12 +740,12 @@ def test_a_signal_of_spark_lets_the_last_work_be_done(meanwhile: bool) -> None:
     end = "os.kill(os.getpid(), signal.SIGTERM)"
     program = f"""
 import os, signal
-from sparklog.datasource.spark_workers import last_work, unwind_on_termination
-unwind_on_termination()
+from sparklog.datasource.spark_workers import deferred_sigterm, exit_on_sigterm
+exit_on_sigterm()
 try:
     {"pass" if meanwhile else end}
 finally:
-    with last_work():
+    with deferred_sigterm():
         {end if meanwhile else "pass"}
         print("left", flush=True)
     print("Spark's clean-up", flush=True)

@@ -8,8 +8,8 @@ from sparklog.compaction.run import compact_root
 from sparklog.doctor.checks import FAIL, OK, WARN, Check
 from sparklog.doctor.job_checks import check_jobs
 from sparklog.log.topic.root import RootView
-from sparklog.maintenance.leases import LEASE_MS, Lease
-from sparklog.maintenance.outcomes import COMPACT, RETAIN, Recording
+from sparklog.maintenance.job_history import COMPACT, RETAIN, RunRecorder
+from sparklog.maintenance.leases import LEASE_MS, JobLease
 from sparklog.maintenance.report import RunReport
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.retain import retain_root
@@ -26,9 +26,9 @@ def filled() -> World:
 def maintain(world: World, *jobs: str) -> None:
     root, settings = world.root(), Settings(world.now_ms)
     if COMPACT in jobs:
-        Recording[RunReport](root, COMPACT, settings).run(lambda: compact_root(root, settings, InProcess()))
+        RunRecorder[RunReport](root, COMPACT, settings).run(lambda: compact_root(root, settings, InProcess()))
     if RETAIN in jobs:
-        Recording[RunReport](root, RETAIN, settings).run(lambda: retain_root(root, settings))
+        RunRecorder[RunReport](root, RETAIN, settings).run(lambda: retain_root(root, settings))
 
 
 def said(checks: list[Check], job: str) -> list[tuple[str, str]]:
@@ -79,7 +79,7 @@ def test_runs_that_hang_and_runs_that_died_are_named() -> None:
     for _ in range(3):
         maintain(world, COMPACT, RETAIN)
         world.now_ms += HOUR_MS
-    hanging = Lease(world.root(), RETAIN)
+    hanging = JobLease(world.root(), RETAIN)
     hanging.take()
     assert all(check.status == OK for check in check_jobs(world.root())), "a run that works is no trouble"
     world.now_ms += 2 * HOUR_MS
@@ -90,7 +90,7 @@ def test_runs_that_hang_and_runs_that_died_are_named() -> None:
     checks = check_jobs(world.root())
     assert "ended without an outcome" in said(checks, RETAIN)[-1][1]
     maintain(world, RETAIN)
-    Lease(world.root(), RETAIN).take()
+    JobLease(world.root(), RETAIN).take()
     assert [status for status, _ in said(check_jobs(world.root()), RETAIN)] == [OK]
 
 
@@ -100,7 +100,7 @@ def test_defaults_of_the_last_run_count() -> None:
     longer = Settings(world.now_ms, {"retention.ms": str(60 * DAY_MS)})
     for _ in range(3):
         root = world.root()
-        Recording[RunReport](root, RETAIN, longer).run(lambda root=root: retain_root(root, longer))  # type: ignore[misc]
+        RunRecorder[RunReport](root, RETAIN, longer).run(lambda root=root: retain_root(root, longer))  # type: ignore[misc]
         world.now_ms += 10 * DAY_MS
     assert [status for status, _ in said(check_jobs(world.root()), RETAIN)] == [OK]
 

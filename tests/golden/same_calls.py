@@ -32,7 +32,7 @@ from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.topic.cloning import clone_topic
 from sparklog.log.topic.root import Root, open_root
 from sparklog.log.write.append_target import WriteOptions
-from sparklog.maintenance.work_items import Done, Settings, Work
+from sparklog.maintenance.work_items import Settings, Work, WorkResult
 from sparklog.retention.retain import retain_root
 from sparklog.storage.memory import MemoryStore
 from sparklog.tools.backup.backing_up import back_up
@@ -56,7 +56,7 @@ class SeededRunner:
     def __init__(self, env: Env) -> None:
         self.env = env
 
-    def run(self, works: Sequence[Work]) -> Iterator[tuple[Work, Done | SparklogError]]:
+    def run(self, works: Sequence[Work]) -> Iterator[tuple[Work, WorkResult | SparklogError]]:
         for work in works:
             seeded = replace(work, env=self.env) if hasattr(work, "env") else work
             try:

@@ -21,8 +21,8 @@ from sparklog.errors import Fenced, SparklogError, Unavailable
 from sparklog.jobs import compact, retain
 from sparklog.limits import Limits
 from sparklog.log.topic.root import Root, open_root
-from sparklog.maintenance.leases import LEASE_MS, LEASES, Lease
-from sparklog.maintenance.work_items import Done, InProcess, Settings, Work
+from sparklog.maintenance.leases import LEASE_MS, LEASES, JobLease
+from sparklog.maintenance.work_items import InProcess, Settings, Work, WorkResult
 from sparklog.retention.retain import retain_root
 from sparklog.storage.object_store import ObjectStore
 from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, FaultyStore, Seeded
@@ -35,8 +35,8 @@ from tests.support.small_limits import small_limits
 ALL: tuple[str, ...] = ()
 
 
-def taken(world: World, *topics: str, root: Root | None = None) -> Lease:
-    lease = Lease(root or world.root(), "compact", topics)
+def taken(world: World, *topics: str, root: Root | None = None) -> JobLease:
+    lease = JobLease(root or world.root(), "compact", topics)
     lease.take()
     return lease
 
@@ -103,7 +103,7 @@ def test_a_run_that_slept_goes_on_where_no_other_came() -> None:
 
 def test_a_root_in_a_bucket(bucket: str) -> None:
     root = open_root(ObjectStore(bucket), create=True)
-    first, second = Lease(root, "compact"), Lease(open_root(ObjectStore(bucket)), "compact")
+    first, second = JobLease(root, "compact"), JobLease(open_root(ObjectStore(bucket)), "compact")
     first.take()
     first.renew()
     second.take()
@@ -116,7 +116,7 @@ def test_a_root_in_a_bucket(bucket: str) -> None:
 def test_jobs_and_roots_do_not_wait_for_one_another() -> None:
     world = World()
     taken(world)
-    other = Lease(world.root(), "retain")
+    other = JobLease(world.root(), "retain")
     other.take()
     assert not other.waits
     assert not taken(World()).waits
@@ -133,7 +133,7 @@ def test_an_end_beyond_a_lease_was_written_by_a_wrong_clock() -> None:
 
 def test_the_clock_is_the_stores() -> None:
     world = World()
-    behind = Lease(world.root(skew_ms=-2 * HOUR_MS), "compact")
+    behind = JobLease(world.root(skew_ms=-2 * HOUR_MS), "compact")
     behind.take()
     assert taken(world).waits
     world.now_ms += LEASE_MS
@@ -218,7 +218,7 @@ class Runs:
         self.world = World(seed=seed * 1000)
         for name in ("a", "b"):
             self.world.root().create_topic(name)
-        self.model: dict[Lease, int] = {}
+        self.model: dict[JobLease, int] = {}
         """What runs know themselves: until when they hold their topics."""
         self.took = self.fenced = self.waited = 0
         self.inside = False
@@ -239,7 +239,7 @@ class Runs:
         while True:
             store = FaultyStore(self.world.store, self.decide, self.world.sleep)
             root = Root(store, self.world.root().id, self.world.env())
-            lease = Lease(root, "compact", self.random.choice([(), ("a",), ("a", "b"), ("b",)]))
+            lease = JobLease(root, "compact", self.random.choice([(), ("a",), ("a", "b"), ("b",)]))
             try:
                 begun = self.world.now_ms
                 lease.take()
@@ -263,7 +263,7 @@ class Runs:
                 self.model.pop(lease, None)
             yield
 
-    def judge(self, lease: Lease, begun: int) -> None:
+    def judge(self, lease: JobLease, begun: int) -> None:
         self.took += 1
         for other, until in self.model.items():
             both = {*(lease.topics or "ab")} & {*(other.topics or "ab")}
@@ -308,7 +308,7 @@ class Working:
         self.meanwhile = meanwhile
         self.inner = InProcess()
 
-    def run(self, works: Sequence[Work]) -> Iterator[tuple[Work, Done | SparklogError]]:
+    def run(self, works: Sequence[Work]) -> Iterator[tuple[Work, WorkResult | SparklogError]]:
         self.meanwhile()
         yield from self.inner.run(works)
 
@@ -351,7 +351,7 @@ def test_a_second_scheduler_prints_one_line_and_ends_well(place: Path, capsys: p
 
 
 def test_the_line_names_the_other_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lease = Lease(sparklog.open(place), "compact")
+    lease = JobLease(sparklog.open(place), "compact")
     lease.take()
     assert compacted(place, "--json") == 0
     shown = capsys.readouterr()
@@ -367,7 +367,7 @@ def test_the_line_names_the_other_run(place: Path, capsys: pytest.CaptureFixture
 
 
 def test_hosts_share_a_root_by_topic(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Lease(sparklog.open(place), "compact", ["a"]).take()
+    JobLease(sparklog.open(place), "compact", ["a"]).take()
     assert compacted(place) == 0
     assert sealed(place) == {"b"}
     assert "compact: a is left to another run" in capsys.readouterr().err

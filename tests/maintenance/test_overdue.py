@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from sparklog.maintenance.outcomes import COMPACT, RETAIN, SEAL, JobRun, Outcomes, TopicOutcome
-from sparklog.maintenance.overdue import LATE_MS, JobState, judge, troubles
+from sparklog.maintenance.job_history import COMPACT, RETAIN, SEAL, JobHistory, JobRun, TopicRun
+from sparklog.maintenance.overdue import LATE_MS, JobState, job_problems, job_states
 from sparklog.maintenance.report import LEAST_WAIT_MS, MOST_WAIT_MS, Backlog, Due, allowed_wait_ms
 from sparklog.testing.world import DAY_MS, HOUR_MS, MINUTE_MS, START_MS
 
@@ -18,25 +18,23 @@ def run(job: str, hours_ago: float, *topics: str, failure: str = "") -> JobRun:
     return JobRun(job, "r", "host", 1, NOW - round(hours_ago * HOUR_MS), 5_000, topics, failure=failure)
 
 
-def row(
-    job: str, hours_ago: float, *, success: float | None = None, failure: str = "", topic: str = "t"
-) -> TopicOutcome:
+def row(job: str, hours_ago: float, *, success: float | None = None, failure: str = "", topic: str = "t") -> TopicRun:
     start_ms = NOW - round(hours_ago * HOUR_MS)
     good_ms = start_ms if success is None else NOW - round(success * HOUR_MS)
-    return TopicOutcome(job, topic, start_ms, 2_000, good_ms, failure)
+    return TopicRun(job, topic, start_ms, 2_000, good_ms, failure)
 
 
 def state(
     runs: Sequence[JobRun],
-    rows: Sequence[TopicOutcome] = (),
+    rows: Sequence[TopicRun] = (),
     *,
     job: str = RETAIN,
     due: Sequence[Due] = (),
     age: float = 1000,
 ) -> JobState:
     """The state of a job on topic t of a root that is `age` hours old."""
-    outcomes = Outcomes("outcomes", runs=tuple(runs), topics=tuple(rows))
-    judged = judge(outcomes, {"t": Backlog(due=tuple(due))}, NOW - round(age * HOUR_MS), NOW)
+    outcomes = JobHistory("outcomes", runs=tuple(runs), topics=tuple(rows))
+    judged = job_states(outcomes, {"t": Backlog(due=tuple(due))}, NOW - round(age * HOUR_MS), NOW)
     return next(item for item in judged if item.job == job)
 
 
@@ -131,7 +129,7 @@ def test_configs_allow_what_they_say_within_bounds() -> None:
 
 
 def test_troubles_are_said_of_each_job_together() -> None:
-    outcomes = Outcomes(
+    outcomes = JobHistory(
         "outcomes",
         runs=tuple(run(RETAIN, number) for number in (5, 4, 3)),
         topics=(
@@ -139,8 +137,8 @@ def test_troubles_are_said_of_each_job_together() -> None:
             row(RETAIN, 3, failure="x", topic="(root)"),
         ),
     )
-    states = judge(outcomes, {name: Backlog() for name in "abcd"}, NOW - 2 * HOUR_MS, NOW)
-    texts = [(trouble.job, trouble.topics, trouble.text) for trouble in troubles(states)]
+    states = job_states(outcomes, {name: Backlog() for name in "abcd"}, NOW - 2 * HOUR_MS, NOW)
+    texts = [(trouble.job, trouble.topics, trouble.text) for trouble in job_problems(states)]
     assert texts == [
         (RETAIN, ("b", "(root)"), "the last run of retain failed on b, (root): expire b: no"),
         (
@@ -149,5 +147,5 @@ def test_troubles_are_said_of_each_job_together() -> None:
             "retain is overdue for 2 h on b, a, c and 2 more: no run has succeeded for 4 h, it ran every 60 min",
         ),
     ]
-    (never,) = troubles(judge(Outcomes("outcomes"), {"a": Backlog()}, NOW - 25 * HOUR_MS, NOW))[:1]
+    (never,) = job_problems(job_states(JobHistory("outcomes"), {"a": Backlog()}, NOW - 25 * HOUR_MS, NOW))[:1]
     assert never.text.startswith("compact has never visited this root (no run of it is recorded); compact is overdue")

@@ -17,12 +17,12 @@ from sparklog.common.units import size_text
 from sparklog.errors import Corrupt
 from sparklog.log.journal.clocks import SYSTEM
 from sparklog.maintenance.report import Failure, Planned, Size, TopicReport, document, summary
-from sparklog.maintenance.work_items import Done, Meter, PieceReport, say_outcome
+from sparklog.maintenance.work_items import Meter, WorkReport, WorkResult, log_result
 from sparklog.output import StatusLine, interrupted, say, table
 
 NOON_MS = 1_769_860_800_000
-SEALED = PieceReport("seal", "orders", 3, 100, 90, 1000, 900, seconds=1.0)
-CLEANED = PieceReport(
+SEALED = WorkReport("seal", "orders", 3, 100, 90, 1000, 900, seconds=1.0)
+CLEANED = WorkReport(
     "compact", "orders", 3, 1000, 400, 50_000, 20_000, 7, 2, keyless_dropped=5, dirty_ratio=0.75, seconds=2.0
 )
 AGAIN = replace(
@@ -141,9 +141,9 @@ class Titled:
 
 
 def test_the_outcome_of_a_piece_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    say_outcome(Titled(), Done((), (), (CLEANED,)))  # type: ignore[arg-type]
-    say_outcome(Titled(), Corrupt("bad CRC"))  # type: ignore[arg-type]
-    say_outcome(Titled(), Done((), (), ()))  # type: ignore[arg-type]
+    log_result(Titled(), WorkResult((), (), (CLEANED,)))  # type: ignore[arg-type]
+    log_result(Titled(), Corrupt("bad CRC"))  # type: ignore[arg-type]
+    log_result(Titled(), WorkResult((), (), ()))  # type: ignore[arg-type]
     printed = capsys.readouterr()
     assert printed.out == ""
     assert [re.sub(r"^\d{4}(-\d\d){2}T[\d:.]{12}Z ", "", line) for line in printed.err.splitlines()] == [

@@ -16,7 +16,7 @@ from sparklog.errors import Unavailable
 from sparklog.format.kernels import kernel_choice
 from sparklog.maintenance import spark_runner
 from sparklog.maintenance.spark_runner import CLUSTER_JOBS, NAMED, SparkRunner, _at_once, _SparkJobs, _task
-from sparklog.maintenance.work_items import Done
+from sparklog.maintenance.work_items import WorkResult
 from sparklog.storage import fork_safety
 from sparklog.testing.world import World
 
@@ -104,7 +104,7 @@ def test_a_piece_of_work_leaves_little_for_the_collection_that_spark_makes(monke
     calls: list[str] = []
     monkeypatch.setattr(spark_runner, "freeze_gc", lambda after, kernels: calls.append(f"{after} {kernels}"))
     monkeypatch.setattr(kernel_choice.choice, "loaded", 7)
-    done = Done((), (), ())
+    done = WorkResult((), (), ())
     work: Any = SimpleNamespace(run=lambda progress: done)
     assert _task(work, True, 0) is done
     assert calls == ["work 7"]

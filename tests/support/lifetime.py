@@ -28,8 +28,8 @@ from sparklog.doctor.costs import CLOCK, COMMIT, INLINE_BATCH, MONTH_DAYS, Reque
 from sparklog.limits import Limits
 from sparklog.log.state.commit import tail_of
 from sparklog.log.topic.root import Root
-from sparklog.maintenance.leases import leased
-from sparklog.maintenance.outcomes import COMPACT, RETAIN, Recording
+from sparklog.maintenance.job_history import COMPACT, RETAIN, RunRecorder
+from sparklog.maintenance.leases import job_lease
 from sparklog.maintenance.work_items import InProcess, Settings, store_clock_ms
 from sparklog.retention.retain import retain_root
 from sparklog.storage.local import LocalStore
@@ -188,8 +188,8 @@ class Lifetime:
     def _run(self, job: str, run: Callable[[Root, Settings], Any]) -> None:
         root = self.world.root(self.store)
         settings = Settings(store_clock_ms(self.store, root.env, dry_run=False))
-        with leased(root, job, (), wanted=True):
-            reports = Recording[Any](root, job, settings).run(lambda: run(root, settings))
+        with job_lease(root, job, (), wanted=True):
+            reports = RunRecorder[Any](root, job, settings).run(lambda: run(root, settings))
         failures = [failure for report in reports for failure in report.failures]
         if failures:
             raise AssertionError(f"{job}: {failures}")

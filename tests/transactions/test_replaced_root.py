@@ -14,7 +14,7 @@ import pytest
 from sparklog.errors import Corrupt, Fenced, SparklogError, Unavailable
 from sparklog.groups.lag import Groups
 from sparklog.log.topic.root import Root, open_root
-from sparklog.maintenance.work_items import Done, InProcess, Settings, Work
+from sparklog.maintenance.work_items import InProcess, Settings, Work, WorkResult
 from sparklog.storage.memory import MemoryStore, Snapshot
 from sparklog.testing.faulty_store import Fault, FaultKind, FaultyStore, Script
 from sparklog.tools.verification.findings import LOG
@@ -164,7 +164,7 @@ def test_a_merge_planned_before_the_root_was_replaced_is_refused(replace: Callab
     left: list[Snapshot] = []
 
     class Replacing(InProcess):
-        def run(self, works: Sequence[Work]) -> Iterator[tuple[Work, Done | SparklogError]]:
+        def run(self, works: Sequence[Work]) -> Iterator[tuple[Work, WorkResult | SparklogError]]:
             for done in super().run(works):
                 replace(old)
                 left.append(copy.copy(old.store.snapshot()))

@@ -1,4 +1,4 @@
-"""`sparklog verify`, `repair`, `doctor`, `jobs`, `report`, `metrics`: damage, troubles of machine and jobs, figures."""
+"""`sparklog verify`, `repair`, `doctor`, `jobs`, `report`, `metrics`: corruption, host and job problems, figures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sparklog.output import STANDARD_OUTPUT, StatusLine, write_output
 from sparklog.version import __version__
 
 if TYPE_CHECKING:
-    from sparklog.maintenance.outcomes import JobRun
+    from sparklog.maintenance.job_history import JobRun
     from sparklog.maintenance.overdue import JobState
     from sparklog.maintenance.work_items import Settings
     from sparklog.tools.report.job_states import Running

@@ -15,9 +15,9 @@ from sparklog.log.journal.names import root_created_ms, topic_names
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.topic.backup_manifest import BackupStore
 from sparklog.log.topic.root import Root
-from sparklog.maintenance.leases import read_claims
-from sparklog.maintenance.outcomes import Outcomes, read_outcomes
-from sparklog.maintenance.overdue import JUDGED, JobState, judge
+from sparklog.maintenance.job_history import JobHistory, read_job_history
+from sparklog.maintenance.leases import read_job_leases
+from sparklog.maintenance.overdue import MONITORED_JOBS, JobState, job_states
 from sparklog.maintenance.report import Backlog
 from sparklog.maintenance.work_items import Settings
 from sparklog.retention.retain import expiry_backlog
@@ -43,18 +43,18 @@ class JobLook:
     """
 
     def __init__(self, root: Root, settings: Settings) -> None:
-        self.outcomes: Outcomes = read_outcomes(root)
+        self.outcomes: JobHistory = read_job_history(root)
         self.backlogs: dict[str, Backlog] = {}
         self.failures: list[SparklogError] = []
         """Of topics that cannot be read."""
         self._root = root
         self._created_ms = root_created_ms(root.store)
         self._now_ms = settings.now_ms
-        self._settings = {job: _with_defaults(settings, self.outcomes, job) for job in JUDGED}
+        self._settings = {job: _with_defaults(settings, self.outcomes, job) for job in MONITORED_JOBS}
 
     def add(self, snapshot: Snapshot) -> Backlog:
         """Take in what waits on a topic, and return it."""
-        compact, retain = (self._settings[job] for job in JUDGED)
+        compact, retain = (self._settings[job] for job in MONITORED_JOBS)
         backlog, expiring = compaction_backlog(snapshot, compact), expiry_backlog(snapshot, retain)
         due = (*backlog.due, *expiring.due)
         backlog = replace(backlog, oldest_expired_ms=expiring.oldest_expired_ms, due=due, future=expiring.future)
@@ -63,14 +63,14 @@ class JobLook:
 
     def states(self) -> tuple[JobState, ...]:
         """Return the state of each job on each topic that was taken in."""
-        return judge(self.outcomes, self.backlogs, self._created_ms, self._now_ms)
+        return job_states(self.outcomes, self.backlogs, self._created_ms, self._now_ms)
 
     def running(self) -> tuple[Running, ...]:
         """Return the runs that have not ended."""
         return tuple(
             Running(job, claim.host, claim.process, claim.since_ms, claim.topics, claim.holds_at(self._now_ms))
-            for job in JUDGED
-            for claim in read_claims(self._root, job)
+            for job in MONITORED_JOBS
+            for claim in read_job_leases(self._root, job)
         )
 
 
@@ -94,6 +94,6 @@ def look_at_root(root: Root, settings: Settings, topics: Sequence[str] = ()) -> 
     return look
 
 
-def _with_defaults(settings: Settings, outcomes: Outcomes, job: str) -> Settings:
+def _with_defaults(settings: Settings, outcomes: JobHistory, job: str) -> Settings:
     runs = [run for run in outcomes.runs if run.job == job]
     return replace(settings, defaults=runs[-1].defaults) if runs and not settings.defaults else settings

@@ -8,7 +8,7 @@ from shlex import quote
 from typing import ClassVar
 
 from sparklog.common.units import HOUR_MS, count, duration, size_text
-from sparklog.maintenance.overdue import JobState, troubles
+from sparklog.maintenance.overdue import JobState, job_problems
 from sparklog.maintenance.report import Backlog
 
 ATTENTION, INFORMATION = "attention", "information"
@@ -334,7 +334,7 @@ def _space(report: RootReport) -> Iterator[Note]:
 
 
 def _jobs(report: RootReport) -> Iterator[Note]:
-    for trouble in troubles(report.jobs or ()):
+    for trouble in job_problems(report.jobs or ()):
         topic = trouble.topics[0] if len(trouble.topics) == 1 else ""
         yield Note(ATTENTION, topic, f"{trouble.text}; look at `sparklog jobs`, and at the schedule's own log")
 

@@ -34,7 +34,7 @@ from sparklog.log.journal.names import filter_path, is_commit
 from sparklog.log.state.commit import MAINTAIN
 from sparklog.log.state.slices import SliceFlag
 from sparklog.log.topic.inventory import NamedFile, SliceClaim
-from sparklog.maintenance.work_items import Done, Progress, silent
+from sparklog.maintenance.work_items import Progress, WorkResult, silent
 from sparklog.storage.store import Store
 from sparklog.tools.verification.findings import FOOTER, INDEX, MISSING, SIZE, CheckCounts, Finding
 from sparklog.tools.verification.slice_checks import (
@@ -207,7 +207,7 @@ def _flipped(file: NamedFile, indexes: list[bytes], crc: int) -> Finding | None:
 
 
 @dataclass(frozen=True)
-class Verified(Done):
+class Verified(WorkResult):
     """Findings of a piece; `gone`: files that are missing, which the driver looks up in a newer state."""
 
     findings: tuple[Finding, ...] = ()

@@ -14,7 +14,7 @@ from sparklog.log.journal.chain import EntryChain
 from sparklog.log.journal.entry_log import collect_entries, collect_log
 from sparklog.log.journal.names import checkpoint_prefix, commit_key, transactions_prefix
 from sparklog.log.topic.root import Root
-from sparklog.maintenance.leases import Lease, read_claims
+from sparklog.maintenance.leases import JobLease, read_job_leases
 from sparklog.storage.store import ObjectInfo, Store
 from sparklog.testing.faulty_store import Call, Fault, FaultKind, FaultyStore
 from sparklog.testing.world import World
@@ -41,7 +41,7 @@ def transact(root: Root) -> None:
 
 
 def lease(root: Root) -> None:
-    held = Lease(root, "retain")
+    held = JobLease(root, "retain")
     held.take()
     held.release()
 
@@ -275,7 +275,7 @@ def test_a_reader_without_the_root_names_the_gap(journal: str, world: World) -> 
     root = world.root(world.store)
     read: Callable[[], object] = EntryChain(world.store, GROUPS, "g").newest
     with pytest.raises(Corrupt, match="number 3 of the log is missing"):
-        read_claims(root, "retain") if journal == "leases" else read()
+        read_job_leases(root, "retain") if journal == "leases" else read()
 
 
 def test_old_entries_that_were_deleted_are_no_gap_for_a_reader_without_the_root() -> None:

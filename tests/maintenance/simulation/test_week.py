@@ -22,8 +22,8 @@ from sparklog.doctor.job_checks import check_jobs
 from sparklog.errors import Unavailable
 from sparklog.limits import Limits
 from sparklog.log.topic.root import Root, RootView
-from sparklog.maintenance.leases import Lease
-from sparklog.maintenance.outcomes import COMPACT, RETAIN, Recording
+from sparklog.maintenance.job_history import COMPACT, RETAIN, RunRecorder
+from sparklog.maintenance.leases import JobLease
 from sparklog.maintenance.report import RunReport
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.retain import retain_root
@@ -84,7 +84,7 @@ class Cron:
 
     world: World
     well: Root
-    hanging: Lease | None = None
+    hanging: JobLease | None = None
 
     def start(self, job: str, kind: str | None) -> None:
         if kind == FORGOTTEN:
@@ -93,7 +93,7 @@ class Cron:
         root = self.well
         if kind in faults:
             root = self.world.root(FaultyStore(self.world.store, faults[kind], lambda seconds: None))
-        lease = Lease(root, job)
+        lease = JobLease(root, job)
         lease.take()
         if lease.waits:
             return
@@ -102,7 +102,7 @@ class Cron:
             return
         try:
             settings = Settings(self.world.now_ms)
-            Recording(root, job, settings).run(lambda: WORK[job](root, settings))
+            RunRecorder(root, job, settings).run(lambda: WORK[job](root, settings))
         except (Unavailable, Crash):
             if kind == DIES:
                 return

@@ -28,7 +28,7 @@ from sparklog.log.topic.root import Root, open_root, topic_of
 from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_target import AppendOutcome, AppendTarget, WriteOptions
 from sparklog.log.write.append_writer import AppendWriter
-from sparklog.maintenance.work_items import Done, InProcess, Progress, Settings, Work, silent
+from sparklog.maintenance.work_items import InProcess, Progress, Settings, Work, WorkResult, silent
 from sparklog.retention.retain import retain_topic
 from sparklog.testing.faulty_store import Decide, FaultyStore
 from sparklog.testing.world import DAY_MS, HOUR_MS
@@ -487,8 +487,8 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.work, name)
 
-    def run(self, progress: Progress = silent) -> Done:
-        done: Done = self.work.run(progress)
+    def run(self, progress: Progress = silent) -> WorkResult:
+        done: WorkResult = self.work.run(progress)
         model, now_ms = self.run_.model, self.work.settings.now_ms
         for file in done.files:
             model.passes[file.path] = now_ms
@@ -518,7 +518,7 @@ class Shuffled:
     def __init__(self, source: random.Random) -> None:
         self._random = source
 
-    def run(self, works: Sequence[Work]) -> Iterator[tuple[Work, Done | SparklogError]]:
+    def run(self, works: Sequence[Work]) -> Iterator[tuple[Work, WorkResult | SparklogError]]:
         chosen = list(works)
         self._random.shuffle(chosen)
         results = InProcess().run(chosen)
@@ -533,7 +533,7 @@ class Shuffled:
 def compactor(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
     """`jobs/compact.py` from cron, rolling or not."""
 
-    def shown(work: Work, result: Done | SparklogError) -> None:
+    def shown(work: Work, result: WorkResult | SparklogError) -> None:
         if isinstance(result, (Conflict, NotFound)):
             run.count("races lost")
 

@@ -30,7 +30,7 @@ from sparklog.kafka.importing.run import ImportOptions, import_log_dir
 from sparklog.log.journal import documents
 from sparklog.log.journal.documents import document_of
 from sparklog.log.topic.root import Root
-from sparklog.maintenance.outcomes import read_outcomes
+from sparklog.maintenance.job_history import read_job_history
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.storage.local import LocalStore
 from sparklog.testing.world import DAY_MS, World
@@ -121,7 +121,7 @@ def read_all(root_of: Callable[[], Root]) -> Reads:
     except SparklogError as error:
         return {"root": error}
     take("defaults", lambda: root.defaults())
-    take("outcomes", lambda: read_outcomes(root))
+    take("outcomes", lambda: read_job_history(root))
     for name in TOPICS:
         take(f"configs of {name}", lambda name=name: root.topic(name).log.head().configs)  # type: ignore[misc]
         partitions = 2 if name in ("files", "txn-a", "txn-b") else 1

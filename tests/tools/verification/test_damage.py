@@ -12,7 +12,7 @@ import pytest
 from sparklog.errors import SparklogError
 from sparklog.format.checksums import SUFFIXES
 from sparklog.log.journal.names import checkpoint_key, commit_key
-from sparklog.maintenance.leases import leased
+from sparklog.maintenance.leases import job_lease
 from sparklog.tools.verification.findings import CHAIN, MISSING, SIZE
 from tests.tools.verification.damage import by_kind, flip, named, replaced, sampled, undone, verified
 from tests.tools.verification.whole_root import WholeRoot
@@ -173,7 +173,7 @@ def test_an_object_with_a_far_number_is_named_and_costs_no_memory(whole: WholeRo
     """A name decides no loop: numbers may be as far apart as 20 digits allow."""
     far = 3_000_000
     with undone(whole):
-        with leased(whole.root(), "compact", (), wanted=True):
+        with job_lease(whole.root(), "compact", (), wanted=True):
             pass
         newest = max(info.key for info in whole.store.list(f"{prefix}/_log/0"))
         keys = [commit_key(prefix, far)] + [checkpoint_key(prefix, far)] * copied

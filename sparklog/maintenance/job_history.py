@@ -1,4 +1,4 @@
-"""Outcomes of the runs of maintenance, kept in the root: who ran when, what it did, what failed, what it left.
+"""JobHistory of the runs of maintenance, kept in the root: who ran when, what it did, what failed, what it left.
 
 A run writes one entry at its end, after all that it committed, into the journal `_jobs/outcomes/_log`. The newest entry
 has the newest runs, and one row for each job and topic. Nothing rests on it: a run that dies writes none, and one that
@@ -34,7 +34,7 @@ from sparklog.log.journal.documents import (
 from sparklog.log.journal.entry_log import ENTRY_MEMBERS, EntryKind, StateEntry
 from sparklog.log.journal.names import JOBS_FOLDER, is_topic_name
 from sparklog.log.topic.root import Root
-from sparklog.maintenance.report import Amounts, RunReport
+from sparklog.maintenance.report import RunReport, RunStatistics
 from sparklog.maintenance.work_items import Settings
 from sparklog.output import log
 
@@ -62,7 +62,7 @@ class JobRun:
     took_ms: int
     topics: tuple[str, ...] = ()  # those it was asked for (none: all)
     failed_topics: int = 0
-    amounts: Amounts = field(default_factory=Amounts)
+    amounts: RunStatistics = field(default_factory=RunStatistics)
     defaults: Mapping[str, str] = field(default_factory=dict)  # of its properties file, for topics that do not set them
     failure: str = ""  # what ended it before its end
 
@@ -71,7 +71,7 @@ class JobRun:
 
 
 @dataclass(frozen=True, slots=True)
-class TopicOutcome:
+class TopicRun:
     """The last run of a job over one topic. What it left is None where it is nothing or the job does not look at it."""
 
     job: str
@@ -80,20 +80,20 @@ class TopicOutcome:
     took_ms: int
     succeeded_ms: int  # when the last run began that did not fail; -1: none
     failure: str = ""
-    amounts: Amounts | None = None
+    amounts: RunStatistics | None = None
     dirty_permille: int | None = None  # the dirty ratio
     unsealed_bytes: int | None = None  # left not sealed
     oldest_expired_ms: int | None = None  # of the oldest record that has expired and can still be read
 
 
 @dataclass(frozen=True, slots=True)
-class Outcomes(StateEntry):
+class JobHistory(StateEntry):
     """Runs, the oldest first, and the last outcome of each job and topic."""
 
     runs: tuple[JobRun, ...] = ()
-    topics: tuple[TopicOutcome, ...] = ()
+    topics: tuple[TopicRun, ...] = ()
 
-    def rows(self) -> dict[tuple[str, str], TopicOutcome]:
+    def rows(self) -> dict[tuple[str, str], TopicRun]:
         """Return the last outcomes by job and topic."""
         return {(row.job, row.topic): row for row in self.topics}
 
@@ -103,7 +103,7 @@ class Outcomes(StateEntry):
             (run.start_ms for run in self.runs if run.job == job and not (run.topics or run.failure)), default=-1
         )
 
-    def after(self, run: JobRun, reports: Sequence[RunReport]) -> Outcomes:
+    def after(self, run: JobRun, reports: Sequence[RunReport]) -> JobHistory:
         """Return the state after one more run."""
         rows = self.rows()
         # A topic that no run has met is younger than the last run over all topics.
@@ -120,17 +120,17 @@ class Outcomes(StateEntry):
         return replace(self, runs=_newest((*self.runs, run)), topics=tuple(kept))
 
 
-def _row(run: JobRun, report: RunReport, earlier_ms: int) -> TopicOutcome:
+def _row(run: JobRun, report: RunReport, earlier_ms: int) -> TopicRun:
     failure = report.failures[0].line()[:MAX_FAILURE] if report.failures else ""
     amounts, left = report.amounts(), report.left
-    return TopicOutcome(
+    return TopicRun(
         run.job,
         report.topic,
         run.start_ms,
         round(report.seconds * 1000),
         earlier_ms if failure else run.start_ms,
         failure,
-        None if amounts == Amounts() else amounts,
+        None if amounts == RunStatistics() else amounts,
         None if left.dirty_ratio is None else round(1000 * left.dirty_ratio),
         left.unsealed_bytes,
         left.oldest_expired_ms,
@@ -148,7 +148,9 @@ def _newest(runs: Sequence[JobRun]) -> tuple[JobRun, ...]:
     return tuple(reversed(kept))
 
 
-AMOUNTS_JSON = Document(Amounts, *members(whole(0), "recordsIn", "recordsOut", "bytesIn", "bytesOut", "bytesDeleted"))
+AMOUNTS_JSON = Document(
+    RunStatistics, *members(whole(0), "recordsIn", "recordsOut", "bytesIn", "bytesOut", "bytesDeleted")
+)
 RUN_JSON = Document(
     JobRun,
     Member("job", one_of(*JOBS)),
@@ -161,7 +163,7 @@ RUN_JSON = Document(
     inline={"amounts": AMOUNTS_JSON},
 )
 ROW_JSON = Document(
-    TopicOutcome,
+    TopicRun,
     Member("job", one_of(*JOBS)),
     Member("topic", TEXT),
     *members(whole(0), "startMs", "tookMs"),
@@ -171,29 +173,29 @@ ROW_JSON = Document(
     *members(whole(0), "unsealedBytes", "oldestExpiredMs", optional=True),
     inline={"amounts": AMOUNTS_JSON},
 )
-OUTCOMES_JSON = StoredDocument(
-    "entry", Outcomes, *ENTRY_MEMBERS, Member("runs", objects_of(RUN_JSON)), Member("topics", objects_of(ROW_JSON))
+HISTORY_JSON = StoredDocument(
+    "entry", JobHistory, *ENTRY_MEMBERS, Member("runs", objects_of(RUN_JSON)), Member("topics", objects_of(ROW_JSON))
 )
-OUTCOMES = EntryKind(
+JOB_HISTORY = EntryKind(
     folder=JOBS_FOLDER,
     owner="journal",
     what="outcomes",
     noun="outcome",
-    empty=Outcomes,
-    table=OUTCOMES_JSON,
+    empty=JobHistory,
+    table=HISTORY_JSON,
     per_checkpoint=8,
     old_entry="outcome of a job",
 )
 
 
-def read_outcomes(root: Root) -> Outcomes:
+def read_job_history(root: Root) -> JobHistory:
     """Return what the runs of maintenance have recorded; without runs if none has."""
     # The newest entry has all of it: a journal that is opened to be written reads every entry since a checkpoint.
-    return EntryChain(root.store, OUTCOMES, ID, root.env).newest()
+    return EntryChain(root.store, JOB_HISTORY, ID, root.env).newest()
 
 
 @dataclass
-class Recording(Generic[R]):
+class RunRecorder(Generic[R]):
     """The run of a job over topics (none: all), and its reports once the work is done; not `wanted`: of a dry run."""
 
     root: Root
@@ -231,11 +233,11 @@ class Recording(Generic[R]):
                 took_ms,
                 tuple(self.topics),
                 sum(report.failed for report in self.reports),
-                sum((report.amounts() for report in self.reports), Amounts()),
+                sum((report.amounts() for report in self.reports), RunStatistics()),
                 self.settings.defaults,
                 failure[:MAX_FAILURE],
             )
-            root.engine.entries(OUTCOMES, ID).write(lambda base: base.after(run, self.reports))
+            root.engine.entries(JOB_HISTORY, ID).write(lambda base: base.after(run, self.reports))
         except SparklogError as error:
             log(f"{self.job}: the outcome of this run is not recorded: {error} [{error.code}]")
 

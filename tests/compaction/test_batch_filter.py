@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from sparklog.compaction.producer_state import (
-    BatchJudge,
+    BatchActions,
+    BatchFilter,
     PartitionProducers,
     ReplayedProducer,
-    Verdicts,
     aborted_batches,
     replay,
 )
@@ -78,7 +78,7 @@ def judged(
     offsets, latest = build_map(log, configs, told.first_dirty, told.first_uncleanable)
     records = Round(log, configs, now_ms, offsets, latest, Told(True))
     state = state_of(log)
-    judge = BatchJudge(
+    judge = BatchFilter(
         state,
         now_ms=now_ms,
         expiration_ms=configs.producer_id_expiration_ms,
@@ -109,7 +109,7 @@ def judged(
     return left, staying
 
 
-def applied(records: Round, batch: PlainBatch, verdicts: Verdicts, i: int, horizon: int) -> PlainBatch | None:
+def applied(records: Round, batch: PlainBatch, verdicts: BatchActions, i: int, horizon: int) -> PlainBatch | None:
     """What the verdicts on batch i make of it."""
     if verdicts.discard_data[i] or verdicts.drop_control[i]:
         survivors: tuple[PlainRecord, ...] = ()
@@ -223,9 +223,9 @@ def verdicts(
     producers: dict[int, ReplayedProducer] | None = None,
     now_ms: int = START_MS,
     first_uncleanable: int = 1000,
-) -> tuple[Verdicts, BatchHeaders]:
+) -> tuple[BatchActions, BatchHeaders]:
     state = PartitionProducers(1000, entries(aborted or []), producers or {})
-    judge = BatchJudge(state, now_ms=now_ms, expiration_ms=DAY_MS, first_uncleanable=first_uncleanable)
+    judge = BatchFilter(state, now_ms=now_ms, expiration_ms=DAY_MS, first_uncleanable=first_uncleanable)
     data = b"".join(parts)
     headers = scan_headers(data)
     return judge.judge(Window(data, 0, headers, "x.log")), headers
@@ -320,7 +320,7 @@ def test_the_last_batch_of_the_cleanable_range_is_retained() -> None:
 
 def test_without_producers_nothing_is_kept_or_dropped_but_the_last_of_the_range() -> None:
     data = data_batch(0, 4, transactional=False) + data_batch(5, 9, transactional=False)
-    judge = BatchJudge(None, now_ms=0, expiration_ms=DAY_MS, first_uncleanable=10)
+    judge = BatchFilter(None, now_ms=0, expiration_ms=DAY_MS, first_uncleanable=10)
     found = judge.judge(Window(data, 0, scan_headers(data), "x.log"))
     assert found.retain_empty.tolist() == [False, True]
     assert not (found.discard_data | found.drop_control | found.stamp_control).any()
@@ -332,7 +332,7 @@ def test_producers_where_the_log_says_there_are_none_are_an_error(wrong: bytes) 
     data = data_batch(0, 2, transactional=False) + wrong
     headers = scan_headers(data)
     with pytest.raises(Corrupt, match="without producers") as caught:
-        BatchJudge(None, now_ms=0, expiration_ms=DAY_MS, first_uncleanable=10).judge(Window(data, 0, headers, "x.log"))
+        BatchFilter(None, now_ms=0, expiration_ms=DAY_MS, first_uncleanable=10).judge(Window(data, 0, headers, "x.log"))
     assert caught.value.offset == 3
     with pytest.raises(Corrupt, match="without producers"):
         aborted_batches(None, headers)
@@ -341,7 +341,7 @@ def test_producers_where_the_log_says_there_are_none_are_an_error(wrong: bytes) 
 def test_a_marker_that_cannot_be_read_is_named() -> None:
     whole = bytearray(marker(3, 7, commit=True))
     whole[66:68] = b"\xff\xff"  # a negative version
-    judge = BatchJudge(
+    judge = BatchFilter(
         PartitionProducers(9, transaction_index.none(), {}), now_ms=0, expiration_ms=DAY_MS, first_uncleanable=10
     )
     with pytest.raises(Corrupt, match="version") as caught:

@@ -1,4 +1,4 @@
-"""Outcomes of runs: what is recorded, of failures as well, how much is kept, and that nothing depends on it."""
+"""JobHistory of runs: what is recorded, of failures as well, how much is kept, and that nothing depends on it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,16 @@ from sparklog.doctor import costs
 from sparklog.errors import Corrupt, Unavailable
 from sparklog.jobs import retain
 from sparklog.log.topic.root import Root
-from sparklog.maintenance.outcomes import ALIKE_KEPT, COMPACT, OUTCOMES, RETAIN, SEAL, Recording, read_outcomes
-from sparklog.maintenance.report import Amounts, RunReport
+from sparklog.maintenance.job_history import (
+    ALIKE_KEPT,
+    COMPACT,
+    JOB_HISTORY,
+    RETAIN,
+    SEAL,
+    RunRecorder,
+    read_job_history,
+)
+from sparklog.maintenance.report import RunReport, RunStatistics
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.retain import retain_root
 from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, FaultyStore
@@ -37,19 +45,19 @@ def world() -> World:
 
 def compacted(root: Root, topics: Sequence[str] = (), **options: bool) -> Sequence[RunReport]:
     settings = Settings(root.store.now_ms())
-    recording = Recording[RunReport](root, SEAL if options.get("seal_only") else COMPACT, settings, topics)
+    recording = RunRecorder[RunReport](root, SEAL if options.get("seal_only") else COMPACT, settings, topics)
     return recording.run(lambda: compact_root(root, settings, InProcess(), CompactOptions(topics, **options)))
 
 
 def retained(root: Root) -> Sequence[RunReport]:
     settings = Settings(root.store.now_ms())
-    return Recording[RunReport](root, RETAIN, settings).run(lambda: retain_root(root, settings))
+    return RunRecorder[RunReport](root, RETAIN, settings).run(lambda: retain_root(root, settings))
 
 
 def test_a_run_records_what_it_did_and_what_it_left(world: World) -> None:
     begun_ms = world.now_ms
     compacted(world.root(), roll=True)
-    outcomes = read_outcomes(world.root())
+    outcomes = read_job_history(world.root())
     (run,) = outcomes.runs
     assert (run.job, run.topics, run.failure, run.failed_topics) == (COMPACT, (), "", 0)
     assert begun_ms <= run.start_ms <= world.now_ms
@@ -60,21 +68,21 @@ def test_a_run_records_what_it_did_and_what_it_left(world: World) -> None:
     assert row.amounts is not None
     assert row.amounts.records_out == 5
     assert (row.succeeded_ms, row.unsealed_bytes, row.dirty_permille) == (run.start_ms, 0, 0)
-    assert OUTCOMES.table.decode(OUTCOMES.table.encode(outcomes), "key") == outcomes
+    assert JOB_HISTORY.table.decode(JOB_HISTORY.table.encode(outcomes), "key") == outcomes
 
 
 def test_retention_records_what_expired_and_what_was_deleted(world: World) -> None:
     world.root().create_topic("old", configs={"retention.ms": HOUR_MS}).append(ROWS)
     world.now_ms += DAY_MS
     retained(world.root())
-    row = read_outcomes(world.root()).rows()[RETAIN, "old"]
+    row = read_job_history(world.root()).rows()[RETAIN, "old"]
     assert row.amounts is not None
     assert (row.amounts.records_in, row.amounts.records_out, row.amounts.bytes_out) == (3, 0, 0)
     world.now_ms += 10 * DAY_MS
     retained(world.root())
-    (first, second) = read_outcomes(world.root()).runs
+    (first, second) = read_job_history(world.root()).runs
     assert first.amounts.bytes_deleted == 0
-    assert second.amounts == Amounts(bytes_deleted=second.amounts.bytes_deleted)
+    assert second.amounts == RunStatistics(bytes_deleted=second.amounts.bytes_deleted)
 
 
 def broken_files(call: Call) -> Fault | None:
@@ -87,11 +95,11 @@ def broken_files(call: Call) -> Fault | None:
 
 def test_a_failure_keeps_the_last_success(world: World) -> None:
     compacted(world.root())
-    good_ms = read_outcomes(world.root()).runs[0].start_ms
+    good_ms = read_job_history(world.root()).runs[0].start_ms
     world.now_ms += HOUR_MS
     world.root().topic("b").append(ROWS)
     compacted(world.root(FaultyStore(world.store, broken_files, lambda seconds: None)), roll=True)
-    outcomes = read_outcomes(world.root())
+    outcomes = read_job_history(world.root())
     failed, fine = outcomes.rows()[COMPACT, "b"], outcomes.rows()[COMPACT, "a"]
     assert "SPARKLOG_UNAVAILABLE" in failed.failure
     assert (failed.succeeded_ms, failed.start_ms) == (good_ms, outcomes.runs[-1].start_ms)
@@ -112,8 +120,8 @@ def test_a_run_that_raises_records_why_and_raises(world: World, error: BaseExcep
         raise error
 
     with pytest.raises(type(error)):
-        Recording[RunReport](root, RETAIN, Settings(0)).run(work)
-    outcomes = read_outcomes(root)
+        RunRecorder[RunReport](root, RETAIN, Settings(0)).run(work)
+    outcomes = read_job_history(root)
     assert [run.failure for run in outcomes.runs] == [text]
     assert outcomes.whole_run_ms(RETAIN) == -1
 
@@ -122,17 +130,17 @@ def test_runs_and_rows_are_bounded(world: World) -> None:
     root = world.root()
     for number in range(ALIKE_KEPT + 3):
         world.now_ms += HOUR_MS
-        Recording[RunReport](root, RETAIN, Settings(0)).run(list)
+        RunRecorder[RunReport](root, RETAIN, Settings(0)).run(list)
         if number % 4 == 0:
             compacted(root, ("a",), seal_only=True)
-    outcomes = read_outcomes(root)
+    outcomes = read_job_history(root)
     assert [run.job for run in outcomes.runs].count(RETAIN) == ALIKE_KEPT
     assert [run.topics for run in outcomes.runs if run.job == SEAL] == [("a",)] * 3
     starts = [run.start_ms for run in outcomes.runs]
     assert starts == sorted(starts)
     world.now_ms += 91 * DAY_MS
-    Recording[RunReport](root, RETAIN, Settings(0)).run(list)
-    assert read_outcomes(root).topics == ()
+    RunRecorder[RunReport](root, RETAIN, Settings(0)).run(list)
+    assert read_job_history(root).topics == ()
 
 
 def test_rows_of_a_deleted_topic_go(world: World) -> None:
@@ -141,18 +149,18 @@ def test_rows_of_a_deleted_topic_go(world: World) -> None:
     retained(root)
     root.delete_topic("b")
     retained(root)
-    assert {row.topic for row in read_outcomes(root).topics} == {"a"}
+    assert {row.topic for row in read_job_history(root).topics} == {"a"}
 
 
 def test_old_entries_go_with_the_vacuum(world: World) -> None:
     root = world.root()
     for _ in range(40):
         world.now_ms += HOUR_MS
-        Recording[RunReport](root, RETAIN, Settings(0)).run(list)
+        RunRecorder[RunReport](root, RETAIN, Settings(0)).run(list)
     before = len(list(world.store.list("_jobs/")))
     assert not any(report.failures for report in retained(root))
     assert len(list(world.store.list("_jobs/"))) < before - 8
-    assert len(read_outcomes(world.root()).runs) == ALIKE_KEPT
+    assert len(read_job_history(world.root()).runs) == ALIKE_KEPT
 
 
 @pytest.mark.parametrize("kind", [FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER, FaultKind.ERROR_BEFORE])
@@ -174,7 +182,7 @@ def test_a_crash_at_any_step_harms_nothing(world: World, kind: FaultKind) -> Non
             assert kind != FaultKind.ERROR_BEFORE
         world.now_ms += HOUR_MS
         compacted(world.root())
-        outcomes = read_outcomes(world.root())
+        outcomes = read_job_history(world.root())
         assert world.now_ms - HOUR_MS < outcomes.runs[-1].start_ms <= world.now_ms
     assert verify_root(world.store).sound
 
@@ -187,7 +195,7 @@ def test_what_cannot_be_recorded_is_said_and_changes_nothing(world: World, capsy
     assert not any(report.failed for report in compacted(world.root()))
     assert "compact: the outcome of this run is not recorded: " in capsys.readouterr().err
     with pytest.raises(Corrupt):
-        read_outcomes(world.root())
+        read_job_history(world.root())
     assert [finding.kind for finding in verify_root(world.store).findings] == ["outcome"]
 
 
@@ -200,11 +208,11 @@ def test_the_jobs_record_and_dry_runs_do_not(tmp_path: Path, capsys: pytest.Capt
     assert retain.run(retain.arguments([*words, "--dry-run"])) == 0
     sparklog.retain(root, dry_run=True)
     sparklog.compact(root, dry_run=True)
-    assert read_outcomes(root).runs == ()
+    assert read_job_history(root).runs == ()
     assert retain.run(retain.arguments(words)) == 0
     sparklog.retain(root)
     sparklog.compact(root, topics=["a"], seal_only=True)
-    runs = read_outcomes(root).runs
+    runs = read_job_history(root).runs
     assert [(run.job, run.topics) for run in runs] == [(RETAIN, ()), (RETAIN, ()), (SEAL, ("a",))]
     assert [dict(run.defaults) for run in runs] == [{"retention.ms": str(HOUR_MS)}, {}, {}]
 
@@ -213,13 +221,13 @@ def test_the_jobs_record_and_dry_runs_do_not(tmp_path: Path, capsys: pytest.Capt
 def test_requests_of_a_record_and_of_a_look(kind: str, tmp_path: Path) -> None:
     place = CountedRoot(kind, tmp_path)
     root = place.root
-    Recording[RunReport](root, RETAIN, Settings(0)).run(list)
+    RunRecorder[RunReport](root, RETAIN, Settings(0)).run(list)
     for _ in range(10):
         other = place.world.root(place.store)
         other.engine.ensure_probed()
         place.store.reset()
-        Recording[RunReport](other, RETAIN, Settings(0)).run(list)
+        RunRecorder[RunReport](other, RETAIN, Settings(0)).run(list)
         within(place, costs.OUTCOME)
         place.store.reset()
-        assert read_outcomes(other).runs
+        assert read_job_history(other).runs
         within(place, costs.OUTCOMES_LOOK)
