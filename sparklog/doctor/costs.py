@@ -16,7 +16,7 @@ from math import ceil
 from sparklog.errors import BadRequest
 from sparklog.limits import DEFAULTS
 from sparklog.log.journal.entry_log import KEEP_MS
-from sparklog.log.journal.journal import UNSEEN_FAR_MS
+from sparklog.log.journal.journal import UNSEEN_REMOTE_MS
 from sparklog.log.journal.numbered_objects import READ_AHEAD
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.embedded_commits import BLOCK_COMMITS, commits_to_read
@@ -56,7 +56,7 @@ class Requests:
 IDLE_POLL = Requests(gets=1)
 """A look for new records that meets none, of one topic."""
 LATER_LOOK = Requests(lists=1)
-"""A process whose last poll of a topic is older than `UNSEEN_FAR_MS` lists later commits: the next may be lost."""
+"""A process whose last poll of a topic is older than `UNSEEN_REMOTE_MS` lists later commits: the next may be lost."""
 NEW_COMMIT = Requests(gets=3)
 """A look that meets one commit: it, and the next two numbers at once, which are missing."""
 OPENING = Requests(gets=4, lists=2)
@@ -243,7 +243,7 @@ def _append(work: Workload) -> Item:
     # Each run of a job makes a commit, too.
     checkpoints = CHECKPOINT * ((work.batches + 2 * work.runs) / DEFAULTS.checkpoint_commits)
     looked = CLOCK * _times(CLOCK_S, work) + DEFAULTS_LOOK * _times(DEFAULTS_S, work)
-    if work.interval * 1000 > UNSEEN_FAR_MS:
+    if work.interval * 1000 > UNSEEN_REMOTE_MS:
         batch += LATER_LOOK
     return Item("append", batch * work.batches + checkpoints + looked, gb_in=work.gb)
 
@@ -274,7 +274,7 @@ def _poll(work: Workload) -> Item:
         while asked <= met:
             of_look, asked, step = of_look + step, asked + step, min(2 * step, READ_AHEAD)
         return Item("poll", Requests(gets=of_look) * (work.batches / met * work.readers))
-    idle = IDLE_POLL if work.poll is None or work.poll <= UNSEEN_FAR_MS else IDLE_POLL + LATER_LOOK
+    idle = IDLE_POLL if work.poll is None or work.poll <= UNSEEN_REMOTE_MS else IDLE_POLL + LATER_LOOK
     of_commit = idle * looks(work.interval, work.poll) + NEW_COMMIT
     return Item("poll", of_commit * (work.batches * work.readers))
 

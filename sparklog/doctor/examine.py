@@ -12,13 +12,13 @@ from sparklog.doctor.worker_checks import check_workers
 from sparklog.errors import BadRequest, SparklogError
 from sparklog.log.journal.clocks import MAX_AHEAD_MS
 from sparklog.log.journal.names import ROOT_KEY, refuse_foreign
-from sparklog.log.journal.probe_verdict import forget, probe_anew
+from sparklog.log.journal.probe_results import discard_result, probe_anew
 from sparklog.opening import KAFKA_DIRECTORY, KAFKA_PARTITION, NOTHING, exists, open_log, resolve
 from sparklog.storage import open_store
 from sparklog.storage import probe as probing
 from sparklog.storage.local import LocalStore
 from sparklog.storage.locations import is_url
-from sparklog.storage.probe import DELETE, THREADS, PromiseOutcome
+from sparklog.storage.probe import DELETE, THREADS, GuaranteeResult
 from sparklog.storage.store import Store
 
 
@@ -95,49 +95,49 @@ WORTH_A_WORD_MS = 10_000
 
 
 def check_store(store: Store) -> list[Check]:
-    """Exclusive create, read-back, hard links, a directory's fsync, and the clock. Renews the verdict of a root."""
+    """Check exclusive create, read-back, hard links, fsync of a directory, and the clock; cache a root's result."""
     try:
         report = probing.probe(store) if store.stat(ROOT_KEY) is None else probe_anew(store)
     except SparklogError as error:
         fix = "use a local disk, or a mounted file system with hard links and fsync, as --root"
         if not isinstance(store, LocalStore):
-            fix = f"sparklog doctor --store {shlex.quote(store.location)} tries each promise by itself"
+            fix = f"sparklog doctor --store {shlex.quote(store.location)} tests each guarantee by itself"
         return [Check("store", FAIL, str(error), fix)]
     message = f"{report.location} creates exclusively (8 threads, one winner), durably, and tells case apart"
     return [Check("store", OK, f"{message}; {report.took_ms:.0f} ms"), _clock(report.clock_ahead_ms)]
 
 
 def examine_store(location: str) -> list[Check]:
-    """Test every promise of the store at a location, which may hold a root or nothing, and leave nothing there."""
+    """Test every guarantee of the store at a location, which may hold a root or nothing, and leave nothing there."""
     try:
         store = open_store(location)
         if isinstance(store, LocalStore) and not os.path.isdir(store.location):
             return [Check("store", FAIL, f"{store.location} does not exist", f"mkdir -p {store.location}")]
-        report, outcomes = probing.examine(store)
+        report, results = probing.examine(store)
     except SparklogError as error:
         return [Check("store", FAIL, str(error), "give another --store")]
-    findings = [_finding(store, outcome, report.clock_ahead_ms) for outcome in outcomes]
-    failed = [outcome for outcome in outcomes if outcome.error is not None and outcome.promise is not DELETE]
-    broken = any(isinstance(outcome.error, BadRequest) for outcome in failed)
+    findings = [_finding(store, result, report.clock_ahead_ms) for result in results]
+    failed = [result for result in results if result.error is not None and result.guarantee is not DELETE]
+    broken = any(isinstance(result.error, BadRequest) for result in failed)
     if broken:
-        forget(store)
+        discard_result(store)
     if failed:
         problem = "cannot hold a root" if broken else "could not be tested"
-        message = f"{report.location} {problem}: {', '.join(outcome.promise.name for outcome in failed)}"
+        message = f"{report.location} {problem}: {', '.join(result.guarantee.name for result in failed)}"
         return [*findings, Check("store", FAIL, message, "mend what fails above, or use another store")]
     races = f"{report.rounds} race{'s' if report.rounds > 1 else ''} of {THREADS} threads"
     message = f"{report.location} can hold a root: {races}, {report.took_ms:.0f} ms"
     return [*findings, Check("store", OK, message)]
 
 
-def _finding(store: Store, outcome: PromiseOutcome, ahead_ms: int) -> Check:
-    promise, error = outcome.promise, outcome.error
+def _finding(store: Store, result: GuaranteeResult, ahead_ms: int) -> Check:
+    guarantee, error = result.guarantee, result.error
     if error is None:
-        return _clock(ahead_ms) if promise.name == "clock" else Check(promise.name, OK, promise.kept)
+        return _clock(ahead_ms) if guarantee.name == "clock" else Check(guarantee.name, OK, guarantee.description)
     again = f"grant or mend what the line names, then: sparklog doctor --store {shlex.quote(store.location)}"
-    if promise is DELETE:
-        return Check(promise.name, WARN, str(error), f"{promise.remedy}: {again}")
-    return Check(promise.name, FAIL, str(error), promise.remedy if isinstance(error, BadRequest) else again)
+    if guarantee is DELETE:
+        return Check(guarantee.name, WARN, str(error), f"{guarantee.remedy}: {again}")
+    return Check(guarantee.name, FAIL, str(error), guarantee.remedy if isinstance(error, BadRequest) else again)
 
 
 def _clock(ahead_ms: int) -> Check:

@@ -34,7 +34,7 @@ class Timer(Protocol):
     def stopwatch(self) -> Callable[[], float]:
         """Return what tells the ms since now."""
 
-    def chance(self) -> float: ...
+    def uniform(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Backoff:
         return True
 
     def _next_pause(self) -> float:
-        return self._pauses.length(self.tries, self._clock.chance())
+        return self._pauses.length(self.tries, self._clock.uniform())
 
     def _sleep(self, pause: float) -> None:
         _LOG.info("try %d did not succeed: the next one is in %.1f s", self.tries + 1, pause)
@@ -114,7 +114,7 @@ class Clock:
         begun = self.now()
         return lambda: 1000 * (self.now() - begun)
 
-    def chance(self) -> float:
+    def uniform(self) -> float:
         return self.random()
 
 

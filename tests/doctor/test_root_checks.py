@@ -68,7 +68,7 @@ def test_a_store_that_keeps_its_promises(tmp_path: Path) -> None:
 def test_a_store_that_does_not(tmp_path: Path) -> None:
     (finding,) = check_store(Careless(tmp_path))
     assert finding.status == FAIL
-    assert "8 threads that created one object at once 8 were told they had" in finding.found
+    assert "8 of 8 threads that created the same object concurrently succeeded" in finding.found
     assert finding.fix
 
 

@@ -14,7 +14,7 @@ from sparklog.doctor.examine import check_store
 from sparklog.errors import BadRequest, SparklogError, Unavailable
 from sparklog.log.journal.clocks import SYSTEM
 from sparklog.log.journal.names import create_root_id
-from sparklog.log.journal.probe_verdict import forget
+from sparklog.log.journal.probe_results import discard_result
 from sparklog.storage import LocalStore, open_store
 from sparklog.storage.store import Store
 from tests.support.command_line import invoke
@@ -109,7 +109,7 @@ def test_a_store_that_lets_two_win(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     first, last = examine_store(str(tmp_path))
     assert (first.check, first.status, last.check, last.status) == ("create", FAIL, "store", FAIL)
     assert last.found == f"{tmp_path} cannot hold a root: create"
-    assert "8 threads that created one object at once 8 were told they had" in first.found
+    assert "8 of 8 threads that created the same object concurrently succeeded" in first.found
     assert "docs/reference/stores.md" in first.fix
     assert list(tmp_path.iterdir()) == []
 
@@ -149,7 +149,7 @@ def test_the_verdict_of_a_root_is_renewed_or_taken_back(bucket: str, monkeypatch
     create_root_id(store, SYSTEM)
     (verdict,) = keys(store)
     before = json.loads(store.get(verdict))
-    forget(store)
+    discard_result(store)
     assert check_store(store)[0].status == OK
     assert keys(store) == [verdict]
     # Written again: the same members, a later time, and so another checksum.

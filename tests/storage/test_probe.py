@@ -132,10 +132,10 @@ class WrongBytes(MemoryStore):
         (NoCase(clock), "differ only in case"),
         (SometimesRacy(clock), r"8 threads .* must be 1"),
         (WrongBytes(clock), "other bytes than its only creator wrote"),
-        (Forgets(clock), "is not there although its creator was told so"),
-        (WrongRanges(clock), "a read of 7 bytes from byte 3 gives others"),
+        (Forgets(clock), "does not exist although its creation succeeded"),
+        (WrongRanges(clock), "a read of 7 bytes from byte 3 returns other bytes"),
         (Unordered(clock), "keys out of order"),
-        (IgnoresAfter(clock), "others than those asked for"),
+        (IgnoresAfter(clock), "keys that were not requested"),
     ],
 )
 def test_broken_promises_are_refused(store: MemoryStore, words: str) -> None:
@@ -188,10 +188,10 @@ class Denies(MemoryStore):
 )
 def test_each_promise_has_an_outcome(verb: str, broken: set[str]) -> None:
     _, outcomes = examine(Denies(verb))
-    assert {each.promise.name for each in outcomes if each.error is not None} == broken
+    assert {each.guarantee.name for each in outcomes if each.error is not None} == broken
     assert all(f"the right to {verb}" in str(each.error) for each in outcomes if each.error is not None)
     names = ["create", "read", "names", "list", "clock", "delete"]
-    assert [each.promise.name for each in outcomes] == (names[:1] if "create" in broken else names)
+    assert [each.guarantee.name for each in outcomes] == (names[:1] if "create" in broken else names)
 
 
 def test_a_good_store_passes_and_is_left_clean(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sparklog.errors import BadRequest
-from sparklog.log.journal.probe_verdict import ensure_probed
+from sparklog.log.journal.probe_results import ensure_probed
 from sparklog.storage import Store, open_store
 from sparklog.storage.probe import THREADS, examine, probe
 from sparklog.testing.store_tests import StoreTests

@@ -1,6 +1,6 @@
 """The environment of a log: clocks, sleep and randomness in one value (`Env`), and the rules about clocks.
 
-Nothing below `sparklog.log` asks the system for the time or chance: a simulation skews and replays an `Env`.
+Nothing below `sparklog.log` asks the system for the time or random numbers: a simulation skews and replays an `Env`.
 
 A writer whose clock is far ahead of the store's does not commit. On a local disk both are one clock: one that jumps
 ahead and back again leaves commits from the future. Their followers are not pinned there. Each commit has
@@ -116,7 +116,7 @@ class ClockGuard:
 
 @dataclass(frozen=True, slots=True)
 class Env:
-    """Clocks in ms, sleep in seconds, chance. `wall_ms` may jump; `boot_ms` never does, and counts while asleep."""
+    """Clocks in ms, sleep in seconds, randomness. `wall_ms` may jump; `boot_ms` never does, and counts while asleep."""
 
     wall_ms: Callable[[], int]
     boot_ms: Callable[[], int]
@@ -142,12 +142,13 @@ class Env:
     def stopwatch(self) -> Callable[[], float]:
         return partial(self.elapsed_ms, self.now())
 
-    def chance(self) -> float:
+    def uniform(self) -> float:
+        """Return a random number from 0 to 1."""
         return self.random.random()
 
     def pause(self, tries: int) -> None:
         """Wait before try `tries` + 1: a random time, up to a bound that doubles from 20 ms to 2 s."""
-        self.sleep(SHORT_PAUSES.length(tries, self.chance()))
+        self.sleep(SHORT_PAUSES.length(tries, self.uniform()))
 
     def __reduce__(self) -> str | tuple[object, ...]:
         if self is SYSTEM:

@@ -158,7 +158,7 @@ class EntryLog(Journal[E, E, E]):
                 raise Corrupt(
                     f"the chain of {self.kind.what} is broken: entry {entry.number} was made after an entry with "
                     f"CRC-32C {entry.prev_crc}, entry {state.number} has {state.crc}; one of the two is not what was "
-                    "written, or the store does not keep its promise (sparklog doctor tries it)",
+                    "written, or the store does not create objects exclusively (sparklog doctor tries it)",
                     file=self.key(entry.number),
                 )
             state = entry

@@ -35,10 +35,10 @@ from sparklog.log.journal.seen_state import Advance, E, RootAccess, S, SeenState
 from sparklog.storage.retries import Backoff
 
 WAIT_AFTER_LOSSES = 3
-FAR_WAIT = 2
+REMOTE_WAIT = 2
 """On a store with round trips waits stop growing here, at 80 ms: a try takes as long, and who waits longer starves."""
 OPEN_TRIES = 3
-UNSEEN_MS, UNSEEN_FAR_MS = 60_000, 300_000
+UNSEEN_MS, UNSEEN_REMOTE_MS = 60_000, 300_000
 """A follower that finds no new entry lists later ones if its last poll is older than this, on a disk and on a remote
 store: others may have created some meanwhile, and the next one may be lost. One that polls often lists nothing."""
 _LOG = logging.getLogger("sparklog.log")
@@ -162,7 +162,7 @@ class Journal(ABC, Generic[S, E, D]):
         return self._reopen() if base is None or self._is_stale(base.seen) else self._take_in(base)
 
     def _read_on_checking_root(self, base: SeenState[S]) -> Advance[S, E]:
-        if not self._numbered.is_far or self._is_stale(base.seen):
+        if not self._numbered.is_remote or self._is_stale(base.seen):
             return self._read_on(base)
         seen = self.env.now()
         return self._take_in(base, self._numbered.look(base.state.number + 1), seen)
@@ -200,13 +200,13 @@ class Journal(ABC, Generic[S, E, D]):
         entries = self._decode_all(data, first)
         self._check_promise(base, entries)
         newer = self._extend(self._polled(base, seen), entries)
-        if self._numbered.is_far and base.state.number >= 0 and base.state.crc is not None:
+        if self._numbered.is_remote and base.state.number >= 0 and base.state.crc is not None:
             newer = replace(newer, earlier=(base.state.number, base.state.crc))
         return Advance(self._publish(newer), entries, sight.root_seen)
 
     def _is_next_lost(self, base: SeenState[S], now: Moment) -> bool:
         """Return True if the entry after a state is missing and a later one exists. Lists only after a long pause."""
-        if now.elapsed_ms(base.seen) <= (UNSEEN_FAR_MS if self._numbered.is_far else UNSEEN_MS):
+        if now.elapsed_ms(base.seen) <= (UNSEEN_REMOTE_MS if self._numbered.is_remote else UNSEEN_MS):
             return False
         # A next entry that is listed is no gap: it was created a moment ago, or a directory cache hides it.
         return min(self._numbered.listed(base.state.number), default=0) > base.state.number + 1
@@ -229,7 +229,7 @@ class Journal(ABC, Generic[S, E, D]):
         except Corrupt as error:
             crcs = (base.state.crc, *(entry.crc for entry in entries))
             if any(entry.prev_crc != crc for crc, entry in zip(crcs, entries, strict=False)):
-                self._numbered.distrust()
+                self._numbered.invalidate()
             raise error if error.file else Corrupt(error.message, file=log_folder(self.prefix).rstrip("/")) from None
         tail_bytes = base.tail_bytes + sum([entry.nbytes for entry in entries])
         return SeenState(state, base.seen, base.checked, base.checkpoint, tail_bytes)
@@ -295,7 +295,7 @@ class Journal(ABC, Generic[S, E, D]):
     ) -> Advance[S, E]:
         if entries is None:
             first = state.number + 1
-            if last_listed is None and self._numbered.is_far:
+            if last_listed is None and self._numbered.is_remote:
                 objects, last_listed = self._numbered.read_and_list(first)
             else:
                 objects = self._numbered.read_forward(first, ahead=True)
@@ -380,9 +380,9 @@ class Journal(ABC, Generic[S, E, D]):
 
     def _look_before_writing(self, looked: Moment | None) -> Advance[S, E]:
         """Return the newest state known; on a store with round trips look at the root, unless that was just done."""
-        base, is_far = self._open_if_stale(), self._numbered.is_far
-        root_seen = is_far and looked is not None and self.env.now().is_soon_after(looked)
-        if is_far and not root_seen:
+        base, is_remote = self._open_if_stale(), self._numbered.is_remote
+        root_seen = is_remote and looked is not None and self.env.now().is_soon_after(looked)
+        if is_remote and not root_seen:
             with suppress(Unavailable):
                 # The root must be looked at anyway: whether the next number is free costs no time then.
                 return self._read_on_checking_root(base)
@@ -449,7 +449,7 @@ class Journal(ABC, Generic[S, E, D]):
 
     def _wait_and_look(self, base: SeenState[S], tries: int) -> Advance[S, E]:
         """Wait a random time, then read on: a request of ours that was made before a stall may land as late as this."""
-        most = FAR_WAIT if self._numbered.is_far else tries
+        most = REMOTE_WAIT if self._numbered.is_remote else tries
         self.env.pause(min(tries - WAIT_AFTER_LOSSES, most))
         return self._read_on_checking_root(base)
 

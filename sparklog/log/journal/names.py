@@ -399,7 +399,7 @@ def create_root_id(store: Store, env: Env) -> str:
 
     `BadRequest` if backups, an unfinished restore or foreign files are here.
     """
-    from sparklog.log.journal.probe_verdict import ensure_probed
+    from sparklog.log.journal.probe_results import ensure_probed
 
     if store.stat(PLACE_KEY) is not None:
         raise BadRequest(f"backups are in {store.location}, which can be no root; restore them into another folder")

@@ -9,7 +9,7 @@ before it is still the one that it was made after; that is looked at afterwards,
 taken back, for it is part of no journal. A missing one is looked for as long as caches hide names, and an object that
 another one follows stays: its creator is told that the outcome is unknown.
 
-A store that lets two create one number looks alike (`probe_verdict`). So the newest object created here is remembered,
+A store that lets two create one number looks alike (`probe_results`). So the newest object created here is remembered,
 and compared with whatever is read next: of this number, or made after it. That costs no request.
 
 A missing number is the end of a journal only if no later number exists. Otherwise an object was lost, and a process
@@ -57,8 +57,8 @@ SURE_TRIES = 3
 """So often in a row an object must be read as damaged, or as another one, before that is believed."""
 REOPEN = "stop this process, and open the root again"
 REPLACED = (
-    "the root was moved away and restored, or removed and made again; if not, the store does not keep its promise, and "
-    "sparklog doctor may show it"
+    "the root was moved away and restored, or removed and made again; if not, the store does not create objects "
+    "exclusively, and sparklog doctor may show it"
 )
 
 
@@ -167,7 +167,7 @@ class NumberedObjects:
         `must_look`: a later one was seen before, so check for it again.
         """
         objects: list[bytes] = []
-        if not self.is_far:
+        if not self.is_remote:
             while (data := self.read(number + len(objects))) is not None:
                 objects.append(data)
             missing = number + len(objects)
@@ -208,7 +208,7 @@ class NumberedObjects:
         return Corrupt(missing_numbers(self.store, missing, later), file=self.key(missing))
 
     @property
-    def is_far(self) -> bool:
+    def is_remote(self) -> bool:
         """True on a store with round trips, where several requests at once take little longer than one."""
         return self.store.parallel_reads > 1
 
@@ -226,7 +226,7 @@ class NumberedObjects:
 
     def _look_after_create(self, number: int) -> Sight:
         """Read the number; on a store with round trips at the same time what a loser needs before its next attempt."""
-        if not self.is_far:
+        if not self.is_remote:
             stored = self.read(number)
             return NOTHING_SEEN if stored is None else Sight((stored,))
         later = range(number + 1, number + 1 + LOSER_READS)
@@ -395,7 +395,7 @@ class NumberedObjects:
             places.append(basis.earlier)
         must_check = is_ours and self.env.elapsed_ms(basis.checked or basis.seen) > SOON_MS
         numbers = [*(earlier for earlier, _ in places), *([number + 1] if must_check else [])]
-        if self.is_far and len(numbers) > 1:
+        if self.is_remote and len(numbers) > 1:
             objects = dict(zip(numbers, ask_each(self.store, self._seen, numbers), strict=True))
             must_check = must_check and objects[number + 1] is not None
             places = [
@@ -475,7 +475,7 @@ class NumberedObjects:
                 if packed is not None and number > packed[0] and (earlier < packed[0] or place == packed):
                     return False
                 # A client adds what it creates to the listing that it remembers, which need not show the one before.
-                is_gap = data is None and (is_last or self.is_far) and self._is_gap(number, earlier)
+                is_gap = data is None and (is_last or self.is_remote) and self._is_gap(number, earlier)
             except Unavailable as error:
                 failure = str(error)
             # Made late: the first look is enough for nearly every commit.
@@ -555,11 +555,11 @@ class NumberedObjects:
         if (error := self._contradiction(what)) is not None:
             raise error
 
-    def distrust(self) -> None:
+    def invalidate(self) -> None:
         """Take back the verdict on the store: a chain is broken in it."""
-        from sparklog.log.journal.probe_verdict import distrust
+        from sparklog.log.journal.probe_results import invalidate
 
-        distrust(self.store, self.env.wall_ms)
+        invalidate(self.store, self.env.wall_ms)
 
     def _replaced(self, number: int, done: str = "", commit_id: str | None = None) -> Fenced:
         """Return the error for a number that is not what this process knows; `commit_id`: of what it created there."""
@@ -572,7 +572,7 @@ class NumberedObjects:
 
     def _contradiction(self, what: str, lost: tuple[str, str] | None = None) -> Fenced | None:
         # Who only reads needs none of it.
-        from sparklog.log.journal.probe_verdict import contradiction
+        from sparklog.log.journal.probe_results import contradiction
 
         return contradiction(self.store, self.env, what, lost)
 

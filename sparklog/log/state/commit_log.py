@@ -197,7 +197,7 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
 
     def _opened(self, checkpoints: Sequence[int], seen: Moment) -> Advance[LogState, Commit]:
         """Read the newest checkpoint and the commits after it: on a far store few, which a listing tells."""
-        if not (self._numbered.is_far and self.store.lists_after):
+        if not (self._numbered.is_remote and self.store.lists_after):
             return super()._opened(checkpoints, seen)
         newest = checkpoints[-1] if checkpoints else -1
         looks: tuple[Callable[[], LogState | list[int] | None], ...] = (

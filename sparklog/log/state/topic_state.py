@@ -186,7 +186,7 @@ class Head:
             raise Corrupt(
                 f"the chain of commits is broken: commit {commit.version} was made after a commit with CRC-32C "
                 f"{commit.prev_crc}, commit {self.version} has {self.crc}; one of the two is not what was written, or "
-                "the store does not keep its promise (sparklog doctor tries it)"
+                "the store does not create objects exclusively (sparklog doctor tries it)"
             )
         if commit.op == CREATE:
             fits = self.deleted and commit.topic_id != self.topic_id and commit.partitions is not None

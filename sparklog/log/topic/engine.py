@@ -60,7 +60,7 @@ class RootEngine:
 
     def ensure_probed(self) -> None:
         """Check, once a day in each process that commits, that the store keeps its promises."""
-        from sparklog.log.journal.probe_verdict import ensure_probed
+        from sparklog.log.journal.probe_results import ensure_probed
 
         ensure_probed(self.store, self.env.wall_ms)
 

@@ -124,7 +124,7 @@ class Repository:
 
         `BadRequest` if it is a root itself, holds something else, or the backups of another root.
         """
-        from sparklog.log.journal.probe_verdict import ensure_probed
+        from sparklog.log.journal.probe_results import ensure_probed
 
         if not is_repository(store):
             if store.stat(naming.ROOT_KEY) is not None:

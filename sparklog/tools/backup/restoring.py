@@ -265,7 +265,7 @@ def _read_plan(target: Store, request: str) -> _Plan | None:
 def _write_plan(
     source: Store, target: Store, wanted: Wanted, rename: Mapping[str, str], request: str, env: Env
 ) -> _Plan:
-    from sparklog.log.journal.probe_verdict import ensure_probed
+    from sparklog.log.journal.probe_results import ensure_probed
 
     refuse_inside(target)
     backup, cut = _chosen(source, wanted, env)

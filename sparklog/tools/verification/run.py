@@ -24,7 +24,7 @@ from sparklog.log.journal import names as naming
 from sparklog.log.journal.clocks import SYSTEM, Env, reading_clock_ms
 from sparklog.log.journal.documents import document_of
 from sparklog.log.journal.entry_log import E, EntryKind
-from sparklog.log.journal.probe_verdict import is_note, is_verdict, lost_commits
+from sparklog.log.journal.probe_results import is_note, is_probe_result, lost_commits
 from sparklog.log.journal.stored_object import read_object
 from sparklog.log.state.history import History
 from sparklog.log.topic.inventory import NamedFile, merged
@@ -169,7 +169,9 @@ def find_lost(store: Store, topics: Collection[str]) -> Iterator[Finding]:
     for note, commit in lost_commits(store):
         if not topics or naming.key_topic(commit.key) in topics:
             message = f"commit {commit.commit_id} was acknowledged to its writer under this name, and is not there"
-            yield Finding(PROMISE, commit.key, f"{message}: the store did not keep its promise", f"{REWRITE} {note}")
+            yield Finding(
+                PROMISE, commit.key, f"{message}: the store did not create objects exclusively", f"{REWRITE} {note}"
+            )
 
 
 def sort_unreferenced(
@@ -193,7 +195,7 @@ def sort_unreferenced(
 
 def _is_kept(key: str) -> bool:
     """True for verdicts of probes, notes of lost commits and what repairs set aside: they are there for good."""
-    return is_verdict(key) or is_note(key) or key.startswith(f"{naming.REPAIR_FOLDER}/")
+    return is_probe_result(key) or is_note(key) or key.startswith(f"{naming.REPAIR_FOLDER}/")
 
 
 def _why(info: ObjectInfo, topics: Mapping[str, CheckedTopic]) -> str | None:

@@ -12,7 +12,7 @@ from sparklog.errors import BadRequest, Corrupt, Fenced, NotFound, SparklogError
 from sparklog.format import crc32c
 from sparklog.groups.lag import Groups
 from sparklog.log.decisions.decision import BY_OWNER
-from sparklog.log.journal import probe_verdict
+from sparklog.log.journal import probe_results
 from sparklog.log.journal.documents import encode, peek_commit_id
 from sparklog.log.journal.names import commit_key
 from sparklog.log.journal.numbered_objects import Answer, Basis, NumberedObjects
@@ -24,9 +24,7 @@ from sparklog.tools.verification.findings import CHAIN, PROMISE, Finding
 from sparklog.tools.verification.run import verify_root
 from tests.log.protocol import Hooked
 
-LIES = (
-    r"does not keep its promise, that of all who create one object exactly one is told so: .*sparklog verify.*must be 1"
-)
+LIES = r"does not create objects exclusively: .*sparklog verify.*must be 1"
 ROWS = pa.table({"value": [b"x"]})
 PREFIXES = {"topic": "a", "group": "_groups/g", "decisions": "_transactions/job"}
 _offsets = count()
@@ -99,8 +97,8 @@ class Case:
 
 @pytest.fixture(autouse=True)
 def _new_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_probed", "_doubted"):
-        monkeypatch.setattr(probe_verdict, name, {})
+    for name in ("_probed", "_reverified"):
+        monkeypatch.setattr(probe_results, name, {})
 
 
 @pytest.mark.parametrize("log", PREFIXES)
@@ -140,7 +138,7 @@ def test_a_store_that_keeps_its_promise_again_is_one_cause_of_two(log: str) -> N
             Fenced, match=r"which created commit \S+ there: the root was moved away .*; stop this proc"
         ) as e:
             case.loser()
-        assert "if not, the store does not keep its promise, and sparklog doctor may show it" in str(e.value)
+        assert "if not, the store does not create objects exclusively, and sparklog doctor may show it" in str(e.value)
     assert case.promises() == []
     case.winner()
 
@@ -153,7 +151,7 @@ def test_a_process_that_reads_on_is_told_too(log: str, hours: int) -> None:
     case.store.last_wins = None
     case.winner()
     case.world.advance(hours * HOUR_MS)
-    with pytest.raises(Fenced, match=r"which created commit .*does not keep its promise"):
+    with pytest.raises(Fenced, match=r"which created commit .*does not create objects exclusively"):
         case.loser.journal.refresh()
 
 
@@ -180,7 +178,9 @@ def test_a_broken_chain_drops_the_verdict_and_who_reads_makes_no_probe() -> None
         patch.setattr(NumberedObjects, "_confirm", lambda *given: given[1])
         case.loser()
     counting = CountingStore(case.store)
-    with pytest.raises(Corrupt, match=r"the chain of commits is broken: .*, or the store does not keep its promise"):
+    with pytest.raises(
+        Corrupt, match=r"the chain of commits is broken: .*, or the store does not create objects exclusively"
+    ):
         open_root(counting, env=case.world.env()).topic("a").scan()
     assert (counting.counts["create"], counting.counts["delete"]) == (0, 1)
     assert list(case.store.list("_probe/verdict-")) == []

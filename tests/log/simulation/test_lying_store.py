@@ -20,7 +20,7 @@ from unittest import mock
 import pytest
 
 from sparklog.errors import BadRequest, Corrupt, Fenced, NotFound, SparklogError
-from sparklog.log.journal import probe_verdict
+from sparklog.log.journal import probe_results
 from sparklog.log.journal.documents import peek_commit_id
 from sparklog.log.journal.names import commit_key
 from sparklog.log.journal.numbered_objects import NumberedObjects
@@ -39,7 +39,7 @@ from tests.support.seeds import LYING_STORES
 
 STEPS = 12
 PROBES = 12
-LIES = "does not keep its promise"
+LIES = "does not create objects exclusively"
 
 
 class LyingStore(WrapperStore):
@@ -99,7 +99,7 @@ def probe_in_turn(store: Store, wall_ms: Clock) -> ProbeReport:
     for key in keys:
         store.delete(key)
     if any(answer != [True, False] for answer in answers):
-        raise BadRequest(f"{store.location} cannot hold a sparklog root: both were told they had; must be 1")
+        raise BadRequest(f"{store.location} cannot hold a sparklog root: both creators succeeded; must be 1")
     return ProbeReport(store.location, PROBES, 0, store.now_ms(), 0.0)
 
 
@@ -107,10 +107,10 @@ def probe_in_turn(store: Store, wall_ms: Clock) -> ProbeReport:
 def probing() -> Iterator[None]:
     """Actors probe their store, and none waits for another one's lock."""
     patches: dict[str, object] = {
-        "_probed": PerActor(), "_doubted": PerActor(), "_lock": nullcontext(), "probe": probe_in_turn
+        "_probed": PerActor(), "_reverified": PerActor(), "_lock": nullcontext(), "probe": probe_in_turn
     }  # fmt: skip
     with (
-        mock.patch.multiple(probe_verdict, **patches),
+        mock.patch.multiple(probe_results, **patches),
         mock.patch.object(simulated_world._BatonStore, "needs_probe", True),
     ):
         yield
@@ -225,8 +225,8 @@ def _passes(run: Run) -> bool:
     """True if a new process trusts the store; one that lies now and then may pass a probe."""
     try:
         for _ in range(20):
-            probe_verdict._probed.clear()
-            probe_verdict.ensure_probed(run.store, run.world.clock)
+            probe_results._probed.clear()
+            probe_results.ensure_probed(run.store, run.world.clock)
     except BadRequest as error:
         return "must be 1" not in str(error)
     return True
@@ -289,8 +289,8 @@ def test_many_seeds(seeds: range, bucket: bool) -> None:
 
 def no_doubt(patch: pytest.MonkeyPatch) -> None:
     """A verdict lasts for ever."""
-    patch.setattr(probe_verdict, "doubt", lambda store, wall_ms: None)
-    patch.setattr(probe_verdict, "distrust", lambda store, wall_ms: None)
+    patch.setattr(probe_results, "reverify", lambda store, wall_ms: None)
+    patch.setattr(probe_results, "invalidate", lambda store, wall_ms: None)
 
 
 def no_look_back(patch: pytest.MonkeyPatch) -> None:

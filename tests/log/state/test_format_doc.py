@@ -22,7 +22,7 @@ from sparklog.log.decisions.decision import (
 )
 from sparklog.log.journal.documents import FORMAT, KNOWN_READ_FEATURES, KNOWN_WRITE_FEATURES, Document
 from sparklog.log.journal.names import ROOT_JSON
-from sparklog.log.journal.probe_verdict import LOST_JSON, VERDICT_JSON
+from sparklog.log.journal.probe_results import LOST_JSON, PROBE_RESULT_JSON
 from sparklog.log.state.checkpoint import CHECKPOINT_JSON, COLUMN_NAMES, TABLE_REF_JSON
 from sparklog.log.state.commit import (
     COMMIT_JSON,
@@ -75,7 +75,7 @@ def names(table: str) -> list[str]:
     ("table", "expected"),
     [
         ("`_root.json`: member", ROOT_JSON),
-        ("`_probe/verdict-<hash>.json`: member", VERDICT_JSON),
+        ("`_probe/verdict-<hash>.json`: member", PROBE_RESULT_JSON),
         ("`_probe/lost-<hash>.json`: member", LOST_JSON),
         ("Commits: member", COMMIT_JSON),
         ("A file in `files`: member", FILE_JSON),

@@ -12,15 +12,22 @@ import pytest
 
 import sparklog as library
 from sparklog.errors import BadRequest, Unavailable
-from sparklog.log.journal import probe_verdict
+from sparklog.log.journal import probe_results
 from sparklog.log.journal.clocks import SYSTEM
 from sparklog.log.journal.names import create_root_id
-from sparklog.log.journal.probe_verdict import DOUBT_MS, VERDICT_JSON, VERDICT_MS, doubt, ensure_probed, probe_anew
+from sparklog.log.journal.probe_results import (
+    PROBE_RESULT_JSON,
+    RESULT_MS,
+    REVERIFY_MS,
+    ensure_probed,
+    probe_anew,
+    reverify,
+)
 from sparklog.log.topic.root import Root
 from sparklog.storage import LocalStore
 from sparklog.storage import probe as probe_module
 from sparklog.storage.memory import MemoryStore
-from sparklog.storage.probe import Trial
+from sparklog.storage.probe import ProbeRun
 from sparklog.testing.wrapper_stores import CountingStore
 from tests.support.forked import in_child
 
@@ -53,12 +60,12 @@ class Twice(Far):
 @pytest.fixture(autouse=True)
 def new_process(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Make this process one that has probed nothing; again at each call."""
-    monkeypatch.setattr(probe_verdict, "_probed", {})
-    monkeypatch.setattr(probe_verdict, "_doubted", {})
-    return probe_verdict._probed.clear
+    monkeypatch.setattr(probe_results, "_probed", {})
+    monkeypatch.setattr(probe_results, "_reverified", {})
+    return probe_results._probed.clear
 
 
-def verdict_key(store: MemoryStore) -> str:
+def result_key(store: MemoryStore) -> str:
     (key,) = [info.key for info in store.list("_probe/")]
     return key
 
@@ -79,7 +86,7 @@ def test_one_probe_for_all_processes(new_process: Callable[[], None]) -> None:
         ensure_probed(counting, clock)
         ensure_probed(counting, clock)
         counting.expect(get=1)
-    stored = VERDICT_JSON.decode(store.get(verdict_key(store)), "verdict")
+    stored = PROBE_RESULT_JSON.decode(store.get(result_key(store)), "verdict")
     assert (stored.location, stored.server, stored.rounds, stored.threads) == ("memory:test", "", 12, 8)
     assert (stored.probed_ms, stored.sparklog) == (clock(), library.__version__)
 
@@ -100,15 +107,15 @@ def test_a_verdict_does_not_hold_where_it_was_copied_to(new_process: Callable[[]
 def test_verdicts_that_do_not_count(new_process: Callable[[], None]) -> None:
     store = Far(clock)
     ensure_probed(store, clock)
-    key = verdict_key(store)
-    good = VERDICT_JSON.decode(store.get(key), key)
+    key = result_key(store)
+    good = PROBE_RESULT_JSON.decode(store.get(key), key)
     elsewhere = [replace(good, location="x"), replace(good, server="x")]
     changed = [*elsewhere, replace(good, rounds=1), replace(good, threads=2)]
-    for data in (b"damaged", b"", *map(VERDICT_JSON.encode, changed)):
+    for data in (b"damaged", b"", *map(PROBE_RESULT_JSON.encode, changed)):
         store.replace(key, data)
         new_process()
         assert probes(store) == 1
-        assert store.get(key) == VERDICT_JSON.encode(good), "and it is renewed"
+        assert store.get(key) == PROBE_RESULT_JSON.encode(good), "and it is renewed"
 
 
 def test_a_store_that_fails_gets_none_and_loses_the_one_it_has(new_process: Callable[[], None]) -> None:
@@ -135,16 +142,16 @@ def test_a_verdict_counts_for_a_day(days: int, new_process: Callable[[], None]) 
         ensure_probed(counting, lambda: now[0])
         return counting.counts["create"] // 100
 
-    now[0] += 10 * VERDICT_MS
+    now[0] += 10 * RESULT_MS
     assert made() == 1
-    now[0] += VERDICT_MS - 1
+    now[0] += RESULT_MS - 1
     assert made() == 0
-    now[0] += days * VERDICT_MS
+    now[0] += days * RESULT_MS
     assert made() == 1, "by the process that has probed it"
     assert made() == 0
     new_process()
     assert made() == 0, "it was renewed"
-    now[0] += days * VERDICT_MS
+    now[0] += days * RESULT_MS
     new_process()
     assert made() == 1, "by another one"
 
@@ -153,16 +160,16 @@ def test_a_store_that_is_doubted_is_probed_anew(new_process: Callable[[], None])
     now, store = [clock()], Far(lambda: now[0])
     ensure_probed(store, lambda: now[0])
     counting = CountingStore(store)
-    assert doubt(counting, lambda: now[0]) is None
+    assert reverify(counting, lambda: now[0]) is None
     assert counting.counts["create"] > 100
     counting.reset()
-    assert doubt(counting, lambda: now[0]) is None
+    assert reverify(counting, lambda: now[0]) is None
     counting.expect()
-    now[0] += DOUBT_MS
+    now[0] += REVERIFY_MS
     bad = Twice(lambda: now[0])
     bad.restore(store.snapshot())
     for _ in range(2):
-        error = doubt(bad, lambda: now[0])
+        error = reverify(bad, lambda: now[0])
         assert error is not None
         assert "must be 1" in str(error)
         assert list(bad.list("")) == []
@@ -174,11 +181,11 @@ def test_a_doubted_store_that_cannot_be_tried_has_no_verdict(new_process: Callab
     store = Far(clock)
     ensure_probed(store, clock)
     store.down = True
-    assert doubt(store, clock) is None
+    assert reverify(store, clock) is None
     assert list(store.list("")) == []
     with pytest.raises(Unavailable):
         ensure_probed(store, clock)
-    assert doubt(MemoryStore(clock), clock) is None
+    assert reverify(MemoryStore(clock), clock) is None
 
 
 def test_a_failed_probe_is_not_remembered() -> None:
@@ -240,13 +247,15 @@ def test_a_child_that_is_forked_during_a_probe_probes_for_itself(
 ) -> None:
     parent, probing, forked = os.getpid(), threading.Event(), threading.Event()
 
-    def held(trial: Trial) -> None:
+    def held(run: ProbeRun) -> None:
         if os.getpid() == parent:
             probing.set()
             assert forked.wait(30)
 
-    promise = replace(probe_module.PROMISES[2], test=held)
-    monkeypatch.setattr(probe_module, "PROMISES", (*probe_module.PROMISES[:2], promise, *probe_module.PROMISES[3:]))
+    guarantee = replace(probe_module.GUARANTEES[2], test=held)
+    monkeypatch.setattr(
+        probe_module, "GUARANTEES", (*probe_module.GUARANTEES[:2], guarantee, *probe_module.GUARANTEES[3:])
+    )
     store = LocalStore(tmp_path, durable=False)
     thread = threading.Thread(target=ensure_probed, args=(store,))
     thread.start()

@@ -1,0 +1,241 @@
+"""Cached results of probes, so that not every process has to probe a store.
+
+A result is cached in the process, for every store, and also in the root, as `_probe/verdict-<hash>.json`, if a probe
+costs many requests (`Store.probe_rounds` above 1). It is valid for one location and server. The hash is computed from
+both, so the result of a root that was copied to another bucket or endpoint is not even read there.
+
+Each process that commits probes a local path, which takes milliseconds: on each host, the same path may be another
+mount, or another client of a network file system.
+
+A server may be replaced or upgraded behind its endpoint. So a result expires after a day, and as soon as an observation
+contradicts it: `reverify` discards it and probes again.
+
+A commit rests on one guarantee: if several writers create the same number, exactly one succeeds. A store that violates
+it after the probe acknowledges two, one of which then continues from a commit that does not exist. Each process
+remembers what it has created, and its next read contradicts that. A root that was moved away and restored looks the
+same, so the process probes the store again. If that fails too, the process notes the lost commit in the root, as
+`_probe/lost-<hash>.json`, because nothing else shows that it was lost: `sparklog verify` reports it. You can delete the
+note once its records have been written again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+from sparklog.errors import BadRequest, Corrupt, Fenced, NotFound, SparklogError
+from sparklog.log.journal.clocks import Env
+from sparklog.log.journal.create_object import read_if_there
+from sparklog.log.journal.documents import TEXT, Member, StoredDocument, members, peek_commit_id, whole
+from sparklog.storage.fork_safety import ForkLock
+from sparklog.storage.probe import THREADS, Clock, ProbeReport, probe, wall_clock_ms
+from sparklog.storage.store import PROBE_FOLDER, Store
+from sparklog.version import __version__
+
+RESULT_MS = 86_400_000
+"""Lifetime of a result: as long as the vacuum keeps unreferenced files (`file.delete.delay.ms`).
+
+So if the next probe shows that commits may have been lost, the files of their records still exist.
+"""
+REVERIFY_MS = 60_000
+"""Time after a passed reverification before the next one: limits the load of a process that fails repeatedly in a
+restored root.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """A passed probe of a store.
+
+    `server` is empty for the cloud's own endpoint; `sparklog` is the version that probed.
+    """
+
+    location: str
+    server: str
+    rounds: int
+    threads: int
+    probed_ms: int
+    sparklog: str
+
+
+PROBE_RESULT_JSON = StoredDocument(
+    "probe result",
+    ProbeResult,
+    *members(TEXT, "location", "server"),
+    *members(whole(1), "rounds", "threads"),
+    Member("probedMs", whole(0)),
+    Member("sparklog", TEXT),
+)
+
+_RESULT_KEY = re.compile(rf"{PROBE_FOLDER}/verdict-[0-9a-f]{{16}}\.json")
+_probed: dict[tuple[str, str], int] = {}
+"""Location and server of the stores that this process trusts, and when they were probed."""
+_reverified: dict[tuple[str, str], int] = {}
+"""Location and server of the stores that passed a reverification, and when."""
+_lock = ForkLock()
+
+
+def ensure_probed(store: Store, wall_ms: Clock = wall_clock_ms) -> None:
+    """Probe a store unless there is a cached result; raise `BadRequest` if a guarantee does not hold."""
+    if not store.needs_probe or _is_fresh(_probed, store, wall_ms()):
+        return
+    with _lock:
+        if _is_fresh(_probed, store, wall_ms()):
+            return
+        probed_ms = _stored_result(store, wall_ms()) if _stores_results(store) else None
+        if probed_ms is None:
+            _store_result(store, probe(store, wall_ms))
+            probed_ms = wall_ms()
+        _probed[_store_id(store)] = probed_ms
+
+
+def probe_anew(store: Store, wall_ms: Clock = wall_clock_ms) -> ProbeReport:
+    """Probe a store regardless of a cached result; replace the result, or discard it if a guarantee does not hold."""
+    try:
+        report = probe(store, wall_ms)
+    except BadRequest:
+        discard_result(store)
+        raise
+    discard_result(store)
+    _store_result(store, report)
+    return report
+
+
+def reverify(store: Store, wall_ms: Clock) -> BadRequest | None:
+    """Discard the result of a store that contradicts it, and probe again; return the error if that fails."""
+    if not (store.needs_probe and store.writable) or _is_fresh(_reverified, store, wall_ms(), REVERIFY_MS):
+        return None
+    with _lock:
+        try:
+            probe_anew(store, wall_ms)
+        except BadRequest as error:
+            return error
+        except SparklogError:
+            discard_result(store)
+        else:
+            _reverified[_store_id(store)] = wall_ms()
+    return None
+
+
+def invalidate(store: Store, wall_ms: Clock) -> None:
+    """Discard the result of a store with a broken chain.
+
+    The next process that commits probes it; a reader may lack the permission to write.
+    """
+    if store.needs_probe and store.writable and not _is_fresh(_reverified, store, wall_ms(), REVERIFY_MS):
+        discard_result(store)
+
+
+def discard_result(store: Store) -> None:
+    """Discard the cached result of a store."""
+    _probed.pop(_store_id(store), None)
+    if _stores_results(store):
+        with suppress(SparklogError):
+            store.delete(_key(store))
+
+
+def is_probe_result(key: str) -> bool:
+    return _RESULT_KEY.fullmatch(key) is not None
+
+
+def _store_id(store: Store) -> tuple[str, str]:
+    return store.location, store.server
+
+
+def _is_fresh(times: dict[tuple[str, str], int], store: Store, now_ms: int, limit_ms: int = RESULT_MS) -> bool:
+    """Return True if the time of a store is recent, and not far in the future, since clocks may be adjusted."""
+    probed_ms = times.get(_store_id(store))
+    return probed_ms is not None and abs(now_ms - probed_ms) < limit_ms
+
+
+def _stores_results(store: Store) -> bool:
+    return store.probe_rounds > 1
+
+
+def _key(store: Store) -> str:
+    text = f"{store.location}\n{store.server}"
+    return f"{PROBE_FOLDER}/verdict-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+
+
+def _stored_result(store: Store, now_ms: int) -> int | None:
+    """Return when this store last passed a probe as strict as the current one, or None if never or too long ago."""
+    key = _key(store)
+    try:
+        result = PROBE_RESULT_JSON.decode(store.get(key), key)
+    except SparklogError:  # missing or unreadable
+        return None
+    is_same = (result.location, result.server) == _store_id(store)
+    is_valid = is_same and result.rounds >= store.probe_rounds and result.threads >= THREADS
+    return result.probed_ms if is_valid and abs(now_ms - result.probed_ms) < RESULT_MS else None
+
+
+def _store_result(store: Store, report: ProbeReport) -> None:
+    if not _stores_results(store):
+        return
+    result = ProbeResult(store.location, store.server, report.rounds, THREADS, report.probed_ms, __version__)
+    data = PROBE_RESULT_JSON.encode(result)
+    with suppress(SparklogError):  # the next process then probes again
+        if not store.create(_key(store), data):
+            store.delete(_key(store))
+            store.create(_key(store), data)
+
+
+LEAVE = (
+    "acknowledged commits may be lost: stop all writers of this root, run sparklog verify, and continue in another "
+    "store, or in this one once sparklog doctor passes"
+)
+_PREFIX = f"{PROBE_FOLDER}/lost-"
+_NOTE = re.compile(rf"{_PREFIX}[0-9a-f]{{16}}\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class LostCommit:
+    """A commit or entry that a process created successfully under `key`, and that no longer exists."""
+
+    key: str
+    commit_id: str
+    noted_ms: int
+
+
+LOST_JSON = StoredDocument(
+    "note of a lost commit", LostCommit, *members(TEXT, "key", "commitId"), Member("notedMs", whole(0))
+)
+
+
+def is_note(key: str) -> bool:
+    return _NOTE.fullmatch(key) is not None
+
+
+def lost_commits(store: Store) -> Iterator[tuple[str, LostCommit]]:
+    """Yield the notes of a root with their keys, without unreadable notes and notes of existing commits."""
+    for info in store.list(_PREFIX):
+        if not is_note(info.key):
+            continue
+        with suppress(NotFound, Corrupt, BadRequest):
+            lost = LOST_JSON.decode(store.get(info.key), info.key)
+            data = read_if_there(store, lost.key)
+            if data is None or peek_commit_id(data) != lost.commit_id:
+                yield info.key, lost
+
+
+def contradiction(store: Store, env: Env, what: str, lost: tuple[str, str] | None) -> Fenced | None:
+    """Probe a store whose response contradicts what this process knows; return the error if that fails.
+
+    Args:
+        store: the store.
+        env: clocks.
+        what: the contradiction, for the error.
+        lost: key and id of a commit that no longer exists.
+    """
+    broken = reverify(store, env.wall_ms)
+    if broken is None:
+        return None
+    if lost is not None:
+        note = LostCommit(*lost, env.wall_ms())
+        name = hashlib.sha256(f"{note.key}\n{note.commit_id}".encode()).hexdigest()[:16]
+        with suppress(SparklogError):  # the error reports it, too
+            store.create(f"{_PREFIX}{name}.json", LOST_JSON.encode(note))
+    return Fenced(f"{store.location} does not create objects exclusively: {what}; {LEAVE} ({broken})")
