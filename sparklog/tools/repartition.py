@@ -134,7 +134,7 @@ class Copying:
                 if not self.log.refresh().head.exists:
                     raise
             else:
-                if earlier := source.earlier_partitions:
+                if earlier := source.previous_partition_counts:
                     _LOG.warning(GROWN, self.source.topic, ", ".join(map(str, earlier)))
                 return True
         self.copied()

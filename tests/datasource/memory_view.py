@@ -144,7 +144,7 @@ class MemoryView:
             answers[partition] = TimestampOffset(hits[0], times[hits[0]]) if hits else None
         return answers
 
-    def earlier_partitions(self, topic: str) -> Sequence[int]:
+    def previous_partition_counts(self, topic: str) -> Sequence[int]:
         return ()
 
     def cleaned_through(self, topic: str) -> Mapping[int, int]:

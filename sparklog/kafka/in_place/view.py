@@ -221,7 +221,7 @@ class KafkaView:
     def bounds(self, topic: str) -> Mapping[int, Bounds]:
         return {number: partition.bounds for number, partition in self._snapshot(topic).items()}
 
-    def earlier_partitions(self, topic: str) -> Sequence[int]:
+    def previous_partition_counts(self, topic: str) -> Sequence[int]:
         return ()  # A directory has no earlier states.
 
     def cleaned_through(self, topic: str) -> Mapping[int, int]:

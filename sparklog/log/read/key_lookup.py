@@ -23,7 +23,7 @@ import pyarrow as pa
 from sparklog.arguments import KEY, KEYS
 from sparklog.errors import BadRequest, NotFound
 from sparklog.format.arrow_numpy import bytes_array, bytes_scalar
-from sparklog.log.state.view import COLUMNS, READ_COMMITTED, OffsetRange, ReadPart, TakenView
+from sparklog.log.state.view import COLUMNS, READ_COMMITTED, OffsetRange, PinnedView, ReadPart
 
 FIRST_RUN_BYTES = 4 << 20
 LARGEST_RUN_BYTES = 256 << 20
@@ -31,7 +31,12 @@ LARGEST_RUN_BYTES = 256 << 20
 
 
 def latest_record(
-    view: TakenView, topic: str, key: bytes, *, partitions: Sequence[int] | None = None, isolation: str = READ_COMMITTED
+    view: PinnedView,
+    topic: str,
+    key: bytes,
+    *,
+    partitions: Sequence[int] | None = None,
+    isolation: str = READ_COMMITTED,
 ) -> pa.RecordBatch | None:
     """Return the latest record of a key, or its tombstone; None without one. `partitions` None: Kafka's for the key."""
     bounds = view.bounds(topic)
@@ -54,7 +59,7 @@ def latest_record(
     return newest
 
 
-def partitions_of_key(view: TakenView, topic: str, key: bytes) -> dict[int, int]:
+def partitions_of_key(view: PinnedView, topic: str, key: bytes) -> dict[int, int]:
     """Return the partitions of a key by Kafka's default partitioner, for the numbers of partitions now and before.
 
     The newest comes first, each with the number of partitions before it was the key's, 0: none is known. A place that
@@ -69,7 +74,7 @@ def partitions_of_key(view: TakenView, topic: str, key: bytes) -> dict[int, int]
     return partitions
 
 
-def partitions_of_keys(view: TakenView, topic: str, keys: Sequence[bytes]) -> list[tuple[int, npt.NDArray[np.int32]]]:
+def partitions_of_keys(view: PinnedView, topic: str, keys: Sequence[bytes]) -> list[tuple[int, npt.NDArray[np.int32]]]:
     """Return the keys' partitions under each number of partitions, the newest first. Raises as `partitions_of_key`."""
     listed = sorted(view.bounds(topic))
     if len(listed) == 1:
@@ -83,11 +88,12 @@ def partitions_of_keys(view: TakenView, topic: str, keys: Sequence[bytes]) -> li
 
     hashed = bytes_array(keys)
     return [
-        (count, partition_for_key(hashed, count)) for count in (len(listed), *reversed(view.earlier_partitions(topic)))
+        (count, partition_for_key(hashed, count))
+        for count in (len(listed), *reversed(view.previous_partition_counts(topic)))
     ]
 
 
-def _newest_offset(view: TakenView, topic: str, partition: int, key: bytes, isolation: str) -> int | None:
+def _newest_offset(view: PinnedView, topic: str, partition: int, key: bytes, isolation: str) -> int | None:
     from sparklog.log.read.key_filters import without_absent
 
     bounds = view.bounds(topic)[partition]
@@ -103,7 +109,7 @@ def _newest_offset(view: TakenView, topic: str, partition: int, key: bytes, isol
     return None
 
 
-def _start_of_run(view: TakenView, rest: OffsetRange, run_bytes: int) -> int:
+def _start_of_run(view: PinnedView, rest: OffsetRange, run_bytes: int) -> int:
     stored = view.stored([rest])[0]
     if stored.nbytes <= run_bytes:
         return rest.start
@@ -124,7 +130,9 @@ def _last_match(parts: Sequence[ReadPart], key: bytes) -> int | None:
     return newest
 
 
-def record_at(view: TakenView, topic: str, partition: int, offset: int, isolation: str, missing: str) -> pa.RecordBatch:
+def record_at(
+    view: PinnedView, topic: str, partition: int, offset: int, isolation: str, missing: str
+) -> pa.RecordBatch:
     """Return the record at this offset, one row of all `COLUMNS`. `NotFound` with the text `missing` without one."""
     for part in view.plan([OffsetRange(topic, partition, offset, offset + 1)], isolation):
         for batch in part.read(COLUMNS):
@@ -153,13 +161,13 @@ class KeySet:
             KEY.check("a key", key)
         return cls(tuple(dict.fromkeys(key.encode() if isinstance(key, str) else key for key in listed)), anywhere)
 
-    def partitions(self, view: TakenView, topic: str) -> set[int]:
+    def partitions(self, view: PinnedView, topic: str) -> set[int]:
         """Return the partitions of a topic that can hold the keys."""
         if not self.keys or self.anywhere:
             return set(view.bounds(topic)) if self.keys else set()
         return {number for _, numbers in partitions_of_keys(view, topic, self.keys) for number in numbers.tolist()}
 
-    def ranges(self, view: TakenView, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
+    def ranges(self, view: PinnedView, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
         """Return the ranges of partitions that can hold the keys."""
         partitions_by_topic = {
             topic: self.partitions(view, topic) for topic in dict.fromkeys(offsets.topic for offsets in ranges)

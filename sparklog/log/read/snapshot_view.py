@@ -22,7 +22,7 @@ from sparklog.log.state.view import (
 
 
 class SnapshotView:
-    """Implement `TakenView` for settled snapshots by topic; `newer` takes one where a file is gone.
+    """Implement `PinnedView` for settled snapshots by topic; `newer` takes one where a file is gone.
 
     `on_skipped` is called with corrupt ranges that reads skip; None: reads raise `Corrupt`.
     """
@@ -49,8 +49,8 @@ class SnapshotView:
             bounds = self._bounds[topic] = bounds_of(self.snapshots[topic], self._ends[topic])
         return bounds
 
-    def earlier_partitions(self, topic: str) -> Sequence[int]:
-        return self.snapshots[topic].head.earlier_partitions
+    def previous_partition_counts(self, topic: str) -> Sequence[int]:
+        return self.snapshots[topic].head.previous_partition_counts
 
     def cleaned_through(self, topic: str) -> Mapping[int, int]:
         return dict(enumerate(self.snapshots[topic].head.cleaned_through.tolist()))

@@ -179,7 +179,7 @@ class Changes:
     log_starts: Mapping[int, int] = field(default_factory=dict)
     configs: Mapping[str, str | None] = field(default_factory=dict)
     partitions: int | None = None
-    earlier_partitions: tuple[int, ...] = ()
+    previous_partition_counts: tuple[int, ...] = ()
     txn: Txn | None = None
     resolved: tuple[Resolved, ...] = ()
     kafka_open: tuple[KafkaOpen, ...] = ()
@@ -323,7 +323,7 @@ COMMIT_JSON = StoredDocument(
     Member("logStarts", numbers_by_partition(MAX_PARTITIONS), optional=True),
     Member("configs", texts_by_text(nullable=True), optional=True),
     Member("partitions", whole(1, MAX_PARTITIONS), optional=True),
-    Member("earlierPartitions", wholes(1, MAX_PARTITIONS), optional=True),
+    Member("earlierPartitions", wholes(1, MAX_PARTITIONS), "previous_partition_counts", optional=True),
     Member("txn", object_of(TXN_JSON), optional=True),
     Member("resolved", objects_of(RESOLVED_JSON), optional=True),
     Member("kafkaOpen", objects_of(KAFKA_OPEN_JSON), optional=True),

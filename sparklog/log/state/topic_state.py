@@ -74,9 +74,11 @@ class Prepare:
 class Head:
     """State of a topic at `version`; `version` -1 is a log without commits. Arrays are per partition and not writable.
 
-    `crc` and the times are those of the newest commit, `floor` is the upload floor, `earlier_partitions` the numbers of
-    partitions that the topic had before; `siblings` the version of each other topic that a committed transaction wrote
-    together with this topic (a reader of both must not see an older one).
+    * `crc` and the times: those of the latest commit
+    * `previous_partition_counts`: the partition counts that the topic had before, ascending
+    * `siblings`: for each other topic that a committed transaction wrote together with this one, the version of its
+      part; a reader of both topics must not see an older version
+    * `floor`: the retention floor
     """
 
     version: int = -1
@@ -89,7 +91,7 @@ class Head:
     log_start: Offsets = field(default_factory=lambda: NO_PARTITIONS)
     log_end: Offsets = field(default_factory=lambda: NO_PARTITIONS)
     cleaned_through: Offsets = field(default_factory=lambda: NO_PARTITIONS)
-    earlier_partitions: tuple[int, ...] = ()
+    previous_partition_counts: tuple[int, ...] = ()
     open: tuple[Prepare, ...] = ()
     kafka_open: tuple[KafkaOpen, ...] = ()
     kafka_source: KafkaSource | None = None
@@ -246,7 +248,7 @@ HEAD_JSON = Document(
     Member("leaderEpoch", whole(0)),
     Member("configs", CONFIGS),
     *members(OFFSETS, "logStart", "logEnd", "cleanedThrough"),
-    Member("earlierPartitions", wholes(1, MAX_PARTITIONS), optional=True),
+    Member("earlierPartitions", wholes(1, MAX_PARTITIONS), "previous_partition_counts", optional=True),
     Member("open", objects_of(PREPARE_JSON)),
     Member("kafkaOpen", objects_of(KAFKA_OPEN_JSON), optional=True),
     Member("kafkaSource", object_of(KAFKA_SOURCE_JSON), optional=True),
@@ -266,9 +268,9 @@ def _change(head: Head, commit: Commit, changes: dict[str, Any]) -> None:
     start, end = head.log_start, head.log_end
     if commit.partitions is not None:
         start, end = _longer(start, commit.partitions), _longer(end, commit.partitions)
-        changes["earlier_partitions"] = head.earlier_partitions
+        changes["previous_partition_counts"] = head.previous_partition_counts
         if 0 < head.partitions < commit.partitions:
-            changes["earlier_partitions"] += (head.partitions,)
+            changes["previous_partition_counts"] += (head.partitions,)
     if named := [*commit.log_starts, *[edit.partition for edit in commit.edits]]:
         if max(named) >= len(end):
             raise Corrupt(f"commit {commit.version} names partition {max(named)} of a topic with {len(end)}")
@@ -288,8 +290,8 @@ def _change(head: Head, commit: Commit, changes: dict[str, Any]) -> None:
     changes["open"] = _forget(prepares, start) if commit.log_starts else prepares
     if commit.partitions is not None or commit.edits:
         changes["cleaned_through"] = _cleaned_through(_longer(head.cleaned_through, len(end)), commit.edits)
-    if commit.earlier_partitions:
-        changes["earlier_partitions"] = commit.earlier_partitions
+    if commit.previous_partition_counts:
+        changes["previous_partition_counts"] = commit.previous_partition_counts
     if commit.configs:
         merged = sorted({**head.configs.explicit, **commit.configs}.items())
         changes["configs"] = TopicConfigs({name: text for name, text in merged if text is not None})

@@ -220,7 +220,7 @@ class ReadPart(Protocol):
         """The part's records in offset order, batches of about `batch_bytes` with exactly `columns` of `COLUMNS`."""
 
 
-class TakenView(Protocol):
+class PinnedView(Protocol):
     """Topics as they were seen last: enough to read records of them."""
 
     @property
@@ -229,7 +229,7 @@ class TakenView(Protocol):
     def bounds(self, topic: str) -> Mapping[int, Bounds]:
         """Return the bounds of every partition, from the snapshot."""
 
-    def earlier_partitions(self, topic: str) -> Sequence[int]:
+    def previous_partition_counts(self, topic: str) -> Sequence[int]:
         """The numbers of partitions that the topic had before, growing, as far as is known."""
 
     def cleaned_through(self, topic: str) -> Mapping[int, int]:
@@ -242,7 +242,7 @@ class TakenView(Protocol):
         """One part per non-empty range, in the order given."""
 
 
-class LogView(TakenView, Protocol):
+class LogView(PinnedView, Protocol):
     """A set of topics that can be read, looked at again as often as wanted."""
 
     @property

@@ -108,7 +108,7 @@ class CloneIntent:
             log_starts={partition: start for partition, start in enumerate(starts) if start > 0},
             configs=dict(source.configs.explicit),
             partitions=source.partitions,
-            earlier_partitions=source.earlier_partitions,
+            previous_partition_counts=source.previous_partition_counts,
             kafka_open=source.kafka_open,
         )
 

@@ -454,8 +454,8 @@ class RootView:
     def bounds(self, topic: str) -> Mapping[int, Bounds]:
         return self._with([topic]).bounds(topic)
 
-    def earlier_partitions(self, topic: str) -> Sequence[int]:
-        return self._with([topic]).earlier_partitions(topic)
+    def previous_partition_counts(self, topic: str) -> Sequence[int]:
+        return self._with([topic]).previous_partition_counts(topic)
 
     def cleaned_through(self, topic: str) -> Mapping[int, int]:
         return self._with([topic]).cleaned_through(topic)

@@ -289,9 +289,9 @@ class _Replay:
     def _compare(
         self, key: str, checkpoint: Checkpoint, table: SliceTable | None, head: Head, replayed: SliceTable
     ) -> None:
-        if not checkpoint.head.earlier_partitions:
+        if not checkpoint.head.previous_partition_counts:
             # A checkpoint may be older than this member.
-            head = replace(head, earlier_partitions=())
+            head = replace(head, previous_partition_counts=())
         differs = "it differs from what the commits say in: "
         if checkpoint.head != head:
             left, right = HEAD_JSON.to_json(head), HEAD_JSON.to_json(checkpoint.head)

@@ -352,16 +352,16 @@ def test_earlier_numbers_of_partitions_stay_known(world: World) -> None:
     """To those who open the topic from its commits and from a checkpoint."""
     root = world.root()
     topic = root.create_topic("t", partitions=2)
-    assert topic.log.head().earlier_partitions == ()
+    assert topic.log.head().previous_partition_counts == ()
     topic.alter(partitions=3)
     topic.alter(configs={"segment.ms": "9"})
     head = topic.alter(partitions=7)
-    assert head.earlier_partitions == (2, 3)
-    assert world.root(root.store).topic("t").log.head().earlier_partitions == (2, 3)
+    assert head.previous_partition_counts == (2, 3)
+    assert world.root(root.store).topic("t").log.head().previous_partition_counts == (2, 3)
     document = json.loads(json.dumps(HEAD_JSON.to_json(head)))
-    assert HEAD_JSON.from_json(Fields(document, "k", "checkpoint")).earlier_partitions == (2, 3)
+    assert HEAD_JSON.from_json(Fields(document, "k", "checkpoint")).previous_partition_counts == (2, 3)
     root.delete_topic("t")
-    assert root.create_topic("t", partitions=9).log.head().earlier_partitions == ()
+    assert root.create_topic("t", partitions=9).log.head().previous_partition_counts == ()
 
 
 def test_a_topic_with_keyless_records_becomes_compacted_only_by_force(world: World) -> None:
