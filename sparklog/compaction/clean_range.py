@@ -5,7 +5,7 @@ A partition's log falls into three parts (docs/reference/kafka-format.md, the ra
     clean | dirty, cleanable | not cleanable yet
           first dirty        first uncleanable
 
-Clean is what is below the cleaner checkpoint, `Head.cleaned_through`. Not cleanable is what follows the last stable
+Clean is what is below the cleaner checkpoint, `Head.first_dirty_offset`. Not cleanable is what follows the last stable
 offset, the active segment, and segments that `min.compaction.lag.ms` protects; the bound is moved down to a segment's
 base. Unsealed slices count as the active segment, even if Kafka would have rolled it: a run seals before it cleans.
 """
@@ -44,10 +44,10 @@ class Cleanable:
 
 @dataclass(frozen=True, slots=True)
 class CleanerOffsets:
-    """The offsets of one partition that bound a pass; `cleaned_through` is the cleaner checkpoint."""
+    """The offsets of one partition that bound a pass; `first_dirty_offset` is the cleaner checkpoint."""
 
     partition: int
-    cleaned_through: int
+    first_dirty_offset: int
     log_start: int
     log_end: int
     last_stable: int
@@ -56,7 +56,7 @@ class CleanerOffsets:
     def of(cls, head: Head, partition: int) -> CleanerOffsets:
         return cls(
             partition,
-            cleaned_through=int(head.cleaned_through[partition]),
+            first_dirty_offset=int(head.first_dirty_offset[partition]),
             log_start=int(head.log_start[partition]),
             log_end=int(head.log_end[partition]),
             last_stable=int(head.last_stable()[partition]),
@@ -72,14 +72,14 @@ def cleanable(
 ) -> Cleanable:
     """Part one partition's segments (in offset order, the active one last) and decide if a pass is due.
 
-    `cleaned_through` counts only inside `[log_start, log_end]`; outside of it Kafka starts over at the log start.
+    `first_dirty_offset` counts only inside `[log_start, log_end]`; outside of it Kafka starts over at the log start.
     `first_batch_ts` returns the greatest timestamp of a segment's first batch in ms, read from the file. It is called
     only for dirty segments of a topic that sets `max.compaction.lag.ms`.
     """
     closed = list(takewhile(lambda segment: segment.sealed and not segment.active, segments))
     active_base = segments[len(closed)].base if len(closed) < len(segments) else offsets.log_end
-    in_log = offsets.log_start <= offsets.cleaned_through <= offsets.log_end
-    first_dirty = offsets.cleaned_through if in_log else offsets.log_start
+    in_log = offsets.log_start <= offsets.first_dirty_offset <= offsets.log_end
+    first_dirty = offsets.first_dirty_offset if in_log else offsets.log_start
     dirty = _from_offset(closed, first_dirty)
 
     limits = [offsets.last_stable, active_base]

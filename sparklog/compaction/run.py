@@ -317,9 +317,9 @@ class _TopicRun:
 
     def _got_further(self, done: WorkResult) -> set[int]:
         """Return the partitions whose pass made progress: any other would be repeated for ever."""
-        before = self._planned_on.head.cleaned_through if self._planned_on is not None else ()
+        before = self._planned_on.head.first_dirty_offset if self._planned_on is not None else ()
         edits = [rewrite.edit for rewrite in done.rewrites]
-        return {edit.partition for edit in edits if (edit.cleaned_through or 0) > before[edit.partition]}
+        return {edit.partition for edit in edits if (edit.first_dirty_offset or 0) > before[edit.partition]}
 
     def _record(self, partitions: Iterable[int], title: str, error: SparklogError) -> None:
         failure = Failure.of(self.name, sorted(partitions), title, error)

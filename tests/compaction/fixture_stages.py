@@ -85,7 +85,7 @@ class Stage:
         return found
 
     @property
-    def cleaned_through(self) -> int:
+    def first_dirty_offset(self) -> int:
         """The partition's line in cleaner-offset-checkpoint, the log start without one."""
         return _checkpoint(self.folder / "cleaner-offset-checkpoint", self.log_start)
 
@@ -103,7 +103,7 @@ class Stage:
             )
             for file in self.files
         ]
-        return PlainLog(segments, self.log_start, self.log_end, self.cleaned_through)
+        return PlainLog(segments, self.log_start, self.log_end, self.first_dirty_offset)
 
     def segments(self, *, empty: bool = True) -> list[Segment]:
         """As the plan counts them; without `empty`, 0-byte segments are left out, as an import leaves them out."""

@@ -89,7 +89,7 @@ class History:
     def delete_records(self) -> None:
         """Move the log start to any offset: within the dirty range, a batch, a transaction. Segments below it go."""
         log = self.log
-        lowest = self.rng.choice((log.log_start, max(log.log_start, log.cleaned_through)))
+        lowest = self.rng.choice((log.log_start, max(log.log_start, log.first_dirty_offset)))
         log.log_start = self.rng.randrange(lowest, log.log_end + 1)
         self.drop_segments()
 

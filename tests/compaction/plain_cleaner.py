@@ -4,7 +4,7 @@ It shares no code with sparklog.compaction (nor with the decoder: only codecs an
 slow, and is meant to be read beside the rules. Tests hold it against Kafka's own passes (test_plain_cleaner.py), and
 sparklog's cleaner against it where Kafka made no fixture.
 
-    log = PlainLog(segments=[...], log_start=0, log_end=..., cleaned_through=0)     # or histories.History(...).log
+    log = PlainLog(segments=[...], log_start=0, log_end=..., first_dirty_offset=0)     # or histories.History(...).log
     told = clean(log, configs, now_ms=...)          # log is what Kafka would have left, told what its cleaner said
 
 Differences that can be switched: `keep_empty_segments` False drops a group without survivors (Kafka: a 0-byte
@@ -109,7 +109,7 @@ class PlainLog:
     segments: list[PlainSegment]
     log_start: int
     log_end: int
-    cleaned_through: int = 0
+    first_dirty_offset: int = 0
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ def clean(log: PlainLog, configs: PlainConfigs, *, now_ms: int) -> Told:
     if not configs.keep_empty_segments:
         done = [segment for segment in done if segment.batches]
     log.segments = done + [each for each in log.segments if each.base >= told.end]
-    log.cleaned_through = told.end
+    log.first_dirty_offset = told.end
     return told
 
 
@@ -184,7 +184,7 @@ def last_stable(log: PlainLog) -> int:
 def choose(log: PlainLog, configs: PlainConfigs, now_ms: int) -> Told:
     """7.1 and 7.2 for one log."""
     active = log.segments[-1]
-    first_dirty = log.cleaned_through if log.log_start <= log.cleaned_through <= log.log_end else log.log_start
+    first_dirty = log.first_dirty_offset if log.log_start <= log.first_dirty_offset <= log.log_end else log.log_start
     uncleanable = min(last_stable(log), active.base)
     dirty = _non_active_from(log, first_dirty)
     if configs.min_compaction_lag_ms > 0:

@@ -84,7 +84,7 @@ def written(log: PlainLog, folder: Path) -> Path:
         entries = [np.array([0], ">i2").tobytes() + _entry(each) for each in segment.aborted]
         if entries:
             (partition / f"{segment.base:020d}.txnindex").write_bytes(b"".join(entries))
-    (folder / "cleaner-offset-checkpoint").write_text(f"0\n1\nt 0 {log.cleaned_through}\n")
+    (folder / "cleaner-offset-checkpoint").write_text(f"0\n1\nt 0 {log.first_dirty_offset}\n")
     (folder / "log-start-offset-checkpoint").write_text(f"0\n1\nt 0 {log.log_start}\n")
     return folder
 
@@ -177,7 +177,7 @@ def test_random_logs_end_as_the_rules_say(seed: int, tmp_path: Path) -> None:
 
 def assert_told(topic: Topic, done: CleanResult, told: Told) -> None:
     assert done.cleaned is not None
-    assert topic.log.head().cleaned_through.tolist() == [told.end]
+    assert topic.log.head().first_dirty_offset.tolist() == [told.end]
     plan, counts = done.cleaned.plan, done.cleaned.counts
     assert (plan.first_dirty, plan.first_uncleanable, plan.ratio) == (
         told.first_dirty,
@@ -379,7 +379,7 @@ def test_small_maps_reach_the_same_in_several_passes(tmp_path: Path) -> None:
         while works := plan(topic, slots=slots):
             done = committed(topic, works[0])
             passes += 1
-            assert done.more == (int(topic.log.head().cleaned_through[0]) < 800)
+            assert done.more == (int(topic.log.head().first_dirty_offset[0]) < 800)
         assert passes == 1 if slots is None else passes > 3
         ends.append(contents(topic))
     assert ends[0] == ends[1] == ends[2]
@@ -595,7 +595,7 @@ def test_segments_below_the_log_start_are_not_named(place: CountedRoot) -> None:
     assert [file.base for file in done.files] == [(10,)]
     assert topic.log.snapshot().slices.all().base.tolist() == [10]
     assert contents(topic) == [(10, b"a", b"2"), (11, b"b", b"2")]
-    assert topic.log.head().cleaned_through.tolist() == [12]
+    assert topic.log.head().first_dirty_offset.tolist() == [12]
 
 
 def test_of_a_log_without_keys_an_empty_batch_is_left(place: CountedRoot) -> None:
@@ -612,7 +612,7 @@ def test_of_a_log_without_keys_an_empty_batch_is_left(place: CountedRoot) -> Non
     assert (base, [(batch.base, batch.last, batch.records) for batch in batches]) == (0, [(4, 5, ())])
     slices = topic.log.snapshot().slices.all()
     assert (slices.base.tolist(), slices.end.tolist(), slices.records.tolist()) == ([0], [6], [0])
-    assert topic.log.head().cleaned_through.tolist() == [6]
+    assert topic.log.head().first_dirty_offset.tolist() == [6]
 
 
 def test_a_full_index_begins_another_segment(place: CountedRoot) -> None:
@@ -715,7 +715,10 @@ def test_a_cleaner_checkpoint_beyond_the_log_end_brings_no_deleted_key_back(tmp_
         return PlainBatch(base=offset, last=offset, max_timestamp=START_MS, records=(record,))
 
     log = PlainLog(
-        [PlainSegment(0, [one(0, b"v"), one(1, None)]), PlainSegment(2, [])], log_start=0, log_end=2, cleaned_through=3
+        [PlainSegment(0, [one(0, b"v"), one(1, None)]), PlainSegment(2, [])],
+        log_start=0,
+        log_end=2,
+        first_dirty_offset=3,
     )
     place = CountedRoot("memory", tmp_path)
     topic = topic_of(place, log, PlainConfigs(min_cleanable_dirty_ratio=0.0, delete_retention_ms=0), tmp_path / "kafka")

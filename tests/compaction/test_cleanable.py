@@ -17,7 +17,7 @@ def found(one: Pass, segments: Sequence[Segment]) -> Cleanable:
     before = one.before
     return cleanable(
         segments,
-        CleanerOffsets(0, before.cleaned_through, before.log_start, before.log_end, before.last_stable),
+        CleanerOffsets(0, before.first_dirty_offset, before.log_start, before.log_end, before.last_stable),
         before.configs,
         one.now_ms,
         before.first_batch_ts,
@@ -52,7 +52,7 @@ LOG = [segment(0, 10), segment(10, 20), segment(20, 30), active(30, 35)]
 def plan(
     segments: Sequence[Segment] = LOG,
     *,
-    cleaned_through: int = 0,
+    first_dirty_offset: int = 0,
     log_start: int = 0,
     log_end: int = 35,
     last_stable: int = 35,
@@ -68,7 +68,7 @@ def plan(
     named = {name.replace("_", "."): value for name, value in configs.items()}
     return cleanable(
         segments,
-        CleanerOffsets(3, cleaned_through, log_start, log_end, last_stable),
+        CleanerOffsets(3, first_dirty_offset, log_start, log_end, last_stable),
         TopicConfigs.of({"cleanup.policy": "compact", **named}),
         now_ms,
         first_batch_ts,
@@ -103,31 +103,31 @@ def test_without_an_active_segment_the_log_end_bounds() -> None:
 
 @pytest.mark.parametrize(("cleaned", "first_dirty"), [(9, 10), (10, 10), (20, 20), (35, 35), (36, 10)])
 def test_a_checkpoint_outside_the_log_starts_over_at_the_log_start(cleaned: int, first_dirty: int) -> None:
-    assert plan(cleaned_through=cleaned, log_start=10).first_dirty == first_dirty
+    assert plan(first_dirty_offset=cleaned, log_start=10).first_dirty == first_dirty
 
 
 def test_a_segment_that_straddles_the_checkpoint_counts_as_clean_and_as_dirty() -> None:
-    mine = plan(cleaned_through=15)
+    mine = plan(first_dirty_offset=15)
     assert (mine.first_dirty, mine.clean_bytes, mine.cleanable_bytes, mine.ratio) == (15, 200, 200, 0.5)
     assert not mine.chosen, "the ratio must exceed min.cleanable.dirty.ratio"
-    assert plan(cleaned_through=15, min_cleanable_dirty_ratio=0.49).chosen
+    assert plan(first_dirty_offset=15, min_cleanable_dirty_ratio=0.49).chosen
 
 
 def test_nothing_dirty_is_not_chosen() -> None:
-    mine = plan(cleaned_through=30, min_cleanable_dirty_ratio=0)
+    mine = plan(first_dirty_offset=30, min_cleanable_dirty_ratio=0)
     assert (mine.first_uncleanable, mine.clean_bytes, mine.cleanable_bytes, mine.ratio) == (30, 300, 0, 0.0)
     assert not mine.chosen
 
 
 def test_a_checkpoint_behind_the_last_stable_offset_leaves_nothing() -> None:
-    mine = plan(cleaned_through=25, last_stable=5)
+    mine = plan(first_dirty_offset=25, last_stable=5)
     assert (mine.first_dirty, mine.first_uncleanable, mine.cleanable_bytes) == (25, 20, 0)
     assert not mine.chosen
 
 
 def test_a_gap_belongs_to_the_segment_before_it() -> None:
     log = [replace(segment(0, 10), end=6), segment(10, 20), active(20, 20)]
-    mine = plan(log, cleaned_through=8, log_end=20, last_stable=20)
+    mine = plan(log, first_dirty_offset=8, log_end=20, last_stable=20)
     assert (mine.clean_bytes, mine.cleanable_bytes) == (100, 200)
 
 
@@ -139,14 +139,14 @@ def test_min_compaction_lag_protects_from_the_first_young_segment_on(lag: int, f
 
 def test_min_compaction_lag_looks_at_dirty_segments_only() -> None:
     log = [segment(0, 10, max_ts=9999), segment(10, 20), segment(20, 30), active(30, 35)]
-    assert plan(log, min_compaction_lag_ms=100, cleaned_through=10).first_uncleanable == 30
-    assert plan(log, min_compaction_lag_ms=100, cleaned_through=9).first_uncleanable == 0
+    assert plan(log, min_compaction_lag_ms=100, first_dirty_offset=10).first_uncleanable == 30
+    assert plan(log, min_compaction_lag_ms=100, first_dirty_offset=9).first_uncleanable == 0
 
 
 @pytest.mark.parametrize(("lag", "overdue"), [(8999, True), (9000, False)])
 def test_max_compaction_lag_makes_old_dirty_data_due_whatever_the_ratio(lag: int, overdue: bool) -> None:
     asked: list[int] = []
-    mine = plan(cleaned_through=20, min_cleanable_dirty_ratio=1, max_compaction_lag_ms=lag, asked=asked)
+    mine = plan(first_dirty_offset=20, min_cleanable_dirty_ratio=1, max_compaction_lag_ms=lag, asked=asked)
     assert (mine.overdue, mine.chosen) == (overdue, overdue)
     assert asked == [20], "clean segments are not opened for it"
 
@@ -155,7 +155,7 @@ def test_overdue_needs_a_timestamp_and_something_cleanable() -> None:
     late = {"max_compaction_lag_ms": 10, "min_cleanable_dirty_ratio": 1}
     assert not plan([segment(0, 10, max_ts=-1), active(10, 35)], **late).overdue
     assert not plan([segment(0, 10, max_ts=0), active(10, 35)], **late).overdue
-    held = plan(cleaned_through=10, last_stable=10, **late)
+    held = plan(first_dirty_offset=10, last_stable=10, **late)
     assert (held.overdue, held.clean_bytes, held.cleanable_bytes) == (True, 100, 0)
     assert not held.chosen
 

@@ -192,7 +192,7 @@ def assert_told(topic: Topic, done: CleanResult, each: Pass) -> None:
     told = each.after.cleaner
     cleaned = done.cleaned
     assert cleaned is not None
-    assert topic.log.head().cleaned_through.tolist() == [told["endOffset"]]
+    assert topic.log.head().first_dirty_offset.tolist() == [told["endOffset"]]
     assert cleaned.plan.first_uncleanable == told["firstUncleanableOffset"]
     assert done.more == (told["endOffset"] < told["firstUncleanableOffset"])
     after = [(item["baseOffset"], item["size"], item["largestTimestamp"]) for item in told["segmentsAfterCleaning"]]

@@ -174,7 +174,7 @@ class Month:
             configs=self.configs,
             log_start=starts,
             log_end=self.end.copy(),
-            cleaned_through=starts,
+            first_dirty_offset=starts,
         )
         table = SliceTable(self.version, (slices,) if len(slices) else (), slices.paths, slices.txn_ids)
         return Snapshot("month", STORE, head, table)

@@ -91,7 +91,7 @@ def assert_as_kafka(each: Pass, place: CountedRoot) -> bool:
     done = cleaned_once(topic, each)
     assert (done is not None) == told["chosen"]
     if done is not None:
-        assert topic.log.head().cleaned_through.tolist() == [told["endOffset"]]
+        assert topic.log.head().first_dirty_offset.tolist() == [told["endOffset"]]
     expired(topic, each)
     head = topic.log.head()
     assert head.log_end.tolist() == [after.log_end]

@@ -38,7 +38,7 @@ class Fake:
     partitions: tuple[int, ...]
     hook: Hook
     ratio: float = 0.0
-    cleaned_through: int | None = None
+    first_dirty_offset: int | None = None
     more: bool = False
 
     @property
@@ -81,7 +81,7 @@ class Fake:
         report = WorkReport(self.op, self.topic, partition, records, records, int(found.size.sum()), 500, seconds=1.0)
         if self.op == COMPACT:
             report = replace(report, dirty_ratio=0.5)
-        return Rewrite(Edit(partition, start, end, self.cleaned_through), inputs), file, report
+        return Rewrite(Edit(partition, start, end, self.first_dirty_offset), inputs), file, report
 
 
 def nothing(*given: object) -> Sequence[Work]:
@@ -159,7 +159,7 @@ def test_each_piece_is_a_commit_in_the_order_seal_merge_clean() -> None:
                 return []
             done.add(op)
             return [
-                Fake(op, snapshot, (p,), lambda work: None, cleaned_through=5 if op == COMPACT else None)
+                Fake(op, snapshot, (p,), lambda work: None, first_dirty_offset=5 if op == COMPACT else None)
                 for p in (0, 1)
             ]
 
@@ -170,7 +170,7 @@ def test_each_piece_is_a_commit_in_the_order_seal_merge_clean() -> None:
     assert shown == ["seal t-0", "seal t-1", "merge t-0", "merge t-1", "compact t-0", "compact t-1"]
     head = topic.log.head()
     assert head.version == before + 6
-    assert head.cleaned_through.tolist() == [5, 5]
+    assert head.first_dirty_offset.tolist() == [5, 5]
     assert report.before == {0: Size(10, 200), 1: Size(10, 200)}
     first, second = report.totals()
     assert first.actions == second.actions == {"seal": 1, "merge": 1, "compact": 1}
@@ -460,7 +460,9 @@ def passes(through: Sequence[int]) -> Plans:
 
     def clean(snapshot: Snapshot, settings: Settings) -> list[Fake]:
         return (
-            [Fake(COMPACT, snapshot, (0,), lambda work: None, cleaned_through=left.pop(0), more=True)] if left else []
+            [Fake(COMPACT, snapshot, (0,), lambda work: None, first_dirty_offset=left.pop(0), more=True)]
+            if left
+            else []
         )
 
     return Plans(nothing, nothing, clean)
@@ -469,7 +471,7 @@ def passes(through: Sequence[int]) -> Plans:
 def test_a_full_map_is_followed_by_another_pass_while_passes_get_further() -> None:
     _, _, topic = place(1)
     report = compact_topic(topic, SETTINGS, InProcess(), plans=passes((3, 6, 9)))
-    assert topic.log.head().cleaned_through.tolist() == [9]
+    assert topic.log.head().first_dirty_offset.tolist() == [9]
     assert report.totals()[0].actions == {"compact": 3}
     report = compact_topic(topic, SETTINGS, InProcess(), plans=passes((9, 10)))
     assert report.totals()[0].actions == {"compact": 1}, "it took in nothing: once more would be once more for ever"
@@ -511,10 +513,10 @@ def test_the_pieces_of_all_topics_run_together_the_dirtiest_first() -> None:
     ratios = {("t", 0): 0.6, ("t", 1): 0.9, ("u", 0): 0.95, ("u", 1): 0.7}
 
     def clean(snapshot: Snapshot, settings: Settings) -> list[Fake]:
-        if snapshot.head.cleaned_through.any():
+        if snapshot.head.first_dirty_offset.any():
             return []
         return [
-            Fake(COMPACT, snapshot, (p,), lambda work: None, ratios[snapshot.topic, p], cleaned_through=1)
+            Fake(COMPACT, snapshot, (p,), lambda work: None, ratios[snapshot.topic, p], first_dirty_offset=1)
             for p in (0, 1)
         ]
 

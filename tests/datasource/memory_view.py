@@ -147,7 +147,7 @@ class MemoryView:
     def previous_partition_counts(self, topic: str) -> Sequence[int]:
         return ()
 
-    def cleaned_through(self, topic: str) -> Mapping[int, int]:
+    def first_dirty_offsets(self, topic: str) -> Mapping[int, int]:
         return {}
 
     def stored(self, ranges: Sequence[OffsetRange]) -> list[Stored]:

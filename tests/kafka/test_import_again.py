@@ -229,7 +229,7 @@ def test_what_is_new_counts_as_dirty(root: Root, tmp_path: Path) -> None:
     write_partition(tmp_path, "t-0", {6: batch(6, [b"x"])})
     (tmp_path / CLEANER_OFFSETS_FILE).write_bytes(offsets_to_bytes({("t", 0): 6}))
     import_log_dir(root, tmp_path)
-    assert root.topic("t").log.head().cleaned_through.tolist() == [3]
+    assert root.topic("t").log.head().first_dirty_offset.tolist() == [3]
 
 
 # ---------------------------------------------------------------- what no import goes on with

@@ -136,7 +136,7 @@ def test_a_log_dir_reads_as_kafkas_consumer_reads_it(fixtures: Path, root: Root,
         ), name
         assert head.log_start[number] == bounds[name]["logStartOffset"]
         assert head.log_end[number] == bounds[name]["logEndOffset"]
-        assert head.cleaned_through[number] == cleaned.get((topic_name, number), 0)
+        assert head.first_dirty_offset[number] == cleaned.get((topic_name, number), 0)
         snapshot = topic.log.snapshot()
         check_state(snapshot.head, snapshot.slices)
     assert {name for name in root.topics() if is_internal(name)} == set()
@@ -356,7 +356,7 @@ def test_a_log_ends_where_its_empty_active_segment_begins(root: Root, tmp_path: 
     head = topic.log.head()
     assert head.log_start.tolist() == [0, 0, 0]
     assert head.log_end.tolist() == [10, 7, 0]
-    assert head.cleaned_through.tolist() == [10, 7, 0]
+    assert head.first_dirty_offset.tolist() == [10, 7, 0]
     assert topic.log.snapshot().slices.all().end.tolist() == [3]
     assert topic.scan(partitions=[1], start=5).to_table().num_rows == 0
     topic.append(pa.table({"value": [b"new"] * 3, "partition": pa.array([0, 1, 2], pa.int32())}))
@@ -686,7 +686,7 @@ def test_an_import_is_one_commit_that_says_where_the_log_ends(root: Root, tmp_pa
     assert isinstance(draft, Draft)
     assert (draft.op, draft.leader_epoch, dict(draft.log_starts)) == (IMPORT, 3, {0: 4})
     after = topic.log.commit(ImportIntent(topic.log.head().topic_id, (part,))).head
-    assert (after.log_start[0], after.log_end[0], after.cleaned_through[0]) == (4, 20, 0)
+    assert (after.log_start[0], after.log_end[0], after.first_dirty_offset[0]) == (4, 20, 0)
     assert (head.version, head.log_end[0]) == (1, 9)
 
 
@@ -699,7 +699,7 @@ def test_numbers_that_nothing_protects_do_not_stop_an_import(root: Root, tmp_pat
         (tmp_path / CLEANER_OFFSETS_FILE).write_bytes(offsets_to_bytes({("t", 0): cleaned}))
         import_log_dir(root, tmp_path)
         head = root.topic("t").log.head()
-        assert (head.leader_epoch, head.cleaned_through[0]) == (2**31 - 1, expected)
+        assert (head.leader_epoch, head.first_dirty_offset[0]) == (2**31 - 1, expected)
         root.topic("t").delete()
 
 

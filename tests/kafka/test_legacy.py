@@ -307,7 +307,7 @@ def test_compaction_keeps_the_latest_old_message_of_each_key(root: Root, tmp_pat
         (5, 9, 0, b"d", b"4"),
         (6, HOUR_MS, 0, None, b"x"),
     ]
-    assert topic.log.head().cleaned_through.tolist() == [6]
+    assert topic.log.head().first_dirty_offset.tolist() == [6]
 
 
 @pytest.mark.parametrize("older_ms", [0, 999, 1000])
@@ -336,5 +336,5 @@ def test_old_tombstones_go_by_the_age_of_their_file(tmp_path: Path, older_ms: in
             root.store.delete(info.key)
             root.store.create(info.key, data)
     compact_topic(topic, Settings(now_ms=world.now_ms), InProcess())
-    assert topic.log.head().cleaned_through.tolist() == [3]
+    assert topic.log.head().first_dirty_offset.tolist() == [3]
     assert offsets(scanned(topic)) == ([1, 2] if older_ms >= 1000 else [0, 1, 2])

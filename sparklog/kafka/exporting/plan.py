@@ -100,7 +100,7 @@ class PartitionPlan:
     * `log_start`, `log_end`: the offsets that go out; `cut`: the last slice goes on after them, and is not taken whole
     * `copied`: sealed segments to copy; `written`: slices to write as segments, by segment; its `history`: all slices
       up to `log_end` where some hold batches of Kafka's producers, else None
-    * `cleaned_through`: Kafka's cleaner checkpoint, None for topics that are not compacted
+    * `first_dirty_offset`: Kafka's cleaner checkpoint, None for topics that are not compacted
     """
 
     partition: int
@@ -109,7 +109,7 @@ class PartitionPlan:
     cut: bool
     copied: tuple[PlannedSlice, ...]
     written: SealPart
-    cleaned_through: int | None
+    first_dirty_offset: int | None
 
     @property
     def nbytes(self) -> int:
@@ -166,7 +166,7 @@ def _planned(snapshot: Snapshot, partition: int, first: int | None, last: int | 
             copied.append(row)
         else:
             segments.append(sources)
-    cleaned = min(int(head.cleaned_through[partition]), end)
+    cleaned = min(int(head.first_dirty_offset[partition]), end)
     kafkas = bool((below.flags & int(SliceFlag.KAFKA_PRODUCERS)).any())
     history = planned_slices(topic, partition, below) if kafkas else None
     return PartitionPlan(
@@ -176,7 +176,7 @@ def _planned(snapshot: Snapshot, partition: int, first: int | None, last: int | 
         cut=len(rows) > 0 and int(rows.end[-1]) > end,
         copied=tuple(copied),
         written=SealPart(partition, tuple(segments), history, end),
-        cleaned_through=cleaned if configs.is_compacted and cleaned > 0 else None,
+        first_dirty_offset=cleaned if configs.is_compacted and cleaned > 0 else None,
     )
 
 

@@ -332,8 +332,8 @@ class _Export:
             self.ends[key] = None if whole else log_end
             if plan.log_start > part.first_base:
                 self.log_starts[key] = plan.log_start
-            if plan.cleaned_through is not None:
-                self.cleaned[key] = plan.cleaned_through
+            if plan.first_dirty_offset is not None:
+                self.cleaned[key] = plan.first_dirty_offset
             yield ExportedPartition(
                 partition=plan.partition,
                 log_start=plan.log_start,

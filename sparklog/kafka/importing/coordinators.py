@@ -302,7 +302,7 @@ def note_decisions(topic: Topic, before: Mapping[int, CoordinatorEntry], after: 
                     partition=partition,
                     log_start=int(head.log_start[partition]),
                     log_end=end,
-                    cleaned_through=None,
+                    first_dirty_offset=None,
                     leader_epoch=-1,
                     files=(),
                     open=tuple(after_open),

@@ -55,7 +55,7 @@ class PartitionSource:
     number: int
     folder: FilePath
     log_start: int | None
-    cleaned_through: int | None
+    first_dirty_offset: int | None
     high_watermark: int | None = None
 
 
@@ -157,7 +157,7 @@ def copy_partition(
             copies.add(name, after)
             if after is not None and copies.nbytes >= limits.import_piece_bytes and not copies.truncated:
                 yield copies.piece(after.base, None)
-    cleaned = source.cleaned_through if before.end == 0 else None
+    cleaned = source.first_dirty_offset if before.end == 0 else None
     # Batches have epochs as well.
     last_epoch = next((entry.epoch for entry in reversed(leader_epochs(source.folder))), -1)
     yield copies.piece(max(log_start, copies.next_offset), cleaned, last_epoch)
@@ -186,7 +186,7 @@ class _Copies:
         )
         self._epochs = {transaction.producer: transaction.epoch for transaction in self._reported}
 
-    def piece(self, log_end: int, cleaned_through: int | None, leader_epoch: int = -1) -> ImportedPartition:
+    def piece(self, log_end: int, first_dirty_offset: int | None, leader_epoch: int = -1) -> ImportedPartition:
         """End the current piece, and with it the log, at `log_end`."""
         was = {transaction.producer: transaction.first for transaction in self._reported}
         now = self._transactions.open
@@ -199,7 +199,7 @@ class _Copies:
             partition=self._partition,
             log_start=min(self._log_start, log_end),
             log_end=log_end,
-            cleaned_through=cleaned_through,
+            first_dirty_offset=first_dirty_offset,
             leader_epoch=max(self.leader_epoch, leader_epoch),
             files=tuple(self._files),
             open=opened,

@@ -293,7 +293,7 @@ def _check_goes_on(source: TopicSource, part: PartitionSource, taken: ImportedEn
         last_batch = None
     if last_batch == (taken.crc, taken.epoch):
         return
-    if part.cleaned_through is not None and taken.last < part.cleaned_through:
+    if part.first_dirty_offset is not None and taken.last < part.first_dirty_offset:
         epochs = reversed(leader_epochs(part.folder))
         epoch = next((entry.epoch for entry in epochs if entry.start_offset <= taken.last), None)
         if epoch is None or taken.epoch < 0 or epoch == taken.epoch:
@@ -379,7 +379,7 @@ def topic_sources(path: FilePath, topics: Sequence[str] | None) -> list[TopicSou
                 number=key[1],
                 folder=folders[key],
                 log_start=starts.get(key),
-                cleaned_through=cleaned.get(key),
+                first_dirty_offset=cleaned.get(key),
                 high_watermark=None if watermarks is None else watermarks.get(key, 0),
             )
             for key in sorted(folders)

@@ -224,7 +224,7 @@ class KafkaView:
     def previous_partition_counts(self, topic: str) -> Sequence[int]:
         return ()  # A directory has no earlier states.
 
-    def cleaned_through(self, topic: str) -> Mapping[int, int]:
+    def first_dirty_offsets(self, topic: str) -> Mapping[int, int]:
         cleaned = self._checkpoint(CLEANER_OFFSETS_FILE)
         return {number: cleaned.get((topic, number), 0) for number in self._snapshot(topic)}
 

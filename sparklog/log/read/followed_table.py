@@ -137,7 +137,7 @@ class FollowedTable(Mapping[bytes, pa.RecordBatch]):
         self._tail.refresh()
         self._looked_ms = self._view.env.boot_ms()
         changed = False
-        cleaned = self._view.cleaned_through(self.topic)
+        cleaned = self._view.first_dirty_offsets(self.topic)
         for partition, bounds in self._view.bounds(self.topic).items():
             if self._tail.positions.get(partition, bounds.log_start) < cleaned.get(partition, 0):
                 self._read_again(partition, bounds.end(READ_COMMITTED))

@@ -71,7 +71,7 @@ class NativeReadPart:
     isolation: str
     slices: PlannedSlices
     fail_on_data_loss: bool = True  # the log start has passed offsets still wanted: `NotFound`, else skip
-    cleaned_through: int | None = None  # of a table: `Conflict` if compaction went further and files are gone
+    first_dirty_offset: int | None = None  # of a table: `Conflict` if compaction went further and files are gone
     on_skipped: OnSkipped | None = None  # called with skipped ranges; must be picklable. None: raise `Corrupt`
 
     @property
@@ -93,7 +93,7 @@ class NativeReadPart:
         offsets, slices = self.range, self.slices
         place = offsets.topic, offsets.partition, offsets.start, offsets.end
         content = len(slices), slices.paths, slices.hidden
-        policy = self.fail_on_data_loss, self.cleaned_through, self.on_skipped
+        policy = self.fail_on_data_loss, self.first_dirty_offset, self.on_skipped
         return self.topic_id, place, self.isolation, content, policy
 
     def read(self, columns: Sequence[str], *, batch_bytes: int = BATCH_BYTES) -> Iterator[pa.RecordBatch]:
@@ -110,7 +110,7 @@ class NativeReadPart:
             raise NotFound(
                 f"topic {name} was deleted and created again while it was read: start again from the new one"
             )
-        if self.cleaned_through is not None and int(head.cleaned_through[partition]) > self.cleaned_through:
+        if self.first_dirty_offset is not None and int(head.first_dirty_offset[partition]) > self.first_dirty_offset:
             raise Conflict(f"{name}-{partition} was compacted while its table was read: read it again")
         log_start = int(head.log_start[partition])
         if log_start > start:

@@ -52,8 +52,8 @@ class SnapshotView:
     def previous_partition_counts(self, topic: str) -> Sequence[int]:
         return self.snapshots[topic].head.previous_partition_counts
 
-    def cleaned_through(self, topic: str) -> Mapping[int, int]:
-        return dict(enumerate(self.snapshots[topic].head.cleaned_through.tolist()))
+    def first_dirty_offsets(self, topic: str) -> Mapping[int, int]:
+        return dict(enumerate(self.snapshots[topic].head.first_dirty_offset.tolist()))
 
     def stored(self, ranges: Sequence[OffsetRange]) -> list[Stored]:
         self._measured = select_ranges(self.snapshots, ranges)

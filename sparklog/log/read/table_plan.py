@@ -63,11 +63,11 @@ def plan_table(
 ) -> list[PartitionTable]:
     """Plan the table of a topic's partitions (None: all), those without records left out. Raises as `table_ranges`."""
     ranges = [offsets for offsets in table_ranges(view, topic, as_of, partitions) if offsets.start < offsets.end]
-    cleaned = view.cleaned_through(topic)
+    cleaned = view.first_dirty_offsets(topic)
     tables = []
     for part, held in zip(view.plan(ranges, READ_COMMITTED), view.stored(ranges), strict=True):
         if isinstance(part, NativeReadPart):
-            part = replace(part, cleaned_through=cleaned.get(part.range.partition, 0))
+            part = replace(part, first_dirty_offset=cleaned.get(part.range.partition, 0))
         tables.append(PartitionTable(part, cuts_of(held)))
     return tables
 
@@ -86,7 +86,7 @@ def table_ranges(
             ends[partition] = _checked_offset(topic, partition, offset, check_partition(topic, partition, bounds))
     elif as_of is not None:
         ends |= _ends_at(view, topic, _milliseconds(as_of), {partition: bounds[partition] for partition in numbers})
-    cleaned = view.cleaned_through(topic)
+    cleaned = view.first_dirty_offsets(topic)
     for partition, end in ends.items():
         if bounds[partition].log_start < end < cleaned.get(partition, 0):
             raise NotFound(

@@ -103,12 +103,12 @@ class RemovedSlices:
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Offsets `[start, end)` of a partition are rewritten; compacted below `cleaned_through` (None: as before)."""
+    """Offsets `[start, end)` of a partition are rewritten; compacted below `first_dirty_offset` (None: as before)."""
 
     partition: int
     start: int
     end: int
-    cleaned_through: int | None = None
+    first_dirty_offset: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +248,7 @@ EDIT_JSON = Document(
     Edit,
     Member("partition", PARTITION),
     *members(whole(0), "start", "end"),
-    Member("cleanedThrough", whole(0), nullable=True),
+    Member("cleanedThrough", whole(0), "first_dirty_offset", nullable=True),
     check=lambda item, edit: item.integer("end", edit.start),
 )
 TXN_JSON = Document(

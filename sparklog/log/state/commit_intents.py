@@ -24,7 +24,7 @@ an `UpkeepIntent` has rules alone (what has expired by now), and holds for which
 
 An import brings whole partitions, or the next piece of each, at their offsets in Kafka. It alone may leave gaps and say
 where a log ends, because Kafka's logs can end after their last record. So each partition that it takes from has an edit
-without inputs: its range is what is new of the log, its `cleaned_through` Kafka's cleaner checkpoint.
+without inputs: its range is what is new of the log, its `first_dirty_offset` Kafka's cleaner checkpoint.
 """
 
 from __future__ import annotations
@@ -324,7 +324,7 @@ class ImportedPartition:
     partition: int
     log_start: int
     log_end: int
-    cleaned_through: int | None  # compacted below it (None: never, or what was taken before is not)
+    first_dirty_offset: int | None  # compacted below it (None: never, or what was taken before is not)
     leader_epoch: int
     files: tuple[FileSlices, ...]  # with the base of each slice, in offset order; the first may begin before the log
     open: tuple[KafkaOpen, ...] = ()  # transactions that no marker up to `log_end` ends
@@ -334,7 +334,7 @@ class ImportedPartition:
 
     def edit(self) -> Edit:
         start = min([max(self.log_start, self.since), *(base for file in self.files for base in file.base)])
-        cleaned = self.cleaned_through
+        cleaned = self.first_dirty_offset
         if cleaned is not None and not 0 <= cleaned <= self.log_end:
             # The log has lost its end, or the number is damaged: as in Kafka, all of it counts as dirty. Taken for
             # clean, a tombstone in it would one day go without the values that it hides.

@@ -90,7 +90,7 @@ class Head:
     configs: TopicConfigs = field(default_factory=TopicConfigs)
     log_start: Offsets = field(default_factory=lambda: NO_PARTITIONS)
     log_end: Offsets = field(default_factory=lambda: NO_PARTITIONS)
-    cleaned_through: Offsets = field(default_factory=lambda: NO_PARTITIONS)
+    first_dirty_offset: Offsets = field(default_factory=lambda: NO_PARTITIONS)
     previous_partition_counts: tuple[int, ...] = ()
     open: tuple[Prepare, ...] = ()
     kafka_open: tuple[KafkaOpen, ...] = ()
@@ -215,7 +215,7 @@ def _check_partitions(item: Fields, head: Head) -> None:
     n = head.partitions
     if n > MAX_PARTITIONS:
         raise item.bad("logEnd", f"at most {MAX_PARTITIONS} partitions")
-    for name, offsets in (("logStart", head.log_start), ("cleanedThrough", head.cleaned_through)):
+    for name, offsets in (("logStart", head.log_start), ("cleanedThrough", head.first_dirty_offset)):
         if len(offsets) != n:
             raise item.bad(name, f"a list of {n} whole numbers")
     named = [partition for prepare in head.open for partition in (*prepare.first, *prepare.end)]
@@ -247,7 +247,8 @@ HEAD_JSON = Document(
     Member("deleted", BOOLEAN),
     Member("leaderEpoch", whole(0)),
     Member("configs", CONFIGS),
-    *members(OFFSETS, "logStart", "logEnd", "cleanedThrough"),
+    *members(OFFSETS, "logStart", "logEnd"),
+    Member("cleanedThrough", OFFSETS, "first_dirty_offset"),
     Member("earlierPartitions", wholes(1, MAX_PARTITIONS), "previous_partition_counts", optional=True),
     Member("open", objects_of(PREPARE_JSON)),
     Member("kafkaOpen", objects_of(KAFKA_OPEN_JSON), optional=True),
@@ -289,7 +290,7 @@ def _change(head: Head, commit: Commit, changes: dict[str, Any]) -> None:
     changes["log_start"], changes["log_end"] = start, end
     changes["open"] = _forget(prepares, start) if commit.log_starts else prepares
     if commit.partitions is not None or commit.edits:
-        changes["cleaned_through"] = _cleaned_through(_longer(head.cleaned_through, len(end)), commit.edits)
+        changes["first_dirty_offset"] = _cleaned_through(_longer(head.first_dirty_offset, len(end)), commit.edits)
     if commit.previous_partition_counts:
         changes["previous_partition_counts"] = commit.previous_partition_counts
     if commit.configs:
@@ -333,8 +334,8 @@ def _cleaned_through(cleaned: Offsets, edits: Sequence[Edit]) -> Offsets:
         return cleaned
     cleaned = cleaned.copy()
     for edit in edits:
-        if edit.cleaned_through is not None:
-            cleaned[edit.partition] = max(cleaned[edit.partition], edit.cleaned_through)
+        if edit.first_dirty_offset is not None:
+            cleaned[edit.partition] = max(cleaned[edit.partition], edit.first_dirty_offset)
     return _frozen(cleaned)
 
 

@@ -232,7 +232,7 @@ class PinnedView(Protocol):
     def previous_partition_counts(self, topic: str) -> Sequence[int]:
         """The numbers of partitions that the topic had before, growing, as far as is known."""
 
-    def cleaned_through(self, topic: str) -> Mapping[int, int]:
+    def first_dirty_offsets(self, topic: str) -> Mapping[int, int]:
         """Return per partition the offset below which compaction keeps the latest record of each key, if any does."""
 
     def stored(self, ranges: Sequence[OffsetRange]) -> list[Stored]:

@@ -93,7 +93,7 @@ class CloneIntent:
         for file in self.files:
             for partition, base in zip(file.partition, file.base, strict=True):
                 firsts[partition] = min(base, firsts.get(partition, base))
-        starts, ends, cleaned = source.log_start.tolist(), source.log_end.tolist(), source.cleaned_through.tolist()
+        starts, ends, cleaned = source.log_start.tolist(), source.log_end.tolist(), source.first_dirty_offset.tolist()
         edits = [
             Edit(p, min(starts[p], firsts.get(p, starts[p])), ends[p], cleaned[p] or None)
             for p in range(source.partitions)

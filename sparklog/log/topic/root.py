@@ -457,8 +457,8 @@ class RootView:
     def previous_partition_counts(self, topic: str) -> Sequence[int]:
         return self._with([topic]).previous_partition_counts(topic)
 
-    def cleaned_through(self, topic: str) -> Mapping[int, int]:
-        return self._with([topic]).cleaned_through(topic)
+    def first_dirty_offsets(self, topic: str) -> Mapping[int, int]:
+        return self._with([topic]).first_dirty_offsets(topic)
 
     def stored(self, ranges: Sequence[OffsetRange]) -> list[Stored]:
         return self._with(offsets.topic for offsets in ranges).stored(ranges)

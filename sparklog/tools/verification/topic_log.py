@@ -342,7 +342,7 @@ class _Replay:
             check_state(head, table)
         except Corrupt as error:
             log.findings.append(Finding.of(STATE, error, commit_key(self.name, head.version)))
-        if (head.cleaned_through > head.log_end).any():
+        if (head.first_dirty_offset > head.log_end).any():
             self.log.report(STATE, commit_key(self.name, head.version), "a partition is compacted beyond its log end")
         named.add(table.all())
         for version, commit in self.added.items():

@@ -172,7 +172,7 @@ def test_checkpoints_of_topics_in_all_states(exported: Exported) -> None:
     ends = {(n, p): int(head.last_stable()[p]) for n, head in heads.items() for p in range(head.partitions)}
     assert parse_offsets((out / HIGH_WATERMARKS_FILE).read_bytes()) == ends
     cleaned = parse_offsets((out / CLEANER_OFFSETS_FILE).read_bytes())
-    assert cleaned == {("compacted", p): int(heads["compacted"].cleaned_through[p]) for p in (0, 1)}
+    assert cleaned == {("compacted", p): int(heads["compacted"].first_dirty_offset[p]) for p in (0, 1)}
     assert all(cleaned.values())
     assert parse_offsets((out / LOG_STARTS_FILE).read_bytes())["moved", 0] == 333
     for folder in (path for path in out.iterdir() if path.is_dir()):

@@ -176,7 +176,7 @@ def check_then(history: History) -> int:
     rng, topic = history.rng, history.topic
     view = RootView(topic.root)
     bounds = view.bounds("a")
-    cleaned = view.cleaned_through("a")
+    cleaned = view.first_dirty_offsets("a")
     as_of: AsOf
     if rng.random() < 0.5:
         as_of = {p: rng.randint(each.log_start, each.last_stable) for p, each in bounds.items()}

@@ -89,7 +89,7 @@ def compacted(world: TopicsWorld) -> Topic:
     world.now_ms += DAY_MS
     (report,) = sparklog.compact(topic.root, topics=["a"], roll=True, now_ms=world.now_ms)
     assert not report.failures
-    assert RootView(topic.root).cleaned_through("a") == {0: 4, 1: 0}
+    assert RootView(topic.root).first_dirty_offsets("a") == {0: 4, 1: 0}
     topic.append(keyed_rows(("a", "5"), ("b", "6"), partition=0))
     return topic
 

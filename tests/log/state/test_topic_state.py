@@ -134,7 +134,7 @@ def test_cleaned_through_never_goes_back() -> None:
     chain.append((0, 20))
     chain.add(op=COMPACT, edits=(Edit(0, 0, 10, 10),))
     chain.add(op=COMPACT, edits=(Edit(0, 0, 5, 5), Edit(1, 0, 0, None)))
-    assert chain.head.cleaned_through.tolist() == [10, 0]
+    assert chain.head.first_dirty_offset.tolist() == [10, 0]
 
 
 def test_the_registry_follows_writers() -> None:

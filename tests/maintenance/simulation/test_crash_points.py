@@ -149,7 +149,7 @@ def picture(run: Run) -> tuple[object, ...]:
         )
         for row in range(len(rows))
     ]
-    ends = head.log_start.tolist(), head.log_end.tolist(), head.cleaned_through.tolist(), head.last_stable().tolist()
+    ends = head.log_start.tolist(), head.log_end.tolist(), head.first_dirty_offset.tolist(), head.last_stable().tolist()
     records: Rows = rows_of(run.outsider("looks").topic(TOPIC).scan(columns=COLUMNS))
     return slices, ends, records
 

@@ -160,7 +160,7 @@ def same(run: Run, snapshot: Snapshot) -> None:
     pairs: list[tuple[str, object, object]] = [
         ("log start", tuple(head.log_start.tolist()), state.log_start),
         ("log end", tuple(head.log_end.tolist()), state.log_end),
-        ("cleaned through", tuple(head.cleaned_through.tolist()), records.cleaned),
+        ("cleaned through", tuple(head.first_dirty_offset.tolist()), records.cleaned),
         ("last stable", tuple(head.last_stable().tolist()), tuple(map(records.stable, range(head.partitions)))),
         ("floor", head.floor, state.floor),
         ("holds", {name: (hold.version, hold.expires_ms) for name, hold in head.holds.items()}, dict(records.holds)),
@@ -494,7 +494,7 @@ class Watched:
             model.passes[file.path] = now_ms
         for rewrite in done.rewrites:
             edit = rewrite.edit
-            model.empty_passes[edit.partition, edit.start, edit.end, edit.cleaned_through] = now_ms
+            model.empty_passes[edit.partition, edit.start, edit.end, edit.first_dirty_offset] = now_ms
         return done
 
 

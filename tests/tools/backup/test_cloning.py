@@ -58,7 +58,7 @@ class TestWhatItShows:
         assert ours.topic_id == found.topic_id != theirs.topic_id
         assert ours.configs.explicit == theirs.configs.explicit
         assert ours.log_end.tolist() == theirs.log_end.tolist() == list(found.log_ends)
-        assert ours.cleaned_through.tolist() == theirs.cleaned_through.tolist() != [0, 0]
+        assert ours.first_dirty_offset.tolist() == theirs.first_dirty_offset.tolist() != [0, 0]
         assert ours.leader_epoch == theirs.leader_epoch + 1
         assert found.files == len(shared(root, "b")) > 0
 

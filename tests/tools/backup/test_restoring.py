@@ -42,7 +42,7 @@ class TestTheCut:
             ours, theirs = root.topic(name).log.head(), world.root().topic(name).log.head()
             assert ours.topic_id == theirs.topic_id
             assert ours.configs.explicit == theirs.configs.explicit
-            assert ours.cleaned_through.tolist() == theirs.cleaned_through.tolist()
+            assert ours.first_dirty_offset.tolist() == theirs.first_dirty_offset.tolist()
             assert ours.leader_epoch == theirs.leader_epoch + 1
             assert not ours.holds
             assert not world.root().topic(name).log.head().holds
