@@ -32,7 +32,7 @@ from sparklog.limits import DEFAULT_TRANSACTION_TIMEOUT_MS
 from sparklog.log.journal.clocks import SYSTEM, Moment
 from sparklog.log.journal.entry_log import KEEP_MS, EntryLog, Step
 from sparklog.log.journal.names import commit_key
-from sparklog.log.journal.numbered_objects import Place
+from sparklog.log.journal.numbered_objects import EntryRef
 from sparklog.log.journal.seen_state import Advance, RootAccess
 from sparklog.log.state.commit import Resolved, Txn
 from sparklog.log.state.commit_log import CommitLog
@@ -162,7 +162,7 @@ class DecisionLog(EntryLog["Decisions"]):
 
         return kept_entry(self._root, self.id)
 
-    def _packed(self) -> Place | None:
+    def _packed(self) -> EntryRef | None:
         """Return the place of the entry in the register: it and those before it may be deleted."""
         kept = self._newest_kept()
         return None if kept is None or kept.crc is None else (kept.number, kept.crc)

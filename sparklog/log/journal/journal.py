@@ -30,7 +30,14 @@ from sparklog.format import crc32c
 from sparklog.log.journal.clocks import Moment
 from sparklog.log.journal.documents import peek_commit_id
 from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, log_folder, numbers_below
-from sparklog.log.journal.numbered_objects import NOTHING_SEEN, STALE_MS, Answer, Basis, NumberedObjects, Sight
+from sparklog.log.journal.numbered_objects import (
+    NOTHING_READ,
+    STALE_MS,
+    CreateResult,
+    Expected,
+    NumberedObjects,
+    ReadAhead,
+)
 from sparklog.log.journal.seen_state import Advance, E, RootAccess, S, SeenState
 from sparklog.storage.retries import Backoff
 
@@ -140,7 +147,7 @@ class Journal(ABC, Generic[S, E, D]):
         if data is None:
             return self._publish(self._polled(base, seen)).state
         # The newest one was seen no later than before.
-        return self._take_in(base, Sight((data,), True), base.seen).newest.state
+        return self._take_in(base, ReadAhead((data,), True), base.seen).newest.state
 
     def look(self) -> Moment | None:
         """Read on to the newest state. Return when the root was seen to be the one opened, if that cost no time."""
@@ -176,7 +183,9 @@ class Journal(ABC, Generic[S, E, D]):
             self._newest = newer
         return newer
 
-    def _take_in(self, base: SeenState[S], sight: Sight = NOTHING_SEEN, seen: Moment | None = None) -> Advance[S, E]:
+    def _take_in(
+        self, base: SeenState[S], sight: ReadAhead = NOTHING_READ, seen: Moment | None = None
+    ) -> Advance[S, E]:
         """Read on from a state (`sight`: seen of the next entries, after `seen`); if too old by then, open again."""
         # Where the sight ends before the first missing number, the state is the newest as of the requests below.
         seen = seen if seen is not None and sight.is_all else self.env.now()
@@ -425,19 +434,19 @@ class Journal(ABC, Generic[S, E, D]):
             reached("journal: a writer stalled before its create")
             return self._reopen()
         number, title = base.state.number + 1, f"commit {entry.commit_id} to {self.title}"
-        basis = Basis(base.seen, entry.prev_crc, root_seen, base.earlier, base.checked)
+        basis = Expected(base.seen, entry.prev_crc, root_seen, base.earlier, base.checked)
         try:
             answer, sight = self._numbered.create(number, data, entry.commit_id, basis)
         except Unavailable as error:
             raise Unavailable(f"{title}: {error}", is_denied=error.is_denied, is_unknown=not error.is_denied) from error
-        if answer is Answer.STALLED or not sight.objects:
+        if answer is CreateResult.UNKNOWN or not sight.objects:
             reached("journal: a writer stalled during its create")
             try:
                 return self._trace(entry, number, repeatable)
             except (Corrupt, Unavailable) as error:
                 message = f"{title} stalled for over an hour and its outcome is unknown: {error}"
                 raise Unavailable(f"{message}; look before you write again", is_unknown=True) from error
-        if answer is Answer.OURS:
+        if answer is CreateResult.CREATED:
             # An earlier attempt at this number, drawn up before a stall, may have landed late: what was stored counts.
             stored = sight.objects[0]
             if stored != data:

@@ -62,16 +62,16 @@ REPLACED = (
 )
 
 
-class Answer(Enum):
-    """The outcome of a create. `STALLED`: after so long, the number may have been used and collected before."""
+class CreateResult(Enum):
+    """The outcome of a create. `UNKNOWN`: after so long, the number may have been used and collected before."""
 
-    OURS = "ours"
-    LOST = "lost"
-    STALLED = "stalled"
+    CREATED = "created"
+    CONFLICT = "conflict"
+    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class ReadAhead:
     """Answers to several requests, which were made at once on a store with round trips."""
 
     objects: tuple[bytes, ...] = ()  # from a number on, as far as they were read
@@ -80,19 +80,19 @@ class Sight:
     root_seen: bool = False  # the root was seen to be the one that was opened
 
 
-NOTHING_SEEN = Sight()
-Place = tuple[int, int]
+NOTHING_READ = ReadAhead()
+EntryRef = tuple[int, int]
 """The number of an object, and the CRC-32C with which this process knows it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Basis:
+class Expected:
     """The state that a new object is made after."""
 
     seen: Moment  # when the newest number was last seen to be the one before
     crc: int | None  # the CRC-32C of that one; None: there is none
     root_seen: bool = False  # the root was seen to be the one that was opened, a moment ago
-    earlier: Place | None = None  # must be there as well, else the objects that were read after it are taken back
+    earlier: EntryRef | None = None  # must be there as well, else the objects that were read after it are taken back
     checked: Moment | None = None  # when it was last known that no later number existed; None: when it was seen
 
 
@@ -107,7 +107,7 @@ class NumberedObjects:
     prefix: str
     env: Env
     root_id: str | None = None
-    packed: Callable[[], Place | None] = field(default=lambda: None, compare=False, repr=False)
+    packed: Callable[[], EntryRef | None] = field(default=lambda: None, compare=False, repr=False)
     _unsettled: set[int] = field(default_factory=set, compare=False, repr=False)
     """The newest number that was read here, and whose name a power loss might still take."""
     _created: dict[int, tuple[int, str]] = field(default_factory=dict, compare=False, repr=False)
@@ -212,7 +212,7 @@ class NumberedObjects:
         """True on a store with round trips, where several requests at once take little longer than one."""
         return self.store.parallel_reads > 1
 
-    def look(self, number: int) -> Sight:
+    def look(self, number: int) -> ReadAhead:
         """Read all objects from `number` on, and look whether the root is the one that was opened, at once."""
 
         def ask(place: int | None) -> list[bytes] | bool:
@@ -221,14 +221,14 @@ class NumberedObjects:
         try:
             objects, root_seen = ask_each(self.store, ask, (number, None))
         except Unavailable:
-            return NOTHING_SEEN
-        return Sight(tuple(objects) if isinstance(objects, list) else (), True, None, root_seen is True)
+            return NOTHING_READ
+        return ReadAhead(tuple(objects) if isinstance(objects, list) else (), True, None, root_seen is True)
 
-    def _look_after_create(self, number: int) -> Sight:
+    def _look_after_create(self, number: int) -> ReadAhead:
         """Read the number; on a store with round trips at the same time what a loser needs before its next attempt."""
         if not self.is_remote:
             stored = self.read(number)
-            return NOTHING_SEEN if stored is None else Sight((stored,))
+            return NOTHING_READ if stored is None else ReadAhead((stored,))
         later = range(number + 1, number + 1 + LOSER_READS)
         places = (number, *later, *range(max(number - 1, 0), number), None)
         answers = dict(zip(places, ask_each(self.store, self._seen, places), strict=True))
@@ -239,7 +239,7 @@ class NumberedObjects:
             objects.append(data)
         earlier = answers.get(number - 1)
         is_all = answers.get(number + len(objects), False) is None
-        return Sight(tuple(objects), is_all, earlier if isinstance(earlier, bytes) else None, answers[None] is True)
+        return ReadAhead(tuple(objects), is_all, earlier if isinstance(earlier, bytes) else None, answers[None] is True)
 
     def _seen(self, place: int | None) -> bytes | bool | None:
         """Return an object or, for None, whether the root is the one that was opened; False if that is not known."""
@@ -257,7 +257,7 @@ class NumberedObjects:
             self.store.settle(self.key(number))
             self._unsettled.discard(number)
 
-    def create(self, number: int, data: bytes, commit_id: str, basis: Basis) -> tuple[Answer, Sight]:
+    def create(self, number: int, data: bytes, commit_id: str, basis: Expected) -> tuple[CreateResult, ReadAhead]:
         """Create a number; also return what was read of the object there now and of those around it.
 
         A lost answer is looked up by `commit_id`, the one in `data`; if no whole object is there, the same number is
@@ -275,40 +275,42 @@ class NumberedObjects:
             if self.env.elapsed_ms(basis.seen) > STALE_MS:
                 # Whichever object is there: ours may have come first and been collected, and another sleeper's after.
                 self._check_root(number, unknown=True)
-                return Answer.STALLED, sight
+                return CreateResult.UNKNOWN, sight
             answer = _concluded(sight, data, commit_id)
             if answer is None and backoff.is_over():
                 if not sight.objects:
                     raise self._unknown(number, failure)
                 # Ours would have a commit id by now.
-                answer = Answer.LOST
+                answer = CreateResult.CONFLICT
             if answer is not None:
                 return self._acknowledged(answer, sight, number, commit_id, basis), sight
             backoff.sleep()
 
-    def _attempt(self, number: int, data: bytes, root_seen: bool, *, is_first: bool) -> tuple[Sight, str]:
+    def _attempt(self, number: int, data: bytes, root_seen: bool, *, is_first: bool) -> tuple[ReadAhead, str]:
         """Create a number, and read the object that is there; also return why that is unclear if none was read."""
         try:
             if not root_seen:
                 self._check_root(number, unknown=not is_first)
             created = self.store.create(self.key(number), data)
-            return Sight((data,)) if created else self._look_after_create(number), "it exists and cannot be read"
+            return ReadAhead((data,)) if created else self._look_after_create(number), "it exists and cannot be read"
         except Unavailable as error:
             try:
                 stored = self.read(number)
             except Unavailable:
-                return NOTHING_SEEN, str(error)
+                return NOTHING_READ, str(error)
             if error.is_denied and stored is None and is_first:
                 raise Unavailable(f"{error}; nothing was written", is_denied=True) from error
-            return NOTHING_SEEN if stored is None else Sight((stored,)), str(error)
+            return NOTHING_READ if stored is None else ReadAhead((stored,)), str(error)
 
-    def _acknowledged(self, answer: Answer, sight: Sight, number: int, commit_id: str, basis: Basis) -> Answer:
+    def _acknowledged(
+        self, answer: CreateResult, sight: ReadAhead, number: int, commit_id: str, basis: Expected
+    ) -> CreateResult:
         """Return the answer once the objects around `number` agree with it: see the module."""
-        if answer is Answer.LOST and sight.before is not None and crc32c.crc32c(sight.before) == basis.crc:
+        if answer is CreateResult.CONFLICT and sight.before is not None and crc32c.crc32c(sight.before) == basis.crc:
             return answer
         stored = sight.objects[0]
         answer = self._confirm(answer, number, stored, commit_id, basis)
-        if answer is Answer.OURS:
+        if answer is CreateResult.CREATED:
             self._remember(number, crc32c.crc32c(stored), commit_id)
         return answer
 
@@ -383,14 +385,16 @@ class NumberedObjects:
                     raise
         raise Unavailable(f"{ROOT_KEY} of {self.store.location} is listed and cannot be read; try again later")
 
-    def _confirm(self, answer: Answer, number: int, stored: bytes, commit_id: str, basis: Basis) -> Answer:
+    def _confirm(
+        self, answer: CreateResult, number: int, stored: bytes, commit_id: str, basis: Expected
+    ) -> CreateResult:
         """Return the answer once the object before `number` is seen; else `Fenced`, and ours is taken back.
 
         The loser looks as well: the winner may be another process that has outlived the root, and takes it back.
         If ours may have been created in a gap, also check the object after it (`_check_next`).
         """
-        is_ours = answer is Answer.OURS
-        places: list[Place] = [] if basis.crc is None else [(number - 1, basis.crc)]
+        is_ours = answer is CreateResult.CREATED
+        places: list[EntryRef] = [] if basis.crc is None else [(number - 1, basis.crc)]
         if places and is_ours and basis.earlier is not None and basis.earlier[0] < number - 1:
             places.append(basis.earlier)
         must_check = is_ours and self.env.elapsed_ms(basis.checked or basis.seen) > SOON_MS
@@ -405,7 +409,7 @@ class NumberedObjects:
             ]
         for place in places:
             if self._is_uncertain(number, place, commit_id, basis.seen):
-                return Answer.STALLED
+                return CreateResult.UNKNOWN
         if must_check:
             self._check_next(number, stored)
         return answer
@@ -460,7 +464,7 @@ class NumberedObjects:
         following = self.read(number + 1)
         return following is not None and follows(following, crc)
 
-    def _is_uncertain(self, number: int, place: Place, commit_id: str, seen: Moment) -> bool:
+    def _is_uncertain(self, number: int, place: EntryRef, commit_id: str, seen: Moment) -> bool:
         """True if it took too long to see an object before `number`: it may have been collected since."""
         (earlier, crc), others = place, 0
         backoff: Backoff | None = None
@@ -577,12 +581,12 @@ class NumberedObjects:
         return contradiction(self.store, self.env, what, lost)
 
 
-def _concluded(sight: Sight, data: bytes, commit_id: str) -> Answer | None:
+def _concluded(sight: ReadAhead, data: bytes, commit_id: str) -> CreateResult | None:
     """Return whose object is there; None if there is none yet, or one whose commit id cannot be read."""
     if not sight.objects:
         return None
     stored = sight.objects[0]
     if stored is data:
-        return Answer.OURS
+        return CreateResult.CREATED
     stored_id = peek_commit_id(stored)
-    return None if stored_id is None else Answer.OURS if stored_id == commit_id else Answer.LOST
+    return None if stored_id is None else CreateResult.CREATED if stored_id == commit_id else CreateResult.CONFLICT

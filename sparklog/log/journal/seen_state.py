@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from sparklog.log.journal.clocks import ClockGuard, Env, Moment
-from sparklog.log.journal.numbered_objects import Place
+from sparklog.log.journal.numbered_objects import EntryRef
 from sparklog.storage.store import Store
 
 
@@ -58,7 +58,7 @@ class SeenState(Generic[S]):
     checked: Moment  # when it was last known that no later number existed; a poll looks only at the next one
     checkpoint: int = -1  # number of the newest one known
     tail_bytes: int = 0  # of the entries since
-    earlier: Place | None = None  # the entry before the last ones, where it was not seen after them
+    earlier: EntryRef | None = None  # the entry before the last ones, where it was not seen after them
 
 
 @dataclass(frozen=True, slots=True)

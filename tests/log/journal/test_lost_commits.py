@@ -15,7 +15,7 @@ from sparklog.log.decisions.decision import BY_OWNER
 from sparklog.log.journal import probe_results
 from sparklog.log.journal.documents import encode, peek_commit_id
 from sparklog.log.journal.names import commit_key
-from sparklog.log.journal.numbered_objects import Answer, Basis, NumberedObjects
+from sparklog.log.journal.numbered_objects import CreateResult, Expected, NumberedObjects
 from sparklog.log.topic.root import Root, open_root
 from sparklog.storage.memory import MemoryStore
 from sparklog.testing.world import HOUR_MS, World
@@ -161,8 +161,8 @@ def test_two_threads_of_one_process_that_are_both_told() -> None:
     root = open_root(store, create=True, env=world.env())
     numbered = NumberedObjects(store, "x", root.env, root.id)
     store.last_wins = False
-    basis = Basis(root.env.now(), None)
-    assert numbered.create(0, b'{"commitId":"one"}', "one", basis)[0] is Answer.OURS
+    basis = Expected(root.env.now(), None)
+    assert numbered.create(0, b'{"commitId":"one"}', "one", basis)[0] is CreateResult.CREATED
     with pytest.raises(Fenced, match=LIES):
         numbered.create(0, b'{"commitId":"two"}', "two", basis)
 
@@ -211,12 +211,12 @@ def test_an_entry_that_a_cache_hides_is_not_taken_back() -> None:
     names = ("zero", "one", "other")
     zero, one, other = (encode({"format": 1, "readFeatures": [], "commitId": name}) for name in names)
     winner = NumberedObjects(store, "x", root.env, root.id)
-    winner.create(0, zero, "zero", Basis(root.env.now(), None))
-    winner.create(1, one, "one", Basis(root.env.now(), None))
+    winner.create(0, zero, "zero", Expected(root.env.now(), None))
+    winner.create(1, one, "one", Expected(root.env.now(), None))
     store.hidden = winner.key(1)
     outlived = NumberedObjects(store, "x", root.env, root.id)
     with pytest.raises(Unavailable, match="it is listed and cannot be read; delete it"):
-        outlived.create(1, other, "other", Basis(root.env.now(), 7))
+        outlived.create(1, other, "other", Expected(root.env.now(), 7))
     store.hidden = ""
     assert store.get(winner.key(1)) == one
 
@@ -234,10 +234,10 @@ def test_what_was_read_after_an_entry_counts_only_while_that_entry_is_here(looks
     for number, data in enumerate((here, outlived)):
         store.create(numbered.key(number), data)
     earlier = (0, crc32c.crc32c(before)) if looks else None
-    basis = Basis(root.env.now(), crc32c.crc32c(outlived), earlier=earlier)
+    basis = Expected(root.env.now(), crc32c.crc32c(outlived), earlier=earlier)
     if looks:
         with pytest.raises(Fenced, match=r"00\.json in memory:test is not what .* was taken back"):
             numbered.create(2, ours, "ours", basis)
     else:
-        assert numbered.create(2, ours, "ours", basis)[0] is Answer.OURS
+        assert numbered.create(2, ours, "ours", basis)[0] is CreateResult.CREATED
     assert (numbered.read(2) is None) == looks

@@ -9,7 +9,7 @@ import pytest
 from sparklog.errors import Corrupt, Fenced, Unavailable
 from sparklog.format import crc32c
 from sparklog.log.journal.documents import encode
-from sparklog.log.journal.numbered_objects import Answer, Basis, NumberedObjects
+from sparklog.log.journal.numbered_objects import CreateResult, Expected, NumberedObjects
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.retries import SETTLE_MS
 from sparklog.storage.store import Store
@@ -60,10 +60,10 @@ class Case:
     def remove(self, number: int) -> None:
         MemoryStore.delete(self.store, self.numbered().key(number))
 
-    def write(self, number: int, data: bytes, after: bytes, looked_ms: int = 0) -> Answer:
+    def write(self, number: int, data: bytes, after: bytes, looked_ms: int = 0) -> CreateResult:
         """A writer creates an entry after the one that it saw so many ms ago."""
         numbered = self.numbered()
-        basis = Basis(numbered.env.now(), crc32c.crc32c(after))
+        basis = Expected(numbered.env.now(), crc32c.crc32c(after))
         self.world.now_ms += looked_ms
         name = {ONE: "one", TWO: "two"}[data]
         return numbered.create(number, data, name, basis)[0]
@@ -94,8 +94,8 @@ def test_a_client_that_adds_its_own_entry_to_an_old_listing_does_not_take_it_bac
     numbered = case.numbered(NameCachingStore(case.store, case.world.clock, folder_ms=60_000))
     assert numbered.listed(-1) == [0]
     case.other(1, ONE)
-    answer, _ = numbered.create(2, TWO, "two", Basis(numbered.env.now(), crc32c.crc32c(ONE)))
-    assert answer is Answer.OURS
+    answer, _ = numbered.create(2, TWO, "two", Expected(numbered.env.now(), crc32c.crc32c(ONE)))
+    assert answer is CreateResult.CREATED
     assert case.there(2) == TWO
     assert 60_000 <= case.world.now_ms - START_MS < SETTLE_MS
 
@@ -150,7 +150,7 @@ def test_an_entry_stays_if_the_next_one_was_of_a_process_that_has_outlived_the_r
     case = Case(ZERO)
     case.other(2, AFTER_LOST)
     case.at(30, lambda: case.remove(2))
-    assert case.write(1, ONE, after=ZERO, looked_ms=5_000) is Answer.OURS
+    assert case.write(1, ONE, after=ZERO, looked_ms=5_000) is CreateResult.CREATED
     assert case.there(1) == ONE
 
 
@@ -164,7 +164,7 @@ def test_an_entry_is_put_back_if_another_one_was_created_after_it_at_the_last_mo
         case.other(2, AFTER_ONE)
 
     case.store.before_delete = replace
-    assert case.write(1, ONE, after=ZERO, looked_ms=5_000) is Answer.OURS
+    assert case.write(1, ONE, after=ZERO, looked_ms=5_000) is CreateResult.CREATED
     assert (case.there(1), case.there(2)) == (ONE, AFTER_ONE)
 
 
@@ -174,7 +174,7 @@ def test_an_entry_that_the_next_one_follows_is_acknowledged_at_once(following: b
     case = Case(ZERO)
     if following is not None:
         case.other(2, following)
-    assert case.write(1, ONE, after=ZERO, looked_ms=looked_ms) is Answer.OURS
+    assert case.write(1, ONE, after=ZERO, looked_ms=looked_ms) is CreateResult.CREATED
     assert case.world.slept == []
 
 
@@ -189,7 +189,7 @@ def test_an_entry_of_another_process_is_never_taken_back() -> None:
     numbered = case.numbered(lying := Lying(case.world.clock))
     for number, data in enumerate((ZERO, LOST, AFTER_LOST)):
         lying.create(numbered.key(number), data)
-    basis = Basis(numbered.env.now(), crc32c.crc32c(ZERO))
+    basis = Expected(numbered.env.now(), crc32c.crc32c(ZERO))
     case.world.now_ms += 5_000
     with pytest.raises(Fenced, match=r"01\.json .*is not what this process has seen, which created commit one there"):
         numbered.create(1, ONE, "one", basis)

@@ -15,7 +15,7 @@ from typing import TypeVar
 import pytest
 
 from sparklog.log.journal import numbered_objects
-from sparklog.log.journal.numbered_objects import Basis, NumberedObjects
+from sparklog.log.journal.numbered_objects import Expected, NumberedObjects
 from sparklog.log.journal.seen_state import Advance
 from sparklog.log.state import commit_log
 from sparklog.log.topic import defaults
@@ -77,7 +77,7 @@ def root_seen_once_for_all(patch: Patch) -> None:
     """The look of a write counts for all later ones."""
     real = NumberedObjects.create
 
-    def create(self: NumberedObjects, number: int, data: bytes, commit_id: str, basis: Basis) -> object:
+    def create(self: NumberedObjects, number: int, data: bytes, commit_id: str, basis: Expected) -> object:
         return real(self, number, data, commit_id, replace(basis, root_seen=True))
 
     patch.setattr(NumberedObjects, "create", create)

@@ -23,7 +23,7 @@ from sparklog.log.decisions.decision import BY_OWNER
 from sparklog.log.journal.documents import document_of, peek_commit_id
 from sparklog.log.journal.entry_log import StateEntry
 from sparklog.log.journal.names import commit_key, groups_prefix, read_root_id, transactions_prefix
-from sparklog.log.journal.numbered_objects import Answer, NumberedObjects
+from sparklog.log.journal.numbered_objects import CreateResult, NumberedObjects
 from sparklog.log.topic.root import Root, open_root
 from sparklog.storage.memory import MemoryStore, Snapshot
 from sparklog.testing.faulty_store import Decide, FaultKind, Seeded
@@ -250,7 +250,7 @@ def test_many_seeds(seeds: range, bucket: bool) -> None:
     assert sweep(seeds, bucket=bucket)["taken back"] > len(seeds) // 10
 
 
-@pytest.mark.parametrize(("look", "unseen"), [("_check_root", None), ("_confirm", Answer.OURS)])
+@pytest.mark.parametrize(("look", "unseen"), [("_check_root", None), ("_confirm", CreateResult.CREATED)])
 def test_without_either_look_some_seed_fails(look: str, unseen: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(NumberedObjects, look, lambda *given, **named: unseen)
     with pytest.raises(AssertionError, match="seed"):
