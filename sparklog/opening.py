@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sparklog.errors import BadRequest, Corrupt, NotFound
-from sparklog.log.journal.clocks import SYSTEM, Moment
+from sparklog.log.journal.clocks import SYSTEM, ClockReading
 from sparklog.log.journal.names import PLACE_KEY, ROOT_JSON, ROOT_KEY, folder_topic, is_topic_name
 from sparklog.storage import local_path, open_store
 from sparklog.storage.locations import is_url, normal_location, split
@@ -46,13 +46,13 @@ class Location:
     path: str
     root: str
     topic: str | None = None
-    looked: tuple[str, Moment] | None = field(default=None, compare=False, repr=False)
+    looked: tuple[str, ClockReading] | None = field(default=None, compare=False, repr=False)
 
     def __reduce__(self) -> tuple[type[Location], tuple[str | None, ...]]:
         # Another process must look for itself.
         return Location, (self.kind, self.path, self.root, self.topic)
 
-    def looked_at(self, root_id: str) -> Moment | None:
+    def looked_at(self, root_id: str) -> ClockReading | None:
         """Return when the root was seen to have this id, if that was a moment ago."""
         if self.looked is None or self.looked[0] != root_id or not SYSTEM.now().is_soon_after(self.looked[1]):
             return None
@@ -138,7 +138,7 @@ def _content(folder: FilePath, name: str) -> bytes | None:
         return None
 
 
-def _id_and_time(stored: bytes, seen: Moment) -> tuple[str, Moment] | None:
+def _id_and_time(stored: bytes, seen: ClockReading) -> tuple[str, ClockReading] | None:
     """Return the id in `_root.json`, and when it was read; None if it is damaged: who opens the root says so."""
     try:
         return ROOT_JSON.decode(stored, ROOT_KEY).root_id, seen

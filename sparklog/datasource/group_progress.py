@@ -16,7 +16,7 @@ from sparklog.datasource.options import ReadOptions
 from sparklog.datasource.spark_workers import warn
 from sparklog.errors import Conflict, Fenced, NotFound, Unavailable
 from sparklog.groups.group import Group, Membership
-from sparklog.log.journal.clocks import Moment
+from sparklog.log.journal.clocks import ClockReading
 from sparklog.log.topic.root import Root
 
 Document = dict[str, object]
@@ -34,7 +34,7 @@ class GroupProgress:
         self._member: Membership | None = None
         self._committed: dict[tuple[str, str], dict[int, int]] = {}
         self._published: Document | None = None
-        self._failed: Moment | None = None
+        self._failed: ClockReading | None = None
         self._left = False
 
     def processed(self, start: Document) -> None:

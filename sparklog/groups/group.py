@@ -37,7 +37,7 @@ from sparklog.groups.group_state import (
 from sparklog.groups.group_steps import settled
 from sparklog.limits import MAX_SESSION_TIMEOUT_MS, SESSION_TIMEOUT_MS
 from sparklog.log.decisions.decision import BY_NEWER_GENERATION, BY_TIMEOUT
-from sparklog.log.journal.clocks import Moment, reading_clock_ms
+from sparklog.log.journal.clocks import ClockReading, reading_clock_ms
 from sparklog.log.journal.documents import INT64_MAX
 from sparklog.log.journal.entry_log import EntryLog, Step
 from sparklog.log.journal.names import check_id
@@ -420,7 +420,7 @@ class Membership:
     group: Group
     metadata: GroupMetadata
     session_timeout_ms: int
-    written: Moment  # when it last gave a sign of life
+    written: ClockReading  # when it last gave a sign of life
     topic_ids: dict[str, str] = field(default_factory=dict)  # a topic created again takes no offsets from it
 
     @property

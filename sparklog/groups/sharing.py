@@ -25,7 +25,7 @@ from sparklog.groups.group import Group, Membership, checked_session_timeout
 from sparklog.groups.group_members import GroupMember, Partitions
 from sparklog.groups.group_state import GroupMetadata, GroupState
 from sparklog.limits import SESSION_TIMEOUT_MS
-from sparklog.log.journal.clocks import Moment
+from sparklog.log.journal.clocks import ClockReading
 from sparklog.log.journal.entry_log import EntryLog
 from sparklog.log.journal.names import check_id
 
@@ -58,7 +58,7 @@ class MemberLease:
     """The moment at which this process saw a member's newest entry, and how long the lease lasted from then on."""
 
     seen: int
-    since: Moment
+    since: ClockReading
     left_ms: float
 
 
@@ -86,7 +86,7 @@ class MemberLeases:
                 doubtful.append(member)
         return self._expired_by_store(doubtful) if doubtful else {}
 
-    def _lease(self, member: GroupMember, now: Moment) -> MemberLease:
+    def _lease(self, member: GroupMember, now: ClockReading) -> MemberLease:
         lease = self._leases.get(member.id)
         if lease is not None and lease.seen == member.seen:
             return lease
@@ -118,7 +118,7 @@ class SharedMembership(Membership):
 
     state: GroupState = field(default_factory=lambda: GroupState(""))
     leases: MemberLeases = field(init=False)
-    alive: Moment = field(init=False)
+    alive: ClockReading = field(init=False)
     _is_steady: bool = field(init=False, default=True)
 
     def __post_init__(self) -> None:

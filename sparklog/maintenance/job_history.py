@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 
 from sparklog.errors import SparklogError
 from sparklog.log.journal.chain import EntryChain
-from sparklog.log.journal.clocks import Moment
+from sparklog.log.journal.clocks import ClockReading
 from sparklog.log.journal.documents import (
     TEXT,
     TEXTS,
@@ -218,7 +218,7 @@ class RunRecorder(Generic[R]):
             self._record(begun, failure)
         return self.reports
 
-    def _record(self, begun: Moment, failure: str) -> None:
+    def _record(self, begun: ClockReading, failure: str) -> None:
         root = self.root
         if not (self.wanted and root.store.writable):
             return

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from sparklog.errors import SparklogError
-from sparklog.log.journal.clocks import Env, Moment
+from sparklog.log.journal.clocks import ClockReading, Env
 from sparklog.log.journal.names import is_topic_name
 from sparklog.log.read.skipped import SkippedLog
 from sparklog.log.state.view import (
@@ -43,8 +43,8 @@ class PolledTopic:
 
     ends: Ends = field(default_factory=dict)
     topic_id: str = ""
-    begun: Moment | None = None
-    done: Moment | None = None
+    begun: ClockReading | None = None
+    done: ClockReading | None = None
     code: Code = Code.UNKNOWN_TOPIC_OR_PARTITION
 
 
@@ -81,9 +81,9 @@ class ServedLog:
         self._seen: dict[str, PolledTopic] = {}
         self._names: dict[str, str] = {}
         """Names of the topics in `_seen`, by topic id."""
-        self._poked: Moment | None = None
-        self._listed: tuple[Moment, list[str]] | None = None
-        self._searched: tuple[Moment, list[str]] | None = None
+        self._poked: ClockReading | None = None
+        self._listed: tuple[ClockReading, list[str]] | None = None
+        self._searched: tuple[ClockReading, list[str]] | None = None
         """The latest list whose topics were all polled to find an unknown id."""
         self._waiting: dict[asyncio.Future[None], Mapping[str, PolledTopic]] = {}
         self._watch: asyncio.Task[None] | None = None

@@ -19,7 +19,7 @@ from sparklog.errors import NotFound, SparklogError
 from sparklog.limits import DEFAULT_TRANSACTION_TIMEOUT_MS
 from sparklog.log.decisions.decision import init
 from sparklog.log.decisions.expired_ids import ONE_WRITE
-from sparklog.log.journal.clocks import Moment
+from sparklog.log.journal.clocks import ClockReading
 from sparklog.log.state.commit import TAKEOVER, Writer
 from sparklog.log.state.commit_intents import Draft, Nothing, check_topic
 from sparklog.log.state.slice_table import SliceTable
@@ -39,7 +39,7 @@ class Spare:
     id: str
     instance: str
     epoch: int | None
-    committed: Moment
+    committed: ClockReading
 
 
 _spares: WeakKeyDictionary[Root, list[Spare]] = WeakKeyDictionary()

@@ -13,7 +13,7 @@ import pytest
 import sparklog
 from sparklog.datasource import spark_workers
 from sparklog.doctor import costs
-from sparklog.log.journal.clocks import Moment
+from sparklog.log.journal.clocks import ClockReading
 from sparklog.opening import resolve
 from sparklog.storage.store import Store
 from sparklog.transactions.producer import transactional
@@ -143,7 +143,7 @@ def test_a_root_that_was_seen_long_ago_is_looked_at_again(
     sparklog.open(bucket, create=True)
     location = resolve(bucket)
     spark_workers.root_at(location)
-    monkeypatch.setattr(Moment, "is_soon_after", lambda self, earlier: False)
+    monkeypatch.setattr(ClockReading, "is_soon_after", lambda self, earlier: False)
     server.lines.clear()
     spark_workers.root_at(location)
     assert server.counts() == {"GET": 1}

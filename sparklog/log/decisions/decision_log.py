@@ -29,7 +29,7 @@ import numpy as np
 from sparklog.common.reached import reached
 from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.limits import DEFAULT_TRANSACTION_TIMEOUT_MS
-from sparklog.log.journal.clocks import SYSTEM, Moment
+from sparklog.log.journal.clocks import SYSTEM, ClockReading
 from sparklog.log.journal.entry_log import KEEP_MS, EntryLog, Step
 from sparklog.log.journal.names import commit_key
 from sparklog.log.journal.numbered_objects import EntryRef
@@ -133,7 +133,7 @@ class DecisionLog(EntryLog["Decisions"]):
                 _LOG.warning("no checkpoint of %s: %s", self.title, error)
         return state
 
-    def _opened(self, checkpoints: Sequence[int], seen: Moment) -> Advance[Decisions, Decisions]:
+    def _opened(self, checkpoints: Sequence[int], seen: ClockReading) -> Advance[Decisions, Decisions]:
         """Open the journal or, of an id that has expired, go on from its newest entry, which a register keeps.
 
         Objects up to that entry are being deleted, and a stalled process may put some there. They are old.

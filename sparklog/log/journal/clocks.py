@@ -87,7 +87,7 @@ class ClockGuard:
     def __init__(self, store: Store, env: Env) -> None:
         self._store = store
         self._env = env
-        self._asked: Moment | None = None
+        self._asked: ClockReading | None = None
         self._ahead_ms = 0
 
     def check(self) -> None:
@@ -132,10 +132,10 @@ class Env:
             if text[0].isalpha():
                 return text[:22]
 
-    def now(self) -> Moment:
-        return Moment(self.wall_ms(), self.boot_ms())
+    def now(self) -> ClockReading:
+        return ClockReading(self.wall_ms(), self.boot_ms())
 
-    def elapsed_ms(self, earlier: Moment) -> int:
+    def elapsed_ms(self, earlier: ClockReading) -> int:
         """Return `now().elapsed_ms(earlier)`, without a moment that is made for it: each commit asks many times."""
         return max(self.wall_ms() - earlier.wall_ms, self.boot_ms() - earlier.boot_ms)
 
@@ -160,16 +160,16 @@ SOON_MS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class ClockReading:
     """A reading of both clocks. Between two, the larger time counts: a clock set back does not hide a stall."""
 
     wall_ms: int
     boot_ms: int
 
-    def elapsed_ms(self, earlier: Moment) -> int:
+    def elapsed_ms(self, earlier: ClockReading) -> int:
         return max(self.wall_ms - earlier.wall_ms, self.boot_ms - earlier.boot_ms)
 
-    def is_soon_after(self, earlier: Moment) -> bool:
+    def is_soon_after(self, earlier: ClockReading) -> bool:
         """True within a second, by both clocks: not where `earlier` was read on another machine, or one was set."""
         passed = self.wall_ms - earlier.wall_ms, self.boot_ms - earlier.boot_ms
         return all(0 <= milliseconds < SOON_MS for milliseconds in passed)

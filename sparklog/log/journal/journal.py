@@ -27,7 +27,7 @@ from typing import Generic, TypeVar
 from sparklog.common.reached import reached
 from sparklog.errors import Corrupt, NotFound, SparklogError, Unavailable
 from sparklog.format import crc32c
-from sparklog.log.journal.clocks import Moment
+from sparklog.log.journal.clocks import ClockReading
 from sparklog.log.journal.documents import peek_commit_id
 from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, log_folder, numbers_below
 from sparklog.log.journal.numbered_objects import (
@@ -128,7 +128,7 @@ class Journal(ABC, Generic[S, E, D]):
         """Return the newest state this process has seen, however old, without a request; None before the first."""
         return None if self._newest is None else self._newest.state
 
-    def known_since(self) -> Moment | None:
+    def known_since(self) -> ClockReading | None:
         """Return when the newest state known here was seen to be the newest; None before the first."""
         return None if self._newest is None else self._newest.seen
 
@@ -149,7 +149,7 @@ class Journal(ABC, Generic[S, E, D]):
         # The newest one was seen no later than before.
         return self._take_in(base, ReadAhead((data,), True), base.seen).newest.state
 
-    def look(self) -> Moment | None:
+    def look(self) -> ClockReading | None:
         """Read on to the newest state. Return when the root was seen to be the one opened, if that cost no time."""
         base, seen = self._newest, self.env.now()
         if base is None:
@@ -174,7 +174,7 @@ class Journal(ABC, Generic[S, E, D]):
         seen = self.env.now()
         return self._take_in(base, self._numbered.look(base.state.number + 1), seen)
 
-    def _is_stale(self, seen: Moment) -> bool:
+    def _is_stale(self, seen: ClockReading) -> bool:
         return self.env.elapsed_ms(seen) > STALE_MS
 
     def _publish(self, newer: SeenState[S]) -> SeenState[S]:
@@ -184,7 +184,7 @@ class Journal(ABC, Generic[S, E, D]):
         return newer
 
     def _take_in(
-        self, base: SeenState[S], sight: ReadAhead = NOTHING_READ, seen: Moment | None = None
+        self, base: SeenState[S], sight: ReadAhead = NOTHING_READ, seen: ClockReading | None = None
     ) -> Advance[S, E]:
         """Read on from a state (`sight`: seen of the next entries, after `seen`); if too old by then, open again."""
         # Where the sight ends before the first missing number, the state is the newest as of the requests below.
@@ -213,7 +213,7 @@ class Journal(ABC, Generic[S, E, D]):
             newer = replace(newer, earlier=(base.state.number, base.state.crc))
         return Advance(self._publish(newer), entries, sight.root_seen)
 
-    def _is_next_lost(self, base: SeenState[S], now: Moment) -> bool:
+    def _is_next_lost(self, base: SeenState[S], now: ClockReading) -> bool:
         """Return True if the entry after a state is missing and a later one exists. Lists only after a long pause."""
         if now.elapsed_ms(base.seen) <= (UNSEEN_REMOTE_MS if self._numbered.is_remote else UNSEEN_MS):
             return False
@@ -227,7 +227,7 @@ class Journal(ABC, Generic[S, E, D]):
         if self._writes and entries and entries[0].prev_crc != base.state.crc:
             self._numbered.check_followed(base.state.number)
 
-    def _polled(self, base: SeenState[S], seen: Moment) -> SeenState[S]:
+    def _polled(self, base: SeenState[S], seen: ClockReading) -> SeenState[S]:
         """Return the state as of a poll at `seen`. Before a poll that comes late, a later number may have been lost."""
         checked = seen if seen.is_soon_after(base.checked) else base.checked
         return replace(base, seen=seen, checked=checked)
@@ -296,11 +296,11 @@ class Journal(ABC, Generic[S, E, D]):
         if not self._gap[1].wait():
             raise self._numbered.gap(missing)
 
-    def _opened(self, checkpoints: Sequence[int], seen: Moment) -> Advance[S, E]:
+    def _opened(self, checkpoints: Sequence[int], seen: ClockReading) -> Advance[S, E]:
         return self._read_from(self._first_readable(reversed(checkpoints)) or self._empty(), seen)
 
     def _read_from(
-        self, state: S, seen: Moment, entries: Sequence[E] | None = None, last_listed: int | None = None
+        self, state: S, seen: ClockReading, entries: Sequence[E] | None = None, last_listed: int | None = None
     ) -> Advance[S, E]:
         if entries is None:
             first = state.number + 1
@@ -354,7 +354,7 @@ class Journal(ABC, Generic[S, E, D]):
         *,
         load: Callable[[SeenState[S]], SeenState[S]] | None = None,
         repeatable: bool = False,
-        looked: Moment | None = None,
+        looked: ClockReading | None = None,
     ) -> tuple[E | None, SeenState[S]]:
         """Create the entry that `step` drafts from the newest state; the entry as it was written, and the state.
 
@@ -387,7 +387,7 @@ class Journal(ABC, Generic[S, E, D]):
             if written is not None:
                 return written, self._write_checkpoint_if_due(latest.newest)
 
-    def _look_before_writing(self, looked: Moment | None) -> Advance[S, E]:
+    def _look_before_writing(self, looked: ClockReading | None) -> Advance[S, E]:
         """Return the newest state known; on a store with round trips look at the root, unless that was just done."""
         base, is_remote = self._open_if_stale(), self._numbered.is_remote
         root_seen = is_remote and looked is not None and self.env.now().is_soon_after(looked)

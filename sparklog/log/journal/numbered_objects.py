@@ -39,7 +39,7 @@ from typing import NoReturn
 
 from sparklog.errors import Corrupt, Fenced, NotFound, Unavailable
 from sparklog.format import crc32c
-from sparklog.log.journal.clocks import SOON_MS, Env, Moment
+from sparklog.log.journal.clocks import SOON_MS, ClockReading, Env
 from sparklog.log.journal.create_object import read_if_there
 from sparklog.log.journal.documents import check_stored, peek_commit_id
 from sparklog.log.journal.gaps import follows, follows_other, missing_numbers
@@ -89,11 +89,11 @@ EntryRef = tuple[int, int]
 class Expected:
     """The state that a new object is made after."""
 
-    seen: Moment  # when the newest number was last seen to be the one before
+    seen: ClockReading  # when the newest number was last seen to be the one before
     crc: int | None  # the CRC-32C of that one; None: there is none
     root_seen: bool = False  # the root was seen to be the one that was opened, a moment ago
     earlier: EntryRef | None = None  # must be there as well, else the objects that were read after it are taken back
-    checked: Moment | None = None  # when it was last known that no later number existed; None: when it was seen
+    checked: ClockReading | None = None  # when it was last known that no later number existed; None: when it was seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -464,7 +464,7 @@ class NumberedObjects:
         following = self.read(number + 1)
         return following is not None and follows(following, crc)
 
-    def _is_uncertain(self, number: int, place: EntryRef, commit_id: str, seen: Moment) -> bool:
+    def _is_uncertain(self, number: int, place: EntryRef, commit_id: str, seen: ClockReading) -> bool:
         """True if it took too long to see an object before `number`: it may have been collected since."""
         (earlier, crc), others = place, 0
         backoff: Backoff | None = None

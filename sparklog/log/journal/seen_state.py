@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from sparklog.log.journal.clocks import ClockGuard, Env, Moment
+from sparklog.log.journal.clocks import ClockGuard, ClockReading, Env
 from sparklog.log.journal.numbered_objects import EntryRef
 from sparklog.storage.store import Store
 
@@ -54,8 +54,8 @@ class SeenState(Generic[S]):
     """A state that was the newest when it was seen."""
 
     state: S
-    seen: Moment  # both clocks before the request that showed it
-    checked: Moment  # when it was last known that no later number existed; a poll looks only at the next one
+    seen: ClockReading  # both clocks before the request that showed it
+    checked: ClockReading  # when it was last known that no later number existed; a poll looks only at the next one
     checkpoint: int = -1  # number of the newest one known
     tail_bytes: int = 0  # of the entries since
     earlier: EntryRef | None = None  # the entry before the last ones, where it was not seen after them

@@ -9,7 +9,7 @@ from itertools import count, takewhile
 from typing import TYPE_CHECKING
 
 from sparklog.errors import Corrupt, NotFound, SparklogError, Unavailable, advice
-from sparklog.log.journal.clocks import Moment
+from sparklog.log.journal.clocks import ClockReading
 from sparklog.log.journal.documents import CARRIED_COMMITS
 from sparklog.log.journal.journal import Journal
 from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix
@@ -167,7 +167,9 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         table = decode_table(self.store.get(key, 0, checkpoint.table.size + 1), checkpoint.table, key, head.version)
         return self._applied(LogState(head, checkpoint, (), table), state.tail)
 
-    def commit(self, intent: Intent, origin: Head | None = None, *, looked: Moment | None = None) -> CommitOutcome:
+    def commit(
+        self, intent: Intent, origin: Head | None = None, *, looked: ClockReading | None = None
+    ) -> CommitOutcome:
         """Commit what `intent` drafts. `origin`: the head it was decided on; `looked`: what `look` returned."""
         from sparklog.log.state.commit_intents import Nothing
 
@@ -195,7 +197,7 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         self._documents.keep(commit, data, self.store.limits.checkpoint_bytes)
         return commit
 
-    def _opened(self, checkpoints: Sequence[int], seen: Moment) -> Advance[LogState, Commit]:
+    def _opened(self, checkpoints: Sequence[int], seen: ClockReading) -> Advance[LogState, Commit]:
         """Read the newest checkpoint and the commits after it: on a far store few, which a listing tells."""
         if not (self._numbered.is_remote and self.store.lists_after):
             return super()._opened(checkpoints, seen)

@@ -35,7 +35,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError
-from sparklog.log.journal.clocks import Moment
+from sparklog.log.journal.clocks import ClockReading
 from sparklog.log.journal.group_commit import GroupCommit
 from sparklog.log.journal.names import append_path
 from sparklog.log.state.append_offsets import AppendIntent
@@ -93,7 +93,7 @@ class CommitQueue:
         self._group: GroupCommit[PreparedAppend, AppendOutcome] = GroupCommit(log.title, self._commit_in_groups)
         self._epochs: dict[tuple[str, str], int] = {}
         """By writer and run: the epoch that the run has here."""
-        self._last: tuple[int, Moment] | None = None
+        self._last: tuple[int, ClockReading] | None = None
         """The version of the last commit, and when the root was looked at for it; None if it met another writer."""
 
     def publish(self, attempts: Iterable[PreparedAppend]) -> AppendOutcome:
@@ -190,7 +190,9 @@ class CommitQueue:
         epoch = self._epochs.get((writer.id, writer.run or "")) if writer.epoch is None else writer.epoch
         return replace(writer, epoch=epoch, content=content_of({self._log.topic: [file.counts for file in files]}))
 
-    def _remember(self, outcome: CommitOutcome, before: Head, looked: Moment | None, writer: WriterKey | None) -> None:
+    def _remember(
+        self, outcome: CommitOutcome, before: Head, looked: ClockReading | None, writer: WriterKey | None
+    ) -> None:
         """Remember the epoch of a writer's run, and whether this process commits without meeting another writer."""
         commit = outcome.commit
         is_next = commit is not None and commit.version == before.version + 1

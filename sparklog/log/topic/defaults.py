@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from sparklog.errors import Corrupt, SparklogError, Unavailable
-from sparklog.log.journal.clocks import Moment
+from sparklog.log.journal.clocks import ClockReading
 from sparklog.log.journal.create_object import read_if_there
 from sparklog.log.journal.entry_log import EntryLog, Step
 from sparklog.log.journal.names import DEFAULTS_FOLDER, defaults_copy_key, numbers_below
@@ -39,7 +39,7 @@ METADATA_MAX_AGE_MS = 300_000
 class _Known:
     """Defaults, when they were looked at, and over them the configs of topics that were asked for."""
 
-    looked: Moment
+    looked: ClockReading
     defaults: RootDefaults
     of_topics: dict[str, TopicConfigs]
 
@@ -147,7 +147,7 @@ class DefaultsLog(EntryLog[RootDefaults]):
     def _lists_entries(self) -> bool:
         return next(iter(self.store.list(f"{self.prefix}/_log/")), None) is not None
 
-    def _keep(self, now: Moment, defaults: RootDefaults) -> _Known:
+    def _keep(self, now: ClockReading, defaults: RootDefaults) -> _Known:
         last = self._last
         is_same = last is not None and last.defaults.number == defaults.number
         self._last = _Known(now, defaults, last.of_topics if last is not None and is_same else {})

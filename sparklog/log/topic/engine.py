@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError
 from sparklog.log.decisions.decision_log import DecisionLogs, read_snapshot
-from sparklog.log.journal.clocks import Env, Moment
+from sparklog.log.journal.clocks import ClockReading, Env
 from sparklog.log.journal.combined_writes import CombinedWrites
 from sparklog.log.journal.entry_log import EntryKind, EntryLog, StateEntry
 from sparklog.log.journal.names import topic_names
@@ -162,7 +162,9 @@ class TopicLog(CommitLog):
         """Return the newest state as readers see it."""
         return read_snapshot(self.engine.decisions, self)
 
-    def commit(self, intent: Intent, origin: Head | None = None, *, looked: Moment | None = None) -> CommitOutcome:
+    def commit(
+        self, intent: Intent, origin: Head | None = None, *, looked: ClockReading | None = None
+    ) -> CommitOutcome:
         """Commit an intent (see `sparklog.log.state.commit_intents`), made when the topic was at `origin`."""
         self.engine.ensure_probed()
         return super().commit(intent, origin, looked=looked)
@@ -241,7 +243,7 @@ class TopicLog(CommitLog):
 
         both: tuple[Callable[[], Any], ...] = self.look, early
         looked, append = cast(
-            "tuple[Moment | None, PreparedAppend | SparklogError]", ask_each(self.store, lambda ask: ask(), both)
+            "tuple[ClockReading | None, PreparedAppend | SparklogError]", ask_each(self.store, lambda ask: ask(), both)
         )
         latest = self._target(looked)
         if self.head(refresh=False).floor > known.read_version or not latest.takes_rows_as(known):
@@ -257,7 +259,7 @@ class TopicLog(CommitLog):
             return None
         return self._target(None) if self.env.elapsed_ms(seen) < METADATA_MAX_AGE_MS else None
 
-    def _target(self, looked: Moment | None) -> AppendTarget:
+    def _target(self, looked: ClockReading | None) -> AppendTarget:
         from sparklog.log.write.append_target import AppendTarget
 
         state = self.existing(refresh=False)

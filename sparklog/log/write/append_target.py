@@ -10,7 +10,7 @@ from sparklog.arguments import WHOLE
 from sparklog.common.settings import one_of, whole
 from sparklog.errors import BadRequest
 from sparklog.format.record_batch import CODECS, Codec
-from sparklog.log.journal.clocks import Moment
+from sparklog.log.journal.clocks import ClockReading
 from sparklog.log.state.commit import Commit
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.slices import INLINE_PATH, FileSlices
@@ -31,7 +31,7 @@ class AppendTarget:
     leader_epoch: int
     inline_bytes: int = 0  # of records that go into the commit, at most
     # When the root was seen to be the one that was opened, where that cost no time of its own.
-    looked: Moment | None = field(default=None, compare=False, repr=False)
+    looked: ClockReading | None = field(default=None, compare=False, repr=False)
 
     def check_belongs_to(self, root_id: str, topic: str) -> None:
         """Raise `BadRequest` if files for this target are to be committed to another topic or root."""

@@ -10,7 +10,7 @@ import pytest
 from sparklog import errors
 from sparklog.errors import BadRequest
 from sparklog.log.journal import names
-from sparklog.log.journal.clocks import SYSTEM, Env, Moment
+from sparklog.log.journal.clocks import SYSTEM, ClockReading, Env
 
 
 def test_ids_have_22_characters_and_begin_with_a_letter() -> None:
@@ -28,8 +28,8 @@ def test_ids_follow_the_seed() -> None:
 
 
 def test_time_between_two_readings_is_what_the_faster_clock_says() -> None:
-    assert Moment(50, 900).elapsed_ms(Moment(100, 100)) == 800
-    assert Moment(9000, 100).elapsed_ms(Moment(100, 100)) == 8900
+    assert ClockReading(50, 900).elapsed_ms(ClockReading(100, 100)) == 800
+    assert ClockReading(9000, 100).elapsed_ms(ClockReading(100, 100)) == 8900
 
 
 def test_the_system_environment_survives_pickling() -> None:
