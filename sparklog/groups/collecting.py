@@ -98,7 +98,7 @@ def _deleted_topics(
     if not others:
         return deleted
     chain = EntryChain(group.root.store, GROUPS, state.id, group.root.env)
-    number = chain.number_before(now_ms - SETTLE_MS)
+    number = chain.latest_number_before(now_ms - SETTLE_MS)
     before = None if number is None else chain.state_at(number)
     return deleted if before is None else deleted | others & {item.place for item in before.offsets}
 

@@ -191,7 +191,7 @@ JOB_HISTORY = EntryKind(
 def read_job_history(root: Root) -> JobHistory:
     """Return what the runs of maintenance have recorded; without runs if none has."""
     # The newest entry has all of it: a journal that is opened to be written reads every entry since a checkpoint.
-    return EntryChain(root.store, JOB_HISTORY, ID, root.env).newest()
+    return EntryChain(root.store, JOB_HISTORY, ID, root.env).latest()
 
 
 @dataclass

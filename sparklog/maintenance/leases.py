@@ -200,4 +200,4 @@ def job_lease(root: Root, job: str, topics: Sequence[str], *, wanted: bool) -> I
 
 def read_job_leases(root: Root, job: str) -> tuple[Claim, ...]:
     """Return the claims of runs of a job that have not ended, those that have run out as well."""
-    return EntryChain(root.store, LEASES, job, root.env).newest().claims
+    return EntryChain(root.store, LEASES, job, root.env).latest().claims

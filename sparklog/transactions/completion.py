@@ -296,7 +296,7 @@ def _in_use(root: Root) -> Iterator[str]:
 def _deletable(root: Root, register: str, folders: Collection[str], now_ms: int) -> Iterator[ObjectInfo]:
     """Yield objects of ids up to the entry that the register has had for a week, the lowest numbers first."""
     chain = EntryChain(root.store, DECISIONS, register, root.env)
-    number = chain.number_before(now_ms - KEEP_MS)
+    number = chain.latest_number_before(now_ms - KEEP_MS)
     state = None if number is None else chain.state_at(number)
     for name in () if state is None else state.expired:
         entry = None if state is None or id_folder(name) not in folders else entry_in(state, name)

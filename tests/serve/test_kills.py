@@ -151,8 +151,8 @@ def check_group(place: object, *members: MemberProcess, records: int) -> None:
     wait_for(lambda: len({row[:2] for member in members for row in member.rows}) == records, 60)
     wait_for(lambda: sum(item.offset for item in group.committed().values()) == records, 60)
     chain = EntryChain(root.store, GROUPS, "g")
-    state, seen = chain.kept(0), dict[int, int]()
-    for entry in [state, *chain.walk(state, chain.newest().number)]:
+    state, seen = chain.existing(0), dict[int, int]()
+    for entry in [state, *chain.walk(state, chain.latest().number)]:
         offsets = {
             (item.topic, partition): offset for item in entry.offsets for _, partition, offset in item.positions()
         }

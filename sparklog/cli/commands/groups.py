@@ -279,7 +279,7 @@ def history(root: opt.RootOption, *, group: OneGroup, limit: LimitOption = 100) 
     """
     opened = _groups_of_root(root).group(group.name)
     # One more, to tell what the oldest one changed.
-    entries = opened.log.newest_entries(limit + 1)
+    entries = opened.log.latest_entries(limit + 1)
     if not entries:
         raise NotFound(f"group '{group.name}' does not exist in {root}; `sparklog groups list` has all")
     before = [*entries[1:], None] if entries[-1].number == 0 else entries[1:]

@@ -86,7 +86,7 @@ def history(
     days.
     """
     opened = open_root(root)
-    entries = opened.engine.decisions.log(check_id(transactional_id, "transactional id")).newest_entries(limit)
+    entries = opened.engine.decisions.log(check_id(transactional_id, "transactional id")).latest_entries(limit)
     if not entries:
         raise NotFound(f"transactional id '{transactional_id}' does not exist; `sparklog transactions list` has all")
     rows = [_decision(entry) for entry in entries]

@@ -144,11 +144,11 @@ class DecisionLog(EntryLog["Decisions"]):
         except Corrupt as error:
             damage = error
         if opened is not None:
-            state = opened.newest.state
+            state = opened.latest.state
             if state.number >= 0 and abs(self.env.wall_ms() - state.made_ms) < SURE_MS:
                 return opened
         kept = self._newest_kept()
-        if kept is not None and (opened is None or kept.number >= opened.newest.state.number):
+        if kept is not None and (opened is None or kept.number >= opened.latest.state.number):
             reached("transactions: an expired id is opened from its register")
             return self._read_from(kept, seen)
         if opened is None:

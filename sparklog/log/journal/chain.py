@@ -12,7 +12,7 @@ from functools import partial
 from typing import Generic
 
 from sparklog.errors import Corrupt, NotFound, SparklogError
-from sparklog.log.journal.clocks import Env, newest_at
+from sparklog.log.journal.clocks import Env, latest_at
 from sparklog.log.journal.documents import EXPIRED_IDS
 from sparklog.log.journal.entry_log import E, EntryKind
 from sparklog.log.journal.gaps import missing_numbers
@@ -81,7 +81,7 @@ class EntryChain(Generic[E]):
         stored = self.read(number)
         return None if stored is None else stored[1]
 
-    def kept(self, number: int) -> E:
+    def existing(self, number: int) -> E:
         """Return the state after an entry; `NotFound` if it is not there."""
         return self._expect(self.state_at(number), number)
 
@@ -134,7 +134,7 @@ class EntryChain(Generic[E]):
         stored = self.read(number)
         return stored is None or EXPIRED_IDS in stored[1].read_features
 
-    def newest(self) -> E:
+    def latest(self) -> E:
         state = self.state_at(self.span().last)
         if state is None:
             raise NotFound(f"{self.kind.title(self.id)} lost its entries while they were read; try again")
@@ -142,7 +142,7 @@ class EntryChain(Generic[E]):
             state = entry
         return state
 
-    def number_before(self, time_ms: int) -> int | None:
+    def latest_number_before(self, time_ms: int) -> int | None:
         """Return the newest entry that the store has had since a time, by its own clock; None if there is none."""
         number = None
         for info in list_entries(self.store, self.prefix):
@@ -167,7 +167,7 @@ class EntrySpan(Generic[E]):
 
     def number_by(self, time_ms: int) -> int:
         """Return the newest entry made by a time: the first, if what came before it is not kept; -1: there was none."""
-        number = newest_at(self.chain.kept, self.first, self.last, time_ms)
+        number = latest_at(self.chain.existing, self.first, self.last, time_ms)
         return max(number, self.first) if self.first > 0 else number
 
     def state_by(self, time_ms: int) -> E | None:
@@ -181,7 +181,7 @@ class EntrySpan(Generic[E]):
 
     def first_after(self, time_ms: int) -> E | None:
         """Return the first entry if earlier ones are not kept, and even that one was made after a time."""
-        if self.first == 0 or newest_at(self.chain.kept, self.first, self.last, time_ms) >= self.first:
+        if self.first == 0 or latest_at(self.chain.existing, self.first, self.last, time_ms) >= self.first:
             return None
         return self.chain.state_at(self.first)
 

@@ -60,7 +60,7 @@ def next_times(base: Dated, number: int, now_ms: int, store_ms: int) -> Times:
     return Times(time_ms=time_ms, clock_ms=clock_ms, clock_since=number if wrong else base.clock_since)
 
 
-def newest_at(commit: Callable[[int], Dated], first: int, last: int, time_ms: int) -> int:
+def latest_at(commit: Callable[[int], Dated], first: int, last: int, time_ms: int) -> int:
     """Return the newest version of `first` to `last` that was not made after a time; `first` - 1 if all were."""
     while first <= last:
         since = max(first, commit(last).clock_since or 0)

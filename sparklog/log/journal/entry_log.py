@@ -127,7 +127,7 @@ class EntryLog(Journal[E, E, E]):
         """Create the entry that the step makes of the newest state, and return the state after it. See `_write`."""
         return self._write(step)[1].state
 
-    def newest_entries(self, limit: int) -> list[E]:
+    def latest_entries(self, limit: int) -> list[E]:
         """Read the newest entries, at most so many, the newest first; older ones may be gone. Raises `Corrupt`."""
         newest, entries = self.refresh().number, list[E]()
         for number in range(newest, max(newest - limit, -1), -1):

@@ -84,7 +84,7 @@ class Journal(ABC, Generic[S, E, D]):
         self.title = title
         self._guard = root.guard
         self._numbered = NumberedObjects(root.store, prefix, root.env, root.root_id)
-        self._newest: SeenState[S] | None = None
+        self._latest: SeenState[S] | None = None
         self._gap: tuple[int, Backoff] | None = None
         """A missing number below others and its backoff, so that reopening the journal does not wait again in full."""
         self._writes = False
@@ -126,11 +126,11 @@ class Journal(ABC, Generic[S, E, D]):
 
     def known(self) -> S | None:
         """Return the newest state this process has seen, however old, without a request; None before the first."""
-        return None if self._newest is None else self._newest.state
+        return None if self._latest is None else self._latest.state
 
     def known_since(self) -> ClockReading | None:
         """Return when the newest state known here was seen to be the newest; None before the first."""
-        return None if self._newest is None else self._newest.seen
+        return None if self._latest is None else self._latest.seen
 
     def current(self) -> S:
         """Return the newest state known, without a request where it is younger than an hour."""
@@ -138,7 +138,7 @@ class Journal(ABC, Generic[S, E, D]):
 
     def refresh(self) -> S:
         """Return the newest state: one request, which meets no entry when nothing changed."""
-        return self._read_on(self._newest).newest.state
+        return self._read_on(self._latest).latest.state
 
     def read_next(self) -> S:
         """Read the next entry, if there is one: one request. For a caller that reads on soon: more may follow."""
@@ -147,11 +147,11 @@ class Journal(ABC, Generic[S, E, D]):
         if data is None:
             return self._publish(self._polled(base, seen)).state
         # The newest one was seen no later than before.
-        return self._take_in(base, ReadAhead((data,), True), base.seen).newest.state
+        return self._take_in(base, ReadAhead((data,), True), base.seen).latest.state
 
     def look(self) -> ClockReading | None:
         """Read on to the newest state. Return when the root was seen to be the one opened, if that cost no time."""
-        base, seen = self._newest, self.env.now()
+        base, seen = self._latest, self.env.now()
         if base is None:
             self._reopen()
             return None
@@ -162,8 +162,8 @@ class Journal(ABC, Generic[S, E, D]):
         self._numbered.make_durable()
 
     def _open_if_stale(self) -> SeenState[S]:
-        base = self._newest
-        return self._reopen().newest if base is None or self._is_stale(base.seen) else base
+        base = self._latest
+        return self._reopen().latest if base is None or self._is_stale(base.seen) else base
 
     def _read_on(self, base: SeenState[S] | None) -> Advance[S, E]:
         return self._reopen() if base is None or self._is_stale(base.seen) else self._take_in(base)
@@ -178,9 +178,9 @@ class Journal(ABC, Generic[S, E, D]):
         return self.env.elapsed_ms(seen) > STALE_MS
 
     def _publish(self, newer: SeenState[S]) -> SeenState[S]:
-        base = self._newest
+        base = self._latest
         if base is None or newer.state.number >= base.state.number or self._is_stale(base.seen):
-            self._newest = newer
+            self._latest = newer
         return newer
 
     def _take_in(
@@ -262,8 +262,8 @@ class Journal(ABC, Generic[S, E, D]):
             numbers = self.checkpoints()
             opened = self._opened([number for number in numbers if below is None or number < below], seen)
             opened = self._read_to_listed(opened)
-            newest = opened.newest.state.number
-            refusal = self._refusal(opened.newest, numbers)
+            newest = opened.latest.state.number
+            refusal = self._refusal(opened.latest, numbers)
             # A directory cache may hide an existing object for a while: retry before reporting it as lost.
             if refusal is not None:
                 reached("journal: an opened state is older than one that was seen before")
@@ -276,11 +276,11 @@ class Journal(ABC, Generic[S, E, D]):
                 self._await_number(newest + 1)
             else:
                 self._gap = None
-                return Advance(self._publish(opened.newest), opened.entries)
+                return Advance(self._publish(opened.latest), opened.entries)
 
     def _read_to_listed(self, opened: Advance[S, E]) -> Advance[S, E]:
         """Read up to the last listed number: entries may have been written since the journal was read."""
-        base = opened.newest
+        base = opened.latest
         last = self._numbered.last_listed(base.state.number) if opened.last_listed is None else opened.last_listed
         if last <= base.state.number:
             return replace(opened, last_listed=last)
@@ -322,7 +322,7 @@ class Journal(ABC, Generic[S, E, D]):
                 file=self.key(newest + 1),
             )
         # An entry that was seen once is never taken back, whatever a cache shows.
-        if self._newest is not None and newest < self._newest.state.number:
+        if self._latest is not None and newest < self._latest.state.number:
             return Unavailable(
                 f"{self.title} shows {self.noun} {newest}, newer ones were seen before; try again later (after a "
                 "restore: open the root again)"
@@ -370,7 +370,7 @@ class Journal(ABC, Generic[S, E, D]):
         commit_id = self.env.new_id()
         tries, latest = 0, self._look_before_writing(looked)
         while True:
-            base, draft = self._draft(latest.newest, step, load, is_newest=tries > 0)
+            base, draft = self._draft(latest.latest, step, load, is_latest=tries > 0)
             if draft is None:
                 return None, base
             if tries:
@@ -382,10 +382,10 @@ class Journal(ABC, Generic[S, E, D]):
             written = latest.with_id(commit_id)
             if written is None and tries >= WAIT_AFTER_LOSSES:
                 reached("journal: a writer waits after losing several races")
-                latest = self._wait_and_look(latest.newest, tries)
+                latest = self._wait_and_look(latest.latest, tries)
                 written = latest.with_id(commit_id)
             if written is not None:
-                return written, self._write_checkpoint_if_due(latest.newest)
+                return written, self._write_checkpoint_if_due(latest.latest)
 
     def _look_before_writing(self, looked: ClockReading | None) -> Advance[S, E]:
         """Return the newest state known; on a store with round trips look at the root, unless that was just done."""
@@ -402,7 +402,7 @@ class Journal(ABC, Generic[S, E, D]):
         base: SeenState[S],
         step: Callable[[S], D | None],
         load: Callable[[SeenState[S]], SeenState[S]] | None,
-        is_newest: bool,
+        is_latest: bool,
     ) -> tuple[SeenState[S], D | None]:
         """Draft an entry from a state. If the step refuses to, read on and ask it once more."""
         if load is not None:
@@ -410,11 +410,11 @@ class Journal(ABC, Generic[S, E, D]):
         try:
             return base, step(base.state)
         except SparklogError:
-            if is_newest:
+            if is_latest:
                 raise
         # Judged on the newest state known here; see whether the newest state says the same.
         reached("journal: a refusal is judged again on the newest state")
-        return self._draft(self._read_on(base).newest, step, load, is_newest=True)
+        return self._draft(self._read_on(base).latest, step, load, is_latest=True)
 
     def _encode_checked(self, state: S, draft: D, commit_id: str) -> tuple[E, bytes]:
         """Return the entry of a draft and its bytes, read back: what no reader would take must never be written."""
@@ -465,7 +465,7 @@ class Journal(ABC, Generic[S, E, D]):
     def _trace(self, entry: E, number: int, repeatable: bool) -> Advance[S, E]:
         """Open again and look for our entry, which may have been collected since."""
         opened = self._reopen()
-        if opened.with_id(entry.commit_id) is not None or number > opened.newest.checkpoint:
+        if opened.with_id(entry.commit_id) is not None or number > opened.latest.checkpoint:
             return opened
         try:
             written = self._in_chain(entry, number)
@@ -474,7 +474,7 @@ class Journal(ABC, Generic[S, E, D]):
                 # Tried again it changes nothing if it has landed: the state itself knows.
                 return opened
             raise Unavailable(f"{error} is no longer kept") from None
-        return opened if written is None else Advance(opened.newest, (written,))
+        return opened if written is None else Advance(opened.latest, (written,))
 
     def _in_chain(self, entry: E, number: int) -> E | None:
         """Return our entry if the chain of CRCs, walked back from the first checkpoint after it, has it.

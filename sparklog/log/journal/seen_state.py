@@ -65,7 +65,7 @@ class SeenState(Generic[S]):
 class Advance(Generic[S, E]):
     """The newest state, and the entries read to come to it. `root_seen`: the opened root was seen at the same time."""
 
-    newest: SeenState[S]
+    latest: SeenState[S]
     entries: Sequence[E] = ()
     root_seen: bool = False
     last_listed: int | None = None  # the largest listed number; None if nothing was listed

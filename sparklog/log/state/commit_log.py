@@ -120,7 +120,7 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
 
     def snapshot_if_exists(self) -> Snapshot | None:
         """Return the newest state with all slices; None if there is no topic."""
-        newest = self._read_on(self._newest).newest
+        newest = self._read_on(self._latest).latest
         return self._snapshot(newest) if newest.state.head.exists else None
 
     def _snapshot(self, base: SeenState[LogState]) -> Snapshot:
@@ -130,7 +130,7 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         return Snapshot(self.topic, self.store, state.head, state.table)
 
     def _existing(self, refresh: bool) -> SeenState[LogState]:
-        base = self._read_on(self._newest).newest if refresh else self._open_if_stale()
+        base = self._read_on(self._latest).latest if refresh else self._open_if_stale()
         if not base.state.head.exists:
             raise self._not_found()
         return base
@@ -153,7 +153,7 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
                 # before does.
                 below = version if isinstance(error, Corrupt) or version in missing else None
             missing.add(version)
-            base = self._reopen(below).newest
+            base = self._reopen(below).latest
             if base.state.table is not None:
                 return base
         raise Unavailable(f"no slice table of {self.title} can be loaded; run verify")

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from sparklog.common.times import iso_time
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound
-from sparklog.log.journal.clocks import Env, newest_at
+from sparklog.log.journal.clocks import Env, latest_at
 from sparklog.log.journal.names import (
     checkpoint_key,
     checkpoint_prefix,
@@ -159,7 +159,7 @@ class History:
         """Return the newest version that was not made after a time (ms, of the writers' clocks); else `NotFound`."""
         kept = self.commits.version
         first, last = (int(kept[first_of_run(kept)]), int(kept[-1])) if len(kept) else (0, -1)
-        version = newest_at(self.commit, first, last, time_ms)
+        version = latest_at(self.commit, first, last, time_ms)
         if version >= first:
             return version
         reason = "it was created later" if first == 0 else f"its log goes back to version {first}, which is newer"

@@ -221,7 +221,7 @@ T = TypeVar("T")
 READS = ("get", "stat", "list", "list_folders", "now_ms")
 
 
-def newest_backup(store: Store) -> BackupStore | None:
+def latest_backup(store: Store) -> BackupStore | None:
     """Return the newest backup, best of all topics; None: no place of backups. `NotFound` where none is finished."""
     if store.stat(PLACE_KEY) is None:
         return None

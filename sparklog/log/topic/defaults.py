@@ -51,20 +51,20 @@ class DefaultsLog(EntryLog[RootDefaults]):
         super().__init__(root, DEFAULTS, ID)
         self._last: _Known | None = None
 
-    def read(self, *, newest: bool = False) -> RootDefaults:
+    def read(self, *, latest: bool = False) -> RootDefaults:
         """Return the defaults: the `newest`, or those that were read in the last five minutes."""
-        return self._look(newest).defaults
+        return self._look(latest).defaults
 
     def read_for_job(self) -> RootDefaults:
         """Return the newest defaults, and copy them; `Unavailable` without the right to check that none are lost."""
-        defaults = self._look(newest=True, must_check=True).defaults
+        defaults = self._look(latest=True, must_check=True).defaults
         if self.store.writable:
             self.keep_copy()
         return defaults
 
-    def of_topic(self, topic: str, configs: TopicConfigs, *, newest: bool = False) -> TopicConfigs:
+    def of_topic(self, topic: str, configs: TopicConfigs, *, latest: bool = False) -> TopicConfigs:
         """Return the configs that were set on a topic, over the root's defaults for it."""
-        last = self._look(newest)
+        last = self._look(latest)
         of_topic = last.of_topics.get(topic)
         if of_topic is None or of_topic.explicit is not configs.explicit:
             of_topic = last.of_topics[topic] = TopicConfigs(configs.explicit, last.defaults.of_topic(topic))
@@ -94,14 +94,14 @@ class DefaultsLog(EntryLog[RootDefaults]):
             # The entry itself exists; the next change, or the next run of a job, creates the copy.
             _LOG.warning("could not copy the defaults of %s: %s", self.store.location, error)
 
-    def _look(self, newest: bool, must_check: bool = False) -> _Known:
+    def _look(self, latest: bool, must_check: bool = False) -> _Known:
         last, now = self._last, self.env.now()
-        if last is not None and not newest and now.elapsed_ms(last.looked) < METADATA_MAX_AGE_MS:
+        if last is not None and not latest and now.elapsed_ms(last.looked) < METADATA_MAX_AGE_MS:
             return last
         # Writers check once per process. Jobs check each time, because they delete records by the defaults.
-        is_sure = newest or last is None
+        is_sure = latest or last is None
         has_entry, copies = self._entry_and_copies(must_check) if is_sure else (self._has_first_entry(), [])
-        has_entries = has_entry or (newest and self._lists_entries())
+        has_entries = has_entry or (latest and self._lists_entries())
         defaults = self.refresh() if has_entries else RootDefaults(ID)
         return self._keep(now, self._checked(defaults, copies) if is_sure else defaults)
 

@@ -282,7 +282,7 @@ class TopicLog(CommitLog):
 
     def read_configs(self) -> TopicConfigs:
         """Return the configs in the state known here, over the root's newest defaults."""
-        return self.engine.defaults.of_topic(self.topic, self.head(refresh=False).configs, newest=True)
+        return self.engine.defaults.of_topic(self.topic, self.head(refresh=False).configs, latest=True)
 
     def commit_append(
         self,

@@ -200,7 +200,7 @@ class Root:
         Returns:
             `configs` under a broker's names, and `patterns` with their own.
         """
-        return self.engine.defaults.read(newest=True)
+        return self.engine.defaults.read(latest=True)
 
     @checked(changes=CONFIGS, pattern=NAME.or_none())
     def alter_defaults(
@@ -307,13 +307,13 @@ def open_root(
     try:
         root_id = read_root_id(store)
     except NotFound:
-        from sparklog.log.topic.backup_manifest import newest_backup
+        from sparklog.log.topic.backup_manifest import latest_backup
 
         if create:
             root_id = create_root_id(store, env)
             if not store.location.startswith("memory:"):
                 CREATED_ROOT.info("created root %s", store.location)
-        elif (backup := newest_backup(store)) is not None:
+        elif (backup := latest_backup(store)) is not None:
             store, root_id = backup, read_root_id(backup)
         else:
             raise

@@ -74,7 +74,7 @@ class Topic(TopicReader):
         Raises:
             NotFound: the topic was deleted.
         """
-        return describe(self.log.read_snapshot(), self.log.engine.defaults.read(newest=True))
+        return describe(self.log.read_snapshot(), self.log.engine.defaults.read(latest=True))
 
     # -- changing the topic
 

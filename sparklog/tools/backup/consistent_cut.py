@@ -379,8 +379,8 @@ def cut_now(root: Root, chosen: Collection[str] | None = None) -> Cut:
 
 def _before(chain: EntryChain[E], since_ms: int) -> E:
     """Return the newest state that no cache can hide: the store has had it since that time. Else the oldest."""
-    newest = chain.newest()
-    number = chain.number_before(since_ms)
+    newest = chain.latest()
+    number = chain.latest_number_before(since_ms)
     number = chain.span().first if number is None else number
     state = None if number >= newest.number else chain.state_at(number)
     return newest if state is None else state
@@ -388,7 +388,7 @@ def _before(chain: EntryChain[E], since_ms: int) -> E:
 
 def _recent(chain: EntryChain[E], since_ms: int) -> list[E]:
     begin = _before(chain, since_ms)
-    return [begin, *chain.walk(begin, chain.newest().number)]
+    return [begin, *chain.walk(begin, chain.latest().number)]
 
 
 def _recent_commits(store: Store, topic: str, version: int, since_ms: int) -> Iterator[Commit]:
@@ -403,7 +403,7 @@ def _recent_commits(store: Store, topic: str, version: int, since_ms: int) -> It
 
 def _since(chain: EntryChain[Decisions], begin: Decisions | None) -> list[Decisions]:
     """The states from one to the newest, or from the oldest there is; none if all of it went meanwhile."""
-    newest = chain.newest()
+    newest = chain.latest()
     if newest.number < 0 or (begin is not None and newest.number < begin.number):
         # Every topic had recorded all of it a week ago.
         return []

@@ -27,7 +27,7 @@ from sparklog.log.decisions.decision import DECISIONS, Decisions, Prepared, Prep
 from sparklog.log.decisions.decision_log import open_transactions
 from sparklog.log.journal import names as naming
 from sparklog.log.journal.chain import EntryChain, EntrySpan
-from sparklog.log.journal.clocks import newest_at
+from sparklog.log.journal.clocks import latest_at
 from sparklog.log.journal.entry_log import E, EntryKind
 from sparklog.log.state.commit import MAINTAIN, Commit, Resolved
 from sparklog.log.state.commit_intents import Draft
@@ -149,7 +149,7 @@ def _time_in(repository: Repository, time_ms: int, topics: tuple[str, ...] | Non
 
 def _version_at(store: Store, item: TopicBackup, time_ms: int) -> int | None:
     history = History(store, item.topic)
-    version = newest_at(history.commit, item.base + 1, item.version, time_ms)
+    version = latest_at(history.commit, item.base + 1, item.version, time_ms)
     if version > item.base:
         return version
     if item.base < 0:

@@ -30,14 +30,14 @@ def test_a_chain_is_walked_to_its_newest_entry() -> None:
     chain = chain_of(4)
     span = chain.span()
     assert (span.first, span.last) == (0, 3)
-    assert [state.number for state in chain.walk(chain.kept(-1), 3)] == [0, 1, 2, 3]
-    assert chain.newest().number == 3
+    assert [state.number for state in chain.walk(chain.existing(-1), 3)] == [0, 1, 2, 3]
+    assert chain.latest().number == 3
     assert (ids_of(chain.store, GROUPS), id_in(chain.store, GROUPS, "nothing")) == (["g"], None)
 
 
 def test_states_by_a_time() -> None:
     span = chain_of(3).span()
-    last = span.chain.kept(2)
+    last = span.chain.existing(2)
     assert span.number_by(last.made_ms) == 2
     assert [state.number for state in span.states_by(last.made_ms)] == [0, 1, 2]
     assert (span.number_by(-1), span.states_by(-1), span.first_after(-1)) == (-1, [], None)
@@ -57,7 +57,7 @@ def test_where_older_entries_are_gone_the_first_is_what_is_known() -> None:
     assert first is not None
     assert first.number == 2
     with pytest.raises(NotFound, match="entry 1 of group 'g' is no longer kept"):
-        chain.kept(1)
+        chain.existing(1)
 
 
 def test_a_copy_will_do() -> None:
@@ -67,7 +67,7 @@ def test_a_copy_will_do() -> None:
     chain.store.delete(key)
     numbers = list_numbers(chain.store, chain.prefix)
     assert (numbers.entries, numbers.copies) == ((0, 2), (1,))
-    assert [state.number for state in chain.walk(chain.kept(0), 2)] == [1, 2]
+    assert [state.number for state in chain.walk(chain.existing(0), 2)] == [1, 2]
 
 
 def test_an_entry_of_another_id_is_refused() -> None:

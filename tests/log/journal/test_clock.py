@@ -10,7 +10,7 @@ import pytest
 
 from sparklog.errors import NotFound
 from sparklog.log.decisions.decision import BY_OWNER
-from sparklog.log.journal.clocks import MAX_AHEAD_MS, newest_at, next_times
+from sparklog.log.journal.clocks import MAX_AHEAD_MS, latest_at, next_times
 from sparklog.log.journal.documents import document_of
 from sparklog.log.journal.names import commit_key
 from sparklog.log.state.history import History
@@ -81,7 +81,7 @@ def test_the_newest_version_made_by_a_time_is_found_whatever_the_clock_did(seed:
     for _ in range(50):
         time_ms = source.choice([source.randint(0, now + DAY), source.choice(log).made_ms])
         made = [at for at in range(first, len(log)) if log[at].made_ms <= time_ms]
-        assert newest_at(log.__getitem__, first, len(log) - 1, time_ms) == (made[-1] if made else first - 1)
+        assert latest_at(log.__getitem__, first, len(log) - 1, time_ms) == (made[-1] if made else first - 1)
 
 
 def jumped(world: World, root: Root) -> None:

@@ -273,7 +273,7 @@ def test_a_reader_without_the_root_names_the_gap(journal: str, world: World) -> 
     prefix, _ = written(world, journal)
     world.store.delete(commit_key(prefix, 3))
     root = world.root(world.store)
-    read: Callable[[], object] = EntryChain(world.store, GROUPS, "g").newest
+    read: Callable[[], object] = EntryChain(world.store, GROUPS, "g").latest
     with pytest.raises(Corrupt, match="number 3 of the log is missing"):
         read_job_leases(root, "retain") if journal == "leases" else read()
 
@@ -292,7 +292,7 @@ def test_old_entries_that_were_deleted_are_no_gap_for_a_reader_without_the_root(
         assert len(numbers(store, "_groups/g")) < 12
         # A process that slept makes one of them again.
         store.create(commit_key("_groups/g", 0), b"late")
-        assert EntryChain(store, log.kind, "g").newest().number == 11
+        assert EntryChain(store, log.kind, "g").latest().number == 11
 
 
 def test_a_chain_waits_for_entries_that_a_cache_of_names_denies(world: World) -> None:
@@ -304,7 +304,7 @@ def test_a_chain_waits_for_entries_that_a_cache_of_names_denies(world: World) ->
     assert EntryChain(store, GROUPS, "g", world.env()).read(3) is None
     world.store.create(key, data)
     assert EntryChain(store, GROUPS, "g").read(3) is None
-    assert EntryChain(store, GROUPS, "g", world.env()).kept(3).number == 3
+    assert EntryChain(store, GROUPS, "g", world.env()).existing(3).number == 3
 
 
 class OldListing(WrapperStore):

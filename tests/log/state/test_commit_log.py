@@ -42,7 +42,7 @@ def test_a_loser_reads_forward_and_commits_after_the_winners() -> None:
     counting = CountingStore(store)
     late = world.root(counting).topic("t")
     late.log.append_target(refresh=False)
-    late.log._newest = topic.log._newest  # the state of somebody who has not looked since version 0
+    late.log._latest = topic.log._latest  # the state of somebody who has not looked since version 0
     counting.reset()
     outcome = publish(late, 4)
     assert (outcome.version, dict(outcome.base)) == (6, {0: 15})
@@ -344,7 +344,7 @@ def test_a_long_tail_loads_the_table_and_failing_to_does_not_matter() -> None:
     store.limits = Limits(tail_commits=3)
     failing = faulty(world, store, {"get:checkpoint": Fault(FaultKind.ERROR_BEFORE)})
     known = failing.log._open_if_stale()
-    failing.log._newest = replace(known, state=replace(known.state, table=None))
+    failing.log._latest = replace(known, state=replace(known.state, table=None))
     for _ in range(5):
         publish(failing, 1)
     assert failing.log.current().table is None

@@ -314,7 +314,7 @@ def test_a_commit_of_a_log_that_is_gone_is_not_followed(
     if not checked:
         monkeypatch.setattr(commit_log, "OWN_OBJECTS", 1)
     late = world.root(hooked).topic("t")
-    late.log._newest = stale.log._newest
+    late.log._latest = stale.log._latest
     late.log._documents = stale.log._documents
     with pytest.raises(SparklogError):
         publish(late, 1)

@@ -332,7 +332,7 @@ class TestMutations:
         def late(root: Root, chosen: object = None) -> consistent_cut.Cut:
             found = now(root, None)
             groups = {
-                name: consistent_cut.EntryChain(root.store, consistent_cut.GROUPS, name).newest()
+                name: consistent_cut.EntryChain(root.store, consistent_cut.GROUPS, name).latest()
                 for name in found.groups
             }
             return consistent_cut.Cut(found.topics, found.decisions, groups)
