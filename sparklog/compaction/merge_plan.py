@@ -35,7 +35,7 @@ import numpy.typing as npt
 from sparklog.compaction.merge_work import MergeWork
 from sparklog.format.slice_columns import PLANNED
 from sparklog.limits import Limits
-from sparklog.log.decisions.decision_log import own_whole_ends
+from sparklog.log.decisions.decision_log import own_consistent_ends
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.journal.names import is_commit
 from sparklog.log.read.planned_slices import PlannedSlices
@@ -102,7 +102,7 @@ def _files(slices: Slices, head: Head, grown_bytes: int) -> _MergeableFiles:
     n = len(path)
     count = np.bincount(of_row, minlength=n)
     # Slices that an open transaction elsewhere hides keep the mark of their transaction until they become visible.
-    stable = own_whole_ends(head, slices)
+    stable = own_consistent_ends(head, slices)
     stuck = slices.sealed() | (slices.status == OPEN) | (slices.end > stable[slices.partition])
     nbytes = np.bincount(of_row, weights=slices.size, minlength=n)
     dropped = np.bincount(of_row, weights=slices.status == ABORTED, minlength=n) > 0

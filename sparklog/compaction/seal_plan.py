@@ -12,7 +12,7 @@ import numpy as np
 
 from sparklog.compaction.seal_work import SealPart, SealWork
 from sparklog.limits import Limits
-from sparklog.log.decisions.decision_log import own_whole_ends
+from sparklog.log.decisions.decision_log import own_consistent_ends
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.read.planned_slices import PlannedSlices, planned_slices
 from sparklog.log.state.segments import RollRule, Segment, due, segments_of
@@ -35,7 +35,7 @@ def plan_sealing(
     rule = RollRule.of(configs, head.topic_id)
     table = snapshot.slices.all()
     # Slices that an open transaction elsewhere hides keep the mark of their transaction until they become visible.
-    stable = own_whole_ends(head, table).tolist()
+    stable = own_consistent_ends(head, table).tolist()
     packed = _Packed(store.limits)
     for partition in np.unique(table.partition[~table.sealed()]).tolist():
         slices = table[table.partition_rows(partition)]

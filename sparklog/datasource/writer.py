@@ -211,7 +211,7 @@ def publish(plan: SinkPlan, messages: Sequence[SparklogCommitMessage], key: Writ
         return
     for name, written in topics.items():
         if written.files or key is not None:
-            target = replace(written.target, looked=looked)
+            target = replace(written.target, root_checked=looked)
             root.engine.log(name).commit_append(written.files, target, writer=key)
 
 

@@ -37,7 +37,7 @@ from sparklog.log.decisions.decision import (
     expire,
     forget,
 )
-from sparklog.log.decisions.decision_log import DecisionLog, held_back, settle, whole_ends
+from sparklog.log.decisions.decision_log import DecisionLog, consistent_ends, consistent_snapshots, limited_to
 from sparklog.log.decisions.expired_ids import OF_SPARKLOG, ONE_WRITE, REGISTER, entry_in, keep_newer, register_of
 from sparklog.log.journal.chain import EntryChain, ids_of
 from sparklog.log.journal.entry_log import KEEP_MS, Collected, collect_entries, collect_log
@@ -95,13 +95,13 @@ def visible_snapshot(topic: Topic) -> Snapshot:
     gone: set[str] = set()
     while True:
         # Outcomes count as recorded: a committed transaction is hidden also where its topic has not recorded it.
-        shown, missing = settle(engine.decisions, raw, take)
+        shown, missing = consistent_snapshots(engine.decisions, raw, take)
         gone |= missing
         if topic.name not in raw:
             raise no_topic(topic.name, topic.root.location)
         further = {name for snapshot in shown.values() for name in snapshot.head.siblings} - raw.keys() - gone
         if not further:
-            return held_back(raw[topic.name], whole_ends(shown)[topic.name])
+            return limited_to(raw[topic.name], consistent_ends(shown)[topic.name])
         for name in sorted(further):
             try:
                 raw[name] = take(name)

@@ -274,7 +274,7 @@ def test_a_commit_is_not_looked_for_before_it_is_made(tmp_path: Path, monkeypatc
 
     async def produce() -> None:
         async with appending(tmp_path) as add:
-            monkeypatch.setattr(TopicLog, "look", counted)
+            monkeypatch.setattr(TopicLog, "refresh_checking_root", counted)
             assert await add(batch_of([b"1"]), batch_of([b"2"])) == [Code.NONE] * 2
             assert looks == []
             topic.append([{"value": b"of another process"}])

@@ -95,7 +95,7 @@ def refused_rows(
     trial = AppendTarget(
         *(MemoryStore(env.wall_ms), target.root_id, target.topic, target.topic_id, target.partitions),
         *(target.configs, target.read_version, target.leader_epoch),
-        looked=env.now(),
+        root_checked=env.now(),
     )
     refused: dict[int, BadRequest] = {}
     spans = [(0, len(records))]

@@ -35,7 +35,7 @@ from sparklog.kafka.exporting.plan import (
     stable_ends,
 )
 from sparklog.kafka.in_place.directory import CONSUMER_OFFSETS, GROUPS_FILE, properties_name
-from sparklog.log.decisions.decision_log import held_back, settle, whole_ends
+from sparklog.log.decisions.decision_log import consistent_ends, consistent_snapshots, limited_to
 from sparklog.log.journal.clocks import Env
 from sparklog.log.journal.names import check_topic_name
 from sparklog.log.state.commit_log import no_topic
@@ -227,14 +227,14 @@ def _read_snapshots(root: Root, topics: Sequence[str], version: int | None, time
     """Return snapshots that end, in all topics, before a transaction that is hidden in one: none goes out in part."""
     if version is None and time_ms is None:
         raw = {name: root.topic(name).log.snapshot() for name in topics}
-        shown, gone = settle(root.engine.decisions, raw, lambda name: root.topic(name).log.snapshot())
+        shown, gone = consistent_snapshots(root.engine.decisions, raw, lambda name: root.topic(name).log.snapshot())
         for name in gone:
             raise no_topic(name, root.location)
     else:
         shown = {name: _read_older(root, name, version, time_ms) for name in topics}
     # Transactions of Kafka's producers may stay open: a broker knows what to do with them.
     native = {name: replace(shot, head=replace(shot.head, kafka_open=())) for name, shot in shown.items()}
-    held = [held_back(native[name], ends) for name, ends in whole_ends(native).items()]
+    held = [limited_to(native[name], ends) for name, ends in consistent_ends(native).items()]
     return [replace(shot, head=replace(shot.head, kafka_open=shown[shot.topic].head.kafka_open)) for shot in held]
 
 

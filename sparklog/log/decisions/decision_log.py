@@ -7,11 +7,11 @@ that week (`KEEP_MS`): who then still sees it open knows that it was aborted.
 
 A slice that a transaction holds open carries (id, n) and the version of its prepare. A commit to a topic records the
 outcome of n there (the marker of a native topic), and aborts transactions past their timeout by the store's clock.
-Readers do not wait for that: `settle` shows snapshots as they will be then, and makes those of several topics agree, so
-that they hold all of a transaction or none of it.
+Readers do not wait for that: `consistent_snapshots` returns snapshots as if the outcomes were recorded, and makes
+those of several topics agree, so that they hold all of a transaction or none of it.
 
-The ends of a read of several partitions do the same (`whole_ends`). A transaction that is open in one partition hides
-later ones there, after the last stable offset, and in no other partition. A reader that went up to that offset
+The ends of a read of several partitions do the same (`consistent_ends`). A transaction that is open in one partition
+hides later ones there, after the last stable offset, and in no other partition. A reader that went up to that offset
 everywhere would see such a transaction in part: it is cut. So ends are taken back to where a cut transaction begins, in
 all its partitions and topics, until none is cut. No end goes below one that was returned before for the same topics.
 """
@@ -296,7 +296,9 @@ class _Round:
     """(id, n) that counts as open, to the topics where it is."""
 
 
-def settle(logs: DecisionLogs, raw: dict[str, Snapshot], take: Take) -> tuple[dict[str, Snapshot], set[str]]:
+def consistent_snapshots(
+    logs: DecisionLogs, raw: dict[str, Snapshot], take: Take
+) -> tuple[dict[str, Snapshot], set[str]]:
     """Make snapshots of topics agree, as readers see them; also return the names of topics that are gone.
 
     No snapshot is older than the version that another one names: `raw` (topic to its newest) is refreshed by `take`,
@@ -313,7 +315,7 @@ def settle(logs: DecisionLogs, raw: dict[str, Snapshot], take: Take) -> tuple[di
         behind = _behind(raw, decisions) | _behind_merges(logs, raw, seen, decisions)
         needed = _needed(raw, seen)
         if not (unclear or behind or needed):
-            return {name: settled(snapshot, seen[name]) for name, snapshot in raw.items()}, deleted
+            return {name: with_outcomes(snapshot, seen[name]) for name, snapshot in raw.items()}, deleted
         for name in sorted({*unclear, *behind, *needed}):
             version = raw[name].version
             try:
@@ -340,7 +342,7 @@ def settle(logs: DecisionLogs, raw: dict[str, Snapshot], take: Take) -> tuple[di
 
 def read_snapshot(logs: DecisionLogs, log: CommitLog) -> Snapshot:
     """Return the newest snapshot of one topic as readers see it. `NotFound` if there is no topic."""
-    seen, _ = settle(logs, {log.topic: log.snapshot()}, lambda name: log.snapshot())
+    seen, _ = consistent_snapshots(logs, {log.topic: log.snapshot()}, lambda name: log.snapshot())
     return seen.get(log.topic) or log.snapshot()
 
 
@@ -351,7 +353,7 @@ def reader_of(store: Store, topic: str) -> Newer:
     return lambda: read_snapshot(logs, log)
 
 
-def settled(snapshot: Snapshot, outcomes: Sequence[Resolved]) -> Snapshot:
+def with_outcomes(snapshot: Snapshot, outcomes: Sequence[Resolved]) -> Snapshot:
     if not outcomes:
         return snapshot
     head = snapshot.head.settled(outcomes)
@@ -452,7 +454,7 @@ def _outcomes(logs: DecisionLogs, name: str, head: Head, decisions: _Round, uncl
 Cut = tuple[str, int]
 
 
-def whole_ends(snapshots: Mapping[str, Snapshot]) -> dict[str, Offsets]:
+def consistent_ends(snapshots: Mapping[str, Snapshot]) -> dict[str, Offsets]:
     """Return the ends, per topic and partition, of a read_committed read of all these snapshots."""
     heads = {name: snapshot.head for name, snapshot in snapshots.items()}
     if not any(_hides(head) for head in heads.values()):
@@ -460,7 +462,7 @@ def whole_ends(snapshots: Mapping[str, Snapshot]) -> dict[str, Offsets]:
     return _whole(heads, {name: _committed(snapshot.slices.all()) for name, snapshot in snapshots.items()})
 
 
-def own_whole_ends(head: Head, slices: Slices) -> Offsets:
+def own_consistent_ends(head: Head, slices: Slices) -> Offsets:
     """Return the same of one topic, from all its slices: maintenance leaves alone what comes after."""
     return _whole({"": head}, {"": _committed(slices)})[""] if _hides(head) else head.last_stable()
 
@@ -471,7 +473,7 @@ def _hides(head: Head) -> bool:
     return stable is not head.log_end and bool((stable < head.log_end).any())
 
 
-def held_back(snapshot: Snapshot, ends: Offsets) -> Snapshot:
+def limited_to(snapshot: Snapshot, ends: Offsets) -> Snapshot:
     """Return the snapshot as if a transaction were open from these ends on: for planning, which leaves that alone."""
     head = snapshot.head
     below = np.flatnonzero(ends < head.last_stable()).tolist()

@@ -68,7 +68,7 @@ class Journal(ABC, Generic[S, E, D]):
     | `current`, `_open_if_stale`       | none, if the newest state known is younger than an hour                 |
     | `read_next`                       | one: for the next entry                                                 |
     | `refresh`, `_read_on`             | one for each new entry, and one for the first missing one               |
-    | `look`, `_read_on_checking_root`  | the same; on a store with round trips for the root, too, meanwhile      |
+    | `refresh_checking_root`           | the same; on a store with round trips for the root, too, meanwhile      |
     | `_take_in`                        | those of `_read_on` that were not made before                           |
     | `_reopen`                         | two listings, a checkpoint, the entries after it                        |
 
@@ -149,7 +149,7 @@ class Journal(ABC, Generic[S, E, D]):
         # The newest one was seen no later than before.
         return self._take_in(base, ReadAhead((data,), True), base.seen).latest.state
 
-    def look(self) -> ClockReading | None:
+    def refresh_checking_root(self) -> ClockReading | None:
         """Read on to the newest state. Return when the root was seen to be the one opened, if that cost no time."""
         base, seen = self._latest, self.env.now()
         if base is None:
@@ -172,7 +172,7 @@ class Journal(ABC, Generic[S, E, D]):
         if not self._numbered.is_remote or self._is_stale(base.seen):
             return self._read_on(base)
         seen = self.env.now()
-        return self._take_in(base, self._numbered.look(base.state.number + 1), seen)
+        return self._take_in(base, self._numbered.read_checking_root(base.state.number + 1), seen)
 
     def _is_stale(self, seen: ClockReading) -> bool:
         return self.env.elapsed_ms(seen) > STALE_MS
@@ -354,21 +354,21 @@ class Journal(ABC, Generic[S, E, D]):
         *,
         load: Callable[[SeenState[S]], SeenState[S]] | None = None,
         repeatable: bool = False,
-        looked: ClockReading | None = None,
+        root_checked: ClockReading | None = None,
     ) -> tuple[E | None, SeenState[S]]:
         """Create the entry that `step` drafts from the newest state; the entry as it was written, and the state.
 
         * `step`: returns None if there is nothing to write; called again on the newest state after every lost race
         * `load`: loads what `step` needs of a state
         * `repeatable`: after an entry has landed, its step returns None
-        * `looked`: when `look` last saw the root for this write; a moment ago will do
+        * `root_checked`: when `refresh_checking_root` last saw the root for this write; a moment ago will do
 
         Raises what `step` raises on the newest state, and `Unavailable` if the outcome stays unknown.
         """
         self._guard.check()
         self._writes = True
         commit_id = self.env.new_id()
-        tries, latest = 0, self._look_before_writing(looked)
+        tries, latest = 0, self._look_before_writing(root_checked)
         while True:
             base, draft = self._draft(latest.latest, step, load, is_latest=tries > 0)
             if draft is None:
@@ -387,10 +387,10 @@ class Journal(ABC, Generic[S, E, D]):
             if written is not None:
                 return written, self._write_checkpoint_if_due(latest.latest)
 
-    def _look_before_writing(self, looked: ClockReading | None) -> Advance[S, E]:
+    def _look_before_writing(self, root_checked: ClockReading | None) -> Advance[S, E]:
         """Return the newest state known; on a store with round trips look at the root, unless that was just done."""
         base, is_remote = self._open_if_stale(), self._numbered.is_remote
-        root_seen = is_remote and looked is not None and self.env.now().is_soon_after(looked)
+        root_seen = is_remote and root_checked is not None and self.env.now().is_soon_after(root_checked)
         if is_remote and not root_seen:
             with suppress(Unavailable):
                 # The root must be looked at anyway: whether the next number is free costs no time then.

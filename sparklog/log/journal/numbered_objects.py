@@ -212,7 +212,7 @@ class NumberedObjects:
         """True on a store with round trips, where several requests at once take little longer than one."""
         return self.store.parallel_reads > 1
 
-    def look(self, number: int) -> ReadAhead:
+    def read_checking_root(self, number: int) -> ReadAhead:
         """Read all objects from `number` on, and look whether the root is the one that was opened, at once."""
 
         def ask(place: int | None) -> list[bytes] | bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from sparklog.log.decisions.decision_log import whole_ends
+from sparklog.log.decisions.decision_log import consistent_ends
 from sparklog.log.read.read_plan import bounds_of, plan_parts, sizes_of, stored_in
 from sparklog.log.read.skipped import OnSkipped
 from sparklog.log.state.range_slices import RangeSlices, select_ranges
@@ -38,7 +38,7 @@ class SnapshotView:
         self.location = location
         self.snapshots = snapshots
         self._newer = newer
-        self._ends = whole_ends(snapshots)
+        self._ends = consistent_ends(snapshots)
         self._bounds: dict[str, Mapping[int, Bounds]] = {}
         self._measured: RangeSlices | None = None
         """What was measured last: a plan asks for the sizes of ranges, then for the same ranges."""

@@ -149,7 +149,7 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
                 return self._publish(replace(base, state=self._load_table(base.state)))
             except (Corrupt, NotFound) as error:
                 _LOG.warning("checkpoint %s of %s: %s", version, self.title, error)
-                # Deleted since we looked: a newer one exists. Damaged, or still listed without its table: the one
+                # Deleted since we root_checked: a newer one exists. Damaged, or still listed without its table: the one
                 # before does.
                 below = version if isinstance(error, Corrupt) or version in missing else None
             missing.add(version)
@@ -168,9 +168,12 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         return self._applied(LogState(head, checkpoint, (), table), state.tail)
 
     def commit(
-        self, intent: Intent, origin: Head | None = None, *, looked: ClockReading | None = None
+        self, intent: Intent, origin: Head | None = None, *, root_checked: ClockReading | None = None
     ) -> CommitOutcome:
-        """Commit what `intent` drafts. `origin`: the head it was decided on; `looked`: what `look` returned."""
+        """Commit what `intent` drafts.
+
+        `origin` is the head it was decided on, and `root_checked` what `refresh_checking_root` returned.
+        """
         from sparklog.log.state.commit_intents import Nothing
 
         decided_on = self.current().head if origin is None else origin
@@ -182,7 +185,7 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
             return None if isinstance(draft, Nothing) else draft
 
         load = self._with_table if intent.needs_table else None
-        written, newest = self._write(step, load=load, repeatable=intent.repeatable, looked=looked)
+        written, newest = self._write(step, load=load, repeatable=intent.repeatable, root_checked=root_checked)
         last = drafts[-1]
         return CommitOutcome(written, newest.state.head, last if isinstance(last, Nothing) else None, last.dropped)
 

@@ -29,7 +29,7 @@ import numpy as np
 from sparklog.common.units import count
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, Unavailable
 from sparklog.format.slice_columns import SLICE_COLUMNS
-from sparklog.log.decisions.decision_log import open_transactions, settled
+from sparklog.log.decisions.decision_log import open_transactions, with_outcomes
 from sparklog.log.journal.names import check_topic_name, file_key, is_topic_name, key_topic, topic_folder
 from sparklog.log.journal.numbered_objects import STALE_MS
 from sparklog.log.state.commit import CREATE, MAINTAIN, Edit, Hold, Resolved
@@ -216,7 +216,7 @@ def _decided(log: TopicLog, snapshot: Snapshot) -> Snapshot:
         # One that went on after the snapshot would be in the clone in part.
         ended = [item for item in commit.resolved if max(item.committed, default=0) <= snapshot.version]
         resolved += [item for item in ended if (item.id, item.n) in waiting]
-    return settled(snapshot, resolved)
+    return with_outcomes(snapshot, resolved)
 
 
 def _shared(source: str, snapshot: Snapshot) -> tuple[FileSlices, ...]:

@@ -123,9 +123,9 @@ class CommitQueue:
         """
         if self._last is None:
             return None
-        version, looked = self._last
-        is_fresh = version == known.read_version and self._log.env.now().is_soon_after(looked)
-        return replace(known, looked=looked) if is_fresh else None
+        version, root_checked = self._last
+        is_fresh = version == known.read_version and self._log.env.now().is_soon_after(root_checked)
+        return replace(known, root_checked=root_checked) if is_fresh else None
 
     def _commit_in_groups(self, appends: Sequence[PreparedAppend]) -> list[AppendOutcome | SparklogError]:
         groups = [[appends[0]]]
@@ -164,9 +164,9 @@ class CommitQueue:
         intent = AppendIntent(
             target.topic_id, tuple(files), now_ms, writer, append.txn, append.kafka_writers, written_for
         )
-        looked = appends[-1].target.looked
-        outcome = log.commit(intent, head, looked=looked)
-        self._remember(outcome, head, looked, writer)
+        root_checked = appends[-1].target.root_checked
+        outcome = log.commit(intent, head, root_checked=root_checked)
+        self._remember(outcome, head, root_checked, writer)
         if outcome.nothing is not None:
             return [_outcome_of_nothing(outcome.nothing, writer)]
         if not target.configs.log_append_time:
@@ -191,12 +191,12 @@ class CommitQueue:
         return replace(writer, epoch=epoch, content=content_of({self._log.topic: [file.counts for file in files]}))
 
     def _remember(
-        self, outcome: CommitOutcome, before: Head, looked: ClockReading | None, writer: WriterKey | None
+        self, outcome: CommitOutcome, before: Head, root_checked: ClockReading | None, writer: WriterKey | None
     ) -> None:
         """Remember the epoch of a writer's run, and whether this process commits without meeting another writer."""
         commit = outcome.commit
         is_next = commit is not None and commit.version == before.version + 1
-        self._last = (before.version + 1, looked) if is_next and looked is not None else None
+        self._last = (before.version + 1, root_checked) if is_next and root_checked is not None else None
         if writer is not None and writer.run is not None:
             entry = outcome.head.registry.get(writer.id)
             if entry is not None and entry.run == writer.run:

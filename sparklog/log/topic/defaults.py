@@ -39,7 +39,7 @@ METADATA_MAX_AGE_MS = 300_000
 class _Known:
     """Defaults, when they were looked at, and over them the configs of topics that were asked for."""
 
-    looked: ClockReading
+    read_at: ClockReading
     defaults: RootDefaults
     of_topics: dict[str, TopicConfigs]
 
@@ -96,7 +96,7 @@ class DefaultsLog(EntryLog[RootDefaults]):
 
     def _look(self, latest: bool, must_check: bool = False) -> _Known:
         last, now = self._last, self.env.now()
-        if last is not None and not latest and now.elapsed_ms(last.looked) < METADATA_MAX_AGE_MS:
+        if last is not None and not latest and now.elapsed_ms(last.read_at) < METADATA_MAX_AGE_MS:
             return last
         # Writers check once per process. Jobs check each time, because they delete records by the defaults.
         is_sure = latest or last is None

@@ -163,11 +163,11 @@ class TopicLog(CommitLog):
         return read_snapshot(self.engine.decisions, self)
 
     def commit(
-        self, intent: Intent, origin: Head | None = None, *, looked: ClockReading | None = None
+        self, intent: Intent, origin: Head | None = None, *, root_checked: ClockReading | None = None
     ) -> CommitOutcome:
         """Commit an intent (see `sparklog.log.state.commit_intents`), made when the topic was at `origin`."""
         self.engine.ensure_probed()
-        return super().commit(intent, origin, looked=looked)
+        return super().commit(intent, origin, root_checked=root_checked)
 
     def take_back(self, created: Commit) -> bool:
         """Delete a topic just created, if it is still there; False if it has another commit: then it stays."""
@@ -192,7 +192,7 @@ class TopicLog(CommitLog):
         return self._queue
 
     def append_target(self, refresh: bool = True) -> AppendTarget:
-        return self._target(self.look() if refresh else None)
+        return self._target(self.refresh_checking_root() if refresh else None)
 
     def append(self, data: ArrowData, options: WriteOptions | None, writer: WriterKey | None) -> AppendOutcome:
         """Write rows and publish them."""
@@ -237,20 +237,20 @@ class TopicLog(CommitLog):
     ) -> PreparedAppend:
         def early() -> PreparedAppend | SparklogError:
             try:
-                return written(replace(known, looked=self.env.now()))
+                return written(replace(known, root_checked=self.env.now()))
             except SparklogError as error:
                 return error
 
-        both: tuple[Callable[[], Any], ...] = self.look, early
-        looked, append = cast(
+        both: tuple[Callable[[], Any], ...] = self.refresh_checking_root, early
+        root_checked, append = cast(
             "tuple[ClockReading | None, PreparedAppend | SparklogError]", ask_each(self.store, lambda ask: ask(), both)
         )
-        latest = self._target(looked)
+        latest = self._target(root_checked)
         if self.head(refresh=False).floor > known.read_version or not latest.takes_rows_as(known):
             return written(self.append_target())
         if isinstance(append, SparklogError):
             raise append
-        return append._replace(target=replace(known, looked=looked))
+        return append._replace(target=replace(known, root_checked=root_checked))
 
     def _known_target(self) -> AppendTarget | None:
         """Return the target by the state known here, on a store with round trips and if that state is not old."""
@@ -259,7 +259,7 @@ class TopicLog(CommitLog):
             return None
         return self._target(None) if self.env.elapsed_ms(seen) < METADATA_MAX_AGE_MS else None
 
-    def _target(self, looked: ClockReading | None) -> AppendTarget:
+    def _target(self, root_checked: ClockReading | None) -> AppendTarget:
         from sparklog.log.write.append_target import AppendTarget
 
         state = self.existing(refresh=False)
@@ -277,7 +277,7 @@ class TopicLog(CommitLog):
             read_version=head.version,
             leader_epoch=head.leader_epoch,
             inline_bytes=head.inline_bytes(configs),
-            looked=looked,
+            root_checked=root_checked,
         )
 
     def read_configs(self) -> TopicConfigs:

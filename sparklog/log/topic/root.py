@@ -18,7 +18,7 @@ from sparklog.common.settings import ValueType, as_whole
 from sparklog.common.units import count
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, advice, nearest, shortened
 from sparklog.limits import Limits
-from sparklog.log.decisions.decision_log import settle
+from sparklog.log.decisions.decision_log import consistent_snapshots
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.journal.names import MAX_PARTITIONS, check_topic_name, create_root_id, read_root_id
 from sparklog.log.state.commit_log import SHOWN_TOPICS, no_topic
@@ -411,7 +411,7 @@ class RootView:
         if self._idle and self._agree and not any(snapshot.head.open for snapshot in self._raw.values()):
             return missing
         self._agree = False
-        snapshots, gone = settle(self.root.engine.decisions, self._raw, self._take)
+        snapshots, gone = consistent_snapshots(self.root.engine.decisions, self._raw, self._take)
         # Who asks for names alone imports nothing that reads records.
         from sparklog.log.read.snapshot_view import SnapshotView
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from sparklog.arguments import CONFIGS, NUMBER, NUMBERS, OFFSETS, checked, instance
 from sparklog.errors import BadRequest, NotFound
-from sparklog.log.decisions.decision_log import whole_ends
+from sparklog.log.decisions.decision_log import consistent_ends
 from sparklog.log.journal.clocks import Env
 from sparklog.log.read.counting import RecordCount, count_of
 from sparklog.log.read.read_plan import bounds_of
@@ -253,7 +253,7 @@ class Topic(TopicReader):
             NotFound: the topic was deleted.
         """
         snapshot = self.log.read_snapshot()
-        bounds = bounds_of(snapshot, whole_ends({self.name: snapshot})[self.name])
+        bounds = bounds_of(snapshot, consistent_ends({self.name: snapshot})[self.name])
         return count_of(snapshot, bounds, isolation_level)
 
     @checked(producers=NUMBERS.or_none())

@@ -31,7 +31,7 @@ class AppendTarget:
     leader_epoch: int
     inline_bytes: int = 0  # of records that go into the commit, at most
     # When the root was seen to be the one that was opened, where that cost no time of its own.
-    looked: ClockReading | None = field(default=None, compare=False, repr=False)
+    root_checked: ClockReading | None = field(default=None, compare=False, repr=False)
 
     def check_belongs_to(self, root_id: str, topic: str) -> None:
         """Raise `BadRequest` if files for this target are to be committed to another topic or root."""
@@ -46,7 +46,9 @@ class AppendTarget:
 
     def __reduce__(self) -> tuple[type[AppendTarget], tuple[object, ...]]:
         # Another process must look for itself.
-        return AppendTarget, tuple(getattr(self, member.name) for member in fields(self) if member.name != "looked")
+        return AppendTarget, tuple(
+            getattr(self, member.name) for member in fields(self) if member.name != "root_checked"
+        )
 
 
 @dataclass(frozen=True)

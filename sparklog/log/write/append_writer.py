@@ -175,8 +175,8 @@ class AppendWriter:
         self._output.end_slice(written)
 
     def _must_check_root(self) -> bool:
-        looked = self._target.looked
-        return not self._checked_root and (looked is None or not self._env.now().is_soon_after(looked))
+        root_checked = self._target.root_checked
+        return not self._checked_root and (root_checked is None or not self._env.now().is_soon_after(root_checked))
 
     def _close(self) -> None:
         """Close the file, which then exists. Where requests cost a round trip, the root is looked at meanwhile."""

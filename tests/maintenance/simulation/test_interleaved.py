@@ -11,7 +11,7 @@ import pytest
 from sparklog.compaction import run as compaction
 from sparklog.compaction.run import CompactOptions, compact_root
 from sparklog.errors import SparklogError
-from sparklog.log.decisions.decision_log import held_back, whole_ends
+from sparklog.log.decisions.decision_log import consistent_ends, limited_to
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.work_items import InProcess, Settings
@@ -70,7 +70,7 @@ def hidden_here_alone(topic: Topic) -> Snapshot:
         if name not in snapshots:
             snapshots[name] = topic.root.engine.log(name).snapshot()
             waiting += snapshots[name].head.siblings
-    return held_back(snapshots[topic.name], whole_ends(snapshots)[topic.name])
+    return limited_to(snapshots[topic.name], consistent_ends(snapshots)[topic.name])
 
 
 def own_topic_alone(topic: Topic) -> Snapshot:

@@ -96,7 +96,7 @@ def hidden_entries_are_gone(patch: Patch) -> None:
 
 def snapshots_do_not_agree(patch: Patch) -> None:
     """Each topic is shown as it was found."""
-    real = root_view.settle
+    real = root_view.consistent_snapshots
 
     def alone(logs: Any, raw: Any, take: Any) -> Any:
         found: dict[str, Any] = {}
@@ -104,13 +104,13 @@ def snapshots_do_not_agree(patch: Patch) -> None:
             found.update(real(logs, {name: raw[name]}, take)[0])
         return found, set()
 
-    patch.setattr(root_view, "settle", alone)
+    patch.setattr(root_view, "consistent_snapshots", alone)
 
 
 def every_partition_to_its_own_end(patch: Patch) -> None:
     """Readers go up to the last stable offset of each partition."""
     ends: Callable[[Any], Any] = lambda shown: {name: each.head.last_stable() for name, each in shown.items()}  # noqa: E731
-    patch.setattr(snapshot_view, "whole_ends", ends)
+    patch.setattr(snapshot_view, "consistent_ends", ends)
 
 
 def nothing_times_out(patch: Patch) -> None:
