@@ -36,7 +36,7 @@ from sparklog.log.journal.numbered_objects import (
     CreateResult,
     Expected,
     NumberedObjects,
-    ReadAhead,
+    ReadResult,
 )
 from sparklog.log.journal.seen_state import Advance, E, RootAccess, S, SeenState
 from sparklog.storage.retries import Backoff
@@ -147,7 +147,7 @@ class Journal(ABC, Generic[S, E, D]):
         if data is None:
             return self._publish(self._polled(base, seen)).state
         # The newest one was seen no later than before.
-        return self._take_in(base, ReadAhead((data,), True), base.seen).latest.state
+        return self._take_in(base, ReadResult((data,), True), base.seen).latest.state
 
     def refresh_checking_root(self) -> ClockReading | None:
         """Read on to the newest state. Return when the root was seen to be the one opened, if that cost no time."""
@@ -184,7 +184,7 @@ class Journal(ABC, Generic[S, E, D]):
         return newer
 
     def _take_in(
-        self, base: SeenState[S], sight: ReadAhead = NOTHING_READ, seen: ClockReading | None = None
+        self, base: SeenState[S], sight: ReadResult = NOTHING_READ, seen: ClockReading | None = None
     ) -> Advance[S, E]:
         """Read on from a state (`sight`: seen of the next entries, after `seen`); if too old by then, open again."""
         # Where the sight ends before the first missing number, the state is the newest as of the requests below.

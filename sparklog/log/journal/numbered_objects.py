@@ -71,7 +71,7 @@ class CreateResult(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class ReadAhead:
+class ReadResult:
     """Answers to several requests, which were made at once on a store with round trips."""
 
     objects: tuple[bytes, ...] = ()  # from a number on, as far as they were read
@@ -80,7 +80,7 @@ class ReadAhead:
     root_seen: bool = False  # the root was seen to be the one that was opened
 
 
-NOTHING_READ = ReadAhead()
+NOTHING_READ = ReadResult()
 EntryRef = tuple[int, int]
 """The number of an object, and the CRC-32C with which this process knows it."""
 
@@ -212,7 +212,7 @@ class NumberedObjects:
         """True on a store with round trips, where several requests at once take little longer than one."""
         return self.store.parallel_reads > 1
 
-    def read_checking_root(self, number: int) -> ReadAhead:
+    def read_checking_root(self, number: int) -> ReadResult:
         """Read all objects from `number` on, and look whether the root is the one that was opened, at once."""
 
         def ask(place: int | None) -> list[bytes] | bool:
@@ -222,13 +222,13 @@ class NumberedObjects:
             objects, root_seen = ask_each(self.store, ask, (number, None))
         except Unavailable:
             return NOTHING_READ
-        return ReadAhead(tuple(objects) if isinstance(objects, list) else (), True, None, root_seen is True)
+        return ReadResult(tuple(objects) if isinstance(objects, list) else (), True, None, root_seen is True)
 
-    def _look_after_create(self, number: int) -> ReadAhead:
+    def _look_after_create(self, number: int) -> ReadResult:
         """Read the number; on a store with round trips at the same time what a loser needs before its next attempt."""
         if not self.is_remote:
             stored = self.read(number)
-            return NOTHING_READ if stored is None else ReadAhead((stored,))
+            return NOTHING_READ if stored is None else ReadResult((stored,))
         later = range(number + 1, number + 1 + LOSER_READS)
         places = (number, *later, *range(max(number - 1, 0), number), None)
         answers = dict(zip(places, ask_each(self.store, self._seen, places), strict=True))
@@ -239,7 +239,9 @@ class NumberedObjects:
             objects.append(data)
         earlier = answers.get(number - 1)
         is_all = answers.get(number + len(objects), False) is None
-        return ReadAhead(tuple(objects), is_all, earlier if isinstance(earlier, bytes) else None, answers[None] is True)
+        return ReadResult(
+            tuple(objects), is_all, earlier if isinstance(earlier, bytes) else None, answers[None] is True
+        )
 
     def _seen(self, place: int | None) -> bytes | bool | None:
         """Return an object or, for None, whether the root is the one that was opened; False if that is not known."""
@@ -257,7 +259,7 @@ class NumberedObjects:
             self.store.settle(self.key(number))
             self._unsettled.discard(number)
 
-    def create(self, number: int, data: bytes, commit_id: str, basis: Expected) -> tuple[CreateResult, ReadAhead]:
+    def create(self, number: int, data: bytes, commit_id: str, basis: Expected) -> tuple[CreateResult, ReadResult]:
         """Create a number; also return what was read of the object there now and of those around it.
 
         A lost answer is looked up by `commit_id`, the one in `data`; if no whole object is there, the same number is
@@ -286,13 +288,13 @@ class NumberedObjects:
                 return self._acknowledged(answer, sight, number, commit_id, basis), sight
             backoff.sleep()
 
-    def _attempt(self, number: int, data: bytes, root_seen: bool, *, is_first: bool) -> tuple[ReadAhead, str]:
+    def _attempt(self, number: int, data: bytes, root_seen: bool, *, is_first: bool) -> tuple[ReadResult, str]:
         """Create a number, and read the object that is there; also return why that is unclear if none was read."""
         try:
             if not root_seen:
                 self._check_root(number, unknown=not is_first)
             created = self.store.create(self.key(number), data)
-            return ReadAhead((data,)) if created else self._look_after_create(number), "it exists and cannot be read"
+            return ReadResult((data,)) if created else self._look_after_create(number), "it exists and cannot be read"
         except Unavailable as error:
             try:
                 stored = self.read(number)
@@ -300,10 +302,10 @@ class NumberedObjects:
                 return NOTHING_READ, str(error)
             if error.is_denied and stored is None and is_first:
                 raise Unavailable(f"{error}; nothing was written", is_denied=True) from error
-            return NOTHING_READ if stored is None else ReadAhead((stored,)), str(error)
+            return NOTHING_READ if stored is None else ReadResult((stored,)), str(error)
 
     def _acknowledged(
-        self, answer: CreateResult, sight: ReadAhead, number: int, commit_id: str, basis: Expected
+        self, answer: CreateResult, sight: ReadResult, number: int, commit_id: str, basis: Expected
     ) -> CreateResult:
         """Return the answer once the objects around `number` agree with it: see the module."""
         if answer is CreateResult.CONFLICT and sight.before is not None and crc32c.crc32c(sight.before) == basis.crc:
@@ -581,7 +583,7 @@ class NumberedObjects:
         return contradiction(self.store, self.env, what, lost)
 
 
-def _concluded(sight: ReadAhead, data: bytes, commit_id: str) -> CreateResult | None:
+def _concluded(sight: ReadResult, data: bytes, commit_id: str) -> CreateResult | None:
     """Return whose object is there; None if there is none yet, or one whose commit id cannot be read."""
     if not sight.objects:
         return None
