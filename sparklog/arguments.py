@@ -65,7 +65,7 @@ def _is_position(value: object) -> bool:
 NAME = TEXT
 NAMES = ValueType("a list of strings", lambda value: _is_list(value, is_text))
 PATH = ValueType("a path or a URL", _is_path)
-PLACE = ValueType("a path, a URL or a store", lambda value: _is_path(value) or isinstance(value, Store))
+LOCATION = ValueType("a path, a URL or a store", lambda value: _is_path(value) or isinstance(value, Store))
 WHOLE = ValueType("a whole number", is_whole)
 NUMBER = whole(0)
 NUMBERS = ValueType("a list of numbers", lambda value: _is_list(value, is_whole))

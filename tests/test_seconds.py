@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import sparklog
-from sparklog.common.times import seconds_taken
+from sparklog.common.times import seconds_warning
 from tests.support.command_line import invoke
 
 SECONDS, MS = 1_795_449_600, 1_795_449_600_000
@@ -118,5 +118,5 @@ def test_times_of_the_broker_are_no_seconds(root: sparklog.Root, caplog: pytest.
 
 
 def test_seconds_of_this_time_are_no_milliseconds_of_any_likely_one() -> None:
-    assert [seconds_taken("x", time) is None for time in (0, 978_307_199, 10**10, MS)] == [True] * 4
-    assert [seconds_taken("x", time) is None for time in (978_307_200, 10**10 - 1)] == [False] * 2
+    assert [seconds_warning("x", time) is None for time in (0, 978_307_199, 10**10, MS)] == [True] * 4
+    assert [seconds_warning("x", time) is None for time in (978_307_200, 10**10 - 1)] == [False] * 2

@@ -25,7 +25,7 @@ FIRST_SECONDS, LAST_SECONDS = 978_307_200, 9_999_999_999
 """Times of the years 2001 to 2286 in seconds. As milliseconds they are of early 1970."""
 
 
-def seconds_taken(what: str, time_ms: int) -> str | None:
+def seconds_warning(what: str, time_ms: int) -> str | None:
     """Return a warning if a time in ms looks like seconds; `what` says where it was given."""
     if not FIRST_SECONDS <= time_ms <= LAST_SECONDS:
         return None
@@ -38,7 +38,7 @@ def warn_of_seconds(**times: object) -> None:
     for name, time_ms in times.items():
         number = int(time_ms) if isinstance(time_ms, str) and time_ms.isdecimal() and len(time_ms) < 20 else time_ms
         # Numbers may be numpy's.
-        warning = seconds_taken(name, index(number)) if isinstance(number, SupportsIndex) else None
+        warning = seconds_warning(name, index(number)) if isinstance(number, SupportsIndex) else None
         if warning is not None:
             _LOG.warning("%s", warning)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sparklog.common.settings import TEXT, Setting, by_name
-from sparklog.common.times import parse_iso_time, seconds_taken
+from sparklog.common.times import parse_iso_time, seconds_warning
 from sparklog.datasource.offsets import EARLIEST, LATEST, parse_json, parse_partition, parse_partition_numbers
 from sparklog.datasource.option_table import (
     CLIENT_OPTIONS,
@@ -259,7 +259,7 @@ def _seconds(bound: Bound | None) -> tuple[str, ...]:
         return ()
     times = [time for by_partition in (bound.timestamps or {}).values() for time in by_partition.values()]
     for time in times if bound.timestamp is None else [bound.timestamp]:
-        warning = seconds_taken(bound.option, time)
+        warning = seconds_warning(bound.option, time)
         if warning is not None:
             return (warning,)
     return ()

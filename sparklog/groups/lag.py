@@ -20,7 +20,7 @@ from sparklog.groups.group_state import GROUPS, GroupState
 from sparklog.log.journal.chain import ids_of
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.topic.root import ROOT, Root, RootView, open_root
-from sparklog.storage.parallel_reads import ask_each, read_each
+from sparklog.storage.parallel_reads import map_requests, read_each
 from sparklog.storage.store import Store
 
 
@@ -176,7 +176,7 @@ def _ages(
     share = max(1, -(-len(places) // root.store.parallel_reads))
     parts = [dict(places[first : first + share]) for first in range(0, len(places), share)]
     try:
-        answers = list(ask_each(root.store, lambda part: first_records(snapshot, part, newer=newer), parts))
+        answers = list(map_requests(root.store, lambda part: first_records(snapshot, part, newer=newer), parts))
     except SparklogError as error:
         if failures is None:
             raise

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from sparklog.common.times import seconds_taken
+from sparklog.common.times import seconds_warning
 from sparklog.common.units import count, size_text
 from sparklog.errors import Conflict, NotFound, SparklogError
 from sparklog.groups.collecting import collect_groups, kept_entries_ms
@@ -321,7 +321,7 @@ def expiry_backlog(snapshot: Snapshot, settings: Settings) -> Backlog:
 def _warn_of_seconds(topic: Topic, version: int, gone: Sequence[Expired]) -> None:
     """Warn of records that expire because seconds were taken for milliseconds: they expire, as in Kafka."""
     times = [item.segment.max_ts for item in gone if item.reason == TIME]
-    taken = (seconds_taken(f"a timestamp that expires in topic {topic.name}", time_ms) for time_ms in times)
+    taken = (seconds_warning(f"a timestamp that expires in topic {topic.name}", time_ms) for time_ms in times)
     warning = next(filter(None, taken), None)
     if warning is not None:
         _LOG.warning(

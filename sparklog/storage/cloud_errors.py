@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from sparklog.errors import BadRequest, SparklogError, Unavailable
 from sparklog.storage.cloud_settings import AZURE, GCS, S3
 from sparklog.storage.locations import StoreUrl
-from sparklog.storage.store import not_there
+from sparklog.storage.store import missing_object
 
 _STATUS = re.compile(r"status code: (\d{3})|inner: Status \{\s*status: (\d{3})")
 _HTTP = re.compile(r"HttpError \{\s*kind: ([A-Za-z]+)")
@@ -131,7 +131,7 @@ def cloud_error(error: BaseException, action: str, key: str, url: StoreUrl) -> S
     what = f"{key} in {url}" if key else str(url)
     # Not of a create: what is missing then is the upload, which was given up, or put together by a request before.
     if (isinstance(error, FileNotFoundError) or status == 404) and action != "create" and code not in _NO_BUCKET:
-        return not_there(what)
+        return missing_object(what)
     rule = next((rule for rule in _RULES if rule.fits(status, code, text)), None)
     if rule is not None:
         words = {"action": action, "what": what, "url": url, "host": url.host, "answer": code or status}

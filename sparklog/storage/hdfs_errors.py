@@ -11,7 +11,7 @@ import re
 
 from sparklog.errors import BadRequest, SparklogError, Unavailable
 from sparklog.storage.locations import StoreUrl
-from sparklog.storage.store import not_there
+from sparklog.storage.store import missing_object
 
 FAILURES = (OSError, RuntimeError)
 """Everything that hdfs-native raises."""
@@ -100,7 +100,7 @@ def hdfs_error(error: Exception, action: str, key: str, url: StoreUrl) -> Sparkl
 
 def _missing(action: str, what: str) -> SparklogError:
     if action in ("read", "list"):
-        return not_there(what)
+        return missing_object(what)
     return Unavailable(f"cannot {action} {what}: its temporary file was deleted meanwhile; try again")
 
 

@@ -32,7 +32,7 @@ from sparklog.storage.folder_store import FolderItem, FolderStore, temporary_nam
 from sparklog.storage.fork_safety import ForkGuard, ForkLock
 from sparklog.storage.hdfs_errors import FAILURES, NO_FOLDER, hdfs_error, is_busy, remote_error
 from sparklog.storage.locations import StoreUrl, parse_url
-from sparklog.storage.parallel_reads import ask_each
+from sparklog.storage.parallel_reads import map_requests
 from sparklog.storage.retries import ONCE, RetryPolicy
 from sparklog.storage.store import (
     ObjectInfo,
@@ -40,8 +40,8 @@ from sparklog.storage.store import (
     check_document,
     check_key,
     check_range,
+    existing_object,
     is_part,
-    name_taken,
 )
 
 T = TypeVar("T")
@@ -131,7 +131,7 @@ class HdfsStore(FolderStore):
 
     def delete_many(self, keys: Iterable[str]) -> None:
         names = [check_key(key) for key in keys]
-        for _ in ask_each(self, lambda key: self._unlink(self._file(key), key), names):
+        for _ in map_requests(self, lambda key: self._unlink(self._file(key), key), names):
             pass
         for one in {key.rpartition("/")[0]: key for key in names}.values():
             self._prune(one)
@@ -313,7 +313,7 @@ class _HdfsWriter:
             return info.size == self._written
 
         if not store._publish(self._temporary, self._key, is_ours, store.retry_policy):
-            raise name_taken(self._key, store.location)
+            raise existing_object(self._key, store.location)
 
     def discard(self) -> None:
         if self._file is not None:

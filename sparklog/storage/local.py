@@ -36,8 +36,8 @@ from sparklog.storage.store import (
     check_key,
     check_prefix,
     check_range,
+    existing_object,
     is_part,
-    name_taken,
 )
 from sparklog.storage.system_errors import mount_and_type, refuse, store_error
 
@@ -463,7 +463,7 @@ class LocalWriter:
         finally:
             self._store._unlink(self._temporary)
         if not created:
-            raise name_taken(self._key, self._store.location)
+            raise existing_object(self._key, self._store.location)
 
     def discard(self) -> None:
         if not self._file.closed:

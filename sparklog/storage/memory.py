@@ -16,8 +16,8 @@ from sparklog.storage.store import (
     check_key,
     check_prefix,
     check_range,
-    name_taken,
-    not_there,
+    existing_object,
+    missing_object,
 )
 
 Snapshot = dict[str, tuple[bytes, int]]
@@ -61,7 +61,7 @@ class MemoryStore(Store):
         check_range(key, start, length)
         stored = self._objects.get(check_key(key))
         if stored is None:
-            raise not_there(f"{key} in {self.location}")
+            raise missing_object(f"{key} in {self.location}")
         data = stored[0]
         return data[start:] if length is None else data[start : start + length]
 
@@ -148,7 +148,7 @@ class _MemoryWriter:
             return
         data, self._parts = b"".join(self._parts), None
         if not self._store.create(self._key, data):
-            raise name_taken(self._key, self._store.location)
+            raise existing_object(self._key, self._store.location)
 
     def discard(self) -> None:
         self._parts = None

@@ -53,9 +53,9 @@ from sparklog.storage.store import (
     check_key,
     check_prefix,
     check_range,
+    existing_object,
     is_key,
-    name_taken,
-    not_there,
+    missing_object,
 )
 from sparklog.storage.uploads import PART_BYTES, Upload
 
@@ -147,7 +147,7 @@ class ObjectStore(Store):
     def _size(self, key: str) -> int:
         info = self.stat(key)
         if info is None:
-            raise not_there(f"{key} in {self.location}")
+            raise missing_object(f"{key} in {self.location}")
         return info.size
 
     def stat(self, key: str) -> ObjectInfo | None:
@@ -288,7 +288,7 @@ class ObjectStore(Store):
             return False
         if info.size == len(data) and self._read_if_there(key) == data:
             return True
-        raise name_taken(key, self.location)
+        raise existing_object(key, self.location)
 
     def put_parts(self, key: str, parts: Iterator[bytes]) -> None:
         """Store a data object by a multipart upload, each request of which the client repeats within the budget."""

@@ -1,4 +1,4 @@
-"""Work in several threads, with the results in order: requests to a store that answers several, decoding."""
+"""Work in several threads with ordered results: requests to a store that serves several in parallel, and decoding."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def ask_each(store: Store, look: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
-    """Return the answers of `look`, which makes requests to `store`, for each item, in order.
+def map_requests(store: Store, request: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
+    """Return the results of `request`, which makes requests to `store`, for each item, in order.
 
-    Several run at once if the store has `parallel_reads`; else each runs when its answer is asked for.
+    If the store has `parallel_reads` above 1, that many run in parallel. Otherwise, each runs when the caller takes its
+    result.
     """
-    at_once = min(store.parallel_reads, len(items))
-    return map(look, items) if at_once <= 1 else _ask_at_once(at_once, look, items)
+    threads = min(store.parallel_reads, len(items))
+    return map(request, items) if threads <= 1 else _map_in_threads(threads, request, items)
 
 
-def _ask_at_once(at_once: int, look: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
-    with ThreadPoolExecutor(at_once, thread_name_prefix="sparklog-read") as pool:
-        yield from pool.map(look, items)
+def _map_in_threads(threads: int, request: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
+    with ThreadPoolExecutor(threads, thread_name_prefix="sparklog-read") as pool:
+        yield from pool.map(request, items)
 
 
 class UntilError(Iterator[T]):
-    """Iterates over items up to an error, which is `error` then, so that results are passed on before it is raised.
+    """Iterates over items until the first error, which it stores, so that earlier results are passed on before it.
 
     Example:
         items = UntilError(items)
@@ -50,7 +51,7 @@ class UntilError(Iterator[T]):
             raise StopIteration from None
 
     def raise_error(self) -> None:
-        """Raise the error that ended the items, if one did."""
+        """Raise the error that ended the items, if there was one."""
         if self.error is not None:
             raise self.error
 
@@ -61,37 +62,40 @@ def work_ahead(work: Callable[[T], R], items: Iterable[T], threads: int) -> Iter
     If `items` raises an error, it is raised after the results of the items before it.
     """
     pool = ThreadPoolExecutor(threads, thread_name_prefix="sparklog-work")
-    under_way: deque[Future[R]] = deque()
+    in_progress: deque[Future[R]] = deque()
     try:
         items = UntilError(items)
         for item in items:
-            under_way.append(pool.submit(work, item))
-            if len(under_way) > threads:
-                yield under_way.popleft().result()
-        while under_way:
-            yield under_way.popleft().result()
+            in_progress.append(pool.submit(work, item))
+            if len(in_progress) > threads:
+                yield in_progress.popleft().result()
+        while in_progress:
+            yield in_progress.popleft().result()
         items.raise_error()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
 def read_each(
-    store: Store, look: Callable[[str], R], names: Sequence[str], failures: list[SparklogError] | None
+    store: Store, read: Callable[[str], R], names: Sequence[str], failures: list[SparklogError] | None
 ) -> dict[str, R]:
-    """Return what `look` reads of each name, as `ask_each`. Errors go to `failures`, or are raised if it is None."""
+    """Return the result of `read` for each name, as `map_requests` does.
 
-    def answer(name: str) -> R | SparklogError:
+    Errors are appended to `failures`, or raised if it is None.
+    """
+
+    def read_or_error(name: str) -> R | SparklogError:
         try:
-            return look(name)
+            return read(name)
         except SparklogError as error:
             return error
 
-    answers: dict[str, R] = {}
-    for name, one in zip(names, ask_each(store, answer, names), strict=True):
-        if not isinstance(one, SparklogError):
-            answers[name] = one
+    results: dict[str, R] = {}
+    for name, result in zip(names, map_requests(store, read_or_error, names), strict=True):
+        if not isinstance(result, SparklogError):
+            results[name] = result
         elif failures is None:
-            raise one
+            raise result
         else:
-            failures.append(one)
-    return answers
+            failures.append(result)
+    return results

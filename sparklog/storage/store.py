@@ -101,11 +101,11 @@ def check_document(key: str, size: int) -> None:
         raise Corrupt(f"expected JSON of at most {MAX_DOCUMENT} bytes, found {size}; restore it", file=key)
 
 
-def not_there(what: str) -> NotFound:
+def missing_object(what: str) -> NotFound:
     return NotFound(f"no object {what}: it was never written, or has been deleted")
 
 
-def name_taken(key: str, location: str) -> Unavailable:
+def existing_object(key: str, location: str) -> Unavailable:
     return Unavailable(f"{key} exists already in {location}: write it again under a new name")
 
 
@@ -229,7 +229,7 @@ class Store(ABC):
         """Replace an object, damaged, for a repair. Readers see old bytes or new ones; by default none for a moment."""
         self.delete(key)
         if not self.create(key, b"".join(parts)):
-            raise name_taken(key, self.location)
+            raise existing_object(key, self.location)
 
     @property
     def needs_probe(self) -> bool:

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from sparklog.errors import BadRequest, NotFound, SparklogError, Unavailable
 from sparklog.storage.locations import BUCKET_REMEDY
-from sparklog.storage.store import not_there
+from sparklog.storage.store import missing_object
 
 _ADVICE = {
     errno.ENOSPC: "the file system is full: free some space and try again",
@@ -34,7 +34,7 @@ def store_error(error: OSError, action: str, key: str, location: str) -> Sparklo
         return error
     what = f"{key} in {location}" if key else location
     if error.errno in (errno.ENOENT, errno.EISDIR, errno.ENOTDIR) and action == "read":
-        return not_there(what)
+        return missing_object(what)
     if error.errno in (errno.ELOOP, errno.ENXIO) and action == "read":
         return NotFound(f"no object {what}: a link or a socket is there, expected a file")
     if error.errno == errno.ENOTDIR:

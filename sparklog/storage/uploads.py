@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from sparklog.errors import SparklogError, Unavailable
-from sparklog.storage.store import ObjectInfo, name_taken
+from sparklog.storage.store import ObjectInfo, existing_object
 
 PART_BYTES = 8 << 20
 """Size of a part of a multipart upload; a data object up to this size is one PUT."""
@@ -95,7 +95,7 @@ class Upload:
         # A look and then the upload's end: another writer could come between them. But the name of a data object is
         # random and has no second writer. The look is for a caller that gives a key twice.
         if self._bucket.stat(self._key) is not None:
-            raise name_taken(self._key, self._bucket.location)
+            raise existing_object(self._key, self._bucket.location)
         sender.end(None)
         try:
             info = self._bucket.stat(self._key)

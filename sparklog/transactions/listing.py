@@ -23,7 +23,7 @@ from sparklog.log.journal.names import check_id
 from sparklog.log.state.kafka_source import KafkaOpen
 from sparklog.log.state.topic_state import Head
 from sparklog.log.topic.root import Root
-from sparklog.storage.parallel_reads import ask_each
+from sparklog.storage.parallel_reads import map_requests
 from sparklog.transactions.completion import resolve_topic, transactional_ids
 
 _LOG = logging.getLogger("sparklog.transactions")
@@ -123,7 +123,7 @@ def list_transactions(root: Root, failures: list[SparklogError] | None = None) -
     ids.update(item.txn.id for head in open_now.heads.values() for item in head.open)
     ids.update(item.txn for state in open_now.groups.values() for item in state.pending)
     ids.update(open_now.kafka_owners())
-    listed = list(ask_each(root.store, lambda name: _listed(root, name, open_now), sorted(ids)))
+    listed = list(map_requests(root.store, lambda name: _listed(root, name, open_now), sorted(ids)))
     for error in (error for _, error in listed if error is not None):
         if failures is None:
             raise error

@@ -9,7 +9,7 @@ import pytest
 
 from sparklog.groups.lag import Groups, lag
 from sparklog.storage.memory import MemoryStore
-from sparklog.storage.parallel_reads import ask_each
+from sparklog.storage.parallel_reads import map_requests
 from sparklog.storage.store import ObjectInfo
 from sparklog.testing.faulty_store import FaultyStore
 from sparklog.transactions.listing import list_transactions
@@ -75,6 +75,6 @@ def test_topics(world: TopicsWorld) -> None:
 
 def test_a_store_that_is_near_is_asked_no_sooner_than_needed() -> None:
     asked: list[int] = []
-    answers = ask_each(MemoryStore(lambda: 0), lambda item: asked.append(item) or item, [1, 2, 3])
+    answers = map_requests(MemoryStore(lambda: 0), lambda item: asked.append(item) or item, [1, 2, 3])
     assert next(answers) == 1
     assert asked == [1]

@@ -16,7 +16,7 @@ from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.topic.engine import TopicLog
 from sparklog.log.topic.root import Root
 from sparklog.log.write.append_target import AppendTarget, WriteOptions
-from sparklog.storage.parallel_reads import ask_each
+from sparklog.storage.parallel_reads import map_requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Sender:
         try:
             while batches := self._accumulator.take():
                 # Topics at once where requests cost a round trip; each has one commit under way.
-                for _ in ask_each(self._root.store, self._finish, batches):
+                for _ in map_requests(self._root.store, self._finish, batches):
                     pass
         except BaseException as error:
             self._accumulator.give_up(

@@ -27,7 +27,7 @@ from sparklog.storage import Store, local_path, open_store
 from sparklog.storage.fork_safety import ForkLock
 from sparklog.storage.local import read_at
 from sparklog.storage.locations import is_url, normal_location, split, without_settings
-from sparklog.storage.parallel_reads import ask_each
+from sparklog.storage.parallel_reads import map_requests
 from sparklog.storage.store import ObjectInfo, is_part
 
 T = TypeVar("T")
@@ -122,7 +122,7 @@ class StorePath:
         self.files.renew(self.key)
 
     def look_at_each(self, look: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
-        return ask_each(self.files.store, look, items)
+        return map_requests(self.files.store, look, items)
 
     def as_object(self) -> tuple[Store, str]:
         return self.files.store, self.key

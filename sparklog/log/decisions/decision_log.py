@@ -39,7 +39,7 @@ from sparklog.log.state.commit_log import CommitLog
 from sparklog.log.state.slice_table import COMMITTED, Newer, Slices, Snapshot
 from sparklog.log.state.topic_state import Head, Offsets, Prepare
 from sparklog.storage.fork_safety import ForkLock
-from sparklog.storage.parallel_reads import ask_each
+from sparklog.storage.parallel_reads import map_requests
 from sparklog.storage.retries import SETTLE_MS, Backoff
 from sparklog.storage.store import Store
 
@@ -252,7 +252,7 @@ class DecisionLogs:
         return outcomes
 
     def deciding(self, transactions: Sequence[tuple[str, int]]) -> Iterator[Decisions | SparklogError | OSError]:
-        """Yield the state of `DecisionLog.deciding` of each (id, n), or its error. Several at once (`ask_each`)."""
+        """Yield the state of `DecisionLog.deciding` of each (id, n), or its error. Several at once (`map_requests`)."""
 
         def look(item: tuple[str, int]) -> Decisions | SparklogError | OSError:
             try:
@@ -260,7 +260,7 @@ class DecisionLogs:
             except (SparklogError, OSError) as error:
                 return error
 
-        return ask_each(self._root.store, look, transactions)
+        return map_requests(self._root.store, look, transactions)
 
     def overdue(self, topic: str, prepares: Sequence[Prepare], now_ms: int | None = None) -> bool:
         """True if one of these prepares is older than its timeout; `now_ms`: the store's clock (None: ask it)."""

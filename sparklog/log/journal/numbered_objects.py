@@ -44,7 +44,7 @@ from sparklog.log.journal.create_object import read_if_there
 from sparklog.log.journal.documents import check_stored, peek_commit_id
 from sparklog.log.journal.gaps import follows, follows_other, missing_numbers
 from sparklog.log.journal.names import ROOT_KEY, commit_key, entry_numbers, read_root_id
-from sparklog.storage.parallel_reads import ask_each
+from sparklog.storage.parallel_reads import map_requests
 from sparklog.storage.retries import Backoff
 from sparklog.storage.store import Store
 
@@ -154,7 +154,7 @@ class NumberedObjects:
         def ask(place: int | None) -> bytes | int | None:
             return self.last_listed(number - 1) if place is None else self.read(place)
 
-        last, *answers = ask_each(self.store, ask, (None, *range(number, number + READ_AHEAD)))
+        last, *answers = map_requests(self.store, ask, (None, *range(number, number + READ_AHEAD)))
         objects = [data for data in takewhile(lambda data: data is not None, answers) if isinstance(data, bytes)]
         if len(objects) == READ_AHEAD:
             objects += self.read_forward(number + READ_AHEAD, ahead=True)
@@ -179,7 +179,7 @@ class NumberedObjects:
         at_once = READ_AHEAD if ahead else 2 if must_look else 1
         while True:
             first = number + len(objects)
-            answers = list(ask_each(self.store, self.read, range(first, first + at_once)))
+            answers = list(map_requests(self.store, self.read, range(first, first + at_once)))
             objects += [data for data in takewhile(lambda data: data is not None, answers) if data is not None]
             count = number + len(objects) - first
             if count < at_once:
@@ -188,7 +188,7 @@ class NumberedObjects:
 
     def read_some(self, numbers: Sequence[int]) -> dict[int, bytes]:
         """Return the objects of these numbers, without missing ones: read at once where requests have round trips."""
-        objects = zip(numbers, ask_each(self.store, self.read, numbers), strict=True)
+        objects = zip(numbers, map_requests(self.store, self.read, numbers), strict=True)
         return {number: data for number, data in objects if data is not None}
 
     def listed(self, after: int) -> list[int]:
@@ -219,7 +219,7 @@ class NumberedObjects:
             return self._is_root() if place is None else self.read_forward(place)
 
         try:
-            objects, root_seen = ask_each(self.store, ask, (number, None))
+            objects, root_seen = map_requests(self.store, ask, (number, None))
         except Unavailable:
             return NOTHING_READ
         return ReadResult(tuple(objects) if isinstance(objects, list) else (), True, None, root_seen is True)
@@ -231,7 +231,7 @@ class NumberedObjects:
             return NOTHING_READ if stored is None else ReadResult((stored,))
         later = range(number + 1, number + 1 + LOSER_READS)
         places = (number, *later, *range(max(number - 1, 0), number), None)
-        answers = dict(zip(places, ask_each(self.store, self._seen, places), strict=True))
+        answers = dict(zip(places, map_requests(self.store, self._seen, places), strict=True))
         objects: list[bytes] = []
         for later_number in (number, *later):
             if not isinstance(data := answers[later_number], bytes):
@@ -402,7 +402,7 @@ class NumberedObjects:
         must_check = is_ours and self.env.elapsed_ms(basis.checked or basis.seen) > SOON_MS
         numbers = [*(earlier for earlier, _ in places), *([number + 1] if must_check else [])]
         if self.is_remote and len(numbers) > 1:
-            objects = dict(zip(numbers, ask_each(self.store, self._seen, numbers), strict=True))
+            objects = dict(zip(numbers, map_requests(self.store, self._seen, numbers), strict=True))
             must_check = must_check and objects[number + 1] is not None
             places = [
                 place

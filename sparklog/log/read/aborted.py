@@ -25,7 +25,7 @@ from sparklog.log.read.slice_files import MissingFile, entry_of, read_footer
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import SliceFlag
 from sparklog.storage.fork_safety import ForkLock, RecentlyUsed
-from sparklog.storage.parallel_reads import ask_each
+from sparklog.storage.parallel_reads import map_requests
 from sparklog.storage.store import Store
 
 Aborted = AbortedTransactions | None
@@ -78,7 +78,7 @@ def _read(
         i: entries for i, one in enumerate(slices) if (entries := cache.get((one.file, one.position))) is not None
     }
     missing = [i for i in range(len(slices)) if i not in by_row]
-    answers = ask_each(store, lambda i: aborted_of(store, slices[i], crcs[i]), missing)
+    answers = map_requests(store, lambda i: aborted_of(store, slices[i], crcs[i]), missing)
     for i, entries in zip(missing, answers, strict=True):
         cache.put((slices[i].file, slices[i].position), entries)
         by_row[i] = entries

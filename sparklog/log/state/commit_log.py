@@ -32,7 +32,7 @@ from sparklog.log.state.embedded_commits import (
 from sparklog.log.state.invariants import check_commit
 from sparklog.log.state.slice_table import SliceTable, Snapshot
 from sparklog.log.state.topic_state import EMPTY, Head
-from sparklog.storage.parallel_reads import ask_each
+from sparklog.storage.parallel_reads import map_requests
 
 if TYPE_CHECKING:
     from sparklog.log.state.commit_intents import Draft, Intent, Nothing
@@ -209,7 +209,7 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
             lambda: self._first_readable(reversed(checkpoints)),
             lambda: self._numbered.listed(newest),
         )
-        state, listed = ask_each(self.store, lambda look: look(), looks)
+        state, listed = map_requests(self.store, lambda look: look(), looks)
         state = state if isinstance(state, LogState) else self._empty()
         numbers = listed if isinstance(listed, list) else []
         return self._read_from(state, seen, self._read_carriers(state, numbers), max(numbers, default=newest))

@@ -51,7 +51,7 @@ from sparklog.log.journal.names import (
 )
 from sparklog.log.journal.stored_object import read_object
 from sparklog.log.state.root_defaults import DEFAULTS
-from sparklog.storage.store import ObjectInfo, Store, not_there
+from sparklog.storage.store import ObjectInfo, Store, missing_object
 from sparklog.storage.wrapper_store import WrapperStore
 
 BACKUPS_FOLDER = "_backups"
@@ -272,7 +272,7 @@ class BackupStore(WrapperStore):
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         # From a later position on: records in a commit that a clone of its topic names, whatever that topic ends at.
         if start == 0 and not self._has(key):
-            raise not_there(f"{key} in this backup")
+            raise missing_object(f"{key} in this backup")
         return self.inner.get(self._copies.get(key, key), start, length)
 
     def stat(self, key: str) -> ObjectInfo | None:

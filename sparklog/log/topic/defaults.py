@@ -26,7 +26,7 @@ from sparklog.log.journal.names import DEFAULTS_FOLDER, defaults_copy_key, numbe
 from sparklog.log.journal.seen_state import RootAccess
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.root_defaults import DEFAULTS, ID, RootDefaults
-from sparklog.storage.parallel_reads import ask_each
+from sparklog.storage.parallel_reads import map_requests
 from sparklog.storage.retries import Backoff
 
 _LOG = logging.getLogger("sparklog.log")
@@ -136,7 +136,7 @@ class DefaultsLog(EntryLog[RootDefaults]):
     def _entry_and_copies(self, must_check: bool) -> tuple[bool, Sequence[int]]:
         copies_of = partial(self._copies, must_check=must_check)
         looks: tuple[Callable[[], bool | Sequence[int]], ...] = (self._has_first_entry, copies_of)
-        has_entry, copies = ask_each(self.store, lambda look: look(), looks)
+        has_entry, copies = map_requests(self.store, lambda look: look(), looks)
         return has_entry is True, copies if not isinstance(copies, bool) else ()
 
     def _has_first_entry(self) -> bool:

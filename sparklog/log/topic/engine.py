@@ -28,7 +28,7 @@ from sparklog.log.state.writer_runs import KafkaWriterKey, WriterKey
 from sparklog.log.topic.defaults import METADATA_MAX_AGE_MS, DefaultsLog
 from sparklog.log.topic.expiring import CREATED_TOPIC
 from sparklog.storage.fork_safety import ForkLock
-from sparklog.storage.parallel_reads import ask_each, read_each
+from sparklog.storage.parallel_reads import map_requests, read_each
 from sparklog.storage.store import Store
 
 if TYPE_CHECKING:
@@ -243,7 +243,8 @@ class TopicLog(CommitLog):
 
         both: tuple[Callable[[], Any], ...] = self.refresh_checking_root, early
         root_checked, append = cast(
-            "tuple[ClockReading | None, PreparedAppend | SparklogError]", ask_each(self.store, lambda ask: ask(), both)
+            "tuple[ClockReading | None, PreparedAppend | SparklogError]",
+            map_requests(self.store, lambda ask: ask(), both),
         )
         latest = self._target(root_checked)
         if self.head(refresh=False).floor > known.read_version or not latest.takes_rows_as(known):

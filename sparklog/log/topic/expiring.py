@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 
-from sparklog.common.times import seconds_taken, span
+from sparklog.common.times import seconds_warning, span
 from sparklog.log.state.configs import DEFAULT_CONFIG, TopicConfigs, canonical
 from sparklog.log.state.slices import FileSlices
 
@@ -63,7 +63,7 @@ def _warn_of_seconds(root_id: str, topic: str, files: Iterable[FileSlices]) -> N
     if (root_id, topic) in _warned_of_seconds:
         return
     for time_ms in sorted({time_ms for file in files for time_ms in (*file.min_ts, *file.max_ts)}):
-        warning = seconds_taken(f"a timestamp appended to topic {topic}", time_ms)
+        warning = seconds_warning(f"a timestamp appended to topic {topic}", time_ms)
         if warning is not None:
             _warned_of_seconds.add((root_id, topic))
             _LOG.warning("%s", warning)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from sparklog.arguments import CONFIGS, NAME, PLACE, checked, instance
+from sparklog.arguments import CONFIGS, LOCATION, NAME, checked, instance
 from sparklog.common.settings import ValueType, as_whole
 from sparklog.common.units import count
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, advice, nearest, shortened
@@ -27,7 +27,7 @@ from sparklog.log.state.root_defaults import AUTO_CREATE, RootDefaults
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.topic.engine import RootEngine
 from sparklog.log.topic.expiring import CREATED_ROOT, warn_of_short_retention
-from sparklog.storage.parallel_reads import ask_each
+from sparklog.storage.parallel_reads import map_requests
 from sparklog.storage.store import Store
 
 _LOG = logging.getLogger(__name__)
@@ -268,11 +268,11 @@ def written_topic(
 
 
 ROOT = ValueType(
-    "an open root, a path, a URL or a store", lambda value: isinstance(value, Root) or PLACE.accepts(value)
+    "an open root, a path, a URL or a store", lambda value: isinstance(value, Root) or LOCATION.accepts(value)
 )
 
 
-@checked(location=PLACE, limits=instance("sparklog.limits.Limits or None", Limits, type(None)))
+@checked(location=LOCATION, limits=instance("sparklog.limits.Limits or None", Limits, type(None)))
 def open_root(
     location: str | os.PathLike[str] | Store, *, create: bool = False, env: Env = SYSTEM, limits: Limits | None = None
 ) -> Root:
@@ -399,7 +399,7 @@ class RootView:
         """Take snapshots; return the topics that do not exist, or not any more."""
         names, missing = list(dict.fromkeys(topics)), set[str]()
         self._idle, begun = True, self.env.now()
-        for name, snapshot in zip(names, list(ask_each(self.root.store, take, names)), strict=True):
+        for name, snapshot in zip(names, list(map_requests(self.root.store, take, names)), strict=True):
             if snapshot is None:
                 missing.add(name)
                 continue

@@ -27,7 +27,7 @@ from sparklog.log.state.slices import ANYWHERE, FileSlices, RowCounts, SliceFlag
 from sparklog.log.write.append_output import AppendOutput, tail_bytes, unwritten
 from sparklog.log.write.append_target import AppendTarget, WriteOptions
 from sparklog.log.write.rows import Partitioner, Rows, checked_pieces, joinable, rows_of
-from sparklog.storage.parallel_reads import ask_each
+from sparklog.storage.parallel_reads import map_requests
 
 
 class AppendWriter:
@@ -186,7 +186,7 @@ class AppendWriter:
         if self._must_check_root():
             closing: list[Callable[[], FileSlices | None]] = [output.close, partial(check_root, self._target)]
             try:
-                closed, _ = ask_each(self._target.store, lambda ask: ask(), closing)
+                closed, _ = map_requests(self._target.store, lambda ask: ask(), closing)
             except SparklogError:
                 # It may be in another root now.
                 with suppress(SparklogError):

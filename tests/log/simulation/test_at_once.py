@@ -37,11 +37,11 @@ Patch = pytest.MonkeyPatch
 def _round_trips(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MemoryStore, "parallel_reads", 16)
     for module in (numbered_objects, commit_log, defaults):
-        monkeypatch.setattr(module, "ask_each", in_any_order)
+        monkeypatch.setattr(module, "map_requests", in_any_order)
 
 
 def in_any_order(store: Store, look: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
-    """As `ask_each`, in the thread of the actor."""
+    """As `map_requests`, in the thread of the actor."""
     source = getattr(threading.current_thread(), "source", None)
     if source is None:
         source = threading.current_thread().source = random.Random(threading.current_thread().name)  # type: ignore[attr-defined]

@@ -16,7 +16,7 @@ from sparklog.log.topic.defaults import METADATA_MAX_AGE_MS
 from sparklog.log.topic.root import Root, RootView, written_topic
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.retain import retain_root
-from sparklog.storage.parallel_reads import ask_each
+from sparklog.storage.parallel_reads import map_requests
 from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, FaultyStore, Script, Seeded
 from sparklog.testing.world import DAY_MS, World
 from sparklog.tools.report.gather import gather
@@ -166,7 +166,7 @@ def test_of_two_writers_at_once_nothing_is_lost(tmp_path: Path) -> None:
     class Far:
         parallel_reads = 4
 
-    list(ask_each(Far(), write, list(zip(handles, names, strict=True))))  # type: ignore[arg-type]
+    list(map_requests(Far(), write, list(zip(handles, names, strict=True))))  # type: ignore[arg-type]
     after = root.defaults()
     assert after.configs == dict.fromkeys(sorted(names), "104")
     assert {item.pattern: item.configs["retention.ms"] for item in after.patterns} == dict.fromkeys(names, "104")
