@@ -32,13 +32,12 @@ def test_it_says_what_it_would_do_and_does_it(sparklog: Sparklog, log: Path) -> 
     file, wrong = damage(log)
     name = str(file.relative_to(log))
     would, verdict = sparklog("repair", log).lines
-    assert would == f"{name}: would be its flipped bit turned back"
-    assert verdict.startswith(
-        f"would repair 1 file of {log}: nothing was changed, --execute does it; no damage is left"
-    )
+    assert would == f"{name}: would be corrected by flipping one bit back"
+    result = "after which no damage remains; nothing was changed: add --execute to repair"
+    assert verdict == f"would repair 1 file of {log}, {result}"
     assert file.read_bytes() == wrong
     (item,) = json.loads(sparklog("repair", "--root", log / "orders", "--execute", "--json").out)["repaired"]
-    assert (item["file"], item["how"]) == (name, "its flipped bit turned back")
+    assert (item["file"], item["how"]) == (name, "corrected by flipping one bit back")
     assert (log / item["aside"]).read_bytes() == wrong
     assert sparklog("verify").code == 0
     assert sparklog("consume", "orders", "--max-messages", 2).lines == ["one", "two"]
@@ -48,11 +47,11 @@ def test_what_is_lost_is_left_and_named(sparklog: Sparklog, log: Path) -> None:
     file, _ = damage(log)
     file.write_bytes(file.read_bytes()[:60])
     left, verdict = sparklog("repair", log, "--execute", code=1).lines
-    assert left.startswith(f"left: size: {file.relative_to(log)}")
-    assert verdict == f"repaired 0 files of {log}; 1 problem left that no rebuild cures"
+    assert left.startswith(f"remaining: size: {file.relative_to(log)}")
+    assert verdict == f"repaired 0 files of {log}; 1 problem remains that no rebuild can fix"
 
 
 def test_usage(sparklog: Sparklog, log: Path, tmp_path: Path) -> None:
     sparklog("repair", log, "--execute", "--dry-run", code=2)
     sparklog("repair", tmp_path / "nowhere", code=1)
-    assert "for Kafka directories" in sparklog("repair", log, "--index-interval-bytes", 100, code=1).err
+    assert "applies to Kafka directories only" in sparklog("repair", log, "--index-interval-bytes", 100, code=1).err

@@ -83,13 +83,13 @@ def repair_log(
 ) -> Output:
     """Rebuild damaged files, and list files that need a backup.
 
-    Index files, filters of keys, footers and checkpoints are built again from what they were made of; entries of groups
-    and transactions come back from their copies; a single flipped bit is turned back. The bytes that were there, and
-    files that no version names any more, are set aside below _repair. Of a Kafka directory the index files are built
-    again, while its broker is stopped. Nothing is changed without --execute. Exit code 0: no damage is left (or would
-    be); 1: something is, and it is named.
+    Index files, key filters, footers and checkpoints are rebuilt from the data they describe; entries of groups and
+    transactions are restored from their copies; a single flipped bit is flipped back. The old bytes, and unreferenced
+    files, are set aside below _repair. In a Kafka directory, whose broker must be stopped, only index files are
+    rebuilt. Nothing is changed without --execute. Exit code 0: no damage remains (or would remain); 1: damage remains,
+    and the output lists it.
     """
-    from sparklog.tools.repair.cures import document, summary
+    from sparklog.tools.repair.fixes import document, summary
     from sparklog.tools.repair.run import repair
 
     place = opt.required(root if location is None else location, None, "LOCATION --root")

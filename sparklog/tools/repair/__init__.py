@@ -1,1 +1,1 @@
-"""Repairing: damage that a rebuild can cure is cured, what no version names is set aside, the rest is named."""
+"""Repair: rebuild damaged objects from intact ones, set unreferenced files aside, and report remaining damage."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sparklog.log.journal.clocks import SYSTEM, Env
-from sparklog.tools.repair.run import repair_log_dir
+from sparklog.tools.repair.kafka_directory import repair_log_dir
 from sparklog.tools.verification.findings import Finding
 from sparklog.tools.verification.kafka_directory import verify_log_dir
 from sparklog.tools.verification.kafka_partition import CUT_OFF, SNAPSHOT

@@ -12,8 +12,8 @@ import pytest
 from sparklog.errors import Conflict
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.storage.memory import MemoryStore
-from sparklog.tools.repair import run as repairing
-from sparklog.tools.repair.run import repair_log_dir
+from sparklog.tools.repair import kafka_directory as repairing
+from sparklog.tools.repair.kafka_directory import repair_log_dir
 from sparklog.tools.verification.kafka_directory import verify_log_dir
 from sparklog.tools.verification.kafka_partition import SNAPSHOT
 from sparklog.tools.verification.slice_checks import REBUILD
@@ -77,7 +77,7 @@ def test_indexes_of_all_kinds_of_logs(fixtures: Path, tmp_path: Path, fixture: s
 )
 def test_it_does_what_kafkas_recovery_does(fixtures: Path, tmp_path: Path, name: str) -> None:
     folder = copied(fixtures / "damaged" / name / "data", tmp_path / "log")
-    report = repair_log_dir(folder, execute=True, interval=INTERVAL, env=ENV)
+    report = repair_log_dir(folder, execute=True, index_interval_bytes=INTERVAL, env=ENV)
     assert report.sound
     assert report.repaired
     recovered = fixtures / "damaged" / name / "recovered/unclean-recovery-point-0"
@@ -126,7 +126,7 @@ def test_a_broker_that_is_at_work_is_left_alone(fixtures: Path, tmp_path: Path) 
         assert ready.wait(30)
         before = sorted(folder.rglob("*"))
         for place in (folder, folder / "damaged-0"):
-            with pytest.raises(Conflict, match="a broker is at work"):
+            with pytest.raises(Conflict, match="a broker is running"):
                 repair_log_dir(place, execute=True, env=ENV)
         assert sorted(folder.rglob("*")) == before
     finally:
@@ -140,7 +140,7 @@ def test_of_intervals_that_make_the_same_indexes_a_round_one_is_taken(fixtures: 
     segments = repairing._read(repairing.file_path(folder), ENV)
     interval = repairing._likely_interval(*repairing._interval_bounds(segments))
     assert interval != repairing.INDEX_INTERVAL_BYTES
-    assert any(interval % step == 0 for step in repairing.ROUND)
+    assert any(interval % step == 0 for step in repairing.ROUND_STEPS)
     assert repairing._likely_interval(*repairing._interval_bounds([])) == repairing.INDEX_INTERVAL_BYTES
 
 
@@ -174,7 +174,7 @@ def test_a_directory_in_a_store_of_objects(fixtures: Path) -> None:
     for path in source.rglob("*"):
         if path.is_file():
             store.create(f"log/{path.relative_to(source)}", path.read_bytes())
-    report = repair_log_dir(store_path(store, "log"), execute=True, interval=INTERVAL, env=ENV)
+    report = repair_log_dir(store_path(store, "log"), execute=True, index_interval_bytes=INTERVAL, env=ENV)
     assert report.sound
     good = fixtures / "damaged/good/data"
     assert len(report.repaired) > 1

@@ -9,7 +9,7 @@ import pytest
 
 from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, FaultyStore
 from sparklog.testing.world import World
-from sparklog.tools.repair.cures import Cure, Healer
+from sparklog.tools.repair.fixes import Fix, Repairer
 from sparklog.tools.repair.run import repair_root
 from sparklog.tools.verification.run import verify_root
 from tests.support.crash_points import changes
@@ -113,14 +113,14 @@ def test_a_store_that_refuses_one_request_costs_another_repair(world: World, cal
 
 @pytest.mark.sweep
 def test_a_head_before_its_table_is_found(world: World, calls: list[Call], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rule that a cure creates what it names first, broken on purpose."""
+    """The rule that a fix creates what it names first, broken on purpose."""
 
-    def apply(healer: Healer, cure: Cure) -> None:
-        right(healer, replace(cure, creates=()))
-        right(healer, replace(cure, size=None, drops=()))
+    def apply(repairer: Repairer, fix: Fix) -> None:
+        right(repairer, replace(fix, creates=()))
+        right(repairer, replace(fix, size=None, drops=()))
 
-    right = Healer.apply
-    monkeypatch.setattr(Healer, "apply", apply)
+    right = Repairer.apply
+    monkeypatch.setattr(Repairer, "apply", apply)
     before = world.store.snapshot()
     with pytest.raises(AssertionError):
         assert_no_worse(world, [call for call in calls if "/checkpoints/" in call.key], FaultKind.CRASH_AFTER)

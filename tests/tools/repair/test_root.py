@@ -1,4 +1,4 @@
-"""What `sparklog repair` cures in a root: byte for byte where the bytes follow from what is left, else sound again."""
+"""Repair of a root: objects get their original bytes back if these follow from others, otherwise valid ones."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, commit
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.storage.local import LocalStore
 from sparklog.testing.world import DAY_MS, HOUR_MS, World
-from sparklog.tools.repair.cures import Cure, RepairReport, summary
-from sparklog.tools.repair.file_cures import build_indexes
-from sparklog.tools.repair.run import MOVE, repair_root
+from sparklog.tools.repair.file_fixes import build_indexes
+from sparklog.tools.repair.fixes import Fix, RepairReport, summary
+from sparklog.tools.repair.run import BLOCKED, repair_root
 from sparklog.tools.verification.run import verify_root
 from sparklog.tools.verification.slice_checks import CollectedBatches
 from tests.support.compaction import compact_topic
@@ -27,8 +27,8 @@ from tests.tools.verification.whole_root import WholeRoot, rows
 
 EXACT = ("index", "timeindex", "txnindex", "_groups checkpoint", "_transactions checkpoint")
 """Kinds of files of which not one byte is lost, whatever happens to them."""
-CURED = (*EXACT, "arrow checkpoint", "json checkpoint")
-KINDS = (*CURED, "_groups", "_transactions", "json", "log", "root", "slices")
+FIXED = (*EXACT, "arrow checkpoint", "json checkpoint")
+KINDS = (*FIXED, "_groups", "_transactions", "json", "log", "root", "slices")
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def other_damage(whole: World, rng: random.Random, kinds: tuple[str, ...], times
             except BadRequest:
                 continue
             report = repaired(whole, key)
-            if kind in CURED:
+            if kind in FIXED:
                 assert report.sound, (key, number, report.left)
             # A copy of an entry that is gone is no damage.
             if kind in EXACT and before:
@@ -148,9 +148,10 @@ def test_a_dry_run_changes_nothing_and_says_what_would_be(small: World) -> None:
         assert [item.file for item in report.repaired] == [index]
         assert {finding.file for finding in report.left} == {commit}
         text = summary(report)
-        assert f"{index}: would be built again from the segment" in text
+        assert f"{index}: would be rebuilt from the segment" in text
         assert "restore the file from a backup" in text
-        assert text.endswith("nothing was changed, --execute does it; 1 problem left that no rebuild cures")
+        assert "after which 1 problem remains that no rebuild can fix" in text
+        assert text.endswith("nothing was changed: add --execute to repair")
 
 
 def test_what_was_there_is_kept_aside(small: World) -> None:
@@ -273,10 +274,10 @@ def _named(world: World) -> list[object]:
 
 
 def test_patches_are_put_where_they_belong() -> None:
-    cure = Cure("k", "", 10, ((2, b"ab"), (7, b"cde")))
+    fix = Fix("k", "", 10, ((2, b"ab"), (7, b"cde")))
     old = b"0123456789"
-    assert cure.patched(0, old) == b"01ab456cde"
-    assert b"".join(cure.patched(start, old[start : start + 3]) for start in range(0, 10, 3)) == b"01ab456cde"
+    assert fix.patched(0, old) == b"01ab456cde"
+    assert b"".join(fix.patched(start, old[start : start + 3]) for start in range(0, 10, 3)) == b"01ab456cde"
 
 
 def test_a_segment_without_batches_has_empty_indexes() -> None:
@@ -292,7 +293,7 @@ def test_a_checkpoint_is_what_the_commits_say(small: World) -> None:
         small.store.create(key, b"not a checkpoint")
         report = repaired(small, key)
         assert report.sound
-        assert [item.how for item in report.repaired] == ["written again from the commits"]
+        assert [item.how for item in report.repaired] == ["rebuilt from the commits"]
         assert len(list(small.store.list(key[:-5]))) == 2, "the head and one table"
 
 
@@ -322,7 +323,7 @@ def test_a_folder_in_the_place_of_an_object_is_one_line(small: World, tmp_path: 
     world = World(store, sleep_takes_time=False)
     for execute in (False, True):
         report = repair_root(store, execute=execute, env=world.env())
-        assert [(finding.file, finding.remedy) for finding in report.left] == [(key, MOVE)]
+        assert [(finding.file, finding.remedy) for finding in report.left] == [(key, BLOCKED)]
     (tmp_path / "root" / key).rmdir()
     assert repair_root(store, execute=True, env=world.env()).sound is (suffix != ".log")
 

@@ -1,12 +1,12 @@
-"""Rebuild lost commits of a topic from the copies of their documents that later commits carry.
+"""Rebuild lost commits of a topic from the copies of their documents that are embedded in later commits.
 
-1. The documents of the missing numbers are taken from a later commit that carries them. They are used only if they are
-   links of the chain: the first one has the CRC-32C of the commit before the gap, and the commit after the gap has the
-   CRC-32C of the last one. The document determines the CRC-32C of the entire object, so the rest need not be intact.
-2. The carried copies of a lost commit are encoded again from the earlier documents, and must have the length and the
-   CRC-32C in its document.
-3. Inline records of a lost commit are not stored in any other object, so zeros of the same length replace them. The log
-   can then be read and written again. Reads of the lost offsets raise an error, and `verify` reports them.
+1. Take the documents of the missing versions from a later commit that embeds them. They must be links of the chain: the
+   first has the CRC-32C of the commit before the gap, and the commit after the gap has the CRC-32C of the last. The
+   document determines the CRC-32C of the entire commit object, so the rest of that object need not be intact.
+2. Encode the embedded commits of each lost commit again from the earlier documents. They must have the length and the
+   CRC-32C in the document of the lost commit.
+3. Replace inline records of a lost commit, which no other object has, with zeros of the same length. The log can then be
+   read and written again. Reads of the lost offsets raise an error, and `verify` reports them.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from sparklog.log.state.embedded_commits import (
     verified_chain,
 )
 from sparklog.storage.store import Store
-from sparklog.tools.repair.cures import Cure
+from sparklog.tools.repair.fixes import Fix
 
-MOST_SHOWN = 8
-"""Number of ranges of lost offsets to show."""
+MAX_SHOWN_RANGES = 8
+"""Ranges of lost offsets to print."""
 
 
-def cure_missing_commit(store: Store, key: str) -> Cure | None:
-    """Return the cure of a missing commit, including the missing ones after it; None if there is no cure."""
+def fix_missing_commit(store: Store, key: str) -> Fix | None:
+    """Return the fix of a missing commit and of the missing commits right after it; None if there is no fix."""
     topic, number = key_topic(key), entry_number(key)
     if topic is None or number is None or store.stat(key) is not None:
         return None
@@ -42,7 +42,7 @@ def cure_missing_commit(store: Store, key: str) -> Cure | None:
         return None
     first = next((other for other in reversed(existing) if other < number), -1) + 1
     if first < number:
-        # The cure of the first missing commit rebuilds the entire gap.
+        # The fix of the first missing commit rebuilds the entire gap.
         return None
     documents = _documents(store, topic, first, after)
     if documents is None:
@@ -52,24 +52,24 @@ def cure_missing_commit(store: Store, key: str) -> Cure | None:
     how: list[str] = []
     for missing in range(first, after):
         commit = decode_commit(documents[missing], commit_key(topic, missing), missing, whole=False)
-        data = documents[missing] + _carried_again(commit, documents)
+        data = documents[missing] + _embedded_again(commit, documents)
         lost = 0 if commit.inline is None else commit.inline.nbytes
         creates.append((commit_key(topic, missing), data + bytes(lost)))
         if lost:
-            how.append(f"without its records, which no other object has: {_lost_offsets(commit)} stay lost")
+            how.append(f"its records are lost because no other object has them: {_lost_offsets(commit)}")
         else:
             damaged.append(commit_key(topic, missing))
-    # Reading reaches the commits after the gap again.
+    # Readers reach the commits after the gap again.
     damaged += [commit_key(topic, other) for other in existing if other >= after]
-    which = "" if after - first == 1 else f", with commits {first + 1} to {after - 1},"
-    words = "; ".join([f"built again{which} from the copy in a later commit", *how])
-    return Cure(key, words, creates=tuple(creates), damaged=tuple(damaged))
+    others = "" if after - first == 1 else f", with commits {first + 1} to {after - 1},"
+    how.insert(0, f"rebuilt{others} from the copy embedded in a later commit")
+    return Fix(key, "; ".join(how), creates=tuple(creates), damaged=tuple(damaged))
 
 
 def _documents(store: Store, topic: str, first: int, after: int) -> dict[int, bytes] | None:
     """Return the documents of the missing numbers `[first, after)`, and known documents before them.
 
-    Returns None if no commit carries all missing documents as links of the chain.
+    Returns None if no commit embeds all missing documents as links of the chain.
     """
     earlier = {
         number: data
@@ -80,19 +80,19 @@ def _documents(store: Store, topic: str, first: int, after: int) -> dict[int, by
     if next_prev is None:
         return None
     before = _commit(topic, first - 1, earlier.get(first - 1))
-    for carrier in range(after, first + BLOCK_COMMITS):
-        data = _object(store, topic, carrier)
-        commit = None if data is None else _commit(topic, carrier, document_of(data))
+    for later in range(after, first + BLOCK_COMMITS):
+        data = _object(store, topic, later)
+        commit = None if data is None else _commit(topic, later, document_of(data))
         if data is None or commit is None:
             continue
         try:
             documents = decode_embedded(embedded_in(commit, data))
         except Corrupt:
             continue
-        embedded = dict(enumerate(documents, carrier - len(documents)))
+        embedded = dict(enumerate(documents, later - len(documents)))
         if any(number not in embedded for number in range(first, after)):
             continue
-        commits = {number: item for number in range(first, after) if (item := _commit(topic, number, embedded[number]))}
+        commits = {number: link for number in range(first, after) if (link := _commit(topic, number, embedded[number]))}
         start = before.crc if before is not None else commits[first].prev_crc if first in commits else None
         chain = verified_chain(commits, first, after - 1, start)
         if chain is not None and chain[-1].crc == next_prev.prev_crc:
@@ -100,8 +100,8 @@ def _documents(store: Store, topic: str, first: int, after: int) -> dict[int, by
     return None
 
 
-def _carried_again(commit: Commit, documents: Mapping[int, bytes]) -> bytes:
-    """Return the carried copies of a commit, encoded again; zeros, which readers ignore, if the bytes differ."""
+def _embedded_again(commit: Commit, documents: Mapping[int, bytes]) -> bytes:
+    """Encode the embedded commits of a commit again; return zeros, which readers ignore, if the bytes would differ."""
     embedded = commit.embedded
     if embedded is None:
         return b""
@@ -119,8 +119,8 @@ def _lost_offsets(commit: Commit) -> str:
         f"partition {partition} offsets {base} to {base + offsets - 1}"
         for partition, base, offsets in zip(file.partition, file.base, file.offsets, strict=True)
     ]
-    more = len(ranges) - MOST_SHOWN
-    return ", ".join([*ranges[:MOST_SHOWN], *([f"and {more} more ranges"] if more > 0 else [])])
+    more = len(ranges) - MAX_SHOWN_RANGES
+    return ", ".join([*ranges[:MAX_SHOWN_RANGES], *([f"and {more} more ranges"] if more > 0 else [])])
 
 
 def _object(store: Store, topic: str, number: int) -> bytes | None:

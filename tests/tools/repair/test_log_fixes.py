@@ -6,7 +6,7 @@ import pytest
 
 from sparklog.log.journal.names import ROOT_KEY, checkpoint_key, commit_key
 from sparklog.testing.world import World
-from sparklog.tools.repair.cures import cure_document, decoder_of, is_sound, of_log
+from sparklog.tools.repair.log_fixes import decoder_for, fix_document, is_log_object, is_valid
 from tests.tools.repair.small_root import small_root
 from tests.tools.verification.damage import undone
 
@@ -18,11 +18,11 @@ def world() -> World:
 
 def test_every_document_of_a_root_is_read(world: World) -> None:
     documents = [info.key for info in world.store.list("") if info.key.endswith(".json")]
-    assert all(of_log(key) and is_sound(key, world.store.get(key)) for key in documents)
-    assert decoder_of("latest/append/x.slices") is None
-    assert not of_log("latest/append/x.slices")
-    assert not is_sound(commit_key("latest", 2), world.store.get(commit_key("latest", 1)))
-    assert not is_sound(commit_key("_groups/other", 0), world.store.get(commit_key("_groups/g", 0)))
+    assert all(is_log_object(key) and is_valid(key, world.store.get(key)) for key in documents)
+    assert decoder_for("latest/append/x.slices") is None
+    assert not is_log_object("latest/append/x.slices")
+    assert not is_valid(commit_key("latest", 2), world.store.get(commit_key("latest", 1)))
+    assert not is_valid(commit_key("_groups/other", 0), world.store.get(commit_key("_groups/g", 0)))
 
 
 @pytest.mark.parametrize("key", [ROOT_KEY, commit_key("small", 1), checkpoint_key("_groups/g", 2)])
@@ -32,7 +32,7 @@ def test_the_end_of_a_document_is_found_again(world: World, key: str) -> None:
     for position in range(end - 16, end + 1):
         with undone(world):
             world.store.replace(key, data[:position] + bytes([data[position] ^ 2]) + data[position + 1 :])
-            cure = cure_document(world.store, key)
-            assert cure is not None, position
-            assert cure.patched(0, bytes(cure.size or 0)) == data
-    assert cure_document(world.store, key) is None, "it is whole"
+            fix = fix_document(world.store, key)
+            assert fix is not None, position
+            assert fix.patched(0, bytes(fix.size or 0)) == data
+    assert fix_document(world.store, key) is None, "it is whole"

@@ -1,15 +1,15 @@
-"""Cures of data files and of the files beside them: from their batches, which have checksums of their own.
+"""Fixes of data files and of the files next to them, built from record batches, which have their own checksums.
 
-| object                              | is built again from                                                         |
+| object                              | is rebuilt from                                                             |
 |-------------------------------------|-----------------------------------------------------------------------------|
-| any object                          | itself, where one flipped bit explains a wrong checksum                     |
-| `.index`, `.timeindex`, `.txnindex` | the segment's batches, as Kafka's recovery does (`LogSegment.recover`)      |
+| any object                          | its own bytes, if one flipped bit explains a wrong checksum                 |
+| `.index`, `.timeindex`, `.txnindex` | the segment's batches, as in Kafka's recovery (`LogSegment.recover`)        |
 | `.bloom`                            | the keys of the slices that have a filter                                   |
-| footer of an append file            | its slices and what commits say of them, if they name all of its slices     |
+| footer of an append file            | its slices and their descriptions in commits, if these cover the whole file |
 
-The commit has a checksum of a segment's index files. So of all indexes that some `index.interval.bytes` makes of the
-batches, those are written that have this checksum: byte for byte what was there. Without such (an imported index may
-be a follower's, which names several batches at once) indexes that lead readers right are written all the same.
+The commit has a checksum of a segment's index files. Each `index.interval.bytes` makes certain indexes from the
+batches; those with this checksum are the original bytes. If none has it (an imported index may come from a follower,
+whose index entries cover several batches), indexes that lead readers to the right batches are written instead.
 """
 
 from __future__ import annotations
@@ -36,51 +36,56 @@ from sparklog.log.state.slices import SliceFlag
 from sparklog.log.topic.inventory import NamedFile, SliceClaim
 from sparklog.maintenance.work_items import silent
 from sparklog.storage.store import Store
-from sparklog.tools.repair.cures import Cure, Patch, is_sound
+from sparklog.tools.repair.fixes import Fix, Patch
+from sparklog.tools.repair.log_fixes import is_valid
 from sparklog.tools.verification.data_file import check_file
 from sparklog.tools.verification.findings import SIZE, Finding
 from sparklog.tools.verification.slice_checks import CheckedFile, CollectedBatches, CutOff, check_index, walk
 
-MOST_INTERVALS = 500
-MOST_BATCHES = 10_000
-"""Of a segment whose `index.interval.bytes` is searched for."""
+MAX_INTERVALS = 500
+MAX_BATCHES = 10_000
+"""Batches of the largest segment for which all values of `index.interval.bytes` are tried."""
 
 
-def cure_flipped(store: Store, key: str, findings: Sequence[Finding]) -> Cure | None:
-    """Return the cure of an object in which single bits explain wrong checksums."""
+def fix_flipped_bits(store: Store, key: str, findings: Sequence[Finding]) -> Fix | None:
+    """Return the fix of an object in which single flipped bits explain wrong checksums."""
     info = store.stat(key)
-    places = {(finding.position, finding.bit) for finding in findings if finding.bit is not None}
-    if info is None or not places:
+    bits = {(finding.position or 0, finding.bit) for finding in findings if finding.bit is not None}
+    if info is None:
         return None
     patches: list[Patch] = []
-    for position, bit in sorted((position or 0, bit or 0) for position, bit in places):
+    for position, bit in sorted(bits):
         if byte := store.get(key, position, 1):
             patches.append((position, bytes([byte[0] ^ 1 << bit])))
-    how = "its flipped bit turned back" if len(patches) == 1 else f"{len(patches)} flipped bits turned back"
-    return Cure(key, how, info.size, tuple(patches)) if patches else None
+    how = f"corrected by flipping {'one bit' if len(patches) == 1 else f'{len(patches)} bits'} back"
+    return Fix(key, how, info.size, tuple(patches)) if patches else None
 
 
 @dataclass(slots=True)
-class FileCures:
-    """Builds what is damaged in or beside one data file. `topic`: its newest state; None: there is none to be had."""
+class FileFixes:
+    """Builds the fixes of one data file and of the files next to it.
+
+    `topic` is the latest state of the topic; None if it cannot be built.
+    """
 
     store: Store
     file: NamedFile
     topic: Snapshot | None
 
-    def cures(self, damaged: Sequence[str]) -> list[Cure]:
-        """Return the cures of damaged objects: of the file itself, and of those beside it."""
-        cures: list[Cure | None] = []
+    def fixes(self, damaged: Sequence[str]) -> list[Fix]:
+        """Return the fixes of damaged objects, which are the file itself or files next to it."""
+        fixes: list[Fix | None] = []
         if self.file.key in damaged:
-            cures.append(self._longer() or self._footer())
+            fixes.append(self._cut_off() or self._footer())
         if filter_path(self.file.key) in damaged:
-            cures.append(self._filters())
+            fixes.append(self._filters())
         suffixes = [suffix for suffix in SUFFIXES if self.file.sealed and self.file.index_key(suffix) in damaged]
-        cures += self._indexes(suffixes) if suffixes else ()
-        return [replace(cure, damaged=(cure.key,)) for cure in cures if cure is not None]
+        if suffixes:
+            fixes += self._indexes(suffixes)
+        return [replace(fix, damaged=(fix.key,)) for fix in fixes if fix is not None]
 
     def _batches(self, claim: SliceClaim, *, keyed: bool = False) -> CollectedBatches | None:
-        """Return the batches of a slice; None if it is damaged itself. `keyed`: with their keys."""
+        """Return the batches of a slice, with their keys if `keyed`; None if the slice is corrupt."""
         checked, batches = CheckedFile(self.store, self.file, silent), CollectedBatches()
         batches.keys = FilterBuilder() if keyed else None
         try:
@@ -90,17 +95,17 @@ class FileCures:
 
     # -- the file itself
 
-    def _longer(self) -> Cure | None:
-        """Return the cure of a file with extra bytes after valid contents; None if the contents are corrupt."""
+    def _cut_off(self) -> Fix | None:
+        """Return the fix of a file with extra bytes after valid contents; None if the contents are corrupt."""
         info = self.store.stat(self.file.key)
         if info is None or info.size <= self.file.size:
             return None
         findings = check_file(self.store, self.file, silent).findings
         if any(finding.file == self.file.key and finding.kind != SIZE for finding in findings):
             return None
-        return Cure(self.file.key, "cut off what is not its own", self.file.size)
+        return Fix(self.file.key, f"cut to the {self.file.size} bytes that commits describe", self.file.size)
 
-    def _footer(self) -> Cure | None:
+    def _footer(self) -> Fix | None:
         file, info = self.file, self.store.stat(self.file.key)
         start = file.size - file.footer_length
         if file.sealed or info is None or info.size < start or self._has_footer(start):
@@ -110,14 +115,14 @@ class FileCures:
         if [*ends[-1:]] != [start] or [claim.position for claim in claims[1:]] != ends[:-1]:
             return None
         slices = [self._written(claim) for claim in claims]
-        footer = encode_footer([item for item in slices if item is not None])
+        footer = encode_footer([written for written in slices if written is not None])
         if None in slices or len(footer) != file.footer_length:
             return None
-        cure = Cure(file.key, "its footer built again from its slices", file.size, ((start, footer),))
+        fix = Fix(file.key, "given a footer rebuilt from its slices", file.size, ((start, footer),))
         if is_commit(f"/{file.key}"):
-            whole = cure.patched(0, self.store.get(file.key).ljust(file.size, b"\0"))
-            return cure if is_sound(file.key, whole) else None
-        return cure
+            data = fix.patched(0, self.store.get(file.key).ljust(file.size, b"\0"))
+            return fix if is_valid(file.key, data) else None
+        return fix
 
     def _has_footer(self, start: int) -> bool:
         """Return True if the file's footer is intact, so that a commit that contradicts it may be wrong."""
@@ -147,7 +152,10 @@ class FileCures:
         return WrittenSlice(**values, index=index, aborted=shifted)
 
     def _aborted(self, claim: SliceClaim) -> AbortedTransactions | None:
-        """Return the transactions whose ABORT marker is in a slice, by the log alone; None if it cannot be read."""
+        """Return the transactions whose ABORT marker is in a slice, from the batches of the log.
+
+        Returns None if the log cannot be read.
+        """
         if self.topic is None:
             return None
         rows = self.topic.slices.select(claim.partition)
@@ -160,9 +168,9 @@ class FileCures:
             return None
         return every.select((every.last_offsets >= claim.base) & (every.last_offsets < claim.end))
 
-    # -- files beside it
+    # -- the files next to it
 
-    def _filters(self) -> Cure | None:
+    def _filters(self) -> Fix | None:
         filters = []
         for claim in sorted(self.file.claims, key=lambda claim: claim.position):
             if claim.flags & SliceFlag.KEY_FILTER:
@@ -172,51 +180,52 @@ class FileCures:
                 if filter_ is None:
                     return None
                 filters.append(filter_)
-        unique = list({item.position: item for item in filters}.values())
-        return Cure.whole(filter_path(self.file.key), "built again from the keys of its slices", encode_filters(unique))
+        unique = list({filter_.position: filter_ for filter_ in filters}.values())
+        return Fix.rewrite(filter_path(self.file.key), "rebuilt from the keys of its slices", encode_filters(unique))
 
-    def _indexes(self, suffixes: Sequence[str]) -> Iterator[Cure]:
+    def _indexes(self, suffixes: Sequence[str]) -> Iterator[Fix]:
         claim = self.file.claims[0]
         batches = self._batches(claim)
         if batches is None:
             return
         segment = _Segment(self, claim, batches)
-        built = segment.with_checksum() or segment.that_lead_right(suffixes)
+        built = segment.with_checksum() or segment.with_right_entries(suffixes)
         for suffix, data in built.items():
             if data != segment.stored[suffix]:
-                yield Cure.whole(self.file.index_key(suffix), "built again from the segment", data)
+                yield Fix.rewrite(self.file.index_key(suffix), "rebuilt from the segment", data)
 
 
 class _Segment:
-    """The index files of one sealed segment: those that are there, and those that can be built."""
+    """The stored index files of one sealed segment, and those that can be built."""
 
-    def __init__(self, cures: FileCures, claim: SliceClaim, batches: CollectedBatches) -> None:
-        self.file = cures.file
+    def __init__(self, fixes: FileFixes, claim: SliceClaim, batches: CollectedBatches) -> None:
+        self.file = fixes.file
         self.base = int(self.file.key.rsplit("/", 1)[-1][:20])
         self.batches = batches
         columns = batches.columns()
         self.position, self.last, self.stamp = columns.position, columns.last, columns.stamp
-        self.stored = {suffix: read_if_there(cures.store, self.file.index_key(suffix)) for suffix in SUFFIXES}
-        aborted = cures._aborted(claim) if batches.aborts else none()
+        self.stored = {suffix: read_if_there(fixes.store, self.file.index_key(suffix)) for suffix in SUFFIXES}
+        aborted = fixes._aborted(claim) if batches.aborts else none()
         self.txnindex = None if aborted is None else aborted.to_bytes()
-        topic = cures.topic
+        topic = fixes.topic
         self.interval = 4096 if topic is None else topic.head.configs.index_interval_bytes
 
     def with_checksum(self) -> dict[str, bytes]:
-        """Return the three files that have the checksum in the commit, stored or built; empty if none are found."""
+        """Return the stored or rebuilt files that have the checksum in the commit; empty if there are none."""
         index, timeindex = self.stored["index"], self.stored["timeindex"]
         transactions = [data for data in (self.txnindex, self.stored["txnindex"], b"") if data is not None]
         for interval in self._intervals():
             offsets, times = build_indexes(self.base, self.batches, interval)
             options = ([offsets, index], [times, timeindex], transactions)
-            for chosen in product(*(dict.fromkeys(data for data in some if data is not None) for some in options)):
-                if index_crc(*chosen) == self.file.index_crc:
-                    files = zip(SUFFIXES, chosen, strict=True)
+            distinct = (dict.fromkeys(data for data in versions if data is not None) for versions in options)
+            for contents in product(*distinct):
+                if index_crc(*contents) == self.file.index_crc:
+                    files = zip(SUFFIXES, contents, strict=True)
                     return {suffix: data for suffix, data in files if suffix != "txnindex" or data}
         return {}
 
-    def that_lead_right(self, suffixes: Sequence[str]) -> dict[str, bytes]:
-        """Return files that readers find all batches and aborted transactions by, for those that mislead or lack."""
+    def with_right_entries(self, suffixes: Sequence[str]) -> dict[str, bytes]:
+        """Return new contents for the `suffixes` whose stored files are missing or lead readers to wrong places."""
         offsets, times = build_indexes(self.base, self.batches, self.interval)
         new = {"index": offsets, "timeindex": times}
         if self.txnindex is not None and self.batches.aborts:
@@ -230,18 +239,18 @@ class _Segment:
         return bool(check_index(suffix, data, self.base, self.batches, file=self.file.index_key(suffix)))
 
     def _intervals(self) -> Iterator[int]:
-        """Yield every `index.interval.bytes` that makes another index: the likely ones first."""
+        """Yield each `index.interval.bytes` that makes a different index, likely values first."""
         yield from dict.fromkeys((self.interval, 4096))
-        if len(self.position) <= MOST_BATCHES:
-            yield from islice(_distinct_intervals(self.position), MOST_INTERVALS)
+        if len(self.position) <= MAX_BATCHES:
+            yield from islice(_distinct_intervals(self.position), MAX_INTERVALS)
 
 
 def _distinct_intervals(positions: np.ndarray) -> Iterator[int]:
-    """Yield the least interval of each index that batches at these positions may have, rising."""
+    """Yield, in ascending order, the smallest interval of each possible index of batches at these positions."""
     interval = 0
     while True:
         yield interval
-        # The next greater interval that skips a batch that this one takes.
+        # Find the next larger interval whose index omits a batch that is in this one.
         last, following = 0, 2**62
         while (row := int(np.searchsorted(positions, last + interval, side="right"))) < len(positions):
             following = min(following, int(positions[row]) - last)
