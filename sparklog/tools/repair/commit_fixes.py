@@ -5,8 +5,8 @@
    document determines the CRC-32C of the entire commit object, so the rest of that object need not be intact.
 2. Encode the embedded commits of each lost commit again from the earlier documents. They must have the length and the
    CRC-32C in the document of the lost commit.
-3. Replace inline records of a lost commit, which no other object has, with zeros of the same length. The log can then be
-   read and written again. Reads of the lost offsets raise an error, and `verify` reports them.
+3. Replace inline records of a lost commit, which no other object has, with zeros of the same length. The log can then
+   be read and written again. Reads of the lost offsets raise an error, and `verify` reports them.
 """
 
 from __future__ import annotations
