@@ -1,10 +1,10 @@
-"""sparklog: Kafka's partitioned log as Kafka-format files on a disk, with Spark as the engine and no broker.
+"""sparklog: Kafka's partitioned log as Kafka-format files, with Spark as the engine and without brokers.
 
     import sparklog
     topic = sparklog.open("/data/log").topic("orders")      # plain Python over Arrow, no Spark, no Java
     spark = sparklog.configure(SparkSession.builder).getOrCreate()      # then spark.read.format("sparklog"), ...
 
-Everything a user holds or calls is here; docs/reference/python.md lists it.
+These names are the public interface; docs/reference/python.md documents them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from sparklog.log.read.topic_table import TopicTable
     from sparklog.log.state.writer_runs import WriterKey
     from sparklog.log.topic.root import Root
-    from sparklog.log.topic.root import open_root as open  # noqa: A004  (the name users read: sparklog.open)
+    from sparklog.log.topic.root import open_root as open  # noqa: A004 - users call sparklog.open
     from sparklog.log.topic.topic import Topic
     from sparklog.log.write.append_target import WriteOptions
     from sparklog.tools.repair.run import repair

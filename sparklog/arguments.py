@@ -1,9 +1,9 @@
-"""Checks of what users hand to public calls: what does not fit is a `BadRequest`, before anything is done.
+"""Argument validation of public calls: an invalid value raises `BadRequest` before the call does anything.
 
     @checked(topic=NAME, partitions=NUMBERS.or_none())
     def read(topic: str, partitions: Sequence[int] | None = None): ...
 
-What a value means is checked where it is used: whether there is such a topic, whether an offset is in range.
+Calls themselves check whether a topic exists, an offset is in range, and so on.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _is_list(value: object, accepts: Callable[[Any], bool]) -> bool:
 
 
 def _is_path(value: object) -> bool:
-    # The system refuses NUL with an error of Python's.
+    # The system calls reject NUL with a Python error.
     text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else ""
     try:
         return isinstance(text, str) and text != "" and "\0" not in text and os.fsencode(text) is not None
@@ -70,10 +70,7 @@ WHOLE = ValueType("a whole number", is_whole)
 NUMBER = whole(0)
 NUMBERS = ValueType("a list of numbers", lambda value: _is_list(value, is_whole))
 TIME = ValueType("a time in milliseconds", lambda value: is_whole(value) and -INT64_MAX <= index(value) <= INT64_MAX)
-SECONDS = ValueType(
-    "a number of seconds from 0",
-    lambda value: is_real(value) and value >= 0,
-)
+SECONDS = ValueType("a number of seconds from 0", lambda value: is_real(value) and value >= 0)
 KEYS = ValueType(
     "a list of bytes or texts", lambda value: isinstance(value, Iterable) and not isinstance(value, (str, bytes))
 )
@@ -84,11 +81,11 @@ POSITIONS = ValueType(
     "a mapping of topics to mappings of partitions to offsets",
     lambda value: _is_map(value, is_text, lambda rows: isinstance(rows, Mapping)),
 )
-"""What a row of it may be is checked with the topic, and said of its partition."""
+"""Positions are checked with their topic, so that an error can name the partition."""
 LATER_POSITIONS = ValueType(
     POSITIONS.valid, lambda value: _is_map(value, is_text, lambda rows: _is_map(rows, is_whole, _is_position))
 )
-"""Positions whose topics are looked up in a later call, which must not fail for their types."""
+"""Positions whose topics a later call opens, which must not fail for their types."""
 PARTITIONS = ValueType(
     "a mapping of topics to lists of partitions",
     lambda value: _is_map(value, is_text, lambda item: _is_list(item, is_whole)),
@@ -103,16 +100,18 @@ _BY_ANNOTATION: Mapping[str, ValueType] = {
     "IsolationLevel": one_of("read_committed", "read_uncommitted"),
     "list[SparklogError] | None": LIST.or_none(),
 }
-"""Types of arguments that their annotation names completely. Modules have `from __future__ import annotations`."""
+"""Types of arguments by annotation, as text, because modules have `from __future__ import annotations`."""
 
 _PLAIN = (int, str, bytes, type(None), Mapping)
 
 
 def checked(options: type | None = None, /, **kinds: ValueType) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Check the arguments of a call: those named here, flags and isolation levels, and that it has all that are given.
+    """Return a decorator that checks the arguments of a call: their names, flags, isolation levels, and `kinds`.
 
-    `options`: the `TypedDict` of the call's `**options` (`keyword_settings`). Its keys are then arguments of the call,
-    with their types and defaults, and the docstring has them.
+    Args:
+        options: the `TypedDict` of the call's `**options` (`keyword_settings`), whose keys become arguments of the
+            call, with types, defaults and descriptions in the docstring.
+        kinds: value types of other arguments.
     """
 
     def decorate(call: Callable[P, T]) -> Callable[P, T]:
@@ -147,7 +146,7 @@ def checked(options: type | None = None, /, **kinds: ValueType) -> Callable[[Cal
                 if name in arguments:
                     kind.check(name, arguments[name])
             for name, value in arguments.items():
-                # A number of numpy would go on into documents, which JSON cannot hold.
+                # JSON documents cannot contain numpy numbers.
                 if not isinstance(value, _PLAIN) and (number := as_whole(value)) is not None:
                     arguments[name], has_other_numbers = number, True
             return call(*bound.args, **bound.kwargs) if has_other_numbers else call(*args, **kwargs)
@@ -160,7 +159,7 @@ def checked(options: type | None = None, /, **kinds: ValueType) -> Callable[[Cal
 
 
 def _with_options(doc: str, settings: Mapping[str, Setting]) -> str:
-    """Return a docstring with the options at the end of the section `Args:`."""
+    """Add the options to the end of a docstring's section `Args:`."""
     lines = "".join(f"        {setting.name}: {setting.doc}\n" for setting in settings.values())
     return doc.replace("\n\n    Returns:\n", f"\n{lines}\n    Returns:\n", 1)
 

@@ -1,7 +1,7 @@
-"""The errors that sparklog raises on purpose, by what the caller should do.
+"""The errors that sparklog raises, one class for each thing that the caller should do.
 
-Each message is one line: what was expected, what was found, what to do. A class inherits the built-in error that plain
-Python callers already catch for the same situation.
+Each message is one line: what was expected, what was found, what to do. A class also derives from the built-in error
+that Python programs already catch in the same situation.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _BREAKS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 def one_line(text: str) -> str:
     r"""Return a text with line breaks, other control characters and lone surrogates escaped.
 
-    Names of writers and groups may contain them and are part of messages.
+    Messages contain the names of writers and groups, which may contain such characters.
 
     >>> one_line("writer 'a\nb'")
     "writer 'a\\nb'"
@@ -26,7 +26,7 @@ def one_line(text: str) -> str:
 
 
 def shortened(value: object, characters: int = 60) -> str:
-    """Return the `repr` of a value, or its beginning and an ellipsis.
+    """Return the `repr` of a value, or its start and an ellipsis.
 
     >>> shortened("y" * 5000, 4)
     "'yyyy…'"
@@ -40,12 +40,12 @@ def shortened(value: object, characters: int = 60) -> str:
 
 
 _in_shell = False
-"""True while a `sparklog` command runs, whose user needs commands instead of function calls as advice."""
+"""True while a `sparklog` command runs: its user needs advice as commands, not as function calls."""
 
 
 @contextmanager
 def advice_for_shell() -> Iterator[None]:
-    """Make errors in this block advise commands instead of Python calls."""
+    """Make errors that are raised in this block advise commands instead of Python calls."""
     global _in_shell
     before, _in_shell = _in_shell, True
     try:
@@ -55,12 +55,12 @@ def advice_for_shell() -> Iterator[None]:
 
 
 def advice(*, python: str, shell: str) -> str:
-    """Return the advice for a Python program, or for a user of the command line while a command runs."""
+    """Return the advice for a Python program or, while a command runs, for a user of the command line."""
     return shell if _in_shell else python
 
 
 class SparklogError(Exception):
-    """Base of all errors raised on purpose; `code` is the stable name shown to users and scripts."""
+    """Base class of sparklog's errors; `code` is the stable name that users and scripts see."""
 
     code = "SPARKLOG_ERROR"
 
@@ -81,21 +81,21 @@ class NotFound(SparklogError, LookupError):
 
 
 class Conflict(SparklogError):
-    """The state that this request was based on has changed: look again and retry."""
+    """The state on which this request was based has changed: read it again and retry."""
 
     code = "SPARKLOG_CONFLICT"
 
 
 class Fenced(SparklogError):
-    """A newer instance of this writer took over, the root was replaced, or the store has lost commits: stop."""
+    """A newer instance of this writer took over, the root was replaced, or the store lost commits: stop."""
 
     code = "SPARKLOG_FENCED"
 
 
 class Corrupt(SparklogError):
-    """Bytes are not what their format or checksum says.
+    """Data does not match its format or checksum.
 
-    `file`, `position` (bytes from its start) and `offset` (log offset) name the place as far as it is known.
+    `file`, `position` (in bytes) and `offset` (in the log) locate it as far as they are known.
     """
 
     code = "SPARKLOG_CORRUPT"
@@ -103,9 +103,9 @@ class Corrupt(SparklogError):
     def __init__(
         self, message: str, *, file: str | None = None, position: int | None = None, offset: int | None = None
     ) -> None:
-        places = {"file": file, "position": position, "offset": offset}
-        place = ", ".join(f"{name} {value}" for name, value in places.items() if value is not None)
-        super().__init__(f"{message} ({place})" if place else message)
+        values = {"file": file, "position": position, "offset": offset}
+        location = ", ".join(f"{name} {value}" for name, value in values.items() if value is not None)
+        super().__init__(f"{message} ({location})" if location else message)
         self.message = one_line(message)
         self.file = file
         self.position = position
@@ -118,7 +118,7 @@ class Corrupt(SparklogError):
 class Unavailable(SparklogError, OSError):
     """The store failed, or the outcome of a write is unknown: retry later.
 
-    `is_denied`: a right is missing, and the same request would be denied again.
+    `is_denied`: a permission is missing, so a retry would be denied, too.
     `is_unknown`: the write may have succeeded; if False, nothing was written.
     """
 
@@ -131,19 +131,19 @@ class Unavailable(SparklogError, OSError):
 
 
 class Wakeup(SparklogError):
-    """Another thread has called `wakeup` of the consumer that waited: end its loop, and close it."""
+    """Another thread called `wakeup` of a waiting consumer: leave its loop, and close it."""
 
     code = "SPARKLOG_WAKEUP"
 
 
 def nearest(word: str, candidates: Iterable[str], limit: int = 3) -> list[str]:
-    """Return the candidates most like `word`, best first, for "did you mean"."""
+    """Return the candidates most similar to `word`, best first, for "did you mean"."""
     import difflib
 
     return difflib.get_close_matches(word, list(candidates), n=limit, cutoff=0.6)
 
 
 def did_you_mean(word: str, candidates: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?`, or an empty text where nothing is near."""
+    """Return `; did you mean 'x'?`, or an empty text if no candidate is similar."""
     near = nearest(word, candidates, limit=1)
     return f"; did you mean '{near[0]}'?" if near else ""

@@ -1,4 +1,4 @@
-"""Output of commands and jobs: lines on stderr, text tables, JSON documents, bytes on stdout, and files."""
+"""Output of commands and jobs: lines on stderr, tables, JSON documents, bytes on stdout, and files."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ def say(line: str) -> None:
 
 
 def log(line: str, now_ms: int | None = None) -> None:
-    """Print a line of a job's log on stderr, after its time (UTC; None: now)."""
+    """Print a line of a job's log on stderr, with its time (UTC; None: now) in front."""
     from sparklog.log.journal.clocks import SYSTEM
 
     say(f"{iso_time(SYSTEM.wall_ms() if now_ms is None else now_ms)} {line}")
 
 
 _CONTROL = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]")
-"""C0 without tab and newline, DEL, and C1 in UTF-8."""
+"""Matches C0 without tab and newline, DEL, and C1 in UTF-8."""
 STANDARD_OUTPUT = "-"
 
 
 def write(data: bytes) -> None:
-    """Write bytes to stdout, all of them at once; on a terminal without its control characters."""
+    """Write bytes to stdout and flush it; on a terminal, escape control characters."""
     if sys.stdout.isatty():
         data = _CONTROL.sub(lambda match: rb"\x%02x" % match[0][-1], data)
     sys.stdout.buffer.write(data)
@@ -41,10 +41,10 @@ def write(data: bytes) -> None:
 
 
 def write_output(path: str, text: str, option: str) -> None:
-    """Write a text to a file that an option names; `-` is stdout.
+    """Write a text to the file that an option gives; `-` is stdout.
 
-    A regular file is written whole: readers see the old text or the new one, and of several writers at once the last
-    one counts. Links are followed; devices and pipes are written to. `BadRequest` if it cannot be written.
+    A regular file is replaced atomically, so readers see the old text or the new, and the last of several concurrent
+    writers wins. Links are followed; devices and pipes are written to. Raises `BadRequest` if writing fails.
     """
     if path == STANDARD_OUTPUT:
         write(text.encode())
@@ -58,28 +58,28 @@ def write_output(path: str, text: str, option: str) -> None:
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str:
-    """Return columns two blanks apart, those in `left` aligned to the left, the others to the right."""
+    """Format a table, with the columns in `left` aligned to the left, the others to the right."""
     columns = []
-    for number, texts in enumerate(zip(headings, *rows, strict=True)):
+    for index, texts in enumerate(zip(headings, *rows, strict=True)):
         widths = list(map(_width, texts))
         widest = max(widths)
-        # As many characters as make the text so wide: a wide one counts for two.
+        # A wide character takes the width of two.
         lengths = [widest - width + len(text) for width, text in zip(widths, texts, strict=True)]
-        columns.append(list(map(str.ljust if number in left else str.rjust, texts, lengths)))
+        columns.append(list(map(str.ljust if index in left else str.rjust, texts, lengths)))
     return "\n".join("  ".join(cells).rstrip() for cells in zip(*columns, strict=True))
 
 
 def _width(text: str) -> int:
-    """Columns of a terminal: East Asian wide characters take two."""
+    """Return the width on a terminal, where East Asian wide characters take two columns."""
     if text.isascii():
         return len(text)
     return len(text) + sum(unicodedata.east_asian_width(character) in "WF" for character in text)
 
 
 def json_value(value: object) -> Any:
-    """Return data classes, and what is in them, as JSON has them.
+    """Convert data classes and their fields to JSON values.
 
-    Names are in camel case, and `nbytes` is `bytes`. A class names the properties to add in `COMPUTED`.
+    Names are in camel case, and `nbytes` is `bytes`. `COMPUTED` of a class lists properties to include.
     """
     if is_dataclass(value):
         names = [*(field.name for field in fields(value)), *getattr(value, "COMPUTED", ())]
@@ -97,23 +97,23 @@ def _camel_case(name: str) -> str:
 
 
 STATUS_SECONDS = 2.0
-"""A command that is done by then shows no status."""
+"""Time after which the status of a command is first shown."""
 
 
 def on_terminal() -> bool:
-    """Return True if stderr is a terminal: progress is one line that changes, in place of the lines of a log."""
+    """Return True if stderr is a terminal: progress is then one updated line instead of log lines."""
     return sys.stderr.isatty()
 
 
 def interrupted(error: KeyboardInterrupt) -> str:
-    """Return `interrupted`, and how far the work was where that is known."""
+    """Return `interrupted`, and the progress until then if the error has it."""
     return ": ".join(("interrupted", *map(str, error.args)))
 
 
 class StatusLine:
-    """The progress of a command: one line on a terminal once it takes two seconds, nothing elsewhere or if `quiet`.
+    """The progress of a command: one line on a terminal, after two seconds; nothing elsewhere or if `quiet`.
 
-    An interrupt takes the newest text along, for the line that the command ends with.
+    An interrupt carries the latest text to the last line that the command prints.
     """
 
     def __init__(self, title: str, *, quiet: bool = False) -> None:
@@ -139,7 +139,7 @@ class StatusLine:
         self.text = text
 
     def total(self, line: str) -> None:
-        """Print what was done at the end, where progress is shown."""
+        """Print a summary at the end, if progress is shown."""
         if self.is_shown:
             say(line)
 
@@ -151,7 +151,7 @@ class StatusLine:
         seconds, wait = 0.0, STATUS_SECONDS
         while not self._ended.wait(wait):
             seconds, wait = seconds + wait, 1.0
-            line = f"{self._title}: {self.text or 'begun'} ({seconds:.0f} s)"
+            line = f"{self._title}: {self.text or 'started'} ({seconds:.0f} s)"
             print(f"\r{line[:79]:<79}\r", end="", file=sys.stderr, flush=True)
         if seconds:
             print(f"\r{'':79}\r", end="", file=sys.stderr, flush=True)

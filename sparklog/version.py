@@ -1,3 +1,3 @@
-"""The version of this package: on the ground floor, so that every room can say it."""
+"""The version of this package, in a module without imports, so that every other module can use it."""
 
 __version__ = "0.13.0"

@@ -17,7 +17,7 @@ from sparklog.common.times import seconds_warning
 from tests.support.command_line import invoke
 
 SECONDS, MS = 1_795_449_600, 1_795_449_600_000
-IS = f": {SECONDS} is 1970-01-21T18:44:09.600Z, as times are milliseconds; if these are seconds, give {MS}, or '2026-"
+IS = f": {SECONDS} is 1970-01-21T18:44:09.600Z, because times are in milliseconds; if it is in seconds, give {MS}, or "
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_calls_warn_and_go_on(root: sparklog.Root, tmp_path: Path, caplog: pytes
         except (sparklog.NotFound, sparklog.Conflict):
             # Nothing was there in 1970; an export is there already.
             assert name in ("clone", "restore", "export", "export to")
-        warnings.append([text for text in caplog.messages if "as times are milliseconds" in text])
+        warnings.append([text for text in caplog.messages if "because times are in milliseconds" in text])
     assert warnings[0] == []
     assert [IS in text for text in warnings[1]] == [True]
 
@@ -86,7 +86,7 @@ def test_options_warn_once_and_go_on(root: sparklog.Root, tmp_path: Path, line: 
     root.create_topic("u")
     for time, count in ((MS, 0), (SECONDS, 1)):
         result = invoke(shlex.split(line.format(time=time, to=tmp_path / str(time))), {"SPARKLOG_ROOT": root.location})
-        assert (result.exit_code, result.stderr.count("as times are milliseconds")) == (0, count), result.output
+        assert (result.exit_code, result.stderr.count("because times are in milliseconds")) == (0, count), result.output
         assert (IS in result.stderr) == (count == 1)
 
 
@@ -109,7 +109,7 @@ def test_what_retention_deletes_of_1970_can_be_brought_back(
     # Old records, but no seconds.
     root.create_topic("older", configs={"retention.ms": 1000}).append(rows(915_148_800_000))
     sparklog.retain(root, topics=["older"])
-    assert [text for text in caplog.messages if "as times are milliseconds" in text] == []
+    assert [text for text in caplog.messages if "because times are in milliseconds" in text] == []
 
 
 def test_times_of_the_broker_are_no_seconds(root: sparklog.Root, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,1 +1,1 @@
-"""Helpers without knowledge of logs: numbers, units and times as text, and names imported on first use."""
+"""Helpers that know nothing about logs: settings, numbers, units and times as text, and lazy imports."""

@@ -1,4 +1,15 @@
-"""Optional and deferred imports: names that a package imports on first use, and advice for a missing package."""
+"""Lazy imports: the rule for imports inside functions, names that a package imports on first use, and missing packages.
+
+Imports are at the top of a module, with three exceptions, which are inside the function that needs them:
+
+* Start-up time: a module that is heavy, or that imports something heavy (PySpark, numba, pyarrow.compute, store
+  clients, asyncio), in a process that may not need it. Help and shell completion of the command line, for example,
+  import neither pyarrow nor the log, so its commands import what they call.
+* Planners: a Spark process that only plans a stream must not import writers, groups or kernels.
+* Optional packages, such as Avro's or a store's client, whose absence is an error only if they are used.
+
+Names that are needed only for type hints are imported under `TYPE_CHECKING`.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +18,22 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 
 
-def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
-    """Return the `__getattr__` of a package; `homes`: module to names in it, `name=alias` for another name.
+def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], object]:
+    """Return the `__getattr__` of a package that imports names on first use.
 
     The package lists the same imports under `TYPE_CHECKING`, and the names in `__all__`.
+
+    Args:
+        package: its name.
+        modules: names by the module that has them, separated by spaces; `name=alias` to use another name.
     """
-    pairs = [(module, name) for module, names in homes.items() for name in names.split()]
-    home = {name.rpartition("=")[2]: (module, name.partition("=")[0]) for module, name in pairs}
+    pairs = [(module, name) for module, names in modules.items() for name in names.split()]
+    sources = {name.rpartition("=")[2]: (module, name.partition("=")[0]) for module, name in pairs}
 
     def load(name: str) -> object:
-        if name not in home:
+        if name not in sources:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module, attribute = home[name]
+        module, attribute = sources[name]
         value = getattr(import_module(module), attribute)
         setattr(sys.modules[package], name, value)
         return value

@@ -1,6 +1,6 @@
-"""Numbers in texts: digits of ASCII, in a range. Each caller words its own error.
+"""Numbers as text: ASCII digits, in a range. Each caller has its own error message.
 
-Python's `int` takes `1_000`, blanks and digits of any script; whatever else reads the same text would not.
+Python's `int` also accepts `1_000`, blanks and the digits of any script, which other programs would reject.
 """
 
 from __future__ import annotations
@@ -9,32 +9,32 @@ import re
 
 INT32_MAX, INT64_MAX, INT64_MIN = 2**31 - 1, 2**63 - 1, -(2**63)
 MAX_DIGITS = 40
-"""Of a number that some range may hold; Python's `int` refuses texts of more than 4300."""
+"""Maximum length of a number: more than any range needs, and below the 4300 digits that Python's `int` accepts."""
 _WHOLE = re.compile(r"[+-]?0*[0-9]{1,19}")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 def whole_number(text: str, low: int = INT64_MIN, high: int = INT64_MAX) -> int:
-    """Return the whole number of a text. Raises ValueError for any other text, and out of the range."""
+    """Convert a text to a whole number. Raises ValueError if it is not one, or out of range."""
     if not _WHOLE.fullmatch(text) or not low <= int(text) <= high:
         raise ValueError(text)
     return int(text)
 
 
 def number(text: str) -> float:
-    """Return the finite number of a text. Raises ValueError for any other text."""
+    """Convert a text to a finite number. Raises ValueError if it is not one."""
     if not _NUMBER.fullmatch(text) or float(text) in (float("inf"), float("-inf")):
         raise ValueError(text)
     return float(text)
 
 
 def is_digits(text: str) -> bool:
-    """Return True for an offset, a version or milliseconds: digits without a sign."""
+    """Return True for digits without a sign, such as an offset, a version or milliseconds."""
     return text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS
 
 
 def is_utf8(text: str) -> bool:
-    """Return True unless a text has lone surrogates, as words of a command line that are not UTF-8 have."""
+    """Return False if UTF-8 cannot encode a text: command-line arguments that are not UTF-8 have lone surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:

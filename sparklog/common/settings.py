@@ -1,15 +1,15 @@
-"""Settings: one row for each value that a user can set, and one way to read, check and document it.
+"""Settings: one row for each value that a user can set, and one way to parse, check and document it.
 
-Topic configs, defaults of a root, options of clients, of Spark and of stores, and properties of maintenance are tables
-of `Setting`. The terms are those of Kafka's `ConfigDef`: name, type, default, valid values, documentation. A value is
-given as a text (a config, an option of Spark, a line of a properties file), or as a Python value (a keyword argument).
-A `ValueType` knows both.
+Topic configs, root defaults, client options, Spark options, store settings and maintenance properties are tables of
+`Setting`. The terms are those of Kafka's `ConfigDef`: name, type, default, valid values, documentation. A value is
+either a text (a config, a Spark option, a line of a properties file) or a Python value (a keyword argument). A
+`ValueType` handles both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from numbers import Real
 from operator import index
@@ -24,14 +24,15 @@ K = TypeVar("K")
 
 @dataclass(frozen=True, slots=True)
 class ValueType:
-    """A type of values and its range.
+    """A type of values, with its range.
 
     Attributes:
-        valid: the valid values in words, as they follow "must be".
+        valid: a description of the valid values that can follow "must be".
         accepts: return True for a valid Python value.
-        parse: convert a text to a value; raises ValueError for a text that is not valid.
+        parse: convert a text to a value; raises ValueError if the text is not valid.
         name: Kafka's name of the type.
         choices: all valid values, if they can be listed.
+        hints: advice for frequent mistakes, by the invalid value.
     """
 
     valid: str
@@ -39,16 +40,12 @@ class ValueType:
     parse: Callable[[str], Any] = str
     name: str = "string"
     choices: tuple[str, ...] = ()
+    hints: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def or_none(self) -> ValueType:
         """Return the type that also accepts None."""
-        return ValueType(
-            f"{self.valid} or None",
-            lambda value: value is None or self.accepts(value),
-            self.parse,
-            self.name,
-            self.choices,
-        )
+        accepts = self.accepts
+        return replace(self, valid=f"{self.valid} or None", accepts=lambda value: value is None or accepts(value))
 
     def check(self, name: str, value: object) -> None:
         """Raise `BadRequest` if a Python value is not valid."""
@@ -61,8 +58,8 @@ class ValueType:
         if isinstance(value, (str, bytes)) and self.valid.startswith("a list"):
             hint = f"; give [{shortened(value)}]"
         elif isinstance(value, str):
-            is_encodable = is_text(value)
-            hint = did_you_mean(value, self.choices) if is_encodable else "; it has characters that UTF-8 cannot encode"
+            hint = did_you_mean(value, self.choices) if is_text(value) else "; UTF-8 cannot encode its characters"
+            hint = f"; {self.hints[value]}" if value in self.hints else hint
         return BadRequest(f"{name} must be {self.valid}, found {shortened(value)}{hint}")
 
 
@@ -72,12 +69,12 @@ def is_text(value: object) -> bool:
 
 
 def is_whole(value: object) -> bool:
-    """Return True for a whole number, also one of numpy."""
+    """Return True for a whole number, including numpy's."""
     return as_whole(value) is not None
 
 
 def as_whole(value: object) -> int | None:
-    """Return a whole number, also numpy's, as Python's; None for anything else."""
+    """Convert a whole number, including numpy's, to an int; return None for anything else."""
     try:
         return None if isinstance(value, bool) else index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -85,12 +82,12 @@ def as_whole(value: object) -> int | None:
 
 
 def is_real(value: object) -> bool:
-    """Return True for a whole number or a fraction, also one of numpy."""
+    """Return True for a real number, including numpy's."""
     return not isinstance(value, bool) and isinstance(value, Real)
 
 
 def whole_range(low: int, high: int = INT64_MAX) -> str:
-    """Return the words for the whole numbers of a range; the limits of 64 bits are not named."""
+    """Describe the whole numbers of a range, without limits that are those of 64 bits."""
     if low == high:
         return str(low)
     if low == INT64_MIN:
@@ -109,29 +106,31 @@ def whole(low: int, high: int = INT64_MAX, name: str = "long") -> ValueType:
 
 
 def or_never(kind: ValueType, low: int = -1) -> ValueType:
-    """Return the type that also accepts the negative numbers from `low`, which mean never."""
+    """Return the type that also accepts negative numbers from `low` on, which mean never."""
 
     def parse(text: str) -> Any:
         return whole_number(text, low, -1) if text.startswith("-") else kind.parse(text)
 
-    return ValueType(f"{kind.valid}, or -1: never", kind.accepts, parse, kind.name)
+    return replace(kind, valid=f"{kind.valid}, or -1: never", parse=parse)
 
 
 def integer(low: int, high: int = INT32_MAX) -> ValueType:
-    """Return the type of whole numbers of 32 bits from `low` to `high`."""
+    """Return the type of 32-bit whole numbers from `low` to `high`."""
     return whole(low, high, "int")
 
 
-def one_of(*values: str) -> ValueType:
-    """Return the type of these values."""
+def one_of(*values: str, hints: Mapping[str, str] | None = None) -> ValueType:
+    """Return the type with these values; `hints`: advice for other values that users try."""
 
     def parse(text: str) -> str:
         if text not in values:
             raise ValueError(text)
         return text
 
-    words = f"{', '.join(values[:-1])} or {values[-1]}"
-    return ValueType(words, lambda value: isinstance(value, str) and value in values, parse, "string", values)
+    valid = f"{', '.join(values[:-1])} or {values[-1]}"
+    return ValueType(
+        valid, lambda value: isinstance(value, str) and value in values, parse, "string", values, hints or {}
+    )
 
 
 def _boolean(text: str) -> bool:
@@ -142,7 +141,7 @@ def _boolean(text: str) -> bool:
 
 
 def number(valid: str, accepts: Callable[[float], bool]) -> ValueType:
-    """Return the type of the numbers that a function accepts."""
+    """Return the type of numbers that `accepts` accepts."""
 
     def parse(text: str) -> float:
         if not accepts(value := parsing.number(text)):
@@ -166,18 +165,18 @@ POSITIVE = number("a number above 0", lambda value: 0.0 < value < float("inf"))
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A row of a table of settings.
+    """A setting: a row of a table.
 
     Attributes:
-        name: the name that users give.
+        name: its name.
         type: the type of its values and their range.
-        default: the value if it is not set; None if there is none.
+        default: the value if it is not set, or None.
         doc: what the setting does.
         unit: the unit of its values.
-        used_by: what reads it; empty if it has no effect.
-        kafka: how Kafka differs.
+        used_by: the commands or schemes that use it; empty if it has no effect.
+        kafka: the difference from Kafka.
         aliases: other names of the same setting.
-        field: what it sets: the field of a class of options, or the topic config of which it is a default.
+        field: the field of an options class that it sets, or the topic config whose default it is.
     """
 
     name: str
@@ -192,11 +191,11 @@ class Setting:
 
     @property
     def default_text(self) -> str:
-        """The default as text; empty if there is none."""
+        """The default as text; empty if there is no default."""
         return text_of(self.default)
 
     def parse(self, value: object) -> Any:
-        """Return the value of a text, or of what is one as text. Raises `BadRequest` if it is not valid."""
+        """Return the value of a text, or of another value's text. Raises `BadRequest` if it is not valid."""
         text = text_of(value) if isinstance(value, bool) else str(value).strip()
         try:
             return self.type.parse(text)
@@ -205,7 +204,7 @@ class Setting:
 
 
 def text_of(value: object) -> str:
-    """Return the text of a value, as a topic stores it: `true`, `delete,compact`, empty for None."""
+    """Return a value as text, in the form that a topic stores: `true`, `delete,compact`, empty for None."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple):
@@ -222,8 +221,8 @@ def option(default: Any, doc: str, kind: ValueType | None = None, unit: str = ""
 def keyword_settings(keywords: type) -> Mapping[str, Setting]:
     """Return the settings of a `TypedDict` by name.
 
-    The annotation of each key has a setting, `Annotated[int, option(5_000, "How often.", whole(0))]`. The type of its
-    values is that of the annotation, if that says all, as `bool` and `Literal` do.
+    The annotation of each key contains a setting, `Annotated[int, option(5_000, "How often.", whole(0))]`. The
+    annotations `bool` and `Literal` determine its value type.
     """
     settings = {}
     for name, annotation in get_type_hints(keywords, include_extras=True).items():
@@ -238,14 +237,14 @@ def keyword_settings(keywords: type) -> Mapping[str, Setting]:
     return settings
 
 
-def with_defaults(keywords: type[K], given: K) -> K:
-    """Return the keyword arguments with the defaults of those that are not given."""
+def with_defaults(keywords: type[K], values: K) -> K:
+    """Return keyword arguments, with defaults for missing ones."""
     defaults = {name: setting.default for name, setting in keyword_settings(cast("type", keywords)).items()}
-    return cast("K", defaults | cast("dict[str, Any]", given))
+    return cast("K", defaults | cast("dict[str, Any]", values))
 
 
 def by_name(settings: Iterable[Setting]) -> dict[str, Setting]:
-    """Return a table of settings by their names."""
+    """Return settings by name."""
     return {setting.name: setting for setting in settings}
 
 
@@ -263,7 +262,7 @@ _CELLS: Mapping[str, Callable[[Setting], str]] = {
 
 
 def markdown_table(settings: Iterable[Setting], columns: Sequence[str]) -> str:
-    """Return a table of settings for the documentation; `columns`: their headings."""
+    """Return a table of settings for the documentation, with the columns of these headings."""
     rows = ([_CELLS[column](row) for column in columns] for row in settings)
-    head = f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}\n"
-    return head + "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
+    header = f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}\n"
+    return header + "".join(f"| {' | '.join(cells)} |\n" for cells in rows)

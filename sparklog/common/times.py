@@ -1,4 +1,4 @@
-"""Times as texts: ISO 8601, and numbers that look like seconds where they are milliseconds."""
+"""Times as text: ISO 8601, and warnings about times in seconds where milliseconds are expected."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from typing import SupportsIndex
 _LOG = logging.getLogger("sparklog.log")
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 LAST_MS = 253_402_300_799_999
-"""The last ms of the year 9999, where Python's times end; Kafka's do not."""
+"""Last millisecond of the year 9999, where Python's times end; Kafka's do not."""
 
 
 def iso_time(ms: int) -> str:
-    """Write ms since the epoch as `2026-01-31T12:00:00.000Z`; as a number if not of the years 1970 to 9999."""
+    """Format ms since the epoch as `2026-01-31T12:00:00.000Z`, or as a number outside the years 1970 to 9999."""
     if not 0 <= ms <= LAST_MS:
         return str(ms)
     return (EPOCH + timedelta(milliseconds=ms)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 FIRST_SECONDS, LAST_SECONDS = 978_307_200, 9_999_999_999
-"""Times of the years 2001 to 2286 in seconds. As milliseconds they are of early 1970."""
+"""Range of times in seconds: the years 2001 to 2286. As milliseconds, these numbers are in early 1970."""
 
 
 def seconds_warning(what: str, time_ms: int) -> str | None:
-    """Return a warning if a time in ms looks like seconds; `what` says where it was given."""
+    """Return a warning if a time in ms looks like seconds; `what` describes the time."""
     if not FIRST_SECONDS <= time_ms <= LAST_SECONDS:
         return None
-    warning = f"{what}: {time_ms} is {iso_time(time_ms)}, as times are milliseconds"
-    return f"{warning}; if these are seconds, give {time_ms}000, or {iso_time(time_ms * 1000)!r}"
+    warning = f"{what}: {time_ms} is {iso_time(time_ms)}, because times are in milliseconds"
+    return f"{warning}; if it is in seconds, give {time_ms}000, or {iso_time(time_ms * 1000)!r}"
 
 
 def warn_of_seconds(**times: object) -> None:
     """Log a warning for each time, by the name of its argument, that is a number and looks like seconds."""
     for name, time_ms in times.items():
         number = int(time_ms) if isinstance(time_ms, str) and time_ms.isdecimal() and len(time_ms) < 20 else time_ms
-        # Numbers may be numpy's.
+        # `index` also accepts numpy's numbers.
         warning = seconds_warning(name, index(number)) if isinstance(number, SupportsIndex) else None
         if warning is not None:
             _LOG.warning("%s", warning)
@@ -47,21 +47,21 @@ _ISO_TIME = re.compile(r"(\d{4}-\d\d-\d\d[T ]\d\d(?::\d\d(?::\d\d)?)?)(?:[.,](\d
 
 
 def parse_iso_time(text: str) -> int:
-    """Return ms since the epoch of ISO 8601, floored; UTC unless it names a zone. Raises ValueError."""
-    moment = datetime.fromisoformat(_for_python_3_10(text))
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=timezone.utc)
-    return (moment - EPOCH) // timedelta(milliseconds=1)
+    """Convert an ISO 8601 time, UTC unless it has a zone, to ms since the epoch, rounded down. Raises ValueError."""
+    parsed = datetime.fromisoformat(_for_python_3_10(text))
+    if parsed.tzinfo is None:
+        parsed = parsed.replace(tzinfo=timezone.utc)
+    return (parsed - EPOCH) // timedelta(milliseconds=1)
 
 
 def _for_python_3_10(text: str) -> str:
-    """Spell out Z, +01 and +0100, and fractions of other than 3 or 6 digits, which Python 3.10 does not read."""
+    """Expand Z, +01 and +0100, and fractions without 3 or 6 digits, which Python 3.10 cannot parse."""
     match = _ISO_TIME.fullmatch(text)
     if match is None:
         return text
-    moment, fraction, utc, hours, minutes = match.groups()
+    local_time, fraction, utc, hours, minutes = match.groups()
     zone = "+00:00" if utc else f"{hours}:{minutes or '00'}" if hours else ""
-    return moment + (f".{fraction[:6]:0<6}" if fraction else "") + zone
+    return local_time + (f".{fraction[:6]:0<6}" if fraction else "") + zone
 
 
 def span(ms: int) -> str:

@@ -1,4 +1,4 @@
-"""Numbers, sizes, times and durations as texts for people; a dash for what is not known."""
+"""Numbers, sizes, times and durations as text for people; a dash for an unknown value."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def count(number: int, one: str, many: str = "") -> str:
 
 
 def size_text(nbytes: float | None) -> str:
-    """Return bytes in the unit that suits them, as disks are sold: `1.5 MB` are 1,500,000."""
+    """Return bytes in a suitable decimal unit: `1.5 MB` for 1,500,000."""
     if nbytes is None:
         return UNKNOWN
     for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
@@ -32,9 +32,9 @@ def size_text(nbytes: float | None) -> str:
 
 
 def rates(records: int, nbytes: int, seconds: float) -> str:
-    """Return `1.20 M records/s, 152.6 MB/s`; no time at all counts as a millisecond."""
-    took = max(seconds, 0.001)
-    return f"{records / took / 1e6:,.2f} M records/s, {size_text(nbytes / took)}/s"
+    """Return `1.20 M records/s, 152.6 MB/s`; times below a millisecond count as one."""
+    seconds = max(seconds, 0.001)
+    return f"{records / seconds / 1e6:,.2f} M records/s, {size_text(nbytes / seconds)}/s"
 
 
 def time_text(ms: int | None, shape: str = "%Y-%m-%d %H:%M:%S") -> str:
@@ -50,7 +50,7 @@ def day_text(ms: int) -> str:
 
 
 def duration(ms: float | None) -> str:
-    """Return `3 h`: one unit, the largest that fits."""
+    """Return `3 h`: the largest unit of which there are at least two."""
     if ms is None:
         return UNKNOWN
     for unit, scale in (("years", 365.25 * 86_400_000), ("days", 86_400_000), ("h", HOUR_MS), ("min", 60_000)):

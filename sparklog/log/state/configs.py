@@ -113,6 +113,10 @@ def policy(text: str) -> tuple[str, ...]:
 
 
 _POLICY = ValueType("delete, compact or both", parse=policy, name="list")
+_CODEC = one_of(
+    *("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"),
+    hints={"none": "a topic without compression is uncompressed"},
+)
 _GZIP_LEVEL = ValueType(
     "1 to 9, or -1", parse=lambda text: -1 if text == "-1" else whole_number(text, 1, 9), name="int"
 )
@@ -123,7 +127,7 @@ _ALL = (
     Setting("cleanup.policy", _POLICY, "delete",
             "What becomes of old records: `delete` expires segments by age and size, `compact` keeps the latest "
             "record of each key, `compact,delete` does both.", "", (WRITERS, COMPACT, RETAIN)),
-    Setting("compression.type", one_of("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"), "producer",
+    Setting("compression.type", _CODEC, "producer",
             "Codec of appended batches. `producer` takes the writer's option `compression.type`, which is zstd "
             "unless given; any other value beats the writer's.", "", (WRITERS,)),
     Setting("inline.records.bytes", integer(0, 1 << 20), 128 << 10,
