@@ -363,7 +363,7 @@ def test_a_process_that_sleeps_at_any_request(night: Night) -> None:
 
 def numbers_begin_again(patch: pytest.MonkeyPatch) -> None:
     """Who finds no journal begins one, and does not look into the register."""
-    patch.setattr(DecisionLog, "_newest_kept", lambda self: None)
+    patch.setattr(DecisionLog, "_archived_entry", lambda self: None)
 
 
 def what_is_in_the_folder_counts(patch: pytest.MonkeyPatch) -> None:
@@ -382,7 +382,7 @@ def registers_go_back(patch: pytest.MonkeyPatch) -> None:
 
 def the_register_confirms_nothing(patch: pytest.MonkeyPatch) -> None:
     """The entry before must be in the folder."""
-    patch.setattr(DecisionLog, "_packed", lambda self: None)
+    patch.setattr(DecisionLog, "_archived", lambda self: None)
 
 
 @pytest.mark.sweep

@@ -123,7 +123,7 @@ def test_a_log_that_has_grown_to_the_same_number_since(log: str) -> None:
     while len(old.numbers()) < len(newest):
         write()
     assert old.numbers() == newest
-    with pytest.raises(Fenced, match="is not what this process has seen"):
+    with pytest.raises(Fenced, match="differs from the object that this process saw"):
         old.writer()
     assert old.numbers() == newest
     old.go_on()

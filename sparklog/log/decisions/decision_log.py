@@ -64,7 +64,7 @@ class DecisionLog(EntryLog["Decisions"]):
 
         super().__init__(root, DECISIONS, transactional_id)
         self._root = root
-        self._numbered = replace(self._numbered, packed=self._packed)
+        self._numbered = replace(self._numbered, archived=self._archived)
         self._outcomes: OrderedDict[int, Decisions] = OrderedDict()
 
     def deciding(self, n: int) -> Decisions:
@@ -98,7 +98,7 @@ class DecisionLog(EntryLog["Decisions"]):
             if info is not None:
                 return self.store.now_ms() - info.modified_ms > KEEP_MS
             reached("transactions: the entry that decided was deleted")
-            kept = self._newest_kept()
+            kept = self._archived_entry()
             return kept is not None and kept.number >= number and self.store.now_ms() - kept.made_ms > KEEP_MS
         except (SparklogError, OSError):
             return False
@@ -147,7 +147,7 @@ class DecisionLog(EntryLog["Decisions"]):
             state = opened.latest.state
             if state.number >= 0 and abs(self.env.wall_ms() - state.made_ms) < SURE_MS:
                 return opened
-        kept = self._newest_kept()
+        kept = self._archived_entry()
         if kept is not None and (opened is None or kept.number >= opened.latest.state.number):
             reached("transactions: an expired id is opened from its register")
             return self._read_from(kept, seen)
@@ -156,15 +156,15 @@ class DecisionLog(EntryLog["Decisions"]):
             raise damage
         return opened
 
-    def _newest_kept(self) -> Decisions | None:
+    def _archived_entry(self) -> Decisions | None:
         """Look into the register for the newest entry of this id; None if it has not expired."""
         from sparklog.log.decisions.expired_ids import kept_entry
 
         return kept_entry(self._root, self.id)
 
-    def _packed(self) -> EntryRef | None:
+    def _archived(self) -> EntryRef | None:
         """Return the place of the entry in the register: it and those before it may be deleted."""
-        kept = self._newest_kept()
+        kept = self._archived_entry()
         return None if kept is None or kept.crc is None else (kept.number, kept.crc)
 
     def _search(self, n: int) -> tuple[Decisions | None, int]:

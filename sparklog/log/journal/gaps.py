@@ -20,8 +20,8 @@ def missing_numbers(store: Store, missing: int, listed: Sequence[int]) -> str:
         numbers += f", and {later[0]} is there" if len(later) == 1 else f", and {later[0]} to {later[-1]} are there"
     return (
         f"{numbers}: nothing after the gap is read, and nothing is written. If the root is still being copied, wait "
-        f"until it is complete; else run sparklog repair {shlex.quote(store.location)}, which says whether the lost "
-        "objects can be built again, or restore them from a backup"
+        f"until the copy is complete. Otherwise run sparklog repair {shlex.quote(store.location)}, which reports "
+        "whether the lost objects can be rebuilt, or restore them from a backup"
     )
 
 

@@ -1,31 +1,44 @@
-"""Numbered objects: create-if-absent of the next number, and reading forward to the first missing one.
+"""Numbered objects: create the next number if it is absent, and read forward to the first missing number.
 
-The mechanism under every journal. An object's number is its place in one total order. The process that creates it has
-won that place, and no process changes it any more. This module knows of an object its commit id and its CRCs alone.
+This is the mechanism under every journal. An object's number is its position in one total order. The process that
+creates a number has won it, and no process changes the object afterwards. Of an object, this module knows only the
+commit id and the CRC-32C.
 
-A process may outlive its root: the folder is moved away and restored, or made again at the same path. So a create is
-acknowledged on two conditions. The root has the id with which it was opened; that is looked at before. And the object
-before it is still the one that it was made after; that is looked at afterwards, and if it is not, the new object is
-taken back, for it is part of no journal. A missing one is looked for as long as caches hide names, and an object that
-another one follows stays: its creator is told that the outcome is unknown.
+Creating number n (`create`), by Writer A:
 
-A store that lets two create one number looks alike (`probe_results`). So the newest object created here is remembered,
-and compared with whatever is read next: of this number, or made after it. That costs no request.
+1. A reads the root's id. If it is no longer the root that A opened, A fails and has written nothing.
+2. A creates n if it is absent. If n exists, or if no response arrives, A reads n. The commit id in it says who created
+   it: A itself with a request whose response was lost (`CREATED`), or Writer B (`CONFLICT`). If there is no intact
+   object, A returns to step 1; after 90 s the outcome is unknown.
+3. If A last read the end of the journal more than an hour ago, maintenance may have deleted n and a stalled writer may
+   have created it again, so the object says nothing (`UNKNOWN`).
+4. A reads n - 1. If it is not the object that A's object follows, A deletes n and fails.
+5. If A last knew the end of the journal more than a second ago, A also reads n + 1. If that follows a different n,
+   object n was lost and A has filled the gap: A deletes n and fails.
+
+Steps 1 and 4 are for processes that outlive their root. The unsafe sequence is: A opens the root and reads 7; an
+operator moves the root away and restores an older copy, which ends at 5, at the same path; A creates 8. Readers of the
+restored root would find a gap, and later a commit that follows none of theirs. Step 1 shows that the id is another one,
+or, if the copy has the same id, step 4 shows that 7 is missing. A missing number is read again for as long as caches
+may hide it. An object that another one follows is never deleted: then its creator reports an unknown outcome.
+
+A store that lets two processes create one number looks like a replaced root (`probe_results`). So a process remembers
+the latest object that it created, and compares it with the objects that it reads next, which costs no request.
 
 A missing number is the end of a journal only if no later number exists. Otherwise an object was lost, and a process
 that created the missing number would fork the journal. All readers follow this rule. They differ in how they look for a
 later number, because of what they read anyway:
 
-| reader                                                | looks for a later number by         | more requests        |
-|-------------------------------------------------------|-------------------------------------|----------------------|
-| `read_forward` of a remote store                      | the numbers that it reads at once   | none                 |
-| `read_forward` on a disk, after it has read several   | asking for the number after it      | one                  |
-| `Journal._reopen`                                     | a listing (with `read_and_list`)    | one                  |
-| `Journal.refresh` of a reader that paused for minutes | a listing (`Journal._is_next_lost`) | one after each pause |
-| `create` that took long                               | reading it (`_check_next`)          | one                  |
+| reader                                                | looks for a later number by          | more requests        |
+|-------------------------------------------------------|--------------------------------------|----------------------|
+| `read_forward` of a remote store                      | the numbers that it reads in parallel| none                 |
+| `read_forward` on a disk, after it has read several   | a request for the number after it    | one                  |
+| `Journal._reopen`                                     | a listing (with `read_and_list`)     | one                  |
+| `Journal.refresh` of a reader that paused for minutes | a listing (`Journal._is_next_lost`)  | one after each pause |
+| `create`, if it took long                             | reading it (`_check_next`)           | one                  |
 
-If a later number exists, the missing number is read again for as long as caches may hide it. Then the gap is an error
-for readers and writers; a `create` takes back its object if the next one follows another.
+If a later number exists, the missing number is read again for as long as caches may hide it. After that, the gap is an
+error for readers and writers.
 """
 
 from __future__ import annotations
@@ -49,21 +62,22 @@ from sparklog.storage.retries import Backoff
 from sparklog.storage.store import Store
 
 READ_AHEAD = 16
+"""Maximum number of objects that are read in parallel on a remote store."""
 LOSER_READS = 2
-"""Numbers after a lost one that are asked for together with it, on a store with round trips."""
+"""On a remote store, a writer that lost a race reads this many later numbers together with the lost one."""
 STALE_MS = 3_600_000
-"""After this long without a sight of the newest number, the meaning of a number is no longer known: open afresh."""
+"""After this time without reading the end of the journal, numbers may have been deleted and reused: open it again."""
 SURE_TRIES = 3
-"""So often in a row an object must be read as damaged, or as another one, before that is believed."""
+"""How often in a row an object must be read as corrupt, or as a different one, before that is believed."""
 REOPEN = "stop this process, and open the root again"
 REPLACED = (
-    "the root was moved away and restored, or removed and made again; if not, the store does not create objects "
+    "the root was moved away and restored, or removed and created again; if not, the store does not create objects "
     "exclusively, and sparklog doctor may show it"
 )
 
 
 class CreateResult(Enum):
-    """The outcome of a create. `UNKNOWN`: after so long, the number may have been used and collected before."""
+    """The result of a create. `UNKNOWN`: it took so long that the number may have been deleted and reused."""
 
     CREATED = "created"
     CONFLICT = "conflict"
@@ -72,12 +86,12 @@ class CreateResult(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ReadResult:
-    """Answers to several requests, which were made at once on a store with round trips."""
+    """The responses to several requests, which are made in parallel on a remote store."""
 
-    objects: tuple[bytes, ...] = ()  # from a number on, as far as they were read
-    is_all: bool = False  # the one after them was missing
+    objects: tuple[bytes, ...] = ()  # the objects from a number on, up to the first one that was not read
+    is_all: bool = False  # the object after them is missing
     before: bytes | None = None  # the object before that number; None if it was not read or is missing
-    root_seen: bool = False  # the root was seen to be the one that was opened
+    root_seen: bool = False  # the root is still the one that was opened
 
 
 NOTHING_READ = ReadResult()
@@ -87,51 +101,58 @@ EntryRef = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The state that a new object is made after."""
+    """The state that a new object follows, as its writer has read it."""
 
-    seen: ClockReading  # when the newest number was last seen to be the one before
-    crc: int | None  # the CRC-32C of that one; None: there is none
-    root_seen: bool = False  # the root was seen to be the one that was opened, a moment ago
-    earlier: EntryRef | None = None  # must be there as well, else the objects that were read after it are taken back
-    checked: ClockReading | None = None  # when it was last known that no later number existed; None: when it was seen
+    seen: ClockReading  # when the writer last read the end of the journal
+    crc: int | None  # the CRC-32C of the previous object; None if there is none
+    root_seen: bool = False  # the writer has just read the root's id
+    earlier: EntryRef | None = None  # an older object that must exist, because later ones were read in parallel with it
+    checked: ClockReading | None = None  # when the writer last knew that no later number existed; None: at `seen`
 
 
 @dataclass(frozen=True, slots=True)
 class NumberedObjects:
-    """The numbered objects under `prefix`; of the root `root_id`, if that is known here.
+    """The numbered objects under `prefix`; of the root `root_id`, if the caller knows it.
 
-    `packed` looks for the newest object that is kept elsewhere: it and those before it may be deleted.
+    `archived` returns the latest object that is stored elsewhere as well: it and older ones may be deleted.
     """
 
     store: Store
     prefix: str
     env: Env
     root_id: str | None = None
-    packed: Callable[[], EntryRef | None] = field(default=lambda: None, compare=False, repr=False)
-    _unsettled: set[int] = field(default_factory=set, compare=False, repr=False)
-    """The newest number that was read here, and whose name a power loss might still take."""
+    archived: Callable[[], EntryRef | None] = field(default=lambda: None, compare=False, repr=False)
+    _unsynced: set[int] = field(default_factory=set, compare=False, repr=False)
+    """The latest number read by this process, whose name might not survive a power loss yet."""
     _created: dict[int, tuple[int, str]] = field(default_factory=dict, compare=False, repr=False)
-    """The newest number that was created here: its CRC-32C and commit id."""
+    """The latest number created by this process, with its CRC-32C and commit id."""
+
+    @property
+    def is_remote(self) -> bool:
+        """True if requests cost a round trip, so that several in parallel take little longer than one."""
+        return self.store.parallel_reads > 1
 
     def key(self, number: int) -> str:
         return commit_key(self.prefix, number)
 
+    # -- reading
+
     def read(self, number: int) -> bytes | None:
-        """Return the object of this number; None if there is none."""
+        """Return the object with this number; None if it is missing."""
         return read_if_there(self.store, self.key(number))
 
     def read_forward(self, number: int, ahead: bool = False) -> list[bytes]:
         """Read all objects from `number` on, up to the first missing one. Raises `Corrupt` if a later one exists.
 
-        This takes one request per object and one for the missing number. On a store with `parallel_reads`, where each
-        request costs a round trip, it requests twice as many numbers each time, up to 16 (`ahead`: 16 from the start),
-        and so also finds later numbers. On a disk, if it found several objects, it also checks the number after the
-        missing one. With `ahead` a later number is not an error, because opening a log lists later numbers.
+        This takes one request per object and one for the missing number. A remote store is asked for twice as many
+        numbers each time, up to 16 (`ahead`: 16 from the start), which also shows later numbers. On a disk, if several
+        objects were found, the number after the missing one is checked as well. With `ahead` a later number is not an
+        error, because opening a log lists later numbers.
         """
         objects: list[bytes] = []
         backoff: Backoff | None = None
         while True:
-            objects_read, is_passed = self._read_run(number + len(objects), ahead, backoff is not None)
+            objects_read, is_passed = self._read_until_missing(number + len(objects), ahead, backoff is not None)
             objects += objects_read
             if not is_passed or ahead:
                 break
@@ -139,57 +160,68 @@ class NumberedObjects:
             if not backoff.wait():
                 raise self.gap(number + len(objects))
         if objects:
-            # Names in one directory: the newest counts for all. A reader may follow for years and never settle one.
-            self._unsettled.add(newest := number + len(objects) - 1)
-            for older in [other for other in tuple(self._unsettled) if other < newest]:
-                self._unsettled.discard(older)
+            # All names are in one directory, so syncing the latest is enough. A follower may never need to sync any.
+            self._unsynced.add(latest := number + len(objects) - 1)
+            for older in [other for other in tuple(self._unsynced) if other < latest]:
+                self._unsynced.discard(older)
         return objects
 
-    def read_and_list(self, number: int) -> tuple[list[bytes], int]:
-        """Read all objects from `number` on and list them in parallel; return them and the last number seen.
-
-        A listing may be stale, so a later number that was read counts as well.
-        """
-
-        def ask(place: int | None) -> bytes | int | None:
-            return self.last_listed(number - 1) if place is None else self.read(place)
-
-        last, *answers = map_requests(self.store, ask, (None, *range(number, number + READ_AHEAD)))
-        objects = [data for data in takewhile(lambda data: data is not None, answers) if isinstance(data, bytes)]
-        if len(objects) == READ_AHEAD:
-            objects += self.read_forward(number + READ_AHEAD, ahead=True)
-        seen = [place for place, data in enumerate(answers, number) if data is not None]
-        return objects, max([*seen, last if isinstance(last, int) else number - 1])
-
-    def _read_run(self, number: int, ahead: bool, must_look: bool) -> tuple[list[bytes], bool]:
+    def _read_until_missing(self, number: int, ahead: bool, must_check: bool) -> tuple[list[bytes], bool]:
         """Read objects up to the first missing one; also return True if a later one is known to exist.
 
-        `must_look`: a later one was seen before, so check for it again.
+        `must_check`: a later one existed before, so check for it again.
         """
         objects: list[bytes] = []
         if not self.is_remote:
             while (data := self.read(number + len(objects))) is not None:
                 objects.append(data)
             missing = number + len(objects)
-            is_passed = (must_look or (len(objects) > 1 and not ahead)) and self.store.stat(
-                self.key(missing + 1)
-            ) is not None
+            must_check = must_check or (len(objects) > 1 and not ahead)
+            is_passed = must_check and self.store.stat(self.key(missing + 1)) is not None
             # Other processes may have created both since the missing number was read.
             return objects, is_passed and self.read(missing) is None
-        at_once = READ_AHEAD if ahead else 2 if must_look else 1
+        batch = READ_AHEAD if ahead else 2 if must_check else 1
         while True:
             first = number + len(objects)
-            answers = list(map_requests(self.store, self.read, range(first, first + at_once)))
-            objects += [data for data in takewhile(lambda data: data is not None, answers) if data is not None]
-            count = number + len(objects) - first
-            if count < at_once:
-                return objects, any(data is not None for data in answers[count:])
-            at_once = min(2 * at_once, READ_AHEAD)
+            responses = list(map_requests(self.store, self.read, range(first, first + batch)))
+            found = _leading_objects(responses)
+            objects += found
+            if len(found) < batch:
+                return objects, any(data is not None for data in responses[len(found) :])
+            batch = min(2 * batch, READ_AHEAD)
+
+    def read_and_list(self, number: int) -> tuple[list[bytes], int]:
+        """Read all objects from `number` on and list them in parallel; return them and the last existing number.
+
+        A listing may be stale, so a later number that was read counts as well.
+        """
+
+        def request(number_to_read: int | None) -> bytes | int | None:
+            return self.last_listed(number - 1) if number_to_read is None else self.read(number_to_read)
+
+        last, *responses = map_requests(self.store, request, (None, *range(number, number + READ_AHEAD)))
+        objects = _leading_objects(responses)
+        if len(objects) == READ_AHEAD:
+            objects += self.read_forward(number + READ_AHEAD, ahead=True)
+        existing = [later for later, data in enumerate(responses, number) if data is not None]
+        return objects, max([*existing, last if isinstance(last, int) else number - 1])
 
     def read_some(self, numbers: Sequence[int]) -> dict[int, bytes]:
-        """Return the objects of these numbers, without missing ones: read at once where requests have round trips."""
+        """Return the objects with these numbers, without missing ones: in parallel on a remote store."""
         objects = zip(numbers, map_requests(self.store, self.read, numbers), strict=True)
         return {number: data for number, data in objects if data is not None}
+
+    def read_checking_root(self, number: int) -> ReadResult:
+        """Read all objects from `number` on and, in parallel, check that the root is the one that was opened."""
+
+        def request(first: int | None) -> list[bytes] | bool:
+            return self._is_root() if first is None else self.read_forward(first)
+
+        try:
+            objects, root_seen = map_requests(self.store, request, (number, None))
+        except Unavailable:
+            return NOTHING_READ
+        return ReadResult(tuple(objects) if isinstance(objects, list) else (), True, None, root_seen is True)
 
     def listed(self, after: int) -> list[int]:
         """List the numbers of objects after one; a listing may be stale."""
@@ -207,94 +239,57 @@ class NumberedObjects:
             return Unavailable(f"{problem}: a cache of names may hide it; try again later")
         return Corrupt(missing_numbers(self.store, missing, later), file=self.key(missing))
 
-    @property
-    def is_remote(self) -> bool:
-        """True on a store with round trips, where several requests at once take little longer than one."""
-        return self.store.parallel_reads > 1
-
-    def read_checking_root(self, number: int) -> ReadResult:
-        """Read all objects from `number` on, and look whether the root is the one that was opened, at once."""
-
-        def ask(place: int | None) -> list[bytes] | bool:
-            return self._is_root() if place is None else self.read_forward(place)
-
-        try:
-            objects, root_seen = map_requests(self.store, ask, (number, None))
-        except Unavailable:
-            return NOTHING_READ
-        return ReadResult(tuple(objects) if isinstance(objects, list) else (), True, None, root_seen is True)
-
-    def _look_after_create(self, number: int) -> ReadResult:
-        """Read the number; on a store with round trips at the same time what a loser needs before its next attempt."""
-        if not self.is_remote:
-            stored = self.read(number)
-            return NOTHING_READ if stored is None else ReadResult((stored,))
-        later = range(number + 1, number + 1 + LOSER_READS)
-        places = (number, *later, *range(max(number - 1, 0), number), None)
-        answers = dict(zip(places, map_requests(self.store, self._seen, places), strict=True))
-        objects: list[bytes] = []
-        for later_number in (number, *later):
-            if not isinstance(data := answers[later_number], bytes):
-                break
-            objects.append(data)
-        earlier = answers.get(number - 1)
-        is_all = answers.get(number + len(objects), False) is None
-        return ReadResult(
-            tuple(objects), is_all, earlier if isinstance(earlier, bytes) else None, answers[None] is True
-        )
-
-    def _seen(self, place: int | None) -> bytes | bool | None:
-        """Return an object or, for None, whether the root is the one that was opened; False if that is not known."""
-        with suppress(Unavailable):
-            return self._is_root() if place is None else self.read(place)
-        return False
-
     def make_durable(self) -> None:
-        """Make durable what was read here, before an object that rests on it is written elsewhere.
+        """Make the objects read so far durable, before an object that depends on them is written elsewhere.
 
-        A name can be read before its writer has made it durable, and file systems need not keep the order of two
-        fsyncs: what was written later, in another folder, may outlive it.
+        A process may read a name before its writer has synced it, and file systems need not keep the order of two
+        fsyncs: a later object in another directory may survive a power loss that this one does not.
         """
-        for number in tuple(self._unsettled):
+        for number in tuple(self._unsynced):
             self.store.settle(self.key(number))
-            self._unsettled.discard(number)
+            self._unsynced.discard(number)
 
-    def create(self, number: int, data: bytes, commit_id: str, basis: Expected) -> tuple[CreateResult, ReadResult]:
-        """Create a number; also return what was read of the object there now and of those around it.
+    # -- creating
 
-        A lost answer is looked up by `commit_id`, the one in `data`; if no whole object is there, the same number is
-        tried again.
+    def create(self, number: int, data: bytes, commit_id: str, expected: Expected) -> tuple[CreateResult, ReadResult]:
+        """Create a number (see the module); also return what was read of the object there and of those around it.
 
-        `Unavailable` if that stays unclear for 90 s: the outcome is unknown then. At once where a right is missing, and
-        if the root is another one than was opened, or `number - 1` is another object than this one was made after
-        (`Fenced`): nothing is written then.
+        Args:
+            commit_id: the commit id in `data`, which tells this process's object from others.
+
+        Raises:
+            Fenced: the root was replaced, or `number - 1` is not the expected object. Nothing is written then.
+            Unavailable: the outcome is unknown after 90 s; or immediately if permission is denied, and then nothing is
+                written.
         """
-        backoff = Backoff(self.env, tries=1)
-        root_seen = basis.root_seen
+        backoff: Backoff | None = None
+        root_seen = expected.root_seen
         while True:
-            sight, failure = self._attempt(number, data, root_seen, is_first=backoff.tries == 1)
+            found, failure = self._attempt(number, data, root_seen, is_first=backoff is None)
             root_seen = False
-            if self.env.elapsed_ms(basis.seen) > STALE_MS:
-                # Whichever object is there: ours may have come first and been collected, and another sleeper's after.
-                self._check_root(number, unknown=True)
-                return CreateResult.UNKNOWN, sight
-            answer = _concluded(sight, data, commit_id)
-            if answer is None and backoff.is_over():
-                if not sight.objects:
+            if self.env.elapsed_ms(expected.seen) > STALE_MS:
+                # This writer's object may have been created first and deleted, and a stalled writer's created after.
+                self._check_root(number, may_be_written=True)
+                return CreateResult.UNKNOWN, found
+            result = _conclusion(found, data, commit_id)
+            if result is None and backoff is not None and backoff.is_over():
+                if not found.objects:
                     raise self._unknown(number, failure)
-                # Ours would have a commit id by now.
-                answer = CreateResult.CONFLICT
-            if answer is not None:
-                return self._acknowledged(answer, sight, number, commit_id, basis), sight
+                # The object has no readable commit id. This writer's own would have one by now.
+                result = CreateResult.CONFLICT
+            if result is not None:
+                return self._verified(result, found, number, commit_id, expected), found
+            backoff = backoff or Backoff(self.env, tries=1)
             backoff.sleep()
 
     def _attempt(self, number: int, data: bytes, root_seen: bool, *, is_first: bool) -> tuple[ReadResult, str]:
-        """Create a number, and read the object that is there; also return why that is unclear if none was read."""
+        """Create a number and read the object that is there; also return the reason if none could be read."""
         try:
             if not root_seen:
-                self._check_root(number, unknown=not is_first)
-            created = self.store.create(self.key(number), data)
-            return ReadResult((data,)) if created else self._look_after_create(number), "it exists and cannot be read"
+                self._check_root(number, may_be_written=not is_first)
+            if self.store.create(self.key(number), data):
+                return ReadResult((data,)), ""
+            return self._read_after_conflict(number), "it exists and cannot be read"
         except Unavailable as error:
             try:
                 stored = self.read(number)
@@ -304,54 +299,247 @@ class NumberedObjects:
                 raise Unavailable(f"{error}; nothing was written", is_denied=True) from error
             return NOTHING_READ if stored is None else ReadResult((stored,)), str(error)
 
-    def _acknowledged(
-        self, answer: CreateResult, sight: ReadResult, number: int, commit_id: str, basis: Expected
+    def _read_after_conflict(self, number: int) -> ReadResult:
+        """Read the number; on a remote store, in parallel, what a loser needs for its next attempt."""
+        if not self.is_remote:
+            stored = self.read(number)
+            return NOTHING_READ if stored is None else ReadResult((stored,))
+        numbers = range(number, number + 1 + LOSER_READS)
+        requests = (*numbers, *range(max(number - 1, 0), number), None)
+        responses = dict(zip(requests, map_requests(self.store, self._read_or_false, requests), strict=True))
+        objects = _leading_objects([responses[later] for later in numbers])
+        before = responses.get(number - 1)
+        return ReadResult(
+            tuple(objects),
+            is_all=responses.get(number + len(objects), False) is None,
+            before=before if isinstance(before, bytes) else None,
+            root_seen=responses[None] is True,
+        )
+
+    def _read_or_false(self, number: int | None) -> bytes | bool | None:
+        """Return an object or, for None, whether the root is the opened one; False if the request fails."""
+        with suppress(Unavailable):
+            return self._is_root() if number is None else self.read(number)
+        return False
+
+    def _verified(
+        self, result: CreateResult, found: ReadResult, number: int, commit_id: str, expected: Expected
     ) -> CreateResult:
-        """Return the answer once the objects around `number` agree with it: see the module."""
-        if answer is CreateResult.CONFLICT and sight.before is not None and crc32c.crc32c(sight.before) == basis.crc:
-            return answer
-        stored = sight.objects[0]
-        answer = self._confirm(answer, number, stored, commit_id, basis)
-        if answer is CreateResult.CREATED:
+        """Return the result once the objects around `number` agree with it (steps 4 and 5)."""
+        is_conflict = result is CreateResult.CONFLICT
+        if is_conflict and found.before is not None and crc32c.crc32c(found.before) == expected.crc:
+            return result
+        stored = found.objects[0]
+        result = self._confirm(result, number, stored, commit_id, expected)
+        if result is CreateResult.CREATED:
             self._remember(number, crc32c.crc32c(stored), commit_id)
-        return answer
+        return result
+
+    def _confirm(
+        self, result: CreateResult, number: int, stored: bytes, commit_id: str, expected: Expected
+    ) -> CreateResult:
+        """Check that the expected objects before `number` exist; if this writer's may fill a gap, also the one after.
+
+        A loser checks as well: the winner may be a process that outlived the root, and will delete its object.
+        """
+        is_created = result is CreateResult.CREATED
+        previous: list[EntryRef] = [] if expected.crc is None else [(number - 1, expected.crc)]
+        if previous and is_created and expected.earlier is not None and expected.earlier[0] < number - 1:
+            previous.append(expected.earlier)
+        must_check_next = is_created and self.env.elapsed_ms(expected.checked or expected.seen) > SOON_MS
+        numbers = [*(earlier for earlier, _ in previous), *([number + 1] if must_check_next else [])]
+        if self.is_remote and len(numbers) > 1:
+            # One round trip is enough if all of them are as expected.
+            objects = dict(zip(numbers, map_requests(self.store, self._read_or_false, numbers), strict=True))
+            must_check_next = must_check_next and objects[number + 1] is not None
+            previous = [
+                ref
+                for ref in previous
+                if not isinstance(data := objects[ref[0]], bytes) or crc32c.crc32c(data) != ref[1]
+            ]
+        for ref in previous:
+            if not self._is_confirmed(number, ref, commit_id, expected.seen):
+                return CreateResult.UNKNOWN
+        if must_check_next:
+            self._check_next(number, stored)
+        return result
+
+    def _is_confirmed(self, number: int, ref: EntryRef, commit_id: str, seen: ClockReading) -> bool:
+        """Return True if an expected object before `number` exists; False if that took so long that it may be deleted.
+
+        Raises `Fenced` if it is missing or a different one, and `Unavailable` if that stays unclear.
+        """
+        (earlier, crc), differing = ref, 0
+        backoff: Backoff | None = None
+        failure = ""
+        while True:
+            data, is_gap, is_last = None, False, backoff is not None and backoff.is_over()
+            try:
+                data = self.read(earlier)
+                if data is not None and crc32c.crc32c(data) == crc:
+                    return True
+                archived = self.archived()
+                if archived is not None and number > archived[0] and (earlier < archived[0] or ref == archived):
+                    return True
+                # A client adds objects that it creates to its cached listing, which need not show the one before.
+                is_gap = data is None and (is_last or self.is_remote) and self._is_gap(number, earlier)
+            except Unavailable as error:
+                failure = str(error)
+            # Created here because the first read is enough for nearly every commit.
+            backoff = backoff or Backoff(self.env)
+            if self.env.elapsed_ms(seen) > STALE_MS:
+                self._check_root(number, may_be_written=True)
+                return False
+            backoff.tries += 1
+            differing += data is not None
+            if is_gap or differing >= SURE_TRIES:
+                try:
+                    if data is not None:
+                        check_stored(data, self.key(earlier))
+                except Corrupt:
+                    # It exists; reporting its corruption is up to its readers.
+                    return True
+                self._reject(number, earlier, commit_id)
+            if is_last:
+                raise self._unknown(number, failure or f"{self.key(earlier)}, which is before it, cannot be read")
+            self.env.pause(differing or backoff.tries)
+
+    def _is_gap(self, number: int, earlier: int) -> bool:
+        """Return True if a listing that shows `number` does not show an earlier one."""
+        listed = self.listed(-1)
+        return number in listed and earlier not in listed
+
+    def _check_next(self, number: int, data: bytes) -> None:
+        """Check the object after a new one; if it follows another, lost object, delete the new one and raise.
+
+        A process that outlived the root may have created that object and delete it soon, so wait for that first.
+        """
+        crc, failure = crc32c.crc32c(data), ""
+        backoff: Backoff | None = None
+        while True:
+            try:
+                following, failure = self.read(number + 1), ""
+                if following is None or not follows_other(following, crc):
+                    return
+                if (stored := self.read(number)) is not None and stored != data:
+                    raise self._replaced(number, commit_id=peek_commit_id(data))
+            except Unavailable as error:
+                failure = str(error)
+            backoff = backoff or Backoff(self.env)
+            if backoff.is_over() and failure:
+                raise self._unknown(number, failure)
+            if backoff.is_over():
+                if self._withdraw(number, data):
+                    raise self.gap(number)
+                return
+            backoff.sleep()
+
+    def _reject(self, number: int, earlier: int, commit_id: str) -> NoReturn:
+        """Raise `Fenced` because `number` does not follow the expected object. Delete it if this process created it.
+
+        Raises `Unavailable` if another process has built on it: that process reads an object that this one cannot, or
+        will delete its own.
+        """
+        key = self.key(number)
+        backoff = Backoff(self.env)
+        while True:
+            is_own = False
+            try:
+                data = self.read(number)
+                is_own = data is not None and peek_commit_id(data) == commit_id
+                if data is not None and is_own and self._withdraw(number, data):
+                    raise self._replaced(earlier, f"; {key} was taken back")
+                # An object that a cache hides may be another process's: it is deleted only once it was read.
+                if not is_own and (data is not None or not any(info.key == key for info in self.store.list(key))):
+                    raise self._replaced(earlier)
+                if backoff.is_over() and not is_own:
+                    raise Unavailable("it is listed and cannot be read")
+            except Unavailable as error:
+                if backoff.is_over():
+                    problem = f"{key}, which does not follow it, cannot be taken back: {error}; delete it"
+                    raise Unavailable(f"{self._replaced(earlier)}; {problem}") from error
+            if is_own and backoff.is_over():
+                raise self._unknown(number, f"{self.key(number + 1)} follows it, and {self.key(earlier)} is missing")
+            backoff.sleep()
+
+    def _withdraw(self, number: int, data: bytes) -> bool:
+        """Delete the object that was just created with `data`; keep it and return False if the next one follows it."""
+        crc, is_tried = crc32c.crc32c(data), False
+        backoff = Backoff(self.env)
+        while True:
+            try:
+                following = self.read(number + 1)
+                if following is not None and follows(following, crc):
+                    if is_tried and not self.store.create(self.key(number), data) and self.read(number) != data:
+                        raise self._unknown(number, f"{self.key(number + 1)} follows it, and it was replaced")
+                    return False
+                # Look for a follower before and after the deletion. A later follower finds its predecessor missing.
+                if is_tried and self.read(number) != data:
+                    return True
+                if is_tried and not backoff.wait():
+                    raise self._unknown(number, f"{self.key(number)} still exists after it was deleted")
+                is_tried = True
+                self.store.delete(self.key(number))
+            except Unavailable as error:
+                if not backoff.wait():
+                    raise self._unknown(number, error) from error
 
     def _unknown(self, number: int, failure: object) -> Unavailable:
         key = self.key(number)
-        return Unavailable(f"creating {key} has an unknown outcome: {failure}; look before you write again")
+        return Unavailable(f"creating {key} has an unknown outcome: {failure}; check the log before you write again")
 
-    def _check_root(self, number: int, *, unknown: bool) -> None:
-        """`Fenced` if this is no longer the root that was opened; `Unavailable` if `number` may have been written."""
-        if self.root_id is None or (now := self._root_id()) == self.root_id:
+    # -- the root
+
+    def _check_root(self, number: int, *, may_be_written: bool) -> None:
+        """Raise `Fenced` if the root was replaced, or `Unavailable` if `number` may have been written."""
+        if self.root_id is None or (root_id := self._root_id()) == self.root_id:
             return
-        state = "no root any more" if now is None else f"another root (id {now}) than this process opened"
+        state = "no longer a root" if root_id is None else f"another root (id {root_id}) than this process opened"
         message = f"{self.store.location} is {state} ({self.root_id})"
-        if unknown:
+        if may_be_written:
             raise self._unknown(number, message)
         raise Fenced(f"{message}: {self.key(number)} was not written; {REOPEN}")
 
     def _is_root(self) -> bool:
-        """True if the root is the one that was opened; False also where that cannot be seen."""
+        """Return True if the root is the one that was opened; False also if that cannot be read."""
         with suppress(Unavailable, Corrupt):
             return self.root_id is None or self._root_id() == self.root_id
         return False
 
-    def create_copy(self, key: str, data: bytes, number: int, crc: int | None) -> bool:
-        """Create a copy of `number`, whose CRC-32C is `crc`, under `key`; False if one is there. `Fenced` if not here.
+    def _root_id(self) -> str | None:
+        """Return the id of the root; None if there is none, which a listing must confirm."""
+        for tries in range(SURE_TRIES):
+            try:
+                return read_root_id(self.store)
+            except NotFound:
+                if not any(info.key == ROOT_KEY for info in self.store.list(ROOT_KEY)):
+                    return None
+                # A cache may hide an existing object for a while.
+                self.env.pause(tries)
+            except Corrupt:
+                if tries == SURE_TRIES - 1:
+                    raise
+        raise Unavailable(f"{ROOT_KEY} of {self.store.location} is listed and cannot be read; try again later")
 
-        A copy only saves time, so it may go in doubt; one of another journal would be taken for the newest state.
+    # -- copies
+
+    def create_copy(self, key: str, data: bytes, number: int, crc: int | None) -> bool:
+        """Create a copy of `number`, whose CRC-32C is `crc`, under `key`; return False if a copy exists.
+
+        Raises `Fenced` if the journal does not have that object. A copy only saves time, so it is deleted in case of
+        doubt: a copy from another journal would be read as the latest state.
         """
         try:
             created = self.store.create(key, data)
         except Unavailable:
-            self._drop_unless_here(key, number, crc)
+            self._delete_unless_current(key, number, crc)
             raise
         if created:
-            self._drop_unless_here(key, number, crc)
+            self._delete_unless_current(key, number, crc)
         return created
 
-    def _drop_unless_here(self, key: str, number: int, crc: int | None) -> None:
-        """Delete the copy of `number` under `key`, just written, unless `number` with this CRC-32C is here."""
+    def _delete_unless_current(self, key: str, number: int, crc: int | None) -> None:
+        """Delete the new copy of `number` under `key` and raise `Fenced`, unless `number` has this CRC-32C."""
         for tries in range(SURE_TRIES):
             try:
                 data = self.read(number)
@@ -370,173 +558,12 @@ class NumberedObjects:
             except Unavailable:
                 if not backoff.wait():
                     raise
-        raise Fenced(f"{self.key(number)} in {self.store.location} is not what this process has seen; {REOPEN}")
+        raise Fenced(f"{self._differs(number)}; {REOPEN}")
 
-    def _root_id(self) -> str | None:
-        """Return the id of the root that is here now; None if there is none, which a listing must confirm."""
-        for tries in range(SURE_TRIES):
-            try:
-                return read_root_id(self.store)
-            except NotFound:
-                if not any(info.key == ROOT_KEY for info in self.store.list(ROOT_KEY)):
-                    return None
-                # A cache hides for a while what exists.
-                self.env.pause(tries)
-            except Corrupt:
-                if tries == SURE_TRIES - 1:
-                    raise
-        raise Unavailable(f"{ROOT_KEY} of {self.store.location} is listed and cannot be read; try again later")
-
-    def _confirm(
-        self, answer: CreateResult, number: int, stored: bytes, commit_id: str, basis: Expected
-    ) -> CreateResult:
-        """Return the answer once the object before `number` is seen; else `Fenced`, and ours is taken back.
-
-        The loser looks as well: the winner may be another process that has outlived the root, and takes it back.
-        If ours may have been created in a gap, also check the object after it (`_check_next`).
-        """
-        is_ours = answer is CreateResult.CREATED
-        places: list[EntryRef] = [] if basis.crc is None else [(number - 1, basis.crc)]
-        if places and is_ours and basis.earlier is not None and basis.earlier[0] < number - 1:
-            places.append(basis.earlier)
-        must_check = is_ours and self.env.elapsed_ms(basis.checked or basis.seen) > SOON_MS
-        numbers = [*(earlier for earlier, _ in places), *([number + 1] if must_check else [])]
-        if self.is_remote and len(numbers) > 1:
-            objects = dict(zip(numbers, map_requests(self.store, self._seen, numbers), strict=True))
-            must_check = must_check and objects[number + 1] is not None
-            places = [
-                place
-                for place in places
-                if not isinstance(data := objects[place[0]], bytes) or crc32c.crc32c(data) != place[1]
-            ]
-        for place in places:
-            if self._is_uncertain(number, place, commit_id, basis.seen):
-                return CreateResult.UNKNOWN
-        if must_check:
-            self._check_next(number, stored)
-        return answer
-
-    def _check_next(self, number: int, data: bytes) -> None:
-        """Check the object after a new one; if it follows another, lost object, delete the new one and raise.
-
-        A process that outlived the root may have created that object and delete it soon, so wait for that first.
-        """
-        crc, failure = crc32c.crc32c(data), ""
-        backoff: Backoff | None = None
-        while True:
-            try:
-                following, failure = self.read(number + 1), ""
-                if following is None or not follows_other(following, crc):
-                    return
-                if (here := self.read(number)) is not None and here != data:
-                    raise self._replaced(number, commit_id=peek_commit_id(data))
-            except Unavailable as error:
-                failure = str(error)
-            backoff = backoff or Backoff(self.env)
-            if backoff.is_over() and failure:
-                raise self._unknown(number, failure)
-            if backoff.is_over():
-                if self._take_back(number, data):
-                    raise self.gap(number)
-                return
-            backoff.sleep()
-
-    def _take_back(self, number: int, data: bytes) -> bool:
-        """Delete the object `number`, just created with `data`; False, and it stays, if the next object follows it."""
-        crc, is_tried = crc32c.crc32c(data), False
-        backoff = Backoff(self.env)
-        while True:
-            try:
-                if self._is_followed(number, crc):
-                    if is_tried and not self.store.create(self.key(number), data) and self.read(number) != data:
-                        raise self._unknown(number, f"{self.key(number + 1)} follows it, and another one is there")
-                    return False
-                # Check for a follower before and after the deletion. One created later finds its predecessor missing.
-                if is_tried and self.read(number) != data:
-                    return True
-                if is_tried and not backoff.wait():
-                    raise self._unknown(number, f"{self.key(number)} is still there after it was deleted")
-                is_tried = True
-                self.store.delete(self.key(number))
-            except Unavailable as error:
-                if not backoff.wait():
-                    raise self._unknown(number, error) from error
-
-    def _is_followed(self, number: int, crc: int) -> bool:
-        following = self.read(number + 1)
-        return following is not None and follows(following, crc)
-
-    def _is_uncertain(self, number: int, place: EntryRef, commit_id: str, seen: ClockReading) -> bool:
-        """True if it took too long to see an object before `number`: it may have been collected since."""
-        (earlier, crc), others = place, 0
-        backoff: Backoff | None = None
-        failure = ""
-        while True:
-            data, is_gap, is_last = None, False, backoff is not None and backoff.is_over()
-            try:
-                data = self.read(earlier)
-                if data is not None and crc32c.crc32c(data) == crc:
-                    return False
-                packed = self.packed()
-                if packed is not None and number > packed[0] and (earlier < packed[0] or place == packed):
-                    return False
-                # A client adds what it creates to the listing that it remembers, which need not show the one before.
-                is_gap = data is None and (is_last or self.is_remote) and self._is_gap(number, earlier)
-            except Unavailable as error:
-                failure = str(error)
-            # Made late: the first look is enough for nearly every commit.
-            backoff = backoff or Backoff(self.env)
-            if self.env.elapsed_ms(seen) > STALE_MS:
-                self._check_root(number, unknown=True)
-                return True
-            backoff.tries += 1
-            others += data is not None
-            if is_gap or others >= SURE_TRIES:
-                try:
-                    if data is not None:
-                        check_stored(data, self.key(earlier))
-                except Corrupt:
-                    # It is there; that it is damaged is for its readers to say.
-                    return False
-                self._refuse(number, earlier, commit_id)
-            if is_last:
-                raise self._unknown(number, failure or f"{self.key(earlier)}, which is before it, cannot be read")
-            self.env.pause(others or backoff.tries)
-
-    def _is_gap(self, number: int, earlier: int) -> bool:
-        """True if a listing that shows `number` does not show an earlier one."""
-        listed = self.listed(-1)
-        return number in listed and earlier not in listed
-
-    def _refuse(self, number: int, earlier: int, commit_id: str) -> NoReturn:
-        """Raise `Fenced`: `number` follows no object that is here. If it is ours, delete it.
-
-        `Unavailable` if another process has gone on from it: it sees what this one does not, or takes its own back.
-        """
-        key = self.key(number)
-        backoff = Backoff(self.env)
-        while True:
-            is_ours = False
-            try:
-                data = self.read(number)
-                is_ours = data is not None and peek_commit_id(data) == commit_id
-                if data is not None and is_ours and self._take_back(number, data):
-                    raise self._replaced(earlier, f"; {key} was taken back")
-                # One that a cache hides may be another process's: it is deleted only when it was read.
-                if not is_ours and (data is not None or not any(info.key == key for info in self.store.list(key))):
-                    raise self._replaced(earlier)
-                if backoff.is_over() and not is_ours:
-                    raise Unavailable("it is listed and cannot be read")
-            except Unavailable as error:
-                if backoff.is_over():
-                    problem = f"{key}, which follows no object here, cannot be taken back: {error}; delete it"
-                    raise Unavailable(f"{self._replaced(earlier)}; {problem}") from error
-            if is_ours and backoff.is_over():
-                raise self._unknown(number, f"{self.key(number + 1)} follows it, and {self.key(earlier)} is missing")
-            backoff.sleep()
+    # -- objects that this process created
 
     def _remember(self, number: int, crc: int, commit_id: str) -> None:
-        """Remember the newest number created here. `Fenced` if another thread was told that it had created it, too."""
+        """Remember the latest number created here. Raises `Fenced` if another thread was told that it created it."""
         if self._created.setdefault(number, (crc, commit_id)) != (crc, commit_id):
             raise self._replaced(number)
         for older in tuple(self._created):
@@ -544,32 +571,35 @@ class NumberedObjects:
                 self._created.pop(older, None)
 
     def check_created(self, first: int, crcs: Sequence[int | None]) -> None:
-        """`Fenced` if a number that was created here is among objects just read, from `first` on, with another CRC."""
+        """Raise `Fenced` if a number created here is among objects just read, from `first` on, with another CRC."""
         for number, (crc, _) in tuple(self._created.items()):
             if 0 <= number - first < len(crcs) and crcs[number - first] != crc:
                 raise self._replaced(number)
 
     def check_followed(self, number: int) -> None:
-        """Look into a chain that breaks after `number`: `Fenced` if ours is gone, or the store is to blame."""
+        """Raise `Fenced` if a chain is broken after `number` because that was replaced, or because of the store."""
         data = None
         with suppress(Unavailable):
             data = self.read(number)
         created = self._created.get(number)
         if created is not None and data is not None and crc32c.crc32c(data) != created[0]:
             raise self._replaced(number)
-        what = f"the object after {self.key(number)} in {self.store.location} was made after another one"
+        what = f"the object after {self.key(number)} in {self.store.location} follows another one"
         if (error := self._contradiction(what)) is not None:
             raise error
 
     def invalidate(self) -> None:
-        """Take back the verdict on the store: a chain is broken in it."""
+        """Discard the cached probe result of the store, because a chain is broken in it."""
         from sparklog.log.journal.probe_results import invalidate
 
         invalidate(self.store, self.env.wall_ms)
 
+    def _differs(self, number: int) -> str:
+        return f"{self.key(number)} in {self.store.location} differs from the object that this process saw"
+
     def _replaced(self, number: int, done: str = "", commit_id: str | None = None) -> Fenced:
-        """Return the error for a number that is not what this process knows; `commit_id`: of what it created there."""
-        what, lost = f"{self.key(number)} in {self.store.location} is not what this process has seen", None
+        """Return the error for a replaced number. `commit_id`: of the object that this process created there."""
+        what, lost = self._differs(number), None
         if commit_id is None and number in self._created:
             commit_id = self._created[number][1]
         if commit_id is not None:
@@ -577,18 +607,25 @@ class NumberedObjects:
         return self._contradiction(what, lost) or Fenced(f"{what}: {REPLACED}{done}; {REOPEN}")
 
     def _contradiction(self, what: str, lost: tuple[str, str] | None = None) -> Fenced | None:
-        # Who only reads needs none of it.
+        # Imported late because readers never need it.
         from sparklog.log.journal.probe_results import contradiction
 
         return contradiction(self.store, self.env, what, lost)
 
 
-def _concluded(sight: ReadResult, data: bytes, commit_id: str) -> CreateResult | None:
-    """Return whose object is there; None if there is none yet, or one whose commit id cannot be read."""
-    if not sight.objects:
+def _leading_objects(responses: Sequence[object]) -> list[bytes]:
+    """Return the objects before the first response that has none."""
+    return [data for data in takewhile(lambda data: isinstance(data, bytes), responses) if isinstance(data, bytes)]
+
+
+def _conclusion(found: ReadResult, data: bytes, commit_id: str) -> CreateResult | None:
+    """Return who created the object; None if there is none yet, or if its commit id cannot be read."""
+    if not found.objects:
         return None
-    stored = sight.objects[0]
+    stored = found.objects[0]
     if stored is data:
         return CreateResult.CREATED
     stored_id = peek_commit_id(stored)
-    return None if stored_id is None else CreateResult.CREATED if stored_id == commit_id else CreateResult.CONFLICT
+    if stored_id is None:
+        return None
+    return CreateResult.CREATED if stored_id == commit_id else CreateResult.CONFLICT

@@ -12,7 +12,7 @@ from sparklog.storage.store import Store
 
 
 class State(Protocol):
-    """The state after entry `number`, whose bytes have the CRC-32C `crc`; number -1: of an empty journal."""
+    """The state after entry `number`, whose bytes have the CRC-32C `crc`; -1 and None for an empty journal."""
 
     @property
     def number(self) -> int: ...
@@ -21,7 +21,7 @@ class State(Protocol):
 
 
 class Chained(Protocol):
-    """An entry as it was read: `crc` and `nbytes` of its bytes, `prev_crc` of those of the entry before."""
+    """A decoded entry, with the CRC-32C and length of its bytes, and the CRC-32C of the entry before it."""
 
     @property
     def commit_id(self) -> str: ...
@@ -39,7 +39,7 @@ E = TypeVar("E", bound=Chained)
 
 @dataclass
 class RootAccess:
-    """A root as its journals see it: store, clocks, and the id with which it was opened, if that is known here."""
+    """A root as its journals access it: store, clocks, and the id with which it was opened, if the caller knows it."""
 
     store: Store
     env: Env
@@ -51,23 +51,23 @@ class RootAccess:
 
 @dataclass(frozen=True, slots=True)
 class SeenState(Generic[S]):
-    """A state that was the newest when it was seen."""
+    """A state that was the latest one when it was read."""
 
     state: S
-    seen: ClockReading  # both clocks before the request that showed it
-    checked: ClockReading  # when it was last known that no later number existed; a poll looks only at the next one
-    checkpoint: int = -1  # number of the newest one known
-    tail_bytes: int = 0  # of the entries since
-    earlier: EntryRef | None = None  # the entry before the last ones, where it was not seen after them
+    seen: ClockReading  # before the request that read the end of the journal
+    checked: ClockReading  # when it was last known that no later number existed; a poll only reads the next one
+    checkpoint: int = -1  # the number of the latest known checkpoint
+    tail_bytes: int = 0  # the size of the entries since the checkpoint
+    earlier: EntryRef | None = None  # an entry before the last ones that was not read again after them
 
 
 @dataclass(frozen=True, slots=True)
 class Advance(Generic[S, E]):
-    """The newest state, and the entries read to come to it. `root_seen`: the opened root was seen at the same time."""
+    """The latest state, and the entries read to reach it."""
 
     latest: SeenState[S]
     entries: Sequence[E] = ()
-    root_seen: bool = False
+    root_seen: bool = False  # the root's id was checked at the same time
     last_listed: int | None = None  # the largest listed number; None if nothing was listed
 
     def with_id(self, commit_id: str) -> E | None:

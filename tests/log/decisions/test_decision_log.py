@@ -189,7 +189,7 @@ def test_what_was_seen_is_never_taken_back() -> None:
     commit(log, 0)
     store.delete(commit_key(PREFIX, 1))
     world.now_ms += 2 * HOUR_MS
-    with pytest.raises(Unavailable, match="shows entry 0, newer ones were seen"):
+    with pytest.raises(Unavailable, match="ends at entry 0, but later ones were read before"):
         log.refresh()
 
 

@@ -110,6 +110,18 @@ def test_a_second_opening_does_not_wait_for_the_gap_again(world: World) -> None:
         assert world.now_ms - begun < most_ms
 
 
+def test_waiting_for_a_gap_reads_the_missing_number_alone(world: World) -> None:
+    """Opening a journal takes about 20 requests in a bucket, which must not be repeated for each attempt."""
+    written(world, "commits")
+    world.store.delete(commit_key("t", 4))
+    counting = CountingStore(world.store)
+    root = world.root(counting)
+    counting.reset()
+    with pytest.raises(Corrupt, match="number 4 of the log is missing"):
+        root.topic("t")
+    assert sum(counting.counts.values()) < 300
+
+
 def test_a_name_that_a_cache_hides_is_waited_for(world: World) -> None:
     written(world, "commits")
     hidden_until = world.now_ms + 60_000

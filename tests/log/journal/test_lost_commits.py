@@ -111,7 +111,9 @@ def test_who_goes_on_after_a_lost_commit_is_stopped_and_verify_names_it(log: str
     with pytest.raises(Fenced, match=LIES) as caught:
         case.loser()
     assert case.numbers() == kept, "what it tried to add was taken back"
-    assert f"{case.key} in memory:test is not what this process has seen, which created commit " in str(caught.value)
+    assert f"{case.key} in memory:test differs from the object that this process saw, which created commit " in str(
+        caught.value
+    )
     (finding,) = case.promises()
     assert finding.file == case.key
     lost_id = finding.message.split()[1]
@@ -236,7 +238,7 @@ def test_what_was_read_after_an_entry_counts_only_while_that_entry_is_here(looks
     earlier = (0, crc32c.crc32c(before)) if looks else None
     basis = Expected(root.env.now(), crc32c.crc32c(outlived), earlier=earlier)
     if looks:
-        with pytest.raises(Fenced, match=r"00\.json in memory:test is not what .* was taken back"):
+        with pytest.raises(Fenced, match=r"00\.json in memory:test differs from .* was taken back"):
             numbered.create(2, ours, "ours", basis)
     else:
         assert numbered.create(2, ours, "ours", basis)[0] is CreateResult.CREATED

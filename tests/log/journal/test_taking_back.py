@@ -191,6 +191,8 @@ def test_an_entry_of_another_process_is_never_taken_back() -> None:
         lying.create(numbered.key(number), data)
     basis = Expected(numbered.env.now(), crc32c.crc32c(ZERO))
     case.world.now_ms += 5_000
-    with pytest.raises(Fenced, match=r"01\.json .*is not what this process has seen, which created commit one there"):
+    with pytest.raises(
+        Fenced, match=r"01\.json .*differs from the object that this process saw, which created commit one there"
+    ):
         numbered.create(1, ONE, "one", basis)
     assert [numbered.read(number) for number in range(3)] == [ZERO, LOST, AFTER_LOST]

@@ -118,7 +118,7 @@ class TestStalls:
         sleeper = world.process()
         target = sleeper.target()
         sleeper.after("create:commit", days(world, 12, collected=8, checkpoints_gone=2))
-        with pytest.raises(Unavailable, match=r"outcome is unknown.*look before you write again"):
+        with pytest.raises(Unavailable, match=r"outcome is unknown.*check the log before you write again"):
             sleeper.append({0: 5}, target)
         assert world.log.state.log_end == (17, 0)
 
@@ -167,7 +167,7 @@ class TestStalls:
         assert topic.log.head().version == 2
         world.advance(2 * HOUR_MS)
         reader.hidden = lambda key: key.endswith("2.json")
-        with pytest.raises(Unavailable, match="newer ones were seen before"):
+        with pytest.raises(Unavailable, match="later ones were read before"):
             topic.log.head()
         reader.hidden = lambda key: False
         assert topic.log.head().version == 2

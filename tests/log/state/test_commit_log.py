@@ -159,7 +159,7 @@ def test_a_store_that_stays_away_gives_up_and_names_the_commit() -> None:
     world, store, _, _ = setup()
     topic = faulty(world, store, {COMMIT: Fault(FaultKind.ERROR_BEFORE), "get:commit": Fault(FaultKind.ERROR_BEFORE)})
     with pytest.raises(
-        Unavailable, match=r"commit [\w-]{22} to topic 't': .*unknown outcome.*look before you write again"
+        Unavailable, match=r"commit [\w-]{22} to topic 't': .*unknown outcome.*check the log before you write again"
     ):
         publish(topic)
     assert topic_records(world, store) == 0
@@ -252,7 +252,7 @@ def test_a_stalled_create_at_a_collected_number_is_not_acknowledged(collected: i
         assert topic_records(world, store) == 14
     else:
         # Nothing is left that would tell.
-        with pytest.raises(Unavailable, match=r"its outcome is unknown: .* is no longer kept; look before"):
+        with pytest.raises(Unavailable, match=r"its outcome is unknown: .* is no longer kept; check the log before"):
             publish(topic, 5)
         assert topic_records(world, store) == 9
 
@@ -314,7 +314,7 @@ def test_a_stall_after_which_the_commit_is_gone() -> None:
         hooked.after = stall
         return publish(topic, 5, key)
 
-    with pytest.raises(Unavailable, match=r"its outcome is unknown: .* is no longer kept; look before"):
+    with pytest.raises(Unavailable, match=r"its outcome is unknown: .* is no longer kept; check the log before"):
         stalled(None)
     # With an idempotency key the state itself knows.
     assert stalled(WriterKey("q", 1, "r")).skipped

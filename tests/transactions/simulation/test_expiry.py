@@ -59,7 +59,7 @@ def test_many_seeds(seeds: range) -> None:
 
 def numbers_begin_again(patch: Patch) -> None:
     """Who finds no journal begins one, and does not look into the register."""
-    patch.setattr(DecisionLog, "_newest_kept", lambda self: None)
+    patch.setattr(DecisionLog, "_archived_entry", lambda self: None)
 
 
 def all_of_the_folder_goes(patch: Patch) -> None:
