@@ -14,6 +14,10 @@ from dataclasses import dataclass
 # Timeouts that programs set. They are here because a process that only plans a stream must not import groups.
 SESSION_TIMEOUT_MS = 45_000
 MAX_SESSION_TIMEOUT_MS = 86_400_000
+GROUP_SESSION_TIMEOUTS_MS = 6_000, 1_800_000
+"""The default minimum and maximum of group members' session timeouts in `sparklog serve`, as in a broker."""
+MAX_CONNECTIONS_PER_IP = 500
+"""The default maximum number of connections from one address in `sparklog serve`."""
 DEFAULT_TRANSACTION_TIMEOUT_MS = 60_000
 MAX_TRANSACTION_TIMEOUT_MS = 86_400_000
 """One day: commits and decisions are kept for seven, so an open transaction never outlives its decision."""

@@ -1,26 +1,27 @@
-"""Appends of produced batches: when the pending batches of a topic are committed.
+"""Append produced batches to topics, with at most one commit per topic in flight.
 
-Each topic has a queue of batches and at most one commit in flight. Batches that arrive meanwhile go into the next one.
-After a quiet time a batch does not wait. After a commit that started at `s` and ended at `e`, the next one starts
+Batches that arrive during a commit wait for the next one, because a commit costs the same for one batch as for five.
+The first batch after an idle period is committed immediately. After a commit that started at time `s` and ended at
+time `e`, the next commit starts
 
-* not before `s + linger` (5 ms on a disk, 50 ms in a bucket);
-* then, once `expected_batches` are pending: a commit costs as much for one batch as for five, and each response brings
-  the next batch of a busy producer. So many were committed or pending at `e`, or three quarters of the number before if
-  that is more: batches may be in sockets that the event loop has not read yet;
-* not after `e + max(linger, e - s)`, and at most 500 ms after `e`: while a store was slow or failed, producers may have
-  gone away.
+* not before `s + linger`; the linger is 5 ms on a disk and 50 ms in a bucket;
+* then as soon as `expected_batches` are pending. Each response triggers the next batch of a busy producer, so this is
+  the number of batches that were committed, plus those that were pending at `e`. It is at least three quarters of the
+  number expected before, because some batches may still be in sockets that the event loop has not read;
+* in any case at `e + max(linger, min(e - s, 500 ms))`: the producers may have finished, or disconnected if the store
+  was slow or failing.
 
-Three producers with one batch in flight each, on a disk, where a commit takes 8 ms:
+An example: three producers with one batch in flight each write to a disk, where a commit takes 8 ms.
 
-| ms | event                                                                                                 |
-|---:|-------------------------------------------------------------------------------------------------------|
-|  0 | A's batch arrives after a quiet time: commit 1 starts with it                                         |
-|  3 | B's and C's batches arrive and wait                                                                   |
-|  8 | commit 1 ends, A gets its response; not before 5, not after 16, 3 expected: 1 committed and 2 pending |
-|  9 | A's next batch arrives, the third: commit 2 starts with all of them                                   |
-| 17 | commit 2 ends; not before 14, not after 25, 3 expected                                                |
-| 18 | A and B send their next batches, C has ended                                                          |
-| 25 | commit 3 starts with two batches; after it 2 are expected                                             |
+| ms | event                                                                                                      |
+|---:|------------------------------------------------------------------------------------------------------------|
+|  0 | Producer A's batch arrives after an idle period; commit 1 starts with it.                                  |
+|  3 | Batches of B and C arrive and wait.                                                                        |
+|  8 | Commit 1 ends; A gets its response. Not before 5, not after 16, 3 batches expected (1 + 2 pending).        |
+|  9 | A's next batch is the third; commit 2 starts with all three.                                               |
+| 17 | Commit 2 ends; all three get their responses. Not before 14, not after 25, 3 batches expected.             |
+| 18 | A and B send their next batches; C has finished.                                                           |
+| 25 | Commit 3 starts with two batches; after it, 2 are expected.                                                |
 """
 
 from __future__ import annotations
@@ -29,25 +30,24 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sparklog.errors import SparklogError
-from sparklog.serve.batch_commit import ReceivedBatch, Responses, commit_batches, failed
+from sparklog.serve.batch_commit import ReceivedBatch, Responses, commit_batches
 from sparklog.serve.codes import Code, ProduceResponse
 from sparklog.serve.served_log import Runner, ServedLog
 
 LINGER_SECONDS, BUCKET_LINGER_SECONDS = 0.005, 0.05
 MAX_WAIT_SECONDS = 0.5
-"""The longest wait for busy producers."""
+"""Longest wait for the expected batches, unless the linger is longer."""
 COMMIT_BYTES = 64 << 20
-"""About the most bytes of one commit: further batches wait for the next."""
+"""Approximate maximum size of a commit; the remaining batches wait for the next one."""
 _LOG = logging.getLogger("sparklog.serve")
 
 
 @dataclass(slots=True, eq=False)
 class PendingBatch(ReceivedBatch):
-    """A batch that waits for its commit, and its response."""
+    """A batch that waits for its commit, and the future of its response."""
 
     response: asyncio.Future[ProduceResponse]
 
@@ -58,7 +58,7 @@ class PendingBatch(ReceivedBatch):
 
 @dataclass(slots=True)
 class TopicQueue:
-    """The pending batches of a topic, and when their commit starts: see the module. Times are those of the loop."""
+    """The pending batches of a topic, and when their commit starts. Times are loop times; see the module."""
 
     linger: float
     pending: deque[PendingBatch] = field(default_factory=deque)
@@ -67,6 +67,7 @@ class TopicQueue:
     expected_batches: int = 1
     worker: asyncio.Task[None] | None = None
     _full: asyncio.Future[None] | None = None
+    """Completes when `expected_batches` are pending, if `wait` is waiting for them."""
 
     def add(self, batch: PendingBatch) -> None:
         self.pending.append(batch)
@@ -80,12 +81,12 @@ class TopicQueue:
             await asyncio.sleep(self.not_before - loop.time())
         if len(self.pending) < self.expected_batches and self.not_after > loop.time():
             self._full = loop.create_future()
-            # Unlike `wait_for` it makes no task.
+            # Unlike `wait_for`, this creates no task.
             await asyncio.wait([self._full], timeout=self.not_after - loop.time())
             self._full = None
 
-    def take(self) -> list[PendingBatch]:
-        """Remove and return the batches of the next commit."""
+    def drain(self) -> list[PendingBatch]:
+        """Remove and return the batches of the next commit: at least one, up to about `COMMIT_BYTES`."""
         batches: list[PendingBatch] = []
         nbytes = 0
         while self.pending and (not batches or nbytes + self.pending[0].size <= COMMIT_BYTES):
@@ -93,15 +94,15 @@ class TopicQueue:
             nbytes += batches[-1].size
         return batches
 
-    def committed(self, batches: int, started: float, ended: float) -> None:
-        """Set when the commit after this one starts."""
+    def schedule_next(self, batches: int, started: float, ended: float) -> None:
+        """Set when the next commit starts, after a commit of this many batches."""
         self.not_before = started + self.linger
         self.not_after = ended + max(self.linger, min(ended - started, MAX_WAIT_SECONDS))
         self.expected_batches = max(batches + len(self.pending), self.expected_batches * 3 // 4)
 
 
 class Appends:
-    """Takes batches for the topics of a root."""
+    """Appends batches to the topics of a root."""
 
     def __init__(self, log: ServedLog, run: Runner, linger_seconds: float | None = None) -> None:
         self._log = log
@@ -115,7 +116,7 @@ class Appends:
     def add(
         self, topic: str, partition: int, records: memoryview | None, version: int
     ) -> asyncio.Future[ProduceResponse]:
-        """Take a batch; the future is done once the batch is durable, or refused."""
+        """Queue a batch; the future completes when the batch is durable or has been rejected."""
         loop = asyncio.get_running_loop()
         batch = PendingBatch(partition, records, version, loop.create_future())
         queue = self._topics.get(topic) or self._topics.setdefault(topic, TopicQueue(self._linger))
@@ -125,23 +126,22 @@ class Appends:
         return batch.response
 
     async def _commit_pending(self, topic: str, queue: TopicQueue) -> None:
+        """Commit the pending batches of a topic until there are none."""
         loop = asyncio.get_running_loop()
         while queue.pending:
             await queue.wait()
-            started, batches = loop.time(), queue.take()
-            responses = await self._responses(topic, batches)
-            queue.committed(len(batches), started, loop.time())
+            started, batches = loop.time(), queue.drain()
+            responses = await self._commit(topic, batches)
+            queue.schedule_next(len(batches), started, loop.time())
             self._log.notify()
             for batch in batches:
                 if not batch.response.done():
-                    batch.response.set_result(responses.get(batch) or ProduceResponse(Code.UNKNOWN_SERVER_ERROR))
+                    batch.response.set_result(responses[batch])
 
-    async def _responses(self, topic: str, batches: Sequence[PendingBatch]) -> Mapping[ReceivedBatch, ProduceResponse]:
+    async def _commit(self, topic: str, batches: Sequence[PendingBatch]) -> Responses:
         try:
             responses: Responses = await self._run(commit_batches, self._root.engine.log(topic), batches)
-        except SparklogError as error:
-            return failed(batches, error)
-        except Exception:  # noqa: BLE001 - each batch gets a response: a client waits for it, and memory is taken
-            _LOG.exception("an error of this server in an append to topic '%s'", topic)
-            return {}
+        except Exception:  # noqa: BLE001 - every batch needs a response: its client waits, and its memory is reserved
+            _LOG.exception("internal error while appending to topic '%s'", topic)
+            return dict.fromkeys(batches, ProduceResponse(Code.UNKNOWN_SERVER_ERROR))
         return responses

@@ -1,19 +1,18 @@
-"""The checks of produced batches, as Kafka's `LogValidator` makes them, what a slice says of each, and sequences.
+"""Validate produced batches like Kafka's `LogValidator`, and check the sequences of idempotent producers.
 
 The server reads records to validate them, to get their timestamps, and to find missing keys; it does not change them.
 Like a broker, it writes the largest timestamp into the header and clears the LogAppendTime bit, and computes a new
 checksum if that changes the batch. Under LogAppendTime it sets the bit instead; the commit sets the timestamp.
 The producer's codec is kept: a topic's `compression.type` has no effect here.
 
-Of an idempotent producer the topic's registry has an entry for each partition: the number of the last record that
-landed. It is of the commits alone, so every server says the same of a batch, and a retry is written once, whichever
-server it meets. A number is the epoch, then how many records the producer has written under it (47 bits), the last of
-them counted: a sequence itself begins again after 2^31 - 1.
+The topic's registry has an entry for each idempotent producer and partition: the number of the last committed record.
+The registry depends only on the commits, so all servers validate a batch in the same way, and a retry is written once
+even if another server gets it. A record number has the producer epoch in its high bits, and in the low 47 bits the
+sequence of the record, counted on after 2^31 - 1, where Kafka's sequences wrap around to 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sparklog.errors import Corrupt
@@ -40,22 +39,23 @@ from sparklog.format.record_batch import (
 )
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.slices import SliceFlag
-from sparklog.log.state.writer_runs import KAFKA_WRITER, WriterEntry
+from sparklog.log.state.writer_runs import KAFKA_WRITER
 from sparklog.serve.codes import Code, CodeError
 
 ZSTD, ZSTD_SINCE = CODECS.index("zstd"), 7
-"""Older versions of Produce are of clients that cannot read what they send."""
+"""The first version of Produce with zstd: clients with older versions could not read such batches themselves."""
 _ATTRIBUTES, _CRC, _MAX_TIMESTAMP, _KNOWN_CODECS = 22, slice(17, 21), slice(35, 43), range(len(CODECS))
 _PRODUCERS, _NULL_KEYS = int(SliceFlag.KAFKA_PRODUCERS), int(SliceFlag.HAS_NULL_KEYS)
 _APPEND_TIME = int(SliceFlag.LOG_APPEND_TIME)
 EPOCH_SHIFT = 47
 _WRITTEN = (1 << EPOCH_SHIFT) - 1
 _HALF = 1 << 30
+"""A batch up to this many sequences behind the last record is a duplicate; beyond that it is out of order."""
 
 
 @dataclass(slots=True, eq=False)
 class ProducedBatch:
-    """A batch of a producer, checked: its bytes, its place in the producer's numbers, and what a slice says of it.
+    """A valid batch: its bytes, its sequence, and the facts that its slice records.
 
     * `min_ts`, `max_ts`: the smallest and largest non-negative timestamp of its records in ms; -1 without any
     * `flags`: bits of `SliceFlag`
@@ -72,12 +72,12 @@ class ProducedBatch:
 
 
 def checked_batch(records: memoryview | None, version: int, configs: TopicConfigs, now_ms: int) -> ProducedBatch:
-    """Return what was sent in this version of Produce as it is written: one batch.
+    """Return the records of a partition in a Produce request of this version as the batch to write.
 
-    Raises `CodeError`, which says why a topic with these configs does not take it.
+    Raises `CodeError` with a broker's error code if a topic with these configs rejects them.
     """
     data = memoryview(bytearray(records or b""))
-    size, most = data.nbytes, configs.max_message_bytes
+    size = data.nbytes
     if size < HEADER_BYTES:
         raise _frame_problem(data)
     header = HEADER_STRUCT.unpack_from(data)
@@ -86,21 +86,22 @@ def checked_batch(records: memoryview | None, version: int, configs: TopicConfig
         raise _frame_problem(data)
     if crc32c(data[CRC_START:]) != crc:
         raise CodeError(Code.CORRUPT_MESSAGE, "the batch's CRC-32C does not match its bytes")
-    if size > most:
-        raise CodeError(Code.MESSAGE_TOO_LARGE, f"{size} bytes, max.message.bytes is {most}")
+    if size > configs.max_message_bytes:
+        message = f"the batch has {size} bytes, max.message.bytes is {configs.max_message_bytes}"
+        raise CodeError(Code.MESSAGE_TOO_LARGE, message)
     if attributes & (CONTROL_BIT | DELETE_HORIZON_BIT):
-        raise _invalid("control batches are a coordinator's")
+        raise _invalid("only a transaction coordinator may write control batches")
     if count < 1 or count != delta + 1:
-        raise _invalid(f"{count} records have {delta + 1} offsets")
+        raise _invalid(f"expected one offset per record, found {count} records and {delta + 1} offsets")
     codec = attributes & CODEC_MASK
     if codec == ZSTD and version < ZSTD_SINCE:
-        raise CodeError(Code.UNSUPPORTED_COMPRESSION_TYPE, f"zstd in Produce {version}")
+        raise CodeError(Code.UNSUPPORTED_COMPRESSION_TYPE, f"zstd requires Produce {ZSTD_SINCE}, found {version}")
     if codec not in _KNOWN_CODECS:
-        raise _invalid("the batch names an unknown compression codec (5 to 7)")
+        raise _invalid(f"expected a compression codec from 0 to 4, found {codec}")
     if base < 0:
-        raise _invalid("the batch has a negative base offset")
+        raise _invalid(f"expected a base offset of 0 or more, found {base}")
     if base > MAX_OFFSET - delta:
-        raise _invalid(f"the batch's offsets go beyond {MAX_OFFSET}")
+        raise _invalid(f"expected offsets up to {MAX_OFFSET}, found {base + delta}")
     batch = ProducedBatch(data, count, producer, epoch, sequence, base_ms, max_ms)
     _check_records(batch, CODECS[codec], configs, now_ms)
     return batch
@@ -152,7 +153,7 @@ def _rejected(batch: ProducedBatch, configs: TopicConfigs, accepted_ms: tuple[in
         code, times, (before, after) = Code.INVALID_TIMESTAMP, records.timestamp, accepted_ms
         untimely = (times != NO_TIMESTAMP) & ((times < before) | (times > after))
         for index in untimely.nonzero()[0].tolist():
-            reasons[index] = f"its timestamp is {times[index]}, the topic accepts {before} to {after}"
+            reasons[index] = f"its timestamp is {times[index]}; the topic accepts {before} to {after}"
     if configs.is_compacted and records.key is not None:
         keyless = (~valid_rows(records.key)).nonzero()[0].tolist()
         reasons |= dict.fromkeys(keyless, "it has no key, and the topic is compacted")
@@ -167,12 +168,14 @@ def _invalid(message: str) -> CodeError:
 
 
 def _frame_problem(data: memoryview) -> CodeError:
-    """Return why these bytes are not one whole batch of magic 2."""
+    """Return the error for bytes that are not exactly one batch of format v2."""
     magic = data[MAGIC_POSITION] if len(data) > MAGIC_POSITION else MAGIC
     if magic > MAGIC:
-        return CodeError(Code.CORRUPT_MESSAGE, f"messages of format v{magic} are not known")
+        return CodeError(Code.CORRUPT_MESSAGE, f"unknown message format v{magic}")
     if magic < MAGIC:
-        return CodeError(Code.UNSUPPORTED_FOR_MESSAGE_FORMAT, "messages of formats v0 and v1 are not taken")
+        return CodeError(
+            Code.UNSUPPORTED_FOR_MESSAGE_FORMAT, "message formats v0 and v1 are not supported: use format v2"
+        )
     headers = scan_headers(data, whole=False)
     return _invalid(f"expected one record batch, found {len(headers)}: {headers.reason}")
 
@@ -181,15 +184,11 @@ def writer_id(producer: int, partition: int) -> str:
     return f"{KAFKA_WRITER}{producer}-{partition}"
 
 
-def last_number(registry: Mapping[str, WriterEntry], writer: str) -> int | None:
-    """Return the number of the last record of a producer that landed; None: it is not known."""
-    return registry[writer].batch if writer in registry else None
-
-
 def next_number(last: int | None, batch: BatchHeader | ProducedBatch) -> int:
-    """Return the number of a batch's last record, by Kafka's rules: a producer that is not known may begin anywhere.
+    """Return the number of a batch's last record, by Kafka's rules.
 
-    `CodeError` for a batch that is not the next one after number `last`; DUPLICATE_SEQUENCE_NUMBER: it landed.
+    `last` is the number of the producer's last record; None for an unknown producer, which may begin at any sequence.
+    Raises `CodeError` if the batch does not follow `last`, with DUPLICATE_SEQUENCE_NUMBER if it was already committed.
     """
     epoch, first, count = batch.producer_epoch, batch.base_sequence, batch.count
     if epoch < 0:
@@ -208,5 +207,5 @@ def next_number(last: int | None, batch: BatchHeader | ProducedBatch) -> int:
     if epoch == last_epoch and ahead == 0:
         return last + count
     behind = MAX_SEQUENCE + 1 - ahead
-    landed = epoch == last_epoch and behind <= _HALF and count <= behind
-    raise CodeError(Code.DUPLICATE_SEQUENCE_NUMBER if landed else Code.OUT_OF_ORDER_SEQUENCE_NUMBER)
+    is_committed = epoch == last_epoch and behind <= _HALF and count <= behind
+    raise CodeError(Code.DUPLICATE_SEQUENCE_NUMBER if is_committed else Code.OUT_OF_ORDER_SEQUENCE_NUMBER)

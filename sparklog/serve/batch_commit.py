@@ -1,8 +1,8 @@
-"""The commit of produced batches: which of them a topic accepts, the file that they become, and their responses.
+"""Commit produced batches: validate them, write the valid ones into a file, and return a response to each.
 
-A batch of an idempotent producer is judged by the state that the commit is based on (`batch_checks`). The first attempt
-is made by the state known here. If that is not the latest one, or does not accept all batches, they are judged again by
-the latest state. After an unknown outcome the client tries again, and the sequences in the log show what was written.
+Batches are validated against the state that their commit is based on. The first attempt uses the cached state. If that
+is not the latest state, or rejects a batch, the batches are validated again against the latest state. If the outcome of
+a commit is unknown, the client retries, and the sequences in the log show which batches were written.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from sparklog.log.state.writer_runs import KafkaWriterKey, SequenceConflict, Wri
 from sparklog.log.topic.engine import TopicLog
 from sparklog.log.write.append_output import tail_bytes, unwritten, write_file
 from sparklog.log.write.append_target import AppendTarget
-from sparklog.serve.batch_checks import ProducedBatch, checked_batch, last_number, next_number, writer_id
+from sparklog.serve.batch_checks import ProducedBatch, checked_batch, next_number, writer_id
 from sparklog.serve.codes import Code, CodeError, ProduceResponse, code_of
 
-MAX_TRIES = 8
+MAX_ATTEMPTS = 8
 BASE_OFFSET_BYTES = 8
 
 
 @dataclass(slots=True, eq=False)
 class ReceivedBatch:
-    """The records of a partition in a Produce request of this version."""
+    """The records of a partition, as received in a Produce request of this version."""
 
     partition: int
     records: memoryview | None
@@ -44,7 +44,7 @@ Responses = dict[ReceivedBatch, ProduceResponse]
 
 
 class CheckedBatches(NamedTuple):
-    """The batches that a topic accepts in one commit, what the commit says of their producers, and other responses."""
+    """The valid batches, the entries of their producers in the commit, and the responses to the other batches."""
 
     accepted: dict[ReceivedBatch, ProducedBatch]
     writers: tuple[KafkaWriterKey, ...]
@@ -52,32 +52,28 @@ class CheckedBatches(NamedTuple):
 
 
 def commit_batches(log: TopicLog, batches: Sequence[ReceivedBatch]) -> Responses:
-    """Commit the batches that the topic accepts, and return the response to each."""
-    known, responses = log.known(), Responses()
+    """Commit the valid batches, and return the response to each batch."""
+    responses = Responses()
     try:
-        for is_optimistic in (known is not None and known.head.exists, *[False] * MAX_TRIES):
+        known = log.known()
+        for is_optimistic in (known is not None and known.head.exists, *[False] * MAX_ATTEMPTS):
             pending = [batch for batch in batches if batch not in responses]
             target = log.append_target(refresh=not is_optimistic)
-            judgement = _judged(log, target, pending)
-            if is_optimistic and len(judgement.accepted) < len(pending):
+            checked = _checked(log, target, pending)
+            if is_optimistic and len(checked.accepted) < len(pending):
                 continue
-            responses |= judgement.responses
-            if judgement.accepted:
-                responses |= _committed(log, target, judgement, is_optimistic)
+            responses |= checked.responses
+            if checked.accepted:
+                responses |= _committed(log, target, checked, is_optimistic)
             if len(responses) == len(batches):
                 return responses
-        raise Unavailable(f"producers of topic '{log.topic}' write by several servers at once: try again")
+        raise Unavailable(f"producers of topic '{log.topic}' are writing through several servers: retry")
     except SparklogError as error:
-        return failed(batches, error) | responses
+        return dict.fromkeys(batches, ProduceResponse(code_of(error), message=str(error))) | responses
 
 
-def failed(batches: Sequence[ReceivedBatch], error: SparklogError) -> Responses:
-    """Return the responses to batches whose commit has failed."""
-    return dict.fromkeys(batches, ProduceResponse(code_of(error), message=str(error)))
-
-
-def _judged(log: TopicLog, target: AppendTarget, batches: Sequence[ReceivedBatch]) -> CheckedBatches:
-    """Judge batches by the state known here, each after those before it."""
+def _checked(log: TopicLog, target: AppendTarget, batches: Sequence[ReceivedBatch]) -> CheckedBatches:
+    """Validate batches in order against the cached state."""
     registry, now_ms = log.head(refresh=False).registry, log.env.wall_ms()
     accepted: dict[ReceivedBatch, ProducedBatch] = {}
     writers: dict[str, KafkaWriterKey] = {}
@@ -102,7 +98,7 @@ def _judged(log: TopicLog, target: AppendTarget, batches: Sequence[ReceivedBatch
                     responses[batch] = ProduceResponse(problem.code)
                 elif before is None:
                     responses[batch] = _repeated(log, batch, produced, registry[id_])
-                # Otherwise it is a retry of a batch in this same commit, and is judged again after it.
+                # Otherwise it retries a batch of this same commit, and is validated again after the commit.
                 continue
         accepted[batch] = produced
     return CheckedBatches(accepted, tuple(writers.values()), responses)
@@ -111,14 +107,18 @@ def _judged(log: TopicLog, target: AppendTarget, batches: Sequence[ReceivedBatch
 def _next_writer(
     id_: str, batch: ProducedBatch, before: KafkaWriterKey | None, registry: Mapping[str, WriterEntry]
 ) -> KafkaWriterKey:
-    """Return what a commit says of a producer whose batch follows those `before` in it. `CodeError` if it does not."""
-    follows = last_number(registry, id_) if before is None else before.follows
+    """Return a producer's entry in a commit, with this batch after those in `before`.
+
+    Raises `CodeError` if the batch does not follow the producer's previous one.
+    """
+    last = registry[id_].batch if id_ in registry else None
+    follows = last if before is None else before.follows
     number = next_number(follows if before is None else before.batch, batch)
     return KafkaWriterKey(id_, number, follows, batch.count + (0 if before is None else before.count))
 
 
 def _repeated(log: TopicLog, received: ReceivedBatch, batch: ProducedBatch, entry: WriterEntry) -> ProduceResponse:
-    """Return the response to a retry of a committed batch: its offset, if it can still be found in the log."""
+    """Return the response to a retry of a committed batch: its offset, if the log still contains the batch."""
     from sparklog.serve.repeated_batches import find_repeated
 
     stored = find_repeated(log, received.partition, batch, entry)
@@ -129,25 +129,25 @@ def _repeated(log: TopicLog, received: ReceivedBatch, batch: ProducedBatch, entr
     return ProduceResponse(Code.NONE, stored.base_offset, time_ms, log_start)
 
 
-def _committed(log: TopicLog, target: AppendTarget, judgement: CheckedBatches, is_optimistic: bool) -> Responses:
-    """Commit the accepted batches, and return their responses; none if they must be judged by a later state."""
-    by_partition: dict[int, list[ReceivedBatch]] = {}
-    for batch in judgement.accepted:
-        by_partition.setdefault(batch.partition, []).append(batch)
-    produced = {partition: [judgement.accepted[one] for one in by_partition[partition]] for partition in by_partition}
+def _committed(log: TopicLog, target: AppendTarget, checked: CheckedBatches, is_optimistic: bool) -> Responses:
+    """Commit the valid batches and return their responses; none if a later state requires another validation."""
+    received: dict[int, list[ReceivedBatch]] = {}
+    for batch in checked.accepted:
+        received.setdefault(batch.partition, []).append(batch)
+    produced = {partition: [checked.accepted[batch] for batch in received[partition]] for partition in received}
     file = _file(log, target, produced)
     try:
-        outcome = log.commit_append([file], target, kafka_writers=judgement.writers, unless_changed=is_optimistic)
+        result = log.commit_append([file], target, kafka_writers=checked.writers, unless_changed=is_optimistic)
     except Conflict as error:
         if is_optimistic or isinstance(error, SequenceConflict):
             return {}
         raise
     starts = log.head(refresh=False).log_start
-    time_ms = outcome.time_ms if target.configs.log_append_time else -1
+    time_ms = result.time_ms if target.configs.log_append_time else -1
     return {
-        batch: ProduceResponse(Code.NONE, outcome.base[partition] + offset, time_ms, int(starts[partition]))
-        for partition, received in by_partition.items()
-        for batch, offset in zip(received, _offsets(produced[partition]), strict=False)
+        batch: ProduceResponse(Code.NONE, result.base[partition] + offset, time_ms, int(starts[partition]))
+        for partition, batches in received.items()
+        for batch, offset in zip(batches, _offsets(produced[partition]), strict=False)
     }
 
 
@@ -157,19 +157,19 @@ def _offsets(batches: Sequence[ProducedBatch]) -> list[int]:
 
 
 def _file(log: TopicLog, target: AppendTarget, by_partition: Mapping[int, Sequence[ProducedBatch]]) -> FileSlices:
-    """Return the batches as a file with a slice for each partition: not written if it can go into the commit."""
+    """Return the batches as a file with a slice per partition; a small file becomes inline records."""
     slices: list[WrittenSlice] = []
     parts: list[bytes | memoryview] = []
     for partition in sorted(by_partition):
         data = _slice_parts(by_partition[partition])
         slices.append(_slice(partition, by_partition[partition], data))
         parts += data
-    if min([one.max_ts for one in slices]) < 0 and not target.configs.log_append_time:
+    if min([slice_.max_ts for slice_ in slices]) < 0 and not target.configs.log_append_time:
         # Without timestamps, retention counts from the append, as a broker uses the segment's modification time.
         now_ms = log.env.wall_ms()
-        slices = [replace(one, max_ts=now_ms) if one.max_ts < 0 else one for one in slices]
-    is_small = all(one.index is None for one in slices)
-    if is_small and tail_bytes(len(slices), sum([one.nbytes for one in slices])) <= target.inline_bytes:
+        slices = [replace(slice_, max_ts=now_ms) if slice_.max_ts < 0 else slice_ for slice_ in slices]
+    is_small = all(slice_.index is None for slice_ in slices)
+    if is_small and tail_bytes(len(slices), sum([slice_.nbytes for slice_ in slices])) <= target.inline_bytes:
         return unwritten(slices, b"".join(parts))
     return write_file(target.store, target.topic, append_path(target.read_version, log.env.new_id()), slices, parts)
 

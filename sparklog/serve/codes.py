@@ -1,4 +1,4 @@
-"""Error codes of Kafka's protocol, which of them an error is answered with, and answers that are made of them."""
+"""Error codes of the Kafka protocol, the code of each exception, and the response fields for errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_MESSAGE_LENGTH = 8_000
 
 
 class Code(IntEnum):
-    """Numbers of `org.apache.kafka.common.protocol.Errors`, those that are answered here."""
+    """The codes of `org.apache.kafka.common.protocol.Errors` that this server returns."""
 
     UNKNOWN_SERVER_ERROR = -1
     NONE = 0
@@ -80,14 +80,14 @@ _BY_KIND: dict[type[SparklogError], Code] = {
     BadRequest: Code.INVALID_REQUEST,
     Corrupt: Code.CORRUPT_MESSAGE,
     Fenced: Code.NOT_COORDINATOR,
-    # A client tries again after these two, and looks for its topic again.
+    # Clients refresh their metadata and retry after this code.
     Unavailable: Code.KAFKA_STORAGE_ERROR,
     Conflict: Code.KAFKA_STORAGE_ERROR,
 }
 
 
 class CodeError(Exception):
-    """A request, or part of one, that is answered with a code, and with `fields` beside it."""
+    """An error with its code in the protocol; `fields` are additional fields of the response."""
 
     def __init__(self, code: Code, message: str = "", **fields: object) -> None:
         super().__init__(message or code.name)
@@ -99,20 +99,20 @@ FAILURES = (CodeError, SparklogError)
 
 
 def code_of(error: SparklogError | CodeError) -> Code:
-    """Return the code that tells a client what the error means to it: whether to try again, above all."""
+    """Return the code of an error. Among other things it tells clients whether to retry."""
     if isinstance(error, CodeError):
         return error.code
     return next((code for kind, code in _BY_KIND.items() if isinstance(error, kind)), Code.UNKNOWN_SERVER_ERROR)
 
 
 def failure(error: SparklogError | CodeError) -> Fields:
-    """Return the code and the message that a part of a request is answered with: it may repeat what was sent."""
+    """Return the response fields for an error. The message is cut, because it may quote a long value of the request."""
     return {"errorCode": code_of(error), "errorMessage": str(error)[:MAX_MESSAGE_LENGTH]}
 
 
 @contextmanager
 def errors_as(kind: type[SparklogError], code: Code) -> Iterator[None]:
-    """Answer errors of a kind with another code."""
+    """Convert exceptions of a type to another code."""
     try:
         yield
     except kind as error:
@@ -121,7 +121,7 @@ def errors_as(kind: type[SparklogError], code: Code) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class ProduceResponse:
-    """The answer to one batch.
+    """The response to one batch.
 
     * `time_ms`: the timestamp of the commit under LogAppendTime, else -1
     * `record_errors`: the invalid records, as rows of the response
@@ -135,10 +135,10 @@ class ProduceResponse:
     record_errors: Sequence[Fields] = ()
 
 
-def partition_rows(request: Fields, answer: Callable[[str, Fields], Fields]) -> list[Fields]:
-    """Return the answers to all partitions that a request names, in its order; `answer` takes topic and partition."""
+def partition_rows(request: Fields, respond: Callable[[str, Fields], Fields]) -> list[Fields]:
+    """Return the response rows of all partitions of a request; `respond` gets the topic and the partition's fields."""
 
     def rows(topic: Fields) -> list[Fields]:
-        return [{"partitionIndex": row["partitionIndex"], **answer(topic["name"], row)} for row in topic["partitions"]]
+        return [{"partitionIndex": row["partitionIndex"], **respond(topic["name"], row)} for row in topic["partitions"]]
 
     return [{"name": topic["name"], "partitions": rows(topic)} for topic in request["topics"]]

@@ -1,8 +1,9 @@
-"""One connection: frames in, requests to their handlers, responses out, in the order of the requests.
+"""Serve one connection: read requests, call their handlers, and send responses in the order of the requests.
 
-A request is four bytes of length, a header and a message. A client that sends anything else is dropped with one line
-of log: its bytes have no end that could be found again. A request is answered before the next one is read, but for
-Produce, of which several may be under way: a producer sends the next batch before it hears of the last one.
+A request is a four-byte length, a header and a message. If a client sends anything else, the end of its request is
+unknown, so the connection is closed and one line is logged. The response to a request is sent before the next request
+is read, except for Produce: several Produce requests may be in flight, because a producer sends batches without waiting
+for responses.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ _HEADER = struct.Struct(">hhi")
 MIN_REQUEST_BYTES = _HEADER.size
 MAX_PRODUCES_IN_FLIGHT = 5
 SMALL_BYTES = 64 << 10
-"""A request up to this size never waits for memory."""
+"""Requests up to this size never wait for memory."""
 READ_BYTES = 1 << 20
 """Maximum bytes of a larger request to read before counting their memory."""
 WRITE_BYTES = 256 << 10
-"""Handed to a stream at once: what it cannot send is copied, and waits in memory."""
+"""Bytes to pass to a stream in one call, because it copies the bytes that it cannot send and keeps them in memory."""
 MAX_BUFFERS = 512
-"""Of one call of the system, which takes 1,024."""
+"""Buffers per `sendmsg` call; the system allows 1,024."""
 
 
 class DropConnection(Exception):  # noqa: N818
-    """A reason to drop a connection."""
+    """Raised to close a connection, with the reason."""
 
 
 class Connection:
@@ -52,45 +53,45 @@ class Connection:
         self._services = services
         self._reader = reader
         self._writer = writer
-        # `drain` waits until nothing is left. Under TLS asyncio would take an empty buffer for a full one at 0.
+        # `drain` waits until the buffer is empty. With TLS, a limit of 0 makes asyncio treat an empty buffer as full.
         writer.transport.set_write_buffer_limits(int(writer.get_extra_info("ssl_object") is not None), 0)
         peer = writer.get_extra_info("peername")
         self.client = Client(*(("?",) if not peer else (f"{peer[0]}:{peer[1]}", peer[0])))
-        self._logs_in = services.options.users is not None
+        self._must_log_in = services.options.users is not None
         """True while the client still has to log in."""
         # Loop times of the connection, of its latest request, and of the first byte of the request being received.
         self._connected = self._last = asyncio.get_running_loop().time()
-        self._begun: float | None = None
+        self._request_started: float | None = None
         self._produces: deque[tuple[ServedRequest, Produced, RequestBytes]] = deque()
-        """Unanswered produce requests, in order."""
+        """Produce requests without a response, in order."""
 
     def is_overdue(self, now: float) -> bool:
-        """Return True if the client took too long to log in or to send a request, or was silent for too long."""
+        """Return True if the client takes too long to log in or to send a request, or has been idle for too long."""
         limits = self._services.options.limits
         return (
-            (self._logs_in and now - self._connected > limits.login_seconds)
-            or (self._begun is not None and now - self._begun > limits.request_seconds)
+            (self._must_log_in and now - self._connected > limits.login_seconds)
+            or (self._request_started is not None and now - self._request_started > limits.request_seconds)
             or now - self._last > limits.idle_seconds
         )
 
     def close(self) -> None:
         with suppress(OSError):
-            # Ends an answer that is being sent, too.
+            # This also ends a response that is being sent.
             self._writer.get_extra_info("socket").shutdown(SHUT_RDWR)
         self._writer.transport.abort()
 
     async def run(self) -> None:
         try:
             while True:
-                await self._next(await self._read_size())
+                await self._serve_next(await self._read_size())
         except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
             pass
         except (DropConnection, Corrupt) as error:
-            _LOG.warning("dropped %s: %s", self.client, error)
-            await self._answered(0)
+            _LOG.warning("closed the connection of %s: %s", self.client, error)
+            await self._wait_for_produces(0)
         except Exception:  # noqa: BLE001 - one client's request must not end the server
-            _LOG.exception("dropped %s for an error of this server", self.client)
-            await self._answered(0)
+            _LOG.exception("internal error: closed the connection of %s", self.client)
+            await self._wait_for_produces(0)
         finally:
             self._writer.close()
             with suppress(OSError):
@@ -99,72 +100,73 @@ class Connection:
     async def _read_size(self) -> int:
         """Wait for the next request; return its size in bytes."""
         size = await self._reader.read(_SIZE.size)
-        self._begun = asyncio.get_running_loop().time()
+        self._request_started = asyncio.get_running_loop().time()
         if len(size) < _SIZE.size:
             size += await self._reader.readexactly(_SIZE.size - len(size))
         return int(_SIZE.unpack(size)[0])
 
-    async def _next(self, size: int) -> None:
-        """Read and answer a request of so many bytes."""
+    async def _serve_next(self, size: int) -> None:
+        """Read a request of `size` bytes and respond to it."""
         memory, limits, request = self._services.memory, self._services.options.limits, RequestBytes(self.close)
-        limit = limits.request_bytes if self._is_known else limits.login_request_bytes
+        limit = limits.request_bytes if self._is_logged_in else limits.login_request_bytes
         if not MIN_REQUEST_BYTES <= size <= limit:
             raise DropConnection(f"expected a request of {MIN_REQUEST_BYTES} to {limit} bytes, found {size}")
-        is_under_way = False
+        in_progress = False
         try:
             if size <= SMALL_BYTES:
                 data = await self._reader.readexactly(size)
                 memory.add(request, size)
             else:
                 data = await self._read_large(size, request)
-            self._begun = None
-            is_under_way = await self._serve(data, request)
+            self._request_started = None
+            in_progress = await self._serve(data, request)
         finally:
-            if not is_under_way:
+            if not in_progress:
                 memory.release(request)
 
     async def _read_large(self, size: int, request: RequestBytes) -> bytes:
-        """Read a request and count its memory as bytes arrive, so that an announced size alone uses no memory."""
-        pieces = list[bytes]()
+        """Read a large request, and count its memory only as bytes arrive, because clients can announce any size."""
+        chunks = list[bytes]()
         while request.nbytes < size:
-            piece = await self._reader.read(min(size - request.nbytes, READ_BYTES))
-            if not piece:
+            chunk = await self._reader.read(min(size - request.nbytes, READ_BYTES))
+            if not chunk:
                 raise asyncio.IncompleteReadError(b"", size)
-            await self._services.memory.acquire(request, len(piece))
-            pieces.append(piece)
+            await self._services.memory.acquire(request, len(chunk))
+            chunks.append(chunk)
         self._services.memory.arrived(request)
-        return b"".join(pieces)
+        return b"".join(chunks)
 
     @property
-    def _is_known(self) -> bool:
+    def _is_logged_in(self) -> bool:
         """True if the client has logged in or does not have to."""
         return self._services.options.users is None or self.client.user is not None
 
     async def _serve(self, data: bytes, memory: RequestBytes) -> bool:
-        """Answer a request; return True if it is in progress, and its response and the release of its memory follow."""
+        """Serve a request. Return True if it is still in progress and will send its response and release its memory."""
         self._last = asyncio.get_running_loop().time()
         key, version, correlation = _HEADER.unpack_from(data)
         api = table.APIS.get(key)
         if api is None:
-            raise DropConnection(f"expected an API that is served, found number {key}")
+            raise DropConnection(f"API {key} is not supported")
         request = ServedRequest(self._services, self.client, api, version, correlation)
-        if not api.lowest <= version <= api.highest:
+        if not api.min_version <= version <= api.max_version:
             if key != table.API_VERSIONS:
-                raise DropConnection(f"{api.name} is served in versions {api.lowest} to {api.highest}, found {version}")
-            # The client learns what is served, and asks again.
+                versions = f"{api.min_version} to {api.max_version}"
+                raise DropConnection(f"expected {api.name} version {versions}, found {version}")
+            # The client retries with a version from this response.
             request.version = 0
             await self._send(self._encoded(request, await table.api_versions(request, Code.UNSUPPORTED_VERSION)))
             return False
         if key not in table.BEFORE_LOGIN:
-            if not self._is_known:
-                raise DropConnection(f"expected an authentication, found {api.name}")
-            self._logs_in = False
+            if not self._is_logged_in:
+                raise DropConnection(f"the client must authenticate before {api.name}")
+            self._must_log_in = False
         self._read(request, data)
         self._services.metrics.requests[api.name, version] += 1
         if key == table.PRODUCE:
             await self._produce(request, memory)
             return True
-        await self._answered(0)
+        await self._wait_for_produces(0)
         await self._send(self._encoded(request, await self._handled(request)))
         return False
 
@@ -177,50 +179,50 @@ class Connection:
 
     async def _handled(self, request: ServedRequest) -> Fields | None:
         try:
-            if request.api.waits:
+            if request.api.blocks:
                 return await self._services.run(request.api.handler, request)
             fields: Fields | None = await request.api.handler(request)
             return fields
         except SparklogError as error:
-            raise DropConnection(f"{request.api.name} cannot be answered: {error}") from error
+            raise DropConnection(f"{request.api.name} failed: {error}") from error
 
     async def _produce(self, request: ServedRequest, memory: RequestBytes) -> None:
-        """Take the batches of a request, once there is room for it; its answer follows in its turn."""
-        await self._answered(MAX_PRODUCES_IN_FLIGHT - 1)
-        # A client that takes no answers is not read on.
+        """Queue the batches of a request, when few enough requests are in flight; its response follows in order."""
+        await self._wait_for_produces(MAX_PRODUCES_IN_FLIGHT - 1)
+        # Stop reading from a client that does not receive its responses.
         await self._writer.drain()
         produced: Produced = request.api.handler(request)
         self._produces.append((request, produced, memory))
         for batch in produced.waiting:
-            batch.add_done_callback(self._answer_produces)
+            batch.add_done_callback(self._respond_to_produces)
         if not produced.waiting:
-            self._answer_produces()
+            self._respond_to_produces()
 
-    async def _answered(self, most: int) -> None:
-        """Wait until at most so many requests are under way."""
-        while len(self._produces) > most:
+    async def _wait_for_produces(self, max_in_flight: int) -> None:
+        """Wait until at most `max_in_flight` Produce requests are in flight."""
+        while len(self._produces) > max_in_flight:
             await asyncio.wait(self._produces[0][1].waiting)
 
-    def _answer_produces(self, _: object = None) -> None:
-        """Answer in the order of the requests; what is done by now, as batches of one commit are, in one call."""
-        answers: list[Buffer] = []
+    def _respond_to_produces(self, _: object = None) -> None:
+        """Send the responses that are complete, in request order and in one call: one commit completes several."""
+        responses: list[Buffer] = []
         try:
             while self._produces and self._produces[0][1].is_done():
                 request, produced, memory = self._produces.popleft()
                 self._services.memory.release(memory)
-                answers += self._encoded(request, produced.fields())
+                responses += self._encoded(request, produced.fields())
         except Exception:  # noqa: BLE001 - as in `run`
-            _LOG.exception("dropped %s for an error of this server", self.client)
+            _LOG.exception("internal error: closed the connection of %s", self.client)
             self.close()
-        if answers and not self._writer.is_closing():
-            self._writer.write(b"".join(answers))
+        if responses and not self._writer.is_closing():
+            self._writer.write(b"".join(responses))
 
     def _encoded(self, request: ServedRequest, fields: Fields | None) -> list[Buffer]:
-        """Return the parts of an answer; none to a request that wants none."""
+        """Return the buffers of a response; none if the request expects no response."""
         if fields is None:
             return []
         output, schema = MessageBytes(), request.api.response
-        # The header of ApiVersions is never flexible: its reader does not know yet what it talks to.
+        # The response header of ApiVersions is never flexible, because clients do not know the server's version yet.
         flexible = request.api.key != table.API_VERSIONS and schema.is_flexible(request.version)
         header = {"correlationId": request.correlation}
         write_message(message(table.FOLDER, "ResponseHeader"), int(flexible), header, output)
@@ -228,21 +230,21 @@ class Connection:
         first, *rest = output.finish()
         size = len(first) + sum(map(len, rest))
         self._services.metrics.sent_bytes += size
-        # With the size in front: a small answer is one call of the system, and one packet.
+        # The size and a small response are sent in one system call and one packet.
         return [_SIZE.pack(size) + first, *rest]
 
     async def _send(self, parts: Sequence[Buffer]) -> None:
         if len(parts) > 1 and self._writer.get_extra_info("ssl_object") is None:
             await self._send_records([memoryview(part) for part in parts])
             return
-        for piece in _pieces(parts):
-            self._writer.write(piece)
+        for chunk in _chunks(parts):
+            self._writer.write(chunk)
             await self._writer.drain()
 
     async def _send_records(self, parts: Sequence[memoryview]) -> None:
-        """Send by the socket itself: the stream takes one part at a time, and copies what is not sent at once."""
+        """Send buffers through the socket, because a stream takes one at a time and copies the bytes it cannot send."""
         await self._writer.drain()
-        # By a copy of it: the event loop lets nothing but the stream wait for the stream's own.
+        # Use a copy of the socket: asyncio allows only the stream to wait on the original.
         with self._writer.get_extra_info("socket").dup() as direct:
             sent = 0
             with suppress(BlockingIOError):
@@ -254,17 +256,17 @@ class Connection:
                     await asyncio.get_running_loop().sock_sendall(direct, part[skipped:])
 
 
-def _pieces(parts: Sequence[Buffer]) -> Iterator[bytearray]:
-    """Yield the bytes of parts so many at a time: in as few records of TLS as can be, and never all of them twice."""
-    piece = bytearray()
+def _chunks(parts: Sequence[Buffer]) -> Iterator[bytearray]:
+    """Yield the bytes of buffers in chunks of `WRITE_BYTES`, to use few TLS records without copying everything."""
+    chunk = bytearray()
     for part in parts:
         view = memoryview(part)
         while len(view):
-            room = WRITE_BYTES - len(piece)
-            piece += view[:room]
-            view = view[room:]
-            if len(piece) == WRITE_BYTES:
-                yield piece
-                piece = bytearray()
-    if piece:
-        yield piece
+            free = WRITE_BYTES - len(chunk)
+            chunk += view[:free]
+            view = view[free:]
+            if len(chunk) == WRITE_BYTES:
+                yield chunk
+                chunk = bytearray()
+    if chunk:
+        yield chunk

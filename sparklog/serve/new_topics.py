@@ -1,4 +1,4 @@
-"""The checks of a broker before it creates a topic or adds partitions: colliding names, replicas, assignments.
+"""Validate new topics and partitions like a broker: colliding names, replication factors, replica assignments.
 
 A root has no replicas, so replication factors and assignments have no effect. They are validated nevertheless, because
 a request that a broker rejects is a mistake of the client, and so that a broker can create the same topic, for example
@@ -36,7 +36,7 @@ def checked_partitions(topic: Fields, default: int, node_ids: Collection[int]) -
     """
     partitions, replicas = topic["numPartitions"], topic["replicationFactor"]
     if topic["assignments"]:
-        return _assigned(topic, node_ids)
+        return _assigned_partitions(topic, node_ids)
     if replicas != -1 and not 1 <= replicas <= len(node_ids):
         servers = "1 server" if len(node_ids) == 1 else f"{len(node_ids)} servers"
         message = f"expected a replication factor of 1 to {len(node_ids)}, or -1 for the default, found {replicas}"
@@ -47,13 +47,11 @@ def checked_partitions(topic: Fields, default: int, node_ids: Collection[int]) -
     return partitions
 
 
-def _assigned(topic: Fields, node_ids: Collection[int]) -> int:
+def _assigned_partitions(topic: Fields, node_ids: Collection[int]) -> int:
     """Return the number of partitions in a replica assignment."""
     for name in ("numPartitions", "replicationFactor"):
         if topic[name] != -1:
-            raise CodeError(
-                Code.INVALID_REQUEST, f"with an assignment of replicas {name} must be -1, found {topic[name]}"
-            )
+            raise CodeError(Code.INVALID_REQUEST, f"expected {name} -1 with a replica assignment, found {topic[name]}")
     rows = sorted(topic["assignments"], key=lambda row: row["partitionIndex"])
     if [row["partitionIndex"] for row in rows] != list(range(len(rows))):
         raise CodeError(Code.INVALID_REPLICA_ASSIGNMENT, "assigned partitions must be numbered from 0 without gaps")

@@ -1,4 +1,4 @@
-"""Options of a server: where it listens, whom it lets in, and its limits."""
+"""Options of a server: its addresses, users and limits."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from sparklog.common.parsing import is_digits
 from sparklog.errors import BadRequest
+from sparklog.limits import GROUP_SESSION_TIMEOUTS_MS, MAX_CONNECTIONS_PER_IP
 
 if TYPE_CHECKING:
     from sparklog.serve.users import User
@@ -20,10 +21,6 @@ if TYPE_CHECKING:
 SINGLE_NODE_ID = 1
 NODE_IDS = 2, 1_000
 """The range of the ids of several servers, end exclusive; Kafka's `reserved.broker.max.id` is 1000."""
-
-
-SESSION_TIMEOUTS_MS = 6_000, 1_800_000
-"""Kafka's default limits of a session timeout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +35,7 @@ class Address:
 
     @classmethod
     def of(cls, text: str) -> Address:
-        """Parse `host:port`. `BadRequest` for anything else."""
+        """Parse `host:port`. Raises `BadRequest` if the text is not an address."""
         host, _, port = text.rpartition(":")
         if not host or not is_digits(port) or not 0 <= int(port) <= 65535:
             raise BadRequest(f"expected an address as host:port, found {text!r}")
@@ -79,7 +76,9 @@ class ServeLimits:
     * `connections`, `connections_per_ip`: open connections, including TLS handshakes in progress
     * `request_bytes`: size of a request; `login_request_bytes`: size of a request before the client has logged in, as
       Kafka's `sasl.server.max.receive.size`
-    * `waiting_request_bytes`: total size of the unanswered requests that have arrived at least in part
+    * `waiting_request_bytes`: total size of requests without a response, including partially received ones
+    * `response_bytes`: record bytes in a Fetch response, unless the first batch is larger
+    * `threads`: threads for blocking work
     * `handshake_seconds`: duration of a TLS handshake; `login_seconds`: time from the connection to the end of login
     * `request_seconds`: time from the first byte of a request to its last; clients time out after 30 to 60 s
     * `idle_seconds`: time between two requests of a connection
@@ -88,7 +87,7 @@ class ServeLimits:
     """
 
     connections: int = 1_000
-    connections_per_ip: int = 500
+    connections_per_ip: int = MAX_CONNECTIONS_PER_IP
     request_bytes: int = 100 << 20
     login_request_bytes: int = 512 << 10
     waiting_request_bytes: int = 256 << 20
@@ -106,18 +105,18 @@ class ServeLimits:
 class ServeOptions:
     """Options of a server.
 
-    * `listen`: the address to listen on; port 0 takes a free one
-    * `advertise`: what clients are told of: this server's own address first, then others of the same root; empty: the
-      address that it listens on
-    * `insecure`: allow an address that other machines reach, without TLS
-    * `writable`: take what producers send, and changes of topics
-    * `linger_seconds`: the time between two commits of a topic; None: 5 ms on a disk, 50 ms in a bucket
-    * `auto_create`: create topics that clients ask for
-    * `session_timeouts_ms`: the shortest and the longest session timeout of a member of a consumer group, as Kafka's
+    * `listen`: the address to listen on; port 0 selects a free port
+    * `advertise`: the addresses that clients get: this server's first, then other servers of the same root; empty for
+      the listen address
+    * `insecure`: allow connections from other hosts without TLS
+    * `writable`: accept records and topic changes from clients
+    * `linger_seconds`: minimum time between two commits of a topic; None for 5 ms on a disk, 50 ms in a bucket
+    * `auto_create`: create requested topics that do not exist
+    * `session_timeouts_ms`: minimum and maximum session timeout of group members, as Kafka's
       `group.min.session.timeout.ms` and `group.max.session.timeout.ms`
-    * `tls`: the certificate and key that connections are encrypted with
-    * `metrics_port`: where Prometheus reads counters, on the same host
-    * `users`: who may connect, by name; None: all
+    * `tls`: the TLS context for connections; None for plain text
+    * `metrics_port`: port for Prometheus, on the same host
+    * `users`: the users who may connect, by name; None for no authentication
     """
 
     listen: Address = Address("127.0.0.1", 9092)
@@ -130,28 +129,28 @@ class ServeOptions:
     metrics_port: int | None = None
     users: Mapping[str, User] | None = None
     limits: ServeLimits = field(default_factory=ServeLimits)
-    session_timeouts_ms: tuple[int, int] = SESSION_TIMEOUTS_MS
+    session_timeouts_ms: tuple[int, int] = GROUP_SESSION_TIMEOUTS_MS
 
     def __post_init__(self) -> None:
-        """Raise `BadRequest` for an address that is open to others without a word that it may be."""
+        """Raise `BadRequest` if other hosts could connect without TLS, unless `insecure` allows it."""
         if not (self.insecure or self.tls is not None or self.listen.is_loopback):
             raise BadRequest(
-                f"the address {self.listen} is open to other machines, and what is sent there is not encrypted: listen"
-                " on 127.0.0.1, give --tls-cert and --tls-key, or say --insecure"
+                f"other hosts can connect to {self.listen} without encryption: listen on 127.0.0.1, set --tls-cert and"
+                " --tls-key, or set --insecure"
             )
 
 
 def tls_context(cert: str, key: str) -> ssl.SSLContext:
-    """Return what encrypts connections, from PEM files. `BadRequest` if they cannot be read or do not fit."""
+    """Return a TLS context from PEM files. Raises `BadRequest` if they cannot be read or do not match."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     for path in (cert, key):
         if not os.path.isfile(path):
-            raise BadRequest(f"the PEM file {path!r} does not exist, or is a directory; check its path")
+            raise BadRequest(f"the PEM file {path!r} does not exist or is a directory; check the path")
     try:
         context.load_cert_chain(cert, key)
     except (OSError, ssl.SSLError) as error:
         raise BadRequest(
-            f"the certificate {cert!r} and its key {key!r} cannot be used: {error}; give the certificate and its own "
-            "private key in PEM"
+            f"cannot use the certificate {cert!r} with the key {key!r}: {error}; set a certificate and its private key"
+            " in PEM format"
         ) from None
     return context

@@ -5,8 +5,8 @@ advice: it spreads clients over the servers, and sends them to another server if
 the same servers respond return the same leaders.
 
 Each server sends an ApiVersions request to each other server once per second, over a persistent connection. A server is
-not responding if it refuses connections or does not answer within four seconds (it hangs, or its host is down). The
-others omit it from metadata responses until it answers again. Probes make no requests to the store.
+not responding if it refuses connections or sends no response within four seconds (it hangs, or its host is down). The
+others omit it from metadata responses until it responds again. Probes make no requests to the store.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from contextlib import suppress
 
 from sparklog.serve.options import Address
 
-PROBE_SECONDS, ANSWER_SECONDS = 1.0, 4.0
-MAX_ANSWER_BYTES = 1 << 16
+PROBE_SECONDS, RESPONSE_SECONDS = 1.0, 4.0
+MAX_RESPONSE_BYTES = 1 << 16
 API_VERSIONS = 18
 _CLIENT = b"sparklog-serve"
 _HEADER = struct.pack(">hhih", API_VERSIONS, 0, 0, len(_CLIENT)) + _CLIENT
@@ -74,37 +74,36 @@ class Peers:
         not, so that the other partitions keep their leaders.
         """
         nodes = sorted(self.nodes, key=lambda node: ranking(topic, node))
-        places = range(len(nodes))
-        turns = ([*nodes[place:], *nodes[:place]] for place in places)
-        return [next(node for node in turn if node in self._responding) for turn in turns]
+        rotations = ([*nodes[first:], *nodes[:first]] for first in range(len(nodes)))
+        return [next(node for node in rotation if node in self._responding) for rotation in rotations]
 
     async def _probing(self, node: Address) -> None:
         """Probe a server until cancelled."""
         while True:
             try:
-                await self._ask(node)
+                await self._probe(node)
             except FAILURES as error:
-                self._note(node, responds=False, why=str(error) or "no answer in time")
+                self._note(node, responds=False, why=str(error) or "no response in time")
             await asyncio.sleep(PROBE_SECONDS)
 
-    async def _ask(self, node: Address) -> None:
+    async def _probe(self, node: Address) -> None:
         """Probe a server once per second over one connection.
 
-        Raises if the first answer does not arrive or a later one times out. A connection that ends after an answer is
-        not a failure: the caller connects again.
+        Raises if the first response does not arrive or a later one times out. The end of a connection after a response
+        is not a failure: the caller connects again.
         """
         opening = asyncio.open_connection(node.host, node.port, ssl=self._tls)
-        reader, writer = await asyncio.wait_for(opening, ANSWER_SECONDS)
-        has_answered = False
+        reader, writer = await asyncio.wait_for(opening, RESPONSE_SECONDS)
+        has_responded = False
         try:
             while True:
                 writer.write(PROBE)
-                await asyncio.wait_for(_answer(reader), ANSWER_SECONDS)
-                has_answered = True
+                await asyncio.wait_for(_read_response(reader), RESPONSE_SECONDS)
+                has_responded = True
                 self._note(node, responds=True)
                 await asyncio.sleep(PROBE_SECONDS)
         except (EOFError, ConnectionError):
-            if not has_answered:
+            if not has_responded:
                 raise
         finally:
             with suppress(OSError):
@@ -120,10 +119,10 @@ class Peers:
         self._probed[node].set()
 
 
-async def _answer(reader: asyncio.StreamReader) -> None:
+async def _read_response(reader: asyncio.StreamReader) -> None:
     (size,) = struct.unpack(">i", await reader.readexactly(4))
-    if not 0 <= size <= MAX_ANSWER_BYTES:
-        raise ConnectionError("the answer is not Kafka's protocol")
+    if not 0 <= size <= MAX_RESPONSE_BYTES:
+        raise ConnectionError("the response is not of the Kafka protocol")
     await reader.readexactly(size)
 
 

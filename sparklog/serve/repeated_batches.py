@@ -29,7 +29,7 @@ from sparklog.serve.stored_batches import patched_batches
 REPEATABLE_BATCHES = 5
 """Number of a producer's latest batches to search: idempotent Kafka clients have at most five requests in flight."""
 WINDOW_BYTES, SEARCH_BYTES = 1 << 20, 64 << 20
-"""Bytes to read in one step, and in total: batches of other producers may lie in between."""
+"""Bytes to read in one step and in total, because batches of other producers may lie in between."""
 
 
 def find_repeated(log: TopicLog, partition: int, batch: ProducedBatch, entry: WriterEntry) -> BatchHeader | None:
@@ -39,7 +39,7 @@ def find_repeated(log: TopicLog, partition: int, batch: ProducedBatch, entry: Wr
     """
     snapshot = log.snapshot(refresh=False)
     start = int(snapshot.head.log_start[partition])
-    # Each later record of the producer has one offset.
+    # Each later record of the producer takes one offset.
     later = (entry.batch + 1 - batch.base_sequence) % (MAX_SEQUENCE + 1) - batch.count
     end = _end_of_commit(snapshot, partition, entry.version) - later
     found = 0
@@ -62,7 +62,7 @@ def find_repeated(log: TopicLog, partition: int, batch: ProducedBatch, entry: Wr
 
 
 def _end_of_commit(snapshot: Snapshot, partition: int, version: int) -> int:
-    """Return the offset after the records that a commit appended to a partition; the log end if it was deleted."""
+    """Return the offset after the records that a commit appended to a partition; the log end if the commit is gone."""
     log_end, key = int(snapshot.head.log_end[partition]), commit_key(snapshot.topic, version)
     try:
         commit = decode_commit(snapshot.store.get(key), key, version, whole=False)
@@ -74,28 +74,28 @@ def _end_of_commit(snapshot: Snapshot, partition: int, version: int) -> int:
 
 
 def _windows(snapshot: Snapshot, partition: int, start: int, end: int) -> Iterator[list[OffsetRange]]:
-    """Yield ranges of about `WINDOW_BYTES` with batches of idempotent producers, the latest first."""
+    """Yield ranges of about `WINDOW_BYTES` that contain batches of idempotent producers, the latest first."""
     slices = snapshot.slices.select(partition, start, end) if start < end else None
-    window, room, left = list[OffsetRange](), WINDOW_BYTES, SEARCH_BYTES
-    for low, high, nbytes in _pieces(slices, start, end) if slices is not None else ():
+    window, window_bytes, remaining = list[OffsetRange](), WINDOW_BYTES, SEARCH_BYTES
+    for low, high, nbytes in _chunks(slices, start, end) if slices is not None else ():
         window.insert(0, OffsetRange(snapshot.topic, partition, low, high))
-        room, left = room - nbytes, left - nbytes
-        if room <= 0 or left <= 0:
+        window_bytes, remaining = window_bytes - nbytes, remaining - nbytes
+        if window_bytes <= 0 or remaining <= 0:
             yield window
-            window, room = [], WINDOW_BYTES
-        if left <= 0:
+            window, window_bytes = [], WINDOW_BYTES
+        if remaining <= 0:
             return
     if window:
         yield window
 
 
-def _pieces(slices: Slices, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yield first offset, end and bytes of slices, backwards; split large slices, such as sealed segments."""
+def _chunks(slices: Slices, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Yield first offset, end offset and bytes of slices, the latest first; split large slices, such as segments."""
     for row in reversed(np.flatnonzero(slices.flags & int(SliceFlag.KAFKA_PRODUCERS)).tolist()):
         base, stop, size = (int(column[row]) for column in (slices.base, slices.end, slices.size))
         step = max((stop - base) * WINDOW_BYTES // max(size, 1), 1)
         low, high = max(base, start), min(stop, end)
         while low < high:
-            piece = max(low, high - step)
-            yield piece, high, (high - piece) * size // (stop - base)
-            high = piece
+            first = max(low, high - step)
+            yield first, high, (high - first) * size // (stop - base)
+            high = first

@@ -1,4 +1,4 @@
-"""A server, from the first connection to the last. It keeps nothing that another one could not read from the log."""
+"""Run a server: accept connections, serve the metrics, and stop. A server keeps no state that is not in the log."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _LOG = logging.getLogger("sparklog.serve")
 def open_served(
     location: Location, *, create: bool = False, backup: int | None = None, corrupt_records: str = "fail"
 ) -> ServedLog:
-    """Open a root, a topic's folder, a backup, a Kafka directory or a partition's folder to be served.
+    """Open a root, a topic directory, a backup, a Kafka log directory or a partition directory to serve it.
 
     Args:
         location: what to serve.
@@ -61,7 +61,7 @@ def open_served(
 
 
 def in_memory() -> ServedLog:
-    """Return an empty root in this process's memory, to be served."""
+    """Return an empty root in the memory of this process to serve."""
     from sparklog.storage.memory import MemoryStore
 
     root = open_root(MemoryStore(SYSTEM.wall_ms), create=True)
@@ -69,13 +69,11 @@ def in_memory() -> ServedLog:
 
 
 class Server:
-    """Serves a log. `start` returns once it listens, `stop` closes all connections."""
+    """Serves a log. `start` returns when the server listens; `stop` closes all connections."""
 
     def __init__(self, log: ServedLog, options: ServeOptions) -> None:
         if options.writable and (log.root is None or not log.root.store.writable):
-            raise BadRequest(
-                f"{log.location} is only read, as backups and Kafka's directories are: leave --writable out"
-            )
+            raise BadRequest(f"{log.location} is read-only, as all backups and Kafka directories are: omit --writable")
         self._services = Services(log, options)
         self._connections: set[Connection] = set()
         self._hosts: Counter[str] = Counter()
@@ -85,7 +83,7 @@ class Server:
         self._sockets: list[socket.socket] = []
 
     async def start(self) -> Address:
-        """Listen; return the address."""
+        """Listen, and return the address."""
         options = self._services.options
         self._sockets = await _listen(options.listen)
         address = Address(options.listen.host, self._sockets[0].getsockname()[1])
@@ -118,14 +116,14 @@ class Server:
         self._services.close()
 
     async def _accepting(self, listener: socket.socket) -> None:
-        """Accept connections. Unlike asyncio's server, also count connections during their TLS handshake."""
+        """Accept connections until cancelled. Unlike asyncio's server, also count those in a TLS handshake."""
         metrics, limits = self._services.metrics, self._services.options.limits
         while True:
             try:
                 accepted, peer = await asyncio.get_running_loop().sock_accept(listener)
             except OSError as error:
-                # The process may have no file descriptor left: wait until some connections end.
-                _LOG.warning("a connection could not be accepted: %s", error)
+                # The process may have no free file descriptor: wait for some connections to end.
+                _LOG.warning("cannot accept a connection: %s", error)
                 await asyncio.sleep(ACCEPT_PAUSE_SECONDS)
                 continue
             if self._hosts.total() >= limits.connections or self._hosts[peer[0]] >= limits.connections_per_ip:
@@ -137,13 +135,13 @@ class Server:
             self._start(self._serving(accepted, peer[0]))
 
     async def _serving(self, accepted: socket.socket, host: str) -> None:
-        """Serve a connection from its TLS handshake to its end."""
+        """Serve a connection, including its TLS handshake."""
         options, loop = self._services.options, asyncio.get_running_loop()
         reader = asyncio.StreamReader(BUFFER_BYTES)
         protocol = asyncio.StreamReaderProtocol(reader)
         seconds = None if options.tls is None else options.limits.handshake_seconds
         try:
-            # A stopping server cancels its tasks. A failed TLS handshake concerns only the client.
+            # `stop` cancels this task. A failed TLS handshake affects only its client.
             with suppress(asyncio.CancelledError, OSError):
                 transport, _ = await loop.connect_accepted_socket(
                     lambda: protocol, accepted, ssl=options.tls, ssl_handshake_timeout=seconds
@@ -160,7 +158,7 @@ class Server:
                 del self._hosts[host]
 
     async def _scraped(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer Prometheus: whatever it asks for, the counters."""
+        """Send the counters to Prometheus, whatever the request."""
         with suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.TimeoutError):
             await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), SCRAPE_SECONDS)
             body = self._services.metrics.text(len(self._connections), len(self._services.log.skipped)).encode()
@@ -170,9 +168,9 @@ class Server:
         writer.close()
 
     async def _sweeping(self) -> None:
-        """Close connections that are idle for too long, or that take too long to log in or to send a request.
+        """Close overdue connections until cancelled; see `Connection.is_overdue`.
 
-        Before that, once the server listens, import the modules that the first requests would otherwise wait for.
+        First, soon after the server listens, import the modules that the first requests would otherwise wait for.
         """
         loop = asyncio.get_running_loop()
         await asyncio.sleep(IMPORT_SECONDS)
@@ -185,23 +183,23 @@ class Server:
 
 
 async def _listen(address: Address) -> list[socket.socket]:
-    """Return sockets that listen on an address; a host name has one socket for each of its addresses."""
+    """Return sockets that listen on an address; one for each IP address of a host name."""
     host, port = address.host, address.port
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(
+        rows = await asyncio.get_running_loop().getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
-        places = dict.fromkeys((family, place) for family, _, _, _, place in found)
-        sockets = [socket.create_server(place, family=family, backlog=BACKLOG) for family, place in places]
+        resolved = dict.fromkeys((family, sockaddr) for family, _, _, _, sockaddr in rows)
+        sockets = [socket.create_server(sockaddr, family=family, backlog=BACKLOG) for family, sockaddr in resolved]
     except OSError as error:
         raise Unavailable(f"cannot listen on {address}: {error.strerror or error}") from None
-    for one in sockets:
-        one.setblocking(False)
+    for listener in sockets:
+        listener.setblocking(False)
     return sockets
 
 
 async def serve_until_signal(log: ServedLog, options: ServeOptions, ready: Callable[[Address], object]) -> None:
-    """Serve until SIGTERM or Ctrl-C; `ready` is called with the address once the server listens."""
+    """Serve until SIGTERM or Ctrl-C. When the server listens, call `ready` with the address."""
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
@@ -211,7 +209,7 @@ async def serve_until_signal(log: ServedLog, options: ServeOptions, ready: Calla
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(stopped.wait(), KERNEL_SECONDS)
         if not stopped.is_set():
-            # Else commits wait while plain Python reads the first 50,000 records, and then until the kernels are there.
+            # Load the compiled kernels now, so that the first commits do not have to wait for them.
             from sparklog.format.kernels.record_kernels import check_records
 
             await asyncio.to_thread(check_records.load)
@@ -221,7 +219,7 @@ async def serve_until_signal(log: ServedLog, options: ServeOptions, ready: Calla
 
 @contextmanager
 def serving(location: str | ServedLog, options: ServeOptions) -> Iterator[Address]:
-    """Serve in a thread while the block runs, for tests and programs; yields the address."""
+    """Serve in a thread during a `with` block, for tests and programs; yields the address."""
     log = location if isinstance(location, ServedLog) else open_served(resolve(location))
     result: Future[Address] = Future()
     leaving = threading.Event()
@@ -230,7 +228,7 @@ def serving(location: str | ServedLog, options: ServeOptions) -> Iterator[Addres
         try:
             server = Server(log, options)
             result.set_result(await server.start())
-        except BaseException as error:  # noqa: BLE001 - the caller's, which waits for the start
+        except BaseException as error:  # noqa: BLE001 - re-raised in the caller, which waits for the start
             result.set_exception(error)
             return
         await asyncio.get_running_loop().run_in_executor(None, leaving.wait)

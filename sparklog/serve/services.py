@@ -1,4 +1,4 @@
-"""The parts of a server that requests are answered with, and a request with the client that sent it."""
+"""The services that request handlers use, and a request with its client."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STALL_SECONDS = 2.0
 
 @dataclass(slots=True)
 class ServerMetrics:
-    """Requests by API and version, bytes sent, connections: in total, and refused for the limit."""
+    """Counters: requests by API and version, sent bytes, accepted and refused connections."""
 
     requests: Counter[tuple[str, int]] = field(default_factory=Counter)
     sent_bytes: int = 0
@@ -47,23 +47,23 @@ class ServerMetrics:
 
         requests = (({"api": api, "version": n}, count) for (api, n), count in sorted(self.requests.items()))
         metrics = (
-            metric("connections", "Connections that are open.", ({}, connections)),
-            metric("accepted_total", "Connections that were accepted.", ({}, self.accepted)),
-            metric("refused_total", "Connections over the limit.", ({}, self.refused)),
+            metric("connections", "Open connections.", ({}, connections)),
+            metric("accepted_total", "Accepted connections.", ({}, self.accepted)),
+            metric("refused_total", "Connections refused because of a connection limit.", ({}, self.refused)),
             metric("sent_bytes_total", "Bytes of responses.", ({}, self.sent_bytes)),
             metric("requests_total", "Requests by API and version.", *requests),
-            metric("skipped_total", "Corrupt ranges of files that were skipped.", ({}, skipped)),
+            metric("skipped_total", "Skipped corrupt ranges of files.", ({}, skipped)),
         )
         return text_of(metrics)
 
 
 @dataclass(slots=True, eq=False)
 class RequestBytes:
-    """The bytes of one request that have arrived and are counted.
+    """The bytes of one request that have arrived so far.
 
     * `close`: closes the connection of the request
     * `last`: when the latest bytes arrived (loop time)
-    * `waits`: True while the request waits for memory, so the client is not to blame for the pause
+    * `waits`: True while the request waits for memory, so that the pause is not the client's
     """
 
     close: Callable[[], None]
@@ -84,7 +84,7 @@ class RequestMemory:
     """
 
     def __init__(self, nbytes: int) -> None:
-        self._room = nbytes
+        self._free_bytes = nbytes
         self._turn = asyncio.Lock()
         self._freed = asyncio.Event()
         self._exceeding: RequestBytes | None = None
@@ -92,18 +92,18 @@ class RequestMemory:
 
     def add(self, request: RequestBytes, nbytes: int) -> None:
         """Count bytes of a request without waiting."""
-        self._room -= nbytes
+        self._free_bytes -= nbytes
         request.nbytes += nbytes
 
     async def acquire(self, request: RequestBytes, nbytes: int) -> None:
         """Wait until there is memory for the bytes of a large request that have just arrived, and count them."""
         self._arriving.add(request)
-        if self._exceeding is not request and (self._room < nbytes or self._turn.locked()):
+        if self._exceeding is not request and (self._free_bytes < nbytes or self._turn.locked()):
             request.waits = True
             async with self._turn:
-                while self._room < nbytes and self._exceeding is not None:
+                while self._free_bytes < nbytes and self._exceeding is not None:
                     await self._wait()
-                if self._room < nbytes:
+                if self._free_bytes < nbytes:
                     self._exceeding = request
             request.waits = False
         request.last = asyncio.get_running_loop().time()
@@ -115,7 +115,7 @@ class RequestMemory:
 
     def release(self, request: RequestBytes) -> None:
         self.arrived(request)
-        self._room += request.nbytes
+        self._free_bytes += request.nbytes
         request.nbytes = 0
         if self._exceeding is request:
             self._exceeding = None
@@ -146,10 +146,10 @@ class Logins:
         self._free = asyncio.Semaphore(limits.logins)
         self._delay = limits.failed_login_seconds
         self._turns: dict[str, tuple[asyncio.Lock, int]] = {}
-        """For each address: its lock, and the number of logins that hold it or wait for it."""
+        """By address: its lock, and the number of logins that hold the lock or wait for it."""
 
     async def step(self, host: str, check: Callable[[], Awaitable[bytes]]) -> bytes:
-        """Return the server's answer to one message of a login. Raises what `check` raises."""
+        """Return the response to one message of a login, from `check`; its exceptions are raised."""
         turn, count = self._turns.get(host, (asyncio.Lock(), 0))
         self._turns[host] = turn, count + 1
         try:
@@ -170,7 +170,7 @@ class Logins:
 class Services:
     """The log, its readers and writers, and the servers of this root.
 
-    Parts that only some requests need are imported and created on first use.
+    Services that only some requests need are imported and created on first use.
     """
 
     def __init__(self, log: ServedLog, options: ServeOptions) -> None:
@@ -194,13 +194,13 @@ class Services:
 
         return StoredBatches(self.log)
 
-    def has_buffered(self, place: FetchPosition, nbytes: int) -> bool:
-        """Return True if a fetch of so many bytes finds them in memory. Imports nothing: the event loop asks."""
-        return "batches" in vars(self) and self.batches.has_buffered(place, nbytes)
+    def has_buffered(self, position: FetchPosition, nbytes: int) -> bool:
+        """Return True if a fetch finds `nbytes` in memory. Does not block: the event loop calls this."""
+        return "batches" in vars(self) and self.batches.has_buffered(position, nbytes)
 
     @cached_property
     def coordinator(self) -> Coordinator | None:
-        """None for a Kafka directory, where groups have no journal."""
+        """None for a Kafka directory, which has no group journals."""
         if self.log.root is None:
             return None
         from sparklog.serve.coordinator import Coordinator
@@ -221,13 +221,13 @@ class Services:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def run(self, function: Callable[..., T], *arguments: object) -> T:
-        """Call a function that waits for the store, in a thread."""
+        """Call a blocking function in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
 
 
 @dataclass(slots=True)
 class Client:
-    """The client of a connection: its own `name` (client id) and the `host` address."""
+    """The client of a connection; `name` is its client id, and `host` its address."""
 
     peer: str
     host: str = ""
@@ -241,7 +241,7 @@ class Client:
 
 @dataclass(slots=True)
 class ServedRequest:
-    """A request that was read: its API, version, number (by which a client knows the answer) and fields."""
+    """A decoded request. The response repeats its `correlation` id."""
 
     services: Services
     client: Client

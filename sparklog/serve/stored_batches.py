@@ -1,13 +1,14 @@
-"""Batches as they are stored, for fetches: patched outside of their checksum, never decoded.
+"""Read stored batches for fetches, without decoding them.
 
-What a slice does not say in its bytes is set as maintenance sets it when it rewrites a slice: base offsets, the leader
-epoch, and under LogAppendTime the time of the commit, for which the checksum is changed by what the field changes. A
-batch that the fetch begins inside of is served whole, as in Kafka.
+Headers get the fields that the slice defines, as when maintenance rewrites a slice: base offsets, the leader epoch and,
+under LogAppendTime, the commit time, with an updated checksum. If a fetch starts inside a batch, it gets the entire
+batch, as in Kafka.
 
-Where the rest of a range has no batch that the reader may see (aborted, compacted away), an empty batch takes its
-offsets: clients go on after it, as they do after one that Kafka's cleaner emptied.
+If the rest of a range contains no visible batch (all are aborted or compacted), an empty batch covers its offsets.
+Clients continue after it, as they do after a batch that Kafka's cleaner has emptied.
 
-A window is read at once and served in the sizes that a client asks for. What is left waits for its next fetch.
+A window is read in one go and returned in the sizes that the client requests. The remainder is buffered for the next
+fetch.
 """
 
 from __future__ import annotations
@@ -37,18 +38,18 @@ from sparklog.storage.fork_safety import ForkLock
 from sparklog.storage.parallel_reads import UntilError
 
 WINDOW_BYTES = 4 << 20
-"""About what is read at once of a partition."""
-WAITING_BYTES = 64 << 20
-"""Batches that were read and wait for the next fetch, of all clients."""
+"""Approximate size of a read from a partition."""
+BUFFER_BYTES = 64 << 20
+"""Maximum size of the batches that are buffered for the next fetches of all clients."""
 MAX_DELTA = 2**31 - 2
 
 
 @dataclass(slots=True)
 class _Chunk:
-    """Batches back to back: `position[i]` to `position[i + 1]` is batch i, `following[i]` the offset after it.
+    """Consecutive batches: batch i is at `position[i]` to `position[i + 1]`, and `following[i]` is the offset after it.
 
-    `data` begins at position `base`, and `first` is the first batch that is left. `aborted`: of Kafka's transactions,
-    None where a reader is not told.
+    * `first`: the first remaining batch; `base`: the position at which `data` starts
+    * `aborted`: aborted Kafka transactions; None if readers do not need them
     """
 
     data: memoryview
@@ -59,117 +60,118 @@ class _Chunk:
     base: int = 0
 
     @property
-    def left(self) -> int:
+    def nbytes(self) -> int:
+        """Size of the remaining batches."""
         return self.position[-1] - self.position[self.first]
 
-    def take(self, nbytes: int, *, at_least_one: bool) -> memoryview:
-        """Take whole batches of at most so many bytes; `first` moves on."""
+    def consume(self, nbytes: int, *, at_least_one: bool) -> memoryview:
+        """Remove and return the next batches, up to `nbytes`."""
         start = self.position[self.first]
         fitting = bisect_right(self.position, start + nbytes) - 1
         self.first = min(max(fitting, self.first + at_least_one), len(self.following))
         end = self.position[self.first]
-        taken, rest = self.data[start - self.base : end - self.base], self.data[end - self.base :]
+        consumed, rest = self.data[start - self.base : end - self.base], self.data[end - self.base :]
         if 2 * len(rest) < len(self.data):
-            # What is left must not keep memory for all that was read.
+            # Copy a small remainder, so that it does not keep the memory of the entire window.
             self.data, self.base = memoryview(bytes(rest)), end
-        return taken
+        return consumed
 
 
 @dataclass(slots=True)
 class FetchedRecords:
-    """The answer to a fetch of one partition: `buffers` one after another, up to offset `next`."""
+    """The response to a fetch of one partition: consecutive `buffers` of batches, up to offset `next`."""
 
     buffers: list[memoryview] = field(default_factory=list)
     nbytes: int = 0
     next: int = 0
     aborted: list[tuple[int, int]] | None = None
-    """Producer id and first offset of each of Kafka's aborted transactions in it."""
+    """Producer id and first offset of each aborted Kafka transaction in the batches."""
 
 
 class StoredBatches:
-    """Reads batches of a served log. Safe between threads."""
+    """Reads batches of a served log. Thread-safe."""
 
     def __init__(self, log: ServedLog) -> None:
         self._log = log
         self._lock = ForkLock()
-        self._waiting: OrderedDict[FetchPosition, _Chunk] = OrderedDict()
-        self._room = WAITING_BYTES
+        self._buffered: OrderedDict[FetchPosition, _Chunk] = OrderedDict()
+        self._free_bytes = BUFFER_BYTES
 
-    def has_buffered(self, place: FetchPosition, nbytes: int) -> bool:
-        """Return True if so many bytes from a place on were read and wait. Neither waits itself nor takes them."""
-        chunk = self._waiting.get(place)
-        return chunk is not None and chunk.left >= nbytes
+    def has_buffered(self, position: FetchPosition, nbytes: int) -> bool:
+        """Return True if at least `nbytes` from a position are buffered. Does not wait for the lock."""
+        chunk = self._buffered.get(position)
+        return chunk is not None and chunk.nbytes >= nbytes
 
-    def read(self, place: FetchPosition, end: int, nbytes: int, *, at_least_one: bool) -> FetchedRecords:
-        """Return batches from a place on, below offset `end`, of at most so many bytes.
+    def read(self, position: FetchPosition, end: int, nbytes: int, *, at_least_one: bool) -> FetchedRecords:
+        """Return batches from a position to offset `end`, up to `nbytes`.
 
         `at_least_one`: return the first batch however large it is. Raises the errors of record reads: `NotFound` for
         deleted offsets, `Corrupt` for a corrupt batch at the start. A later corrupt batch ends the result; the next
         fetch starts there.
         """
-        records = FetchedRecords(next=place.offset)
-        gone = list[AbortedTransactions]()
+        records = FetchedRecords(next=position.offset)
+        aborted = list[AbortedTransactions]()
         while records.next < end:
-            here = replace(place, offset=records.next)
+            here = replace(position, offset=records.next)
             try:
-                chunk = self._taken(here) or self._load(here, end, max(WINDOW_BYTES, min(nbytes, 2 * WINDOW_BYTES)))
+                chunk = self._pop(here) or self._load(here, end, max(WINDOW_BYTES, min(nbytes, 2 * WINDOW_BYTES)))
             except Corrupt:
                 if not records.nbytes:
                     raise
                 break
-            data = chunk.take(nbytes - records.nbytes, at_least_one=at_least_one and not records.nbytes)
+            data = chunk.consume(nbytes - records.nbytes, at_least_one=at_least_one and not records.nbytes)
             if len(data):
                 records.buffers.append(data)
                 records.nbytes += len(data)
                 records.next = chunk.following[chunk.first - 1]
-                gone += [chunk.aborted] if chunk.aborted is not None else []
-            if chunk.left:
-                self._keep(replace(place, offset=records.next), chunk)
-            if chunk.left or records.nbytes >= nbytes:
+                aborted += [chunk.aborted] if chunk.aborted is not None else []
+            if chunk.nbytes:
+                self._buffer(replace(position, offset=records.next), chunk)
+            if chunk.nbytes or records.nbytes >= nbytes:
                 break
-        if place.isolation == READ_COMMITTED:
-            records.aborted = _aborted_in(gone, place.offset, records.next)
+        if position.isolation == READ_COMMITTED:
+            records.aborted = _aborted_in(aborted, position.offset, records.next)
         return records
 
-    def _taken(self, place: FetchPosition) -> _Chunk | None:
+    def _pop(self, position: FetchPosition) -> _Chunk | None:
         with self._lock:
-            chunk = self._waiting.pop(place, None)
-            self._room += chunk.left if chunk else 0
+            chunk = self._buffered.pop(position, None)
+            self._free_bytes += chunk.nbytes if chunk else 0
             return chunk
 
-    def _keep(self, place: FetchPosition, chunk: _Chunk) -> None:
+    def _buffer(self, position: FetchPosition, chunk: _Chunk) -> None:
         with self._lock:
-            # Two clients at one place: both have read what is there.
-            other = self._waiting.pop(place, None)
-            self._room += (other.left if other else 0) - chunk.left
-            self._waiting[place] = chunk
-            while self._room < 0 and len(self._waiting) > 1:
-                self._room += self._waiting.popitem(last=False)[1].left
+            # Another client at the same position may have buffered the same batches.
+            other = self._buffered.pop(position, None)
+            self._free_bytes += (other.nbytes if other else 0) - chunk.nbytes
+            self._buffered[position] = chunk
+            while self._free_bytes < 0 and len(self._buffered) > 1:
+                self._free_bytes += self._buffered.popitem(last=False)[1].nbytes
 
-    def _load(self, place: FetchPosition, end: int, nbytes: int) -> _Chunk:
-        """Read the next window: at least one batch."""
-        start = place.offset
+    def _load(self, position: FetchPosition, end: int, nbytes: int) -> _Chunk:
+        """Read the next window, with at least one batch."""
+        start = position.offset
         while start < end:
-            wanted = OffsetRange(place.topic, place.partition, start, end)
-            part, stop = self._log.plan(wanted, place.isolation, nbytes)
-            chunk = None if part is None else _chunk_of(part, place.offset, end)
+            offsets = OffsetRange(position.topic, position.partition, start, end)
+            part, stop = self._log.plan(offsets, position.isolation, nbytes)
+            chunk = None if part is None else _chunk_of(part, position.offset, end)
             if chunk is not None and chunk.following:
                 return chunk
             start = stop
-        return _empty_batch(place.offset, end)
+        return _empty_batch(position.offset, end)
 
 
 def _aborted_in(parts: list[AbortedTransactions], start: int, end: int) -> list[tuple[int, int]]:
-    """Return the transactions that begin below `end` and end at or above `start`, each once, by their first offset."""
+    """Return the distinct transactions with offsets in [start, end), as producer id and first offset, in order."""
     transactions = set[tuple[int, int]]()
     for part in parts:
-        near = part.overlapping(start, end)
-        transactions |= set(zip(near.producer_ids.tolist(), near.first_offsets.tolist(), strict=True))
-    return sorted(transactions, key=lambda item: item[1])
+        overlapping = part.overlapping(start, end)
+        transactions |= set(zip(overlapping.producer_ids.tolist(), overlapping.first_offsets.tolist(), strict=True))
+    return sorted(transactions, key=lambda transaction: transaction[1])
 
 
 def _chunk_of(part: Any, start: int, end: int) -> _Chunk:
-    """Read the batches of a part that end above `start` and begin below `end`, patched."""
+    """Read the batches of a part that overlap the offsets [start, end), with the header fields of their slices."""
     if isinstance(part, NativeReadPart):
         return _joined(patched_batches(part), start, end, part.slices.hidden)
     pairs = ((memoryview(window.data), window.headers) for window in part.windows(WINDOW_BYTES // 4))
@@ -177,35 +179,35 @@ def _chunk_of(part: Any, start: int, end: int) -> _Chunk:
 
 
 def patched_batches(part: NativeReadPart) -> Iterator[tuple[memoryview, BatchHeaders]]:
-    """Concatenate the batches of a part and set the header fields that their slices define, in one call for all.
+    """Yield the batches of a part, concatenated, with the header fields that their slices define.
 
-    Each piece is copied while it is in the CPU cache, and its memory can then be reused. Raises `Corrupt` after
+    Fetched data is copied while it is in the CPU cache, so that its memory can be reused. Raises `Corrupt` after
     yielding the valid batches before a corrupt one.
     """
     opened: dict[tuple[str, str], Newer] = {}
     cursor = Cursor(part.store, part.range, part.slices, partial(part.replan, opened), part.range.start)
     memory = new_array(min(part.slices.nbytes, WINDOW_BYTES + WINDOW_BYTES // 4), np.uint8)
-    pieces, starts, end = list[tuple[PlannedSlice, int]](), list[int](), 0
+    sources, starts, end = list[tuple[PlannedSlice, int]](), list[int](), 0
     fetched = UntilError(Fetcher([cursor], on_skipped=part.on_skipped))
-    for piece in fetched:
-        pieces.append((piece.slice, piece.position))
+    for batches in fetched:
+        sources.append((batches.slice, batches.position))
         starts.append(end)
-        end += len(piece.data)
+        end += len(batches.data)
         if end > len(memory):
             memory = np.concatenate((memory, new_array(end, np.uint8)))
-        memory[starts[-1] : end] = np.frombuffer(piece.data, np.uint8)
-    # A range that is small beside its slices must not keep memory for all of them.
+        memory[starts[-1] : end] = np.frombuffer(batches.data, np.uint8)
+    # A range that is small compared with its slices must not keep the memory of all of them.
     data = (memory[:end].copy() if 2 * end < len(memory) else memory).data[:end]
     try:
         headers = scan_headers(data, contents=False)
     except Corrupt:
-        for (planned, position), start, stop in zip(pieces, starts, [*starts[1:], end], strict=True):
-            # This one names the place.
+        for (planned, position), start, stop in zip(sources, starts, [*starts[1:], end], strict=True):
+            # Scan again to report the file and position of the corrupt batch.
             scan_headers(data[start:stop], contents=False, file=planned.file, file_position=position)
         raise
-    of_piece = np.searchsorted(starts, headers.position, side="right") - 1
-    rows = [(planned.shift, planned.leader_epoch, planned.append_time) for planned, _ in pieces]
-    shift, epoch, append_time = np.array(rows, np.int64).reshape(-1, 3)[of_piece].T.copy()
+    source = np.searchsorted(starts, headers.position, side="right") - 1
+    rows = [(planned.shift, planned.leader_epoch, planned.append_time) for planned, _ in sources]
+    shift, epoch, append_time = np.array(rows, np.int64).reshape(-1, 3)[source].T.copy()
     times = append_time if (append_time >= 0).any() else None
     yield data, rewrite_headers(data, headers, offset_shift=shift, leader_epoch=epoch, append_time=times)
     fetched.raise_error()
@@ -214,9 +216,9 @@ def patched_batches(part: NativeReadPart) -> Iterator[tuple[memoryview, BatchHea
 def _joined(
     windows: Iterable[tuple[memoryview, BatchHeaders]], start: int, end: int, aborted: AbortedTransactions | None
 ) -> _Chunk:
-    """Concatenate windows without the batches outside the range; a single window is not copied.
+    """Concatenate the batches of windows that overlap the range; a single window is not copied.
 
-    Raises `Corrupt` if there is no valid batch of the range before the corrupt one.
+    Raises `Corrupt` if the range has no valid batch before the corrupt one.
     """
     position, following, parts, base = [0], list[int](), list[memoryview](), 0
     try:

@@ -1,14 +1,14 @@
-"""Users: who may connect, and read or write which topics and use which groups.
+"""Users: who may connect, which topics they may read and write, and which groups they may use.
 
-A file has a line for each user: the name, a hash of the password, and what is allowed, by prefixes of names:
+The users file has a line for each user: the name, a hash of the password, and the allowed prefixes of names:
 
     anna SCRAM-SHA-256$4096:<salt>$<stored key>:<server key> read:orders write:orders group:shop
 
-`read:` without a prefix is all topics. A line that begins with # is a comment. `hashed` makes a hash, in the form that
-PostgreSQL uses; salt and keys are base64. Neither the file nor the server has the password.
+`read:` without a prefix allows all topics. Lines that start with # are comments. `hashed` creates a hash in the format
+of PostgreSQL, with salt and keys in base64. Neither the file nor the server stores the password.
 
-SASL/PLAIN (the password comes in clear text: use it with TLS) and SCRAM-SHA-256 (RFC 5802, RFC 7677) are judged by the
-same hash. Channel binding is not offered.
+The same hash is used for SASL/PLAIN, which sends the password in clear text and so needs TLS, and for SCRAM-SHA-256
+(RFC 5802, RFC 7677). Channel binding is not supported.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _HASH = re.compile(r"SCRAM-SHA-256\$([0-9]{1,9}):([^$:]*)\$([^$:]{43}=):([^$:]{4
 
 @dataclass(frozen=True, slots=True)
 class Verifier:
-    """The part of a password that is kept: enough to check it, not enough to know it."""
+    """A password hash: enough to verify the password, but not to recover it."""
 
     iterations: int
     salt: bytes
@@ -52,7 +52,7 @@ class Verifier:
 
     @classmethod
     def parse(cls, text: str) -> Verifier:
-        """Parse a hash. `ValueError` for anything else."""
+        """Parse a hash. Raises `ValueError` if the text is not one."""
         match = _HASH.fullmatch(text)
         if match is None or not ITERATIONS <= int(match[1]) <= MAX_ITERATIONS:
             raise ValueError(text)
@@ -62,13 +62,13 @@ class Verifier:
         salt, stored, server = map(_text, (self.salt, self.stored_key, self.server_key))
         return f"{SCRAM}${self.iterations}:{salt}${stored}:{server}"
 
-    def fits(self, password: str) -> bool:
+    def matches(self, password: str) -> bool:
         return hmac.compare_digest(Verifier.of(password, self.salt, self.iterations).stored_key, self.stored_key)
 
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """A user and what is allowed: prefixes by operation."""
+    """A user with the allowed prefixes of names by operation."""
 
     name: str
     verifier: Verifier
@@ -79,18 +79,18 @@ class User:
 
 
 def hashed(password: str, random: Random) -> str:
-    """Return the hash of a password, with a random salt, for a file of users."""
+    """Return the hash of a password, with a random salt, for a users file."""
     return str(Verifier.of(password, random.getrandbits(128).to_bytes(16, "big")))
 
 
 def read_users(path: str) -> dict[str, User]:
-    """Return the users of a file, by name. `BadRequest` names the line that is wrong."""
+    """Return the users of a file, by name. Raises `BadRequest` with the number of the first invalid line."""
     users: dict[str, User] = {}
     try:
         lines = Path(path).read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise BadRequest(f"the file of users {path!r} cannot be read: {reason}; check --users") from None
+        raise BadRequest(f"cannot read the users file {path!r}: {reason}; check --users") from None
     for number, line in enumerate(lines, 1):
         words = line.split()
         if not words or line.startswith("#"):
@@ -107,34 +107,34 @@ def read_users(path: str) -> dict[str, User]:
                 f"{', '.join(f'{operation}:PREFIX' for operation in OPERATIONS)}"
             ) from None
         if name in users:
-            raise BadRequest(f"line {number} of {path}: user {name} has a line already")
+            raise BadRequest(f"line {number} of {path}: there is another line for user {name}")
         users[name] = User(name, verifier, prefixes)
     return users
 
 
 class SaslExchange:
-    """One authentication: `step` takes what the client sends and returns the answer; `user` is set at its end."""
+    """An authentication: `step` handles a message of the client and returns the response; the last one sets `user`."""
 
     def __init__(self, mechanism: str, users: Mapping[str, User], random: Random) -> None:
         self.user: User | None = None
         self._mechanism = mechanism
         self._users = users
         self._random = random
-        self._asked = self._named("")
+        self._claimed = self._named("")
         self._messages: list[str] = []
         self._nonce = ""
 
     def step(self, data: bytes) -> bytes:
-        """Raises `CodeError` for a name, a password or a proof that is wrong."""
-        answer = self._plain if self._mechanism == PLAIN else self._final if self._messages else self._first
+        """Process a message of the client. Raises `CodeError` if the message, the name or the password is wrong."""
+        handle = self._plain if self._mechanism == PLAIN else self._final if self._messages else self._first
         try:
-            return answer(data.decode())
+            return handle(data.decode())
         except ValueError as error:
-            # Of text that is not UTF-8 or base64, too.
+            # This includes text that is not UTF-8 or base64.
             raise CodeError(Code.SASL_AUTHENTICATION_FAILED, str(error)) from None
 
     def _named(self, name: str) -> User:
-        """Return a user, or one that no password fits: neither answers nor their time tell names that exist."""
+        """Return a user; for an unknown name, one without a valid password, so that clients cannot find out names."""
         secret = b"".join(user.verifier.server_key for user in self._users.values())
         salt = _hmac(secret, name.encode())[:16]
         return self._users.get(name) or User(name, Verifier(ITERATIONS, salt, bytes(32), bytes(32)), {})
@@ -144,7 +144,7 @@ class SaslExchange:
             raise ValueError("expected an identity, a name and a password")
         identity, name, password = text.split("\0")
         user = self._named(name)
-        if not user.verifier.fits(password) or identity not in ("", name):
+        if not user.verifier.matches(password) or identity not in ("", name):
             raise ValueError(WRONG)
         self.user = user
         return b""
@@ -154,27 +154,27 @@ class SaslExchange:
         fields = _fields(bare)
         if not header.startswith(("n", "y")) or not fields.get("n") or not fields.get("r") or "m" in fields:
             raise ValueError("expected a first message of SCRAM without channel binding")
-        self._asked = self._named(fields["n"].replace("=2C", ",").replace("=3D", "="))
+        self._claimed = self._named(fields["n"].replace("=2C", ",").replace("=3D", "="))
         self._nonce = fields["r"] + _text(self._random.getrandbits(192).to_bytes(24, "big"))
-        answer = f"r={self._nonce},s={_text(self._asked.verifier.salt)},i={self._asked.verifier.iterations}"
-        self._messages = [bare, answer, header]
-        return answer.encode()
+        response = f"r={self._nonce},s={_text(self._claimed.verifier.salt)},i={self._claimed.verifier.iterations}"
+        self._messages = [bare, response, header]
+        return response.encode()
 
     def _final(self, text: str) -> bytes:
-        bare, answer, header = self._messages
+        bare, response, header = self._messages
         without, _, proof_text = text.rpartition(",p=")
-        fields, verifier = _fields(without), self._asked.verifier
+        fields, verifier = _fields(without), self._claimed.verifier
         proof = base64.b64decode(proof_text, validate=True)
         binding = base64.b64decode(fields.get("c", ""), validate=True).decode()
-        message = f"{bare},{answer},{without}".encode()
+        message = f"{bare},{response},{without}".encode()
         signature = _hmac(verifier.stored_key, message)
         key = bytes(left ^ right for left, right in zip(proof, signature, strict=False))
-        right = hmac.compare_digest(hashlib.sha256(key).digest(), verifier.stored_key)
-        # As Kafka: librdkafka before 2.6 puts its own nonce in front once more.
-        fresh = fields.get("r", "").endswith(self._nonce)
-        if not right or not fresh or binding != f"{header},,":
+        is_valid = hmac.compare_digest(hashlib.sha256(key).digest(), verifier.stored_key)
+        # Like Kafka, allow a prefix: librdkafka before 2.6 repeats its own nonce in front.
+        is_fresh = fields.get("r", "").endswith(self._nonce)
+        if not is_valid or not is_fresh or binding != f"{header},,":
             raise ValueError(WRONG)
-        self.user = self._asked
+        self.user = self._claimed
         return b"v=" + _text(_hmac(verifier.server_key, message)).encode()
 
 

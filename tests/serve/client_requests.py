@@ -45,7 +45,7 @@ class Recorder:
     def keep(self, data: bytes) -> None:
         key, version = int.from_bytes(data[:2], "big"), int.from_bytes(data[2:4], "big")
         api = table.APIS.get(key)
-        if api is None or api.name in SKIPPED or not api.lowest <= version <= api.highest:
+        if api is None or api.name in SKIPPED or not api.min_version <= version <= api.max_version:
             return
         header = message(table.FOLDER, "RequestHeader")
         _, start = read_message(header, 1 + api.request.is_flexible(version), data)

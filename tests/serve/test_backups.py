@@ -77,8 +77,8 @@ def test_an_older_backup_is_served(tmp_path: Path) -> None:
         topic.append({"value": ["x"]})
         sparklog.backup(root, tmp_path / "backup", topics=topics)
     place = resolve(str(tmp_path / "backup"))
-    assert open_served(place, backup=2).look(["t"])["t"].ends[0].log_end == 2
-    assert open_served(place).look(["t"])["t"].ends[0].log_end == 1, "the second is not of all topics"
+    assert open_served(place, backup=2).poll(["t"])["t"].ends[0].log_end == 2
+    assert open_served(place).poll(["t"])["t"].ends[0].log_end == 1, "the second is not of all topics"
     with pytest.raises(NotFound, match="no backup 3"):
         open_served(place, backup=3)
     with pytest.raises(NotFound, match="no backup 1"):
@@ -103,7 +103,7 @@ def test_a_clone_finds_records_in_later_commits_of_its_source(tmp_path: Path) ->
 
 
 def test_a_backup_is_not_served_to_be_written(serve: Callable[..., Address], tmp_path: Path) -> None:
-    with pytest.raises(BadRequest, match="leave --writable out"):
+    with pytest.raises(BadRequest, match="omit --writable"):
         serve(backed_up(tmp_path), writable=True)
 
 

@@ -17,7 +17,7 @@ VERSIONS = [
     (f"{api.name}{kind}", version)
     for api in APIS.values()
     for kind in ("Request", "Response")
-    for version in range(api.lowest, api.highest + 1)
+    for version in range(api.min_version, api.max_version + 1)
 ]
 
 
@@ -127,7 +127,7 @@ def test_what_is_written_is_read_again_here_and_by_kafka_python(name: str, versi
 def test_what_is_cut_off_or_flipped_is_an_error_of_one_kind(name: str) -> None:
     api = next(api for api in APIS.values() if name == f"{api.name}Request")
     random_ = random.Random(7)
-    for version in range(api.lowest, api.highest + 1):
+    for version in range(api.min_version, api.max_version + 1):
         data = encoded(name, version, some_fields(message(FOLDER, name), version, random_))
         for cut in range(len(data)):
             try:

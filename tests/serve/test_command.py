@@ -95,7 +95,7 @@ def test_connections_are_encrypted_and_counted(tmp_path: Path, serve: Callable[.
     wire.close()
     text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
     assert 'sparklog_serve_requests_total{api="Fetch",version="' in text
-    with pytest.raises(BadRequest, match="cannot be used"):
+    with pytest.raises(BadRequest, match="cannot use the certificate"):
         tls_context(str(key), str(cert))
 
 

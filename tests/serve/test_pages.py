@@ -19,7 +19,7 @@ REFERENCE = (DOCS / "reference" / "serve.md").read_text()
 def test_the_table_has_the_versions_that_are_served() -> None:
     rows = re.findall(r"^\| (\w+) \((\d+)\) \| (\d+)(?:-(\d+))? \|", REFERENCE, re.MULTILINE)
     listed = {(name, int(key), int(low), int(high or low)) for name, key, low, high in rows}
-    assert listed == {(api.name, api.key, api.lowest, api.highest) for api in APIS.values()}
+    assert listed == {(api.name, api.key, api.min_version, api.max_version) for api in APIS.values()}
 
 
 def test_what_is_listed_is_answered() -> None:

@@ -79,7 +79,7 @@ class StubServer:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PROBE_SECONDS", 0.01)
-    monkeypatch.setattr(module, "ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(module, "RESPONSE_SECONDS", 0.3)
 
 
 async def until(condition: Callable[[], bool]) -> None:

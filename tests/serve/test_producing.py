@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 import sparklog
-from sparklog.errors import Unavailable
 from sparklog.format.record_batch import BatchHeader
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.topic.engine import TopicLog
@@ -24,7 +23,7 @@ from sparklog.log.topic.root import RootView
 from sparklog.serve.appends import Appends, TopicQueue
 from sparklog.serve.batch_checks import checked_batch, next_number
 from sparklog.serve.batch_commit import Responses
-from sparklog.serve.codes import Code, CodeError
+from sparklog.serve.codes import Code, CodeError, ProduceResponse
 from sparklog.serve.connection import DropConnection
 from sparklog.serve.options import Address
 from sparklog.serve.served_log import ServedLog
@@ -234,7 +233,7 @@ def test_producers_are_not_waited_for_as_long_as_a_store_failed(
 
     async def run(commit: Callable[..., Responses], log: TopicLog, batches: Sequence[Any]) -> Responses:
         await asyncio.sleep(0.1)
-        raise Unavailable("the store is away")
+        return dict.fromkeys(batches, ProduceResponse(Code.KAFKA_STORAGE_ERROR))
 
     async def produce() -> float:
         root = sparklog.open(tmp_path, create=True)

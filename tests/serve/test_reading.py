@@ -208,7 +208,7 @@ def test_clients_at_one_place_take_no_room_from_others(tmp_path: Path) -> None:
             topic.append({"value": [random.Random(number).randbytes(100)]})
         places.append(FetchPosition(name, log.poll([name])[name].topic_id, 0, "read_uncommitted", 0))
     batches = StoredBatches(log)
-    batches._room = 2_000
+    batches._free_bytes = 2_000
     for place in (*places[:1] * 9, places[1]):
         batches.read(place, 4, 1, at_least_one=True)
     assert [batches.has_buffered(replace(place, offset=1), 300) for place in places] == [True, True]
@@ -225,7 +225,7 @@ def test_what_is_left_of_a_window_keeps_no_memory_for_what_was_read(tmp_path: Pa
     batches, read = StoredBatches(log), list[memoryview]()
     for offset in range(9):
         read += batches.read(replace(place, offset=offset), 9, 1, at_least_one=True).buffers
-        kept = sum(len(memoryview(chunk.data.obj).cast("B")) for chunk in batches._waiting.values())
+        kept = sum(len(memoryview(chunk.data.obj).cast("B")) for chunk in batches._buffered.values())
         assert kept <= 2 * (len(whole) - sum(map(len, read)))
     assert b"".join(read) == whole
 

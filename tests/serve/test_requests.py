@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 import sparklog
+from sparklog.limits import GROUP_SESSION_TIMEOUTS_MS
 from sparklog.serve.codes import Code
-from sparklog.serve.options import SESSION_TIMEOUTS_MS, Address
+from sparklog.serve.options import Address
 from tests.serve.wire import Wire
 from tests.support.odd_batches import odd_batch, record
 
@@ -59,7 +60,7 @@ def test_a_fetch_is_judged_by_its_session_epoch_alone(
 @pytest.fixture
 def wire(serve: Callable[..., Address], tmp_path: Path) -> Wire:
     sparklog.open(tmp_path, create=True)
-    return Wire(serve(tmp_path, writable=True, session_timeouts_ms=SESSION_TIMEOUTS_MS))
+    return Wire(serve(tmp_path, writable=True, session_timeouts_ms=GROUP_SESSION_TIMEOUTS_MS))
 
 
 def topic_row(name: str, **fields: Any) -> dict[str, Any]:

@@ -141,7 +141,7 @@ def test_nothing_is_answered_before_an_authentication(address: Address) -> None:
 def test_every_request_needs_an_authentication(address: Address) -> None:
     for api in APIS.values():
         wire = Wire(address)
-        wire.send(api.name, api.highest, {})
+        wire.send(api.name, api.max_version, {})
         assert (wire.socket.recv(1) == b"") == (api.key not in BEFORE_LOGIN), api.name
         wire.close()
 
@@ -211,5 +211,5 @@ def test_a_line_that_is_wrong_is_named(tmp_path: Path, line: str) -> None:
         file.write_text(f"{good}{extra}\n")
         with pytest.raises(BadRequest, match=r"line [12] of"):
             read_users(str(file))
-    with pytest.raises(BadRequest, match="cannot be read"):
+    with pytest.raises(BadRequest, match="cannot read the users file"):
         read_users(str(tmp_path / "none"))

@@ -11,7 +11,7 @@ from sparklog.console.locations import root_of_name
 from sparklog.console.options import CorruptOption, comma_separated, whole_number
 from sparklog.console.parameters import Argument, Commands, Option
 from sparklog.console.terminal import warn
-from sparklog.limits import MAX_SESSION_TIMEOUT_MS
+from sparklog.limits import GROUP_SESSION_TIMEOUTS_MS, MAX_CONNECTIONS_PER_IP, MAX_SESSION_TIMEOUT_MS
 
 if TYPE_CHECKING:
     from sparklog.serve.options import Address, ServeOptions
@@ -48,16 +48,16 @@ class Listening:
     )
     max_connections_per_ip: Annotated[
         int, whole_number(low=1, text="Maximum number of connections from one address.")
-    ] = 500
+    ] = MAX_CONNECTIONS_PER_IP
     metrics_port: Annotated[
         int | None, whole_number(high=65535, text="Serve counters to Prometheus.", default="off")
     ] = None
     group_min_session_timeout_ms: Annotated[
         int, whole_number(low=1, high=MAX_SESSION_TIMEOUT_MS, text="Minimum session timeout of a group member, ms.")
-    ] = 6_000
+    ] = GROUP_SESSION_TIMEOUTS_MS[0]
     group_max_session_timeout_ms: Annotated[
         int, whole_number(low=1, high=MAX_SESSION_TIMEOUT_MS, text="Maximum session timeout of a group member, ms.")
-    ] = 1_800_000
+    ] = GROUP_SESSION_TIMEOUTS_MS[1]
 
     def options(self, *, writable: bool, auto_create: bool) -> ServeOptions:
         from sparklog.serve.options import ServeLimits, ServeOptions, tls_context

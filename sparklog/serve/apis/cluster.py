@@ -1,7 +1,7 @@
-"""Requests of admin clients about parts of a cluster that a root does not have: ACLs, quotas, replicas, a quorum.
+"""Admin requests about features that a root does not have: ACLs, quotas, replicas, a quorum.
 
-The responses are those of a single broker without them: ACLs are disabled, lists are empty, and no election is needed.
-DescribeProducers and ListConfigResources describe the producers and configs of the root.
+The responses are those of a single broker without these features: ACLs are disabled, lists are empty, and no election
+is needed. DescribeProducers and ListConfigResources describe the producers and configs of the root.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ async def describe_user_scram_credentials(request: ServedRequest) -> Fields:
     def row(name: str) -> Fields:
         code, text = Code.RESOURCE_NOT_FOUND, "there is no SCRAM credential of user"
         if names.count(name) > 1:
-            code, text = Code.DUPLICATE_RESOURCE, "a request must not name a user twice, found"
+            code, text = Code.DUPLICATE_RESOURCE, "a request must list a user only once, found"
         return {"user": name, **failure(CodeError(code, f"{text} {name!r}"))}
 
     return {"errorMessage": "", "results": [row(name) for name in dict.fromkeys(names)]}
@@ -84,12 +84,12 @@ async def describe_client_quotas(request: ServedRequest) -> Fields:
 
 
 async def alter_client_quotas(request: ServedRequest) -> Fields:
-    refused = failure(CodeError(Code.UNSUPPORTED_VERSION, "this server has no client quotas"))
-    return {"entries": [{"entity": entry["entity"], **refused} for entry in request.fields["entries"]]}
+    error = failure(CodeError(Code.UNSUPPORTED_VERSION, "client quotas are not supported"))
+    return {"entries": [{"entity": entry["entity"], **error} for entry in request.fields["entries"]]}
 
 
 async def alter_user_scram_credentials(request: ServedRequest) -> Fields:
-    fields, text = request.fields, "users are lines of the file that `sparklog serve --users` reads: change the file"
+    fields, text = request.fields, "users are defined in the file of `sparklog serve --users`: edit that file"
     users = dict.fromkeys(row["name"] for row in (*fields["deletions"], *fields["upsertions"]))
     return {"results": [{"user": name, **failure(CodeError(Code.UNSUPPORTED_VERSION, text))} for name in users]}
 
@@ -112,7 +112,7 @@ async def list_partition_reassignments(request: ServedRequest) -> Fields:
 
 
 def alter_partition_reassignments(request: ServedRequest) -> Fields:
-    """Accept replicas that are servers of the root, without any effect, because every server has all partitions."""
+    """Accept replicas that are servers of the root. They have no effect, because every server has all partitions."""
     topics, nodes = request.fields["topics"], set(request.services.node_ids.values())
     polled = _visible(request, (topic["name"] for topic in topics), may_see)
 
@@ -135,20 +135,20 @@ def alter_partition_reassignments(request: ServedRequest) -> Fields:
 
 def elect_leaders(request: ServedRequest) -> Fields:
     kind, topics = request.fields["electionType"], request.fields["topicPartitions"] or []
-    refused = None
+    error = None
     if kind not in (PREFERRED, UNCLEAN):
-        refused = CodeError(Code.INVALID_REQUEST, f"expected an election of type 0 or 1, found {kind}")
+        error = CodeError(Code.INVALID_REQUEST, f"expected an election of type 0 or 1, found {kind}")
     polled = _visible(request, (topic["topic"] for topic in topics), may_see)
 
     def row(topic: str, number: int) -> Fields:
         code = Code.ELECTION_NOT_NEEDED if number in polled[topic].ends else polled[topic].code
-        return {"partitionId": number, **failure(refused or CodeError(code))}
+        return {"partitionId": number, **failure(error or CodeError(code))}
 
     results = [
         {"topic": topic["topic"], "partitionResult": [row(topic["topic"], number) for number in topic["partitions"]]}
         for topic in topics
     ]
-    return {"errorCode": refused.code if refused else Code.NONE, "replicaElectionResults": results}
+    return {"errorCode": error.code if error else Code.NONE, "replicaElectionResults": results}
 
 
 async def describe_quorum(request: ServedRequest) -> Fields:
@@ -180,13 +180,13 @@ def describe_producers(request: ServedRequest) -> Fields:
 
     def rows(topic: Fields) -> list[Fields]:
         name = topic["name"]
-        seen = polled[name]
+        state = polled[name]
         try:
-            producers = _producers(request, name) if seen.ends else {}
+            producers = _producers(request, name) if state.ends else {}
             return [
                 {"partitionIndex": number, "activeProducers": producers.get(number, [])}
-                if number in seen.ends
-                else {"partitionIndex": number, **failure(CodeError(seen.code))}
+                if number in state.ends
+                else {"partitionIndex": number, **failure(CodeError(state.code))}
                 for number in topic["partitionIndexes"]
             ]
         except SparklogError as error:
@@ -228,7 +228,7 @@ def _visible(
     request: ServedRequest, names: Iterable[str], may: Callable[[ServedRequest, str], bool]
 ) -> dict[str, PolledTopic]:
     """Poll topics; return all of them, with `DENIED` for topics that the client may not see."""
-    wanted = list(dict.fromkeys(names))
-    polled = request.services.log.poll_each([name for name in wanted if may(request, name)])
+    topics = list(dict.fromkeys(names))
+    polled = request.services.log.poll_each([name for name in topics if may(request, name)])
     invalid = PolledTopic(code=Code.INVALID_TOPIC)
-    return {name: DENIED if name not in polled else polled[name] if is_topic_name(name) else invalid for name in wanted}
+    return {name: DENIED if name not in polled else polled[name] if is_topic_name(name) else invalid for name in topics}

@@ -1,11 +1,12 @@
-"""Fetch: batches as they are stored, from an offset on, within the bytes and the wait that a client names.
+"""Fetch: return stored batches, within the size and wait limits of the request.
 
-`read_committed` ends at the last stable offset, is not given what is open or aborted here, and is told of Kafka's
-aborted transactions of imported topics. A fetch with nothing to give waits until a commit is seen. A client that asks
-for a session is given none, and names all partitions each time.
+With `read_committed`, reads end at the last stable offset and skip records of aborted sparklog transactions; the
+response lists the aborted Kafka transactions of imported topics. If there are not enough records, a fetch waits for a
+commit. Fetch sessions are not supported: a client that requests one gets none, and lists all partitions in each
+request.
 
-From version 13 on, requests refer to topics by id. A client of a deleted topic therefore never reads a later topic of
-the same name; it gets `UNKNOWN_TOPIC_ID`.
+Since version 13, requests refer to topics by id. A client of a deleted topic therefore never reads a later topic of the
+same name; it gets `UNKNOWN_TOPIC_ID`.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ UNKNOWN_ID = PolledTopic(code=Code.UNKNOWN_TOPIC_ID)
 
 
 @dataclass(slots=True)
-class _Answer:
-    """Partitions so far, their bytes, the most that there may be, and the topics as they were seen."""
+class _Response:
+    """The response so far: its topics, their size and the maximum size; `polled` has the state of the topics."""
 
-    most: int
-    seen: dict[str, PolledTopic]
+    max_bytes: int
+    polled: dict[str, PolledTopic]
     topics: list[Fields] = field(default_factory=list)
     nbytes: int = 0
     failed: bool = False
@@ -46,16 +47,16 @@ async def fetch(request: ServedRequest) -> Fields:
     if request.version >= ID_VERSION:
         await _name_topics(request)
     loop = asyncio.get_running_loop()
-    until = loop.time() + max(0, fields["maxWaitMs"]) / 1000
-    fresh, at_hand = False, _is_at_hand(request)
+    deadline = loop.time() + max(0, fields["maxWaitMs"]) / 1000
+    is_fresh, is_buffered = False, _is_buffered(request)
     while True:
-        # A thread costs more than bytes that are in memory.
-        answer = _read(request, fresh) if at_hand else await services.run(_read, request, fresh)
-        left = until - loop.time()
-        if answer.failed or answer.nbytes >= fields["minBytes"] or left <= 0 or not answer.seen:
-            return {"responses": answer.topics}
-        await services.log.changed(answer.seen, left, services.run)
-        fresh, at_hand = True, False
+        # Buffered batches are returned directly, because a thread costs more than the copy.
+        response = _read(request, is_fresh) if is_buffered else await services.run(_read, request, is_fresh)
+        remaining = deadline - loop.time()
+        if response.failed or response.nbytes >= fields["minBytes"] or remaining <= 0 or not response.polled:
+            return {"responses": response.topics}
+        await services.log.wait_for_change(response.polled, remaining, services.run)
+        is_fresh, is_buffered = True, False
 
 
 async def _name_topics(request: ServedRequest) -> None:
@@ -70,92 +71,95 @@ async def _name_topics(request: ServedRequest) -> None:
         topic["topic"] = names.get(topic["topicId"], "")
 
 
-def _is_at_hand(request: ServedRequest) -> bool:
-    """Return True if all that is asked for was read with what was asked for before."""
+def _is_buffered(request: ServedRequest) -> bool:
+    """Return True if earlier reads have buffered enough bytes of each requested partition."""
     fields, services = request.fields, request.services
     for topic in fields["topics"]:
         name = topic["topic"]
-        seen = services.log.last_polled(name)
+        polled = services.log.last_polled(name)
         for row in topic["partitions"]:
-            place = FetchPosition(name, seen.topic_id, row["partition"], request.isolation, row["fetchOffset"])
+            position = FetchPosition(name, polled.topic_id, row["partition"], request.isolation, row["fetchOffset"])
             nbytes = max(row["partitionMaxBytes"], fields["minBytes"])
-            if not (_suffices(row, seen.ends, recent=False) and services.has_buffered(place, nbytes)):
+            if not (_is_sufficient(row, polled.ends, is_recent=False) and services.has_buffered(position, nbytes)):
                 return False
     return bool(fields["topics"])
 
 
-def _read(request: ServedRequest, fresh: bool) -> _Answer:
-    """Read what there is. `fresh`: the bounds were polled at a moment ago."""
+def _read(request: ServedRequest, is_fresh: bool) -> _Response:
+    """Read the available batches. `is_fresh`: the topics have just been polled."""
     fields = request.fields
-    most = request.services.options.limits.response_bytes
-    answer = _Answer(min(fields["maxBytes"], most) if fields["maxBytes"] > 0 else most, _seen(request, fresh))
+    limit = request.services.options.limits.response_bytes
+    response = _Response(min(fields["maxBytes"], limit) if fields["maxBytes"] > 0 else limit, _poll(request, is_fresh))
     for topic in fields["topics"]:
         name, rows = topic["topic"], list[Fields]()
         for partition in topic["partitions"]:
             row: Fields = {"partitionIndex": partition["partition"], "highWatermark": -1, "records": []}
             try:
-                _fill(row, request, name, partition, answer)
+                _fill(row, request, name, partition, response)
             except FAILURES as error:
-                answer.failed = True
+                response.failed = True
                 row["errorCode"] = code_of(error)
             rows.append(row)
-        answer.topics.append({"topic": name, "topicId": topic["topicId"], "partitions": rows})
-    return answer
+        response.topics.append({"topic": name, "topicId": topic["topicId"], "partitions": rows})
+    return response
 
 
-def _fill(row: Fields, request: ServedRequest, topic: str, partition: Fields, answer: _Answer) -> None:
-    """Put bounds and batches into a partition's answer. `CodeError`, or raises as a read does."""
-    number, offset, seen = partition["partition"], partition["fetchOffset"], answer.seen[topic]
-    bound = seen.ends.get(number)
+def _fill(row: Fields, request: ServedRequest, topic: str, partition: Fields, response: _Response) -> None:
+    """Add the bounds and batches of a partition to its row. Raises `CodeError`, or the errors of a read."""
+    number, offset, polled = partition["partition"], partition["fetchOffset"], response.polled[topic]
+    bound = polled.ends.get(number)
     if bound is None:
-        raise CodeError(seen.code)
+        raise CodeError(polled.code)
     row["highWatermark"], row["lastStableOffset"] = bound.high_watermark, bound.last_stable
     row["logStartOffset"] = bound.log_start
     row["abortedTransactions"] = [] if request.isolation == READ_COMMITTED else None
     if not bound.log_start <= offset <= bound.high_watermark:
         raise CodeError(Code.OFFSET_OUT_OF_RANGE)
-    end, nbytes = bound.end(request.isolation), min(partition["partitionMaxBytes"], answer.most - answer.nbytes)
-    first = not answer.nbytes
-    if offset >= end or (nbytes <= 0 and not first):
+    end, nbytes = (
+        bound.end(request.isolation),
+        min(partition["partitionMaxBytes"], response.max_bytes - response.nbytes),
+    )
+    is_first = not response.nbytes
+    if offset >= end or (nbytes <= 0 and not is_first):
         return
-    place = FetchPosition(topic, seen.topic_id, number, request.isolation, offset)
-    records = request.services.batches.read(place, end, nbytes, at_least_one=first)
+    position = FetchPosition(topic, polled.topic_id, number, request.isolation, offset)
+    records = request.services.batches.read(position, end, nbytes, at_least_one=is_first)
     row["records"] = records.buffers
-    answer.nbytes += records.nbytes
+    response.nbytes += records.nbytes
     if records.aborted is not None:
         row["abortedTransactions"] = [{"producerId": id_, "firstOffset": start} for id_, start in records.aborted]
 
 
-def _seen(request: ServedRequest, fresh: bool) -> dict[str, PolledTopic]:
-    """Return all topics as they were seen.
+def _poll(request: ServedRequest, is_fresh: bool) -> dict[str, PolledTopic]:
+    """Return the state of all topics, and poll those that may have new records, in one call.
 
-    One look is taken for all that may have more: a client that has read most of its topics to their ends names them
-    beside the one that it reads on. One that waits will look again, and takes what was seen a moment ago.
+    A client that has read most of its topics to the end still lists all of them in each request. A fetch that may wait
+    uses a recent poll, because waiting polls again.
     """
     log, topics, stale = request.services.log, dict[str, PolledTopic](), list[str]()
     waits = request.fields["maxWaitMs"] > 0 and request.fields["minBytes"] > 0
     for topic in request.fields["topics"]:
         name = topic["topic"]
-        seen = topics[name] = log.last_polled(name)
-        recent = waits and log.is_recent(seen)
+        polled = topics[name] = log.last_polled(name)
+        is_recent = waits and log.is_recent(polled)
         if not request.may(READ, name):
             topics[name] = DENIED
-        elif not (fresh or all(_suffices(row, seen.ends, recent) for row in topic["partitions"])):
+        elif not (is_fresh or all(_is_sufficient(row, polled.ends, is_recent) for row in topic["partitions"])):
             stale.append(name)
     topics |= log.poll_each(stale)
     if request.version >= ID_VERSION:
         for topic in request.fields["topics"]:
             name = topic["topic"]
-            seen = topics[name]
-            unknown = seen.code == Code.UNKNOWN_TOPIC_OR_PARTITION and seen.topic_id != topic["topicId"]
-            if unknown or not name:
+            polled = topics[name]
+            is_other = polled.code == Code.UNKNOWN_TOPIC_OR_PARTITION and polled.topic_id != topic["topicId"]
+            if is_other or not name:
                 topics[name] = UNKNOWN_ID
     return topics
 
 
-def _suffices(partition: Fields, bounds: Ends, recent: bool) -> bool:
-    """Return True if records are left below bounds that were seen before, or these are `recent`."""
+def _is_sufficient(partition: Fields, bounds: Ends, is_recent: bool) -> bool:
+    """Return True if there are records to read within these bounds, or if the bounds are recent."""
     bound, offset = bounds.get(partition["partition"]), partition["fetchOffset"]
     if bound is None or not bound.log_start <= offset <= bound.high_watermark:
         return False
-    return recent or bool(offset < bound.last_stable)
+    return is_recent or bool(offset < bound.last_stable)

@@ -27,33 +27,33 @@ BROKERS, CONTROLLERS = 1, 2
 """Endpoint types of DescribeCluster."""
 ID_VERSION = 12
 """The first version of Metadata that can request topics by id."""
-LATEST, EARLIEST, GREATEST_TIME, EARLIEST_LOCAL, LATEST_TIERED = range(-1, -6, -1)
-OFFSET_VERSIONS = {LATEST: 1, EARLIEST: 1, GREATEST_TIME: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9}
+LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED = range(-1, -6, -1)
+OFFSET_VERSIONS = {LATEST: 1, EARLIEST: 1, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9}
 """The first version of ListOffsets that supports each of Kafka's special timestamps."""
 
 
 def metadata(request: ServedRequest) -> Fields:
-    asked, services = request.fields["topics"], request.services
-    # In version 0 an empty list asks for all topics, later a null does.
-    every = asked is None or (request.version == 0 and not asked)
-    ids = [] if every or request.version < ID_VERSION else requested_ids(asked)
+    topics, services = request.fields["topics"], request.services
+    # An empty list requests all topics in version 0, a null list in later versions.
+    is_all = topics is None or (request.version == 0 and not topics)
+    ids = [] if is_all or request.version < ID_VERSION else requested_ids(topics)
     # Like a broker, ignore names if a request has topic ids.
     by_id = services.log.names_of(ids)
     if ids:
         names = list(by_id.values())
     else:
-        names = services.log.topics() if every else list(dict.fromkeys(topic["name"] or "" for topic in asked))
+        names = services.log.topics() if is_all else list(dict.fromkeys(topic["name"] or "" for topic in topics))
     visible = [name for name in names if may_see(request, name)]
-    if services.options.writable and not every and not ids and request.fields["allowAutoTopicCreation"]:
+    if services.options.writable and not is_all and not ids and request.fields["allowAutoTopicCreation"]:
         _create_missing(services, [name for name in visible if request.may(WRITE, name)])
     polled = services.log.poll_each(visible)
 
-    def topic(name: str) -> Fields:
-        seen = polled.get(name, DENIED)
-        return _topic_row(request, name, seen, _partitions(services, name, sorted(seen.ends)))
+    def row_of(name: str) -> Fields:
+        state = polled.get(name, DENIED)
+        return _topic_row(request, name, state, _partitions(services, name, sorted(state.ends)))
 
-    def topic_of_id(topic_id: str) -> Fields:
-        row = topic(by_id[topic_id]) if topic_id in by_id else {}
+    def row_of_id(topic_id: str) -> Fields:
+        row = row_of(by_id[topic_id]) if topic_id in by_id else {}
         if row.get("topicId") == topic_id:
             return row
         # Do not disclose the name of a topic that the client may not see.
@@ -61,52 +61,53 @@ def metadata(request: ServedRequest) -> Fields:
         code = Code.UNKNOWN_TOPIC_ID if code == Code.UNKNOWN_TOPIC_OR_PARTITION else code
         return {"name": None, "topicId": topic_id, "errorCode": code}
 
-    rows = list(map(topic_of_id, ids)) if ids else list(map(topic, visible if every else names))
+    rows = list(map(row_of_id, ids)) if ids else list(map(row_of, visible if is_all else names))
     return {**_cluster(request, "nodeId"), "topics": rows}
 
 
-def _partitions(services: Services, topic: str, numbers: list[int]) -> list[Fields]:
-    """Return the partition rows of a response, with leaders and replicas."""
+def _partitions(services: Services, topic: str, partitions: list[int]) -> list[Fields]:
+    """Return the rows of partitions in a response, with leaders and replicas."""
     nodes = [services.node_ids[node] for node in services.peers.leaders(topic)]
-    leads = [{"leaderId": node, "replicaNodes": [node], "isrNodes": [node]} for node in nodes]
-    return [{"partitionIndex": number, **leads[number % len(leads)]} for number in numbers]
+    leaders = [{"leaderId": node, "replicaNodes": [node], "isrNodes": [node]} for node in nodes]
+    return [{"partitionIndex": partition, **leaders[partition % len(leaders)]} for partition in partitions]
 
 
-def _topic_row(request: ServedRequest, name: str, seen: PolledTopic, partitions: list[Fields]) -> Fields:
+def _topic_row(request: ServedRequest, name: str, state: PolledTopic, partitions: list[Fields]) -> Fields:
     """Return the row of a topic in a response: its id and partitions, or an error code."""
-    if seen.ends:
-        about = {"name": name, "topicId": seen.topic_id, "isInternal": name in INTERNAL, "partitions": partitions}
-        # DescribeTopicPartitions has no such field and always gets the operations.
-        tells_rights = request.fields.get("includeTopicAuthorizedOperations", True)
-        return about | {"topicAuthorizedOperations": topic_operations(request, name)} if tells_rights else about
-    is_invalid = seen is not DENIED and not is_topic_name(name)
-    return {"name": name, "errorCode": Code.INVALID_TOPIC if is_invalid else seen.code}
+    if state.ends:
+        row = {"name": name, "topicId": state.topic_id, "isInternal": name in INTERNAL, "partitions": partitions}
+        # DescribeTopicPartitions has no such field and always returns the operations.
+        if request.fields.get("includeTopicAuthorizedOperations", True):
+            row["topicAuthorizedOperations"] = topic_operations(request, name)
+        return row
+    is_invalid = state is not DENIED and not is_topic_name(name)
+    return {"name": name, "errorCode": Code.INVALID_TOPIC if is_invalid else state.code}
 
 
 def describe_topic_partitions(request: ServedRequest) -> Fields:
-    """Describe topics in name order, up to the requested number of partitions; `nextCursor` is where to continue."""
+    """Describe topics in name order, up to the requested number of partitions; `nextCursor` continues after them."""
     fields, services = request.fields, request.services
-    cursor, named = fields["cursor"], [topic["name"] for topic in fields["topics"]]
-    begin, first = ("", 0) if cursor is None else (cursor["topicName"], cursor["partitionIndex"])
-    if first < 0 or (cursor is not None and named and begin not in named):
-        return {"topics": [{"name": name, "errorCode": Code.INVALID_REQUEST} for name in named or [begin]]}
-    names = sorted(name for name in set(named or services.log.topics()) if name >= begin)
+    cursor, requested = fields["cursor"], [topic["name"] for topic in fields["topics"]]
+    start, first = ("", 0) if cursor is None else (cursor["topicName"], cursor["partitionIndex"])
+    if first < 0 or (cursor is not None and requested and start not in requested):
+        return {"topics": [{"name": name, "errorCode": Code.INVALID_REQUEST} for name in requested or [start]]}
+    names = sorted(name for name in set(requested or services.log.topics()) if name >= start)
     polled = services.log.poll_each([name for name in names if may_see(request, name)])
-    if not named:
+    if not requested:
         # A topic deleted in the meantime is not an error if the client requests all topics.
         names = [name for name in names if polled.get(name, DENIED).ends]
-    left, topics = max(1, min(fields["responsePartitionLimit"], MAX_DESCRIBED_PARTITIONS)), list[Fields]()
+    remaining, topics = max(1, min(fields["responsePartitionLimit"], MAX_DESCRIBED_PARTITIONS)), list[Fields]()
     no_others: Fields = {"eligibleLeaderReplicas": [], "lastKnownElr": []}
     for name in names:
-        if not left:
+        if not remaining:
             return {"topics": topics, "nextCursor": {"topicName": name, "partitionIndex": 0}}
-        seen = polled.get(name, DENIED)
-        numbers = [number for number in sorted(seen.ends) if name != begin or number >= first]
-        rows = [row | no_others for row in _partitions(services, name, numbers[:left])]
-        topics.append(_topic_row(request, name, seen, rows))
-        if len(numbers) > left:
-            return {"topics": topics, "nextCursor": {"topicName": name, "partitionIndex": numbers[left]}}
-        left -= len(numbers)
+        state = polled.get(name, DENIED)
+        partitions = [partition for partition in sorted(state.ends) if name != start or partition >= first]
+        rows = [row | no_others for row in _partitions(services, name, partitions[:remaining])]
+        topics.append(_topic_row(request, name, state, rows))
+        if len(partitions) > remaining:
+            return {"topics": topics, "nextCursor": {"topicName": name, "partitionIndex": partitions[remaining]}}
+        remaining -= len(partitions)
     return {"topics": topics}
 
 
@@ -136,20 +137,23 @@ def _cluster(request: ServedRequest, id_name: str) -> Fields:
     # Like a fenced broker, a server that does not respond is omitted.
     brokers = [{id_name: ids[node], "host": node.host, "port": node.port} for node in services.peers.responding]
     cluster_id = "sparklog" if services.log.root is None else services.log.root.id
-    about = {"clusterId": cluster_id, "controllerId": ids[services.peers.own], "brokers": brokers}
-    tells_rights = request.fields["includeClusterAuthorizedOperations"]
-    return about | {"clusterAuthorizedOperations": cluster_operations(request)} if tells_rights else about
+    cluster = {"clusterId": cluster_id, "controllerId": ids[services.peers.own], "brokers": brokers}
+    if request.fields["includeClusterAuthorizedOperations"]:
+        cluster["clusterAuthorizedOperations"] = cluster_operations(request)
+    return cluster
 
 
 def _create_missing(services: Services, names: list[str]) -> None:
-    """Create topics, where the root's defaults say so; where they do not say, as the server was told."""
+    """Create missing topics if the root default `auto.create.topics.enable`, or else the server option, allows it."""
     log, root = services.log, services.log.root
     if root is None or not names:
         return
     defaults = root.engine.defaults.read()
-    answers = {name: defaults.auto_create(name) for name in names if log.serves(name)}
-    wanted = [name for name, answer in answers.items() if (services.options.auto_create if answer is None else answer)]
-    for name in set(wanted) - log.poll(wanted).keys() if wanted else ():
+    settings = {name: defaults.auto_create(name) for name in names if log.serves(name)}
+    allowed = [
+        name for name, is_set in settings.items() if (services.options.auto_create if is_set is None else is_set)
+    ]
+    for name in set(allowed) - log.poll(allowed).keys() if allowed else ():
         # If a topic cannot be created (for example, its name differs only in case from another one), it stays unknown.
         with suppress(*FAILURES):
             check_collision(name, log)
@@ -158,15 +162,15 @@ def _create_missing(services: Services, names: list[str]) -> None:
 
 
 def describe_log_dirs(request: ServedRequest) -> Fields:
-    log, asked, topics = request.services.log, request.fields["topics"], list[Fields]()
-    wanted = dict.fromkeys(log.topics()) if asked is None else {row["topic"]: set(row["partitions"]) for row in asked}
-    for name, seen in log.poll_each([name for name in wanted if request.may(READ, name)]).items():
-        numbers = wanted[name]
+    log, rows, topics = request.services.log, request.fields["topics"], list[Fields]()
+    requested = dict.fromkeys(log.topics()) if rows is None else {row["topic"]: set(row["partitions"]) for row in rows}
+    for name, state in log.poll_each([name for name in requested if request.may(READ, name)]).items():
+        partitions = requested[name]
         with suppress(SparklogError):
             rows = [
                 {"partitionIndex": size.partition, "partitionSize": size.total_bytes, "offsetLag": 0}
-                for size in (log.sizes(name) if seen.ends else ())
-                if numbers is None or size.partition in numbers
+                for size in (log.sizes(name) if state.ends else ())
+                if partitions is None or size.partition in partitions
             ]
             topics += [{"name": name, "partitions": rows}] if rows else []
     return {"results": [{"logDir": log.location, "topics": topics}]}
@@ -176,11 +180,11 @@ def list_offsets(request: ServedRequest) -> Fields:
     names = [topic["name"] for topic in request.fields["topics"]]
     polled = request.services.log.poll_each([name for name in names if request.may(READ, name)])
 
-    def answer(topic: str, row: Fields) -> Fields:
-        seen = polled.get(topic, DENIED)
-        bounds = seen.ends.get(row["partitionIndex"])
+    def respond(topic: str, row: Fields) -> Fields:
+        state = polled.get(topic, DENIED)
+        bounds = state.ends.get(row["partitionIndex"])
         if bounds is None:
-            return {"errorCode": seen.code}
+            return {"errorCode": state.code}
         if row["timestamp"] < 0 and request.version < OFFSET_VERSIONS.get(row["timestamp"], 1 << 15):
             return {"errorCode": Code.UNSUPPORTED_VERSION}
         if row["timestamp"] == LATEST_TIERED:
@@ -189,15 +193,15 @@ def list_offsets(request: ServedRequest) -> Fields:
         if row["timestamp"] in (EARLIEST, EARLIEST_LOCAL):
             return {"offset": bounds.log_start}
         end = bounds.end(request.isolation)
-        return {"offset": end} if row["timestamp"] == LATEST else _by_time(request, topic, row, end)
+        return {"offset": end} if row["timestamp"] == LATEST else _first_at(request, topic, row, end)
 
-    return {"topics": partition_rows(request.fields, answer)}
+    return {"topics": partition_rows(request.fields, respond)}
 
 
-def _by_time(request: ServedRequest, topic: str, row: Fields, end: int) -> Fields:
-    """Return the first record at or after a time, below offset `end`; nothing if there is none."""
-    # As in Kafka, the greatest time is of all records, and no answer if its record cannot be seen.
-    log, time_ms = request.services.log, None if row["timestamp"] == GREATEST_TIME else row["timestamp"]
+def _first_at(request: ServedRequest, topic: str, row: Fields, end: int) -> Fields:
+    """Return the first record at or after a timestamp, if it is below offset `end`."""
+    # As in Kafka, the largest timestamp is that of all records, so its record may not be visible.
+    log, time_ms = request.services.log, None if row["timestamp"] == MAX_TIMESTAMP else row["timestamp"]
     try:
         record = log.record_at(topic, row["partitionIndex"], time_ms, request.isolation)
     except SparklogError as error:

@@ -1,8 +1,8 @@
-"""Produce: batches are checked, and appended as they come. InitProducerId: ids of idempotent producers.
+"""Produce and InitProducerId, for plain and idempotent producers. Transactions are not supported.
 
-An answer to `acks` 1 or all means that the commit is durable; 0 is not answered. Without `--writable` it is refused, as
-are transactions. An id is random and has 62 bits, so that no two producers share one, and no server keeps a counter. A
-producer that comes with an id and an epoch is given a new id.
+A response to `acks` 1 or all means that the commit is durable; with `acks` 0 there is no response. Both APIs require
+`--writable`. Producer ids are random numbers of 62 bits, so that no two producers share one and servers do not need a
+counter. A producer that already has an id and an epoch gets a new id.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from sparklog.serve.users import WRITE
 
 _LOG = logging.getLogger("sparklog.serve")
 MIN_PRODUCER_ID = 1 << 32
-"""Ids of brokers count from 0: none of theirs, in imported topics, is so high."""
+"""Above the ids in imported topics, because brokers count from 0."""
 ACKS = (0, 1, -1)
 TRANSACTIONAL_BIT = 0x10
-Taken: TypeAlias = "ProduceResponse | asyncio.Future[ProduceResponse]"
+Response: TypeAlias = "ProduceResponse | asyncio.Future[ProduceResponse]"
 
 
 @dataclass(slots=True)
 class Produced:
-    """A request whose batches were taken: their answers, or what these will be in, by topic and partition."""
+    """A request with its batches queued: their responses, or futures of them, by topic and partition."""
 
-    topics: list[tuple[str, list[tuple[int, Taken]]]]
-    is_answered: bool
+    topics: list[tuple[str, list[tuple[int, Response]]]]
+    has_response: bool
     waiting: list[asyncio.Future[ProduceResponse]] = field(default_factory=list)
-    """The batches that are not answered yet, and maybe others."""
+    """The futures that were not complete at the last check."""
 
     def is_done(self) -> bool:
         while self.waiting and self.waiting[-1].done():
@@ -40,31 +40,31 @@ class Produced:
         return not self.waiting
 
     def fields(self) -> Fields | None:
-        """Return the response's fields, None to a client that wants none. Each batch must be done."""
+        """Return the fields of the response, when all batches are done; None if the client expects no response."""
         responses = [{"name": name, "partitionResponses": [_row(*row) for row in rows]} for name, rows in self.topics]
-        return {"responses": responses} if self.is_answered else None
+        return {"responses": responses} if self.has_response else None
 
 
 def produce(request: ServedRequest) -> Produced:
-    """Take all batches: each is answered once it is durable, or refused."""
+    """Queue all batches; the response to each follows when it is durable or has been rejected."""
     fields, code = request.fields, Code.NONE
     if not request.services.options.writable:
         code = Code.TOPIC_AUTHORIZATION_FAILED
     elif fields["acks"] not in ACKS:
         code = Code.INVALID_REQUIRED_ACKS
     elif fields["transactionalId"] is not None or _is_transactional(fields):
-        _LOG.warning("refused a transaction of %s: only sparklog.transactional has them", request.client)
+        _LOG.warning("rejected a transaction of %s: use sparklog.transactional instead", request.client)
         code = Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     topics = [
-        (topic["name"], [(row["index"], _taken(request, topic["name"], row, code)) for row in topic["partitionData"]])
+        (topic["name"], [(row["index"], _append(request, topic["name"], row, code)) for row in topic["partitionData"]])
         for topic in fields["topicData"]
     ]
-    waiting = [taken for _, rows in topics for _, taken in rows if not isinstance(taken, ProduceResponse)]
+    waiting = [response for _, rows in topics for _, response in rows if isinstance(response, asyncio.Future)]
     return Produced(topics, fields["acks"] != 0, waiting)
 
 
-def _taken(request: ServedRequest, topic: str, row: Fields, code: Code) -> Taken:
-    """Take a batch, where the request as a whole has no `code` that refuses it."""
+def _append(request: ServedRequest, topic: str, row: Fields, code: Code) -> Response:
+    """Queue a batch, unless the error `code` rejects the entire request."""
     if code is not Code.NONE:
         return ProduceResponse(code)
     if not request.may(WRITE, topic):
@@ -79,16 +79,16 @@ def _is_transactional(fields: Fields) -> bool:
     return any(batch is not None and len(batch) > 22 and batch[22] & TRANSACTIONAL_BIT for batch in batches)
 
 
-def _row(number: int, taken: Taken) -> Fields:
-    answer = taken if isinstance(taken, ProduceResponse) else taken.result()
+def _row(partition: int, response: Response) -> Fields:
+    result = response.result() if isinstance(response, asyncio.Future) else response
     return {
-        "index": number,
-        "errorCode": answer.code,
-        "baseOffset": answer.base,
-        "logAppendTimeMs": answer.time_ms,
-        "logStartOffset": answer.log_start,
-        "errorMessage": answer.message,
-        "recordErrors": list(answer.record_errors),
+        "index": partition,
+        "errorCode": result.code,
+        "baseOffset": result.base,
+        "logAppendTimeMs": result.time_ms,
+        "logStartOffset": result.log_start,
+        "errorMessage": result.message,
+        "recordErrors": list(result.record_errors),
     }
 
 

@@ -1,6 +1,6 @@
-"""SaslHandshake, SaslAuthenticate: PLAIN and SCRAM-SHA-256, where the server has a file of users.
+"""SaslHandshake and SaslAuthenticate: PLAIN and SCRAM-SHA-256, if the server has a users file.
 
-A handshake of version 0, whose exchange follows without requests, is answered and then not served.
+After SaslHandshake version 0, clients authenticate without SaslAuthenticate requests. That exchange is not supported.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ async def sasl_handshake(request: ServedRequest) -> Fields:
 async def sasl_authenticate(request: ServedRequest) -> Fields:
     client, exchange, services = request.client, request.client.exchange, request.services
     if exchange is None:
-        return {"errorCode": Code.ILLEGAL_SASL_STATE, "errorMessage": "a handshake comes first"}
+        return {"errorCode": Code.ILLEGAL_SASL_STATE, "errorMessage": "expected SaslHandshake before SaslAuthenticate"}
     step = partial(services.run, exchange.step, request.fields["authBytes"])
     try:
-        answer = await services.logins.step(client.host, step)
+        response = await services.logins.step(client.host, step)
     except CodeError as error:
         client.exchange = None
         return {"errorCode": error.code, "errorMessage": f"authentication failed: {error}"}
     if exchange.user is not None:
         client.user, client.exchange = exchange.user, None
-    return {"authBytes": answer}
+    return {"authBytes": response}

@@ -1,6 +1,6 @@
-"""The requests that are served: number, name, versions as ApiVersions lists them, and the module that answers.
+"""The supported APIs: key, name, versions as ApiVersions lists them, and the module with the handler.
 
-The latest version of each API is the latest one that clients of Kafka 4.1, librdkafka, kafka-python, aiokafka and Node
+The maximum version of each API is the latest one that clients of Kafka 4.1, librdkafka, kafka-python, aiokafka and Node
 use, or the last one that needs no broker state. docs/reference/serve.md lists the unsupported features.
 """
 
@@ -19,17 +19,17 @@ from sparklog.serve.codes import Code
 
 FOLDER = "protocol"
 Handler: TypeAlias = Callable[[Any], Any]
-"""Takes a `ServedRequest` and returns the response's fields, or a coroutine of them; for Produce a `Produced`."""
+"""Takes a `ServedRequest` and returns the fields of the response, or a coroutine of them; for Produce, a `Produced`."""
 
 
 @dataclass(frozen=True)
 class Api:
-    """A request of Kafka's protocol, with the lowest and the highest version that is served."""
+    """An API of the Kafka protocol, with its supported versions."""
 
     key: int
     name: str
-    lowest: int
-    highest: int
+    min_version: int
+    max_version: int
     module: str
 
     @cached_property
@@ -42,14 +42,14 @@ class Api:
 
     @cached_property
     def handler(self) -> Handler:
-        """The function that answers, imported with the first such request: a server listens before it has read all."""
+        """The function that handles requests. Imported on the first one, so that a server starts to listen sooner."""
         function = re.sub(r"(?<!^)(?=[A-Z])", "_", self.name).lower()
         handler: Handler = getattr(import_module(f"sparklog.serve.apis.{self.module}"), function)
         return handler
 
     @cached_property
-    def waits(self) -> bool:
-        """True for a handler that waits for the store, and is called in a thread."""
+    def blocks(self) -> bool:
+        """True if the handler waits for the store, so that it must run in a thread."""
         return not iscoroutinefunction(self.handler)
 
 
@@ -107,10 +107,10 @@ APIS = {
 
 
 async def api_versions(request: Any, code: Code = Code.NONE) -> Fields:
-    rows = [{"apiKey": api.key, "minVersion": api.lowest, "maxVersion": api.highest} for api in APIS.values()]
+    rows = [{"apiKey": api.key, "minVersion": api.min_version, "maxVersion": api.max_version} for api in APIS.values()]
     return {"errorCode": code, "apiKeys": rows}
 
 
 def import_handlers() -> None:
     for api in APIS.values():
-        getattr(api, "handler")  # noqa: B009 - a property that imports
+        getattr(api, "handler")  # noqa: B009 - this property imports a module

@@ -44,22 +44,22 @@ def _change(
     request: ServedRequest,
     name: str,
     change: Callable[[Root], Fields | None],
-    refused: Code = Code.TOPIC_AUTHORIZATION_FAILED,
+    denied: Code = Code.TOPIC_AUTHORIZATION_FAILED,
 ) -> Fields:
-    """Make a change of a topic; return its fields, with a code and a message where it fails."""
+    """Change a topic and return the response fields; if that fails, an error code and message."""
     root = request.services.log.root
     try:
         if root is None or not request.services.options.writable:
-            raise CodeError(refused, "the server is for reading: start it with --writable")
+            raise CodeError(denied, "the server is read-only: start it with --writable")
         if not request.may(WRITE, name):
-            raise CodeError(refused, f"the user may not write to '{name}'")
+            raise CodeError(denied, f"the user may not write to '{name}'")
         return change(root) or {}
     except FAILURES as error:
         return failure(error)
 
 
 def _changes(request: ServedRequest, change: Callable[[Fields, bool, Root], Fields | None]) -> list[Fields]:
-    """Make a change of each topic that a request names; it takes the topic, and whether it is only checked."""
+    """Change each topic of a request. `change` gets the topic's fields, whether to only validate, and the root."""
     topics, only_check = request.fields["topics"], request.fields["validateOnly"]
     return [{"name": row["name"], **_change(request, row["name"], partial(change, row, only_check))} for row in topics]
 
@@ -85,10 +85,10 @@ def _create(request: ServedRequest, topic: Fields, only_check: bool, root: Root)
     check_collision(name, request.services.log)
     with errors_as(Conflict, Code.TOPIC_ALREADY_EXISTS), errors_as(BadRequest, Code.INVALID_CONFIG):
         if root.engine.exists(name):
-            raise CodeError(Code.TOPIC_ALREADY_EXISTS, f"topic '{name}' exists")
+            raise CodeError(Code.TOPIC_ALREADY_EXISTS, f"topic '{name}' already exists")
         for config, value in configs.items():
             if value is None:
-                raise CodeError(Code.INVALID_CONFIG, f"expected a value of {config}, found null: leave the config out")
+                raise CodeError(Code.INVALID_CONFIG, f"expected a value for {config}, found null: omit the config")
         explicit = TopicConfigs.of(configs)
         partitions = checked_partitions(topic, root.defaults().partitions(name), request.services.node_ids.values())
         topic_id = NO_UUID
@@ -121,17 +121,17 @@ def delete_topics(request: ServedRequest) -> Fields:
 
 def _deleted(request: ServedRequest, name: str | None, topic_id: str, names: Mapping[str, str]) -> Fields:
     """Delete a topic by its name or its id."""
-    about: Fields = {"name": name, "topicId": topic_id}
+    row: Fields = {"name": name, "topicId": topic_id}
     if topic_id == NO_UUID:
-        return {**about, **_change(request, name or "", partial(Root.delete_topic, name=name or ""))}
+        return {**row, **_change(request, name or "", partial(Root.delete_topic, name=name or ""))}
     if name is not None:
-        return {**about, **failure(CodeError(Code.INVALID_REQUEST, "expected a name or an id, found both"))}
+        return {**row, **failure(CodeError(Code.INVALID_REQUEST, "expected a name or an id, found both"))}
     name = names.get(topic_id)
     if name is None:
-        return {**about, **failure(CodeError(Code.UNKNOWN_TOPIC_ID))}
+        return {**row, **failure(CodeError(Code.UNKNOWN_TOPIC_ID))}
     if not may_see(request, name):
-        return {**about, **failure(CodeError(Code.TOPIC_AUTHORIZATION_FAILED))}
-    return {**about, "name": name, **_change(request, name, partial(_delete_by_id, name, topic_id))}
+        return {**row, **failure(CodeError(Code.TOPIC_AUTHORIZATION_FAILED))}
+    return {**row, "name": name, **_change(request, name, partial(_delete_by_id, name, topic_id))}
 
 
 def _delete_by_id(name: str, topic_id: str, root: Root) -> None:
@@ -157,18 +157,18 @@ def _add_partitions(node_ids: Collection[int], topic: Fields, only_check: bool, 
 
 
 def delete_records(request: ServedRequest) -> Fields:
-    done = {}
+    results = {}
     for topic in request.fields["topics"]:
         before = {row["partitionIndex"]: row["offset"] for row in topic["partitions"]}
-        done[topic["name"]] = _change(request, topic["name"], partial(_delete_records, topic["name"], before))
+        results[topic["name"]] = _change(request, topic["name"], partial(_delete_records, topic["name"], before))
 
-    def answer(topic: str, row: Fields) -> Fields:
-        starts = done[topic].get("starts")
+    def respond(topic: str, row: Fields) -> Fields:
+        starts = results[topic].get("starts")
         if starts is None:
-            return {"lowWatermark": -1, "errorCode": done[topic]["errorCode"]}
+            return {"lowWatermark": -1, "errorCode": results[topic]["errorCode"]}
         return {"lowWatermark": starts.get(row["partitionIndex"], -1)}
 
-    return {"topics": partition_rows(request.fields, answer)}
+    return {"topics": partition_rows(request.fields, respond)}
 
 
 def _delete_records(name: str, before: dict[int, int], root: Root) -> Fields:
@@ -185,10 +185,6 @@ def _delete_records(name: str, before: dict[int, int], root: Root) -> Fields:
 # -- configs
 
 
-def _place(resource: Fields) -> Fields:
-    return {name: resource[name] for name in ("resourceType", "resourceName")}
-
-
 def alter_configs(request: ServedRequest) -> Fields:
     return _alter_each(request, replaces=True)
 
@@ -202,17 +198,21 @@ def _alter_each(request: ServedRequest, *, replaces: bool) -> Fields:
     only_check, rows = request.fields["validateOnly"], []
     for resource in request.fields["resources"]:
         is_topic = resource["resourceType"] == TOPIC
-        refused = Code.TOPIC_AUTHORIZATION_FAILED if is_topic else Code.CLUSTER_AUTHORIZATION_FAILED
+        denied = Code.TOPIC_AUTHORIZATION_FAILED if is_topic else Code.CLUSTER_AUTHORIZATION_FAILED
         change = partial(_alter, resource, only_check, replaces)
-        done = _change(request, resource["resourceName"], change, refused)
-        rows.append({**_place(resource), **done})
+        result = _change(request, resource["resourceName"], change, denied)
+        rows.append({**_resource(resource), **result})
     return {"responses": rows}
+
+
+def _resource(fields: Fields) -> Fields:
+    return {name: fields[name] for name in ("resourceType", "resourceName")}
 
 
 def _alter(resource: Fields, only_check: bool, replaces: bool, root: Root) -> None:
     kind, name, items = resource["resourceType"], resource["resourceName"], resource["configs"]
     if kind != TOPIC and (kind != BROKER or name):
-        raise CodeError(Code.INVALID_REQUEST, "configs are of topics, or of all brokers: a root's defaults")
+        raise CodeError(Code.INVALID_REQUEST, "expected a topic, or all brokers for the root defaults")
     with errors_as(BadRequest, Code.INVALID_CONFIG):
         if kind == BROKER:
             before = root.defaults()
@@ -232,31 +232,32 @@ def _replaced(items: list[Fields], explicit: Iterable[str]) -> dict[str, object 
     """Return the changes of AlterConfigs by name; None removes a config that is set and not in the request."""
     for item in items:
         if item["value"] is None:
-            raise CodeError(Code.INVALID_REQUEST, f"expected a value of {item['name']}, found null")
+            raise CodeError(Code.INVALID_REQUEST, f"expected a value for {item['name']}, found null")
     return {**dict.fromkeys(explicit), **{item["name"]: item["value"] for item in items}}
 
 
 def _changed(items: list[Fields], lists: Mapping[str, str]) -> dict[str, object | None]:
-    """Return what operations set, by name, and take back (None). `lists`: the values of configs that are lists."""
+    """Return the changes of IncrementalAlterConfigs by name; None removes a config. `lists`: values of list configs."""
     changes: dict[str, object | None] = {}
     for item in items:
         name, value, operation = item["name"], item["value"], item["configOperation"]
         if operation not in OPERATIONS or (value is None and operation != DELETE):
             raise CodeError(
-                Code.INVALID_REQUEST, f"expected operation 0 to 3 on {name}, and a value but for 1, found {operation}"
+                Code.INVALID_REQUEST,
+                f"expected operation 0 to 3 on {name}, with a value unless it is 1, found {operation}",
             )
         if operation in (APPEND, SUBTRACT):
             if name not in lists:
                 raise CodeError(Code.INVALID_CONFIG, f"{name} is not a list")
-            words = value.split(",")
-            kept = [word for word in lists[name].split(",") if word and word not in words]
-            value = ",".join(kept + (words if operation == APPEND else []))
+            elements = value.split(",")
+            others = [element for element in lists[name].split(",") if element and element not in elements]
+            value = ",".join(others + (elements if operation == APPEND else []))
         changes[name] = None if operation == DELETE else value
     return changes
 
 
 def describe_configs(request: ServedRequest) -> Fields:
-    # Read once for all resources: clients ask for every topic at once.
+    # Read the defaults once for all resources, because clients describe all topics in one request.
     results, defaults = [], cache(Root.defaults)
     for resource in request.fields["resources"]:
         try:
@@ -265,10 +266,10 @@ def describe_configs(request: ServedRequest) -> Fields:
             rows = [row for row in rows if keys is None or row["name"] in keys]
             if not request.fields["includeSynonyms"]:
                 rows = [{**row, "synonyms": []} for row in rows]
-            about: Fields = {"configs": rows}
+            result: Fields = {"configs": rows}
         except FAILURES as error:
-            about = failure(error)
-        results.append({**_place(resource), **about})
+            result = failure(error)
+        results.append({**_resource(resource), **result})
     return {"results": results}
 
 
@@ -281,7 +282,7 @@ def _described(request: ServedRequest, kind: int, name: str, defaults: Callable[
     if kind == GROUP_CONFIGS:
         raise CodeError(Code.GROUP_AUTHORIZATION_FAILED, "not allowed")
     if kind not in (TOPIC, BROKER):
-        raise CodeError(Code.INVALID_REQUEST, f"resources of type {kind} are not served")
+        raise CodeError(Code.INVALID_REQUEST, f"resources of type {kind} are not supported")
     if kind == TOPIC and not request.may(READ, name):
         raise CodeError(Code.TOPIC_AUTHORIZATION_FAILED, "not allowed")
     if kind == TOPIC and root is None and name not in log.poll([name]):
@@ -292,7 +293,7 @@ def _described(request: ServedRequest, kind: int, name: str, defaults: Callable[
         configs = described(name, root.topic(name).log.head(refresh=False), defaults(root))
         return [_row(item.name, item.value, CONFIGS[item.name].type.name, item.doc, item.synonyms) for item in configs]
     rows = defaults(root).rows() if request.may(READ, "") else ()
-    # Without a name: the defaults of all brokers that are set.
+    # Without a name, the resource is all brokers: return only the explicit defaults.
     return [_default_row(row) for row in rows if row.pattern is None and (name or row.source == ROOT_DEFAULT)]
 
 
@@ -305,5 +306,5 @@ def _default_row(row: DefaultRow) -> Fields:
 
 def _row(name: str, value: str, kind: str, doc: str, synonyms: Sequence[ConfigSynonym]) -> Fields:
     rows = [{"name": item.name, "value": item.value, "source": SOURCES[item.source]} for item in synonyms]
-    about = {"name": name, "value": value, "configType": TYPES.get(kind, 2), "documentation": doc}
-    return {**about, "configSource": rows[0]["source"], "synonyms": rows}
+    config = {"name": name, "value": value, "configType": TYPES.get(kind, 2), "documentation": doc}
+    return {**config, "configSource": rows[0]["source"], "synonyms": rows}
