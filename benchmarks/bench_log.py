@@ -299,7 +299,7 @@ def many_commits(folder: Path, commits: int, inline: bool) -> Path:
     place = folder / f"many-{inline}"
     records = bytes(4096 + 84)
     root = open_root(LocalStore(str(place), durable=False), create=True)
-    head, table = EMPTY, SliceTable()
+    state, table = EMPTY, SliceTable()
     for version in range(commits + 1):
         path = INLINE_PATH if inline else append_path(max(version - 1, 0), f"A{version:021d}")
         file = FileSlices(
@@ -307,13 +307,13 @@ def many_commits(folder: Path, commits: int, inline: bool) -> Path:
             (version,), (0,), (max(version - 1, 0) // PARTITIONS * 30,),
         )  # fmt: skip
         if version:
-            end = int(head.log_end[version % PARTITIONS])
+            end = int(state.log_end[version % PARTITIONS])
             file = file.based((end,))
         commit = Commit(
             version=version,
             topic_id="AAAAAAAAAAAAAAAAAAAAAA",
             commit_id=f"B{version:021d}",
-            prev_crc=head.crc if version else None,
+            prev_crc=state.crc if version else None,
             time_ms=START_MS + version,
             leader_epoch=0,
             op=APPEND if version else CREATE,
@@ -325,11 +325,11 @@ def many_commits(folder: Path, commits: int, inline: bool) -> Path:
         )
         data = encode_commit(commit)
         commit = decode_commit(data, commit_key("many", version), version)
-        head = head.apply(commit)
-        table = table.apply(commit, head)
+        state = state.apply(commit)
+        table = table.apply(commit, state)
         if version == commits - TAIL_COMMITS:
-            snapshot = Snapshot("many", root.store, head, table)
-            checkpoint = Checkpoint(head, write_slice_table(root.store, snapshot, SYSTEM.new_id()))
+            snapshot = Snapshot("many", root.store, state, table)
+            checkpoint = Checkpoint(state, write_slice_table(root.store, snapshot, SYSTEM.new_id()))
             root.store.create(checkpoint_key("many", version), encode_checkpoint(checkpoint))
         if version > commits - TAIL_COMMITS:
             root.store.create(commit_key("many", version), data)

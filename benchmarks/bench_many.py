@@ -183,7 +183,7 @@ def in_session(folder: Path, line: str) -> None:
 
 
 def _first(values: Callable[[], DataFrame]) -> object:
-    return values().select("value").head()
+    return values().select("value").state()
 
 
 def _all(values: Callable[[], DataFrame]) -> object:

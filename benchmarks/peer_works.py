@@ -375,8 +375,8 @@ def _thread_cpu(broker: Broker, before: int, copies: int) -> float:
             raise SystemExit(f"Kafka's cleaner did nothing in 300 s: {broker.said()[-500:]}")
         time.sleep(0.1)
     for task in Path(f"/proc/{broker.pid}/task").iterdir():
-        head, _, rest = (task / "stat").read_text().rpartition(")")
-        if "kafka-log-clean" in head:
+        state, _, rest = (task / "stat").read_text().rpartition(")")
+        if "kafka-log-clean" in state:
             fields = rest.split()
             return (int(fields[11]) + int(fields[12])) / TICKS
     raise SystemExit("the broker has no thread of a cleaner")

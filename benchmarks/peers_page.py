@@ -26,10 +26,10 @@ def write(results: Mapping[str, Any]) -> None:
 
 def page(results: Mapping[str, Any]) -> str:
     works = results["works"]
-    return "\n".join([*head(results), *losses(works), *tables(works)]) + "\n"
+    return "\n".join([*state(results), *losses(works), *tables(works)]) + "\n"
 
 
-def head(results: Mapping[str, Any]) -> list[str]:
+def state(results: Mapping[str, Any]) -> list[str]:
     versions = ", ".join(f"{name} {number}" for name, number in results["versions"].items())
     missing = [f"* {line}" for line in results["missing"]] or ["* Nothing."]
     return [

@@ -79,8 +79,8 @@ class Shown:
     most: int
 
     def cells(self) -> list[list[str]]:
-        head = self.table.slice(0, self.most)
-        return [list(row) for row in zip(*[_texts(head[name]) for name in head.column_names], strict=True)]
+        state = self.table.slice(0, self.most)
+        return [list(row) for row in zip(*[_texts(state[name]) for name in state.column_names], strict=True)]
 
     def _repr_html_(self) -> str:
         heads = "".join(f"<th>{html.escape(name.replace('_', ' '))}</th>" for name in self.table.column_names)

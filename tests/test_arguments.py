@@ -276,7 +276,9 @@ BY_ANNOTATION: Mapping[str, tuple[Any, ...]] = {
     "AsOf": ("x", "", b"x", 1.5, True, float("nan"), [5], "\ud800", 10**30, -5),
     "str | Sequence[str]": (5, b"x", [5], [None], ["\ud800"], "", [""], "a/b"),
     "str | re.Pattern[str]": (5, b"x", ["x"], "(", "\ud800"),
-    **dict.fromkeys(("Limits", "RebalanceListener", "CommitCallback", "WriteOptions", "WriterKey", "Head"), (5, "x")),
+    **dict.fromkeys(
+        ("Limits", "RebalanceListener", "CommitCallback", "WriteOptions", "WriterKey", "TopicState"), (5, "x")
+    ),
     "ArrowData": (None, 5, "x", b"x", object(), ["x"]),
     "Say": (None, 5, "x"),
     "Callable[[int], object]": (None, 5, "x"),

@@ -33,16 +33,16 @@ from sparklog.maintenance.work_items import Settings
 
 def compaction_backlog(snapshot: Snapshot, settings: Settings) -> Backlog:
     """Return what waits as of `settings.now_ms`."""
-    head, table = snapshot.head, snapshot.slices.all()
-    configs = settings.configs_of(snapshot.topic, head.configs)
-    rule = RollRule.of(configs, head.topic_id)
-    stable = head.last_stable()
+    state, table = snapshot.state, snapshot.slices.all()
+    configs = settings.configs_of(snapshot.topic, state.configs)
+    rule = RollRule.of(configs, state.topic_id)
+    stable = state.last_stable()
     skipped = keyless_by_default(snapshot, settings)
     closed: list[Segment] = []
     dirty: list[_Dirty] = []
-    for partition in range(head.partitions):
+    for partition in range(state.partitions):
         slices = table[table.partition_rows(partition)]
-        segments = segments_of(slices, partition, int(head.log_end[partition]), rule)
+        segments = segments_of(slices, partition, int(state.log_end[partition]), rule)
         to_seal = [
             segment
             for segment in segments
@@ -52,8 +52,8 @@ def compaction_backlog(snapshot: Snapshot, settings: Settings) -> Backlog:
         closed += to_seal
         if configs.is_compacted and partition not in skipped:
             bases = {base for segment in to_seal for base in slices.base[segment.span].tolist()}
-            sealed = as_sealed(segments, slices, bases, int(head.log_end[partition]))
-            dirty.append(_dirty(sealed, slices, CleanerOffsets.of(head, partition), configs, settings.now_ms))
+            sealed = as_sealed(segments, slices, bases, int(state.log_end[partition]))
+            dirty.append(_dirty(sealed, slices, CleanerOffsets.of(state, partition), configs, settings.now_ms))
     since_ms = [_closed_ms(segment, rule, settings.now_ms) for segment in closed]
     return Backlog(
         unsealed_bytes=int(table.size[~table.sealed()].sum()),
@@ -112,7 +112,7 @@ def _cleaning(chosen: Sequence[_Dirty], configs: TopicConfigs) -> list[Due]:
 
 def explain(snapshot: Snapshot, settings: Settings, *, seal_only: bool = False, roll: bool = False) -> list[Planned]:
     """Plan sealing, merging and cleaning per partition; on a compacted topic also the reason not to clean."""
-    topic, configs = snapshot.topic, settings.configs_of(snapshot.topic, snapshot.head.configs)
+    topic, configs = snapshot.topic, settings.configs_of(snapshot.topic, snapshot.state.configs)
     nbytes: Counter[int] = Counter()
     segments: Counter[int] = Counter()
     taken: dict[int, set[int]] = {}
@@ -135,7 +135,7 @@ def explain(snapshot: Snapshot, settings: Settings, *, seal_only: bool = False, 
         planned += [Planned(topic, partition, COMPACT, 0, f"refused: {why}") for partition, why in left.items()]
         planned += [
             _planned_cleaning(snapshot, settings, partition, taken.get(partition, set()))
-            for partition in range(snapshot.head.partitions)
+            for partition in range(snapshot.state.partitions)
             if partition not in left
         ]
     order = (SEAL, MERGE, COMPACT)
@@ -158,10 +158,10 @@ def _planned_merging(snapshot: Snapshot, settings: Settings, taken: Mapping[int,
 
 
 def _planned_cleaning(snapshot: Snapshot, settings: Settings, partition: int, taken: set[int]) -> Planned:
-    head, configs = snapshot.head, settings.configs_of(snapshot.topic, snapshot.head.configs)
+    topic_state, configs = snapshot.state, settings.configs_of(snapshot.topic, snapshot.state.configs)
     slices = snapshot.slices.select(partition)
-    log_end = int(head.log_end[partition])
-    segments = segments_of(slices, partition, log_end, RollRule.of(configs, head.topic_id))
+    log_end = int(topic_state.log_end[partition])
+    segments = segments_of(slices, partition, log_end, RollRule.of(configs, topic_state.topic_id))
 
     def first_batch_ts(segment: Segment) -> int:
         if segment.rows == 0 or not bool(slices.sealed()[segment.first_row]):
@@ -170,7 +170,7 @@ def _planned_cleaning(snapshot: Snapshot, settings: Settings, partition: int, ta
         return first_batch_timestamp(snapshot.store, rows.row(0))
 
     segments = as_sealed(segments, slices, taken, log_end)
-    state = cleanable(segments, CleanerOffsets.of(head, partition), configs, settings.now_ms, first_batch_ts)
+    state = cleanable(segments, CleanerOffsets.of(topic_state, partition), configs, settings.now_ms, first_batch_ts)
     nbytes = state.cleanable_bytes if state.chosen else 0
     return Planned(snapshot.topic, partition, COMPACT, nbytes, _why(state, configs))
 

@@ -25,8 +25,8 @@ from sparklog.storage.store import Store
 
 def keyless_by_default(snapshot: Snapshot, settings: Settings) -> dict[int, str]:
     """Return partitions with records without a key that only a run's default compacts, with a reason to refuse."""
-    configs = settings.configs_of(snapshot.topic, snapshot.head.configs)
-    if not configs.is_compacted or "cleanup.policy" in snapshot.head.configs.explicit:
+    configs = settings.configs_of(snapshot.topic, snapshot.state.configs)
+    if not configs.is_compacted or "cleanup.policy" in snapshot.state.configs.explicit:
         return {}
     rows = snapshot.slices.all()
     partitions = np.unique(rows.partition[(rows.flags & int(SliceFlag.HAS_NULL_KEYS)) != 0])
@@ -42,32 +42,32 @@ def plan_cleaning(
     store: Store, snapshot: Snapshot, settings: Settings, *, slots: int | None = None, env: Env = SYSTEM
 ) -> list[CleanWork]:
     """Plan one pass for each due partition of a compacted topic. `slots`: of each map, in place of the settings'."""
-    head = snapshot.head
-    configs = settings.configs_of(snapshot.topic, head.configs)
+    state = snapshot.state
+    configs = settings.configs_of(snapshot.topic, state.configs)
     if not configs.is_compacted:
         return []
-    rule = RollRule.of(configs, head.topic_id)
+    rule = RollRule.of(configs, state.topic_id)
     works: list[CleanWork] = []
-    for partition in range(head.partitions):
+    for partition in range(state.partitions):
         slices = snapshot.slices.select(partition)
         sealed = slices.sealed().nonzero()[0]
         if not len(sealed):
             continue
-        log_end = int(head.log_end[partition])
+        log_end = int(state.log_end[partition])
         segments = tuple(segments_of(slices, partition, log_end, rule))
         all_of_it = planned_slices(snapshot.topic, partition, slices)
         producers = bool((slices.flags & int(SliceFlag.KAFKA_PRODUCERS)).any())
         work = CleanWork(
             store=store,
             topic=snapshot.topic,
-            topic_id=head.topic_id,
-            read_version=head.version,
+            topic_id=state.topic_id,
+            read_version=state.version,
             partition=partition,
             configs=configs,
             settings=settings,
             sources=all_of_it if producers else all_of_it[: int(sealed[-1]) + 1],
             segments=segments,
-            offsets=CleanerOffsets.of(head, partition),
+            offsets=CleanerOffsets.of(state, partition),
             ratio=0.0,
             slots=slots,
             env=env,

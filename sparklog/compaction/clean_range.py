@@ -5,9 +5,10 @@ A partition's log falls into three parts (docs/reference/kafka-format.md, the ra
     clean | dirty, cleanable | not cleanable yet
           first dirty        first uncleanable
 
-Clean is what is below the cleaner checkpoint, `Head.first_dirty_offset`. Not cleanable is what follows the last stable
-offset, the active segment, and segments that `min.compaction.lag.ms` protects; the bound is moved down to a segment's
-base. Unsealed slices count as the active segment, even if Kafka would have rolled it: a run seals before it cleans.
+Offsets below the cleaner checkpoint, `TopicState.first_dirty_offset`, are clean. Not cleanable is what follows the last
+stable offset, the active segment, and segments that `min.compaction.lag.ms` protects; the bound is moved down to a
+segment's base. Unsealed slices count as the active segment, even if Kafka would have rolled it: a run seals before it
+cleans.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from sparklog.format.segment_indexes import MAX_RELATIVE_OFFSET
 from sparklog.log.read.planned_slices import PlannedSlice
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.segments import Segment
-from sparklog.log.state.topic_state import Head
+from sparklog.log.state.topic_state import TopicState
 from sparklog.storage.store import Store
 
 
@@ -53,13 +54,13 @@ class CleanerOffsets:
     last_stable: int
 
     @classmethod
-    def of(cls, head: Head, partition: int) -> CleanerOffsets:
+    def of(cls, state: TopicState, partition: int) -> CleanerOffsets:
         return cls(
             partition,
-            first_dirty_offset=int(head.first_dirty_offset[partition]),
-            log_start=int(head.log_start[partition]),
-            log_end=int(head.log_end[partition]),
-            last_stable=int(head.last_stable()[partition]),
+            first_dirty_offset=int(state.first_dirty_offset[partition]),
+            log_start=int(state.log_start[partition]),
+            log_end=int(state.log_end[partition]),
+            last_stable=int(state.last_stable()[partition]),
         )
 
 

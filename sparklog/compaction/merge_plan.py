@@ -41,7 +41,7 @@ from sparklog.log.journal.names import is_commit
 from sparklog.log.read.planned_slices import PlannedSlices
 from sparklog.log.state.slice_table import ABORTED, OPEN, Slices, Snapshot
 from sparklog.log.state.slices import MERGE_TIER_MASK, MERGE_TIER_SHIFT
-from sparklog.log.state.topic_state import Head
+from sparklog.log.state.topic_state import TopicState
 from sparklog.maintenance.work_items import Settings
 from sparklog.storage.store import Store
 
@@ -60,9 +60,9 @@ def plan_merges(store: Store, snapshot: Snapshot, settings: Settings, *, env: En
     over several works of the plan: it is unnamed when the last of them is committed.
     """
     slices = snapshot.slices.all()
-    configs = settings.configs_of(snapshot.topic, snapshot.head.configs)
+    configs = settings.configs_of(snapshot.topic, snapshot.state.configs)
     segment_bytes = configs.segment_bytes
-    files = _files(slices, snapshot.head, max(store.limits.own_file_bytes, segment_bytes // FAN_IN))
+    files = _files(slices, snapshot.state, max(store.limits.own_file_bytes, segment_bytes // FAN_IN))
     works: list[MergeWork] = []
     for chosen, tier in _groups(files):
         rows = np.flatnonzero(chosen[files.of_row])
@@ -71,7 +71,9 @@ def plan_merges(store: Store, snapshot: Snapshot, settings: Settings, *, env: En
             continue
         for low, high in _packed(slices, rows, starts, store.limits):
             sources = _sources(snapshot.topic, slices, files, rows, starts[low : high + 1])
-            works.append(MergeWork(store, snapshot.topic, snapshot.head.topic_id, snapshot.version, tier, sources, env))
+            works.append(
+                MergeWork(store, snapshot.topic, snapshot.state.topic_id, snapshot.version, tier, sources, env)
+            )
     return sorted(works, key=lambda work: (not work.of_commits, -work.nbytes))
 
 
@@ -92,7 +94,7 @@ class _MergeableFiles:
     """Is a commit with records in it."""
 
 
-def _files(slices: Slices, head: Head, grown_bytes: int) -> _MergeableFiles:
+def _files(slices: Slices, state: TopicState, grown_bytes: int) -> _MergeableFiles:
     codes, of_row = np.unique(slices.file, return_inverse=True)
     path = slices.paths.take(codes)
     if len(set(path)) < len(path):
@@ -102,7 +104,7 @@ def _files(slices: Slices, head: Head, grown_bytes: int) -> _MergeableFiles:
     n = len(path)
     count = np.bincount(of_row, minlength=n)
     # Slices that an open transaction elsewhere hides keep the mark of their transaction until they become visible.
-    stable = own_consistent_ends(head, slices)
+    stable = own_consistent_ends(state, slices)
     stuck = slices.sealed() | (slices.status == OPEN) | (slices.end > stable[slices.partition])
     nbytes = np.bincount(of_row, weights=slices.size, minlength=n)
     dropped = np.bincount(of_row, weights=slices.status == ABORTED, minlength=n) > 0

@@ -94,7 +94,7 @@ def compact_root(
     # All folders that may be topics: one that cannot be opened must not stop the others.
     for name in options.topics or sorted(topic_names(root.store)):
         try:
-            if options.topics or root.engine.log(name).refresh().head.exists:
+            if options.topics or root.engine.log(name).refresh().topic_state.exists:
                 runs.append(_TopicRun(root.topic(name), settings, options.roll, plans))
         except SparklogError as error:
             missing.append(TopicReport(name, failures=(Failure.of(name, (), f"open {name}", error),)))
@@ -161,7 +161,7 @@ class _TopicRun:
         except SparklogError as error:
             self._stop(error)
             return
-        self._topic_id = snapshot.head.topic_id
+        self._topic_id = snapshot.state.topic_id
         self.report = replace(self.report, before=_sizes(snapshot))
 
     def expect_all(self) -> None:
@@ -182,7 +182,7 @@ class _TopicRun:
             if snapshot is None:
                 return []
             self._planned_on = snapshot
-            wanted = set(range(snapshot.head.partitions)) if self._left is None else self._left
+            wanted = set(range(snapshot.state.partitions)) if self._left is None else self._left
             wanted -= self._excluded
             if step == COMPACT:
                 wanted -= self._keyless(snapshot, wanted)
@@ -260,7 +260,7 @@ class _TopicRun:
             snapshot = visible_snapshot(self._topic)
         except NotFound:
             snapshot = None
-        if snapshot is None or snapshot.head.topic_id != self._topic_id:
+        if snapshot is None or snapshot.state.topic_id != self._topic_id:
             self._over = True
             self.report = replace(self.report, notes=(*self.report.notes, "deleted meanwhile, nothing left to do"))
             return None
@@ -317,7 +317,7 @@ class _TopicRun:
 
     def _got_further(self, done: WorkResult) -> set[int]:
         """Return the partitions whose pass made progress: any other would be repeated for ever."""
-        before = self._planned_on.head.first_dirty_offset if self._planned_on is not None else ()
+        before = self._planned_on.state.first_dirty_offset if self._planned_on is not None else ()
         edits = [rewrite.edit for rewrite in done.rewrites]
         return {edit.partition for edit in edits if (edit.first_dirty_offset or 0) > before[edit.partition]}
 
@@ -346,14 +346,14 @@ def _missing(snapshot: Snapshot, partition: int) -> Corrupt | None:
 
 
 def _sizes(snapshot: Snapshot) -> Mapping[int, Size]:
-    rows, partitions = snapshot.slices.all(), snapshot.head.partitions
+    rows, partitions = snapshot.slices.all(), snapshot.state.partitions
     records = np.bincount(rows.partition, rows.records, partitions).astype(np.int64).tolist()
     nbytes = np.bincount(rows.partition, rows.size, partitions).astype(np.int64).tolist()
     return {partition: Size(*counts) for partition, counts in enumerate(zip(records, nbytes, strict=True))}
 
 
 def _restricted(snapshot: Snapshot, partitions: set[int]) -> Snapshot:
-    if len(partitions) == snapshot.head.partitions:
+    if len(partitions) == snapshot.state.partitions:
         return snapshot
     numbers = np.array(sorted(partitions))
     parts = (part[np.isin(part.partition, numbers)] for part in snapshot.slices.parts())

@@ -30,16 +30,16 @@ def plan_sealing(
     `roll` also closes the active segments, as far as they are below the last stable offset. `env` gives tasks their
     ids and their stopwatch; `settings.now_ms` is the clock that closes quiet partitions.
     """
-    head = snapshot.head
-    configs = settings.configs_of(snapshot.topic, head.configs)
-    rule = RollRule.of(configs, head.topic_id)
+    state = snapshot.state
+    configs = settings.configs_of(snapshot.topic, state.configs)
+    rule = RollRule.of(configs, state.topic_id)
     table = snapshot.slices.all()
     # Slices that an open transaction elsewhere hides keep the mark of their transaction until they become visible.
-    stable = own_consistent_ends(head, table).tolist()
+    stable = own_consistent_ends(state, table).tolist()
     packed = _Packed(store.limits)
     for partition in np.unique(table.partition[~table.sealed()]).tolist():
         slices = table[table.partition_rows(partition)]
-        log_end = int(head.log_end[partition])
+        log_end = int(state.log_end[partition])
         for segment in segments_of(slices, partition, log_end, rule):
             rows = _rows_to_seal(segment, slices, rule, settings.now_ms, stable[partition], roll)
             if rows == 0:
@@ -49,7 +49,7 @@ def plan_sealing(
             if (slices_to_seal.flags & int(SliceFlag.KAFKA_PRODUCERS)).any():
                 history = planned_slices(snapshot.topic, partition, slices)
             packed.add(planned_slices(snapshot.topic, partition, slices_to_seal), history, log_end)
-    topic, topic_id, version = snapshot.topic, head.topic_id, head.version
+    topic, topic_id, version = snapshot.topic, state.topic_id, state.version
     return [SealWork(store, topic, topic_id, version, configs, tuple(parts), env) for parts in packed.works]
 
 

@@ -103,10 +103,10 @@ class GroupProgress:
         """
         moved = {}
         for topic, offsets in position.positions.items():
-            head = self._group.root.engine.log(topic).current().head
-            if head.exists and position.ids.get(topic) == head.topic_id:
-                committed = self._committed.get((topic, head.topic_id), {})
-                ends = head.log_end.tolist()
+            state = self._group.root.engine.log(topic).current().topic_state
+            if state.exists and position.ids.get(topic) == state.topic_id:
+                committed = self._committed.get((topic, state.topic_id), {})
+                ends = state.log_end.tolist()
                 changed = {p: n for p, n in offsets.items() if committed.get(p) != n and p < len(ends) and n <= ends[p]}
                 if changed:
                     moved[topic] = changed

@@ -200,13 +200,13 @@ def topic_at(root: Root, name: str, options: SinkOptions) -> Topic:
 
 
 def _not_as_asked(topic: Topic, options: SinkOptions) -> Iterator[str]:
-    head, name = topic.log.current().head, topic.name
-    if options.partitions_given and head.partitions != options.partitions:
+    state, name = topic.log.current().topic_state, topic.name
+    if options.partitions_given and state.partitions != options.partitions:
         yield (
-            f"Option 'num.partitions' is {options.partitions}, and the topic {name!r} keeps its {head.partitions}: it "
+            f"Option 'num.partitions' is {options.partitions}, and the topic {name!r} keeps its {state.partitions}: it "
             f"counts where a write creates the topic; `sparklog topics alter {name}` adds partitions"
         )
-    configs = topic.log.engine.defaults.of_topic(name, head.configs) if options.configs else head.configs
+    configs = topic.log.engine.defaults.of_topic(name, state.configs) if options.configs else state.configs
     for config, value in options.configs.items():
         has = configs.text(config)
         if has != value:

@@ -170,7 +170,7 @@ def is_unseen(view: LogView, topic: str) -> bool:
     """Return whether nothing of a topic can be seen here: a deleted one leaves its commits, which say so."""
     from sparklog.log.topic.root import RootView
 
-    return isinstance(view, RootView) and view.root.engine.log(topic).refresh().head.version < 0
+    return isinstance(view, RootView) and view.root.engine.log(topic).refresh().topic_state.version < 0
 
 
 RESET_IT = "reset the group, or set kafka.auto.offset.reset to earliest or latest"

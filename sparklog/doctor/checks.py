@@ -389,7 +389,7 @@ def check_root(root: Root) -> list[Check]:
     for name in topic_names(root.store):
         try:
             topic = topic_of(root, name)
-            if not topic.log.refresh().head.exists:
+            if not topic.log.refresh().topic_state.exists:
                 continue
             count += 1
             complaints += [*_maintenance(root, topic), *_checkpoint(root, topic), *_transactions(root, topic)]
@@ -421,7 +421,7 @@ def _maintenance(root: Root, topic: Topic) -> Iterator[Check]:
 
 def _checkpoint(root: Root, topic: Topic) -> Iterator[Check]:
     state = topic.log.current()
-    behind = state.head.version - state.checkpoint_version
+    behind = state.topic_state.version - state.checkpoint_version
     every = root.store.limits.checkpoint_commits
     if behind >= LATE_CHECKPOINTS * every:
         message = f"topic {topic.name} has {behind:,} commits since its newest checkpoint, writers make one every "
@@ -430,15 +430,15 @@ def _checkpoint(root: Root, topic: Topic) -> Iterator[Check]:
 
 
 def _transactions(root: Root, topic: Topic) -> Iterator[Check]:
-    head = topic.log.head(refresh=False)
+    state = topic.log.state(refresh=False)
     abort = "sparklog transactions abort"
-    for transaction in dict.fromkeys(item.txn.id for item in head.open):
-        prepares = [item for item in head.open if item.txn.id == transaction]
+    for transaction in dict.fromkeys(item.txn.id for item in state.open):
+        prepares = [item for item in state.open if item.txn.id == transaction]
         if root.engine.decisions.overdue(topic.name, prepares, reading_clock_ms(root.store, root.env)):
             message = f"transaction {transaction} holds back topic {topic.name} beyond its timeout"
             fix = f"{abort} {shlex.quote(transaction)} --root {_shown(root)}, or run either job"
             yield Check("transactions", WARN, message, fix)
-    for owner in sorted(set(map(owner_of, head.kafka_open))):
+    for owner in sorted(set(map(owner_of, state.kafka_open))):
         message = f"transaction {owner}, which Kafka left open, holds back imported topic {topic.name}"
         yield Check("transactions", WARN, message, f"{abort} {shlex.quote(owner)} --root {_shown(root)}")
 

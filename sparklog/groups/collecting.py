@@ -20,7 +20,7 @@ from sparklog.groups.group import Group
 from sparklog.groups.group_state import GROUPS, GroupState
 from sparklog.log.journal.chain import EntryChain, ids_of
 from sparklog.log.journal.entry_log import Collected, collect_entries
-from sparklog.log.state.topic_state import Head
+from sparklog.log.state.topic_state import TopicState
 from sparklog.log.topic.root import Root
 from sparklog.storage.retries import SETTLE_MS
 
@@ -54,7 +54,7 @@ def collect_groups(
     """Maintain all groups; entries stay as `collect_entries` says. `now_ms`: the store's clock (None: ask it)."""
     now_ms = root.store.now_ms() if now_ms is None else now_ms
     done = CollectedGroups()
-    heads: dict[str, Head] = {}
+    heads: dict[str, TopicState] = {}
 
     def collect(name: str) -> None:
         group = Group(root, name)
@@ -71,12 +71,12 @@ def collect_groups(
     return done
 
 
-def _expire(group: Group, retention_ms: int, now_ms: int, heads: dict[str, Head], dry_run: bool) -> bool:
+def _expire(group: Group, retention_ms: int, now_ms: int, heads: dict[str, TopicState], dry_run: bool) -> bool:
     """Expire offsets; True if there were some. `heads`: of topics that were looked at since `now_ms`."""
     state = group.log.refresh()
     for item in state.offsets:
         if item.topic not in heads:
-            heads[item.topic] = group.root.engine.log(item.topic).refresh().head
+            heads[item.topic] = group.root.engine.log(item.topic).refresh().topic_state
     deleted = _deleted_topics(group, state, heads, now_ms)
     everything = state.exists and now_ms - _empty_since_ms(group, state) >= retention_ms
 
@@ -90,11 +90,13 @@ def _expire(group: Group, retention_ms: int, now_ms: int, heads: dict[str, Head]
 
 
 def _deleted_topics(
-    group: Group, state: GroupState, heads: Mapping[str, Head], now_ms: int
+    group: Group, state: GroupState, heads: Mapping[str, TopicState], now_ms: int
 ) -> AbstractSet[tuple[str, str]]:
     ids = {item.place: heads[item.topic] for item in state.offsets}
-    deleted = {place for place, head in ids.items() if head.deleted and head.topic_id == place[1]}
-    others = {place for place, head in ids.items() if head.version >= 0 and head.topic_id != place[1]}
+    deleted = {place for place, topic_state in ids.items() if topic_state.deleted and topic_state.topic_id == place[1]}
+    others = {
+        place for place, topic_state in ids.items() if topic_state.version >= 0 and topic_state.topic_id != place[1]
+    }
     if not others:
         return deleted
     chain = EntryChain(group.root.store, GROUPS, state.id, group.root.env)

@@ -144,8 +144,10 @@ class Group:
 
     def topic_ids(self, topics: Iterable[str], failures: list[SparklogError] | None = None) -> dict[str, str]:
         names = sorted(set(topics))
-        heads = read_each(self.root.store, lambda name: self.root.engine.log(name).refresh().head, names, failures)
-        return {name: head.topic_id for name, head in heads.items() if head.exists}
+        heads = read_each(
+            self.root.store, lambda name: self.root.engine.log(name).refresh().topic_state, names, failures
+        )
+        return {name: state.topic_id for name, state in heads.items() if state.exists}
 
     def _outcomes(self, state: GroupState, *, decide: bool = False) -> tuple[dict[int, bool], list[Pending]]:
         """Return whether COMMIT names them, of the decided prepares by number; and the prepares that are unclear.
@@ -365,15 +367,15 @@ class Group:
             if not offsets[topic]:
                 continue
             log = self.root.topic(topic).log if refresh else self.root.engine.log(topic)
-            head = log.head(refresh=False)
+            state = log.state(refresh=False)
             # The offsets must not outlive the records that they are about.
             log.make_durable()
-            if ids is not None and ids.get(topic, head.topic_id) != head.topic_id:
+            if ids is not None and ids.get(topic, state.topic_id) != state.topic_id:
                 raise Conflict(
                     f"topic {topic} was deleted and created again: its offsets mean nothing now; start again"
                 )
-            rows = dict(_row(topic, head.partitions, *item, now_ms) for item in offsets[topic].items())
-            tables.append(topic_offsets(topic, head.topic_id, rows))
+            rows = dict(_row(topic, state.partitions, *item, now_ms) for item in offsets[topic].items())
+            tables.append(topic_offsets(topic, state.topic_id, rows))
         return tuple(tables)
 
 

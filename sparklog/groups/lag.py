@@ -132,9 +132,9 @@ def lag(
         every = description.is_active if all_partitions is None else all_partitions
         for offsets in state.offsets:
             snapshot = snapshots.get(offsets.topic)
-            if snapshot is None or snapshot.head.topic_id != offsets.topic_id:
+            if snapshot is None or snapshot.state.topic_id != offsets.topic_id:
                 continue
-            committed = {p: offset for _, p, offset in offsets.positions() if p < snapshot.head.partitions}
+            committed = {p: offset for _, p, offset in offsets.positions() if p < snapshot.state.partitions}
             ages = _ages(opened, snapshot, committed, now_ms, failures) if seconds else None
             rows += _rows(description, snapshot, committed, ages, every)
     return rows
@@ -153,7 +153,7 @@ def _snapshots(root: Root, topics: Collection[str], failures: list[SparklogError
 def _rows(
     group: GroupDescription, snapshot: Snapshot, committed: dict[int, int], ages: Ages | None, every: bool
 ) -> list[Lag]:
-    starts, ends = snapshot.head.log_start.tolist(), snapshot.head.log_end.tolist()
+    starts, ends = snapshot.state.log_start.tolist(), snapshot.state.log_end.tolist()
     rows = []
     for partition in range(len(ends)) if every else committed:
         offset = committed.get(partition)
@@ -170,7 +170,9 @@ def _ages(
     """Return seconds since the first unread record, of partitions that have one; None: no time, or not readable."""
     from sparklog.log.read.time_lookup import first_records
 
-    unread = {partition: offset for partition, offset in committed.items() if offset < snapshot.head.log_end[partition]}
+    unread = {
+        partition: offset for partition, offset in committed.items() if offset < snapshot.state.log_end[partition]
+    }
     newer = root.engine.log(snapshot.topic).read_snapshot
     places = list(unread.items())
     share = max(1, -(-len(places) // root.store.parallel_reads))

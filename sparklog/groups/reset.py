@@ -30,7 +30,7 @@ from sparklog.groups.group import Group
 from sparklog.groups.group_members import by_topic
 from sparklog.log.journal.documents import INT32_MAX, INT64_MAX
 from sparklog.log.read.time_lookup import offsets_for_timestamps
-from sparklog.log.state.topic_state import Head
+from sparklog.log.state.topic_state import TopicState
 from sparklog.log.state.view import READ_UNCOMMITTED
 
 _DURATION = re.compile(
@@ -91,25 +91,25 @@ def plan_reset(
         scenario = Scenario(To.DATETIME, now_ms - scenario.value)
     plan = []
     for topic, partitions in sorted(topics.items()):
-        head = group.root.topic(topic).log.head(refresh=False)
-        numbers = sorted(range(head.partitions) if partitions is None else set(partitions))
-        outside = [partition for partition in numbers if not 0 <= partition < head.partitions]
+        state = group.root.topic(topic).log.state(refresh=False)
+        numbers = sorted(range(state.partitions) if partitions is None else set(partitions))
+        outside = [partition for partition in numbers if not 0 <= partition < state.partitions]
         if outside:
             raise BadRequest(
-                f"topic '{topic}' has partitions 0 to {head.partitions - 1}, found {', '.join(map(str, outside))}"
+                f"topic '{topic}' has partitions 0 to {state.partitions - 1}, found {', '.join(map(str, outside))}"
             )
         old = {partition: offset for (name, partition), offset in current.items() if name == topic}
-        targets = _targets(group, scenario, topic, numbers, head, old)
-        plan += [_clamped(topic, partition, targets[partition], old.get(partition), head) for partition in numbers]
+        targets = _targets(group, scenario, topic, numbers, state, old)
+        plan += [_clamped(topic, partition, targets[partition], old.get(partition), state) for partition in numbers]
     return plan
 
 
 def _targets(
-    group: Group, scenario: Scenario, topic: str, partitions: Collection[int], head: Head, old: Mapping[int, int]
+    group: Group, scenario: Scenario, topic: str, partitions: Collection[int], state: TopicState, old: Mapping[int, int]
 ) -> dict[int, int]:
-    ends = {partition: int(head.log_end[partition]) for partition in partitions}
+    ends = {partition: int(state.log_end[partition]) for partition in partitions}
     if scenario.to is To.EARLIEST:
-        return {partition: int(head.log_start[partition]) for partition in partitions}
+        return {partition: int(state.log_start[partition]) for partition in partitions}
     if scenario.to is To.LATEST:
         return ends
     if scenario.to is To.CURRENT:
@@ -132,8 +132,8 @@ def _targets(
     return {**ends, **{partition: answer.offset for partition, answer in answers.items() if answer is not None}}
 
 
-def _clamped(topic: str, partition: int, asked: int, old: int | None, head: Head) -> NewOffset:
-    start, end = int(head.log_start[partition]), int(head.log_end[partition])
+def _clamped(topic: str, partition: int, asked: int, old: int | None, state: TopicState) -> NewOffset:
+    start, end = int(state.log_start[partition]), int(state.log_end[partition])
     new = min(max(asked, start), end)
     warning = None
     if asked != new:

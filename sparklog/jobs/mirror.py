@@ -131,8 +131,8 @@ class RootEndpoint:
         """Return the number of partitions of those of these topics that exist."""
         if self._root is None:
             return {}
-        heads = {name: self._root.engine.log(check_topic_name(name)).refresh().head for name in names}
-        return {name: head.partitions for name, head in heads.items() if head.exists}
+        heads = {name: self._root.engine.log(check_topic_name(name)).refresh().topic_state for name in names}
+        return {name: state.partitions for name, state in heads.items() if state.exists}
 
     def create(self, name: str, partitions: int) -> None:
         if self._root is None:

@@ -202,19 +202,19 @@ class RetainReport(RunReport):
 
 def plan_topic(snapshot: Snapshot, settings: Settings) -> list[tuple[Expiry, list[Segment]]]:
     """Plan the expiry of each partition; return it with the segments it was chosen from."""
-    head = snapshot.head
-    configs = settings.configs_of(snapshot.topic, head.configs)
-    rule = RollRule.of(configs, head.topic_id)
+    state = snapshot.state
+    configs = settings.configs_of(snapshot.topic, state.configs)
+    rule = RollRule.of(configs, state.topic_id)
     whole = snapshot.slices.all()
     planned = []
-    for partition in range(head.partitions):
-        log_end = int(head.log_end[partition])
+    for partition in range(state.partitions):
+        log_end = int(state.log_end[partition])
         slices = whole[whole.partition_rows(partition)]
         segments = segments_of(slices, partition, log_end, rule)
         expiry = plan_expiry(
             segments,
             partition=partition,
-            log_start=int(head.log_start[partition]),
+            log_start=int(state.log_start[partition]),
             log_end=log_end,
             # A committed record is durable: there are no replicas to wait for.
             high_watermark=log_end,
@@ -228,7 +228,7 @@ def plan_topic(snapshot: Snapshot, settings: Settings) -> list[tuple[Expiry, lis
 
 def future_records(snapshot: Snapshot, settings: Settings) -> tuple[FutureRecord, ...]:
     """Return the first record of each partition whose timestamp is so far in the future that it delays retention."""
-    configs = settings.configs_of(snapshot.topic, snapshot.head.configs)
+    configs = settings.configs_of(snapshot.topic, snapshot.state.configs)
     if not configs.is_deleting or configs.retention_ms < 0:
         return ()
     rows, after = snapshot.slices.all(), settings.now_ms + AHEAD_MS + 1
@@ -259,12 +259,12 @@ def _file_times(snapshot: Snapshot, slices: Slices) -> Callable[[Segment], int]:
 def expire(topic: Topic, settings: Settings, *, dry_run: bool = False) -> list[PartitionExpiry]:
     """Commit new log starts at once; return partitions that lose segments. `NotFound`, `Conflict`: it was deleted."""
     snapshot = topic.log.snapshot()
-    head = snapshot.head
+    state = snapshot.state
     planned = plan_topic(snapshot, settings)
-    moved = {e.partition: e.log_start for e, _ in planned if e.log_start > head.log_start[e.partition]}
-    _warn_of_seconds(topic, head.version, [item for expiry, _ in planned for item in expiry.gone])
+    moved = {e.partition: e.log_start for e, _ in planned if e.log_start > state.log_start[e.partition]}
+    _warn_of_seconds(topic, state.version, [item for expiry, _ in planned for item in expiry.gone])
     if moved and not dry_run:
-        topic.log.commit(LogStartIntent(head.topic_id, moved, op=RETAIN), head)
+        topic.log.commit(LogStartIntent(state.topic_id, moved, op=RETAIN), state)
     expired = []
     for expiry, all_segments in planned:
         if expiry.partition not in moved:
@@ -275,9 +275,9 @@ def expire(topic: Topic, settings: Settings, *, dry_run: bool = False) -> list[P
         expired.append(
             PartitionExpiry(
                 expiry.partition,
-                int(head.log_start[expiry.partition]),
+                int(state.log_start[expiry.partition]),
                 expiry.log_start,
-                int(head.log_end[expiry.partition]),
+                int(state.log_end[expiry.partition]),
                 sum(1 for segment in all_segments if segment.rows),
                 sum(segment.size for segment in all_segments),
                 tuple(Gone(reason, len(nbytes), sum(nbytes)) for reason, nbytes in sizes.items()),
@@ -297,7 +297,7 @@ def _records(snapshot: Snapshot, expiry: Expiry) -> tuple[int, int]:
 
 def expiry_backlog(snapshot: Snapshot, settings: Settings) -> Backlog:
     """Return what waits for a run of `retain`, as of `settings.now_ms`; files to delete are not looked for."""
-    configs, rows = settings.configs_of(snapshot.topic, snapshot.head.configs), snapshot.slices.all()
+    configs, rows = settings.configs_of(snapshot.topic, snapshot.state.configs), snapshot.slices.all()
     oldest_ms, expired_ms, excess = list[int](), list[int](), 0
     for expiry, _ in plan_topic(snapshot, settings):
         for item in expiry.gone:
@@ -341,10 +341,10 @@ def retain_topic(
     failures: list[Failure] = []
     topic_id = None
     try:
-        head = topic.log.refresh().head
-        report = replace(report, deleted=head.deleted, partitions=head.partitions)
-        topic_id = head.topic_id
-        if head.exists:
+        state = topic.log.refresh().topic_state
+        report = replace(report, deleted=state.deleted, partitions=state.partitions)
+        topic_id = state.topic_id
+        if state.exists:
             report = replace(report, resolved=0 if dry_run else len(resolve_topic(topic)))
             report = replace(report, expired=tuple(expire(topic, settings, dry_run=dry_run)))
             report = replace(report, future=future_records(topic.log.snapshot(), settings))
@@ -366,10 +366,10 @@ def retain_topic(
 
 def _exists(topic: Topic, topic_id: str | None) -> bool:
     try:
-        head = topic.log.refresh().head
+        state = topic.log.refresh().topic_state
     except SparklogError:
         return True
-    return head.exists and head.topic_id == topic_id
+    return state.exists and state.topic_id == topic_id
 
 
 def retain_root(
@@ -394,7 +394,7 @@ def retain_root(
     for name in topics or sorted(topic_names(root.store)):
         topic = topic_of(root, name)
         try:
-            if topic.log.refresh().head.version >= 0:
+            if topic.log.refresh().topic_state.version >= 0:
                 existing.append(topic)
             elif topics:
                 root.topic(name)
@@ -407,8 +407,10 @@ def retain_root(
         reports.append(report)
         on_done(report, len(existing))
     if existing and not topics:
-        heads = {topic.name: state.head for topic in existing if (state := topic.log.known()) is not None}
-        configs = [settings.configs_of(name, head.configs) for name, head in heads.items() if head.exists]
+        heads = {topic.name: state.topic_state for topic in existing if (state := topic.log.known()) is not None}
+        configs = [
+            settings.configs_of(name, topic_state.configs) for name, topic_state in heads.items() if topic_state.exists
+        ]
         keep_ms = kept_entries_ms(max((config.file_delete_delay_ms for config in configs), default=0))
         reports += _retain_root_files(root, settings, keep_ms, dry_run)
     return sorted(reports, key=lambda report: report.topic)

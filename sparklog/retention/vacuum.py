@@ -32,7 +32,7 @@ from sparklog.log.state.commit_intents import Draft, Nothing
 from sparklog.log.state.configs import LEAST_DELETE_DELAY_MS
 from sparklog.log.state.history import History
 from sparklog.log.state.slice_table import SliceTable
-from sparklog.log.state.topic_state import Head
+from sparklog.log.state.topic_state import TopicState
 from sparklog.log.state.writer_runs import KAFKA_WRITER
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.report import Failure
@@ -99,20 +99,20 @@ class UpkeepIntent:
     needs_table: ClassVar[bool] = False
     repeatable: ClassVar[bool] = True
 
-    def draft(self, topic: str, head: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
-        floor = self.floor if self.floor is not None and self.floor > head.floor else None
-        holds = dict.fromkeys(ended_holds(head, self.now_ms, self.needed))
-        expired = idle_writers(head, self.now_ms)
+    def draft(self, topic: str, state: TopicState, origin: TopicState, table: SliceTable | None) -> Draft | Nothing:
+        floor = self.floor if self.floor is not None and self.floor > state.floor else None
+        holds = dict.fromkeys(ended_holds(state, self.now_ms, self.needed))
+        expired = idle_writers(state, self.now_ms)
         if floor is None and not holds and not expired:
-            return Nothing("nothing has run out", head.version)
+            return Nothing("nothing has run out", state.version)
         return Draft(MAINTAIN, holds=holds, floor=floor, expired=expired)
 
 
-def idle_writers(head: Head, now_ms: int) -> dict[str, int]:
+def idle_writers(state: TopicState, now_ms: int) -> dict[str, int]:
     """Return the writers idle for 90 days, with the versions of their registry entries; of Kafka's producers a day."""
     return {
         name: entry.version
-        for name, entry in head.registry.items()
+        for name, entry in state.registry.items()
         if now_ms - entry.time_ms > (IDLE_KAFKA_MS if name.startswith(KAFKA_WRITER) else IDLE_MS)
     }
 
@@ -163,7 +163,7 @@ class _Vacuum:
     settings: Settings
     store_ms: int
     history: History
-    head: Head
+    state: TopicState
     delay_ms: int
     floor: int
     needed: frozenset[str] = frozenset()
@@ -197,12 +197,12 @@ class _Vacuum:
         """Return the paths of all data files that stay."""
         return self.named.union(*self.held.values())
 
-    def hold_versions(self, head: Head) -> list[int]:
-        return sorted(v for v in held_versions(head, self.careful_ms, self.needed) if v < self.floor)
+    def hold_versions(self, state: TopicState) -> list[int]:
+        return sorted(v for v in held_versions(state, self.careful_ms, self.needed) if v < self.floor)
 
-    def hold(self, head: Head) -> None:
+    def hold(self, state: TopicState) -> None:
         """Read the paths that held versions name; `NotFound` or `Corrupt` if a version cannot be rebuilt."""
-        for version in self.hold_versions(head):
+        for version in self.hold_versions(state):
             if version not in self.held:
                 self.held[version] = self.own_paths(self.history.at(version).slices.paths())
 
@@ -227,20 +227,20 @@ def vacuum(topic: Topic, settings: Settings, *, runner: Runner | None = None, dr
 
 def _vacuum(topic: Topic, settings: Settings, runner: Runner, dry_run: bool) -> VacuumReport:
     run = _listed(topic, settings, dry_run)
-    head, of_log, waiting = run.head, _choose_of_log(run, run.head), _waiting_commits(run, run.head)
+    state, of_log, waiting = run.state, _choose_of_log(run, run.state), _waiting_commits(run, run.state)
     # Commits of a topic that was deleted may have records, too: the features of the new one do not tell.
     run.reads_names = bool(run.files or any(of_log[-1:]) or waiting)
     if run.reads_names:
         _read_named(run)
-        run.hold(head)
-    phases = _phases(run, head, of_log)
+        run.hold(state)
+    phases = _phases(run, state, of_log)
     # Records in old commits that no version needs any more.
     unnamed_commits = (version for version in waiting if commit_path(version) not in run.kept)
     has_records = any(run.history.commit(version).inline for version in unnamed_commits)
-    floor = max(head.floor, run.floor) if phases[0] or phases[-1] or has_records else head.floor
+    floor = max(state.floor, run.floor) if phases[0] or phases[-1] or has_records else state.floor
     if not dry_run:
-        after = topic.log.commit(UpkeepIntent(run.careful_ms, floor, run.needed), head).head
-        if after.version != head.version:
+        after = topic.log.commit(UpkeepIntent(run.careful_ms, floor, run.needed), state).state
+        if after.version != state.version:
             if run.reads_names:
                 _read_named_since(run, after)
                 run.hold(after)
@@ -257,13 +257,13 @@ def _vacuum(topic: Topic, settings: Settings, runner: Runner, dry_run: bool) -> 
     return VacuumReport(
         topic.name,
         dry_run,
-        head.floor,
+        state.floor,
         floor,
         (*_summed(deleted), *temporary.removed),
         held=sum(file.path in only_held for file in run.files),
         foreign=run.foreign,
-        ended_holds=tuple(ended_holds(head, run.careful_ms, run.needed)),
-        idle_writers=tuple(idle_writers(head, run.careful_ms)),
+        ended_holds=tuple(ended_holds(state, run.careful_ms, run.needed)),
+        idle_writers=tuple(idle_writers(state, run.careful_ms)),
         failures=(*temporary.failures, *failures),
     )
 
@@ -272,29 +272,29 @@ def _listed(topic: Topic, settings: Settings, dry_run: bool) -> _Vacuum:
     """List the log, choose the floor, and list the data files begun below it."""
     store_ms = store_clock_ms(topic.store, topic.root.env, dry_run=dry_run)
     history = History(topic.store, topic.name, topic.root.env)
-    head = topic.log.refresh().head
-    delay_ms = delete_delay_ms(history, head, settings)
-    floor = plan.floor_version(history.commits, head.version, settings.now_ms, delay_ms)
-    run = _Vacuum(topic, settings, store_ms, history, head, delay_ms, floor)
-    stay = frozenset[str]() if dry_run else plan.give_up_clones(topic, head, run.careful_ms)
-    run.needed = stay | needed_by_clones(topic, head, settings, run.careful_ms)
+    state = topic.log.refresh().topic_state
+    delay_ms = delete_delay_ms(history, state, settings)
+    floor = plan.floor_version(history.commits, state.version, settings.now_ms, delay_ms)
+    run = _Vacuum(topic, settings, store_ms, history, state, delay_ms, floor)
+    stay = frozenset[str]() if dry_run else plan.give_up_clones(topic, state, run.careful_ms)
+    run.needed = stay | needed_by_clones(topic, state, settings, run.careful_ms)
     run.files, run.foreign = _list_data_files(topic.store, topic.name, floor)
     return run
 
 
-def _phases(run: _Vacuum, head: Head, of_log: list[list[DeletionCandidate]]) -> list[list[DeletionCandidate]]:
+def _phases(run: _Vacuum, state: TopicState, of_log: list[list[DeletionCandidate]]) -> list[list[DeletionCandidate]]:
     """Return what is deleted, in the order in which it is deleted: data files first, commits last."""
-    kept, reasons = run.kept, plan.Reasons(run.floor, head.deleted, run.created, run.recently_named)
+    kept, reasons = run.kept, plan.Reasons(run.floor, state.deleted, run.created, run.recently_named)
     # A commit may have records that a version names, which is not known if no names were read.
     commits = [plan.without_records(run.topic.name, old, kept) if run.reads_names else [] for old in of_log[-1:]]
     return [plan.unnamed(run.files, kept, reasons), *of_log[:-1], *commits]
 
 
-def _waiting_commits(run: _Vacuum, head: Head) -> list[int]:
+def _waiting_commits(run: _Vacuum, state: TopicState) -> list[int]:
     """Return the old commits that only two newer checkpoints would let go, and that may have records."""
-    if head.exists and INLINE_RECORDS not in head.read_features:
+    if state.exists and INLINE_RECORDS not in state.read_features:
         return []
-    newest = [version for version, _ in zip(run.history.sound_below(head.version), range(2), strict=False)]
+    newest = [version for version, _ in zip(run.history.sound_below(state.version), range(2), strict=False)]
     lowest = newest[1] if len(newest) == 2 else 0
     commits = run.history.commits
     waiting = (commits.version >= lowest) & (commits.version < run.floor) & (commits.modified_ms < run.kept_since_ms)
@@ -306,7 +306,7 @@ def unreferenced(topic: Topic) -> tuple[int, int]:
     snapshot = topic.log.snapshot()
     files, _ = _list_data_files(topic.store, topic.name, snapshot.version)
     kept = plan.own_paths(topic.name, snapshot.slices.paths())
-    versions = {hold.version for hold in snapshot.head.holds.values()}
+    versions = {hold.version for hold in snapshot.state.holds.values()}
     if versions:
         history = History(topic.store, topic.name, topic.root.env)
         kept |= plan.own_paths(topic.name, set().union(*(history.at(version).slices.paths() for version in versions)))
@@ -333,15 +333,15 @@ def _list_data_files(store: Store, topic: str, floor: int) -> tuple[list[plan.Li
 
 def _read_named(run: _Vacuum) -> None:
     """Read the paths that versions name, from the last floor on."""
-    history, floor, start = run.history, run.floor, min(run.head.floor, run.floor)
+    history, floor, start = run.history, run.floor, min(run.state.floor, run.floor)
     if history.base_of(start) is None or not history.commits.has(start + 1, floor):
         # The last floor is no longer kept: start at the new one, and reasons for deletion are less exact.
         start = floor
     begin = history.at(start)
-    last, table = begin.head, begin.slices
+    last, table = begin.state, begin.slices
     run.recently_named = run.own_paths(table.paths())
     run.named = set(run.recently_named) if start == floor else set()
-    for last, commit in history.walk(begin.head, run.head.version):
+    for last, commit in history.walk(begin.state, run.state.version):
         paths = run.own_paths({file.path for file in commit.files})
         run.recently_named |= paths
         if commit.op == CREATE:
@@ -352,18 +352,18 @@ def _read_named(run: _Vacuum) -> None:
         table = table.apply(commit, last)
         if commit.version == floor:
             run.named |= run.own_paths(table.paths())
-    _check_same(run, last, run.head)
+    _check_same(run, last, run.state)
 
 
-def _read_named_since(run: _Vacuum, after: Head) -> None:
+def _read_named_since(run: _Vacuum, after: TopicState) -> None:
     """Read the paths that commits name which were made since the log was listed."""
-    last = run.head
-    for last, commit in run.history.walk(run.head, after.version):  # noqa: B007
+    last = run.state
+    for last, commit in run.history.walk(run.state, after.version):  # noqa: B007
         run.named |= run.own_paths({file.path for file in commit.files})
     _check_same(run, last, after)
 
 
-def _check_same(run: _Vacuum, walked: Head, expected: Head) -> None:
+def _check_same(run: _Vacuum, walked: TopicState, expected: TopicState) -> None:
     """Raise `Corrupt` unless the walk over checkpoints and commits ended at the state that readers see."""
     if walked.version != expected.version or walked.crc != expected.crc:
         raise Corrupt(
@@ -373,18 +373,18 @@ def _check_same(run: _Vacuum, walked: Head, expected: Head) -> None:
         )
 
 
-def _choose_of_log(run: _Vacuum, head: Head) -> list[list[DeletionCandidate]]:
+def _choose_of_log(run: _Vacuum, state: TopicState) -> list[list[DeletionCandidate]]:
     """Choose heads of checkpoints, their tables (later, as a reader that lists a head must find them) and commits."""
     history = run.history
-    newest = [version for version, _ in zip(history.sound_below(head.version), range(2), strict=False)]
+    newest = [version for version, _ in zip(history.sound_below(state.version), range(2), strict=False)]
     if len(newest) < 2:
         return []
-    young = plan.oldest_young(history.commits, head.version, run.store_ms, run.store_ms - run.kept_since_ms)
+    young = plan.oldest_young(history.commits, state.version, run.store_ms, run.store_ms - run.kept_since_ms)
     limit = min(newest[1], young, run.floor)
     anchor = next(iter(history.sound_below(limit)), -1)
-    if not history.commits.has(anchor + 1, min(head.version, int(history.commits.version[-1]))):
+    if not history.commits.has(anchor + 1, min(state.version, int(history.commits.version[-1]))):
         return []
-    bases = {version: history.base_of(version) for version in run.hold_versions(head)}
+    bases = {version: history.base_of(version) for version in run.hold_versions(state)}
     held = [(-1 if base is None else base, version) for version, base in bases.items()]
     needed = {*newest, anchor, *(base for base in bases.values() if base is not None)}
     heads = plan.old_checkpoints(history.checkpoints, needed, anchor, now_ms=run.store_ms, limit_ms=run.kept_since_ms)
@@ -431,7 +431,7 @@ def _delete(
     for victims in phases:
         by_key = {victim.key: victim for victim in victims}
         chunks = [tuple(by_key)[i : i + CHUNK] for i in range(0, len(by_key), CHUNK)]
-        works = [DeleteWork(run.topic.store, run.topic.name, run.head.topic_id, keys) for keys in chunks]
+        works = [DeleteWork(run.topic.store, run.topic.name, run.state.topic_id, keys) for keys in chunks]
         delete_runner: Runner = runner if len(works) > run.topic.store.limits.local_chunks else InProcess()
         for work, result in delete_runner.run(works):
             if isinstance(result, SparklogError):

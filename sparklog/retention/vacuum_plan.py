@@ -29,7 +29,7 @@ from sparklog.log.journal.names import commit_key, topic_folder
 from sparklog.log.state.commit import DELETE
 from sparklog.log.state.commit_intents import DeleteIntent
 from sparklog.log.state.history import CommitFiles, History, first_of_run
-from sparklog.log.state.topic_state import Head
+from sparklog.log.state.topic_state import TopicState
 from sparklog.log.topic.cloning import GiveUpIntent, clone_of_hold, is_given_up, still_names
 from sparklog.log.topic.engine import TopicLog
 from sparklog.log.topic.topic import RootContext, Topic
@@ -189,31 +189,31 @@ def old_checkpoints(
 _LOG = logging.getLogger("sparklog.retention")
 
 
-def delete_delay_ms(history: History, head: Head, settings: Settings) -> int:
+def delete_delay_ms(history: History, state: TopicState, settings: Settings) -> int:
     """Return `file.delete.delay.ms`; of a deleted topic its last value, if the log still has it."""
-    configs = head.configs
-    if head.deleted:
+    configs = state.configs
+    if state.deleted:
         with suppress(Corrupt, NotFound):
             # After a delete only maintenance commits, and few of them.
-            version = head.version
+            version = state.version
             while version > 0 and history.commit(version).op != DELETE:
                 version -= 1
-            configs = history.at(version - 1).head.configs
+            configs = history.at(version - 1).state.configs
     return settings.configs_of(history.topic, configs).file_delete_delay_ms
 
 
-def ended_holds(head: Head, now_ms: int, needed: Collection[str] = ()) -> list[str]:
-    ended = [name for name, hold in head.holds.items() if hold.expires_ms is not None and hold.expires_ms <= now_ms]
+def ended_holds(state: TopicState, now_ms: int, needed: Collection[str] = ()) -> list[str]:
+    ended = [name for name, hold in state.holds.items() if hold.expires_ms is not None and hold.expires_ms <= now_ms]
     return [name for name in ended if name not in needed]
 
 
-def held_versions(head: Head, now_ms: int, needed: Collection[str] = ()) -> set[int]:
+def held_versions(state: TopicState, now_ms: int, needed: Collection[str] = ()) -> set[int]:
     """Return the versions whose files a hold keeps: it has not ended, or is one of the `needed` ones."""
-    ended = ended_holds(head, now_ms, needed)
-    return {hold.version for name, hold in head.holds.items() if name not in ended}
+    ended = ended_holds(state, now_ms, needed)
+    return {hold.version for name, hold in state.holds.items() if name not in ended}
 
 
-def give_up_clones(topic: Topic, head: Head, now_ms: int) -> frozenset[str]:
+def give_up_clones(topic: Topic, state: TopicState, now_ms: int) -> frozenset[str]:
     """Give up the clones whose holds have expired by `now_ms` and that do not exist: none can be created any more.
 
     Return the names of the holds for which this failed: they must stay. A clone under the topic's name is left out: its
@@ -225,13 +225,13 @@ def give_up_clones(topic: Topic, head: Head, now_ms: int) -> frozenset[str]:
             _give_up(topic.root.engine.log(clone), topic_id, now_ms)
         return False
 
-    return _staying_holds(topic, head, now_ms, give_up)
+    return _staying_holds(topic, state, now_ms, give_up)
 
 
-def _staying_holds(topic: Topic, head: Head, now_ms: int, stays: Callable[[str, str], bool]) -> frozenset[str]:
+def _staying_holds(topic: Topic, state: TopicState, now_ms: int, stays: Callable[[str, str], bool]) -> frozenset[str]:
     """Return the names of the expired holds of clones (name, topic id) that stay, or cannot be asked about."""
     names = set()
-    for name in ended_holds(head, now_ms):
+    for name in ended_holds(state, now_ms):
         clone = clone_of_hold(name)
         try:
             if clone is not None and stays(*clone):
@@ -243,28 +243,28 @@ def _staying_holds(topic: Topic, head: Head, now_ms: int, stays: Callable[[str, 
 
 
 def _give_up(clone: TopicLog, topic_id: str, now_ms: int) -> None:
-    head = clone.refresh().head
-    if not is_given_up(head, topic_id):
-        head = clone.commit(GiveUpIntent(topic_id, now_ms)).head
-    if is_given_up(head, topic_id) and head.exists and head.topic_id == topic_id:
-        clone.commit(DeleteIntent(topic_id, head.version))
+    state = clone.refresh().topic_state
+    if not is_given_up(state, topic_id):
+        state = clone.commit(GiveUpIntent(topic_id, now_ms)).state
+    if is_given_up(state, topic_id) and state.exists and state.topic_id == topic_id:
+        clone.commit(DeleteIntent(topic_id, state.version))
 
 
-def needed_by_clones(topic: Topic, head: Head, settings: Settings, now_ms: int) -> frozenset[str]:
+def needed_by_clones(topic: Topic, state: TopicState, settings: Settings, now_ms: int) -> frozenset[str]:
     """Return the names of expired holds whose clones still name the topic's files, or cannot be read."""
     return _staying_holds(
-        topic, head, now_ms, lambda clone, id_: _still_named(topic.root, clone, id_, topic.name, settings, now_ms)
+        topic, state, now_ms, lambda clone, id_: _still_named(topic.root, clone, id_, topic.name, settings, now_ms)
     )
 
 
 def _still_named(root: RootContext, clone: str, topic_id: str, owner: str, settings: Settings, now_ms: int) -> bool:
     history = History(root.store, clone, root.env)
-    head = root.engine.log(clone).refresh().head
-    if head.version < 0 or (is_given_up(head, topic_id) and clone != owner):
+    state = root.engine.log(clone).refresh().topic_state
+    if state.version < 0 or (is_given_up(state, topic_id) and clone != owner):
         return False
-    since = floor_version(history.commits, head.version, now_ms, delete_delay_ms(history, head, settings))
-    versions = held_versions(head, now_ms)
+    since = floor_version(history.commits, state.version, now_ms, delete_delay_ms(history, state, settings))
+    versions = held_versions(state, now_ms)
     if since < 0:
         # The log is too young: all of its versions may still be read.
         return True
-    return still_names(history, topic_id, owner, since, versions, head.version)
+    return still_names(history, topic_id, owner, since, versions, state.version)

@@ -56,7 +56,7 @@ def commit_batches(log: TopicLog, batches: Sequence[ReceivedBatch]) -> Responses
     responses = Responses()
     try:
         known = log.known()
-        for is_optimistic in (known is not None and known.head.exists, *[False] * MAX_ATTEMPTS):
+        for is_optimistic in (known is not None and known.topic_state.exists, *[False] * MAX_ATTEMPTS):
             pending = [batch for batch in batches if batch not in responses]
             target = log.append_target(refresh=not is_optimistic)
             checked = _checked(log, target, pending)
@@ -74,7 +74,7 @@ def commit_batches(log: TopicLog, batches: Sequence[ReceivedBatch]) -> Responses
 
 def _checked(log: TopicLog, target: AppendTarget, batches: Sequence[ReceivedBatch]) -> CheckedBatches:
     """Validate batches in order against the cached state."""
-    registry, now_ms = log.head(refresh=False).registry, log.env.wall_ms()
+    registry, now_ms = log.state(refresh=False).registry, log.env.wall_ms()
     accepted: dict[ReceivedBatch, ProducedBatch] = {}
     writers: dict[str, KafkaWriterKey] = {}
     responses: Responses = {}
@@ -125,7 +125,7 @@ def _repeated(log: TopicLog, received: ReceivedBatch, batch: ProducedBatch, entr
     if stored is None:
         return ProduceResponse(Code.DUPLICATE_SEQUENCE_NUMBER)
     time_ms = stored.max_timestamp if stored.attributes & LOG_APPEND_TIME_BIT else -1
-    log_start = int(log.head(refresh=False).log_start[received.partition])
+    log_start = int(log.state(refresh=False).log_start[received.partition])
     return ProduceResponse(Code.NONE, stored.base_offset, time_ms, log_start)
 
 
@@ -142,7 +142,7 @@ def _committed(log: TopicLog, target: AppendTarget, checked: CheckedBatches, is_
         if is_optimistic or isinstance(error, SequenceConflict):
             return {}
         raise
-    starts = log.head(refresh=False).log_start
+    starts = log.state(refresh=False).log_start
     time_ms = result.time_ms if target.configs.log_append_time else -1
     return {
         batch: ProduceResponse(Code.NONE, result.base[partition] + offset, time_ms, int(starts[partition]))

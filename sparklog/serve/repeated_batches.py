@@ -38,7 +38,7 @@ def find_repeated(log: TopicLog, partition: int, batch: ProducedBatch, entry: Wr
     Returns None if the batch is not among the latest five of its producer, or its records have been deleted.
     """
     snapshot = log.snapshot(refresh=False)
-    start = int(snapshot.head.log_start[partition])
+    start = int(snapshot.state.log_start[partition])
     # Each later record of the producer takes one offset.
     later = (entry.batch + 1 - batch.base_sequence) % (MAX_SEQUENCE + 1) - batch.count
     end = _end_of_commit(snapshot, partition, entry.version) - later
@@ -63,7 +63,7 @@ def find_repeated(log: TopicLog, partition: int, batch: ProducedBatch, entry: Wr
 
 def _end_of_commit(snapshot: Snapshot, partition: int, version: int) -> int:
     """Return the offset after the records that a commit appended to a partition; the log end if the commit is gone."""
-    log_end, key = int(snapshot.head.log_end[partition]), commit_key(snapshot.topic, version)
+    log_end, key = int(snapshot.state.log_end[partition]), commit_key(snapshot.topic, version)
     try:
         commit = decode_commit(snapshot.store.get(key), key, version, whole=False)
     except (Corrupt, NotFound):

@@ -55,7 +55,7 @@ from sparklog.log.state.commit_intents import CreateIntent
 from sparklog.log.state.history import History
 from sparklog.log.state.range_slices import RangeSlices, select_ranges
 from sparklog.log.state.slice_table import Snapshot
-from sparklog.log.state.topic_state import Head
+from sparklog.log.state.topic_state import TopicState
 from sparklog.log.state.view import READ_COMMITTED, OffsetRange, Stored
 from sparklog.log.state.writer_runs import TXN, KafkaWriterKey, SequenceConflict, WriterEntry
 from sparklog.log.topic.engine import TopicLog
@@ -97,12 +97,12 @@ class CopyPositions:
     records: Int64s
 
 
-def writer_ids(source: Head) -> list[str]:
+def writer_ids(source: TopicState) -> list[str]:
     """Return the ids of the writers that carry the positions in the partitions of a topic."""
     return [f"repartition-{source.topic_id}-{partition}" for partition in range(source.partitions)]
 
 
-def copied_by(writers: Mapping[str, Writer] | Mapping[str, WriterEntry], source: Head) -> CopyPositions | None:
+def copied_by(writers: Mapping[str, Writer] | Mapping[str, WriterEntry], source: TopicState) -> CopyPositions | None:
     """Return the positions that writers of a commit, or of a topic, carry; None if they copy another topic."""
     entries = [writers.get(id_) for id_ in writer_ids(source)]
     if not any(entries):
@@ -118,20 +118,20 @@ class Copying:
     def __init__(self, root: Root, source: Snapshot, name: str, partitions: int) -> None:
         self.root, self.source, self.name, self.partitions = root, source, name, partitions
         self.log: TopicLog = root.engine.log(name)
-        self.ends = source.head.last_stable()
-        self._reached = source.head.log_start
+        self.ends = source.state.last_stable()
+        self._reached = source.state.log_start
 
     def create(self) -> bool:
         """Create the new topic, with the configs of the old one. False: it exists, and can be gone on with."""
-        source = self.source.head
+        source = self.source.state
         writers = tuple(Writer(TXN, id_, 0, None, 0) for id_ in writer_ids(source))
         intent = CreateIntent(self.root.env.new_id(), self.partitions, source.configs, writers=writers)
-        if not self.log.refresh().head.exists:
+        if not self.log.refresh().topic_state.exists:
             try:
                 self.root.engine.create(self.name, intent)
             except Conflict:
                 # Another run was faster, or the name is not allowed.
-                if not self.log.refresh().head.exists:
+                if not self.log.refresh().topic_state.exists:
                     raise
             else:
                 if earlier := source.previous_partition_counts:
@@ -142,18 +142,18 @@ class Copying:
 
     def copied(self) -> CopyPositions:
         """Return how far the newest known state is. `Conflict` if the new topic is not such a copy."""
-        head, source = self.log.head(refresh=False), self.source
-        copied = copied_by(head.registry, source.head)
+        state, source = self.log.state(refresh=False), self.source
+        copied = copied_by(state.registry, source.state)
         if copied is None:
             raise Conflict(
                 f"topic '{self.name}' exists, and is no copy that repartition made of topic '{source.topic}' (id "
-                f"{source.head.topic_id}): choose another name, or delete it"
+                f"{source.state.topic_id}): choose another name, or delete it"
             )
-        if head.partitions != self.partitions:
-            existing = units.count(head.partitions, "partition")
+        if state.partitions != self.partitions:
+            existing = units.count(state.partitions, "partition")
             raise Conflict(
                 f"topic '{self.name}' was created with {existing}, found {self.partitions}: continue with "
-                f"{head.partitions}, or choose another name"
+                f"{state.partitions}, or choose another name"
             )
         return copied
 
@@ -195,22 +195,22 @@ class Copying:
         from sparklog.log.write.arrow_data import write_files
 
         target = self.log.append_target()
-        before, registry = self.copied(), self.log.head(refresh=False).registry
+        before, registry = self.copied(), self.log.state(refresh=False).registry
         ranges = self._ranges(np.maximum(self._reached, before.offsets), ends)
         if not ranges:
             return 0
-        check_alone(self, self.log.head(refresh=False).log_end, before)
+        check_alone(self, self.log.state(refresh=False).log_end, before)
         target = replace(target, configs=target.configs.changed(AS_THEY_ARE))
         after = CopyPositions(before.offsets.copy(), before.records.copy())
         records = self._rows(ranges, after)
         files = write_files(records, target, self.root.env, options=None, writer=None, copied=True)
         if files:
-            rows = zip(writer_ids(self.source.head), after.offsets.tolist(), after.records.tolist(), strict=True)
+            rows = zip(writer_ids(self.source.state), after.offsets.tolist(), after.records.tolist(), strict=True)
             follows = {id_: entry.batch for id_, entry in registry.items()}
             writers = tuple(KafkaWriterKey(id_, offset, follows.get(id_), count) for id_, offset, count in rows)
             # What is copied must not outlive the records that it is of, nor what decided them.
             source = self.root.engine.log(self.source.topic)
-            for prepare in source.current().head.open:
+            for prepare in source.current().topic_state.open:
                 self.root.engine.decisions.log(prepare.txn.id).make_durable()
             source.make_durable()
             try:
@@ -250,7 +250,7 @@ class Copying:
         if np.any(step.after.offsets > self.ends):
             # Another run has copied more than this one knows of.
             return None
-        starts = np.maximum(step.before.offsets, self.source.head.log_start)
+        starts = np.maximum(step.before.offsets, self.source.state.log_start)
         placed = [rows[1:] for rows in self._placed(self._ranges(starts, step.after.offsets), ("key",))]
         if not placed:
             return None
@@ -336,11 +336,11 @@ def set_offsets(copying: Copying) -> list[MovedGroup]:
     names = [name for name, offsets in committed.items() if any(topic == source.topic for topic, _ in offsets)]
     if not names:
         return []
-    read = np.zeros((len(names), source.head.partitions), np.int64)
+    read = np.zeros((len(names), source.state.partitions), np.int64)
     for row, name in enumerate(names):
         for (topic, partition), item in committed[name].items():
             # Of a partition that came a moment ago nothing is copied.
-            if topic == source.topic and partition < source.head.partitions:
+            if topic == source.topic and partition < source.state.partitions:
                 read[row, partition] = item.offset
     places = _places(read, copying)
     moved = []
@@ -402,12 +402,12 @@ def _steps_back(read: Int64s, copying: Copying) -> tuple[list[CopyStep], Int64s,
 
     Also the ends of the new partitions after the copy, and by group whether the commits go back so far.
     """
-    total = ends = copying.log.head(refresh=False).log_end
+    total = ends = copying.log.state(refresh=False).log_end
     is_certain = np.zeros(len(read), np.bool_)
     after, added = copying.copied(), np.zeros_like(ends)
     steps: list[CopyStep] = []
     for commit in _commits_back(copying.log):
-        before = copied_by({writer.id: writer for writer in commit.writers}, copying.source.head)
+        before = copied_by({writer.id: writer for writer in commit.writers}, copying.source.state)
         if before is not None:
             if not steps:
                 # What others have appended since is new to each group. Before it was the copy alone.
@@ -425,10 +425,10 @@ def _steps_back(read: Int64s, copying: Copying) -> tuple[list[CopyStep], Int64s,
 
 def _commits_back(log: TopicLog) -> Iterator[Commit]:
     """Yield the commits of a topic from the newest one back, as far as they are kept."""
-    head = log.head(refresh=False)
+    state = log.state(refresh=False)
     history = History(log.store, log.topic, log.env)
-    crc = head.crc
-    for version in range(head.version, -1, -1):
+    crc = state.crc
+    for version in range(state.version, -1, -1):
         try:
             commit = history.commit(version)
         except NotFound:
@@ -521,6 +521,6 @@ def copy_topic(
     created = copying.create()
     records = copying.run(step_bytes, progress)
     total = int(copying.copied().records.sum())
-    waiting = int((source.head.log_end - copying.ends).sum())
+    waiting = int((source.state.log_end - copying.ends).sum())
     moved = tuple(set_offsets(copying)) if move_groups else ()
     return Repartitioned(topic, name, partitions, created, records, total, waiting, moved)

@@ -65,13 +65,13 @@ def check_not_one_write(transactional_id: str) -> str:
 
 def resolve_topic(topic: Topic) -> tuple[Resolved, ...]:
     """Record the outcomes of open transactions in a topic, and abort those past their timeout."""
-    head = topic.log.head()
-    if not head.open:
+    state = topic.log.state()
+    if not state.open:
         return ()
-    resolved = tuple(topic.root.engine.decisions.resolve(topic.name, head))
+    resolved = tuple(topic.root.engine.decisions.resolve(topic.name, state))
     if resolved:
         try:
-            topic.log.commit(MaintainIntent(head.topic_id, resolved=resolved), head)
+            topic.log.commit(MaintainIntent(state.topic_id, resolved=resolved), state)
         except Conflict:
             # Deleted and created again meanwhile: outcomes of the old topic's slices mean nothing here.
             reached("transactions: a topic is created again before outcomes are recorded in it")
@@ -99,7 +99,7 @@ def visible_snapshot(topic: Topic) -> Snapshot:
         gone |= missing
         if topic.name not in raw:
             raise no_topic(topic.name, topic.root.location)
-        further = {name for snapshot in shown.values() for name in snapshot.head.siblings} - raw.keys() - gone
+        further = {name for snapshot in shown.values() for name in snapshot.state.siblings} - raw.keys() - gone
         if not further:
             return limited_to(raw[topic.name], consistent_ends(shown)[topic.name])
         for name in sorted(further):
@@ -132,12 +132,12 @@ def _topic_recorded(root: Root, transactional_id: str, n: int, prepare: Prepared
     key = transactional_id, n, prepare.version
 
     def recorded(state: LogState) -> bool:
-        head = state.head
-        if head.version < prepare.version:
+        topic_state = state.topic_state
+        if topic_state.version < prepare.version:
             return False
-        if head.deleted or head.topic_id != prepare.topic_id:
+        if topic_state.deleted or topic_state.topic_id != prepare.topic_id:
             return True
-        return not any((item.txn.id, item.txn.n, item.version) == key for item in head.open)
+        return not any((item.txn.id, item.txn.n, item.version) == key for item in topic_state.open)
 
     return _shows(root.engine.log(prepare.topic), recorded, ask)
 
@@ -288,7 +288,7 @@ class ExpiryPass:
 def _in_use(root: Root) -> Iterator[str]:
     """Yield the ids with a transaction open in a topic, or pending offsets in a group."""
     for name in root.topics():
-        yield from (item.txn.id for item in root.engine.log(name).head(refresh=False).open)
+        yield from (item.txn.id for item in root.engine.log(name).state(refresh=False).open)
     for name in ids_of(root.store, GROUPS):
         yield from (item.txn for item in root.engine.entries(GROUPS, name).refresh().pending)
 

@@ -21,7 +21,7 @@ from sparklog.log.decisions.expired_ids import REGISTER
 from sparklog.log.journal.clocks import reading_clock_ms
 from sparklog.log.journal.names import check_id
 from sparklog.log.state.kafka_source import KafkaOpen
-from sparklog.log.state.topic_state import Head
+from sparklog.log.state.topic_state import TopicState
 from sparklog.log.topic.root import Root
 from sparklog.storage.parallel_reads import map_requests
 from sparklog.transactions.completion import resolve_topic, transactional_ids
@@ -120,7 +120,7 @@ def list_transactions(root: Root, failures: list[SparklogError] | None = None) -
     """List all ids that have decisions, or a transaction open in a topic or a group, in order."""
     open_now = _Open.of(root, failures)
     ids = {name for name in transactional_ids(root.store, failures) if not name.startswith(REGISTER)}
-    ids.update(item.txn.id for head in open_now.heads.values() for item in head.open)
+    ids.update(item.txn.id for topic_state in open_now.heads.values() for item in topic_state.open)
     ids.update(item.txn for state in open_now.groups.values() for item in state.pending)
     ids.update(open_now.kafka_owners())
     listed = list(map_requests(root.store, lambda name: _listed(root, name, open_now), sorted(ids)))
@@ -184,27 +184,27 @@ def _abort_here(root: Root, description: TransactionDescription, number: int) ->
 class _Open:
     """The newest states of the topics and groups in which transactions hold something open."""
 
-    heads: dict[str, Head]
+    heads: dict[str, TopicState]
     groups: dict[str, GroupState]
 
     @staticmethod
     def of(root: Root, failures: list[SparklogError] | None) -> _Open:
         groups = Groups(root)
-        heads = {name: root.engine.log(name).head(refresh=False) for name in root.topics(failures)}
+        heads = {name: root.engine.log(name).state(refresh=False) for name in root.topics(failures)}
         states = {name: groups.group(name).log.current() for name in groups.names(failures)}
         return _Open(
-            {name: head for name, head in heads.items() if head.open or head.kafka_open},
+            {name: topic_state for name, topic_state in heads.items() if topic_state.open or topic_state.kafka_open},
             {name: state for name, state in states.items() if state.pending},
         )
 
     def kafka_owners(self) -> set[str]:
-        return {owner_of(transaction) for head in self.heads.values() for transaction in head.kafka_open}
+        return {owner_of(transaction) for state in self.heads.values() for transaction in state.kafka_open}
 
     def kafka_of(self, owner: str) -> tuple[KafkaTransaction, ...]:
         transactions = (
             KafkaTransaction(topic, transaction)
-            for topic, head in self.heads.items()
-            for transaction in head.kafka_open
+            for topic, state in self.heads.items()
+            for transaction in state.kafka_open
             if owner_of(transaction) == owner
         )
         return tuple(sorted(transactions, key=lambda item: (item.topic, item.open.partition, item.open.producer)))
@@ -262,12 +262,12 @@ def _held_and_waiting(
     held: list[HeldPartition] = []
     waiting: list[UnrecordedOutcome] = []
     now_ms: int | None = None
-    for topic, head in open_now.heads.items():
-        for (owner, n), prepares in open_transactions(head).items():
+    for topic, topic_state in open_now.heads.items():
+        for (owner, n), prepares in open_transactions(topic_state).items():
             if owner != state.id:
                 continue
             if state.decided(n):
-                committed = bool(state.resolved(topic, head.topic_id, n).committed)
+                committed = bool(state.resolved(topic, topic_state.topic_id, n).committed)
                 waiting.append(UnrecordedOutcome(topic, n, committed))
                 continue
             now_ms = reading_clock_ms(root.store, root.env) if now_ms is None else now_ms

@@ -24,7 +24,7 @@ from sparklog.log.state.commit import TAKEOVER, Writer
 from sparklog.log.state.commit_intents import Draft, Nothing, check_topic
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import content_of
-from sparklog.log.state.topic_state import Head
+from sparklog.log.state.topic_state import TopicState
 from sparklog.log.state.writer_runs import WriterKey, decide, next_epoch
 from sparklog.log.topic.root import Root
 from sparklog.log.write.append_target import TopicFiles
@@ -119,21 +119,21 @@ class TakeOverIntent:
     needs_table: ClassVar[bool] = False
     repeatable: ClassVar[bool] = True
 
-    def draft(self, topic: str, head: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
-        check_topic(topic, head, self.topic_id)
-        key, entry = self.key, head.registry.get(self.key.id)
+    def draft(self, topic: str, state: TopicState, origin: TopicState, table: SliceTable | None) -> Draft | Nothing:
+        check_topic(topic, state, self.topic_id)
+        key, entry = self.key, state.registry.get(self.key.id)
         if entry is None or key.run is None:
-            return Nothing("the writer is not known here", head.version)
+            return Nothing("the writer is not known here", state.version)
         decide(entry, key, self.count, f"topic '{topic}'", self.now_ms)
         if entry.run == key.run:
-            return Nothing("the run is known here", head.version)
+            return Nothing("the run is known here", state.version)
         epoch = next_epoch(entry, key.run, key.epoch)
         return Draft(TAKEOVER, writer=Writer(key.mode, key.id, entry.batch, key.run, entry.count, epoch))
 
 
 def in_decisions(root: Root, topic: str, key: WriterKey, count: int) -> bool:
     """True if this batch for a topic of an option was published as a transaction. Errors of the replay rule."""
-    entry = root.engine.log(topic).current().head.registry.get(key.id)
+    entry = root.engine.log(topic).current().topic_state.registry.get(key.id)
     if key.run is None or (entry is not None and entry.run == key.run):
         return False
     run, now_ms = key.run, root.env.wall_ms()
@@ -153,16 +153,16 @@ def in_topics(root: Root, key: WriterKey, count: int, names: Iterable[str] | Non
     judged = _of_any_layout(key)
     intents: dict[str, TakeOverIntent] = {}
     for name in root.topics(unread) if names is None else names:
-        head = root.engine.log(name).current().head
-        entry = head.registry.get(key.id)
+        state = root.engine.log(name).current().topic_state
+        entry = state.registry.get(key.id)
         if entry is not None:
             # All are asked before one is written: a batch that is refused stops no other run.
             decide(entry, judged, count, f"topic '{name}'", now_ms)
-            intents[name] = TakeOverIntent(head.topic_id, judged, count, now_ms)
+            intents[name] = TakeOverIntent(state.topic_id, judged, count, now_ms)
     published = False
     for name, intent in intents.items():
         with suppress(NotFound):
-            after = root.engine.log(name).commit(intent).head.registry.get(key.id)
+            after = root.engine.log(name).commit(intent).state.registry.get(key.id)
             published |= after is not None and after.batch == key.batch
     return published
 

@@ -124,7 +124,7 @@ def test_damage_that_has_nothing_to_do_with_the_topics_is_left_out_and_said(
 def test_a_group_beyond_the_version_is_set_to_the_end(
     sparklog: Sparklog, filled: Path, lines_file: LinesFile, tmp_path: Path
 ) -> None:
-    version = library.open(filled).topic("orders").log.head().version
+    version = library.open(filled).topic("orders").log.state().version
     behind = replace(SYSTEM, wall_ms=lambda: SYSTEM.wall_ms() - 60_000)
     root = open_root(LocalStore(filled), env=behind)
     sparklog("produce", "orders", "-p", 0, "--file", lines_file("c\nd\n"))

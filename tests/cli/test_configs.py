@@ -42,14 +42,14 @@ def test_alter_in_kafkas_syntax(sparklog: Sparklog, orders: library.log.topic.To
         "  segment.ms: 604800000 (7 days) -> 7 (7 ms)",
         "Completed updating config for topic orders.",
     ]
-    assert orders.log.head().configs.explicit == {"cleanup.policy": "compact,delete", "segment.ms": "7"}
+    assert orders.log.state().configs.explicit == {"cleanup.policy": "compact,delete", "segment.ms": "7"}
     again = sparklog("configs", "alter", "orders", "--add-config", "segment.ms=7").lines
     assert again == ["Config of topic orders is so already."]
 
 
 def test_a_dry_run_checks_and_changes_nothing(sparklog: Sparklog, orders: library.log.topic.Topic) -> None:
     orders.append(pa.table({"value": [b"no key"]}))
-    version = orders.log.head().version
+    version = orders.log.state().version
     said = sparklog("configs", "alter", "orders", "--add-config", "segment.ms=7", "--dry-run", "--json").out
     assert json.loads(said) == {
         "topic": "orders",
@@ -59,16 +59,16 @@ def test_a_dry_run_checks_and_changes_nothing(sparklog: Sparklog, orders: librar
     compact = ("configs", "alter", "orders", "--add-config", "cleanup.policy=compact")
     assert "without a key" in sparklog(*compact, "--dry-run", code=1).err
     assert "without a key" in sparklog(*compact, code=1).err
-    assert orders.log.head().version == version
+    assert orders.log.state().version == version
     sparklog(*compact, "--force")
-    assert orders.log.head().configs.is_compacted
+    assert orders.log.state().configs.is_compacted
 
 
 def test_alter_from_a_file(sparklog: Sparklog, orders: library.log.topic.Topic, tmp_path: Path) -> None:
     file = tmp_path / "configs.properties"
     file.write_text("# ours\nsegment.ms = 7\n")
     sparklog("configs", "alter", "orders", "--add-config-file", file)
-    assert orders.log.head().configs.explicit == {"retention.ms": "1000", "segment.ms": "7"}
+    assert orders.log.state().configs.explicit == {"retention.ms": "1000", "segment.ms": "7"}
     assert "cannot be read" in sparklog("configs", "alter", "orders", "--add-config-file", tmp_path / "no", code=1).err
 
 
@@ -91,16 +91,16 @@ def test_wrong_input_changes_nothing(
     outcome = sparklog("configs", "alter", "orders", *arguments, code=code)
     assert says in outcome.err
     assert len(outcome.err.splitlines()) == 1
-    assert library.open(root).topic("orders").log.head().version == 0
+    assert library.open(root).topic("orders").log.state().version == 0
 
 
 def test_a_config_that_changed_since_it_was_looked_at_is_a_conflict(orders: library.log.topic.Topic) -> None:
-    seen = orders.log.head()
+    seen = orders.log.state()
     orders.alter(configs={"retention.ms": 5})
     with pytest.raises(library.Conflict, match="changed by another process"):
         orders.alter(configs={"retention.ms": 6}, since=seen)
     orders.alter(configs={"segment.ms": 6}, since=seen)
-    assert orders.log.head().configs.explicit == {"retention.ms": "5", "segment.ms": "6"}
+    assert orders.log.state().configs.explicit == {"retention.ms": "5", "segment.ms": "6"}
 
 
 def test_a_kafka_directory_has_no_configs(sparklog: Sparklog) -> None:

@@ -25,7 +25,7 @@ def log(root: Path) -> Root:
 
 
 def starts(log: Root, name: str) -> list[int]:
-    return list(log.topic(name).log.head().log_start.tolist())
+    return list(log.topic(name).log.state().log_start.tolist())
 
 
 def offsets_file(tmp_path: Path, document: object) -> Path:
@@ -52,10 +52,10 @@ def test_kafkas_offset_file_is_taken_whole(sparklog: Sparklog, log: Root, tmp_pa
 def test_the_short_form_never_goes_back(sparklog: Sparklog, log: Root) -> None:
     short = ("delete-records", "--topic", "a", "--partition", 0, "--offset")
     assert sparklog(*short, 6).lines[-1] == "partition: a-0\tlow_watermark: 6"
-    version = log.topic("a").log.head().version
+    version = log.topic("a").log.state().version
     found = json.loads(sparklog(*short, 2, "--json").out)
     assert found == {"dryRun": False, "partitions": [{"topic": "a", "partition": 0, "lowWatermark": 6}]}
-    assert log.topic("a").log.head().version == version
+    assert log.topic("a").log.state().version == version
 
 
 @pytest.mark.parametrize(

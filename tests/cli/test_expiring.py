@@ -133,7 +133,7 @@ def test_configs_come_along_with_the_metadata_log(
         (folder / "00000000000000000000-0000000000.checkpoint").write_bytes(kafka_batch(0, [TOPIC_GONE]))
         (folder / "00000000000000000002-0000000001.checkpoint").write_bytes(kafka_batch(0, snapshot))
     err = sparklog("import", log_dir, "-t", "keep", "-q", *given).err
-    assert package.open(root).topic("keep").log.head().configs.explicit == configs
+    assert package.open(root).topic("keep").log.state().configs.explicit == configs
     taken = {name: value for name, value in configs.items() if (*given, "") != ("-c", f"{name}={value}", "")}
     if taken:
         shown = ", ".join(f"{name}={value}" for name, value in taken.items())
@@ -165,4 +165,4 @@ def test_a_record_of_a_newer_kafka_is_one_line(log_dir: Path, root: Path, sparkl
     assert "corrupt_records skip" in line
     assert not root.exists()
     sparklog("import", log_dir, "-t", "keep", "--corrupt-records", "skip")
-    assert package.open(root).topic("keep").log.head().configs.explicit == {"retention.ms": "-1"}
+    assert package.open(root).topic("keep").log.state().configs.explicit == {"retention.ms": "-1"}

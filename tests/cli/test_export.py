@@ -32,12 +32,12 @@ def test_a_topic_goes_out_and_a_table_says_what_did(orders: Path, sparklog: Spar
     said = sparklog("export", "orders", "--to", tmp_path / "out")
     topic = package.open(orders).topic("orders")
     assert said.lines[0] == (
-        f"Topic: orders\tTopicId: {topic.log.head().topic_id}\tPartitionCount: 3\tConfigs: retention.ms=-1"
+        f"Topic: orders\tTopicId: {topic.log.state().topic_id}\tPartitionCount: 3\tConfigs: retention.ms=-1"
     )
     assert said.lines[1] == "Not for a broker: segment.bytes=5000 (Kafka takes no less than 1048576)"
     assert said.lines[2].split() == ["PARTITION", "LOG-START", "LAST-STABLE", "LOG-END", "SEGMENTS", "BYTES", "LINKED"]
     assert [line.split()[:4] for line in said.lines[3:]] == [
-        [str(n), "0", str(end), str(end)] for n, end in enumerate(topic.log.head().log_end.tolist())
+        [str(n), "0", str(end), str(end)] for n, end in enumerate(topic.log.state().log_end.tolist())
     ]
     view = KafkaView(tmp_path / "out")
     assert sum(len(read(view, "orders", n)) for n in range(3)) == 360
@@ -58,7 +58,7 @@ def test_parts_as_json(orders: Path, sparklog: Sparklog, tmp_path: Path) -> None
     topic = package.open(orders).topic("orders")
     found = topic.offset_for_timestamp(START_MS + 2000).values()
     assert [part["logStart"] for part in said["partitions"]] == [at.offset for at in found if at is not None]
-    assert [part["logEnd"] for part in said["partitions"]] == topic.log.head().log_end.tolist()
+    assert [part["logEnd"] for part in said["partitions"]] == topic.log.state().log_end.tolist()
 
 
 def test_groups_go_out_as_the_offsets_topic_and_as_a_file(orders: Path, sparklog: Sparklog, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def test_all_topics_then_what_is_new(log_dir: Path, root: Path, sparklog: Sparkl
         ["orders", "2", "6", "0", "6", "170", "B", "0", "B", "0", "0"],
     ]
     topic = package.open(root).topic("orders")
-    assert topic.log.head().configs.retention_ms == -1
+    assert topic.log.state().configs.retention_ms == -1
     assert topic.scan().to_table()["value"].to_pylist() == [b"a", b"b", b"c"] * 2
     write_partition(log_dir, "orders-1", {3: kafka_batch(3, [b"d"])})
     again = sparklog("import", log_dir)
@@ -141,7 +141,7 @@ def test_groups_and_their_offsets_come_along(fixtures: Path, root: Path, sparklo
     kafkas = KafkaView(folder).topic_id("txn-a")
     assert described.lines[1] == f"Imported from Kafka's topic with id {kafkas}"
     (row,) = json.loads(sparklog("topics", "describe", "txn-a", "--json").out)
-    assert (row["kafkaTopicId"], row["topicId"]) == (kafkas, package.open(root).topic("txn-a").log.head().topic_id)
+    assert (row["kafkaTopicId"], row["topicId"]) == (kafkas, package.open(root).topic("txn-a").log.state().topic_id)
     found = json.loads(sparklog("import", folder, "-t", "txn-b", "--json", "--no-groups", "--no-transactions").out)
     assert found["groups"] == []
     assert "producer 4 in partition 1, from 19" in sparklog("topics", "describe", "txn-b").out

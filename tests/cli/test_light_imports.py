@@ -161,7 +161,7 @@ def root(tmp_path: Path) -> Path:
     transaction._prepare_topics()
     # It has read everything: else its lag has an age, for which a record is read.
     Groups(log).group("h").join("one").leave()
-    Groups(log).group("g").alter({"orders": dict(enumerate(log.topic("orders").log.head().log_end.tolist()))})
+    Groups(log).group("g").alter({"orders": dict(enumerate(log.topic("orders").log.state().log_end.tolist()))})
     log.create_topic("many", partitions=20).append(pa.table({"value": [b"v"] * 20, "partition": range(20)}))
     return tmp_path / "root"
 

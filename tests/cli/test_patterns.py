@@ -55,7 +55,7 @@ def test_configs_are_altered_by_a_pattern(sparklog: Sparklog, log: Path) -> None
         ("test-a", False, "7"),
         ("test-b", False, "7"),
     ]
-    heads = {name: library.open(log).topic(name).log.head().configs.text("segment.ms") for name in names(log)}
+    heads = {name: library.open(log).topic(name).log.state().configs.text("segment.ms") for name in names(log)}
     assert heads["test-a"] == heads["test-b"] == "7" != heads["orders"] == heads["a-test-c"]
 
 

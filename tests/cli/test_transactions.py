@@ -167,7 +167,7 @@ def test_an_id_of_kafkas_and_of_the_roots_own(sparklog: Sparklog, imported: Path
     assert sparklog("transactions", "abort", "tx-open", "--n", 0).out == (
         "Aborted transaction 0 of tx-open, it held back own.\n"
     )
-    assert opened.topic("txn-b").log.head().kafka_open
+    assert opened.topic("txn-b").log.state().kafka_open
     assert sparklog("transactions", "abort", "tx-open").out == "Aborted Kafka's transaction of tx-open in txn-b-1.\n"
 
 

@@ -115,7 +115,7 @@ def test_offsets_beyond_the_end_are_believed_while_a_cache_may_hide_the_end(
     append(place, "a", 0, "1", "2")
     with place.consumer() as older:
         assert everything(older) == ["1", "2"]
-    until, newest = place.now_ms + 60_000, commit_key("a", place.topic("a").log.head().version)
+    until, newest = place.now_ms + 60_000, commit_key("a", place.topic("a").log.state().version)
     stale = HidingStore(place.store, lambda key: key == newest and place.now_ms < until, place.sleep)
     monkeypatch.setattr(place, "store", stale)
     consumer = place.consumer(session_timeout_ms=30_000)

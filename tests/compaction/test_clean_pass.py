@@ -177,7 +177,7 @@ def test_random_logs_end_as_the_rules_say(seed: int, tmp_path: Path) -> None:
 
 def assert_told(topic: Topic, done: CleanResult, told: Told) -> None:
     assert done.cleaned is not None
-    assert topic.log.head().first_dirty_offset.tolist() == [told.end]
+    assert topic.log.state().first_dirty_offset.tolist() == [told.end]
     plan, counts = done.cleaned.plan, done.cleaned.counts
     assert (plan.first_dirty, plan.first_uncleanable, plan.ratio) == (
         told.first_dirty,
@@ -350,9 +350,9 @@ def test_a_delete_horizon_beyond_all_time_is_the_end_of_time(place: CountedRoot)
 def test_a_second_run_finds_nothing_to_do(place: CountedRoot) -> None:
     topic = updated(place)
     committed(topic, plan(topic)[0])
-    version = topic.log.head().version
+    version = topic.log.state().version
     assert plan(topic) == []
-    assert topic.log.head().version == version
+    assert topic.log.state().version == version
 
 
 def test_of_two_passes_at_once_one_stands(place: CountedRoot) -> None:
@@ -379,7 +379,7 @@ def test_small_maps_reach_the_same_in_several_passes(tmp_path: Path) -> None:
         while works := plan(topic, slots=slots):
             done = committed(topic, works[0])
             passes += 1
-            assert done.more == (int(topic.log.head().first_dirty_offset[0]) < 800)
+            assert done.more == (int(topic.log.state().first_dirty_offset[0]) < 800)
         assert passes == 1 if slots is None else passes > 3
         ends.append(contents(topic))
     assert ends[0] == ends[1] == ends[2]
@@ -502,7 +502,7 @@ def test_damage_is_named_and_nothing_is_committed(place: CountedRoot, where: Cal
     data[at] ^= 1
     place.inner.replace(key, bytes(data))  # type: ignore[attr-defined]
     (work,) = plan(topic)
-    before, version = topic.log.snapshot().slices.all().base.tolist(), topic.log.head().version
+    before, version = topic.log.snapshot().slices.all().base.tolist(), topic.log.state().version
     with pytest.raises(Corrupt) as caught:
         work.run()
     assert caught.value.file == key
@@ -511,7 +511,7 @@ def test_damage_is_named_and_nothing_is_committed(place: CountedRoot, where: Cal
         # The batch, or the place in it; of a byte that no batch's CRC-32C covers only the segment is known.
         batch = len(headers) // 2
         assert headers.position[batch] <= caught.value.position < headers.position[batch] + headers.size[batch]
-    assert topic.log.head().version == version
+    assert topic.log.state().version == version
     assert topic.log.snapshot().slices.all().base.tolist() == before
 
 
@@ -595,7 +595,7 @@ def test_segments_below_the_log_start_are_not_named(place: CountedRoot) -> None:
     assert [file.base for file in done.files] == [(10,)]
     assert topic.log.snapshot().slices.all().base.tolist() == [10]
     assert contents(topic) == [(10, b"a", b"2"), (11, b"b", b"2")]
-    assert topic.log.head().first_dirty_offset.tolist() == [12]
+    assert topic.log.state().first_dirty_offset.tolist() == [12]
 
 
 def test_of_a_log_without_keys_an_empty_batch_is_left(place: CountedRoot) -> None:
@@ -612,7 +612,7 @@ def test_of_a_log_without_keys_an_empty_batch_is_left(place: CountedRoot) -> Non
     assert (base, [(batch.base, batch.last, batch.records) for batch in batches]) == (0, [(4, 5, ())])
     slices = topic.log.snapshot().slices.all()
     assert (slices.base.tolist(), slices.end.tolist(), slices.records.tolist()) == ([0], [6], [0])
-    assert topic.log.head().first_dirty_offset.tolist() == [6]
+    assert topic.log.state().first_dirty_offset.tolist() == [6]
 
 
 def test_a_full_index_begins_another_segment(place: CountedRoot) -> None:

@@ -68,8 +68,8 @@ def cleaned_once(topic: Topic, each: Pass) -> CleanResult | None:
     done = works[0].run()
     if not done.rewrites:
         return None
-    head = topic.log.head()
-    outcome = topic.log.commit(RewriteIntent(works[0].op, head.topic_id, done.rewrites, done.files))
+    state = topic.log.state()
+    outcome = topic.log.commit(RewriteIntent(works[0].op, state.topic_id, done.rewrites, done.files))
     assert outcome.commit is not None
     assert not outcome.dropped
     return done
@@ -136,18 +136,18 @@ def assert_same_segment(found: Found, expected: Found) -> None:
 def expired(topic: Topic, each: Pass) -> Expiry:
     """Delete what has expired, with Kafka's clock."""
     snapshot = topic.log.snapshot()
-    head, configs = snapshot.head, each.before.configs
-    log_end = int(head.log_end[0])
+    state, configs = snapshot.state, each.before.configs
+    log_end = int(state.log_end[0])
     expiry = plan_expiry(
-        segments_of(snapshot.slices.all(), 0, log_end, RollRule.of(configs, head.topic_id)),
+        segments_of(snapshot.slices.all(), 0, log_end, RollRule.of(configs, state.topic_id)),
         partition=0,
-        log_start=int(head.log_start[0]),
+        log_start=int(state.log_start[0]),
         log_end=log_end,
         high_watermark=log_end,
         configs=configs,
         now_ms=each.now_ms,
     )
-    topic.log.commit(LogStartIntent(head.topic_id, {0: expiry.log_start}))
+    topic.log.commit(LogStartIntent(state.topic_id, {0: expiry.log_start}))
     return expiry
 
 
@@ -178,9 +178,9 @@ def assert_pass(each: Pass, place: CountedRoot) -> None:
     if done is not None:
         assert_told(topic, done, each)
     log_start = expire(topic, each)
-    head = topic.log.head()
-    assert head.log_start.tolist() == [log_start]
-    assert head.log_end.tolist() == [each.after.log_end]
+    state = topic.log.state()
+    assert state.log_start.tolist() == [log_start]
+    assert state.log_end.tolist() == [each.after.log_end]
     found, expected = segments(topic), expected_segments(each)
     assert [segment.base for segment in found] == [segment.base for segment in expected]
     for mine, other in zip(found, expected, strict=True):
@@ -192,7 +192,7 @@ def assert_told(topic: Topic, done: CleanResult, each: Pass) -> None:
     told = each.after.cleaner
     cleaned = done.cleaned
     assert cleaned is not None
-    assert topic.log.head().first_dirty_offset.tolist() == [told["endOffset"]]
+    assert topic.log.state().first_dirty_offset.tolist() == [told["endOffset"]]
     assert cleaned.plan.first_uncleanable == told["firstUncleanableOffset"]
     assert done.more == (told["endOffset"] < told["firstUncleanableOffset"])
     after = [(item["baseOffset"], item["size"], item["largestTimestamp"]) for item in told["segmentsAfterCleaning"]]

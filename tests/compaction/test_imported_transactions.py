@@ -79,7 +79,7 @@ def sealed_by_now(topic: Topic) -> None:
     report = compact_topic(topic, Settings(topic.root.env.wall_ms() + AGED), InProcess(), CompactOptions(roll=True))
     assert not report.failures
     snapshot = topic.log.snapshot()
-    check_state(snapshot.head, snapshot.slices)
+    check_state(snapshot.state, snapshot.slices)
 
 
 # ---------------------------------------------------------------- fixtures
@@ -97,7 +97,7 @@ def test_imported_fixtures_read_as_kafkas_consumer_reads_them(
             topic = place.root.topic(topic_name)
             if sealed:
                 sealed_by_now(topic)
-            assert int(topic.log.head().last_stable()[number]) == facts[name]["lastStableOffset"]
+            assert int(topic.log.state().last_stable()[number]) == facts[name]["lastStableOffset"]
             for isolation in LEVELS:
                 expected = without_epochs(expected_records(fixtures / fixture, name, isolation, stage))
                 assert read_topic(topic, number, isolation) == expected, (name, isolation, sealed)
@@ -177,7 +177,7 @@ def model_of(history: History) -> Visible:
 
 def check(topic: Topic, expected: Visible, rng: random.Random) -> None:
     """All of it, and some ranges, whose markers may lie behind them."""
-    assert int(topic.log.head().last_stable()[0]) == expected.last_stable
+    assert int(topic.log.state().last_stable()[0]) == expected.last_stable
     assert seen(topic, READ_UNCOMMITTED) == expected.uncommitted
     assert seen(topic, READ_COMMITTED) == expected.committed
     for _ in range(5):
@@ -205,7 +205,7 @@ def test_random_logs_at_every_step(place: CountedRoot, tmp_path: Path, seed: int
     check(topic, expected, rng)
     sealed_by_now(topic)
     check(topic, expected, rng)
-    left = topic.log.head().kafka_open
+    left = topic.log.state().kafka_open
     assert bool(left) == (expected.last_stable < history.log.log_end)
     if left:
         # As if Kafka's coordinator had ended them one by one.
@@ -247,7 +247,7 @@ def test_cleaning_shows_nothing_that_was_aborted_and_keeps_the_latest(
         assert set(found) <= set(before.committed)
         latest = {key: offset for offset, key, _ in before.committed}
         assert latest == {key: offset for offset, key, _ in found}
-        assert int(topic.log.head().last_stable()[0]) == before.last_stable
+        assert int(topic.log.state().last_stable()[0]) == before.last_stable
         assert [each for each in seen(topic, READ_UNCOMMITTED) if each[0] >= before.last_stable] == [
             each for each in before.uncommitted if each[0] >= before.last_stable
         ]
@@ -288,18 +288,18 @@ def values(topic: Topic, partition: int = 0, isolation: str = READ_COMMITTED) ->
 
 def test_open_transactions_hold_back_readers_until_they_are_ended(place: CountedRoot, tmp_path: Path) -> None:
     topic = opened(place, tmp_path)
-    assert topic.log.head().last_stable().tolist() == [1, 0, 1]
+    assert topic.log.state().last_stable().tolist() == [1, 0, 1]
     assert values(topic) == [b"a"]
     assert values(topic, isolation=READ_UNCOMMITTED) == [b"a", b"b", b"c", b"d", b"e"]
     described = topic.describe().kafka_open
     assert [(each.partition, each.producer, each.first) for each in described] == [(0, 7, 1), (0, 9, 5), (1, 7, 0)]
     assert topic.end_kafka_transactions(producers=[7]) == (described[0], described[2])
-    assert topic.log.head().last_stable().tolist() == [5, 2, 1]
+    assert topic.log.state().last_stable().tolist() == [5, 2, 1]
     assert (values(topic), values(topic, 1)) == ([b"a", b"c"], [])
     assert topic.end_kafka_transactions(commit=True) == (described[1],)
     assert topic.end_kafka_transactions() == ()
     assert values(topic) == [b"a", b"c", b"e"]
-    assert topic.log.head().last_stable().tolist() == topic.log.head().log_end.tolist() == [8, 2, 1]
+    assert topic.log.state().last_stable().tolist() == topic.log.state().log_end.tolist() == [8, 2, 1]
 
 
 def test_the_markers_are_those_of_kafkas_coordinator(place: CountedRoot, tmp_path: Path) -> None:
@@ -320,10 +320,10 @@ def test_an_append_ends_them_first(place: CountedRoot, tmp_path: Path, caplog: p
     assert topic.append(pa.table({"value": ["new"], "partition": pa.array([0], pa.int32())})).base == {0: 8}
     assert [values(topic, partition) for partition in range(3)] == [[b"a", b"c", b"new"], [], [b"g"]]
     assert "aborted Kafka's open transaction of producer 9 in partition 0, from 5" in caplog.text
-    assert topic.log.head().kafka_open == ()
-    version = topic.log.head().version
+    assert topic.log.state().kafka_open == ()
+    version = topic.log.state().version
     topic.append(pa.table({"value": ["more"]}))
-    assert topic.log.head().version == version + 1
+    assert topic.log.state().version == version + 1
 
 
 def test_the_import_can_abort_or_refuse_them(place: CountedRoot, tmp_path: Path) -> None:
@@ -334,7 +334,7 @@ def test_the_import_can_abort_or_refuse_them(place: CountedRoot, tmp_path: Path)
     with pytest.raises(BadRequest, match="one of keep, abort, refuse, found 'drop'"):
         opened(place, tmp_path, open_transactions="drop")
     topic = opened(place, tmp_path, open_transactions="abort")
-    assert topic.log.head().kafka_open == ()
+    assert topic.log.state().kafka_open == ()
     assert values(topic) == [b"a", b"c"]
 
 
@@ -343,13 +343,13 @@ def test_they_outlive_a_checkpoint_and_go_with_their_records(place: CountedRoot,
     topic.log.refresh()
     topic.log.write_checkpoint()
     again = place.reopened()
-    assert again.log.head().kafka_open == topic.log.head().kafka_open
-    assert again.log.head() == topic.log.head()
+    assert again.log.state().kafka_open == topic.log.state().kafka_open
+    assert again.log.state() == topic.log.state()
     topic.delete_records({0: 4})
-    assert topic.log.head().last_stable().tolist() == [4, 0, 1]
+    assert topic.log.state().last_stable().tolist() == [4, 0, 1]
     topic.delete_records({0: 6, 1: 1})
-    assert topic.log.head().kafka_open == ()
-    assert topic.log.head().last_stable().tolist() == [6, 1, 1]
+    assert topic.log.state().kafka_open == ()
+    assert topic.log.state().last_stable().tolist() == [6, 1, 1]
 
 
 def test_two_who_end_them_at_once_write_one_marker(place: CountedRoot, tmp_path: Path) -> None:
@@ -364,7 +364,7 @@ def test_two_who_end_them_at_once_write_one_marker(place: CountedRoot, tmp_path:
 
     topic.log.commit = late  # type: ignore[method-assign,assignment]
     assert [each.producer for each in topic.end_kafka_transactions()] == [7, 7]
-    assert topic.log.head().log_end.tolist() == [8, 2, 1]
+    assert topic.log.state().log_end.tolist() == [8, 2, 1]
     assert values(topic) == [b"a", b"c"]
 
 
@@ -489,8 +489,8 @@ def rewritten(topic: Topic) -> RewriteIntent:
     from sparklog.log.state.rewrites import Rewrite
 
     snapshot = topic.log.snapshot()
-    head, sources = snapshot.head, planned_slices("t", 0, snapshot.slices.select(0))
-    writer = SegmentWriter(topic.store, "t", 0, head.version, "run", head.configs)
+    state, sources = snapshot.state, planned_slices("t", 0, snapshot.slices.select(0))
+    writer = SegmentWriter(topic.store, "t", 0, state.version, "run", state.configs)
     writer.begin(0)
     indexes = []
     for row in sources.rows():
@@ -507,7 +507,7 @@ def rewritten(topic: Topic) -> RewriteIntent:
     )
     writer.aborted(concatenate(indexes))
     files = writer.close()
-    return RewriteIntent(COMPACT, head.topic_id, (Rewrite(Edit(0, 0, last), sources.inputs()),), files)
+    return RewriteIntent(COMPACT, state.topic_id, (Rewrite(Edit(0, 0, last), sources.inputs()),), files)
 
 
 def test_passes_of_transactions_are_among_those_read() -> None:

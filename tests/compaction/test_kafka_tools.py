@@ -102,12 +102,12 @@ def scanned(topic: Topic, partition: int) -> list[Parsed]:
 def check_records(topic: Topic, dumped: Dumped, peer: Any) -> int:
     """A scan, a second parser and Kafka's dump have the same records in the sealed segments; how many."""
     records = 0
-    for partition in range(topic.log.head().partitions):
+    for partition in range(topic.log.state().partitions):
         logs = sealed_logs(topic, partition)
         if not logs:
             continue
         seen = [(log, record) for log in logs for record in parsed(log, peer)]
-        start = topic.log.head().log_start[partition]
+        start = topic.log.state().log_start[partition]
         assert scanned(topic, partition) == [r for _, r in seen if not r.control and r.offset >= start]
         for log in logs:
             assert [
@@ -250,12 +250,12 @@ def test_what_brokers_wrote_is_accepted_after_sealing(fixtures: Path, kafka_tool
         for topic in imported(tmp_path / name, fixtures / name, "data", configs):
             compacted(topic, topic.root.env.wall_ms(), roll=True)
             topics.append(topic)
-            for partition in range(topic.log.head().partitions):
+            for partition in range(topic.log.state().partitions):
                 kafka = expected_records(fixtures / name, f"{topic.name}-{partition}")
                 table = topic.scan(partitions=[partition], isolation_level=READ_UNCOMMITTED).to_table()
                 assert table["offset"].to_pylist() == [record.offset for record in kafka]
                 assert table["value"].to_pylist() == [record.value for record in kafka]
-                if partition in {each.partition for each in topic.log.head().kafka_open}:
+                if partition in {each.partition for each in topic.log.state().kafka_open}:
                     continue  # What Kafka left open is not closed yet.
                 assert topic.log.snapshot().slices.select(partition).sealed().all()
                 # Segments may be cut elsewhere; what was aborted stays what Kafka says.
@@ -263,7 +263,7 @@ def test_what_brokers_wrote_is_accepted_after_sealing(fixtures: Path, kafka_tool
                 aborted = [log.with_suffix(".txnindex") for log in sealed_logs(topic, partition)]
                 assert joined(aborted) == joined(sorted(left.glob("*.txnindex")))
     logs = [
-        log for topic in topics for number in range(topic.log.head().partitions) for log in sealed_logs(topic, number)
+        log for topic in topics for number in range(topic.log.state().partitions) for log in sealed_logs(topic, number)
     ]
     assert any(log.with_suffix(".txnindex").exists() for log in logs)
     checked = kafka_tools.checked(logs)

@@ -24,7 +24,7 @@ from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.segments import RollRule, due, segments_of
 from sparklog.log.state.slice_table import Slices, SliceTable, Snapshot, Texts
 from sparklog.log.state.slices import with_tier
-from sparklog.log.state.topic_state import Head
+from sparklog.log.state.topic_state import TopicState
 from sparklog.maintenance.work_items import Settings
 from sparklog.storage.memory import MemoryStore
 from tests.support.compaction import merge_tier
@@ -167,7 +167,7 @@ class Month:
         self.columns = columns
         slices = Slices(columns, Texts.of(self.names), Texts())
         starts = np.zeros(self.partitions, np.int64)
-        head = Head(
+        state = TopicState(
             version=self.version,
             topic_id="month",
             deleted=False,
@@ -177,7 +177,7 @@ class Month:
             first_dirty_offset=starts,
         )
         table = SliceTable(self.version, (slices,) if len(slices) else (), slices.paths, slices.txn_ids)
-        return Snapshot("month", STORE, head, table)
+        return Snapshot("month", STORE, state, table)
 
     def seal(self) -> None:
         """Closed segments leave the table: what is sealed is no matter of merging."""

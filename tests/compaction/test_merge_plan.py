@@ -33,7 +33,7 @@ from sparklog.log.state.invariants import check_state
 from sparklog.log.state.rewrites import RewriteIntent
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import FileSlices, SliceFlag
-from sparklog.log.state.topic_state import Head
+from sparklog.log.state.topic_state import TopicState
 from sparklog.log.state.view import READ_UNCOMMITTED
 from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_output import AppendOutput
@@ -68,9 +68,9 @@ def publish(topic: Topic, work: MergeWork, done: WorkResult) -> CommitOutcome:
     return outcome
 
 
-def state(topic: Topic) -> tuple[Head, SliceTable]:
+def state(topic: Topic) -> tuple[TopicState, SliceTable]:
     snapshot = topic.log.snapshot()
-    return snapshot.head, snapshot.slices
+    return snapshot.state, snapshot.slices
 
 
 def merge(place: CountedRoot, topic: Topic) -> list[MergeWork]:
@@ -114,7 +114,7 @@ def test_many_small_slices_become_one_per_partition(place: CountedRoot, codec: s
     expected, before = whole(topic), topic.log.snapshot().slices.all()
     (work,) = merge(place, topic)
     after = topic.log.snapshot().slices.all()
-    assert layout(topic) == [(p, 0, int(topic.log.head().log_end[p]), 1) for p in range(4)]
+    assert layout(topic) == [(p, 0, int(topic.log.state().log_end[p]), 1) for p in range(4)]
     assert whole(topic) == expected
     assert work.partitions == (0, 1, 2, 3)
     assert work.nbytes == int(before.size.sum()) == int(after.size.sum())
@@ -128,7 +128,7 @@ def test_many_small_slices_become_one_per_partition(place: CountedRoot, codec: s
         assert len(headers) >= 20
         assert headers.base_offset[0] == 0
         assert (headers.base_offset[1:] == headers.next_offset[:-1]).all()
-        assert set(headers.leader_epoch.tolist()) == {topic.log.head().leader_epoch}
+        assert set(headers.leader_epoch.tolist()) == {topic.log.state().leader_epoch}
     assert plan(place, topic) == []
 
 
@@ -179,8 +179,8 @@ class InEpoch(AppendIntent):
 
     epoch: int = 0
 
-    def draft(self, topic: str, head: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
-        found = AppendIntent.draft(self, topic, head, origin, table)
+    def draft(self, topic: str, state: TopicState, origin: TopicState, table: SliceTable | None) -> Draft | Nothing:
+        found = AppendIntent.draft(self, topic, state, origin, table)
         assert isinstance(found, Draft)
         return replace(found, leader_epoch=self.epoch)
 
@@ -223,7 +223,7 @@ def test_gaps_markers_and_flags_are_carried_over(memory: CountedRoot) -> None:
     assert flags & SliceFlag.KAFKA_PRODUCERS
     assert flags & SliceFlag.HAS_NULL_KEYS
     assert not flags & SliceFlag.TIMES_IN_BATCHES
-    assert (found.base[0], found.end[0], found.records[0]) == (0, topic.log.head().log_end[0], 3 + 10 + 2)
+    assert (found.base[0], found.end[0], found.records[0]) == (0, topic.log.state().log_end[0], 3 + 10 + 2)
     assert batches(memory, topic, 0).is_control.sum() == 1
     for start in range(0, int(found.end[0]), 7):
         read = topic.scan(start=start, isolation_level=READ_UNCOMMITTED).to_table()
@@ -593,7 +593,7 @@ def test_aborted_slices_are_dropped(memory: CountedRoot) -> None:
     assert whole(topic) == expected == whole(topic, "read_committed")
     assert sum(report.records_before - report.records_after for report in done.reports) == 40
     found = topic.log.snapshot().slices.all()
-    assert [end for _, _, end, _ in layout(topic)] == topic.log.head().log_end.tolist()
+    assert [end for _, _, end, _ in layout(topic)] == topic.log.state().log_end.tolist()
     assert (found.records < found.end - found.base).all()
 
 
@@ -613,7 +613,7 @@ def test_a_lone_aborted_file_leaves_nothing(memory: CountedRoot) -> None:
     publish(topic, work, done)
     assert whole(topic) == expected
     topic.append(random_rows(10, first=900))
-    assert topic.log.head().log_end.sum() == 90
+    assert topic.log.state().log_end.sum() == 90
 
 
 # -- races and damage
@@ -769,9 +769,9 @@ def test_any_history_reads_the_same_after_merging(data: st.DataObject) -> None:
         elif action == "resolve" and pending:
             resolve(place, topic, "app", pending.pop(0), committed=source.random() < 0.5)
         elif action == "delete":
-            head = topic.log.head()
-            stable = head.last_stable().tolist()
-            topic.delete_records({0: source.randrange(int(head.log_start[0]), stable[0] + 1)})
+            state = topic.log.state()
+            stable = state.last_stable().tolist()
+            topic.delete_records({0: source.randrange(int(state.log_start[0]), stable[0] + 1)})
         elif action == "merge":
             expected, committed = whole(topic), whole(topic, "read_committed")
             merge(place, topic)

@@ -91,12 +91,12 @@ def assert_as_kafka(each: Pass, place: CountedRoot) -> bool:
     done = cleaned_once(topic, each)
     assert (done is not None) == told["chosen"]
     if done is not None:
-        assert topic.log.head().first_dirty_offset.tolist() == [told["endOffset"]]
+        assert topic.log.state().first_dirty_offset.tolist() == [told["endOffset"]]
     expired(topic, each)
-    head = topic.log.head()
-    assert head.log_end.tolist() == [after.log_end]
+    state = topic.log.state()
+    assert state.log_end.tolist() == [after.log_end]
     # Kafka also moves the log start over segments without batches, which a root does not have.
-    mine = Left.of([each.data for each in segments(topic)], int(head.log_start[0]))
+    mine = Left.of([each.data for each in segments(topic)], int(state.log_start[0]))
     kafkas = Left.of([file.data for file in after.files], after.log_start)
     assert mine.headers == kafkas.headers
     assert mine.records == kafkas.records

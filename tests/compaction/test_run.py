@@ -47,7 +47,7 @@ class Fake:
 
     @property
     def topic_id(self) -> str:
-        return self.snapshot.head.topic_id
+        return self.snapshot.state.topic_id
 
     @property
     def title(self) -> str:
@@ -97,7 +97,7 @@ class Merger:
     planned: list[tuple[int, ...]] = field(default_factory=list)
 
     def __call__(self, snapshot: Snapshot, settings: Settings) -> list[Fake]:
-        many = tuple(p for p in range(snapshot.head.partitions) if len(snapshot.slices.select(p)) > 1)
+        many = tuple(p for p in range(snapshot.state.partitions) if len(snapshot.slices.select(p)) > 1)
         if not many:
             return []
         self.planned.append(many)
@@ -123,7 +123,7 @@ def filled(root: Root, name: str, partitions: int = 3) -> Topic:
 
 def slices_of(topic: Topic) -> list[int]:
     snapshot = topic.log.snapshot()
-    return [len(snapshot.slices.select(partition)) for partition in range(snapshot.head.partitions)]
+    return [len(snapshot.slices.select(partition)) for partition in range(snapshot.state.partitions)]
 
 
 def once(hook: Hook) -> Hook:
@@ -149,7 +149,7 @@ def rewritten_by_another(work: Fake, *partitions: int) -> None:
 
 def test_each_piece_is_a_commit_in_the_order_seal_merge_clean() -> None:
     _, _, topic = place(2)
-    before = topic.log.head().version
+    before = topic.log.state().version
     shown: list[str] = []
     done: set[str] = set()
 
@@ -168,9 +168,9 @@ def test_each_piece_is_a_commit_in_the_order_seal_merge_clean() -> None:
     plans = Plans(step(SEAL), step(MERGE), step(COMPACT))
     report = compact_topic(topic, SETTINGS, InProcess(), plans=plans, on_done=lambda work, _: shown.append(work.title))
     assert shown == ["seal t-0", "seal t-1", "merge t-0", "merge t-1", "compact t-0", "compact t-1"]
-    head = topic.log.head()
-    assert head.version == before + 6
-    assert head.first_dirty_offset.tolist() == [5, 5]
+    state = topic.log.state()
+    assert state.version == before + 6
+    assert state.first_dirty_offset.tolist() == [5, 5]
     assert report.before == {0: Size(10, 200), 1: Size(10, 200)}
     first, second = report.totals()
     assert first.actions == second.actions == {"seal": 1, "merge": 1, "compact": 1}
@@ -377,7 +377,7 @@ def test_a_topic_deleted_in_the_middle_is_left_and_the_others_are_done() -> None
         ("u", False, ()),
     ]
     assert slices_of(other) == [1, 1, 1]
-    assert not topic.root.engine.log("t").refresh().head.exists
+    assert not topic.root.engine.log("t").refresh().topic_state.exists
 
 
 def test_a_topic_created_again_in_the_middle_is_not_touched() -> None:
@@ -399,7 +399,7 @@ def test_files_below_the_upload_floor_are_written_again() -> None:
 
     def vacuum(work: Fake) -> None:
         append(topic, (0, 1), name="newer")
-        maintain(topic, floor=topic.log.head().version)
+        maintain(topic, floor=topic.log.state().version)
 
     merger = Merger(once(vacuum))
     report = compact_topic(topic, SETTINGS, InProcess(), plans=merger.plans())
@@ -471,7 +471,7 @@ def passes(through: Sequence[int]) -> Plans:
 def test_a_full_map_is_followed_by_another_pass_while_passes_get_further() -> None:
     _, _, topic = place(1)
     report = compact_topic(topic, SETTINGS, InProcess(), plans=passes((3, 6, 9)))
-    assert topic.log.head().first_dirty_offset.tolist() == [9]
+    assert topic.log.state().first_dirty_offset.tolist() == [9]
     assert report.totals()[0].actions == {"compact": 3}
     report = compact_topic(topic, SETTINGS, InProcess(), plans=passes((9, 10)))
     assert report.totals()[0].actions == {"compact": 1}, "it took in nothing: once more would be once more for ever"
@@ -479,7 +479,7 @@ def test_a_full_map_is_followed_by_another_pass_while_passes_get_further() -> No
 
 def test_nothing_to_do_commits_nothing() -> None:
     _, _, topic = place(1)
-    version = topic.log.head().version
+    version = topic.log.state().version
     assert compact_topic(topic, SETTINGS, InProcess(), plans=Plans(nothing, nothing, nothing)).totals() == []
 
     @dataclass(frozen=True)
@@ -492,7 +492,7 @@ def test_nothing_to_do_commits_nothing() -> None:
 
     report = compact_topic(topic, SETTINGS, InProcess(), plans=Plans(nothing, nothing, clean))
     assert report.totals() == []
-    assert topic.log.head().version == version
+    assert topic.log.state().version == version
 
 
 class Recording(InProcess):
@@ -513,7 +513,7 @@ def test_the_pieces_of_all_topics_run_together_the_dirtiest_first() -> None:
     ratios = {("t", 0): 0.6, ("t", 1): 0.9, ("u", 0): 0.95, ("u", 1): 0.7}
 
     def clean(snapshot: Snapshot, settings: Settings) -> list[Fake]:
-        if snapshot.head.first_dirty_offset.any():
+        if snapshot.state.first_dirty_offset.any():
             return []
         return [
             Fake(COMPACT, snapshot, (p,), lambda work: None, ratios[snapshot.topic, p], first_dirty_offset=1)

@@ -32,7 +32,7 @@ from sparklog.log.state.commit_intents import Draft
 from sparklog.log.state.rewrites import RewriteIntent
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import SliceFlag
-from sparklog.log.state.topic_state import Head
+from sparklog.log.state.topic_state import TopicState
 from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_output import AppendOutput
 from sparklog.maintenance.work_items import InProcess, Progress, Settings, WorkResult
@@ -189,7 +189,7 @@ def test_the_tail_stays_until_it_is_large_or_old_enough(memory: CountedRoot) -> 
     assert shape(topic) == [(0, 20, True), (20, 40, True), (40, 50, False)]
     assert plan(memory, topic, now_ms=newest + 1000) == []
     (work,) = plan(memory, topic, now_ms=newest + 1001)
-    assert (work.op, work.topic, work.topic_id, work.partitions) == (SEAL, "t", topic.log.head().topic_id, (0,))
+    assert (work.op, work.topic, work.topic_id, work.partitions) == (SEAL, "t", topic.log.state().topic_id, (0,))
     assert work.title == "seal t-0"
     assert work.nbytes == int(slices.size[4])
     seal(memory, topic, now_ms=newest + 1001)
@@ -307,7 +307,7 @@ class LeaderEpoch:
     needs_table: ClassVar[bool] = False
     repeatable: ClassVar[bool] = True
 
-    def draft(self, topic: str, head: Head, origin: Head, table: SliceTable | None) -> Draft:
+    def draft(self, topic: str, state: TopicState, origin: TopicState, table: SliceTable | None) -> Draft:
         return Draft(ALTER, leader_epoch=self.epoch)
 
 
@@ -349,7 +349,7 @@ def test_of_an_aborted_segment_nothing_is_left(memory: CountedRoot) -> None:
     seal(memory, topic, roll=True)
     assert shape(topic) == [(5, 10, True)]
     assert scanned(topic) == before
-    assert topic.log.head().log_end.tolist() == [15]
+    assert topic.log.state().log_end.tolist() == [15]
     appended(topic, 1, 1)
     assert [row[0] for row in scanned(topic)] == [*range(5, 10), 15]
 
@@ -411,7 +411,7 @@ def test_damage_is_found_and_nothing_is_named(memory: CountedRoot) -> None:
         for partition in range(2):
             table = random_rows(10, first=i * 10).append_column("partition", pa.array([partition] * 10, pa.int32()))
             topic.append(table, options=small())
-    state = shape(topic, 0), shape(topic, 1), topic.log.head().version
+    state = shape(topic, 0), shape(topic, 1), topic.log.state().version
     key = memory.append_files()[2]
     whole = memory.inner.get(key)
     data = bytearray(whole)
@@ -422,7 +422,7 @@ def test_damage_is_found_and_nothing_is_named(memory: CountedRoot) -> None:
     assert caught.value.file == key
     assert caught.value.offset is not None
     assert caught.value.position is not None
-    assert (shape(topic, 0), shape(topic, 1), topic.log.head().version) == state
+    assert (shape(topic, 0), shape(topic, 1), topic.log.state().version) == state
     memory.inner.replace(key, whole)  # type: ignore[attr-defined]
     seal(memory, topic, roll=True)
     assert all(sealed for p in range(2) for _, _, sealed in shape(topic, p))
@@ -528,7 +528,7 @@ def test_each_segment_says_only_what_holds_of_its_own_slices(memory: CountedRoot
 def timeless(memory: CountedRoot, topic: Topic, modified_ms: int) -> None:
     """A slice whose records have no timestamps, as an import makes it: the file's time stands for theirs."""
     data = BatchHeader(0, 1, 2, NO_TIMESTAMP, NO_TIMESTAMP).pack(b"whatever")
-    path = append_path(topic.log.head().version, memory.world.env().new_id())
+    path = append_path(topic.log.state().version, memory.world.env().new_id())
     output = AppendOutput(memory.inner, "t", path)
     output.write(data)
     output.end_slice(
@@ -762,8 +762,8 @@ def test_whatever_was_appended_reads_the_same_once_sealed(
     if roll:
         for partition in range(2):
             assert peers_records(place, topic, partition) == dict.fromkeys(PEERS, before[partition])
-    version = topic.log.head().version
+    version = topic.log.state().version
     assert seal(place, topic, roll=roll) == []
-    assert topic.log.head().version == version
+    assert topic.log.state().version == version
     fresh = place.reopened()
     assert [scanned(fresh, partition) for partition in range(2)] == before

@@ -51,7 +51,7 @@ def values(root: str | Path, topic: str) -> list[int]:
     """All values of a topic, sorted; checks that offsets are dense from the log start."""
     opened = sparklog.open(str(root)).topic(topic)
     found: list[int] = []
-    following: dict[int, int] = dict(enumerate(opened.log.head().log_start.tolist()))
+    following: dict[int, int] = dict(enumerate(opened.log.state().log_start.tolist()))
     for batch in opened.scan(columns=["value", "partition", "offset"]):
         for row in batch.to_pylist():
             assert row["offset"] == following[row["partition"]]

@@ -128,7 +128,7 @@ def test_a_corrupt_segment_in_the_middle_leaves_its_partition_as_it_was(
         assert orders_of(orders, 0) == expected
         left = orders.log.snapshot().slices.select(1)
         assert [left.path(row) for row in range(len(left))] == [segments.path(row) for row in range(len(segments))]
-        assert orders.log.head().first_dirty_offset[1] == 0
+        assert orders.log.state().first_dirty_offset[1] == 0
         lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("sparklog compact:")]
         assert len(lines) == 1
         assert f"file {file}" in lines[0]
@@ -141,9 +141,9 @@ def orders_of(topic: Topic, partition: int) -> list[dict[str, object]]:
 
 def test_a_dry_run_says_why_and_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     orders = filled(tmp_path, "orders", COMPACTED)
-    before = orders.log.head().version, sorted(tmp_path.rglob("*"))
+    before = orders.log.state().version, sorted(tmp_path.rglob("*"))
     assert job(InProcess(), tmp_path, "--dry-run") == 0
-    assert (orders.log.head().version, sorted(tmp_path.rglob("*"))) == before
+    assert (orders.log.state().version, sorted(tmp_path.rglob("*"))) == before
     said = capsys.readouterr()
     lines = [line.split(None, 4) for line in said.out.splitlines()]
     assert lines[0] == ["PARTITION", "WOULD", "BYTES", "WHY"]
@@ -276,7 +276,7 @@ def test_more_keys_than_the_buffer_holds_take_several_passes(
     (partition,) = json.loads(capsys.readouterr().out)["topics"][0]["partitions"]
     # 43,690 slots, 90 % of which take a key: 39,321 of the 200,000 records at least in each pass.
     assert partition["actions"]["compact"] >= 3
-    assert orders.log.head().first_dirty_offset.tolist() == [200_000]
+    assert orders.log.state().first_dirty_offset.tolist() == [200_000]
 
 
 def test_keyless_records_of_a_topic_that_was_switched_to_compact(
@@ -299,7 +299,7 @@ def test_seal_only_neither_merges_nor_cleans(tmp_path: Path) -> None:
     assert found.sealed().any()
     assert not found.sealed().all()
     assert records(orders) == before
-    assert orders.log.head().first_dirty_offset.tolist() == [0, 0]
+    assert orders.log.state().first_dirty_offset.tolist() == [0, 0]
 
 
 def test_topics_may_be_repeated_or_joined_by_commas(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -110,7 +110,7 @@ def test_topics_that_are_missing_get_the_partitions_of_the_source(tmp_path: Path
     assert not (tmp_path / "new").exists()
     place = mirror.RootEndpoint(str(tmp_path / "new"), target=True)
     place.create("orders", 3)
-    assert sparklog.open(tmp_path / "new").topic("orders").log.head().partitions == 3
+    assert sparklog.open(tmp_path / "new").topic("orders").log.state().partitions == 3
     assert planned(tmp_path / "new", kafka, "--pattern", ".*r.*") == ({"orders": 3, "other": 1}, ["other"])
     assert planned(tmp_path / "new", kafka, "--pattern", ".*")[0].keys() == {"orders", "clicks", "other"}
     assert planned(tmp_path / "new", FakeKafka(), "--pattern", "o.*", back=True) == ({"orders": 3}, ["orders"])

@@ -190,7 +190,7 @@ def test_from_kafka_exactly_once(servers: str, spark_folder: Path, tmp_path: Pat
             if place[0] == "orders":
                 assert found[place] == records
     assert runs.batches() > 5
-    assert {name: sparklog.open(root).topic(name).log.head().partitions for name in topics} == topics
+    assert {name: sparklog.open(root).topic(name).log.state().partitions for name in topics} == topics
 
 
 def test_a_topic_that_comes_while_the_job_runs(servers: str, spark_folder: Path, tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_a_dry_run_then_a_run_then_the_files_a_day_later(place: Path, capsys: py
     assert retain.run(chosen(place, *clock(now))) == 0
     assert "EXPIRED BY" in capsys.readouterr().out
     topic = sparklog.open(place).topic("orders")
-    assert topic.log.head().log_start.tolist() == [95]
+    assert topic.log.state().log_start.tolist() == [95]
     assert topic.scan().to_table().num_rows == 25
     files = [name for name in tree(place) if name.startswith("orders/append/")]
     assert len(files) == 24
@@ -137,7 +137,7 @@ def test_a_properties_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     file.write_text("log.retention.hours=5\nlog.retention.minutes=120\n")
     given = ["--properties", str(file), *clock(START_MS + 24 * HOUR_MS)]
     assert retain.run(chosen(tmp_path / "root", *given)) == 0
-    assert root.topic("plain").log.head().log_start.tolist() == [110]
+    assert root.topic("plain").log.state().log_start.tolist() == [110]
     file.write_text("log.retention.ms=0\n")
     with pytest.raises(SystemExit) as stopped:
         chosen(tmp_path / "root", *given)
@@ -196,7 +196,7 @@ def test_a_topic_that_fails_is_said_on_stderr_and_the_rest_is_done(
     said = capsys.readouterr()
     assert "orders" in said.err
     assert "SPARKLOG_CORRUPT" in said.err
-    assert sparklog.open(place).topic("other").log.head().log_start.tolist() == [15]
+    assert sparklog.open(place).topic("other").log.state().log_start.tolist() == [15]
 
 
 @pytest.mark.usefixtures("records_in_files")

@@ -54,7 +54,7 @@ def test_one_topic_takes_all_records(spark: SparkSession, tmp_path: Path, fixtur
     assert root.topics() == ["archive"]
     expected = spark.read.format("sparklog").option("subscribe", ",".join(TOPICS)).load(copy.source).count()
     assert root.topic("archive").scan().to_table().num_rows == expected
-    assert root.topic("archive").log.head().partitions == 3
+    assert root.topic("archive").log.state().partitions == 3
 
 
 def test_a_group_of_the_source_shows_how_far_it_is(spark: SparkSession, tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_several_topics_in_one_write(spark: SparkSession, root: str) -> None:
         "t1": 100,
     }
     assert len({int(row.value) for row in read(spark, root, subscribe="t0,t1,t2").collect()}) == 300
-    assert sparklog.open(root).topic("t2").log.head().version == 1
+    assert sparklog.open(root).topic("t2").log.state().version == 1
     write(df, root, topic="all")
     assert read(spark, f"{root}/all").count() == 300
     # Keyless rows: which of the two partitions a task begins with is drawn anew for each write.
@@ -105,7 +105,7 @@ def test_a_null_topic_publishes_nothing(spark: SparkSession, root: str) -> None:
     df = spark.range(10).selectExpr("if(id = 7, null, 't') AS topic", "'v' AS value")
     with pytest.raises(Exception, match=r"\[SPARKLOG_BAD_REQUEST\]: The topic column holds a null"):
         write(df, root)
-    assert all(sparklog.open(root).topic(name).log.head().log_end.sum() == 0 for name in sparklog.open(root).topics())
+    assert all(sparklog.open(root).topic(name).log.state().log_end.sum() == 0 for name in sparklog.open(root).topics())
 
 
 def test_topics_are_created_only_if_allowed(spark: SparkSession, root: str) -> None:
@@ -120,7 +120,7 @@ def test_topics_are_created_only_if_allowed(spark: SparkSession, root: str) -> N
     write(keyed(spark, 1), root, topic="made", **off, **{"num.partitions": 2})
     write(keyed(spark, 1), f"{root}/new", **{"num.partitions": 2})
     opened = sparklog.open(root)
-    assert {name: opened.topic(name).log.head().partitions for name in opened.topics()} == {"made": 5, "new": 2}
+    assert {name: opened.topic(name).log.state().partitions for name in opened.topics()} == {"made": 5, "new": 2}
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
@@ -230,7 +230,7 @@ def test_append_time(spark: SparkSession, root: str) -> None:
     topic = sparklog.open(root, create=True).create_topic("t", configs={"message.timestamp.type": "LogAppendTime"})
     write(spark.sql("SELECT 'v' AS value, timestamp'2001-01-01' AS timestamp"), root, topic="t")
     row = read(spark, root, subscribe="t").selectExpr("unix_millis(timestamp) AS ms", "timestampType").first()
-    assert (row.ms, row.timestampType) == (topic.log.head().time_ms, 1)
+    assert (row.ms, row.timestampType) == (topic.log.state().time_ms, 1)
 
 
 def test_partitioned_puts_each_partition_in_one_task(spark: SparkSession, root: str) -> None:

@@ -70,7 +70,7 @@ def test_what_cannot_be_written(spark: SparkSession, root: str) -> None:
     assert "expected partitions 0 to 0, found 5" in line(
         lambda: write("SELECT 'v' AS value, 5 AS partition", topic="orders")
     )
-    assert sparklog.open(root).topic("orders").log.head().log_end.tolist() == [10]
+    assert sparklog.open(root).topic("orders").log.state().log_end.tolist() == [10]
 
 
 def test_a_newer_format(spark: SparkSession, tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_lag_of_a_query_that_goes_on_is_right_within_one_batch(spark: SparkSessi
         if batch == 1:
             feed(root, "in", range(25, 40), partitions=1)
         done = committed(root).get(("in", 0), 0)
-        first = rows.agg(functions.min("offset")).head()
+        first = rows.agg(functions.min("offset")).state()
         seen.append((done, first[0], behind(root) if done else -1))
 
     stream = source(spark, f"{root}/in", maxOffsetsPerTrigger=10, **GROUP).writeStream.foreachBatch(look)

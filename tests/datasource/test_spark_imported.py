@@ -66,7 +66,7 @@ def test_a_stream_stops_at_the_last_stable_offset_and_skips_nothing(
     run()
     committed = of_topics(expected(fixtures / FIXTURE, "read_committed"))
     assert got == committed
-    held = [name for name in TOPICS.split(",") if root.topic(name).log.head().kafka_open]
+    held = [name for name in TOPICS.split(",") if root.topic(name).log.state().kafka_open]
     assert held
     for name in held:
         assert root.topic(name).end_kafka_transactions(commit=True)

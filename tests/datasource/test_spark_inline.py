@@ -30,12 +30,12 @@ def test_a_micro_batch_of_small_tasks_is_one_object(spark: SparkSession, root: s
     query = finish(copy(source(spark, f"{root}/in", minPartitions=4), root, tmp_path / "c"))
     assert values(root, "out") == list(range(60))
     assert append_files(root, "out") == 0
-    head = sparklog.open(root).topic("out").log.head()
-    assert INLINE_RECORDS in head.read_features
+    state = sparklog.open(root).topic("out").log.state()
+    assert INLINE_RECORDS in state.read_features
     forget_commit(tmp_path / "c", 0)
     finish(copy(source(spark, f"{root}/in", minPartitions=7), root, tmp_path / "c"))
     assert values(root, "out") == list(range(60))
-    assert head.registry[query.id].batch == 0
+    assert state.registry[query.id].batch == 0
     frame = spark.range(200).selectExpr("cast(id as string) value").repartition(8)
     frame.write.format("sparklog").option("topic", "out").mode("append").save(root)
     assert spark.read.format("sparklog").option("subscribe", "out").load(root).count() == 260

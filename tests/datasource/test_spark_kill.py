@@ -284,7 +284,7 @@ def test_a_worker_killed_in_mid_task(spark: SparkSession, tmp_path: Path) -> Non
 
     assert "crashed" in failure(query("sparklog_die_in_task"))
     assert Path(f"{root}.died").exists()
-    uploaded = sparklog.open(root).topic("out").log.snapshot().head.log_end.sum()
+    uploaded = sparklog.open(root).topic("out").log.snapshot().state.log_end.sum()
     assert uploaded < 100
     finish(query("sparklog_die_in_task"))
     assert values(root, "out") == list(range(100))

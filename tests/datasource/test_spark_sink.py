@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def version(root: str, topic: str = "out") -> int:
-    return sparklog.open(root).topic(topic).log.head().version
+    return sparklog.open(root).topic(topic).log.state().version
 
 
 def test_a_replayed_batch_changes_nothing_also_with_another_task_layout(
@@ -39,9 +39,9 @@ def test_a_replayed_batch_changes_nothing_also_with_another_task_layout(
     query = finish(copy(source(spark, f"{root}/in", minPartitions=7), root, tmp_path / "c"))
     assert query.recentProgress[0]["numInputRows"] == 60
     after = sparklog.open(root).topic("out").log.snapshot()
-    assert after.head.log_end.tolist() == before.head.log_end.tolist()
+    assert after.state.log_end.tolist() == before.state.log_end.tolist()
     assert len(after.slices.all()) == len(before.slices.all())
-    assert after.head.registry[query.id].run == query.runId
+    assert after.state.registry[query.id].run == query.runId
     feed(root, "in", range(60, 70))
     finish(copy(source(spark, f"{root}/in"), root, tmp_path / "c"))
     assert values(root, "out") == list(range(70))
@@ -202,7 +202,7 @@ def test_a_null_topic_stops_the_query_before_anything_is_published(
     writer = routed.writeStream.format("sparklog").option("checkpointLocation", str(tmp_path / "c"))
     assert "[SPARKLOG_BAD_REQUEST]: The topic column holds a null" in failure(writer.option("path", root))
     assert all(
-        sum(sparklog.open(root).topic(t).log.head().log_end) == 0 for t in ("t",) if t in sparklog.open(root).topics()
+        sum(sparklog.open(root).topic(t).log.state().log_end) == 0 for t in ("t",) if t in sparklog.open(root).topics()
     )
 
 

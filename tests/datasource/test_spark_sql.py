@@ -37,7 +37,7 @@ def test_create_select_insert_and_drop(spark: SparkSession, tmp_path: Path) -> N
     spark.sql(f"CREATE TABLE fresh USING sparklog OPTIONS (path '{root}', topic 'fresh', 'topic.retention.ms' '-1')")
     spark.sql(insert("fresh", "dora", "lamp"))
     assert keys("fresh") == ["dora"]
-    assert sparklog.open(str(root)).topic("fresh").log.head().configs.explicit == {"retention.ms": "-1"}
+    assert sparklog.open(str(root)).topic("fresh").log.state().configs.explicit == {"retention.ms": "-1"}
 
     for wrong, expected in {
         f"CREATE TABLE x USING sparklog OPTIONS (path '{root}')": "is a root: name the table's topics",
@@ -49,5 +49,5 @@ def test_create_select_insert_and_drop(spark: SparkSession, tmp_path: Path) -> N
             spark.sql(wrong)
     for table in ("by_option", "by_place", "fresh"):
         spark.sql(f"DROP TABLE {table}")
-    assert sparklog.open(str(root)).topic("orders").log.head().version > 0
+    assert sparklog.open(str(root)).topic("orders").log.state().version > 0
     assert not spark.catalog.tableExists("x")

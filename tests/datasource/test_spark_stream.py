@@ -38,7 +38,7 @@ def test_rate_limits_offsets_and_restarts(spark: SparkSession, root: str, tmp_pa
     assert values(root, "out") == list(range(100))
     first = stored_offset(tmp_path / "c", 0)
     assert first["$start"] == {"in": {"0": 0, "1": 0}}
-    assert first["$ids"] == {"in": sparklog.open(root).topic("in").log.head().topic_id}
+    assert first["$ids"] == {"in": sparklog.open(root).topic("in").log.state().topic_id}
     assert "$start" not in stored_offset(tmp_path / "c", 1)
     feed(root, "in", range(100, 110))
     finish(copy(source(spark, f"{root}/in"), root, tmp_path / "c"))
@@ -140,7 +140,7 @@ def test_once_and_starting_timestamp(spark: SparkSession, root: str, tmp_path: P
     late = spark.readStream.format("sparklog").option("startingTimestamp", str(int(time.time() * 1000) + 60_000))
     late = late.option("startingOffsetsByTimestampStrategy", "latest")
     finish(copy(late.load(f"{root}/in"), root, tmp_path / "c2", topic="none"))
-    assert sparklog.open(root).topic("none").log.head().version == 0
+    assert sparklog.open(root).topic("none").log.state().version == 0
 
 
 def test_a_stream_with_a_projection(spark: SparkSession, root: str, tmp_path: Path) -> None:

@@ -262,12 +262,12 @@ def test_tasks_and_commit(tmp_path: Path) -> None:
     messages = [sent(write_task(sink, [rows(range(50)), rows(range(50, 60))], "a")), write_task(sink, [], "a")]
     messages.append(write_task(sink, [rows(range(60, 90))], "b"))
     assert [message.topics[0].records for message in messages] == [60, 0, 30]
-    assert sparklog.open(root).topic("t").log.head().log_end.sum() == 0
+    assert sparklog.open(root).topic("t").log.state().log_end.sum() == 0
     publish(sink, messages, None)
     assert values(root, "t") == list(range(90))
     publish(sink, [], None)
     publish(sink, [write_task(sink, [], "c")], None)
-    assert sparklog.open(root).topic("t").log.head().version == 1
+    assert sparklog.open(root).topic("t").log.state().version == 1
 
 
 def test_keys_of_batches_and_streams(tmp_path: Path) -> None:
@@ -383,7 +383,7 @@ def test_a_topic_column_is_a_transaction(tmp_path: Path, monkeypatch: pytest.Mon
         publish(sink, [message], WriterKey("q", 1, "r1"))
     monkeypatch.undo()
     assert values(root, "a") == [0, 2, 4, 6, 8]
-    assert sparklog.open(root).topic("a").log.head().open
+    assert sparklog.open(root).topic("a").log.state().open
     publish(sink, [message], WriterKey("q", 1, "r2"))
     publish(sink, [message], WriterKey("q", 1, "r2"))
     read = [
@@ -437,7 +437,7 @@ def test_runs_on_machines_whose_clocks_differ(tmp_path: Path, monkeypatch: pytes
         opened = sparklog.open(root)
         monkeypatch.setitem(spark_workers._roots, root, Root(opened.store, opened.id, env))
         publish(sink, [message], WriterKey("q", number, f"r{number}", epoch=now + number * 1000))
-    entry = sparklog.open(root).topic("t").log.head().registry["q"]
+    entry = sparklog.open(root).topic("t").log.state().registry["q"]
     assert entry.run == "r1"
     assert entry.epoch is not None
     assert abs(entry.epoch - SYSTEM.wall_ms()) < 100_000
@@ -484,7 +484,7 @@ def test_a_sink_that_names_other_topics_after_a_restart(tmp_path: Path) -> None:
     for number in (4, 3):
         with pytest.raises(Conflict, match=r"replay mismatch|checkpoint older"):
             publish(sink, [write_task(sink, [rows(range(9), ["a"])], "x")], WriterKey("q", number, "r3"))
-    assert sparklog.open(root).topic("t").log.head().registry["q"].run == "r2", "what is refused takes nothing over"
+    assert sparklog.open(root).topic("t").log.state().registry["q"].run == "r2", "what is refused takes nothing over"
     publish(sink, [write_task(sink, [rows(range(9), ["a"])], "x")], WriterKey("q", 5, "r3"))
     assert len(values(root, "a")) == 9
 
@@ -563,7 +563,7 @@ def test_a_topic_is_made_with_its_configs_and_keeps_them(tmp_path: Path, caplog:
     configs = {"topic.retention.ms": "-1", "topic.cleanup.policy": "compact,delete"}
     plan(root, topic="kept", num_partitions="3", **configs)
     plan(root, topic="kept", num_partitions="3", **configs)
-    found = sparklog.open(root).topic("kept").log.head().configs
+    found = sparklog.open(root).topic("kept").log.state().configs
     assert found.explicit == {"cleanup.policy": "compact,delete", "retention.ms": "-1"}
     made = [f"sparklog: created root {root}", f"sparklog: created topic kept with 3 partitions in {root}"]
     assert caplog.messages == made

@@ -166,7 +166,7 @@ def test_schemas_of_reads(root: str, schema: StructType, expected: str) -> None:
 )
 def test_what_cannot_be_written(root: str, schema: StructType, options: dict[str, str], expected: str) -> None:
     assert expected in line(lambda: source(root, **options).writer(schema, False))
-    assert sparklog.open(root).topic("orders").log.head().log_end.tolist() == [10]
+    assert sparklog.open(root).topic("orders").log.state().log_end.tolist() == [10]
 
 
 def test_an_id_that_is_not_for_users(root: str) -> None:

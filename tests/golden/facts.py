@@ -22,11 +22,11 @@ def facts(root: Any, groups: Any) -> dict[str, Any]:
 
 def topic_facts(topic: Any) -> dict[str, Any]:
     # Up to 0.3.1 a topic had it itself.
-    head = (topic if hasattr(topic, "read_snapshot") else topic.log).read_snapshot().head
-    bounds = [head.log_start, head.log_end, head.last_stable()]
+    state = (topic if hasattr(topic, "read_snapshot") else topic.log).read_snapshot().state
+    bounds = [state.log_start, state.log_end, state.last_stable()]
     return {
-        "configs": dict(head.configs.explicit),
-        "bounds": [[int(each[partition]) for each in bounds] for partition in range(head.partitions)],
+        "configs": dict(state.configs.explicit),
+        "bounds": [[int(each[partition]) for each in bounds] for partition in range(state.partitions)],
         **{isolation: records(topic, isolation) for isolation in ISOLATION},
     }
 

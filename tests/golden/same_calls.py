@@ -27,7 +27,7 @@ from sparklog.groups.lag import Groups
 from sparklog.groups.reset import Scenario, To, plan_reset, with_offsets
 from sparklog.kafka.importing.run import ImportOptions, import_log_dir
 from sparklog.log.journal.clocks import Env
-from sparklog.log.state.topic_state import Head
+from sparklog.log.state.topic_state import TopicState
 from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.topic.cloning import clone_topic
 from sparklog.log.topic.root import Root, open_root
@@ -322,7 +322,7 @@ class Calls:
 
 def run_calls() -> dict[str, bytes]:
     """All that the calls write, by name. No documents are carried: another zstandard compresses them to other bytes."""
-    with mock.patch.object(Head, "carried_commits", 0):
+    with mock.patch.object(TopicState, "carried_commits", 0):
         return Calls(fixture_tree() / "transactions" / "data").run().files()
 
 

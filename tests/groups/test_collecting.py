@@ -77,7 +77,7 @@ def test_signs_of_life_keep_offsets_and_retention_can_be_set() -> None:
 
 def test_old_offsets_that_were_restored_stay_for_a_week() -> None:
     world = TopicsWorld()
-    topic_id = world.topic("a").log.head().topic_id
+    topic_id = world.topic("a").log.state().topic_id
     group(world).restore([CommittedOffset("a", topic_id, 0, 5, None, "", START_MS - 90 * DAY_MS)])
     world.now_ms += DAY_MS
     assert collect_groups(world.root(), retention_ms=WEEK_MS).expired == ()
@@ -105,7 +105,7 @@ def test_a_host_that_does_not_see_the_new_topic_yet_leaves_its_offsets() -> None
     world = TopicsWorld()
     member = group(world).join("one")
     member.commit({"a": {0: 5}, "b": {0: 6}})
-    last = world.topic("b").log.head().version
+    last = world.topic("b").log.state().version
     world.root().delete_topic("b")
     world.root().create_topic("b")
     new = group(world).join("two")

@@ -43,7 +43,7 @@ def test_a_member_commits_and_others_see_it() -> None:
     member.commit({"b": {1: 9}, "a": {2: 8}})
     found = group(world).committed()
     assert {place: item.offset for place, item in found.items()} == {("a", 0): 5, ("a", 2): 8, ("b", 1): 9}
-    assert found["a", 0] == CommittedOffset("a", world.topic("a").log.head().topic_id, 0, 5, None, "", START_MS)
+    assert found["a", 0] == CommittedOffset("a", world.topic("a").log.state().topic_id, 0, 5, None, "", START_MS)
     member.commit({"a": {2: OffsetAndMetadata(8, "note", 3)}})
     assert (group(world).committed()["a", 2].metadata, group(world).committed()["a", 2].leader_epoch) == ("note", 3)
     member.commit({"a": {2: found["a", 2]}})
@@ -198,7 +198,7 @@ def test_offsets_may_be_numpy_s() -> None:
 def test_offsets_of_a_topic_that_was_created_again_are_gone() -> None:
     world = TopicsWorld()
     member = group(world).join("one")
-    member.topic_ids["a"] = world.topic("a").log.head().topic_id
+    member.topic_ids["a"] = world.topic("a").log.state().topic_id
     member.commit({"a": {0: 5}, "b": {0: 6}})
     world.root().delete_topic("a")
     assert offsets(group(world)) == {("b", 0): 6}
@@ -214,7 +214,7 @@ def test_offsets_of_a_topic_that_was_created_again_are_gone() -> None:
 
 def test_restoring_keeps_times_and_is_idempotent() -> None:
     world = TopicsWorld()
-    topic_id = world.topic("a").log.head().topic_id
+    topic_id = world.topic("a").log.state().topic_id
     old = CommittedOffset("a", topic_id, 0, 5, 2, "m", START_MS - 99)
     group(world).restore([old], generation=4)
     group(world).restore([old], generation=4)

@@ -93,7 +93,7 @@ class Members:
         """Append no more, wait until all is committed, and end the members."""
         self._appending = False
         self._thread.join()
-        log_end, deadline = self.topic.log.head().log_end.tolist(), time.monotonic() + timeout_s
+        log_end, deadline = self.topic.log.state().log_end.tolist(), time.monotonic() + timeout_s
         while self.committed() != log_end and time.monotonic() < deadline:
             assert all(child.poll() is None for child, _ in self.running), "a member failed"
             time.sleep(0.2)

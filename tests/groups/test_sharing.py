@@ -26,7 +26,7 @@ def join(
     subscription = JoinRequest(topics=tuple(topics), session_timeout_ms=SESSION_MS, client_id=name, **how)  # type: ignore[arg-type]
     opened = world.root() if root is None else root
     return join_shared(
-        Group(opened, "g"), subscription, {topic: opened.topic(topic).log.head().partitions for topic in topics}
+        Group(opened, "g"), subscription, {topic: opened.topic(topic).log.state().partitions for topic in topics}
     )
 
 

@@ -47,9 +47,9 @@ def fresh(number: int = 1) -> Root:
 
 def state(topic: Topic, partition: int = 0) -> tuple[object, ...]:
     """All that readers see of a partition, and what is open in it."""
-    head = topic.log.head()
-    opened = tuple(each for each in head.kafka_open if each.partition == partition)
-    bounds = (head.log_start[partition], head.log_end[partition], head.last_stable()[partition])
+    state = topic.log.state()
+    opened = tuple(each for each in state.kafka_open if each.partition == partition)
+    bounds = (state.log_start[partition], state.log_end[partition], state.last_stable()[partition])
     return (*map(int, bounds), opened, *(read_topic(topic, partition, level) for level in LEVELS))
 
 
@@ -119,10 +119,10 @@ def test_a_log_that_has_grown_is_as_if_imported_at_once(tmp_path: Path, per_segm
             assert found.created == (count == step)
             assert found.partitions[0].since == offsets_before(count - step)
             snapshot = topic.log.snapshot()
-            check_state(snapshot.head, snapshot.slices)
-        version = root.topic("t").log.head().version
+            check_state(snapshot.state, snapshot.slices)
+        version = root.topic("t").log.state().version
         assert import_log_dir(root, tmp_path).topics[0].partitions[0].records == 0
-        assert root.topic("t").log.head().version == version
+        assert root.topic("t").log.state().version == version
 
 
 FIXTURES = [
@@ -154,9 +154,9 @@ def test_what_kafka_does_to_a_log_between_two_imports(
         for name in partitions(folder):
             topic_name, number = split_partition(name)
             topic, bounds = root.topic(topic_name), view.bounds(topic_name)[number]
-            head = topic.log.head()
-            assert (head.log_start[number], head.log_end[number]) == (bounds.log_start, bounds.log_end), (name, stage)
-            assert head.last_stable()[number] == bounds.last_stable
+            state = topic.log.state()
+            assert (state.log_start[number], state.log_end[number]) == (bounds.log_start, bounds.log_end), (name, stage)
+            assert state.last_stable()[number] == bounds.last_stable
             for level in LEVELS:
                 expected = read_in_place(view, topic_name, number, level)
                 found = read_topic(topic, number, level)
@@ -167,7 +167,7 @@ def test_what_kafka_does_to_a_log_between_two_imports(
                 assert set(map(repr, expected)) <= set(map(repr, found))
             ends[topic_name, number] = bounds.log_end
             snapshot = topic.log.snapshot()
-            check_state(snapshot.head, snapshot.slices)
+            check_state(snapshot.state, snapshot.slices)
 
 
 def test_the_log_start_moves_with_kafkas(root: Root, tmp_path: Path) -> None:
@@ -177,14 +177,14 @@ def test_the_log_start_moves_with_kafkas(root: Root, tmp_path: Path) -> None:
     (tmp_path / STARTS).write_bytes(offsets_to_bytes({("t", 0): 4}))
     import_log_dir(root, tmp_path)
     topic = root.topic("t")
-    assert topic.log.head().log_start[0] == 4
+    assert topic.log.state().log_start[0] == 4
     assert [record.value for record in read_topic(topic)] == [b"e", b"f"]
     # All that was imported has expired there, and more.
     shutil.rmtree(tmp_path / "t-0")
     metadata(write_partition(tmp_path, "t-0", {20: batch(20, [b"x"]), 21: b""}))
     (tmp_path / STARTS).unlink()
     import_log_dir(root, tmp_path)
-    assert (topic.log.head().log_start[0], topic.log.head().log_end[0]) == (20, 21)
+    assert (topic.log.state().log_start[0], topic.log.state().log_end[0]) == (20, 21)
     assert [record.value for record in read_topic(topic)] == [b"x"]
 
 
@@ -192,11 +192,11 @@ def test_an_open_transaction_that_expired_unseen_is_forgotten(root: Root, tmp_pa
     write_partition(tmp_path, "t-0", {0: batch(0, [b"a"], producer=7)})
     metadata(tmp_path / "t-0")
     import_log_dir(root, tmp_path)
-    assert [each.first for each in root.topic("t").log.head().kafka_open] == [0]
+    assert [each.first for each in root.topic("t").log.state().kafka_open] == [0]
     shutil.rmtree(tmp_path / "t-0")
     metadata(write_partition(tmp_path, "t-0", {9: batch(9, [b"x"]) + batch(10, [b"y"], producer=7)}))
     import_log_dir(root, tmp_path)
-    assert [(each.first, each.end) for each in root.topic("t").log.head().kafka_open] == [(10, 11)]
+    assert [(each.first, each.end) for each in root.topic("t").log.state().kafka_open] == [(10, 11)]
     assert [record.value for record in read_topic(root.topic("t"), isolation=READ_COMMITTED)] == [b"x"]
 
 
@@ -206,10 +206,10 @@ def test_new_partitions_come_along_and_configs_are_set(root: Root, tmp_path: Pat
     write_partition(tmp_path, "t-1", {0: FIRST})
     import_log_dir(root, tmp_path)
     topic = root.topic("t")
-    assert topic.log.head().log_end.tolist() == [3, 3]
-    assert topic.log.head().configs.retention_ms == -1
+    assert topic.log.state().log_end.tolist() == [3, 3]
+    assert topic.log.state().configs.retention_ms == -1
     import_log_dir(root, tmp_path, ImportOptions(configs={"retention.ms": 5}))
-    assert topic.log.head().configs.retention_ms == 5
+    assert topic.log.state().configs.retention_ms == 5
 
 
 def test_a_tail_that_was_not_whole_comes_later(root: Root, tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_what_is_new_counts_as_dirty(root: Root, tmp_path: Path) -> None:
     write_partition(tmp_path, "t-0", {6: batch(6, [b"x"])})
     (tmp_path / CLEANER_OFFSETS_FILE).write_bytes(offsets_to_bytes({("t", 0): 6}))
     import_log_dir(root, tmp_path)
-    assert root.topic("t").log.head().first_dirty_offset.tolist() == [3]
+    assert root.topic("t").log.state().first_dirty_offset.tolist() == [3]
 
 
 # ---------------------------------------------------------------- what no import goes on with
@@ -268,9 +268,9 @@ def test_a_topic_that_was_written_to(root: Root, tmp_path: Path) -> None:
     root.topic("u").append(pa.table({"value": [b"mine"]}))
     write_partition(tmp_path, "t-0", {3: SECOND})
     refused(root, tmp_path, Conflict, "'u' .* written to since .*: partition 0 ends at 4, the import ended at 3")
-    assert root.topic("t").log.head().log_end[0] == 3
+    assert root.topic("t").log.state().log_end[0] == 3
     import_log_dir(root, tmp_path, ImportOptions(topics=["t"]))
-    assert root.topic("t").log.head().log_end[0] == 6
+    assert root.topic("t").log.state().log_end[0] == 6
 
 
 def test_a_topic_with_more_partitions(root: Root, tmp_path: Path) -> None:
@@ -364,7 +364,7 @@ def seen(root: Root) -> Iterator[tuple[str, int, list[int]]]:
     """What readers see of each partition that is there."""
     for name in root.topics():
         topic = root.topic(name)
-        for number in range(topic.log.head().partitions):
+        for number in range(topic.log.state().partitions):
             yield name, number, [record.offset for record in read_topic(topic, number, READ_COMMITTED)]
 
 
@@ -444,8 +444,8 @@ def test_pieces_are_committed_as_they_are_copied(root: Root, tmp_path: Path) -> 
     said: list[tuple[str, int, int, int]] = []
     report = import_log_dir(root, tmp_path, on_progress=lambda *done: said.append(done))
     topic = root.topic("t")
-    assert topic.log.head().version == 5
-    assert [each.first for each in topic.log.head().kafka_open] == [6]
+    assert topic.log.state().version == 5
+    assert [each.first for each in topic.log.state().kafka_open] == [6]
     assert report.names == ["t", "u"]
     first = report.topics[0].partitions[0]
     assert (first.records, first.log_end, first.linked, first.open) == (8, 8, 0, 1)
@@ -528,19 +528,19 @@ def test_a_dry_run_says_what_would_be_taken(root: Root, tmp_path: Path) -> None:
     again = import_log_dir(root, tmp_path, dry_run=True).topics[0]
     assert (again.created, again.partitions[0].since, again.partitions[0].log_end) == (False, 6, 7)
     assert again.partitions[0].copied == len(batch(6, [b"x"]))
-    assert root.topic("t").log.head().log_end[0] == 6
+    assert root.topic("t").log.state().log_end[0] == 6
     with pytest.raises(BadRequest, match="expected a root to import into"):
         import_log_dir(None, tmp_path)
 
 
 def test_the_commit_names_kafkas_topic(root: Root, fixtures: Path) -> None:
     import_log_dir(root, fixtures / "compaction/incremental/before")
-    source = root.topic("compacted").log.head().kafka_source
+    source = root.topic("compacted").log.state().kafka_source
     assert source is not None
     assert source.topic_id == "DYgfIwO1zvCu-XXovTnyZg"
     commit = json.loads(document_of(root.store.get("compacted/_log/00000000000000000001.json")))
     assert commit["op"] == IMPORT
-    assert commit["kafkaSource"]["end"] == [root.topic("compacted").log.head().log_end[0]]
+    assert commit["kafkaSource"]["end"] == [root.topic("compacted").log.state().log_end[0]]
 
 
 # ---------------------------------------------------------------- links
@@ -610,7 +610,7 @@ def test_damaged_segments_are_no_links(on_disk: Root, tmp_path: Path) -> None:
     for policy, bases, ends in (("skip", [], 6), ("truncate", [], 3)):
         import_log_dir(on_disk, place, ImportOptions(corrupt_records=policy), on_skipped=lambda _: None)
         assert linked_bases(folder) == bases
-        assert on_disk.topic("t").log.head().log_end[0] == ends
+        assert on_disk.topic("t").log.state().log_end[0] == ends
         on_disk.delete_topic("t")
 
 

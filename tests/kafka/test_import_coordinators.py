@@ -63,7 +63,7 @@ def test_groups_are_as_kafka_consumer_groups_showed_them(fixtures: Path, root: R
     for name, offsets in expected.items():
         found = groups.group(name).committed() if offsets else {}
         assert {f"{topic}-{partition}": _told(each) for (topic, partition), each in found.items()} == offsets
-        assert all(each.topic_id == root.topic(each.topic).log.head().topic_id for each in found.values())
+        assert all(each.topic_id == root.topic(each.topic).log.state().topic_id for each in found.values())
         assert all(each.time_ms > 1_700_000_000_000 for each in found.values())
 
 
@@ -78,7 +78,7 @@ def test_open_transactions_are_as_kafka_transactions_showed_them(fixtures: Path,
     ongoing = {each["producerId"]: each for each in told if each["state"] == "Ongoing"}
     assert len(ongoing) == 1
     found = {
-        f"{name}-{each.partition}": each for name in root.topics() for each in root.topic(name).log.head().kafka_open
+        f"{name}-{each.partition}": each for name in root.topics() for each in root.topic(name).log.state().kafka_open
     }
     for each in found.values():
         own = ongoing[each.producer]
@@ -103,12 +103,12 @@ def test_only_offsets_in_topics_that_were_chosen(fixtures: Path, root: Root) -> 
 def test_nothing_comes_along_that_is_not_wanted(fixtures: Path, root: Root) -> None:
     report = import_log_dir(root, fixtures / "transactions/data", ImportOptions(groups=False, transactions=False))
     assert (report.groups, Groups(root).names()) == ((), [])
-    assert {each.transactional_id for each in root.topic("txn-a").log.head().kafka_open} == {None}
+    assert {each.transactional_id for each in root.topic("txn-a").log.state().kafka_open} == {None}
     # A later look says whose they are.
     import_log_dir(root, fixtures / "transactions/data")
-    assert {each.transactional_id for each in root.topic("txn-a").log.head().kafka_open} == {"tx-open"}
+    assert {each.transactional_id for each in root.topic("txn-a").log.state().kafka_open} == {"tx-open"}
     import_log_dir(root, fixtures / "transactions/data", ImportOptions(transactions=False))
-    assert {each.transactional_id for each in root.topic("txn-a").log.head().kafka_open} == {"tx-open"}
+    assert {each.transactional_id for each in root.topic("txn-a").log.state().kafka_open} == {"tx-open"}
 
 
 # ---------------------------------------------------------------- groups by hand
@@ -284,7 +284,7 @@ def decided(tmp_path: Path) -> Path:
 
 def test_what_was_decided_is_known_and_kept(root: Root, decided: Path) -> None:
     import_log_dir(root, decided)
-    found = root.topic("t").log.head().kafka_open
+    found = root.topic("t").log.state().kafka_open
     assert [(each.transactional_id, each.decided, each.start_ms, each.timeout_ms) for each in found] == [
         ("commits", "commit", HOUR_MS - 5, 60_000),
         ("aborts", "abort", HOUR_MS - 5, 60_000),
@@ -292,13 +292,13 @@ def test_what_was_decided_is_known_and_kept(root: Root, decided: Path) -> None:
     ]
     assert (read(root, "t"), read(root, "u")) == ([], [b"a"])
     assert "('commits') in partition 0, from 0, decided: commit" in str(found[0])
-    assert World(root.store, seed=3).root().topic("t").log.head().kafka_open == found
+    assert World(root.store, seed=3).root().topic("t").log.state().kafka_open == found
     # The next import brings the markers.
     ends = marker(3, 7, commit=True) + marker(4, 8, commit=False) + marker(5, 9, commit=True)
     write_partition(decided, "t-0", {3: ends})
     write_transactions(decided, ("commits", transaction(7, Status.COMPLETE_COMMIT)))
     import_log_dir(root, decided)
-    assert root.topic("t").log.head().kafka_open == ()
+    assert root.topic("t").log.state().kafka_open == ()
     assert read(root, "t") == [b"a", b"c"]
 
 
@@ -316,10 +316,10 @@ def test_what_is_decided_while_logs_are_copied_does_not_count(
 
     monkeypatch.setattr(importing, "copy_partition", copied)
     import_log_dir(root, decided, ImportOptions(topics=["t"]))
-    assert [each.decided for each in root.topic("t").log.head().kafka_open] == [None, "abort", None]
+    assert [each.decided for each in root.topic("t").log.state().kafka_open] == [None, "abort", None]
     monkeypatch.setattr(importing, "copy_partition", whole)
     import_log_dir(root, decided, ImportOptions(topics=["t"]))
-    assert [each.decided for each in root.topic("t").log.head().kafka_open] == ["commit", "abort", None]
+    assert [each.decided for each in root.topic("t").log.state().kafka_open] == ["commit", "abort", None]
 
 
 @pytest.mark.parametrize("way", ["append", "abort", "by hand"])
@@ -337,7 +337,7 @@ def test_what_was_decided_ends_so_whoever_ends_it(
         topic.end_kafka_transactions(commit=True)
         new = [b"c"]
     assert read(root, "t") == [b"a", *new]
-    assert topic.log.head().kafka_open == ()
+    assert topic.log.state().kafka_open == ()
 
 
 @pytest.mark.parametrize("step", thinned(4))
@@ -364,7 +364,7 @@ def test_an_import_that_ends_transactions_is_completed_as_well(root: Root, decid
         import_log_dir(after, decided, ImportOptions(open_transactions="abort"))
         whole = {name: read(after, name) for name in after.topics()}
         assert whole == {"t": [b"a"], "u": [b"a"], "v": []}
-        assert all(not after.topic(name).log.head().kafka_open for name in whole)
+        assert all(not after.topic(name).log.state().kafka_open for name in whole)
         assert committed(after, "g") == {"t-0": 1}
         if len(calls) <= at:
             break
@@ -376,7 +376,7 @@ def test_what_another_transaction_of_the_id_decided_does_not_count(root: Root, t
     write_partition(tmp_path, "t-0", {0: batch(0, [b"a"], producer=7)})
     write_transactions(tmp_path, ("x", transaction(7, Status.PREPARE_COMMIT, ("u", 0))))
     import_log_dir(root, tmp_path)
-    (found,) = root.topic("t").log.head().kafka_open
+    (found,) = root.topic("t").log.state().kafka_open
     assert (found.transactional_id, found.decided, found.start_ms) == ("x", None, None)
 
 

@@ -60,8 +60,8 @@ def compare(broker: Broker, root: Root) -> None:
             assert [(each.offset, each.key, each.value, each.timestamp) for each in found] == [
                 (each.offset, each.key, each.value, each.timestamp) for each in expected
             ]
-            bounds = topic.log.head().log_end if isolation == READ_UNCOMMITTED else topic.log.head().last_stable()
-            assert (int(topic.log.head().log_start[partition]), int(bounds[partition])) == (start, end)
+            bounds = topic.log.state().log_end if isolation == READ_UNCOMMITTED else topic.log.state().last_stable()
+            assert (int(topic.log.state().log_start[partition]), int(bounds[partition])) == (start, end)
     told = [line.split() for line in broker.groups("--describe", "--group", "readers")]
     expected_offsets = {int(line[2]): int(line[3]) for line in told if line[0] == "readers"}
     own = Groups(root).group("readers").committed()
@@ -93,12 +93,12 @@ def test_a_broker_at_work(tmp_path: Path) -> None:
         commit_group(broker, {0: 20})
         second = import_log_dir(root, broker.data).topics[0]
         assert [part.since for part in second.partitions] == [part.log_end for part in first.partitions]
-        assert {each.transactional_id for each in root.topic("live").log.head().kafka_open} == {"orders-job"}
+        assert {each.transactional_id for each in root.topic("live").log.state().kafka_open} == {"orders-job"}
         compare(broker, root)
         atomic.commit_transaction()
         send(plain, 4, 400)
         import_log_dir(root, broker.data)
-        assert root.topic("live").log.head().kafka_open == ()
+        assert root.topic("live").log.state().kafka_open == ()
         compare(broker, root)
         plain.close()
         atomic.close()

@@ -130,15 +130,15 @@ def test_a_log_dir_reads_as_kafkas_consumer_reads_it(fixtures: Path, root: Root,
     for name in names:
         topic_name, number = split_partition(name)
         topic = root.topic(topic_name)
-        head = topic.log.head()
+        state = topic.log.state()
         assert read_topic(topic, number) == without_epochs(
             expected_records(fixtures / fixture, name, READ_UNCOMMITTED, expected)
         ), name
-        assert head.log_start[number] == bounds[name]["logStartOffset"]
-        assert head.log_end[number] == bounds[name]["logEndOffset"]
-        assert head.first_dirty_offset[number] == cleaned.get((topic_name, number), 0)
+        assert state.log_start[number] == bounds[name]["logStartOffset"]
+        assert state.log_end[number] == bounds[name]["logEndOffset"]
+        assert state.first_dirty_offset[number] == cleaned.get((topic_name, number), 0)
         snapshot = topic.log.snapshot()
-        check_state(snapshot.head, snapshot.slices)
+        check_state(snapshot.state, snapshot.slices)
     assert {name for name in root.topics() if is_internal(name)} == set()
 
 
@@ -152,7 +152,7 @@ def test_segments_stay_what_they_are(fixtures: Path, root: Root, fixture: str, s
             continue
         topic = root.topic(topic_name)
         slices = topic.log.snapshot().slices.select(number)
-        log_start = topic.log.head().log_start[number]
+        log_start = topic.log.state().log_start[number]
         logs = sorted((folder / name).glob("*.log"))
         left = [log for log, after in zip(logs, [*logs[1:], None], strict=True) if keeps(log, after, log_start)]
         assert slices.base.tolist() == [int(log.stem) for log in left]
@@ -324,7 +324,7 @@ def test_a_tail_that_is_no_batch_is_left_out(fixtures: Path, root: Root, name: s
     expected = without_epochs(expected_records(fixture, "damaged-0", READ_UNCOMMITTED, "recovered"))
     topic = root.topic("damaged")
     assert read_topic(topic) == expected
-    assert topic.log.head().log_end[0] == expected_offsets(fixture, "recovered")["damaged-0"]["logEndOffset"]
+    assert topic.log.state().log_end[0] == expected_offsets(fixture, "recovered")["damaged-0"]["logEndOffset"]
 
 
 def test_a_killed_brokers_log_is_what_it_is_after_recovery(fixtures: Path, root: Root) -> None:
@@ -342,7 +342,7 @@ def test_a_last_batch_with_a_wrong_checksum_is_not_written_yet(root: Root, tmp_p
     import_log_dir(root, tmp_path)
     topic = root.topic("t")
     assert [record.value for record in read_topic(topic)] == [b"a", b"b", b"c", b"d", b"e", b"f"]
-    assert topic.log.head().log_end[0] == 6
+    assert topic.log.state().log_end[0] == 6
 
 
 def test_a_log_ends_where_its_empty_active_segment_begins(root: Root, tmp_path: Path) -> None:
@@ -353,10 +353,10 @@ def test_a_log_ends_where_its_empty_active_segment_begins(root: Root, tmp_path: 
     (tmp_path / CLEANER_OFFSETS_FILE).write_bytes(offsets_to_bytes({("t", 0): 10, ("t", 1): 7}))
     import_log_dir(root, tmp_path)
     topic = World(root.store, seed=3).root().topic("t")
-    head = topic.log.head()
-    assert head.log_start.tolist() == [0, 0, 0]
-    assert head.log_end.tolist() == [10, 7, 0]
-    assert head.first_dirty_offset.tolist() == [10, 7, 0]
+    state = topic.log.state()
+    assert state.log_start.tolist() == [0, 0, 0]
+    assert state.log_end.tolist() == [10, 7, 0]
+    assert state.first_dirty_offset.tolist() == [10, 7, 0]
     assert topic.log.snapshot().slices.all().end.tolist() == [3]
     assert topic.scan(partitions=[1], start=5).to_table().num_rows == 0
     topic.append(pa.table({"value": [b"new"] * 3, "partition": pa.array([0, 1, 2], pa.int32())}))
@@ -367,8 +367,8 @@ def test_a_log_start_beyond_the_files_leaves_an_empty_log_there(root: Root, tmp_
     write_partition(tmp_path, "t-0", {0: FIRST, 3: SECOND})
     (tmp_path / STARTS).write_bytes(offsets_to_bytes({("t", 0): 50}))
     import_log_dir(root, tmp_path)
-    head = root.topic("t").log.head()
-    assert (head.log_start[0], head.log_end[0]) == (50, 50)
+    state = root.topic("t").log.state()
+    assert (state.log_start[0], state.log_end[0]) == (50, 50)
     assert [info.key for info in root.store.list("t/") if "/_log/" not in info.key] == []
 
 
@@ -385,7 +385,7 @@ def test_a_log_start_within_a_segment_keeps_what_is_above(root: Root, tmp_path: 
         topic = root.topic("t")
         assert topic.log.snapshot().slices.all().base.tolist() == bases
         assert b"".join(record.value or b"" for record in read_topic(topic)) == values
-        assert topic.log.head().log_start[0] == start
+        assert topic.log.state().log_start[0] == start
         topic.delete()
 
 
@@ -394,7 +394,7 @@ def test_what_is_appended_later_has_the_next_leader_epoch(fixtures: Path, root: 
     (folder / "leader-epoch-checkpoint").write_text("0\n2\n0 0\n4 3\n")
     import_log_dir(root, tmp_path)
     topic = root.topic("t")
-    assert topic.log.head().leader_epoch == 5
+    assert topic.log.state().leader_epoch == 5
     topic.append(pa.table({"value": [b"new"]}))
     slices = topic.log.snapshot().slices.all()
     assert slices.leader_epoch.tolist() == [-1, -1, 5]
@@ -476,7 +476,7 @@ def test_topics_are_chosen_by_name(fixtures: Path, root: Root) -> None:
     assert import_log_dir(root, fixtures / "transactions/data", ImportOptions(topics=["__consumer_offsets"])).names == [
         "__consumer_offsets"
     ]
-    assert root.topic("__consumer_offsets").log.head().partitions == 2
+    assert root.topic("__consumer_offsets").log.state().partitions == 2
 
 
 def test_internal_topics_alone_are_not_all_topics(root: Root, tmp_path: Path) -> None:
@@ -489,16 +489,16 @@ def test_internal_topics_alone_are_not_all_topics(root: Root, tmp_path: Path) ->
 def test_configs_are_those_given(fixtures: Path, root: Root) -> None:
     configs: Mapping[str, object] = {"internal.segment.bytes": "4096", "cleanup.policy": "compact"}
     import_log_dir(root, fixtures / "compaction/keyless-then-compacted/before", ImportOptions(configs=configs))
-    head = root.topic("compacted").log.head()
-    assert dict(head.configs.explicit) == {"cleanup.policy": "compact", "segment.bytes": "4096"}
-    assert head.configs.segment_bytes == 4096
+    state = root.topic("compacted").log.state()
+    assert dict(state.configs.explicit) == {"cleanup.policy": "compact", "segment.bytes": "4096"}
+    assert state.configs.segment_bytes == 4096
 
 
 def test_many_partitions_become_several_commits(fixtures: Path, root: Root) -> None:
     root.store.limits = Limits(import_commit_slices=1)
     import_log_dir(root, fixtures / "codecs/data", ImportOptions(topics=["codec-none"]))
     topic = root.topic("codec-none")
-    assert topic.log.head().version == 4
+    assert topic.log.state().version == 4
     for number in range(4):
         assert read_topic(topic, number) == without_epochs(
             expected_records(fixtures / "codecs", f"codec-none-{number}", READ_UNCOMMITTED)
@@ -540,7 +540,7 @@ def test_a_deleted_topic_may_be_imported_again(fixtures: Path, root: Root) -> No
         topic = root.topic("seg-one")
         assert len(read_topic(topic)) == 9
         topic.delete()
-    assert topic.log.refresh().head.version == 5
+    assert topic.log.refresh().topic_state.version == 5
 
 
 def test_configs_that_are_not_valid_are_refused_first(fixtures: Path, root: Root) -> None:
@@ -679,15 +679,15 @@ def test_indexes_lie_beside_segments_whatever_the_first_answers_are(kind: FaultK
 def test_an_import_is_one_commit_that_says_where_the_log_ends(root: Root, tmp_path: Path) -> None:
     write_partition(tmp_path, "t-0", {0: FIRST, 9: b""})
     import_log_dir(root, tmp_path)
-    head = root.topic("t").log.head()
+    state = root.topic("t").log.state()
     part = ImportedPartition(0, 4, 20, 30, 2, ())
     topic = root.create_topic("u")
-    draft = ImportIntent(topic.log.head().topic_id, (part,)).draft("u", topic.log.head(), topic.log.head(), None)
+    draft = ImportIntent(topic.log.state().topic_id, (part,)).draft("u", topic.log.state(), topic.log.state(), None)
     assert isinstance(draft, Draft)
     assert (draft.op, draft.leader_epoch, dict(draft.log_starts)) == (IMPORT, 3, {0: 4})
-    after = topic.log.commit(ImportIntent(topic.log.head().topic_id, (part,))).head
+    after = topic.log.commit(ImportIntent(topic.log.state().topic_id, (part,))).state
     assert (after.log_start[0], after.log_end[0], after.first_dirty_offset[0]) == (4, 20, 0)
-    assert (head.version, head.log_end[0]) == (1, 9)
+    assert (state.version, state.log_end[0]) == (1, 9)
 
 
 def test_numbers_that_nothing_protects_do_not_stop_an_import(root: Root, tmp_path: Path) -> None:
@@ -698,21 +698,21 @@ def test_numbers_that_nothing_protects_do_not_stop_an_import(root: Root, tmp_pat
     for cleaned, expected in ((-5, 0), (2**40, 0), (6, 6)):
         (tmp_path / CLEANER_OFFSETS_FILE).write_bytes(offsets_to_bytes({("t", 0): cleaned}))
         import_log_dir(root, tmp_path)
-        head = root.topic("t").log.head()
-        assert (head.leader_epoch, head.first_dirty_offset[0]) == (2**31 - 1, expected)
+        state = root.topic("t").log.state()
+        assert (state.leader_epoch, state.first_dirty_offset[0]) == (2**31 - 1, expected)
         root.topic("t").delete()
 
 
 def test_partitions_that_were_written_meanwhile_are_not_imported_into(root: Root) -> None:
     topic = root.create_topic("t", partitions=2)
-    before = topic.log.head()
+    before = topic.log.state()
     topic.append(pa.table({"value": [b"x"], "partition": pa.array([1], pa.int32())}))
     intent = ImportIntent(
         before.topic_id, (ImportedPartition(0, 0, 5, None, 0, ()), ImportedPartition(1, 0, 5, None, 0, ()))
     )
     with pytest.raises(Conflict, match="partition 1 of topic 't': expected an empty one, it ends at 1"):
         topic.log.commit(intent, before)
-    assert topic.log.head().log_end.tolist() == [0, 1]
+    assert topic.log.state().log_end.tolist() == [0, 1]
 
 
 def test_a_damaged_transaction_index_never_shows_aborted_records(fixtures: Path) -> None:

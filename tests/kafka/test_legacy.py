@@ -161,7 +161,7 @@ def test_a_tail_that_is_not_written_yet_does_not_count(root: Root, tmp_path: Pat
     assert offsets(read(view, "t")) == [0, 1, 2]
     import_log_dir(root, tmp_path)
     topic = root.topic("t")
-    assert topic.log.head().log_end.tolist() == [3]
+    assert topic.log.state().log_end.tolist() == [3]
     assert offsets(scanned(topic)) == [0, 1, 2]
     topic.append(pa.table({"value": [b"new"]}))
     assert offsets(scanned(topic)) == [0, 1, 2, 3]
@@ -279,7 +279,7 @@ def test_merging_and_sealing_leave_every_record_as_it_is(fixtures: Path, root: R
     topic_name, number = split_partition(name)
     import_log_dir(root, fixtures / fixture / "data", ImportOptions(topics=[topic_name]))
     topic = root.topic(topic_name)
-    partitions = topic.log.head().partitions
+    partitions = topic.log.state().partitions
     for i in range(20):
         row = {"value": [b"%d" % i] * partitions, "partition": pa.array(range(partitions), pa.int32())}
         topic.append(pa.table({**row, "timestamp": pa.array([HOUR_MS] * partitions, pa.int64())}))
@@ -307,7 +307,7 @@ def test_compaction_keeps_the_latest_old_message_of_each_key(root: Root, tmp_pat
         (5, 9, 0, b"d", b"4"),
         (6, HOUR_MS, 0, None, b"x"),
     ]
-    assert topic.log.head().first_dirty_offset.tolist() == [6]
+    assert topic.log.state().first_dirty_offset.tolist() == [6]
 
 
 @pytest.mark.parametrize("older_ms", [0, 999, 1000])
@@ -336,5 +336,5 @@ def test_old_tombstones_go_by_the_age_of_their_file(tmp_path: Path, older_ms: in
             root.store.delete(info.key)
             root.store.create(info.key, data)
     compact_topic(topic, Settings(now_ms=world.now_ms), InProcess())
-    assert topic.log.head().first_dirty_offset.tolist() == [3]
+    assert topic.log.state().first_dirty_offset.tolist() == [3]
     assert offsets(scanned(topic)) == ([1, 2] if older_ms >= 1000 else [0, 1, 2])

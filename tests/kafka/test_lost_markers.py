@@ -99,7 +99,7 @@ def test_who_reads_on_in_kafka_after_damage_imports_on(root: Root, tmp_path: Pat
     parts = two_transactions(LOST["key"])
     folder = write_partition(place, "t-0", {0: b"".join(parts[:3]), 4: b""})
     import_log_dir(root, place, ImportOptions(corrupt_records=SKIP), on_skipped=unheard)
-    assert root.topic("t").log.head().log_end[0] == 4
+    assert root.topic("t").log.state().log_end[0] == 4
     assert imported(root) == [0]
     append_to(folder / f"{4:020}.log", b"".join(parts[3:]))
     import_log_dir(root, place, ImportOptions(corrupt_records=SKIP), on_skipped=unheard)
@@ -111,10 +111,10 @@ def test_what_an_earlier_import_left_open_is_ended_by_the_next(root: Root, tmp_p
     parts = two_transactions(LOST["key"])
     folder = write_partition(place, "t-0", {0: b"".join(parts[:2])})
     import_log_dir(root, place)
-    assert len(root.topic("t").log.head().kafka_open) == 1
+    assert len(root.topic("t").log.state().kafka_open) == 1
     append_to(folder / f"{0:020}.log", b"".join(parts[2:]))
     import_log_dir(root, place, ImportOptions(corrupt_records=SKIP), on_skipped=unheard)
-    assert not root.topic("t").log.head().kafka_open
+    assert not root.topic("t").log.state().kafka_open
     assert imported(root) == [0, 4, 6]
 
 

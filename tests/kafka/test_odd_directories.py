@@ -395,7 +395,7 @@ def test_transactions_are_read_beside_a_bad_producer_snapshot(tmp_path: Path, co
     _, _, root = views(tmp_path)
     assert rows(read(KafkaView(tmp_path), "t", isolation=READ_COMMITTED)) == [(0, b"t")]
     assert rows(read_topic(root.topic("t"), isolation=READ_COMMITTED)) == [(0, b"t")]
-    assert root.topic("t").log.head().kafka_open
+    assert root.topic("t").log.state().kafka_open
 
 
 # ---------------------------------------------------------------- logs that the cleaner has to cope with

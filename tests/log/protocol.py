@@ -70,7 +70,7 @@ def faulty(world: World, store: Store, faults: dict[str | tuple[str, int], Fault
 
 
 def topic_records(world: World, store: Store) -> int:
-    return int(other(world, store).log.head().log_end[0])
+    return int(other(world, store).log.state().log_end[0])
 
 
 def collect(store: MemoryStore, below: int) -> None:

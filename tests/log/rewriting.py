@@ -44,18 +44,18 @@ def rewrite(place: CountedRoot, topic: Topic, path: str) -> None:
             )
         )
     file = output.close().based(tuple(found.base.tolist()))
-    head = snapshot.head
+    state = snapshot.state
     rewrites = []
-    for partition in range(head.partitions):
+    for partition in range(state.partitions):
         rows = np.arange(len(found))[found.partition_rows(partition)]
         inputs = tuple(
             Input(found.path(row), int(found.position[row]), int(found.base[row]), int(found.end[row])) for row in rows
         )
-        edit = Edit(partition, int(head.log_start[partition]), int(head.log_end[partition]))
+        edit = Edit(partition, int(state.log_start[partition]), int(state.log_end[partition]))
         if inputs:
             rewrites.append(Rewrite(edit, inputs))
     old = {file_key(topic.name, found.path(row)) for row in range(len(found))}
-    outcome = topic.log.commit(RewriteIntent(MERGE, head.topic_id, tuple(rewrites), (file,)))
+    outcome = topic.log.commit(RewriteIntent(MERGE, state.topic_id, tuple(rewrites), (file,)))
     assert outcome.commit is not None
     assert not outcome.dropped
     for key in old:
@@ -73,17 +73,17 @@ def prepared(place: CountedRoot, topic: Topic, table: pa.Table, transactional_id
 
 def resolve(place: CountedRoot, topic: Topic, transactional_id: str, number: int, *, committed: bool) -> None:
     """Record the outcome of a transaction in the topic."""
-    head = topic.log.head()
-    versions = tuple(item.version for item in head.open if (item.txn.id, item.txn.n) == (transactional_id, number))
+    state = topic.log.state()
+    versions = tuple(item.version for item in state.open if (item.txn.id, item.txn.n) == (transactional_id, number))
     resolved = Resolved(transactional_id, number, versions if committed else ())
-    topic.log.commit(MaintainIntent(head.topic_id, resolved=(resolved,)))
+    topic.log.commit(MaintainIntent(state.topic_id, resolved=(resolved,)))
 
 
 def appended_by_hand(place: CountedRoot, topic: Topic, batches: list[bytes], flags: int = 0) -> None:
     """Append record batches as they are, offsets counting from 0, as one slice of partition 0."""
     data = b"".join(batches)
     headers = scan_headers(data)
-    output = AppendOutput(place.inner, topic.name, append_path(topic.log.head().version, place.world.env().new_id()))
+    output = AppendOutput(place.inner, topic.name, append_path(topic.log.state().version, place.world.env().new_id()))
     output.write(data)
     output.end_slice(
         WrittenSlice(
@@ -135,6 +135,6 @@ def sealed(place: CountedRoot, topic: Topic) -> str:
         Input(found.path(row), int(found.position[row]), int(found.base[row]), int(found.end[row]))
         for row in range(len(found))
     )
-    intent = RewriteIntent(SEAL, snapshot.head.topic_id, (Rewrite(Edit(0, start, end), inputs),), (file,))
+    intent = RewriteIntent(SEAL, snapshot.state.topic_id, (Rewrite(Edit(0, start, end), inputs),), (file,))
     assert topic.log.commit(intent).commit is not None
     return file_key(topic.name, path)

@@ -11,7 +11,7 @@ from sparklog.log.journal.names import append_path, sealed_path
 from sparklog.log.state.commit import APPEND, CREATE, Commit, encode_commit
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import FileSlices
-from sparklog.log.state.topic_state import EMPTY, Head
+from sparklog.log.state.topic_state import EMPTY, TopicState
 from sparklog.log.topic.topic import Topic
 from sparklog.testing.world import START_MS
 
@@ -74,20 +74,20 @@ class Chain:
     """Commits by hand: each `add` follows the ones before, and head and table are kept in step."""
 
     def __init__(self, partitions: int = 2, configs: dict[str, str | None] | None = None) -> None:
-        self.head: Head = EMPTY
+        self.state: TopicState = EMPTY
         self.table = SliceTable()
         self.stored: list[tuple[Commit, bytes]] = []
         self.add(op=CREATE, topic_id="topic-one", partitions=partitions, configs=configs or {})
 
     def commit(self, **values: object) -> tuple[Commit, bytes]:
-        head = self.head
+        state = self.state
         defaults: dict[str, object] = {
-            "version": head.version + 1,
-            "topic_id": head.topic_id,
-            "commit_id": f"commit-{head.version + 1}",
-            "prev_crc": head.crc,
-            "time_ms": START_MS + head.version + 1,
-            "leader_epoch": head.leader_epoch,
+            "version": state.version + 1,
+            "topic_id": state.topic_id,
+            "commit_id": f"commit-{state.version + 1}",
+            "prev_crc": state.crc,
+            "time_ms": START_MS + state.version + 1,
+            "leader_epoch": state.leader_epoch,
             "op": APPEND,
         }
         commit = Commit(**{**defaults, **values})  # type: ignore[arg-type]
@@ -97,18 +97,18 @@ class Chain:
 
     def add(self, **values: object) -> Commit:
         commit, data = self.commit(**values)
-        self.head = self.head.apply(commit)
-        self.table = self.table.apply(commit, self.head)
+        self.state = self.state.apply(commit)
+        self.table = self.table.apply(commit, self.state)
         self.stored.append((commit, data))
         return commit
 
     def append(self, *slices: tuple[int, int], name: str | None = None, **values: object) -> Commit:
         """Append a file with slices (partition, records) at the log ends."""
-        ends = self.head.log_end.tolist()
+        ends = self.state.log_end.tolist()
         bases = []
         for partition, records in slices:
             bases.append(ends[partition])
             ends[partition] += records
-        version = self.head.version
+        version = self.state.version
         file = file_of(slices, read_version=version, name=name or f"f{version}").based(tuple(bases))
         return self.add(files=(file,), **values)

@@ -63,14 +63,14 @@ def test_old_records_go_where_nobody_seals() -> None:
     topic = world.topic(retention_ms=5 * HOUR_MS, segment_ms=1)
     world.hours(topic, 24)
     report = world.retain(topic)
-    head = topic.log.head()
-    assert head.log_start.tolist() == [190]
-    assert head.log_end.tolist() == [240]
+    state = topic.log.state()
+    assert state.log_start.tolist() == [190]
+    assert state.log_end.tolist() == [240]
     (item,) = report.expired
     assert (item.log_start_before, item.log_start, item.segments, item.segments_gone) == (0, 190, 24, 19)
     assert [gone.reason for gone in item.gone] == [TIME]
     assert 0 < item.nbytes_gone < item.nbytes
-    assert History(world.store, "t").commit(head.version).op == RETAIN
+    assert History(world.store, "t").commit(state.version).op == RETAIN
     assert topic.scan().to_table().num_rows == 50
 
 
@@ -83,7 +83,7 @@ def test_an_active_segment_stays_until_all_of_it_is_old() -> None:
     assert world.retain(topic).expired[0].log_start == 240
     assert topic.scan().to_table().num_rows == 0
     world.hours(topic, 1)
-    assert topic.log.head().log_start.tolist() == [240]
+    assert topic.log.state().log_start.tolist() == [240]
     assert topic.scan().to_table().num_rows == 10
 
 
@@ -104,13 +104,13 @@ def test_partitions_go_in_one_commit_each_by_its_own_records() -> None:
     topic = world.topic(partitions=3, retention_ms=5 * HOUR_MS, segment_ms=1)
     world.hours(topic, 6, partition=0)
     world.hours(topic, 6, partition=2)
-    version = topic.log.head().version
+    version = topic.log.state().version
     report = world.retain(topic)
     assert [(item.partition, item.log_start) for item in report.expired] == [(0, 60), (2, 10)]
-    assert topic.log.head().log_start.tolist() == [60, 0, 10]
-    assert topic.log.head().version == version + 1
+    assert topic.log.state().log_start.tolist() == [60, 0, 10]
+    assert topic.log.state().version == version + 1
     assert world.retain(topic).expired == ()
-    assert topic.log.head().version == version + 1
+    assert topic.log.state().version == version + 1
 
 
 def test_compacted_topics_keep_their_records_and_those_also_deleting_do_not() -> None:
@@ -140,7 +140,7 @@ def test_a_properties_file_ranks_as_in_kafka(text: str, log_start: int) -> None:
     topic = world.topic(segment_ms=1)
     world.hours(topic, 24)
     world.retain(topic, text)
-    assert topic.log.head().log_start.tolist() == [log_start]
+    assert topic.log.state().log_start.tolist() == [log_start]
 
 
 def test_what_a_topic_sets_beats_the_properties() -> None:
@@ -148,7 +148,7 @@ def test_what_a_topic_sets_beats_the_properties() -> None:
     topic = world.topic(segment_ms=1, retention_ms=-1)
     world.hours(topic, 24)
     world.retain(topic, "log.retention.ms=1")
-    assert topic.log.head().log_start.tolist() == [0]
+    assert topic.log.state().log_start.tolist() == [0]
 
 
 @pytest.mark.parametrize("text", ["log.retention.ms=0", "log.retention.minutes=soon", "log.retention.year=1"])
@@ -172,7 +172,7 @@ def test_delete_records_first_then_retention() -> None:
     world.hours(topic, 24)
     topic.delete_records({0: 35})
     assert world.retain(topic).expired[0].log_start_before == 35
-    assert topic.log.head().log_start.tolist() == [40]
+    assert topic.log.state().log_start.tolist() == [40]
 
 
 def test_a_dry_run_moves_nothing_and_says_the_same() -> None:
@@ -262,8 +262,8 @@ class TestRoots:
         for name in ("a", "b"):
             world.hours(world.topic(name, retention_ms=1, segment_ms=1), 2)
         retain_root(world.opened, world.settings(), topics=("b",))
-        assert world.opened.topic("a").log.head().log_start.tolist() == [0]
-        assert world.opened.topic("b").log.head().log_start.tolist() == [20]
+        assert world.opened.topic("a").log.state().log_start.tolist() == [0]
+        assert world.opened.topic("b").log.state().log_start.tolist() == [20]
 
     @pytest.mark.usefixtures("records_in_files")
     def test_a_deleted_topic_by_name(self) -> None:
@@ -318,7 +318,7 @@ class TestRoots:
         assert struck[0]
         assert not report.failed
         assert report.vacuum is not None
-        assert topic.log.refresh().head.deleted
+        assert topic.log.refresh().topic_state.deleted
 
     @pytest.mark.usefixtures("records_in_files")
     def test_a_store_that_refuses_to_delete(self) -> None:
@@ -361,11 +361,11 @@ def test_imported_fixtures_keep_the_segments_that_kafka_keeps(fixtures: Path) ->
             world.opened, folder / before, ImportOptions(configs=dict(configs.explicit), force=True)
         ).names
         topic = world.opened.topic(topic_name)
-        assert topic.log.head().log_start.tolist() == [stages[before]["logStartOffset"]]
+        assert topic.log.state().log_start.tolist() == [stages[before]["logStartOffset"]]
         retain_topic(topic, Settings(stages[after]["clockMs"]))
-        head = topic.log.head()
-        assert head.log_start.tolist() == [stages[after]["logStartOffset"]]
-        assert head.log_end.tolist() == [stages[after]["logEndOffset"]]
+        state = topic.log.state()
+        assert state.log_start.tolist() == [stages[after]["logStartOffset"]]
+        assert state.log_end.tolist() == [stages[after]["logEndOffset"]]
         left = topic.log.snapshot().slices.select(0)
         assert left.base.tolist() == [item["baseOffset"] for item in stages[after]["segments"] if item["size"]]
         checked += 1

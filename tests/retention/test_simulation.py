@@ -156,12 +156,12 @@ def finish(run: Run) -> None:
     named = {f"{TOPIC}/{piece.path}" for piece in state.slices}
     found = {info.key for info in world.store.list(f"{TOPIC}/")}
     expect(named <= found, f"files are missing: {sorted(named - found)}")
-    floor = topic.log.head().floor
+    floor = topic.log.state().floor
     appended = {key for key in found if key.startswith(f"{TOPIC}/append/")}
     left = {key for key in appended - named if int(key.split("/")[2][:20]) < floor}
     expect(not left, f"orphans are left below the floor {floor}: {sorted(left)}")
     snapshot = topic.log.snapshot()
-    check_state(snapshot.head, snapshot.slices)
+    check_state(snapshot.state, snapshot.slices)
     expect(snapshot.version == state.version, "the log's newest version is not the model's")
     rows = snapshot.slices.all()
     pieces = list(zip(rows.partition.tolist(), rows.base.tolist(), rows.end.tolist(), strict=True))

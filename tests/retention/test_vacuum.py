@@ -53,7 +53,7 @@ class TestUnnamedFiles:
         world = VacuumWorld()
         old = world.append(2)
         topic = world.process().topic()
-        topic.log.commit(LogStartIntent(topic.log.head().topic_id, {0: 2}))
+        topic.log.commit(LogStartIntent(topic.log.state().topic_id, {0: 2}))
         world.advance(DAY_MS + 1)
         world.vacuum()
         assert world.files() == {old[1]}
@@ -251,7 +251,7 @@ class TestHolds:
         world.advance(DAY_MS)
         assert world.vacuum().ended_holds == ("scan",)
         assert not set(old) & world.files()
-        assert not world.process().topic().log.head().holds
+        assert not world.process().topic().log.state().holds
 
     def test_a_clock_given_by_a_user_ends_no_hold(self) -> None:
         world = VacuumWorld()
@@ -271,7 +271,7 @@ class TestHolds:
         cleaner.topic()
         cleaner.at("create:commit", lambda: world.hold("scan", 3, world.now_ms + DAY_MS))
         world.vacuum(cleaner)
-        assert world.process().topic().log.head().holds["scan"].expires_ms == world.now_ms + DAY_MS
+        assert world.process().topic().log.state().holds["scan"].expires_ms == world.now_ms + DAY_MS
         assert set(old) < world.files()
         world.assert_promises(held={"scan": 3})
 
@@ -293,7 +293,7 @@ class TestHolds:
             cleaner = world.process()
             struck = meanwhile(cleaner, number, take)
             world.vacuum(cleaner)
-            holds = {name: hold.version for name, hold in world.process().topic().log.head().holds.items()}
+            holds = {name: hold.version for name, hold in world.process().topic().log.state().holds.items()}
             world.assert_promises(held=holds)
             assert bool(holds) == (set(old) < world.files())
             if not struck:
@@ -419,7 +419,7 @@ class TestRegistry:
         assert world.vacuum().idle_writers == ()
         world.advance(1)
         assert world.vacuum().idle_writers == ("old",)
-        assert set(world.process().topic().log.head().registry) == {"alive"}
+        assert set(world.process().topic().log.state().registry) == {"alive"}
 
     def test_a_writer_that_comes_back_while_the_vacuum_looks_stays(self) -> None:
         world = VacuumWorld()
@@ -432,7 +432,7 @@ class TestRegistry:
             "create:commit", lambda: driver.commit([driver.upload(target, {0: 1})], target, WriterKey("q", 3, "run-2"))
         )
         world.vacuum(cleaner)
-        assert set(world.process().topic().log.head().registry) == {"q"}
+        assert set(world.process().topic().log.state().registry) == {"q"}
 
     def test_a_clock_given_by_a_user_forgets_nobody(self) -> None:
         world = VacuumWorld()
@@ -440,7 +440,7 @@ class TestRegistry:
         driver.append({0: 1}, driver.target(), WriterKey("q", 3))
         report = vacuum(world.process().topic(), Settings(world.now_ms + 2 * IDLE_MS))
         assert report.idle_writers == ()
-        assert world.process().topic().log.head().registry
+        assert world.process().topic().log.state().registry
 
 
 def test_the_budget_of_a_vacuum_that_finds_nothing() -> None:

@@ -84,7 +84,7 @@ def test_records_that_expired_leave_commits_of_a_quiet_topic_too(deleted: bool) 
         for _ in range(days):
             world.advance(DAY_MS)
             assert not retain_topic(topic, Settings(world.now_ms)).failed
-        return world.root().engine.log("t").refresh().head.version
+        return world.root().engine.log("t").refresh().topic_state.version
 
     assert secrets() == 4
     if deleted:
@@ -150,7 +150,7 @@ def test_a_clone_keeps_the_commits_of_its_source(world: World) -> None:
     clone_topic(root, "t", "copy")
     copied = values(root.topic("copy"))
     assert len(copied) == 4
-    assert "inlineRecords" in root.topic("copy").log.head().read_features
+    assert "inlineRecords" in root.topic("copy").log.state().read_features
     topic.delete_records({0: -1})
     for _ in range(12):
         topic.append(pa.table({"value": [b"x"]}))

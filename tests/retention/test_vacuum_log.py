@@ -87,7 +87,7 @@ class TestCommits:
         world.append(20)
         world.advance(10 * DAY_MS)
         vacuum(world.process().topic(), Settings(world.now_ms - 20 * DAY_MS))
-        floor = world.process().topic().log.head().floor
+        floor = world.process().topic().log.state().floor
         assert world.commits()[0] == 3 <= floor == 6
         world.hold("late", floor)
         assert History(world.store, "t").at(floor).version == floor
@@ -155,9 +155,9 @@ class TestCommits:
         assert world.log.zombies
         assert world.commits()[0] == 1
         assert world.commits()[1] > 2
-        floor = world.process().topic().log.head().floor
+        floor = world.process().topic().log.state().floor
         busy(world, 2)
-        assert world.process().topic().log.head().floor > floor, "the zombie holds up the floor"
+        assert world.process().topic().log.state().floor > floor, "the zombie holds up the floor"
         world.assert_promises()
         busy(world, 8)
         assert world.commits()[0] > 2, "the zombie stays for ever"
@@ -402,7 +402,7 @@ def test_a_hidden_delete_shortens_no_delay() -> None:
     paths = world.append(2)
     world.process().root.delete_topic("t")
     cleaner = world.process()
-    version = cleaner.root.engine.log("t").refresh().head.version
+    version = cleaner.root.engine.log("t").refresh().topic_state.version
     world.advance(4 * DAY_MS)
     until = world.now_ms + MINUTE_MS
     cleaner.hidden = lambda key: key == commit_key("t", version) and world.now_ms < until
@@ -417,7 +417,7 @@ def test_a_log_that_is_not_what_this_process_saw_is_not_touched() -> None:
     for place in (world, elsewhere):
         place.append(2)
     cleaner = world.process()
-    assert cleaner.topic().log.head().version == 2
+    assert cleaner.topic().log.state().version == 2
     world.store.restore(elsewhere.store.snapshot())
     world.store.create(f"t/append/{0:020d}-orphan.slices", b"orphan")
     before = world.files()

@@ -34,8 +34,8 @@ def commits(*versions: tuple[int, int]) -> CommitFiles:
     ],
 )
 def test_the_floor(found: list[tuple[int, int]], floor: int) -> None:
-    head = found[-1][0] if found else 0
-    assert plan.floor_version(commits(*found), head, NOW, DAY) == floor
+    state = found[-1][0] if found else 0
+    assert plan.floor_version(commits(*found), state, NOW, DAY) == floor
 
 
 def test_the_floor_is_never_above_the_head_that_is_known() -> None:

@@ -73,7 +73,7 @@ class VacuumWorld(WatchedWorld):
             flags=(0,),
             base=(start,),
         )
-        intent = RewriteIntent(MERGE, snapshot.head.topic_id, (Rewrite(Edit(0, start, end), inputs),), (file,))
+        intent = RewriteIntent(MERGE, snapshot.state.topic_id, (Rewrite(Edit(0, start, end), inputs),), (file,))
         assert worker.topic(topic).log.commit(intent).commit is not None
         return path
 
@@ -108,7 +108,7 @@ class VacuumWorld(WatchedWorld):
                     key = piece.path[1:] if piece.path.startswith("/") else f"{topic}/{piece.path}"
                     assert self.store.stat(key) is not None, f"version {version} of {topic} misses {key}"
         newest = self.process().root.engine.log(topic).snapshot()
-        check_state(newest.head, newest.slices)
+        check_state(newest.state, newest.slices)
         assert newest.version == len(states) - 1
         named = [(s.partition, s.base, s.end, s.path) for s in states[-1].slices]
         rows = newest.slices.all()

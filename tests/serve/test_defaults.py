@@ -115,12 +115,12 @@ def test_alter_configs_replaces_all_configs_that_were_set(serve: Callable[..., A
         assert replaced(TOPIC, "t", retention_ms="words") == Code.INVALID_CONFIG
         assert replaced(TOPIC, "t", retention_ms=None) == Code.INVALID_REQUEST
         assert replaced(TOPIC, "none", retention_ms="7") == Code.UNKNOWN_TOPIC_OR_PARTITION
-        assert topic.log.head().configs.explicit == {"segment.bytes": "1000", "retention.ms": "5"}
+        assert topic.log.state().configs.explicit == {"segment.bytes": "1000", "retention.ms": "5"}
         for version in range(3):
             assert replaced(TOPIC, "t", version, retention_ms=str(version)) == Code.NONE
-            assert topic.log.head().configs.explicit == {"retention.ms": str(version)}
+            assert topic.log.state().configs.explicit == {"retention.ms": str(version)}
         assert replaced(TOPIC, "t") == Code.NONE
-        assert topic.log.head().configs.explicit == {}
+        assert topic.log.state().configs.explicit == {}
         assert replaced(BROKER, "", num_partitions="3") == Code.NONE
         assert root.defaults().configs == {"num.partitions": "3"}
     with connected(serve(tmp_path)) as (wire,):

@@ -28,21 +28,21 @@ def test_a_commit_lands_only_after_the_entry_that_was_looked_at() -> None:
         with pytest.raises(SequenceConflict):
             append(topic, KafkaWriterKey(two, 1, 0, 1), KafkaWriterKey(one, 12, follows, 3))
     assert topic.count().records == 2, "all of a commit, or nothing"
-    registry = topic.log.head().registry
+    registry = topic.log.state().registry
     numbers = [registry[writer].batch if writer in registry else None for writer in (one, two, writer_id(7, 1))]
     assert numbers == [9, 0, None]
     # Opened from a checkpoint, and from the commits alone.
-    assert world.root().topic("t").log.head().registry == registry
+    assert world.root().topic("t").log.state().registry == registry
 
 
 def test_a_topic_says_that_software_must_know_its_writers() -> None:
     topic = World().root().create_topic("t", configs={"inline.records.bytes": 0, "carried.commits": 0})
     append(topic, KafkaWriterKey(writer_id(7, 0), 4, None, 5))
-    head = topic.log.head()
-    assert (head.read_features, head.write_features) == (("kafkaWriters",),) * 2
+    state = topic.log.state()
+    assert (state.read_features, state.write_features) == (("kafkaWriters",),) * 2
     plain = topic.root.create_topic("plain", configs={"inline.records.bytes": 0, "carried.commits": 0})
     plain.append({"value": ["a"]})
-    assert (plain.log.head().read_features, plain.log.head().write_features) == ((), ())
+    assert (plain.log.state().read_features, plain.log.state().write_features) == ((), ())
     data = plain.store.get("plain/_log/00000000000000000001.json")
     assert b"writers" not in data
     assert COMMIT_JSON.fields(data, "commit")
@@ -52,6 +52,6 @@ def test_a_producer_is_forgotten_after_a_day_and_other_writers_are_not() -> None
     world = World()
     topic = world.root().create_topic("t")
     append(topic, KafkaWriterKey(writer_id(7, 0), 4, None, 5))
-    head = topic.log.head()
-    assert idle_writers(head, world.now_ms + IDLE_KAFKA_MS) == {}
-    assert idle_writers(head, world.now_ms + IDLE_KAFKA_MS + 1) == {f"{KAFKA_WRITER}7-0": head.version}
+    state = topic.log.state()
+    assert idle_writers(state, world.now_ms + IDLE_KAFKA_MS) == {}
+    assert idle_writers(state, world.now_ms + IDLE_KAFKA_MS + 1) == {f"{KAFKA_WRITER}7-0": state.version}

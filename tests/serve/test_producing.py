@@ -79,13 +79,13 @@ def test_what_a_producer_sends_is_there_as_it_was_sent(
         record = read[answer.partition, answer.offset]
         assert (record.key, record.value, record.timestamp) == (b"k%d" % n, b"v%d" % n, BASE_MS + n)
         assert record.headers == (("h", b"%d" % n),)
-    head = topic.log.head()
-    assert "kafkaWriters" in head.write_features
+    state = topic.log.state()
+    assert "kafkaWriters" in state.write_features
     sparklog.compact(tmp_path, roll=True)
     assert sparklog.verify(tmp_path).sound
     again = [record for partition in range(3) for record in read_with_kafka_python(address, "t", partition)]
     assert again == [read[place] for place in sorted(read)]
-    assert topic.log.head().registry == head.registry
+    assert topic.log.state().registry == state.registry
 
 
 BASE_MS = int(time.time() * 1000)
@@ -108,7 +108,7 @@ def test_a_topic_has_one_commit_in_a_linger(serve: Callable[..., Address], tmp_p
             thread.join()
         # The first to arrive does not wait; all the others do, for one another.
         assert wires[0].produce("t", {0: batch_of([b"6"])})[0]["errorCode"] == Code.NONE
-    assert topic.log.head().version <= 3, "the topic's creation (0), the first, the others, the one after them"
+    assert topic.log.state().version <= 3, "the topic's creation (0), the first, the others, the one after them"
     assert sorted(values(topic, 0) + values(topic, 1)) == [b"%d" % n for n in range(7)]
 
 
@@ -130,7 +130,7 @@ def test_answers_to_the_batches_of_a_commit_are_sent_in_one_call(
             wire.send("Produce", 7, {"acks": -1, "timeoutMs": 1000, "topicData": topics})
         answers = [wire.receive("Produce", 7)["responses"][0]["partitionResponses"][0] for _ in range(4)]
     assert [(answer["errorCode"], answer["baseOffset"]) for answer in answers] == [(0, n) for n in range(4)]
-    commits = topic.log.head().version
+    commits = topic.log.state().version
     assert commits <= 2, "the first commit has what was there, the next one all that arrived meanwhile"
     assert len(sizes) == commits
     assert values(topic) == [b"0", b"1", b"2", b"3"]

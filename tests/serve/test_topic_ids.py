@@ -33,7 +33,7 @@ def root(tmp_path: Path) -> Any:
 
 
 def ids_of(root: Any) -> dict[str, str]:
-    return {name: root.topic(name).log.head().topic_id for name in root.topics()}
+    return {name: root.topic(name).log.state().topic_id for name in root.topics()}
 
 
 def logged_in(address: Address) -> Wire:
@@ -66,7 +66,7 @@ def test_metadata_has_ids_and_is_asked_by_ids(root: Any, serve: Callable[..., Ad
         (None, UNKNOWN_ID, Code.UNKNOWN_TOPIC_ID, 0),
     ]
     root.topic("payments").delete()
-    again = root.create_topic("payments").log.head().topic_id
+    again = root.create_topic("payments").log.state().topic_id
     topics = fresh.ask("Metadata", 12, by_id(ids["payments"], again))["topics"]
     assert [(topic["name"], topic["errorCode"]) for topic in topics] == [(None, Code.UNKNOWN_TOPIC_ID), ("payments", 0)]
     # In versions 10 and 11 a null is no name, and ids are not looked at.
@@ -122,7 +122,7 @@ def test_fetch_reads_topics_by_their_ids(root: Any, serve: Callable[..., Address
     root.topic("payments").delete()
     new = root.create_topic("payments")
     new.append({"value": ["another"]})
-    new_id = new.log.head().topic_id
+    new_id = new.log.state().topic_id
     assert fetched(wire, 17, new_id, ids["payments"]) == [(0, True), unknown]
     wire.close()
 

@@ -9,5 +9,5 @@ from sparklog.log.topic.topic import Topic
 
 def maintain(topic: Topic, **changes: object) -> CommitOutcome:
     """Commit a `MaintainIntent` with these fields for the topic, deleted or not, that lies under the name now."""
-    topic_id = topic.log.refresh().head.topic_id
+    topic_id = topic.log.refresh().topic_state.topic_id
     return topic.log.commit(MaintainIntent(topic_id, **changes))  # type: ignore[arg-type]

@@ -47,8 +47,8 @@ class TopicsWorld(World):
 
     def undecided(self, name: str) -> list[int]:
         """How far the last stable offset of each partition lies behind the log end."""
-        head = self.topic(name).log.read_snapshot().head
-        return (head.log_end - head.last_stable()).tolist()
+        state = self.topic(name).log.read_snapshot().state
+        return (state.log_end - state.last_stable()).tolist()
 
     def prepare(self, producer: TransactionalProducer, **topics: Sequence[str]) -> Transaction:
         """A transaction that has prepared rows and is not decided: its process died there."""

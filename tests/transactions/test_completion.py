@@ -20,7 +20,7 @@ from sparklog.log.journal.names import commit_key
 from sparklog.log.read.read_plan import read_parts
 from sparklog.log.state.commit import Resolved
 from sparklog.log.state.slice_table import ABORTED, OPEN
-from sparklog.log.state.topic_state import Head
+from sparklog.log.state.topic_state import TopicState
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
 from sparklog.log.topic.root import Root, RootView
 from sparklog.log.write.append_target import TopicFiles
@@ -48,10 +48,10 @@ def test_a_quiet_topic_records_its_outcome_by_a_pass() -> None:
     world.prepare(world.producer(), a=["1"], b=["1"]).commit()
     topic = world.topic("a")
     assert [(item.id, item.n, item.committed) for item in resolve_topic(topic)] == [("job", 0, (1,))]
-    assert topic.log.head().open == ()
-    assert topic.log.head().siblings == {"b": 1}
+    assert topic.log.state().open == ()
+    assert topic.log.state().siblings == {"b": 1}
     assert resolve_topic(topic) == ()
-    assert topic.log.head().version == 2
+    assert topic.log.state().version == 2
 
 
 def test_an_outcome_of_a_topic_says_nothing_of_one_created_again_under_its_name() -> None:
@@ -68,12 +68,12 @@ def test_an_outcome_of_a_topic_says_nothing_of_one_created_again_under_its_name(
     topic = world.topic("a")
     resolve = topic.root.engine.decisions.resolve
 
-    def slowly(name: str, head: Head) -> list[Resolved]:
+    def slowly(name: str, state: TopicState) -> list[Resolved]:
         world.root().delete_topic("a")
         world.root().create_topic("a")
         share("second", "new")
         owner.commit()
-        return resolve(name, head)
+        return resolve(name, state)
 
     topic.root.engine.decisions.resolve = slowly  # type: ignore[method-assign]
     assert resolve_topic(topic) == ()
@@ -221,7 +221,7 @@ def test_the_retention_job_records_and_times_out() -> None:
     root = world.root()
     dry = retain_root(root, Settings(world.now_ms), dry_run=True)
     assert [report.resolved for report in dry] == [0, 0, 0]
-    assert world.topic("a").log.head().open
+    assert world.topic("a").log.state().open
     reports = retain_root(root, Settings(world.now_ms))
     assert [(report.topic, report.resolved, report.failed) for report in reports[:3]] == [
         ("a", 1, False),
@@ -283,8 +283,8 @@ def test_what_is_hidden_elsewhere_and_not_recorded_there_is_not_rewritten(roll: 
                 transaction.append(name, rows(names))
     world.topic("a").append(rows("plain"))
     block("second", "a")
-    assert [item.txn.id for item in world.topic("a").log.head().open] == ["blocker"]
-    assert [item.txn.id for item in world.topic("b").log.head().open] == ["ab"]
+    assert [item.txn.id for item in world.topic("a").log.state().open] == ["blocker"]
+    assert [item.txn.id for item in world.topic("b").log.state().open] == ["ab"]
     view = RootView(world.root())
 
     def seen() -> list[int]:
@@ -338,11 +338,11 @@ def test_merging_and_sealing_drop_aborted_slices_and_leave_open_ones(tmp_path: P
     assert report.pieces
     assert sorted(world.values("a")) == before
     slices = world.topic("a").log.snapshot().slices.all()
-    below = slices[slices.end <= world.topic("a").log.head().last_stable()[slices.partition]]
+    below = slices[slices.end <= world.topic("a").log.state().last_stable()[slices.partition]]
     assert not (below.status == ABORTED).any()
     assert (slices.status == OPEN).sum() == 1
-    head = world.topic("a").log.head()
-    assert [item.txn.id for item in head.open] == ["open"]
+    state = world.topic("a").log.state()
+    assert [item.txn.id for item in state.open] == ["open"]
     open_one.commit()
     after = sorted(world.values("a"))
     assert after == sorted([value for value in with_aborted if not value.startswith("no")])

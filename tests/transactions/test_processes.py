@@ -93,5 +93,5 @@ def test_writers_killed_at_random(tmp_path: Path, lives: int) -> None:
     assert committed <= set(seen["a"])
     assert len(seen["a"]) == len(set(seen["a"]))
     for name in ("a", "b"):
-        head = opened.topic(name).log.read_snapshot().head
-        assert head.last_stable().tolist() == head.log_end.tolist()
+        state = opened.topic(name).log.read_snapshot().state
+        assert state.last_stable().tolist() == state.log_end.tolist()

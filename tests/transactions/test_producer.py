@@ -25,7 +25,7 @@ def test_all_topics_at_once_or_none() -> None:
         assert world.values_by_topic(READ_UNCOMMITTED) == {"a": [], "b": [], "c": []}
     assert world.values_by_topic() == {"a": ["1", "2", "4"], "b": ["3"], "c": []}
     assert transaction.state == "committed"
-    assert world.topic("a").log.head().version == 1, "one commit per topic"
+    assert world.topic("a").log.state().version == 1, "one commit per topic"
 
 
 def test_an_exception_aborts() -> None:
@@ -64,7 +64,7 @@ def test_prepares_name_their_siblings_and_the_commit_names_them() -> None:
     world = TopicsWorld()
     world.topic("b").append(rows("x"))
     transaction = world.prepare(world.producer(timeout_ms=5000), a=["1"], b=["2"], c=["3"])
-    found = {name: world.topic(name).log.head().open[0].txn for name in "abc"}
+    found = {name: world.topic(name).log.state().open[0].txn for name in "abc"}
     assert [dict(txn.siblings) for txn in found.values()] == [{}, {"a": 1}, {"a": 1, "b": 2}]
     assert {txn.timeout_ms for txn in found.values()} == {5000}
     transaction.commit()
@@ -73,7 +73,7 @@ def test_prepares_name_their_siblings_and_the_commit_names_them() -> None:
     assert commit is not None
     assert commit.names() == {"a": 1, "b": 2, "c": 1}
     assert {item.commit_id for item in commit.prepares} == {
-        item.commit_id for name in "abc" for item in world.topic(name).log.head().open
+        item.commit_id for name in "abc" for item in world.topic(name).log.state().open
     }
 
 

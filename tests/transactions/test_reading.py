@@ -44,10 +44,10 @@ def read(view: RootView, *topics: str) -> dict[str, list[str]]:
 def test_a_decision_is_seen_before_any_topic_has_recorded_it() -> None:
     world = TopicsWorld()
     transaction = world.prepare(world.producer(), a=["1"], b=["2"])
-    before = {name: world.topic(name).log.head().version for name in "ab"}
+    before = {name: world.topic(name).log.state().version for name in "ab"}
     transaction.commit()
     topic = world.topic("a")
-    assert topic.log.head().open
+    assert topic.log.state().open
     assert topic.describe().open_transactions == ()
     assert [part.last_stable for part in topic.describe().partitions] == [1]
     assert topic.record_at(0, 0)["value"].to_pylist() == [b"1"]
@@ -55,7 +55,7 @@ def test_a_decision_is_seen_before_any_topic_has_recorded_it() -> None:
     assert found is not None
     assert found.offset == 0
     assert world.values_by_topic()["b"] == ["2"]
-    assert {name: world.topic(name).log.head().version for name in "ab"} == before
+    assert {name: world.topic(name).log.state().version for name in "ab"} == before
 
 
 def test_an_aborted_record_is_never_found_under_read_committed() -> None:
@@ -343,7 +343,7 @@ def test_a_merged_topic_is_not_shown_beside_one_whose_record_is_hidden(is_lost: 
     hidden.add(commit_key("_transactions/job", producer.log.refresh().number))
     for name in "ab":
         resolve_topic(world.topic(name))
-    hidden.add(commit_key("b", world.topic("b").log.head().version))
+    hidden.add(commit_key("b", world.topic("b").log.state().version))
     for value in ("2", "3"):
         with producer.begin() as following:
             following.append("a", rows(value))
@@ -416,11 +416,11 @@ def test_several_decision_logs_are_asked_at_once_where_each_answer_takes_long(re
     topic = world.root(Distant(world.store)).topic("a")  # type: ignore[arg-type]
     if reads:
         assert topic.scan(columns=("value",)).to_table()["value"].to_pylist() == [b"x"]
-        assert topic.log.read_snapshot().head.last_stable().tolist() == [2]
+        assert topic.log.read_snapshot().state.last_stable().tolist() == [2]
         return
     topic.append(rows("next"))
-    head = world.topic("a").log.head()
-    assert [item.txn.id for item in head.open] == ["z"]
+    state = world.topic("a").log.state()
+    assert [item.txn.id for item in state.open] == ["z"]
 
 
 def test_a_topic_of_a_view_that_is_deleted() -> None:
@@ -440,9 +440,9 @@ def test_retention_past_an_open_slice_forgets_it() -> None:
     world = TopicsWorld()
     transaction = world.prepare(world.producer(), a=["1"], b=["1"])
     topic = world.topic("a")
-    topic.log.commit(LogStartIntent(topic.log.head().topic_id, {0: 1}))
+    topic.log.commit(LogStartIntent(topic.log.state().topic_id, {0: 1}))
     assert world.undecided("a") == [0]
-    assert topic.log.head().open == ()
+    assert topic.log.state().open == ()
     transaction.commit()
     assert world.values_by_topic() == {"a": [], "b": ["1"], "c": []}
 

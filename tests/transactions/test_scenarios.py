@@ -46,8 +46,8 @@ class TestJepsen:
         producer = world.producer()
         world.prepare(producer, a=["zero"]).abort()
         helper = world.topic("a")
-        topic_id = helper.log.head().topic_id
-        outcome = world.root().engine.decisions.resolve("a", helper.log.head())
+        topic_id = helper.log.state().topic_id
+        outcome = world.root().engine.decisions.resolve("a", helper.log.state())
         assert outcome == [Resolved("job", 0)]
         second = world.prepare(producer, a=["one"])
         helper.log.commit(MaintainIntent(topic_id, resolved=tuple(outcome)))
@@ -147,7 +147,7 @@ class TestTimeouts:
         world.topic("a").append(rows("later"))
         assert world.values_by_topic() == {"a": ["soon", "later"], "b": [], "c": []}
         assert world.undecided("b") == [0], "decided for all topics, recorded in one"
-        assert world.topic("b").log.head().open
+        assert world.topic("b").log.state().open
 
     def test_a_zombie_that_goes_on_writing_after_its_timeout(self) -> None:
         world = TopicsWorld()

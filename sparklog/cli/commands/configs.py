@@ -22,7 +22,7 @@ from sparklog.errors import BadRequest, NotFound, SparklogError
 if TYPE_CHECKING:
     from sparklog.log.state.configs import TopicConfigs
     from sparklog.log.state.root_defaults import RootDefaults
-    from sparklog.log.state.topic_state import Head
+    from sparklog.log.state.topic_state import TopicState
     from sparklog.log.topic.root import Root
     from sparklog.log.topic.topic import Topic
     from sparklog.maintenance.properties import ConfigDoc
@@ -80,15 +80,15 @@ def describe(
     return Output(rows, lambda: _show(names, rows, everything), source.failures)
 
 
-def _head(log: Root, name: str) -> Head:
+def _head(log: Root, name: str) -> TopicState:
     from sparklog.log.journal.names import check_topic_name
 
     try:
         # Who asks for configs alone imports nothing that reads and writes records.
-        return log.engine.log(check_topic_name(name)).existing().head
+        return log.engine.log(check_topic_name(name)).existing().topic_state
     except NotFound:
         # It names similar ones.
-        return log.topic(name).log.head()
+        return log.topic(name).log.state()
 
 
 def _show(names: list[str], rows: list[dict[str, str]], everything: bool) -> None:
@@ -156,7 +156,7 @@ def alter(
         return _altered_defaults(log, topic, changes, force)
     executes = topic.executes
     altered = [
-        _Alteration(item, item.log.head(), item.log.read_configs(), item.plan_alter(configs=changes, force=force))
+        _Alteration(item, item.log.state(), item.log.read_configs(), item.plan_alter(configs=changes, force=force))
         for item in map(log.topic, topic.matching(log.topics, log.location))
     ]
     documents: list[dict[str, object]] = []
@@ -165,7 +165,7 @@ def alter(
     for item in altered:
         try:
             if executes:
-                item.topic.alter(configs=changes, force=force, since=item.head)
+                item.topic.alter(configs=changes, force=force, since=item.state)
         except SparklogError as error:
             if topic.pattern is None:
                 raise
@@ -201,10 +201,10 @@ def _altered_defaults(log: Root, topic: opt.TopicOrPattern, changes: dict[str, s
 
 @dataclass
 class _Alteration:
-    """Changes to the configs of a topic, planned on `head`."""
+    """Changes to the configs of a topic, planned on `state`."""
 
     topic: Topic
-    head: Head
+    state: TopicState
     before: TopicConfigs
     planned: dict[str, str | None]
 

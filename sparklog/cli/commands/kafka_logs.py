@@ -245,7 +245,7 @@ class ExportExtent:
         if numbers is None and any(text is not None and is_digits(text) for text in (self.start, self.end)):
             if len(topics) > 1:
                 raise BadParameter("one offset for all partitions is of one topic: name the partitions")
-            numbers = list(range(log.topic(topics[0]).log.head().partitions))
+            numbers = list(range(log.topic(topics[0]).log.state().partitions))
         return ExportOptions(
             partitions=self.numbers,
             starts=_offsets(self.start, "--start", numbers or []),

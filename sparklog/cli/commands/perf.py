@@ -121,9 +121,9 @@ def produce(
     rows: list[Interval] = []
     for chosen in runs or [options]:
         run = ProduceRun(topic, num_records, values(), throughput, transaction_ms)
-        before = opened.topic(topic).log.head().version
+        before = opened.topic(topic).log.state().version
         total = _sent(opened, run, chosen, reporting_interval)
-        commits = opened.topic(topic).log.head().version - before
+        commits = opened.topic(topic).log.state().version - before
         speed, nbytes = total.records_per_second, total.mb_per_second
         times = total.percentile(0.5), total.percentile(0.99)
         rows.append(

@@ -191,9 +191,9 @@ def _check_partitions(topic: Topic, batch: pa.RecordBatch, partition: int | None
     from sparklog.format.arrow_numpy import fixed_values, valid_rows
 
     column = batch.column("partition")
-    last = topic.log.head(refresh=False).partitions - 1
+    last = topic.log.state(refresh=False).partitions - 1
     wrong = np.flatnonzero((fixed_values(column, str(column.type)) > last) & valid_rows(column))
-    if not len(wrong) or topic.log.head().partitions - 1 != last:
+    if not len(wrong) or topic.log.state().partitions - 1 != last:
         return
     row = int(wrong[0])
     where = f"line {line + row}: " if partition is None and batch.num_rows == lines else ""

@@ -253,7 +253,7 @@ def history(
     from sparklog.log.state.history import History
 
     opened = open_root(root)
-    if opened.engine.log(check_topic_name(topic)).refresh().head.version < 0:
+    if opened.engine.log(check_topic_name(topic)).refresh().topic_state.version < 0:
         # It never was, which is an error that names similar ones.
         opened.topic(topic)
     log = History(opened.store, topic)

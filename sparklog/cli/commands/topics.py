@@ -71,8 +71,8 @@ def create(
     existed = if_not_exists and _exists(log, name)
     make = log.ensure_topic if if_not_exists else log.create_topic
     created = make(name, partitions=partitions, configs=configs).log
-    head = created.head(refresh=False)
-    text = f"Created topic {name} with {head.partitions} partition{'s' * (head.partitions > 1)} in {log.location}."
+    state = created.state(refresh=False)
+    text = f"Created topic {name} with {state.partitions} partition{'s' * (state.partitions > 1)} in {log.location}."
     expiry = None if existed else default_expiry(created.read_configs())
     return Output(
         {"topic": name, "created": not existed},

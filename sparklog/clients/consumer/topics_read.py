@@ -95,7 +95,7 @@ class TopicsRead:
 
     def counts(self, topics: Iterable[str]) -> dict[str, int]:
         """Return the numbers of partitions of topics as they were looked at last."""
-        return {topic: self.view.snapshot(topic).head.partitions for topic in topics}
+        return {topic: self.view.snapshot(topic).state.partitions for topic in topics}
 
     def partitions(self, topics: Iterable[str]) -> frozenset[TopicPartition]:
         """Return all partitions of topics as they were looked at last."""

@@ -174,8 +174,8 @@ class Producer:
     def _count(self, topic: str, least: int = 0) -> int:
         """Return the number of partitions; looked up where fewer than `least` are known."""
         log = self._root.engine.log(topic)
-        count = log.head(refresh=False).partitions
-        return count if count >= least else log.head().partitions
+        count = log.state(refresh=False).partitions
+        return count if count >= least else log.state().partitions
 
     def _checked_partition(self, topic: str, partition: object) -> int:
         number = _whole("partition", f"a whole number from 0 to {INT32_MAX}", partition, INT32_MAX)

@@ -114,7 +114,7 @@ class Sender:
         """Write records as files. Those that the topic refuses fail alone; None if no record is left."""
         seed, options = self.next_seed(), self.write_options
         while True:
-            count = log.head(refresh=False).partitions
+            count = log.state(refresh=False).partitions
             try:
                 rows = rows_of(records, count, seed, options.batch_bytes)
                 files, target = log.write(rows, options, None)

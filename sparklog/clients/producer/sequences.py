@@ -19,7 +19,7 @@ from sparklog.log.journal.documents import INT64_MAX
 from sparklog.log.state.commit import TAKEOVER, Writer
 from sparklog.log.state.commit_intents import Draft, Nothing, check_topic
 from sparklog.log.state.slice_table import SliceTable
-from sparklog.log.state.topic_state import Head
+from sparklog.log.state.topic_state import TopicState
 from sparklog.log.state.writer_runs import TXN, WriterKey, next_epoch
 from sparklog.log.topic.engine import TopicLog
 from sparklog.storage.fork_safety import ForkLock
@@ -35,11 +35,11 @@ class EnterRunIntent:
     needs_table: ClassVar[bool] = False
     repeatable: ClassVar[bool] = True
 
-    def draft(self, topic: str, head: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
-        check_topic(topic, head, self.topic_id)
-        entry = head.registry.get(self.writer_id)
+    def draft(self, topic: str, state: TopicState, origin: TopicState, table: SliceTable | None) -> Draft | Nothing:
+        check_topic(topic, state, self.topic_id)
+        entry = state.registry.get(self.writer_id)
         if entry is not None and entry.run == self.run:
-            return Nothing("the run is entered here", head.version)
+            return Nothing("the run is entered here", state.version)
         batch, count = (0, 0) if entry is None else (entry.batch, entry.count)
         epoch = next_epoch(entry, self.run, None)
         return Draft(TAKEOVER, writer=Writer(TXN, self.writer_id, batch, self.run, count, epoch))
@@ -69,9 +69,9 @@ class TopicSequences:
         if self._run is not None:
             return
         run = self._log.env.new_id()
-        head = self._log.head()
-        outcome = self._log.commit(EnterRunIntent(head.topic_id, self._producer_id, run), head)
-        entry = outcome.head.registry[self._producer_id]
+        state = self._log.state()
+        outcome = self._log.commit(EnterRunIntent(state.topic_id, self._producer_id, run), state)
+        entry = outcome.state.registry[self._producer_id]
         if entry.run != run:
             raise Fenced(f"another producer '{self._producer_id}' took over topic '{self._log.topic}': stop this one")
         self._run, self._epoch, self.last = run, entry.epoch or 0, entry.batch

@@ -125,7 +125,7 @@ def plan_export(
 
     `NotFound` for a partition or an offset that is not there, or that is not stable.
     """
-    every = range(snapshot.head.partitions)
+    every = range(snapshot.state.partitions)
     named = every if partitions is None else sorted({*partitions})
     for partition in {*named, *starts, *ends}:
         if partition not in every:
@@ -139,25 +139,25 @@ def plan_export(
 def stable_ends(snapshot: Snapshot) -> list[int]:
     """Return by partition the offset after what may go out."""
     # Transactions of Kafka's producers may stay open: a broker knows what to do with them.
-    return [int(offset) for offset in replace(snapshot.head, kafka_open=()).last_stable()]
+    return [int(offset) for offset in replace(snapshot.state, kafka_open=()).last_stable()]
 
 
 def _planned(snapshot: Snapshot, partition: int, first: int | None, last: int | None, stable: int) -> PartitionPlan:
-    topic, head, configs = snapshot.topic, snapshot.head, snapshot.head.configs
-    log_start = int(head.log_start[partition])
+    topic, state, configs = snapshot.topic, snapshot.state, snapshot.state.configs
+    log_start = int(state.log_start[partition])
     start, end = log_start if first is None else first, stable if last is None else last
     if not log_start <= start <= end <= stable:
-        held = f", held back by an open transaction below {int(head.log_end[partition])}"
+        held = f", held back by an open transaction below {int(state.log_end[partition])}"
         raise NotFound(
             f"offsets {start} to {end} of {topic}-{partition} are out of range: expected a part of "
-            f"{log_start} to {stable}{held if stable < head.log_end[partition] else ''}"
+            f"{log_start} to {stable}{held if stable < state.log_end[partition] else ''}"
         )
     below = snapshot.slices.select(partition, 0, end)
     below = below[below.status != ABORTED]
     rows = below[below.end > start]
     copied: list[PlannedSlice] = []
     segments: list[PlannedSlices] = []
-    for segment in segments_of(rows, partition, end, RollRule.of(configs, head.topic_id)):
+    for segment in segments_of(rows, partition, end, RollRule.of(configs, state.topic_id)):
         if segment.rows == 0:
             continue
         sources = planned_slices(topic, partition, rows[segment.first_row : segment.first_row + segment.rows])
@@ -166,7 +166,7 @@ def _planned(snapshot: Snapshot, partition: int, first: int | None, last: int | 
             copied.append(row)
         else:
             segments.append(sources)
-    cleaned = min(int(head.first_dirty_offset[partition]), end)
+    cleaned = min(int(state.first_dirty_offset[partition]), end)
     kafkas = bool((below.flags & int(SliceFlag.KAFKA_PRODUCERS)).any())
     history = planned_slices(topic, partition, below) if kafkas else None
     return PartitionPlan(

@@ -151,7 +151,7 @@ def export_topics(
     offsets: list[GroupOffsets] | None = None
     if options.groups is not None:
         # Before the snapshots: an offset that is committed later could be beyond the end of the export.
-        ids = {name: root.topic(name).log.head(refresh=False).topic_id for name in topics}
+        ids = {name: root.topic(name).log.state(refresh=False).topic_id for name in topics}
         offsets = committed_offsets(root, options.groups, ids)
     snapshots = _read_snapshots(root, topics, options.version, options.time_ms)
     plans = [plan_export(shot, options.partitions, *_range(root, shot, options)) for shot in snapshots]
@@ -233,9 +233,9 @@ def _read_snapshots(root: Root, topics: Sequence[str], version: int | None, time
     else:
         shown = {name: _read_older(root, name, version, time_ms) for name in topics}
     # Transactions of Kafka's producers may stay open: a broker knows what to do with them.
-    native = {name: replace(shot, head=replace(shot.head, kafka_open=())) for name, shot in shown.items()}
+    native = {name: replace(shot, state=replace(shot.state, kafka_open=())) for name, shot in shown.items()}
     held = [limited_to(native[name], ends) for name, ends in consistent_ends(native).items()]
-    return [replace(shot, head=replace(shot.head, kafka_open=shown[shot.topic].head.kafka_open)) for shot in held]
+    return [replace(shot, state=replace(shot.state, kafka_open=shown[shot.topic].state.kafka_open)) for shot in held]
 
 
 def _read_older(root: Root, name: str, version: int | None, time_ms: int | None) -> Snapshot:
@@ -248,7 +248,7 @@ def _read_older(root: Root, name: str, version: int | None, time_ms: int | None)
     if not 0 <= version <= newest:
         raise BadRequest(f"topic '{name}' has versions up to {newest}, found {version}")
     snapshot = history.at(version)
-    if not snapshot.head.exists:
+    if not snapshot.state.exists:
         raise BadRequest(f"topic '{name}' was deleted at version {version}: name an earlier one")
     return snapshot
 
@@ -272,18 +272,18 @@ class _Export:
     ends: dict[checkpoint_files.TopicPartition, int | None] = field(default_factory=dict)
 
     def topic(self, snapshot: Snapshot, plans: Sequence[PartitionPlan]) -> ExportedTopic:
-        head = snapshot.head
-        kafkas = head.kafka_source.topic_id if head.kafka_source else ""
-        topic_id = self.topic_ids.get(snapshot.topic) or kafkas or head.topic_id
+        state = snapshot.state
+        kafkas = state.kafka_source.topic_id if state.kafka_source else ""
+        topic_id = self.topic_ids.get(snapshot.topic) or kafkas or state.topic_id
         exported = [
             partition
             for first in range(0, len(plans), PARTITIONS_AT_ONCE)
             for partition in self._partitions(snapshot, plans[first : first + PARTITIONS_AT_ONCE], topic_id)
         ]
-        file = properties_file(snapshot.topic, head.partitions, head.configs)
+        file = properties_file(snapshot.topic, state.partitions, state.configs)
         self.target.create(properties_name(snapshot.topic), file)
-        configs = dict(head.configs.explicit)
-        return ExportedTopic(snapshot.topic, snapshot.version, topic_id, head.partitions, configs, tuple(exported))
+        configs = dict(state.configs.explicit)
+        return ExportedTopic(snapshot.topic, snapshot.version, topic_id, state.partitions, configs, tuple(exported))
 
     def groups(self, offsets: Sequence[GroupOffsets], partitions: int) -> ExportedTopic:
         """Write the committed offsets of groups, after all topics."""
@@ -306,7 +306,7 @@ class _Export:
         from sparklog.compaction.seal_work import write_segments
         from sparklog.kafka.exporting.partition_files import PartitionFiles
 
-        topic, configs = snapshot.topic, snapshot.head.configs
+        topic, configs = snapshot.topic, snapshot.state.configs
         rules = self.options.link, self.options.keep_leader_epochs
         files = [
             PartitionFiles(plan, snapshot.store, topic, configs, self.target, f"{topic}-{plan.partition}", *rules)
@@ -328,7 +328,7 @@ class _Export:
             key = (topic, plan.partition)
             self.log_ends[key] = log_end
             older = self.options.version is not None or self.options.time_ms is not None
-            whole = log_end >= snapshot.head.log_end[plan.partition] and not older
+            whole = log_end >= snapshot.state.log_end[plan.partition] and not older
             self.ends[key] = None if whole else log_end
             if plan.log_start > part.first_base:
                 self.log_starts[key] = plan.log_start

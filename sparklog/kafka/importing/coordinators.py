@@ -279,16 +279,16 @@ def kafka_transactions(log_dir: LogDir) -> dict[int, CoordinatorEntry]:
 
 def note_decisions(topic: Topic, before: Mapping[int, CoordinatorEntry], after: Mapping[int, CoordinatorEntry]) -> None:
     """Commit the decisions of the topic's open transactions that both readings of the coordinators agree on."""
-    head = topic.log.head(refresh=False)
-    source = head.kafka_source
+    state = topic.log.state(refresh=False)
+    source = state.kafka_source
     decided = {
         producer: entry
         for producer, entry in after.items()
         if entry.decided is not None and before.get(producer) == entry
     }
     parts = []
-    for partition in sorted({transaction.partition for transaction in head.kafka_open}):
-        before_open = [transaction for transaction in head.kafka_open if transaction.partition == partition]
+    for partition in sorted({transaction.partition for transaction in state.kafka_open}):
+        before_open = [transaction for transaction in state.kafka_open if transaction.partition == partition]
         after_open = []
         for transaction in before_open:
             entry = decided.get(transaction.producer)
@@ -296,11 +296,11 @@ def note_decisions(topic: Topic, before: Mapping[int, CoordinatorEntry], after: 
                 transaction = replace(transaction, decided=entry.decided)
             after_open.append(transaction)
         if after_open != before_open and source is not None and partition in source.ends:
-            end = int(head.log_end[partition])
+            end = int(state.log_end[partition])
             parts.append(
                 ImportedPartition(
                     partition=partition,
-                    log_start=int(head.log_start[partition]),
+                    log_start=int(state.log_start[partition]),
                     log_end=end,
                     first_dirty_offset=None,
                     leader_epoch=-1,
@@ -311,7 +311,7 @@ def note_decisions(topic: Topic, before: Mapping[int, CoordinatorEntry], after: 
                 )
             )
     if parts and source is not None:
-        topic.log.commit(ImportIntent(head.topic_id, tuple(parts), source.topic_id), head)
+        topic.log.commit(ImportIntent(state.topic_id, tuple(parts), source.topic_id), state)
 
 
 def read_newest(log_dir: LogDir, topic: str, take: Callable[[bytes, Kept], None]) -> None:

@@ -58,7 +58,7 @@ from sparklog.log.journal.names import MAX_PARTITIONS, ROOT_KEY, check_topic_nam
 from sparklog.log.read.skipped import Skipped
 from sparklog.log.state.configs import CONFIGS, TopicConfigs, check_delete_delay
 from sparklog.log.state.kafka_source import ImportedEnd
-from sparklog.log.state.topic_state import Head
+from sparklog.log.state.topic_state import TopicState
 from sparklog.log.topic.root import Root
 
 TOPIC, CONFIG, REMOVE_TOPIC = 2, 4, 9
@@ -213,31 +213,33 @@ def plan_import(
     plans = []
     for source in sources:
         check_topic_name(source.name)
-        head = root.engine.log(source.name).refresh().head if root else None
-        if root is None or head is None or not head.exists:
+        state = root.engine.log(source.name).refresh().topic_state if root else None
+        if root is None or state is None or not state.exists:
             plans.append(TopicPlan(source, (FRESH,) * len(source.partitions), exists=False))
             continue
-        ends = head.kafka_source.ends if head.kafka_source else {}
+        ends = state.kafka_source.ends if state.kafka_source else {}
         before = tuple(
             ImportedPart(
                 ends.get(number, FRESH.imported),
-                tuple(transaction for transaction in head.kafka_open if transaction.partition == number),
+                tuple(transaction for transaction in state.kafka_open if transaction.partition == number),
             )
             for number in range(len(source.partitions))
         )
-        finished = _check_topic(root, source, head, before, last)
+        finished = _check_topic(root, source, state, before, last)
         for part, imported in zip(source.partitions, before, strict=True):
             _check_goes_on(source, part, imported.imported, policy, root.env)
         plans.append(TopicPlan(source, before, exists=True, finished=finished))
     return plans
 
 
-def _check_topic(root: Root, source: TopicSource, head: Head, before: Sequence[ImportedPart], last: bool) -> bool:
+def _check_topic(
+    root: Root, source: TopicSource, state: TopicState, before: Sequence[ImportedPart], last: bool
+) -> bool:
     """Raise `Conflict` unless the topic was imported from this topic of Kafka's and was not written to since.
 
     With `last` a topic that was written to is accepted if there is nothing new to import: return True then.
     """
-    name, imported = source.name, head.kafka_source
+    name, imported = source.name, state.kafka_source
     if imported is None:
         raise Conflict(
             f"topic '{name}' exists in {root.location} and was not imported; delete it first, or import into another"
@@ -248,12 +250,13 @@ def _check_topic(root: Root, source: TopicSource, head: Head, before: Sequence[I
             f"topic '{name}' in {root.location} was imported from a topic with id {imported.topic_id}, found one with"
             f" id {source.topic_id}: it was created again; delete the topic here first, or import into another root"
         )
-    if head.partitions > len(source.partitions):
+    if state.partitions > len(source.partitions):
         raise Conflict(
-            f"topic '{name}' in {root.location} has {head.partitions} partitions, found {len(source.partitions)} of it:"
-            " expected at least as many; bring the folders of all partitions together first"
+            f"topic '{name}' in {root.location} has {state.partitions} partitions, "
+            f"found {len(source.partitions)} of it: expected at least as many; "
+            "bring the folders of all partitions together first"
         )
-    written = [partition for partition, end in enumerate(head.log_end.tolist()) if end != before[partition].end]
+    written = [partition for partition, end in enumerate(state.log_end.tolist()) if end != before[partition].end]
     if not written:
         return False
     ends = (_read_bounds(part, settled_segments(part.folder, env=root.env))[1] for part in source.partitions)
@@ -261,7 +264,7 @@ def _check_topic(root: Root, source: TopicSource, head: Head, before: Sequence[I
         return True
     raise Conflict(
         f"topic '{name}' in {root.location} was written to since it was imported: partition {written[0]} ends at"
-        f" {head.log_end[written[0]]}, the import ended at {before[written[0]].end}; Kafka's offsets cannot go on"
+        f" {state.log_end[written[0]]}, the import ended at {before[written[0]].end}; Kafka's offsets cannot go on"
         " there, import into another root"
     )
 

@@ -231,15 +231,15 @@ def _import(root: Root, plan: _ImportPlan, options: ImportOptions, on_progress: 
         else _TopicImport(root, topic, options, coordinator, log_dir.on_skipped, on_progress, plan.configs).run()
         for topic in plan.topics
     )
-    open_topics = [topic for name in plan.names if (topic := root.topic(name)).log.head(refresh=False).kafka_open]
+    open_topics = [topic for name in plan.names if (topic := root.topic(name)).log.state(refresh=False).kafka_open]
     if open_topics and coordinator:
         log_dir.path.renew()
         after = kafka_transactions(log_dir)
         for topic in open_topics:
             note_decisions(topic, coordinator, after)
-    heads = {topic.source: root.topic(topic.source.name).log.head(refresh=False) for topic in plan.topics}
+    heads = {topic.source: root.topic(topic.source.name).log.state(refresh=False) for topic in plan.topics}
     imported = {
-        source.name: GroupTopic(head.topic_id, source.topic_id, head.partitions) for source, head in heads.items()
+        source.name: GroupTopic(state.topic_id, source.topic_id, state.partitions) for source, state in heads.items()
     }
     report = ImportReport(topics, import_groups(root, plan.groups, imported))
     if options.open_transactions == ABORT:
@@ -295,13 +295,13 @@ class _TopicImport:
             if source.name in self.kafka_configs:
                 configs = configs.over(self.kafka_configs[source.name].taken)
             intent = CreateIntent(self.root.env.new_id(), count, configs, kafka_source=KafkaSource(source.topic_id))
-            self.created = self.root.engine.create(source.name, intent).head(refresh=False).version
+            self.created = self.root.engine.create(source.name, intent).state(refresh=False).version
             return topic_of(self.root, source.name)
         topic = self.root.topic(source.name)
-        head = topic.log.head(refresh=False)
-        changed = {name: text for name, text in configs.explicit.items() if head.configs.explicit.get(name) != text}
-        if changed or count > head.partitions:
-            more = count if count > head.partitions else None
+        state = topic.log.state(refresh=False)
+        changed = {name: text for name, text in configs.explicit.items() if state.configs.explicit.get(name) != text}
+        if changed or count > state.partitions:
+            more = count if count > state.partitions else None
             topic.alter(configs=changed, partitions=more, force=self.options.force)
         return topic
 
@@ -316,7 +316,7 @@ class _TopicImport:
         target = Target(
             store=self.root.store,
             topic=name,
-            read_version=max(topic.log.head(refresh=False).version, 0),
+            read_version=max(topic.log.state(refresh=False).version, 0),
             index_interval=topic.log.append_target(refresh=False).configs.index_interval_bytes,
             env=self.root.env,
             written=self.written,
@@ -337,7 +337,7 @@ class _TopicImport:
             # With `refuse` all is one commit: only the end shows what is open.
             if full and self.options.open_transactions != REFUSE:
                 self._commit(topic)
-                target.read_version = max(topic.log.head(refresh=False).version, 0)
+                target.read_version = max(topic.log.state(refresh=False).version, 0)
         self.reports[part.number] = PartitionReport(
             partition=part.number,
             log_start=last.log_start,
@@ -359,8 +359,8 @@ class _TopicImport:
             group: dict[int, ImportedPartition] = {}
             for piece in self.pending:
                 group.setdefault(piece.partition, piece)
-            head = topic.log.head(refresh=False)
-            topic.log.commit(ImportIntent(head.topic_id, tuple(group.values()), self.plan.source.topic_id), head)
+            state = topic.log.state(refresh=False)
+            topic.log.commit(ImportIntent(state.topic_id, tuple(group.values()), self.plan.source.topic_id), state)
             self.pending = [piece for piece in self.pending if group[piece.partition] is not piece]
         self.files = self.nbytes = 0
 

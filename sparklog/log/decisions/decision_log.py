@@ -37,7 +37,7 @@ from sparklog.log.journal.seen_state import Advance, RootAccess
 from sparklog.log.state.commit import Resolved, Txn
 from sparklog.log.state.commit_log import CommitLog
 from sparklog.log.state.slice_table import COMMITTED, Newer, Slices, Snapshot
-from sparklog.log.state.topic_state import Head, Offsets, Prepare
+from sparklog.log.state.topic_state import Offsets, Prepare, TopicState
 from sparklog.storage.fork_safety import ForkLock
 from sparklog.storage.parallel_reads import map_requests
 from sparklog.storage.retries import SETTLE_MS, Backoff
@@ -228,12 +228,12 @@ class DecisionLogs:
     def backoff(self) -> Backoff:
         return Backoff(self._root.env)
 
-    def resolve(self, topic: str, head: Head) -> list[Resolved]:
+    def resolve(self, topic: str, topic_state: TopicState) -> list[Resolved]:
         """Return outcomes of open transactions; abort overdue ones. What fails is left to a later commit."""
         from sparklog.log.decisions.decision import BY_TIMEOUT
 
         outcomes = []
-        opened = open_transactions(head)
+        opened = open_transactions(topic_state)
         for ((name, n), prepares), state in zip(opened.items(), self.deciding(list(opened)), strict=True):
             try:
                 if isinstance(state, Exception):
@@ -248,7 +248,7 @@ class DecisionLogs:
                 _LOG.warning("transaction %s of '%s' stays open in topic %s: %s", n, name, topic, error)
                 continue
             if state.decided(n):
-                outcomes.append(state.resolved(topic, head.topic_id, n))
+                outcomes.append(state.resolved(topic, topic_state.topic_id, n))
         return outcomes
 
     def deciding(self, transactions: Sequence[tuple[str, int]]) -> Iterator[Decisions | SparklogError | OSError]:
@@ -277,10 +277,10 @@ def timeout_of(prepare: Prepare) -> int:
     return DEFAULT_TRANSACTION_TIMEOUT_MS if prepare.txn.timeout_ms is None else prepare.txn.timeout_ms
 
 
-def open_transactions(head: Head) -> dict[tuple[str, int], list[Prepare]]:
+def open_transactions(state: TopicState) -> dict[tuple[str, int], list[Prepare]]:
     """Return the prepares whose outcome is not recorded yet, by (id, n), in the order of versions."""
     prepares: dict[tuple[str, int], list[Prepare]] = {}
-    for item in head.open:
+    for item in state.open:
         prepares.setdefault((item.txn.id, item.txn.n), []).append(item)
     return prepares
 
@@ -311,7 +311,7 @@ def consistent_snapshots(
         _read_decisions(logs, raw, decisions)
         decisions.undecided.clear()
         unclear: set[str] = set()
-        seen = {name: _outcomes(logs, name, snapshot.head, decisions, unclear) for name, snapshot in raw.items()}
+        seen = {name: _outcomes(logs, name, snapshot.state, decisions, unclear) for name, snapshot in raw.items()}
         behind = _behind(raw, decisions) | _behind_merges(logs, raw, seen, decisions)
         needed = _needed(raw, seen)
         if not (unclear or behind or needed):
@@ -356,15 +356,15 @@ def reader_of(store: Store, topic: str) -> Newer:
 def with_outcomes(snapshot: Snapshot, outcomes: Sequence[Resolved]) -> Snapshot:
     if not outcomes:
         return snapshot
-    head = snapshot.head.settled(outcomes)
-    return Snapshot(snapshot.topic, snapshot.store, head, snapshot.slices.settled(outcomes))
+    state = snapshot.state.settled(outcomes)
+    return Snapshot(snapshot.topic, snapshot.store, state, snapshot.slices.settled(outcomes))
 
 
 def _read_decisions(logs: DecisionLogs, raw: Mapping[str, Snapshot], decisions: _Round) -> None:
     """Read a state of each id with open transactions, new enough for all that are decided."""
     highest: dict[str, int] = {}
     for snapshot in raw.values():
-        for item in snapshot.head.open:
+        for item in snapshot.state.open:
             highest[item.txn.id] = max(item.txn.n, highest.get(item.txn.id, -1))
     for name, state in zip(highest, logs.deciding(list(highest.items())), strict=True):
         if not isinstance(state, Exception):
@@ -402,13 +402,13 @@ def _behind_merges(
     """
     named: dict[str, int] = {}
     for name, snapshot in raw.items() if decisions.undecided and len(raw) > 1 else ():
-        for other, version in snapshot.head.settled(seen[name]).siblings.items():
+        for other, version in snapshot.state.settled(seen[name]).siblings.items():
             named[other] = max(version, named.get(other, version))
     late: set[str] = set()
     for (transactional_id, n), topics in decisions.undecided.items() if named else ():
         for name in topics & named.keys():
             transaction = (transactional_id, n)
-            versions = {item.version for item in raw[name].head.open if (item.txn.id, item.txn.n) == transaction}
+            versions = {item.version for item in raw[name].state.open if (item.txn.id, item.txn.n) == transaction}
             may_be = min(versions, default=named[name]) < named[name]
             if named[name] in versions or (may_be and logs.log(transactional_id).is_hidden()):
                 late.add(name)
@@ -419,26 +419,28 @@ def _needed(raw: Mapping[str, Snapshot], seen: Mapping[str, Sequence[Resolved]])
     """Return topics that are older than the version which another one names, and that version."""
     needed: dict[str, int] = {}
     for name, snapshot in raw.items():
-        for other, version in snapshot.head.settled(seen[name]).siblings.items():
+        for other, version in snapshot.state.settled(seen[name]).siblings.items():
             if other in raw and raw[other].version < version:
                 needed[other] = max(version, needed.get(other, version))
     return needed
 
 
-def _outcomes(logs: DecisionLogs, name: str, head: Head, decisions: _Round, unclear: set[str]) -> list[Resolved]:
+def _outcomes(
+    logs: DecisionLogs, name: str, topic_state: TopicState, decisions: _Round, unclear: set[str]
+) -> list[Resolved]:
     """Return the outcomes of a topic's open transactions; an undecided or unclear one counts as open.
 
     Where a decision is gone the topic is put into `unclear`, to be read once more. A transaction that it still shows
     open then was aborted, provided that it had been over for long enough before.
     """
     outcomes = []
-    for transactional_id, n in open_transactions(head):
+    for transactional_id, n in open_transactions(topic_state):
         state = decisions.states.get(transactional_id)
         if state is not None and state.decided(n):
             log, place = logs.log(transactional_id), (name, transactional_id, n)
             state = log.outcome(n)
             if state is not None and state.decided(n):
-                outcomes.append(state.resolved(name, head.topic_id, n))
+                outcomes.append(state.resolved(name, topic_state.topic_id, n))
                 continue
             if state is None and decisions.over.get(place):
                 outcomes.append(Resolved(transactional_id, n))
@@ -456,37 +458,37 @@ Cut = tuple[str, int]
 
 def consistent_ends(snapshots: Mapping[str, Snapshot]) -> dict[str, Offsets]:
     """Return the ends, per topic and partition, of a read_committed read of all these snapshots."""
-    heads = {name: snapshot.head for name, snapshot in snapshots.items()}
-    if not any(_hides(head) for head in heads.values()):
-        return {name: head.last_stable() for name, head in heads.items()}
+    heads = {name: snapshot.state for name, snapshot in snapshots.items()}
+    if not any(_hides(state) for state in heads.values()):
+        return {name: state.last_stable() for name, state in heads.items()}
     return _whole(heads, {name: _committed(snapshot.slices.all()) for name, snapshot in snapshots.items()})
 
 
-def own_consistent_ends(head: Head, slices: Slices) -> Offsets:
+def own_consistent_ends(state: TopicState, slices: Slices) -> Offsets:
     """Return the same of one topic, from all its slices: maintenance leaves alone what comes after."""
-    return _whole({"": head}, {"": _committed(slices)})[""] if _hides(head) else head.last_stable()
+    return _whole({"": state}, {"": _committed(slices)})[""] if _hides(state) else state.last_stable()
 
 
-def _hides(head: Head) -> bool:
+def _hides(state: TopicState) -> bool:
     """True if a transaction is open, also one that Kafka left open in an import."""
-    stable = head.last_stable()
-    return stable is not head.log_end and bool((stable < head.log_end).any())
+    stable = state.last_stable()
+    return stable is not state.log_end and bool((stable < state.log_end).any())
 
 
 def limited_to(snapshot: Snapshot, ends: Offsets) -> Snapshot:
     """Return the snapshot as if a transaction were open from these ends on: for planning, which leaves that alone."""
-    head = snapshot.head
-    below = np.flatnonzero(ends < head.last_stable()).tolist()
+    state = snapshot.state
+    below = np.flatnonzero(ends < state.last_stable()).tolist()
     if not below:
         return snapshot
     first = {partition: int(ends[partition]) for partition in below}
-    last = {partition: int(head.log_end[partition]) for partition in below}
-    hidden = Prepare(Txn("", 0), head.version, "", head.made_ms, first, last)
-    return replace(snapshot, head=replace(head, open=(*head.open, hidden)))
+    last = {partition: int(state.log_end[partition]) for partition in below}
+    hidden = Prepare(Txn("", 0), state.version, "", state.made_ms, first, last)
+    return replace(snapshot, state=replace(state, open=(*state.open, hidden)))
 
 
-def _whole(heads: Mapping[str, Head], rows: Mapping[str, Slices]) -> dict[str, Offsets]:
-    ends = {name: head.last_stable().copy() for name, head in heads.items()}
+def _whole(heads: Mapping[str, TopicState], rows: Mapping[str, Slices]) -> dict[str, Offsets]:
+    ends = {name: state.last_stable().copy() for name, state in heads.items()}
     done: set[Cut] = set()
     while cuts := {cut for name, part in rows.items() for cut in _cut(part, ends[name])} - done:
         done |= cuts

@@ -55,9 +55,9 @@ def check_isolation(isolation: str) -> str:
 
 def bounds_of(snapshot: Snapshot, ends: Offsets | None = None) -> dict[int, Bounds]:
     """Return the bounds of every partition; `ends`: where to stop instead of the last stable offset."""
-    head = snapshot.head
-    stable = (head.last_stable() if ends is None else ends).tolist()
-    rows = zip(head.log_start.tolist(), head.log_end.tolist(), stable, strict=True)
+    state = snapshot.state
+    stable = (state.last_stable() if ends is None else ends).tolist()
+    rows = zip(state.log_start.tolist(), state.log_end.tolist(), stable, strict=True)
     return {partition: Bounds(start, end, lso, end) for partition, (start, end, lso) in enumerate(rows)}
 
 
@@ -105,14 +105,14 @@ class NativeReadPart:
 
         name, partition = self.range.topic, self.range.partition
         snapshot = self._newer(opened)
-        head = snapshot.head
-        if head.topic_id != self.topic_id:
+        state = snapshot.state
+        if state.topic_id != self.topic_id:
             raise NotFound(
                 f"topic {name} was deleted and created again while it was read: start again from the new one"
             )
-        if self.first_dirty_offset is not None and int(head.first_dirty_offset[partition]) > self.first_dirty_offset:
+        if self.first_dirty_offset is not None and int(state.first_dirty_offset[partition]) > self.first_dirty_offset:
             raise Conflict(f"{name}-{partition} was compacted while its table was read: read it again")
-        log_start = int(head.log_start[partition])
+        log_start = int(state.log_start[partition])
         if log_start > start:
             if self.fail_on_data_loss:
                 raise NotFound(
@@ -140,7 +140,7 @@ class NativeReadPart:
             snapshot = newer()
             bounds = bounds_of(snapshot).get(partition)
             is_reached = bounds is not None and bounds.end(self.isolation) >= self.range.end
-            if is_reached or snapshot.head.topic_id != self.topic_id:
+            if is_reached or snapshot.state.topic_id != self.topic_id:
                 return snapshot
             if not backoff.wait():
                 planned = f"the plan of {name}-{partition} ends at offset {self.range.end}"
@@ -230,7 +230,7 @@ def plan_parts(selected: RangeSlices, isolation: str, on_skipped: OnSkipped | No
     for wanted, slices in zip(selected.ranges, _planned(selected, isolation), strict=True):
         if wanted.start < wanted.end:
             snapshot = selected.snapshots[wanted.topic]
-            topic_id = snapshot.head.topic_id
+            topic_id = snapshot.state.topic_id
             part = NativeReadPart(snapshot.store, topic_id, wanted, isolation, slices, on_skipped=on_skipped)
             parts.append(part)
     return parts
@@ -322,7 +322,7 @@ def sizes_of(snapshot: Snapshot) -> list[PartitionSize]:
     rows = snapshot.slices.all()
     by_partition = []
     sealed, plain = rows.sealed(), rows.status != ABORTED
-    for partition in range(snapshot.head.partitions):
+    for partition in range(snapshot.state.partitions):
         span = rows.partition_rows(partition)
         sizes, closed = rows.size[span], sealed[span]
         nbytes = int(sizes[~closed].sum()), int(sizes[closed].sum())

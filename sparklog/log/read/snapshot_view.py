@@ -50,10 +50,10 @@ class SnapshotView:
         return bounds
 
     def previous_partition_counts(self, topic: str) -> Sequence[int]:
-        return self.snapshots[topic].head.previous_partition_counts
+        return self.snapshots[topic].state.previous_partition_counts
 
     def first_dirty_offsets(self, topic: str) -> Mapping[int, int]:
-        return dict(enumerate(self.snapshots[topic].head.first_dirty_offset.tolist()))
+        return dict(enumerate(self.snapshots[topic].state.first_dirty_offset.tolist()))
 
     def stored(self, ranges: Sequence[OffsetRange]) -> list[Stored]:
         self._measured = select_ranges(self.snapshots, ranges)

@@ -81,13 +81,13 @@ def _in_small_slices(snapshot: Snapshot, offsets: Mapping[int, int]) -> dict[int
     # Arrow's own ways to take rows and to make numbers of them would load its functions, and pandas.
     from sparklog.format.arrow_numpy import fixed_values
 
-    head = snapshot.head
+    state = snapshot.state
     asked = np.array(list(offsets.items()), np.int64)
-    asked = asked[(asked[:, 0] >= 0) & (asked[:, 0] < head.partitions)]
+    asked = asked[(asked[:, 0] >= 0) & (asked[:, 0] < state.partitions)]
     wanted, low = asked.T
-    starts = np.full(head.partitions, -1, np.int64)
-    starts[wanted] = np.maximum(low, head.log_start[wanted])
-    rows, cuts = snapshot.slices.select_each(wanted, starts[wanted], head.log_end[wanted])
+    starts = np.full(state.partitions, -1, np.int64)
+    starts[wanted] = np.maximum(low, state.log_start[wanted])
+    rows, cuts = snapshot.slices.select_each(wanted, starts[wanted], state.log_end[wanted])
     firsts = cuts[:-1][cuts[:-1] < cuts[1:]]
     rows = rows[firsts[rows.size[firsts] <= SMALL_BYTES]]
     places = zip(rows.partition.tolist(), rows.base.tolist(), rows.end.tolist(), strict=True)
@@ -95,7 +95,7 @@ def _in_small_slices(snapshot: Snapshot, offsets: Mapping[int, int]) -> dict[int
     planned = planned_ranges([(offsets.topic, offsets.partition) for offsets in ranges], rows, range(len(rows) + 1))
     starts[rows.partition] = np.maximum(starts[rows.partition], rows.base)
     parts = [
-        NativeReadPart(snapshot.store, snapshot.head.topic_id, offsets, READ_UNCOMMITTED, slices, False)
+        NativeReadPart(snapshot.store, snapshot.state.topic_id, offsets, READ_UNCOMMITTED, slices, False)
         for offsets, slices in zip(ranges, planned, strict=True)
     ]
     answers: dict[int, TimestampOffset] = {}

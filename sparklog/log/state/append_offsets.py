@@ -17,7 +17,7 @@ from sparklog.log.state.commit_intents import HAS_NULL_KEYS, Draft, Nothing, che
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import INLINE_PATH, FileSlices
-from sparklog.log.state.topic_state import Head
+from sparklog.log.state.topic_state import TopicState
 from sparklog.log.state.writer_runs import KafkaWriterKey, WriterKey, decide
 
 
@@ -42,37 +42,37 @@ class AppendIntent:
     def count(self) -> int:
         return sum([sum(file.records) for file in self.files])
 
-    def draft(self, topic: str, head: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
-        check_topic(topic, head, self.topic_id)
+    def draft(self, topic: str, state: TopicState, origin: TopicState, table: SliceTable | None) -> Draft | Nothing:
+        check_topic(topic, state, self.topic_id)
         writer = None
         if self.key is not None:
-            entry = head.registry.get(self.key.id)
+            entry = state.registry.get(self.key.id)
             verdict = decide(entry, self.key, self.count, f"topic '{topic}'", self.now_ms)
             writer = self.key.writer(self.count, entry)
             if entry is not None and not verdict.write:
                 if verdict.take_over:
                     return Draft(TAKEOVER, writer=writer)
                 return Nothing(verdict.note, entry.version, skipped=True)
-        if self.written_for not in (None, (head.partitions, head.configs)):
+        if self.written_for not in (None, (state.partitions, state.configs)):
             raise Conflict(f"topic '{topic}' takes rows otherwise by now: write them again")
         files = [file for file in self.files if file.partition]
         if not files:
-            return Nothing("nothing to append", head.version)
+            return Nothing("nothing to append", state.version)
         written = [file for file in files if file.path != INLINE_PATH]
-        check_floor(topic, written, head.floor)
-        if head.configs.is_compacted and any(flags & HAS_NULL_KEYS for file in files for flags in file.flags):
+        check_floor(topic, written, state.floor)
+        if state.configs.is_compacted and any(flags & HAS_NULL_KEYS for file in files for flags in file.flags):
             raise BadRequest(f"topic '{topic}' is compacted: every record needs a key, found records without one")
         inline = None
         if len(written) < len(files):
             inline = Inline.of(next(file.data for file in files if file.path == INLINE_PATH))
-        placed = assign_offsets(topic, files, head)
-        writers = tuple([writer.writer(head.registry.get(writer.id), topic) for writer in self.kafka_writers])
+        placed = assign_offsets(topic, files, state)
+        writers = tuple([writer.writer(state.registry.get(writer.id), topic) for writer in self.kafka_writers])
         return Draft(APPEND, writer=writer, writers=writers, files=placed, inline=inline, txn=self.txn)
 
 
-def assign_offsets(topic: str, files: Sequence[FileSlices], head: Head) -> tuple[FileSlices, ...]:
+def assign_offsets(topic: str, files: Sequence[FileSlices], state: TopicState) -> tuple[FileSlices, ...]:
     """Give each slice the offset it starts at: log ends moved over the files in their order."""
-    end = head.log_end.tolist()
+    end = state.log_end.tolist()
     placed = []
     for file in files:
         bases = []

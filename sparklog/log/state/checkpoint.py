@@ -33,7 +33,7 @@ from sparklog.log.journal.documents import (
 )
 from sparklog.log.journal.names import checkpoint_prefix, checkpoint_table_name, is_checkpoint_table_name
 from sparklog.log.state.slice_table import Slices, SliceTable, Snapshot, Texts
-from sparklog.log.state.topic_state import HEAD_JSON, Head
+from sparklog.log.state.topic_state import TOPIC_STATE_JSON, TopicState
 from sparklog.storage.store import Store
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class TableRef:
 class Checkpoint:
     """The head object of a checkpoint."""
 
-    head: Head
+    state: TopicState
     table: TableRef
 
 
@@ -82,11 +82,11 @@ TABLE_REF_JSON = Document(
 
 CHECKPOINT_JSON = StoredDocument(
     "checkpoint",
-    lambda head, table, **features: Checkpoint(replace(head, **features), table),
+    lambda state, table, **features: Checkpoint(replace(state, **features), table),
     *members(TEXTS, "readFeatures", "writeFeatures"),
-    Member("head", object_of(HEAD_JSON)),
+    Member("head", object_of(TOPIC_STATE_JSON), "state"),
     Member("table", object_of(TABLE_REF_JSON)),
-    parts=lambda value: (value.head.read_features, value.head.write_features, value.head, value.table),
+    parts=lambda value: (value.state.read_features, value.state.write_features, value.state, value.table),
 )
 
 
@@ -97,7 +97,7 @@ def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
 def decode_checkpoint(data: bytes, key: str, version: int) -> Checkpoint:
     """Return what the bytes hold. `BadRequest` if it needs a newer sparklog, `Corrupt` if damaged or another."""
     checkpoint = CHECKPOINT_JSON.decode(data, key)
-    if (stored := checkpoint.head.version) != version:
+    if (stored := checkpoint.state.version) != version:
         raise Corrupt(f"checkpoint {version} should be here, found version {stored}; {REMEDY}", file=key)
     return checkpoint
 

@@ -60,7 +60,7 @@ from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.kafka_source import ImportedEnd, KafkaEnded, KafkaOpen, KafkaSource
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import FileSlices, SliceFlag
-from sparklog.log.state.topic_state import Head
+from sparklog.log.state.topic_state import TopicState
 
 _CHANGES = tuple(change.name for change in fields(Changes))
 _changes = attrgetter(*_CHANGES)
@@ -76,17 +76,17 @@ class Draft(Changes):
     leader_epoch: int | None = None
     dropped: tuple[Edit, ...] = ()
 
-    def commit(self, head: Head, commit_id: str, now_ms: int, store_ms: int | None = None) -> Commit:
-        """Return the commit that follows `head`, by the writer's clock and the store's (None: the same)."""
-        check_features(head)
-        times = next_times(head, head.version + 1, now_ms, now_ms if store_ms is None else store_ms)
+    def commit(self, state: TopicState, commit_id: str, now_ms: int, store_ms: int | None = None) -> Commit:
+        """Return the commit that follows `state`, by the writer's clock and the store's (None: the same)."""
+        check_features(state)
+        times = next_times(state, state.version + 1, now_ms, now_ms if store_ms is None else store_ms)
         return Commit(
-            version=head.version + 1,
-            topic_id=head.topic_id if self.topic_id is None else self.topic_id,
+            version=state.version + 1,
+            topic_id=state.topic_id if self.topic_id is None else self.topic_id,
             commit_id=commit_id,
-            prev_crc=head.crc,
+            prev_crc=state.crc,
             **times,
-            leader_epoch=head.leader_epoch if self.leader_epoch is None else self.leader_epoch,
+            leader_epoch=state.leader_epoch if self.leader_epoch is None else self.leader_epoch,
             op=self.op,
             **features_of(self, self.op),
             **dict(zip(_CHANGES, _changes(self), strict=True)),
@@ -113,29 +113,29 @@ class Intent(Protocol):
     def needs_table(self) -> bool: ...
     @property
     def repeatable(self) -> bool: ...
-    def draft(self, topic: str, head: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing: ...
+    def draft(self, topic: str, state: TopicState, origin: TopicState, table: SliceTable | None) -> Draft | Nothing: ...
 
 
-def check_features(head: Head) -> None:
+def check_features(state: TopicState) -> None:
     """Raise `BadRequest` if the log asks for features this release cannot write: a checkpoint would lose them, too."""
-    if not KNOWN_WRITE_FEATURES.issuperset(head.write_features):
-        unknown = ", ".join(sorted(set(head.write_features) - KNOWN_WRITE_FEATURES))
+    if not KNOWN_WRITE_FEATURES.issuperset(state.write_features):
+        unknown = ", ".join(sorted(set(state.write_features) - KNOWN_WRITE_FEATURES))
         raise BadRequest(f"this topic needs the sparklog features {unknown} to be written; upgrade sparklog")
 
 
-def check_topic(topic: str, head: Head, topic_id: str) -> None:
+def check_topic(topic: str, state: TopicState, topic_id: str) -> None:
     """Raise `NotFound` without a topic, `Conflict` if it is not the one the caller looked at."""
-    if head.deleted:
+    if state.deleted:
         raise NotFound(f"topic '{topic}' was deleted; create it again")
-    check_topic_id(topic, head, topic_id)
+    check_topic_id(topic, state, topic_id)
 
 
-def check_topic_id(topic: str, head: Head, topic_id: str) -> None:
+def check_topic_id(topic: str, state: TopicState, topic_id: str) -> None:
     """Raise `Conflict` if the topic, which may be deleted, is not the one the caller looked at."""
-    if head.topic_id != topic_id:
+    if state.topic_id != topic_id:
         raise Conflict(
             f"topic '{topic}' was deleted and created again: expected topic id {topic_id}, found "
-            f"{head.topic_id}; look again"
+            f"{state.topic_id}; look again"
         )
 
 
@@ -164,20 +164,20 @@ class LogStartIntent:
     needs_table: ClassVar[bool] = False
     repeatable: ClassVar[bool] = True
 
-    def draft(self, topic: str, head: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
-        check_topic(topic, head, self.topic_id)
+    def draft(self, topic: str, state: TopicState, origin: TopicState, table: SliceTable | None) -> Draft | Nothing:
+        check_topic(topic, state, self.topic_id)
         moved = {}
         for partition, offset in sorted(self.log_starts.items()):
-            if not 0 <= partition < head.partitions:
-                raise NotFound(f"topic '{topic}' has partitions 0 to {head.partitions - 1}, found {partition}")
-            if not 0 <= offset <= head.log_end[partition]:
+            if not 0 <= partition < state.partitions:
+                raise NotFound(f"topic '{topic}' has partitions 0 to {state.partitions - 1}, found {partition}")
+            if not 0 <= offset <= state.log_end[partition]:
                 raise NotFound(
                     f"offset {offset} of partition {partition} of topic '{topic}' is out of range: "
-                    f"expected 0 to {head.log_end[partition]}"
+                    f"expected 0 to {state.log_end[partition]}"
                 )
-            if offset > head.log_start[partition]:
+            if offset > state.log_start[partition]:
                 moved[partition] = offset
-        return Draft(self.op, log_starts=moved) if moved else Nothing("no log start moves", head.version)
+        return Draft(self.op, log_starts=moved) if moved else Nothing("no log start moves", state.version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,12 +194,12 @@ class AlterIntent:
     def needs_table(self) -> bool:
         return not self.drop_keyless and self.configs.get("cleanup.policy") is not None
 
-    def draft(self, topic: str, head: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
-        check_topic(topic, head, self.topic_id)
+    def draft(self, topic: str, state: TopicState, origin: TopicState, table: SliceTable | None) -> Draft | Nothing:
+        check_topic(topic, state, self.topic_id)
         changes: dict[str, str | None] = {}
-        altered = head.configs.changed(self.configs)
+        altered = state.configs.changed(self.configs)
         for name in sorted(self.configs):
-            before, now = origin.configs.explicit.get(name), head.configs.explicit.get(name)
+            before, now = origin.configs.explicit.get(name), state.configs.explicit.get(name)
             if before != now:
                 raise Conflict(
                     f"config {name} of topic '{topic}' was changed by another process meanwhile: expected "
@@ -209,19 +209,19 @@ class AlterIntent:
                 changes[name] = after
         count = self.partitions
         if count is not None:
-            if head.partitions != origin.partitions:
+            if state.partitions != origin.partitions:
                 raise Conflict(
                     f"partitions of topic '{topic}' were changed by another process meanwhile: expected "
-                    f"{origin.partitions}, found {head.partitions}; look again"
+                    f"{origin.partitions}, found {state.partitions}; look again"
                 )
-            if not head.partitions < count <= MAX_PARTITIONS:
+            if not state.partitions < count <= MAX_PARTITIONS:
                 raise BadRequest(
-                    f"topic '{topic}' has {units.count(head.partitions, 'partition')}, and their number can only grow "
+                    f"topic '{topic}' has {units.count(state.partitions, 'partition')}, and their number can only grow "
                     f"(to at most {MAX_PARTITIONS}); found {count}"
                 )
         if not changes and count is None:
-            return Nothing("nothing changes", head.version)
-        if self.needs_table and table is not None and altered.is_compacted and not head.configs.is_compacted:
+            return Nothing("nothing changes", state.version)
+        if self.needs_table and table is not None and altered.is_compacted and not state.configs.is_compacted:
             _check_keys(topic, table)
         return Draft(ALTER, configs=changes, partitions=count)
 
@@ -250,9 +250,9 @@ class CreateIntent:
     needs_table: ClassVar[bool] = False
     repeatable: ClassVar[bool] = False
 
-    def draft(self, topic: str, head: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
-        if head.exists:
-            number = units.count(head.partitions, "partition")
+    def draft(self, topic: str, state: TopicState, origin: TopicState, table: SliceTable | None) -> Draft | Nothing:
+        if state.exists:
+            number = units.count(state.partitions, "partition")
             raise Conflict(f"topic '{topic}' already exists, with {number}; alter it or choose another name")
         return Draft(
             CREATE,
@@ -274,10 +274,10 @@ class DeleteIntent:
     needs_table: ClassVar[bool] = False
     repeatable: ClassVar[bool] = False
 
-    def draft(self, topic: str, head: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
-        check_topic(topic, head, self.topic_id)
-        if self.version is not None and head.version != self.version:
-            raise Conflict(f"topic '{topic}' is at version {head.version}, expected {self.version}: it is in use")
+    def draft(self, topic: str, state: TopicState, origin: TopicState, table: SliceTable | None) -> Draft | Nothing:
+        check_topic(topic, state, self.topic_id)
+        if self.version is not None and state.version != self.version:
+            raise Conflict(f"topic '{topic}' is at version {state.version}, expected {self.version}: it is in use")
         return Draft(DELETE)
 
 
@@ -293,28 +293,28 @@ class MaintainIntent:
     needs_table: ClassVar[bool] = False
     repeatable: ClassVar[bool] = True
 
-    def draft(self, topic: str, head: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
-        check_topic_id(topic, head, self.topic_id)
-        floor = self.floor if self.floor is not None and self.floor > head.floor else None
-        holds = self._new_holds(topic, head, head.floor if floor is None else floor)
-        newest = {name: entry.version for name, entry in head.registry.items()}
+    def draft(self, topic: str, state: TopicState, origin: TopicState, table: SliceTable | None) -> Draft | Nothing:
+        check_topic_id(topic, state, self.topic_id)
+        floor = self.floor if self.floor is not None and self.floor > state.floor else None
+        holds = self._new_holds(topic, state, state.floor if floor is None else floor)
+        newest = {name: entry.version for name, entry in state.registry.items()}
         expired = {name: version for name, version in self.expired.items() if newest.get(name) == version}
-        waiting = {(prepare.txn.id, prepare.txn.n) for prepare in head.open}
+        waiting = {(prepare.txn.id, prepare.txn.n) for prepare in state.open}
         resolved = tuple(item for item in self.resolved if (item.id, item.n) in waiting)
         if floor is None and not holds and not expired and not resolved:
-            return Nothing("nothing changes", head.version)
+            return Nothing("nothing changes", state.version)
         return Draft(MAINTAIN, holds=holds, floor=floor, expired=expired, resolved=resolved)
 
-    def _new_holds(self, topic: str, head: Head, floor: int) -> dict[str, Hold | None]:
+    def _new_holds(self, topic: str, state: TopicState, floor: int) -> dict[str, Hold | None]:
         # What another hold keeps can be held once more: the vacuum lets go of nothing that the newest state holds.
-        kept = {hold.version for hold in head.holds.values()}
+        kept = {hold.version for hold in state.holds.values()}
         for name, hold in self.holds.items():
             if hold is not None and hold.version < floor and hold.version not in kept:
                 raise Conflict(
                     f"hold '{name}' asks for version {hold.version} of topic '{topic}', below the "
                     f"upload floor {floor}; hold a newer version"
                 )
-        return {name: hold for name, hold in self.holds.items() if head.holds.get(name) != hold}
+        return {name: hold for name, hold in self.holds.items() if state.holds.get(name) != hold}
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,19 +349,19 @@ class ImportedPartition:
         """Return the open transactions of which something is above the log start."""
         return tuple(transaction for transaction in self.open if transaction.end > self.log_start)
 
-    def landed(self, head: Head) -> bool:
+    def landed(self, state: TopicState) -> bool:
         """True if a topic in this state has all of it."""
         if self.log_end == 0:
             return True
-        end = head.kafka_source.ends.get(self.partition) if head.kafka_source else None
-        if end != self.end or head.log_end[self.partition] != self.log_end:
+        end = state.kafka_source.ends.get(self.partition) if state.kafka_source else None
+        if end != self.end or state.log_end[self.partition] != self.log_end:
             return False
-        still = {transaction for transaction in head.kafka_open if transaction.partition == self.partition}
-        return bool(head.log_start[self.partition] >= self.log_start) and still == set(self.still_open())
+        still = {transaction for transaction in state.kafka_open if transaction.partition == self.partition}
+        return bool(state.log_start[self.partition] >= self.log_start) and still == set(self.still_open())
 
-    def check_begin(self, topic: str, head: Head) -> None:
+    def check_begin(self, topic: str, state: TopicState) -> None:
         """Raise `Conflict` unless the piece begins where its log ends here: nothing is taken twice."""
-        end = int(head.log_end[self.partition])
+        end = int(state.log_end[self.partition])
         if end != self.since:
             expected = "an empty one, it" if self.since == 0 else f"one that ends at {self.since}, it"
             raise Conflict(
@@ -380,28 +380,28 @@ class ImportIntent:
     needs_table: ClassVar[bool] = False
     repeatable: ClassVar[bool] = True
 
-    def draft(self, topic: str, head: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
-        check_topic(topic, head, self.topic_id)
+    def draft(self, topic: str, state: TopicState, origin: TopicState, table: SliceTable | None) -> Draft | Nothing:
+        check_topic(topic, state, self.topic_id)
         for part in self.partitions:
-            if part.partition >= head.partitions:
-                last = head.partitions - 1
+            if part.partition >= state.partitions:
+                last = state.partitions - 1
                 raise Conflict(f"topic '{topic}' has partitions 0 to {last}, found {part.partition}: look again")
-        missing = [part for part in self.partitions if not part.landed(head)]
+        missing = [part for part in self.partitions if not part.landed(state)]
         for part in missing:
-            part.check_begin(topic, head)
+            part.check_begin(topic, state)
         if not missing:
-            return Nothing("there is nothing to import", head.version)
+            return Nothing("there is nothing to import", state.version)
         files = tuple(file for part in missing for file in part.files)
-        check_floor(topic, files, head.floor)
+        check_floor(topic, files, state.floor)
         return Draft(
             IMPORT,
-            leader_epoch=min(max([head.leader_epoch, *(part.leader_epoch + 1 for part in missing)]), INT32_MAX),
+            leader_epoch=min(max([state.leader_epoch, *(part.leader_epoch + 1 for part in missing)]), INT32_MAX),
             files=files,
             edits=tuple(part.edit() for part in missing),
             kafka_open=tuple(transaction for part in missing for transaction in part.still_open()),
             kafka_ended=tuple(ended for part in missing for ended in part.ended),
             kafka_source=KafkaSource(self.kafka_topic_id, {part.partition: part.end for part in missing}),
             log_starts={
-                part.partition: part.log_start for part in missing if part.log_start > head.log_start[part.partition]
+                part.partition: part.log_start for part in missing if part.log_start > state.log_start[part.partition]
             },
         )

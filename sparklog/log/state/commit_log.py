@@ -31,7 +31,7 @@ from sparklog.log.state.embedded_commits import (
 )
 from sparklog.log.state.invariants import check_commit
 from sparklog.log.state.slice_table import SliceTable, Snapshot
-from sparklog.log.state.topic_state import EMPTY, Head
+from sparklog.log.state.topic_state import EMPTY, TopicState
 from sparklog.storage.parallel_reads import map_requests
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ OWN_OBJECTS = 2
 """So many of the newest commits count only as their own objects when a log is opened."""
 _LOG = logging.getLogger("sparklog.log")
 
-Resolver = Callable[[str, Head], Sequence[Resolved]]
+Resolver = Callable[[str, TopicState], Sequence[Resolved]]
 """Reads decisions of the open transactions in the head of a topic: what every commit records of them."""
 
 
@@ -67,22 +67,22 @@ def no_topic(name: str, location: str, others: Sequence[str] | None = None) -> N
 class LogState:
     """The head of a topic, and its slice table or what it takes to load it: `checkpoint` and the commits since."""
 
-    head: Head
+    topic_state: TopicState
     checkpoint: Checkpoint | None
     tail: tuple[Commit, ...]
     table: SliceTable | None
 
     @property
     def number(self) -> int:
-        return self.head.version
+        return self.topic_state.version
 
     @property
     def crc(self) -> int | None:
-        return self.head.crc
+        return self.topic_state.crc
 
     @property
     def checkpoint_version(self) -> int:
-        return -1 if self.checkpoint is None else self.checkpoint.head.version
+        return -1 if self.checkpoint is None else self.checkpoint.state.version
 
 
 _EMPTY_STATE = LogState(EMPTY, None, (), SliceTable())
@@ -93,7 +93,7 @@ class CommitOutcome:
     """The commit that was written (None: `nothing` has the reason), the head after it, and the dropped edits."""
 
     commit: Commit | None
-    head: Head
+    state: TopicState
     nothing: Nothing | None = None
     dropped: tuple[Edit, ...] = ()
 
@@ -108,7 +108,7 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         self.topic = topic
         self._resolver = resolver
         self._documents = RecentDocuments()
-        self._checked: tuple[Head, Commit | None, Head] = EMPTY, None, EMPTY
+        self._checked: tuple[TopicState, Commit | None, TopicState] = EMPTY, None, EMPTY
 
     def existing(self, refresh: bool = True) -> LogState:
         """Return the newest state or, without `refresh`, the newest one known. `NotFound` if there is no topic."""
@@ -121,17 +121,17 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
     def snapshot_if_exists(self) -> Snapshot | None:
         """Return the newest state with all slices; None if there is no topic."""
         newest = self._read_on(self._latest).latest
-        return self._snapshot(newest) if newest.state.head.exists else None
+        return self._snapshot(newest) if newest.state.topic_state.exists else None
 
     def _snapshot(self, base: SeenState[LogState]) -> Snapshot:
         state = self._with_table(base).state
-        if state.table is None or not state.head.exists:
+        if state.table is None or not state.topic_state.exists:
             raise self._not_found()
-        return Snapshot(self.topic, self.store, state.head, state.table)
+        return Snapshot(self.topic, self.store, state.topic_state, state.table)
 
     def _existing(self, refresh: bool) -> SeenState[LogState]:
         base = self._read_on(self._latest).latest if refresh else self._open_if_stale()
-        if not base.state.head.exists:
+        if not base.state.topic_state.exists:
             raise self._not_found()
         return base
 
@@ -163,12 +163,14 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         if checkpoint is None:
             return state
         key = checkpoint_prefix(self.topic) + checkpoint.table.name
-        head = checkpoint.head
-        table = decode_table(self.store.get(key, 0, checkpoint.table.size + 1), checkpoint.table, key, head.version)
-        return self._applied(LogState(head, checkpoint, (), table), state.tail)
+        topic_state = checkpoint.state
+        table = decode_table(
+            self.store.get(key, 0, checkpoint.table.size + 1), checkpoint.table, key, topic_state.version
+        )
+        return self._applied(LogState(topic_state, checkpoint, (), table), state.tail)
 
     def commit(
-        self, intent: Intent, origin: Head | None = None, *, root_checked: ClockReading | None = None
+        self, intent: Intent, origin: TopicState | None = None, *, root_checked: ClockReading | None = None
     ) -> CommitOutcome:
         """Commit what `intent` drafts.
 
@@ -176,18 +178,20 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         """
         from sparklog.log.state.commit_intents import Nothing
 
-        decided_on = self.current().head if origin is None else origin
+        decided_on = self.current().topic_state if origin is None else origin
         drafts: list[Draft | Nothing] = []
 
         def step(state: LogState) -> Draft | None:
-            draft = intent.draft(self.topic, state.head, decided_on, state.table)
+            draft = intent.draft(self.topic, state.topic_state, decided_on, state.table)
             drafts.append(draft)
             return None if isinstance(draft, Nothing) else draft
 
         load = self._with_table if intent.needs_table else None
         written, newest = self._write(step, load=load, repeatable=intent.repeatable, root_checked=root_checked)
         last = drafts[-1]
-        return CommitOutcome(written, newest.state.head, last if isinstance(last, Nothing) else None, last.dropped)
+        return CommitOutcome(
+            written, newest.state.topic_state, last if isinstance(last, Nothing) else None, last.dropped
+        )
 
     def _empty(self) -> LogState:
         return _EMPTY_STATE
@@ -220,7 +224,7 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         A listing may be late: reading goes on after the last commit that it shows without a gap. That one and the one
         before it must be there: of a log that is gone the documents may still be carried by one that is taken back.
         """
-        if state.number >= 0 and CARRIED_COMMITS not in state.head.read_features:
+        if state.number >= 0 and CARRIED_COMMITS not in state.topic_state.read_features:
             return None
         first = state.number + 1
         last = first + sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(listed, count(first)))) - 1
@@ -244,31 +248,31 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         return [*entries, *self._decode_all(newer, last + 1)]
 
     def _encode(self, draft: Draft, state: LogState, commit_id: str) -> bytes:
-        if self._resolver is not None and state.head.open and not draft.resolved:
-            draft = replace(draft, resolved=tuple(self._resolver(self.topic, state.head)))
+        if self._resolver is not None and state.topic_state.open and not draft.resolved:
+            draft = replace(draft, resolved=tuple(self._resolver(self.topic, state.topic_state)))
         now_ms = self.env.wall_ms()
-        commit = draft.commit(state.head, commit_id, now_ms, self._guard.store_ms(now_ms))
-        most, most_bytes = state.head.carried_commits, self.store.limits.checkpoint_bytes
+        commit = draft.commit(state.topic_state, commit_id, now_ms, self._guard.store_ms(now_ms))
+        most, most_bytes = state.topic_state.carried_commits, self.store.limits.checkpoint_bytes
         embedded = self._documents.before(commit.version, state.crc, most, most_bytes) if most else None
         return encode_commit(commit if embedded is None else embed_commits(commit, embedded))
 
     def _check(self, state: LogState, entry: Commit) -> None:
-        after = state.head.apply(entry)
-        check_commit(state.head, entry, after)
-        self._checked = state.head, entry, after
+        after = state.topic_state.apply(entry)
+        check_commit(state.topic_state, entry, after)
+        self._checked = state.topic_state, entry, after
 
     def _applied(self, state: LogState, entries: Sequence[Commit]) -> LogState:
-        head, table = state.head, state.table
+        topic_state, table = state.topic_state, state.table
         base, own_entry, after = self._checked
         for commit in entries:
             # Of one of our own, the head that was just checked.
-            head = after if base is head and own_entry is commit else head.apply(commit)
+            topic_state = after if base is topic_state and own_entry is commit else topic_state.apply(commit)
             if table is not None:
-                table = table.apply(commit, head)
-        if CARRIED_COMMITS not in head.write_features:
+                table = table.apply(commit, topic_state)
+        if CARRIED_COMMITS not in topic_state.write_features:
             self._documents.clear()
         tail = state.tail if table is not None else (*state.tail, *entries)
-        return LogState(head, state.checkpoint, tail, table)
+        return LogState(topic_state, state.checkpoint, tail, table)
 
     def _extend(self, base: SeenState[LogState], entries: Sequence[Commit]) -> SeenState[LogState]:
         base = super()._extend(base, entries)
@@ -287,13 +291,13 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
 
     def _decode_checkpoint(self, data: bytes, key: str, number: int) -> LogState:
         checkpoint = decode_checkpoint(data, key, number)
-        return LogState(checkpoint.head, checkpoint, (), None)
+        return LogState(checkpoint.state, checkpoint, (), None)
 
     def _write_checkpoint(self, base: SeenState[LogState]) -> SeenState[LogState]:
         """Write a checkpoint, unless another process wrote one meanwhile that makes it unnecessary."""
         from sparklog.log.state.commit_intents import check_features
 
-        check_features(base.state.head)
+        check_features(base.state.topic_state)
         version = base.state.number
         versions = [number for number in self.checkpoints() if number <= version]
         if versions and versions[-1] > base.checkpoint:
@@ -306,11 +310,11 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         state = base.state
         if state.table is None:
             return base
-        snapshot = Snapshot(self.topic, self.store, state.head, state.table)
-        checkpoint = Checkpoint(state.head, write_slice_table(self.store, snapshot, self.env.new_id()))
+        snapshot = Snapshot(self.topic, self.store, state.topic_state, state.table)
+        checkpoint = Checkpoint(state.topic_state, write_slice_table(self.store, snapshot, self.env.new_id()))
         key = checkpoint_key(self.topic, state.number)
         if self._numbered.create_copy(key, encode_checkpoint(checkpoint), state.number, state.crc):
-            return self._with_checkpoint(base, LogState(state.head, checkpoint, (), None))
+            return self._with_checkpoint(base, LogState(state.topic_state, checkpoint, (), None))
         copied = self.read_checkpoint(state.number)
         return base if copied is None else self._with_checkpoint(base, copied)
 

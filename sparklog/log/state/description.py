@@ -9,7 +9,7 @@ from sparklog.log.state.configs import CONFIGS, TopicConfigs
 from sparklog.log.state.kafka_source import KafkaOpen
 from sparklog.log.state.root_defaults import ConfigSynonym, RootDefaults
 from sparklog.log.state.slice_table import Snapshot
-from sparklog.log.state.topic_state import Head
+from sparklog.log.state.topic_state import TopicState
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +55,10 @@ class TopicDescription:
     """Of the topic that it was imported from, empty if it was not, or if that had none."""
 
 
-def describe_configs(topic: str, head: Head, defaults: RootDefaults) -> tuple[ConfigDescription, ...]:
+def describe_configs(topic: str, state: TopicState, defaults: RootDefaults) -> tuple[ConfigDescription, ...]:
     """Every config of a topic, set or default, with the value that counts."""
-    configs = TopicConfigs(head.configs.explicit, defaults.of_topic(topic))
-    ours = {INLINE_CONFIG: head.inline_bytes(configs), CARRIED_CONFIG: head.carried_commits}
+    configs = TopicConfigs(state.configs.explicit, defaults.of_topic(topic))
+    ours = {INLINE_CONFIG: state.inline_bytes(configs), CARRIED_CONFIG: state.carried_commits}
     return tuple(
         ConfigDescription(
             name,
@@ -74,24 +74,26 @@ def describe_configs(topic: str, head: Head, defaults: RootDefaults) -> tuple[Co
 
 def describe(snapshot: Snapshot, defaults: RootDefaults) -> TopicDescription:
     """Describe the topic at this version, with the defaults of its root."""
-    head, rows = snapshot.head, snapshot.slices.all()
+    state, rows = snapshot.state, snapshot.slices.all()
     partitions = []
-    for partition in range(head.partitions):
+    for partition in range(state.partitions):
         span = rows.partition_rows(partition)
-        start, end, stable = (int(offsets[partition]) for offsets in (head.log_start, head.log_end, head.last_stable()))
+        start, end, stable = (
+            int(offsets[partition]) for offsets in (state.log_start, state.log_end, state.last_stable())
+        )
         size = int(rows.size[span].sum())
         partitions.append(PartitionDescription(partition, start, end, stable, span.stop - span.start, size))
     return TopicDescription(
         name=snapshot.topic,
-        topic_id=head.topic_id,
-        version=head.version,
-        time_ms=head.made_ms,
-        leader_epoch=head.leader_epoch,
+        topic_id=state.topic_id,
+        version=state.version,
+        time_ms=state.made_ms,
+        leader_epoch=state.leader_epoch,
         partitions=tuple(partitions),
-        configs=describe_configs(snapshot.topic, head, defaults),
+        configs=describe_configs(snapshot.topic, state, defaults),
         slices=len(rows),
         bytes=int(rows.size.sum()),
-        open_transactions=tuple(dict.fromkeys((item.txn.id, item.txn.n) for item in head.open)),
-        kafka_open=head.kafka_open,
-        kafka_topic_id=head.kafka_source.topic_id if head.kafka_source else "",
+        open_transactions=tuple(dict.fromkeys((item.txn.id, item.txn.n) for item in state.open)),
+        kafka_open=state.kafka_open,
+        kafka_topic_id=state.kafka_source.topic_id if state.kafka_source else "",
     )

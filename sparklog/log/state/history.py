@@ -38,7 +38,7 @@ from sparklog.log.state.commit import MAX_EMBEDDED, Commit, decode_commit
 from sparklog.log.state.embedded_commits import BLOCK_COMMITS, commits_to_read, verified_chain, with_embedded_copies
 from sparklog.log.state.invariants import check_state
 from sparklog.log.state.slice_table import SliceTable, Snapshot
-from sparklog.log.state.topic_state import EMPTY, Head
+from sparklog.log.state.topic_state import EMPTY, TopicState
 from sparklog.storage.patient_store import PatientStore
 from sparklog.storage.store import ObjectInfo, Store
 
@@ -116,13 +116,13 @@ class History:
         table_key = checkpoint_prefix(self.topic) + checkpoint.table.name
         data = self.store.get(table_key, 0, checkpoint.table.size + 1)
         table = decode_table(data, checkpoint.table, table_key, version)
-        check_state(checkpoint.head, table)
+        check_state(checkpoint.state, table)
         if self.commits.has(version, version):
             crc = self.commit(version).crc
-            if crc != (stored := checkpoint.head.crc):
+            if crc != (stored := checkpoint.state.crc):
                 raise Corrupt(f"commit {version} has CRC-32C {crc}, its checkpoint says {stored}", file=key)
         self._table_keys[version] = table_key
-        return Snapshot(self.topic, self.store, checkpoint.head, table)
+        return Snapshot(self.topic, self.store, checkpoint.state, table)
 
     def sound_below(self, version: int) -> Iterator[int]:
         """Versions of sound checkpoints at or below a version, newest first; each is read when it is asked for."""
@@ -146,14 +146,14 @@ class History:
         start = self.sound(base) if base >= 0 else Snapshot(self.topic, self.store, EMPTY, SliceTable())
         if start is None:
             raise Corrupt(f"checkpoint {base} is not sound", file=checkpoint_key(self.topic, base))
-        head, table = start.head, start.slices
-        for after, commit in self.walk(start.head, version):
-            head = after
+        state, table = start.state, start.slices
+        for after, commit in self.walk(start.state, version):
+            state = after
             try:
-                table = table.apply(commit, head)
+                table = table.apply(commit, state)
             except Conflict as error:
                 raise Corrupt(f"{error}; run verify", file=commit_key(self.topic, commit.version)) from None
-        return Snapshot(self.topic, self.store, head, table)
+        return Snapshot(self.topic, self.store, state, table)
 
     def version_at(self, time_ms: int) -> int:
         """Return the newest version that was not made after a time (ms, of the writers' clocks); else `NotFound`."""
@@ -165,19 +165,19 @@ class History:
         reason = "it was created later" if first == 0 else f"its log goes back to version {first}, which is newer"
         raise NotFound(f"there is no version of topic '{self.topic}' at {iso_time(time_ms)}: {reason}")
 
-    def walk(self, head: Head, last: int) -> Iterator[tuple[Head, Commit]]:
-        """Yield the commits after `head` up to version `last`, each with the head after it. Raises as `at` does."""
-        for commit in self._commits(head, last):
+    def walk(self, state: TopicState, last: int) -> Iterator[tuple[TopicState, Commit]]:
+        """Yield the commits after `state` up to version `last`, each with the head after it. Raises as `at` does."""
+        for commit in self._commits(state, last):
             try:
-                head = head.apply(commit)
+                state = state.apply(commit)
             except Corrupt as error:
                 key = commit_key(self.topic, commit.version)
                 raise error if error.file else Corrupt(error.message, file=key) from None
-            yield head, commit
+            yield state, commit
 
-    def _commits(self, head: Head, last: int) -> Iterator[Commit]:
-        """Yield the commits after `head`: of each block what few commits carry, where that fits, else one by one."""
-        first, crc = head.version + 1, head.crc
+    def _commits(self, state: TopicState, last: int) -> Iterator[Commit]:
+        """Yield the commits after `state`: of each block what few commits carry, where that fits, else one by one."""
+        first, crc = state.version + 1, state.crc
         starts = (
             [first, *range((first // BLOCK_COMMITS + 1) * BLOCK_COMMITS, last + 1, BLOCK_COMMITS)]
             if first <= last

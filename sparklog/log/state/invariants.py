@@ -1,8 +1,8 @@
 """Invariants of every topic at every version: named checks, run before every commit is written.
 
-`check_commit` looks at a commit and the heads before and after it: cheap, on the path of every commit. `check_state`
-looks at a whole state, slices included: for tests, the simulation and `verify`. What `decode_commit` and `Head.apply`
-check of every commit, its paths and its place in the chain, is not checked here again.
+`check_commit` checks a commit against the topic states before and after it. It is cheap, and runs for every commit.
+`check_state` checks an entire state, slices included, for tests, the simulation and `verify`. Neither repeats what
+`decode_commit` and `TopicState.apply` check of every commit: its paths and its link to the commit before it.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import numpy as np
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.log.state.commit import CREATE, FILLING, IMPORT, Commit
 from sparklog.log.state.slice_table import ABORTED, COMMITTED, OPEN, PLAIN, SliceTable
-from sparklog.log.state.topic_state import Head
+from sparklog.log.state.topic_state import TopicState
 
-Check = Callable[[Head, Commit, Head], str | None]
+Check = Callable[[TopicState, Commit, TopicState], str | None]
 
 
-def time_goes_on(before: Head, commit: Commit, after: Head) -> str | None:
+def time_goes_on(before: TopicState, commit: Commit, after: TopicState) -> str | None:
     """Commit time never goes back."""
     return None if commit.time_ms >= before.time_ms else f"time {commit.time_ms} is before {before.time_ms}"
 
 
-def appends_are_dense(before: Head, commit: Commit, after: Head) -> str | None:
+def appends_are_dense(before: TopicState, commit: Commit, after: TopicState) -> str | None:
     """Appended slices begin where the log ends (an import may leave gaps); offsets are never reused."""
     if commit.edits and commit.op != IMPORT:
         return None
@@ -41,7 +41,7 @@ def appends_are_dense(before: Head, commit: Commit, after: Head) -> str | None:
     return None
 
 
-def partitions_exist(before: Head, commit: Commit, after: Head) -> str | None:
+def partitions_exist(before: TopicState, commit: Commit, after: TopicState) -> str | None:
     """Nothing names a partition the topic does not have, and partitions are never taken away."""
     count = after.partitions
     if commit.op != CREATE and commit.partitions is not None and commit.partitions < before.partitions:
@@ -53,7 +53,7 @@ def partitions_exist(before: Head, commit: Commit, after: Head) -> str | None:
     return f"partition {min(wrong)} does not exist, there are {count}" if wrong else None
 
 
-def log_start_in_range(before: Head, commit: Commit, after: Head) -> str | None:
+def log_start_in_range(before: TopicState, commit: Commit, after: TopicState) -> str | None:
     """Log start <= log end; neither goes back."""
     if after.deleted or commit.op == CREATE:
         return None
@@ -68,7 +68,7 @@ def log_start_in_range(before: Head, commit: Commit, after: Head) -> str | None:
     return None
 
 
-def slices_above_log_start(before: Head, commit: Commit, after: Head) -> str | None:
+def slices_above_log_start(before: TopicState, commit: Commit, after: TopicState) -> str | None:
     """Appended slices end above the log start."""
     if commit.edits and commit.op not in FILLING:
         return None
@@ -79,7 +79,7 @@ def slices_above_log_start(before: Head, commit: Commit, after: Head) -> str | N
     return None
 
 
-def outputs_within_edits(before: Head, commit: Commit, after: Head) -> str | None:
+def outputs_within_edits(before: TopicState, commit: Commit, after: TopicState) -> str | None:
     """Edits of a partition are disjoint and stable; each slice added or removed is in one of them."""
     if not commit.edits:
         return "slices are removed without an edit" if commit.remove else None
@@ -111,7 +111,7 @@ def outputs_within_edits(before: Head, commit: Commit, after: Head) -> str | Non
     return None
 
 
-def kafka_transactions_are_known(before: Head, commit: Commit, after: Head) -> str | None:
+def kafka_transactions_are_known(before: TopicState, commit: Commit, after: TopicState) -> str | None:
     """Kafka's open transactions come with an import, once each, and end by markers that the same commit appends."""
     if not (after.kafka_open or commit.kafka_open or commit.kafka_ended):
         return None
@@ -127,7 +127,7 @@ def kafka_transactions_are_known(before: Head, commit: Commit, after: Head) -> s
     return f"transactions of partition {missing[0]} would end without a marker" if missing else None
 
 
-def floor_and_holds_in_range(before: Head, commit: Commit, after: Head) -> str | None:
+def floor_and_holds_in_range(before: TopicState, commit: Commit, after: TopicState) -> str | None:
     """The upload floor is a version that exists and never goes back; a new hold is not below it, or held already."""
     if commit.floor is not None and not before.floor <= commit.floor <= before.version:
         return f"upload floor {commit.floor} must lie between {before.floor} and {before.version}"
@@ -151,7 +151,7 @@ CHECKS: tuple[Check, ...] = (
 )
 
 
-def check_commit(before: Head, commit: Commit, after: Head) -> None:
+def check_commit(before: TopicState, commit: Commit, after: TopicState) -> None:
     """Raise `BadRequest` naming the invariant that this commit would break; nothing has been written then."""
     for check in CHECKS:
         problem = check(before, commit, after)
@@ -159,32 +159,32 @@ def check_commit(before: Head, commit: Commit, after: Head) -> None:
             raise BadRequest(f"refusing to commit ({check.__name__.replace('_', ' ')}): {problem}")
 
 
-def check_state(head: Head, table: SliceTable) -> None:
+def check_state(state: TopicState, table: SliceTable) -> None:
     """Raise `Corrupt` if a whole state is not sound: slices ordered, disjoint, within the log, statuses known."""
     rows = table.all()
-    if table.version != head.version:
-        raise Corrupt(f"slices of version {table.version} beside a head of version {head.version}")
-    if head.deleted and len(rows):
+    if table.version != state.version:
+        raise Corrupt(f"slices of version {table.version} beside a head of version {state.version}")
+    if state.deleted and len(rows):
         raise Corrupt(f"a deleted topic still has {len(rows)} slices")
-    if (head.log_start > head.log_end).any():
+    if (state.log_start > state.log_end).any():
         raise Corrupt("a log start is beyond its log end")
     if not len(rows):
         return
-    if int(rows.partition.max()) >= head.partitions or int(rows.partition.min()) < 0:
-        raise Corrupt(f"a slice names partition {int(rows.partition.max())} of {head.partitions}")
+    if int(rows.partition.max()) >= state.partitions or int(rows.partition.min()) < 0:
+        raise Corrupt(f"a slice names partition {int(rows.partition.max())} of {state.partitions}")
     same = rows.partition[1:] == rows.partition[:-1]
     if (rows.partition[1:] < rows.partition[:-1]).any() or (same & (rows.base[1:] < rows.end[:-1])).any():
         raise Corrupt("slices of a partition overlap or are out of order")
-    if (rows.end <= rows.base).any() or (rows.end > head.log_end[rows.partition]).any():
+    if (rows.end <= rows.base).any() or (rows.end > state.log_end[rows.partition]).any():
         raise Corrupt("a slice is empty or ends beyond its log end")
-    if (rows.end <= head.log_start[rows.partition]).any():
+    if (rows.end <= state.log_start[rows.partition]).any():
         raise Corrupt("a slice is wholly below its log start")
     if not np.isin(rows.status, (PLAIN, OPEN, COMMITTED, ABORTED)).all():
         raise Corrupt("a slice has an unknown status")
     is_open = rows.status == OPEN
-    if set(rows.prepare_version[is_open].tolist()) - {prepare.version for prepare in head.open}:
+    if set(rows.prepare_version[is_open].tolist()) - {prepare.version for prepare in state.open}:
         raise Corrupt("an open slice belongs to no open transaction")
-    if (is_open & (rows.end <= head.last_stable()[rows.partition])).any():
+    if (is_open & (rows.end <= state.last_stable()[rows.partition])).any():
         raise Corrupt("an open slice is below the last stable offset")
 
 

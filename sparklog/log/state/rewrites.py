@@ -22,7 +22,7 @@ from sparklog.log.state.commit import Edit, RemovedSlices
 from sparklog.log.state.commit_intents import Draft, Nothing, check_floor, check_topic
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import FileSlices
-from sparklog.log.state.topic_state import Head
+from sparklog.log.state.topic_state import TopicState
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +54,12 @@ class RewriteIntent:
     needs_table: ClassVar[bool] = True
     repeatable: ClassVar[bool] = True
 
-    def draft(self, topic: str, head: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
-        check_topic(topic, head, self.topic_id)
+    def draft(self, topic: str, state: TopicState, origin: TopicState, table: SliceTable | None) -> Draft | Nothing:
+        check_topic(topic, state, self.topic_id)
         if table is None:
             raise BadRequest("a rewrite is checked against the slice table")
         named = table.paths()
-        check_floor(topic, [file for file in self.files if file.path not in named], head.floor)
+        check_floor(topic, [file for file in self.files if file.path not in named], state.floor)
         outputs = Outputs(self.files)
         outside = outputs.outside(rewrite.edit for rewrite in self.rewrites)
         if outside is not None:
@@ -67,7 +67,7 @@ class RewriteIntent:
         inputs: list[tuple[Edit, list[Input]]] = []
         dropped: list[Edit] = []
         for rewrite in self.rewrites:
-            left = _inputs_left(rewrite, head, table)
+            left = _inputs_left(rewrite, state, table)
             files = outputs.of([rewrite.edit])
             if left is None:
                 if not _landed(files, table):
@@ -76,7 +76,7 @@ class RewriteIntent:
                 _check_covered(topic, rewrite, files, table)
                 inputs.append((rewrite.edit, left))
         if not inputs:
-            return Nothing("no edit stands any more", head.version, dropped=tuple(dropped))
+            return Nothing("no edit stands any more", state.version, dropped=tuple(dropped))
         edits = tuple(edit for edit, _ in inputs)
         return Draft(self.op, files=outputs.of(edits), remove=_removals(inputs), edits=edits, dropped=tuple(dropped))
 
@@ -126,9 +126,9 @@ class Outputs:
         return replace(file, **parts)
 
 
-def _inputs_left(rewrite: Rewrite, head: Head, table: SliceTable) -> list[Input] | None:
+def _inputs_left(rewrite: Rewrite, state: TopicState, table: SliceTable) -> list[Input] | None:
     """Return the inputs still to remove, by file; None if one is gone, so that the edit must be dropped."""
-    log_start = int(head.log_start[rewrite.edit.partition])
+    log_start = int(state.log_start[rewrite.edit.partition])
     by_path: dict[str, list[Input]] = {}
     for item in rewrite.inputs:
         if item.end > log_start:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from sparklog.log.state.commit import Commit, RemovedSlices, Resolved
     from sparklog.log.state.slices import FileSlices
-    from sparklog.log.state.topic_state import Head, Offsets
+    from sparklog.log.state.topic_state import Offsets, TopicState
     from sparklog.storage.store import Store
 
 
@@ -207,8 +207,8 @@ class SliceTable:
         codes = np.unique(np.concatenate([part.columns["file"] for part in self.parts()] or [np.zeros(0, np.int32)]))
         return set(self.texts[0].take(codes))
 
-    def apply(self, commit: Commit, head: Head) -> SliceTable:
-        """Return the table after the next commit; `head`: after it. `Conflict` if an edit's input is missing."""
+    def apply(self, commit: Commit, state: TopicState) -> SliceTable:
+        """Return the table after the next commit; `state`: after it. `Conflict` if an edit's input is missing."""
         if commit.op in ("create", "delete"):
             return SliceTable(commit.version, pending=(commit,) if commit.files else ())
         parts, pending = self._rows
@@ -223,7 +223,7 @@ class SliceTable:
             table = table.settled(commit.resolved)
         if commit.log_starts or commit.edits:
             # An edit may be re-based over a retention commit that dropped what its outputs cover.
-            parts = tuple(_above(part, head.log_start) for part in table.parts())
+            parts = tuple(_above(part, state.log_start) for part in table.parts())
             table = _swept(commit.version, tuple(part for part in parts if len(part)), *self.texts)
         return table
 
@@ -395,12 +395,12 @@ class Snapshot:
 
     topic: str
     store: Store
-    head: Head
+    state: TopicState
     slices: SliceTable
 
     @property
     def version(self) -> int:
-        return self.head.version
+        return self.state.version
 
 
 Newer: TypeAlias = Callable[[], Snapshot]

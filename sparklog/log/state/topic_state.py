@@ -1,8 +1,8 @@
-"""The head: the state of a topic without its slices, all that appending needs to read.
+"""The state of a topic without its slices: all that an append needs to read.
 
-`Head.apply` is a pure function of the head and the next commit: whatever happens to a topic, expiry included, happens
-by a commit that says so, never by a reader's clock. Log ends, registry and open transactions are kept here and not
-derived from slices, so that rewriting and expiring slices cannot change them.
+`TopicState.apply` is a pure function of the state and the next commit. Every change of a topic, expiry included, is
+recorded in a commit and never follows from a reader's clock. Log ends, the idempotency registry and open transactions
+are stored here instead of being derived from slices, so that rewriting and expiring slices cannot change them.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Prepare:
 
 
 @dataclass(frozen=True)
-class Head:
+class TopicState:
     """State of a topic at `version`; `version` -1 is a log without commits. Arrays are per partition and not writable.
 
     * `crc` and the times: those of the latest commit
@@ -142,14 +142,14 @@ class Head:
         """Per partition, the offset below which every transaction is decided and recorded here."""
         return self._last_stable
 
-    def settled(self, outcomes: Sequence[Resolved]) -> Head:
+    def settled(self, outcomes: Sequence[Resolved]) -> TopicState:
         """Return the head as if these outcomes of open transactions were recorded: what readers see before they are."""
         if not outcomes:
             return self
         prepares, siblings = _resolve(self, self.open, outcomes)
         return replace(self, open=prepares, siblings=siblings)
 
-    def apply(self, commit: Commit) -> Head:
+    def apply(self, commit: Commit) -> TopicState:
         """The head after the next commit. `Corrupt` if it does not follow this head (number, chain, topic id)."""
         self._follows(commit)
         before, changes = self, dict[str, Any]()
@@ -170,14 +170,14 @@ class Head:
         }
         return before._with(changes)
 
-    def _with(self, changes: Mapping[str, Any]) -> Head:
+    def _with(self, changes: Mapping[str, Any]) -> TopicState:
         """Return the head with these attributes: `dataclasses.replace` takes four times as long, for each commit."""
-        head = object.__new__(Head)
-        attributes = head.__dict__
+        state = object.__new__(TopicState)
+        attributes = state.__dict__
         attributes.update(self.__dict__)
         attributes.pop("_last_stable", None)
         attributes.update(changes)
-        return head
+        return state
 
     def _follows(self, commit: Commit) -> None:
         if commit.version != self.version + 1:
@@ -203,24 +203,24 @@ class Head:
             )
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Head):
+        if not isinstance(other, TopicState):
             return NotImplemented
         features = (self.read_features, self.write_features) == (other.read_features, other.write_features)
-        return features and HEAD_JSON.to_json(self) == HEAD_JSON.to_json(other)
+        return features and TOPIC_STATE_JSON.to_json(self) == TOPIC_STATE_JSON.to_json(other)
 
     __hash__ = None  # type: ignore[assignment]
 
 
-def _check_partitions(item: Fields, head: Head) -> None:
-    n = head.partitions
+def _check_partitions(item: Fields, state: TopicState) -> None:
+    n = state.partitions
     if n > MAX_PARTITIONS:
         raise item.bad("logEnd", f"at most {MAX_PARTITIONS} partitions")
-    for name, offsets in (("logStart", head.log_start), ("cleanedThrough", head.first_dirty_offset)):
+    for name, offsets in (("logStart", state.log_start), ("cleanedThrough", state.first_dirty_offset)):
         if len(offsets) != n:
             raise item.bad(name, f"a list of {n} whole numbers")
-    named = [partition for prepare in head.open for partition in (*prepare.first, *prepare.end)]
-    named += [transaction.partition for transaction in head.kafka_open]
-    named += head.kafka_source.ends if head.kafka_source else ()
+    named = [partition for prepare in state.open for partition in (*prepare.first, *prepare.end)]
+    named += [transaction.partition for transaction in state.kafka_open]
+    named += state.kafka_source.ends if state.kafka_source else ()
     if named and max(named) >= n:
         raise item.bad("logEnd", f"a list of more than {max(named)} log ends, as others name that partition")
 
@@ -238,8 +238,8 @@ _TEXTS = texts_by_text()
 CONFIGS = MemberKind(
     lambda *item: TopicConfigs(_TEXTS.read(*item)), lambda configs: dict(sorted(configs.explicit.items()))
 )
-HEAD_JSON = Document(
-    Head,
+TOPIC_STATE_JSON = Document(
+    TopicState,
     Member("version", whole(0)),
     Member("crc", whole(0, UINT32_MAX)),
     Member("timeMs", whole(0)),
@@ -261,17 +261,17 @@ HEAD_JSON = Document(
     check=_check_partitions,
 )
 """The head as a checkpoint stores it, without its features: equal heads give equal objects."""
-EMPTY = Head()
+EMPTY = TopicState()
 
 
-def _change(head: Head, commit: Commit, changes: dict[str, Any]) -> None:
+def _change(state: TopicState, commit: Commit, changes: dict[str, Any]) -> None:
     """Put in what a commit changes of an existing topic, or one just created; without what all commits change."""
-    start, end = head.log_start, head.log_end
+    start, end = state.log_start, state.log_end
     if commit.partitions is not None:
         start, end = _longer(start, commit.partitions), _longer(end, commit.partitions)
-        changes["previous_partition_counts"] = head.previous_partition_counts
-        if 0 < head.partitions < commit.partitions:
-            changes["previous_partition_counts"] += (head.partitions,)
+        changes["previous_partition_counts"] = state.previous_partition_counts
+        if 0 < state.partitions < commit.partitions:
+            changes["previous_partition_counts"] += (state.partitions,)
     if named := [*commit.log_starts, *[edit.partition for edit in commit.edits]]:
         if max(named) >= len(end):
             raise Corrupt(f"commit {commit.version} names partition {max(named)} of a topic with {len(end)}")
@@ -280,7 +280,7 @@ def _change(head: Head, commit: Commit, changes: dict[str, Any]) -> None:
             start[partition] = max(start[partition], offset)
     if named or commit.files:
         end = end.copy()
-    prepares, changes["siblings"] = _resolve(head, (*head.open, *_append(commit, end)), commit.resolved)
+    prepares, changes["siblings"] = _resolve(state, (*state.open, *_append(commit, end)), commit.resolved)
     if named and commit.op in FILLING:
         # A log that Kafka wrote, or a clone, may end after its last record.
         for partition, offset in (*((edit.partition, edit.end) for edit in commit.edits), *commit.log_starts.items()):
@@ -290,24 +290,24 @@ def _change(head: Head, commit: Commit, changes: dict[str, Any]) -> None:
     changes["log_start"], changes["log_end"] = start, end
     changes["open"] = _forget(prepares, start) if commit.log_starts else prepares
     if commit.partitions is not None or commit.edits:
-        changes["first_dirty_offset"] = _cleaned_through(_longer(head.first_dirty_offset, len(end)), commit.edits)
+        changes["first_dirty_offset"] = _cleaned_through(_longer(state.first_dirty_offset, len(end)), commit.edits)
     if commit.previous_partition_counts:
         changes["previous_partition_counts"] = commit.previous_partition_counts
     if commit.configs:
-        merged = sorted({**head.configs.explicit, **commit.configs}.items())
+        merged = sorted({**state.configs.explicit, **commit.configs}.items())
         changes["configs"] = TopicConfigs({name: text for name, text in merged if text is not None})
-    if head.kafka_open or commit.kafka_open or commit.kafka_ended:
-        changes["kafka_open"] = _kafka_open(head, commit, start)
+    if state.kafka_open or commit.kafka_open or commit.kafka_ended:
+        changes["kafka_open"] = _kafka_open(state, commit, start)
     if commit.kafka_source is not None:
-        before = head.kafka_source
+        before = state.kafka_source
         changes["kafka_source"] = commit.kafka_source if before is None else before.after(commit.kafka_source)
     if commit.writer is not None or commit.writers or commit.expired:
-        changes["registry"] = _registry(head, commit)
+        changes["registry"] = _registry(state, commit)
     if commit.holds:
-        held = {**head.holds, **commit.holds}
+        held = {**state.holds, **commit.holds}
         changes["holds"] = {name: hold for name, hold in held.items() if hold is not None}
     if commit.floor is not None:
-        changes["floor"] = max(head.floor, commit.floor)
+        changes["floor"] = max(state.floor, commit.floor)
 
 
 def _append(commit: Commit, end: Offsets) -> tuple[Prepare, ...]:
@@ -339,8 +339,8 @@ def _cleaned_through(cleaned: Offsets, edits: Sequence[Edit]) -> Offsets:
     return _frozen(cleaned)
 
 
-def _kafka_open(head: Head, commit: Commit, log_start: Offsets) -> tuple[KafkaOpen, ...]:
-    transactions = head.kafka_open
+def _kafka_open(state: TopicState, commit: Commit, log_start: Offsets) -> tuple[KafkaOpen, ...]:
+    transactions = state.kafka_open
     if commit.kafka_open or commit.kafka_ended:
         ended = set(commit.kafka_ended)
         if missing := ended - {transaction.ended for transaction in transactions}:
@@ -356,10 +356,10 @@ def _kafka_open(head: Head, commit: Commit, log_start: Offsets) -> tuple[KafkaOp
     return transactions
 
 
-def _registry(head: Head, commit: Commit) -> Mapping[str, WriterEntry]:
-    registry = dict(head.registry)
+def _registry(state: TopicState, commit: Commit) -> Mapping[str, WriterEntry]:
+    registry = dict(state.registry)
     for item in commit.writers if commit.writer is None else (commit.writer, *commit.writers):
-        registry[item.id] = advance(head.registry.get(item.id), item, commit.version, commit.made_ms)
+        registry[item.id] = advance(state.registry.get(item.id), item, commit.version, commit.made_ms)
     if commit.expired:
         # The commit's own writer was entered just above: an entry that it renews is not idle.
         registry = {id_: entry for id_, entry in registry.items() if commit.expired.get(id_) != entry.version}
@@ -367,13 +367,13 @@ def _registry(head: Head, commit: Commit) -> Mapping[str, WriterEntry]:
 
 
 def _resolve(
-    head: Head, prepares: tuple[Prepare, ...], resolved: Sequence[Resolved]
+    state: TopicState, prepares: tuple[Prepare, ...], resolved: Sequence[Resolved]
 ) -> tuple[tuple[Prepare, ...], Mapping[str, int]]:
     """Close what was decided; a committed transaction leaves the versions of its siblings."""
     if not resolved:
-        return prepares, head.siblings
+        return prepares, state.siblings
     outcomes = {(item.id, item.n): item for item in resolved}
-    siblings = dict(head.siblings)
+    siblings = dict(state.siblings)
     for prepare in prepares:
         item = outcomes.get((prepare.txn.id, prepare.txn.n))
         if item is not None and prepare.version in item.committed:

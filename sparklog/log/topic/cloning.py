@@ -37,7 +37,7 @@ from sparklog.log.state.commit_intents import DeleteIntent, Draft, MaintainInten
 from sparklog.log.state.history import History
 from sparklog.log.state.slice_table import ABORTED, OPEN, Slices, SliceTable, Snapshot
 from sparklog.log.state.slices import FileSlices
-from sparklog.log.state.topic_state import Head
+from sparklog.log.state.topic_state import TopicState
 from sparklog.log.topic.engine import TopicLog
 from sparklog.log.topic.root import Root
 
@@ -78,17 +78,17 @@ class CloneIntent:
     needs_table: ClassVar[bool] = False
     repeatable: ClassVar[bool] = False
 
-    def draft(self, topic: str, head: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
-        if head.exists:
-            number = count(head.partitions, "partition")
+    def draft(self, topic: str, state: TopicState, origin: TopicState, table: SliceTable | None) -> Draft | Nothing:
+        if state.exists:
+            number = count(state.partitions, "partition")
             raise Conflict(f"topic '{topic}' already exists, with {number}; choose another name for the clone")
-        if self.version is None and clone_hold(topic, self.topic_id) not in head.holds:
+        if self.version is None and clone_hold(topic, self.topic_id) not in state.holds:
             raise Conflict(f"the hold of the clone '{topic}' has ended while it was cloned; try again")
-        if self.version is not None and head.version != self.version:
+        if self.version is not None and state.version != self.version:
             raise Conflict(
-                f"topic '{topic}' went from version {self.version} to {head.version} while it was cloned; try again"
+                f"topic '{topic}' went from version {self.version} to {state.version} while it was cloned; try again"
             )
-        source = self.source.head
+        source = self.source.state
         firsts: dict[int, int] = {}
         for file in self.files:
             for partition, base in zip(file.partition, file.base, strict=True):
@@ -120,7 +120,7 @@ def clone_topic(
     check_topic_name(name)
     log = root.engine.log(check_topic_name(source))
     snapshot = _chosen(root, log, version, time_ms)
-    before = root.engine.log(name).refresh().head
+    before = root.engine.log(name).refresh().topic_state
     if before.exists:
         raise Conflict(f"topic '{name}' already exists; choose another name for the clone")
     if dry_run:
@@ -147,27 +147,27 @@ def clone_topic(
 
 
 def _chosen(root: Root, log: TopicLog, version: int | None, time_ms: int | None) -> Snapshot:
-    head = log.refresh().head
-    if head.version < 0 or (version is None and time_ms is None and head.deleted):
+    state = log.refresh().topic_state
+    if state.version < 0 or (version is None and time_ms is None and state.deleted):
         root.topic(log.topic)
     if version is None and time_ms is None:
         return log.snapshot()
     history = History(root.store, log.topic, root.env)
     number = history.version_at(time_ms or 0) if version is None else version
-    if number > head.version:
-        raise NotFound(f"topic '{log.topic}' has versions up to {head.version}, found {number}")
+    if number > state.version:
+        raise NotFound(f"topic '{log.topic}' has versions up to {state.version}, found {number}")
     snapshot = history.at(number)
-    if snapshot.head.deleted:
+    if snapshot.state.deleted:
         raise NotFound(f"topic '{log.topic}' did not exist at version {number}; choose another version")
     return snapshot
 
 
 def _refuse_below_floor(log: TopicLog, snapshot: Snapshot) -> None:
-    head = log.current().head
-    if snapshot.version < head.floor and snapshot.version not in {hold.version for hold in head.holds.values()}:
+    state = log.current().topic_state
+    if snapshot.version < state.floor and snapshot.version not in {hold.version for hold in state.holds.values()}:
         raise Conflict(
             f"version {snapshot.version} of topic '{log.topic}' is older than what the vacuum keeps; versions from "
-            f"{head.floor} on can be cloned"
+            f"{state.floor} on can be cloned"
         )
 
 
@@ -175,10 +175,10 @@ def _hold(root: Root, log: TopicLog, snapshot: Snapshot, hold: str) -> list[Topi
     """Hold the version of the snapshot, and the versions of other topics whose files it shares; the topics held."""
     _refuse_below_floor(log, snapshot)
     versions = {log.topic: snapshot.version}
-    hold_of_source = clone_hold(log.topic, snapshot.head.topic_id)
+    hold_of_source = clone_hold(log.topic, snapshot.state.topic_id)
     owners = {owner for path in snapshot.slices.paths() if path.startswith("/") and (owner := key_topic(path[1:]))}
     for owner in sorted(owners - {log.topic}):
-        held_version = root.engine.log(owner).refresh().head.holds.get(hold_of_source)
+        held_version = root.engine.log(owner).refresh().topic_state.holds.get(hold_of_source)
         if held_version is None:
             raise Conflict(
                 f"version {snapshot.version} of topic '{log.topic}' names files of topic '{owner}' that are held no "
@@ -190,7 +190,7 @@ def _hold(root: Root, log: TopicLog, snapshot: Snapshot, hold: str) -> list[Topi
     try:
         for owner, version in versions.items():
             log = root.engine.log(owner)
-            topic_id = log.current().head.topic_id
+            topic_id = log.current().topic_state.topic_id
             log.commit(MaintainIntent(topic_id, holds={hold: Hold(version, expires_ms)}))
             logs.append(log)
     except SparklogError:
@@ -203,16 +203,16 @@ def _release(logs: Sequence[TopicLog], hold: str) -> None:
     # Where that fails, the vacuum ends them a day later.
     for log in logs:
         with suppress(SparklogError, OSError):
-            log.commit(MaintainIntent(log.refresh().head.topic_id, holds={hold: None}))
+            log.commit(MaintainIntent(log.refresh().topic_state.topic_id, holds={hold: None}))
 
 
 def _decided(log: TopicLog, snapshot: Snapshot) -> Snapshot:
-    waiting = set(open_transactions(snapshot.head))
+    waiting = set(open_transactions(snapshot.state))
     if not waiting:
         return snapshot
-    newest = log.refresh().head
+    newest = log.refresh().topic_state
     resolved: list[Resolved] = []
-    for _, commit in History(log.store, log.topic, log.env).walk(snapshot.head, newest.version):
+    for _, commit in History(log.store, log.topic, log.env).walk(snapshot.state, newest.version):
         # One that went on after the snapshot would be in the clone in part.
         ended = [item for item in commit.resolved if max(item.committed, default=0) <= snapshot.version]
         resolved += [item for item in ended if (item.id, item.n) in waiting]
@@ -253,20 +253,20 @@ def file_slices(rows: Slices) -> list[FileSlices]:
 
 
 def _cloned(log: TopicLog, snapshot: Snapshot, name: str, topic_id: str, files: Sequence[FileSlices]) -> Cloned:
-    head = snapshot.head
+    state = snapshot.state
     return Cloned(
         log.topic,
         snapshot.version,
         name,
         topic_id,
-        head.partitions,
-        tuple(head.log_start.tolist()),
-        tuple(head.log_end.tolist()),
+        state.partitions,
+        tuple(state.log_start.tolist()),
+        tuple(state.log_end.tolist()),
         len({file.path for file in files}),
         sum(sum(file.nbytes) for file in files),
         sum(sum(file.records) for file in files),
         len(snapshot.slices) - sum(len(file) for file in files),
-        head.made_ms,
+        state.made_ms,
     )
 
 
@@ -297,18 +297,18 @@ class GiveUpIntent:
     needs_table: ClassVar[bool] = False
     repeatable: ClassVar[bool] = True
 
-    def draft(self, topic: str, head: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
-        if head.exists or head.topic_id == self.topic_id:
-            return Nothing("nothing changes", head.version)
-        record = {f"{_GIVEN_UP}:{self.topic_id}": Hold(max(head.version, 0), self.now_ms)}
-        if head.version < 0:
+    def draft(self, topic: str, state: TopicState, origin: TopicState, table: SliceTable | None) -> Draft | Nothing:
+        if state.exists or state.topic_id == self.topic_id:
+            return Nothing("nothing changes", state.version)
+        record = {f"{_GIVEN_UP}:{self.topic_id}": Hold(max(state.version, 0), self.now_ms)}
+        if state.version < 0:
             return Draft(CREATE, topic_id=self.topic_id, leader_epoch=0, partitions=1, holds=record)
         return Draft(MAINTAIN, holds=record)
 
 
-def is_given_up(head: Head, topic_id: str) -> bool:
+def is_given_up(state: TopicState, topic_id: str) -> bool:
     """True if a name's log says that no clone with this topic id will come."""
-    return f"{_GIVEN_UP}:{topic_id}" in head.holds
+    return f"{_GIVEN_UP}:{topic_id}" in state.holds
 
 
 def still_names(history: History, topic_id: str, owner: str, since: int, versions: set[int], newest: int) -> bool:
@@ -322,9 +322,9 @@ def still_names(history: History, topic_id: str, owner: str, since: int, version
 
     for version in [*sorted(number for number in versions if number < since), since]:
         snapshot = history.at(version)
-        if has_any(snapshot.head.topic_id, snapshot.slices.paths()):
+        if has_any(snapshot.state.topic_id, snapshot.slices.paths()):
             return True
     return any(
         commit.op == CREATE and has_any(commit.topic_id, (file.path for file in commit.files))
-        for _, commit in history.walk(snapshot.head, newest)
+        for _, commit in history.walk(snapshot.state, newest)
     )

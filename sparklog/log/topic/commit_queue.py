@@ -43,7 +43,7 @@ from sparklog.log.state.commit import Txn
 from sparklog.log.state.commit_intents import Nothing
 from sparklog.log.state.commit_log import CommitLog, CommitOutcome
 from sparklog.log.state.slices import FileSlices, content_of
-from sparklog.log.state.topic_state import Head
+from sparklog.log.state.topic_state import TopicState
 from sparklog.log.state.writer_runs import TXN, KafkaWriterKey, WriterKey
 from sparklog.log.topic.expiring import warn_of_times
 from sparklog.log.write.append_output import placed
@@ -151,12 +151,12 @@ class CommitQueue:
     def _commit(self, appends: Sequence[PreparedAppend]) -> list[AppendOutcome]:
         """Commit appends together; what is an append's own is that of the first."""
         append, log = appends[0], self._log
-        target, head = append.target, self._head_to_append_to()
+        target, state = append.target, self._head_to_append_to()
         writer = None if append.writer is None else self._known_writer(append.writer, append.files)
         files = placed(
             *(log.store, log.topic, [file for append in appends for file in append.files]),
             max_inline_bytes=target.inline_bytes if append.inline else 0,
-            new_path=lambda: append_path(head.version, log.env.new_id()),
+            new_path=lambda: append_path(state.version, log.env.new_id()),
         )
         now_ms = log.env.wall_ms()
         is_optimistic = any(append.is_optimistic for append in appends)
@@ -165,8 +165,8 @@ class CommitQueue:
             target.topic_id, tuple(files), now_ms, writer, append.txn, append.kafka_writers, written_for
         )
         root_checked = appends[-1].target.root_checked
-        outcome = log.commit(intent, head, root_checked=root_checked)
-        self._remember(outcome, head, root_checked, writer)
+        outcome = log.commit(intent, state, root_checked=root_checked)
+        self._remember(outcome, state, root_checked, writer)
         if outcome.nothing is not None:
             return [_outcome_of_nothing(outcome.nothing, writer)]
         if not target.configs.log_append_time:
@@ -175,15 +175,15 @@ class CommitQueue:
             return [appended(outcome.commit, intent.count)]
         return appended_each(outcome.commit, [append.files for append in appends])
 
-    def _head_to_append_to(self) -> Head:
+    def _head_to_append_to(self) -> TopicState:
         """Return the head known here, after ending transactions that Kafka left open in an imported topic."""
-        head = self._log.current().head
-        if head.kafka_open:
+        state = self._log.current().topic_state
+        if state.kafka_open:
             from sparklog.log.write.kafka_markers import end_before_append
 
             end_before_append(self._log)
-            head = self._log.current().head
-        return head
+            state = self._log.current().topic_state
+        return state
 
     def _known_writer(self, writer: WriterKey, files: Sequence[FileSlices]) -> WriterKey:
         """Return a writer with the content of its batch, and the epoch that its run has here."""
@@ -191,14 +191,14 @@ class CommitQueue:
         return replace(writer, epoch=epoch, content=content_of({self._log.topic: [file.counts for file in files]}))
 
     def _remember(
-        self, outcome: CommitOutcome, before: Head, root_checked: ClockReading | None, writer: WriterKey | None
+        self, outcome: CommitOutcome, before: TopicState, root_checked: ClockReading | None, writer: WriterKey | None
     ) -> None:
         """Remember the epoch of a writer's run, and whether this process commits without meeting another writer."""
         commit = outcome.commit
         is_next = commit is not None and commit.version == before.version + 1
         self._last = (before.version + 1, root_checked) if is_next and root_checked is not None else None
         if writer is not None and writer.run is not None:
-            entry = outcome.head.registry.get(writer.id)
+            entry = outcome.state.registry.get(writer.id)
             if entry is not None and entry.run == writer.run:
                 self._epochs[writer.id, writer.run] = entry.epoch or 0
 

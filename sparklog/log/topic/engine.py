@@ -23,7 +23,7 @@ from sparklog.log.state.commit_log import CommitLog, CommitOutcome
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.slices import FileSlices
-from sparklog.log.state.topic_state import Head
+from sparklog.log.state.topic_state import TopicState
 from sparklog.log.state.writer_runs import KafkaWriterKey, WriterKey
 from sparklog.log.topic.defaults import METADATA_MAX_AGE_MS, DefaultsLog
 from sparklog.log.topic.expiring import CREATED_TOPIC
@@ -115,7 +115,7 @@ class RootEngine:
         return [name for name in exists if exists[name]]
 
     def exists(self, topic: str) -> bool:
-        return self.log(topic).refresh().head.exists
+        return self.log(topic).refresh().topic_state.exists
 
     def create(self, topic: str, intent: Intent) -> TopicLog:
         """Commit an intent that creates a topic. `Conflict` if it exists or only case tells it from another."""
@@ -130,7 +130,7 @@ class RootEngine:
             if created is None or log.take_back(created):
                 raise
             _LOG.warning("%s; another process uses '%s' already, so it stays", clash, topic)
-        count, location = log.head(refresh=False).partitions, self.store.location
+        count, location = log.state(refresh=False).partitions, self.store.location
         CREATED_TOPIC.info("created topic %s with %d partition%s in %s", topic, count, "s" * (count > 1), location)
         return log
 
@@ -154,16 +154,16 @@ class TopicLog(CommitLog):
         self.engine = engine
         self._queue: CommitQueue | None = None
 
-    def head(self, refresh: bool = True) -> Head:
+    def state(self, refresh: bool = True) -> TopicState:
         """Return the state without slices. `NotFound` if the topic was deleted."""
-        return self.existing(refresh).head
+        return self.existing(refresh).topic_state
 
     def read_snapshot(self) -> Snapshot:
         """Return the newest state as readers see it."""
         return read_snapshot(self.engine.decisions, self)
 
     def commit(
-        self, intent: Intent, origin: Head | None = None, *, root_checked: ClockReading | None = None
+        self, intent: Intent, origin: TopicState | None = None, *, root_checked: ClockReading | None = None
     ) -> CommitOutcome:
         """Commit an intent (see `sparklog.log.state.commit_intents`), made when the topic was at `origin`."""
         self.engine.ensure_probed()
@@ -178,7 +178,7 @@ class TopicLog(CommitLog):
         except NotFound:
             return True
         except Conflict:
-            return self.current().head.topic_id != created.topic_id
+            return self.current().topic_state.topic_id != created.topic_id
         return True
 
     @property
@@ -247,7 +247,7 @@ class TopicLog(CommitLog):
             map_requests(self.store, lambda ask: ask(), both),
         )
         latest = self._target(root_checked)
-        if self.head(refresh=False).floor > known.read_version or not latest.takes_rows_as(known):
+        if self.state(refresh=False).floor > known.read_version or not latest.takes_rows_as(known):
             return written(self.append_target())
         if isinstance(append, SparklogError):
             raise append
@@ -256,7 +256,7 @@ class TopicLog(CommitLog):
     def _known_target(self) -> AppendTarget | None:
         """Return the target by the state known here, on a store with round trips and if that state is not old."""
         known, seen = self.known(), self.known_since()
-        if self.store.parallel_reads == 1 or known is None or seen is None or not known.head.exists:
+        if self.store.parallel_reads == 1 or known is None or seen is None or not known.topic_state.exists:
             return None
         return self._target(None) if self.env.elapsed_ms(seen) < METADATA_MAX_AGE_MS else None
 
@@ -264,7 +264,7 @@ class TopicLog(CommitLog):
         from sparklog.log.write.append_target import AppendTarget
 
         state = self.existing(refresh=False)
-        head, configs = state.head, self.engine.defaults.of_topic(self.topic, state.head.configs)
+        topic_state, configs = state.topic_state, self.engine.defaults.of_topic(self.topic, state.topic_state.configs)
         if state.checkpoint is not None and state.checkpoint.table.unsealed > self.store.limits.many_unsealed:
             many = state.checkpoint.table.unsealed
             _LOG.warning("topic %s holds %d unsealed slices: run sparklog compact, which merges them", self.topic, many)
@@ -272,18 +272,18 @@ class TopicLog(CommitLog):
             store=self.store,
             root_id=self.engine.root_id,
             topic=self.topic,
-            topic_id=head.topic_id,
-            partitions=head.partitions,
+            topic_id=topic_state.topic_id,
+            partitions=topic_state.partitions,
             configs=configs,
-            read_version=head.version,
-            leader_epoch=head.leader_epoch,
-            inline_bytes=head.inline_bytes(configs),
+            read_version=topic_state.version,
+            leader_epoch=topic_state.leader_epoch,
+            inline_bytes=topic_state.inline_bytes(configs),
             root_checked=root_checked,
         )
 
     def read_configs(self) -> TopicConfigs:
         """Return the configs in the state known here, over the root's newest defaults."""
-        return self.engine.defaults.of_topic(self.topic, self.head(refresh=False).configs, latest=True)
+        return self.engine.defaults.of_topic(self.topic, self.state(refresh=False).configs, latest=True)
 
     def commit_append(
         self,

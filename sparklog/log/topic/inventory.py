@@ -122,11 +122,11 @@ class FilesOfVersions:
 def files_of_versions(history: History, base: Snapshot, version: int) -> FilesOfVersions:
     """Walk the log from `base` to `version`. `NotFound` if a commit is gone, `Corrupt` if one does not follow."""
     topic = history.topic
-    found = FilesOfVersions(base, base, times={base.version: base.head.made_ms})
-    head, table, paths, named = base.head, base.slices, base.slices.paths(), named_files(base)
-    for after, commit in history.walk(base.head, version):
-        head, table = after, table.apply(commit, after)
-        found.times[head.version] = head.made_ms
+    found = FilesOfVersions(base, base, times={base.version: base.state.made_ms})
+    state, table, paths, named = base.state, base.slices, base.slices.paths(), named_files(base)
+    for after, commit in history.walk(base.state, version):
+        state, table = after, table.apply(commit, after)
+        found.times[state.version] = state.made_ms
         if commit.files:
             named.add(added(commit))
         for file in commit.files:
@@ -134,15 +134,15 @@ def files_of_versions(history: History, base: Snapshot, version: int) -> FilesOf
         if commit.remove or commit.log_starts or commit.op in ("create", "delete"):
             now = table.paths()
             for path in paths - now:
-                found.unnamed[file_key(topic, path)] = head.version
+                found.unnamed[file_key(topic, path)] = state.version
             paths = now
         else:
             paths |= {file.path for file in commit.files}
     found.files = {file.key: file for file in named.files()}
-    found.last = Snapshot(topic, history.store, head, table)
+    found.last = Snapshot(topic, history.store, state, table)
     # Named and gone within one commit: it holds nothing that a version shows.
     for key in set(found.files) - {file_key(topic, path) for path in paths} - set(found.unnamed):
-        found.unnamed[key] = head.version
+        found.unnamed[key] = state.version
     return found
 
 

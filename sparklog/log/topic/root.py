@@ -188,7 +188,7 @@ class Root:
                     raise
         topic = self._topic(name)
         if partitions is not None:
-            existing = topic.log.head(refresh=False).partitions
+            existing = topic.log.state(refresh=False).partitions
             if partitions != existing:
                 text = count(existing, "partition")
                 _LOG.warning("partitions=%s is ignored: topic %r exists and has %s", partitions, name, text)
@@ -408,7 +408,7 @@ class RootView:
             self._raw[name] = snapshot
         ended = self.env.now()
         self._look_ms, self._came = ended.elapsed_ms(begun), self._came if self._idle else ended
-        if self._idle and self._agree and not any(snapshot.head.open for snapshot in self._raw.values()):
+        if self._idle and self._agree and not any(snapshot.state.open for snapshot in self._raw.values()):
             return missing
         self._agree = False
         snapshots, gone = consistent_snapshots(self.root.engine.decisions, self._raw, self._take)
@@ -429,7 +429,11 @@ class RootView:
 
     def _take_next(self, name: str) -> Snapshot:
         log = self.root.engine.log(check_topic_name(name))
-        return log.snapshot(refresh=False) if name in self._raw and log.read_next().head.exists else self._take(name)
+        return (
+            log.snapshot(refresh=False)
+            if name in self._raw and log.read_next().topic_state.exists
+            else self._take(name)
+        )
 
     def _newer(self, name: str) -> Snapshot:
         return self.root.engine.log(name).read_snapshot()
@@ -449,7 +453,7 @@ class RootView:
         return self._with([topic]).snapshots[topic]
 
     def topic_id(self, topic: str) -> str:
-        return str(self.snapshot(topic).head.topic_id)
+        return str(self.snapshot(topic).state.topic_id)
 
     def bounds(self, topic: str) -> Mapping[int, Bounds]:
         return self._with([topic]).bounds(topic)

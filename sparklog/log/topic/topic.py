@@ -16,7 +16,7 @@ from sparklog.log.state.commit_intents import AlterIntent, DeleteIntent, LogStar
 from sparklog.log.state.configs import check_delete_delay
 from sparklog.log.state.description import TopicDescription, describe
 from sparklog.log.state.kafka_source import KafkaOpen
-from sparklog.log.state.topic_state import Head
+from sparklog.log.state.topic_state import TopicState
 from sparklog.log.state.view import READ_COMMITTED, IsolationLevel, LogView
 from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.topic.engine import RootEngine, TopicLog
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sparklog.log.write.arrow_data import ArrowData
 
 WRITE_OPTIONS = instance("WriteOptions", WriteOptions).or_none()
-HEAD = instance("a Head, as alter returns it", Head).or_none()
+TOPIC_STATE = instance("a TopicState, as alter returns it", TopicState).or_none()
 WRITER = instance("a WriterKey", WriterKey).or_none()
 
 
@@ -78,15 +78,15 @@ class Topic(TopicReader):
 
     # -- changing the topic
 
-    @checked(configs=CONFIGS.or_none(), partitions=NUMBER.or_none(), since=HEAD)
+    @checked(configs=CONFIGS.or_none(), partitions=NUMBER.or_none(), since=TOPIC_STATE)
     def alter(
         self,
         *,
         configs: Mapping[str, object | None] | None = None,
         partitions: int | None = None,
         force: bool = False,
-        since: Head | None = None,
-    ) -> Head:
+        since: TopicState | None = None,
+    ) -> TopicState:
         """Set configs and add partitions.
 
         Args:
@@ -105,8 +105,8 @@ class Topic(TopicReader):
         Example:
             topic.alter(configs={"retention.ms": 86_400_000}, partitions=8)
         """
-        head = self.log.head()
-        return self.log.commit(self._alteration(head, configs, partitions, force), since or head).head
+        state = self.log.state()
+        return self.log.commit(self._alteration(state, configs, partitions, force), since or state).state
 
     @checked(configs=CONFIGS.or_none(), partitions=NUMBER.or_none())
     def plan_alter(
@@ -126,18 +126,18 @@ class Topic(TopicReader):
             SparklogError: what `alter` raises.
         """
         snapshot = self.log.snapshot()
-        head = snapshot.head
-        draft = self._alteration(head, configs, partitions, force).draft(self.name, head, head, snapshot.slices)
+        state = snapshot.state
+        draft = self._alteration(state, configs, partitions, force).draft(self.name, state, state, snapshot.slices)
         return {} if isinstance(draft, Nothing) else dict(draft.configs)
 
     def _alteration(
-        self, head: Head, configs: Mapping[str, object | None] | None, partitions: int | None, force: bool
+        self, state: TopicState, configs: Mapping[str, object | None] | None, partitions: int | None, force: bool
     ) -> AlterIntent:
         changes = dict(configs or {})
-        head.configs.changed(changes)
+        state.configs.changed(changes)
         check_delete_delay(changes, force)
         warn_of_short_retention(f"topic {self.name}", changes)
-        return AlterIntent(head.topic_id, changes, partitions, drop_keyless=force)
+        return AlterIntent(state.topic_id, changes, partitions, drop_keyless=force)
 
     @checked(before=OFFSETS)
     def delete_records(self, before: Mapping[int, int]) -> Mapping[int, int]:
@@ -156,11 +156,11 @@ class Topic(TopicReader):
         Example:
             topic.delete_records({0: 1})
         """
-        head = self.log.head()
-        intent = self._new_log_starts(head, before)
-        after = self.log.commit(intent, head).head
+        state = self.log.state()
+        intent = self._new_log_starts(state, before)
+        after = self.log.commit(intent, state).state
         # The commit may be found only after a stall, and the topic may be gone by then.
-        starts = after.log_start if after.topic_id == head.topic_id and after.exists else head.log_start
+        starts = after.log_start if after.topic_id == state.topic_id and after.exists else state.log_start
         return {partition: max(offset, int(starts[partition])) for partition, offset in intent.log_starts.items()}
 
     @checked(before=OFFSETS)
@@ -176,12 +176,12 @@ class Topic(TopicReader):
         Raises:
             SparklogError: what `delete_records` raises.
         """
-        head = self.log.head()
-        intent = self._new_log_starts(head, before)
-        intent.draft(self.name, head, head, None)
-        return {p: max(offset, int(head.log_start[p])) for p, offset in intent.log_starts.items()}
+        state = self.log.state()
+        intent = self._new_log_starts(state, before)
+        intent.draft(self.name, state, state, None)
+        return {p: max(offset, int(state.log_start[p])) for p, offset in intent.log_starts.items()}
 
-    def _new_log_starts(self, head: Head, before: Mapping[int, int]) -> LogStartIntent:
+    def _new_log_starts(self, state: TopicState, before: Mapping[int, int]) -> LogStartIntent:
         configs = self.log.read_configs()
         if not configs.is_deleting:
             raise BadRequest(
@@ -189,10 +189,10 @@ class Topic(TopicReader):
                 f"'{','.join(configs.cleanup_policy)}'; add delete"
             )
         for partition in before:
-            if not 0 <= partition < head.partitions:
-                raise NotFound(f"topic '{self.name}' has partitions 0 to {head.partitions - 1}, found {partition!r}")
-        log_starts = {p: int(head.log_end[p]) if offset == -1 else offset for p, offset in before.items()}
-        return LogStartIntent(head.topic_id, log_starts)
+            if not 0 <= partition < state.partitions:
+                raise NotFound(f"topic '{self.name}' has partitions 0 to {state.partitions - 1}, found {partition!r}")
+        log_starts = {p: int(state.log_end[p]) if offset == -1 else offset for p, offset in before.items()}
+        return LogStartIntent(state.topic_id, log_starts)
 
     @checked(version=NUMBER.or_none())
     def delete(self, *, version: int | None = None) -> None:
@@ -205,8 +205,8 @@ class Topic(TopicReader):
             NotFound: there is no topic any more.
             Conflict: there is a newer version.
         """
-        head = self.log.head()
-        self.log.commit(DeleteIntent(head.topic_id, version), head)
+        state = self.log.state()
+        self.log.commit(DeleteIntent(state.topic_id, version), state)
 
     # -- records
 

@@ -30,7 +30,7 @@ from sparklog.log.state.commit_log import CommitLog
 from sparklog.log.state.kafka_source import COMMIT, KafkaOpen
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import FileSlices, SliceFlag
-from sparklog.log.state.topic_state import Head
+from sparklog.log.state.topic_state import TopicState
 from sparklog.log.write.append_output import AppendOutput
 
 MAX_EPOCH = 2**15 - 1
@@ -50,18 +50,18 @@ def end_kafka_transactions(
 ) -> tuple[KafkaOpen, ...]:
     """End open transactions of producers (None: all) in one commit, as decided or by `commit`; return them."""
     for _ in range(TRIES):
-        head = log.existing().head
+        state = log.existing().topic_state
         chosen = tuple(
-            transaction for transaction in head.kafka_open if producers is None or transaction.producer in producers
+            transaction for transaction in state.kafka_open if producers is None or transaction.producer in producers
         )
         if not chosen:
             return ()
-        file = _write_markers(log, head, chosen, commit)
+        file = _write_markers(log, state, chosen, commit)
         try:
-            outcome = log.commit(EndKafkaIntent(head.topic_id, file, chosen), head)
+            outcome = log.commit(EndKafkaIntent(state.topic_id, file, chosen), state)
         except Conflict:
             # Some were ended, or the vacuum passed: what is left is seen again.
-            if log.existing().head.topic_id != head.topic_id:
+            if log.existing().topic_state.topic_id != state.topic_id:
                 raise
             continue
         return () if outcome.nothing is not None else chosen
@@ -78,21 +78,21 @@ class EndKafkaIntent:
     needs_table: ClassVar[bool] = False
     repeatable: ClassVar[bool] = True
 
-    def draft(self, topic: str, head: Head, origin: Head, table: SliceTable | None) -> Draft | Nothing:
-        check_topic(topic, head, self.topic_id)
-        left = [transaction for transaction in self.ended if transaction in head.kafka_open]
+    def draft(self, topic: str, state: TopicState, origin: TopicState, table: SliceTable | None) -> Draft | Nothing:
+        check_topic(topic, state, self.topic_id)
+        left = [transaction for transaction in self.ended if transaction in state.kafka_open]
         if not left:
-            return Nothing("the transactions have ended", head.version)
+            return Nothing("the transactions have ended", state.version)
         if len(left) < len(self.ended):
             raise Conflict(f"some open transactions of topic '{topic}' were ended by another process: look again")
-        check_floor(topic, (self.file,), head.floor)
-        files = assign_offsets(topic, (self.file,), head)
+        check_floor(topic, (self.file,), state.floor)
+        files = assign_offsets(topic, (self.file,), state)
         return Draft(APPEND, files=files, kafka_ended=tuple(transaction.ended for transaction in self.ended))
 
 
-def _write_markers(log: CommitLog, head: Head, transactions: Sequence[KafkaOpen], commit: bool) -> FileSlices:
+def _write_markers(log: CommitLog, state: TopicState, transactions: Sequence[KafkaOpen], commit: bool) -> FileSlices:
     now_ms = log.env.wall_ms()
-    output = AppendOutput(log.store, log.topic, append_path(max(head.version, 0), log.env.new_id()))
+    output = AppendOutput(log.store, log.topic, append_path(max(state.version, 0), log.env.new_id()))
     try:
         for partition in sorted({transaction.partition for transaction in transactions}):
             ending = [transaction for transaction in transactions if transaction.partition == partition]

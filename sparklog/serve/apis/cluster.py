@@ -199,7 +199,7 @@ def _producers(request: ServedRequest, topic: str) -> dict[int, list[Fields]]:
     """Return the idempotent producers in a topic's registry, by partition; none for a Kafka directory."""
     root = request.services.log.root
     rows: dict[int, list[Fields]] = {}
-    for name, entry in root.topic(topic).log.head(refresh=False).registry.items() if root is not None else ():
+    for name, entry in root.topic(topic).log.state(refresh=False).registry.items() if root is not None else ():
         if name.startswith(KAFKA_WRITER):
             producer, _, partition = name.removeprefix(KAFKA_WRITER).rpartition("-")
             row = {"producerId": int(producer), "producerEpoch": entry.batch >> EPOCH_SHIFT, "coordinatorEpoch": -1}

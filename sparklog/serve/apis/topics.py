@@ -93,7 +93,7 @@ def _create(request: ServedRequest, topic: Fields, only_check: bool, root: Root)
         partitions = checked_partitions(topic, root.defaults().partitions(name), request.services.node_ids.values())
         topic_id = NO_UUID
         if not only_check:
-            topic_id = root.create_topic(name, partitions=partitions, configs=configs).log.head(refresh=False).topic_id
+            topic_id = root.create_topic(name, partitions=partitions, configs=configs).log.state(refresh=False).topic_id
     rows = []
     if request.version >= CONFIGS_VERSION:
         defaults = root.defaults()
@@ -136,10 +136,10 @@ def _deleted(request: ServedRequest, name: str | None, topic_id: str, names: Map
 
 def _delete_by_id(name: str, topic_id: str, root: Root) -> None:
     topic = root.topic(name)
-    head = topic.log.head()
-    if head.topic_id != topic_id:
+    state = topic.log.state()
+    if state.topic_id != topic_id:
         raise CodeError(Code.UNKNOWN_TOPIC_ID)
-    topic.log.commit(DeleteIntent(topic_id, None), head)
+    topic.log.commit(DeleteIntent(topic_id, None), state)
 
 
 def create_partitions(request: ServedRequest) -> Fields:
@@ -150,7 +150,7 @@ def create_partitions(request: ServedRequest) -> Fields:
 def _add_partitions(node_ids: Collection[int], topic: Fields, only_check: bool, root: Root) -> None:
     opened = root.topic(topic["name"])
     if topic["assignments"] is not None:
-        added = topic["count"] - opened.log.head().partitions
+        added = topic["count"] - opened.log.state().partitions
         check_assignments([item["brokerIds"] for item in topic["assignments"]], node_ids, added)
     with errors_as(BadRequest, Code.INVALID_PARTITIONS):
         (opened.plan_alter if only_check else opened.alter)(partitions=topic["count"])
@@ -224,7 +224,7 @@ def _alter(resource: Fields, only_check: bool, replaces: bool, root: Root) -> No
             topic = root.topic(name)
             configs = topic.log.read_configs()
             lists = {name: configs.text(name) for name in CONFIGS if CONFIGS[name].type.name == "list"}
-            changes = _replaced(items, topic.log.head().configs.explicit) if replaces else _changed(items, lists)
+            changes = _replaced(items, topic.log.state().configs.explicit) if replaces else _changed(items, lists)
             (topic.plan_alter if only_check else topic.alter)(configs=changes)
 
 
@@ -290,7 +290,7 @@ def _described(request: ServedRequest, kind: int, name: str, defaults: Callable[
     if root is None:
         return []
     if kind == TOPIC:
-        configs = described(name, root.topic(name).log.head(refresh=False), defaults(root))
+        configs = described(name, root.topic(name).log.state(refresh=False), defaults(root))
         return [_row(item.name, item.value, CONFIGS[item.name].type.name, item.doc, item.synonyms) for item in configs]
     rows = defaults(root).rows() if request.may(READ, "") else ()
     # Without a name, the resource is all brokers: return only the explicit defaults.

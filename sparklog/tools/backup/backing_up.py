@@ -34,7 +34,7 @@ from sparklog.log.state.commit_intents import MaintainIntent
 from sparklog.log.state.history import History
 from sparklog.log.state.root_defaults import DEFAULTS, ID
 from sparklog.log.state.slice_table import Snapshot
-from sparklog.log.state.topic_state import Head
+from sparklog.log.state.topic_state import TopicState
 from sparklog.log.topic.backup_manifest import (
     MANIFEST_JSON,
     BackupStore,
@@ -119,14 +119,14 @@ class Holds:
     def _commit(self, name: str, hold: Hold | None) -> None:
         log = self.root.engine.log(name)
         # The cut may have read further than the root has.
-        log.commit(MaintainIntent(log.refresh().head.topic_id, holds={self.name: hold}))
+        log.commit(MaintainIntent(log.refresh().topic_state.topic_id, holds={self.name: hold}))
 
 
 def plan_backup(root: Root, target: Store, *, topics: Collection[str] | None = None) -> Plan:
     """Plan what `back_up` would copy now. Changes nothing."""
     _refuse_backup(root)
     cut = cut_now(root, topics)
-    snapshots = (History(root.store, name, root.env).at(head.version) for name, head in cut.topics.items())
+    snapshots = (History(root.store, name, root.env).at(state.version) for name, state in cut.topics.items())
     files = merged(file for snapshot in snapshots for file in named_files(snapshot).files())
     present = copying.listed(target, files)
     missing = [file for key, file in files.items() if key not in present]
@@ -209,7 +209,7 @@ class _BackupRun:
         groups = self._all_entries(GROUPS, cut.groups, [manifest.groups for manifest in before])
         state = self.root.defaults()
         defaults = self._all_entries(DEFAULTS, {ID: state} if state.number >= 0 else {}, ())
-        topic_files = {name: self._named(name, head, before) for name, head in sorted(cut.topics.items())}
+        topic_files = {name: self._named(name, topic_state, before) for name, topic_state in sorted(cut.topics.items())}
         missing = self._copy_files(topic_files)
         items = tuple(self._topic(name, named, missing) for name, named in topic_files.items())
         if self.damaged.damage:
@@ -254,25 +254,25 @@ class _BackupRun:
                 self.release()
         raise AssertionError("unreachable")
 
-    def _named(self, name: str, head: Head, before: Sequence[Manifest]) -> FilesOfVersions:
+    def _named(self, name: str, state: TopicState, before: Sequence[Manifest]) -> FilesOfVersions:
         history = History(self.root.store, name, self.root.env)
         last = next(filter(None, (manifest.topic(name) for manifest in reversed(before))), None)
-        if last is not None and last.version > head.version:
+        if last is not None and last.version > state.version:
             raise Corrupt(
-                f"topic '{name}' is at version {head.version}, its last backup has version {last.version}: this is not "
-                "the log that was backed up"
+                f"topic '{name}' is at version {state.version}, its last backup has version {last.version}: this is "
+                "not the log that was backed up"
             )
-        base = oldest_base(history, head.version)
-        if last is not None and last.version >= base and history.commits.has(last.version + 1, head.version):
+        base = oldest_base(history, state.version)
+        if last is not None and last.version >= base and history.commits.has(last.version + 1, state.version):
             # The state comes from the backup itself, the rest along the source's chain: they must be one log.
             begin = History(self.repository.store, name).at(last.version)
-            if begin.head.crc != last.crc:
+            if begin.state.crc != last.crc:
                 raise Corrupt(f"version {last.version} of topic '{name}' is not what its backup says; delete the place")
         else:
             begin = start_at(history, base)
-        named = files_of_versions(history, begin, head.version)
-        if named.last.head.crc != head.crc:
-            raise Corrupt(f"version {head.version} of topic '{name}' is not what its log leads to: run verify")
+        named = files_of_versions(history, begin, state.version)
+        if named.last.state.crc != state.crc:
+            raise Corrupt(f"version {state.version} of topic '{name}' is not what its log leads to: run verify")
         return named
 
     def _copy_files(self, topic_files: Mapping[str, FilesOfVersions]) -> set[str]:
@@ -302,18 +302,18 @@ class _BackupRun:
         for snapshot in (named.base, named.last):
             if snapshot.version >= 0:
                 self.copied += write_checkpoint(store, snapshot, self.root.env.new_id(), self.root.env)
-        head = named.last.head
+        state = named.last.state
         since = named.since(missing & named.files.keys())
         return TopicBackup(
             name,
-            head.topic_id,
-            head.version,
-            head.crc or 0,
-            head.made_ms,
-            head.deleted,
+            state.topic_id,
+            state.version,
+            state.crc or 0,
+            state.made_ms,
+            state.deleted,
             named.base.version,
             since,
-            named.times.get(since, named.base.head.made_ms),
+            named.times.get(since, named.base.state.made_ms),
             sum(file.size for file in named.of_last()),
         )
 
@@ -389,6 +389,6 @@ def write_checkpoint(store: Store, snapshot: Snapshot, unique: str, env: Env) ->
     table_key, data, table = slice_table(snapshot, unique)
     if create_or_read(store, table_key, data, env) not in (None, data):
         raise Unavailable(f"{table_key} in {store.location} is not what was written; try again later")
-    head = encode_checkpoint(Checkpoint(snapshot.head, table))
-    create_or_read(store, key, head, env)
-    return copying.Copied(2, table.size + len(head))
+    state = encode_checkpoint(Checkpoint(snapshot.state, table))
+    create_or_read(store, key, state, env)
+    return copying.Copied(2, table.size + len(state))

@@ -38,7 +38,7 @@ from sparklog.log.journal.entry_log import E, EntryKind
 from sparklog.log.journal.names import commit_key, entry_number, list_entries, topic_names
 from sparklog.log.state.commit import Commit, decode_commit
 from sparklog.log.state.slice_table import COMMITTED, SliceTable, Snapshot
-from sparklog.log.state.topic_state import EMPTY, Head
+from sparklog.log.state.topic_state import EMPTY, TopicState
 from sparklog.log.topic.backup_manifest import LeftOut
 from sparklog.log.topic.root import Root
 from sparklog.storage.retries import SETTLE_MS
@@ -56,7 +56,7 @@ class Cut:
     entry of the root's newest defaults, None if it has none.
     """
 
-    topics: Mapping[str, Head]
+    topics: Mapping[str, TopicState]
     decisions: Mapping[str, Decisions]
     groups: Mapping[str, GroupState]
     left_out: tuple[LeftOut, ...] = ()
@@ -65,7 +65,7 @@ class Cut:
 
     def versions(self) -> dict[str, int]:
         """Return the versions of topics that exist."""
-        return {name: head.version for name, head in self.topics.items() if head.exists}
+        return {name: state.version for name, state in self.topics.items() if state.exists}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class _Cutter:
     store: Store
     chosen: Collection[str] | None
     damaged: DamagedLogs
-    heads: dict[str, Head] = field(default_factory=dict)
+    heads: dict[str, TopicState] = field(default_factory=dict)
     decisions: dict[str, Decisions] = field(default_factory=dict)
     groups: dict[str, GroupState] = field(default_factory=dict)
     versions: dict[str, int] = field(default_factory=dict)
@@ -129,13 +129,13 @@ class _Cutter:
         return kind.prefix(id_) in self.damaged.damage
 
     def next_commit(self, topic: str) -> bool:
-        head = self._head(topic)
-        key = commit_key(topic, head.version + 1)
+        state = self._head(topic)
+        key = commit_key(topic, state.version + 1)
         try:
-            commit = decode_commit(self.store.get(key), key, head.version + 1)
+            commit = decode_commit(self.store.get(key), key, state.version + 1)
         except NotFound:
             return False
-        self.heads[topic] = head.apply(commit)
+        self.heads[topic] = state.apply(commit)
         self.note_commit(commit)
         self.moved = True
         return True
@@ -166,8 +166,8 @@ class _Cutter:
         self.moved = True
         while self.moved:
             self.moved = False
-            for head in list(self.heads.values()):
-                for other, version in head.siblings.items():
+            for state in list(self.heads.values()):
+                for other, version in state.siblings.items():
                     self.require_version(other, version)
             for topic, version in list(self.versions.items()):
                 while self._head(topic).version < version:
@@ -183,14 +183,14 @@ class _Cutter:
 
     def cut(self) -> Cut:
         """Return the present state. Raises the damage of a log that was left out, if it may concern the topics."""
-        for head in self.heads.values():
-            self.writers |= {transactional_id for transactional_id, _ in open_transactions(head)}
+        for state in self.heads.values():
+            self.writers |= {transactional_id for transactional_id, _ in open_transactions(state)}
         if not self.damaged.strict:
-            topics = {name: head.topic_id for name, head in self.heads.items()}
+            topics = {name: state.topic_id for name, state in self.heads.items()}
             self.damaged.check(topics, self.writers, self.groups.values())
         return Cut(dict(self.heads), dict(self.decisions), dict(self.groups), self.damaged.left_out())
 
-    def _head(self, topic: str) -> Head:
+    def _head(self, topic: str) -> TopicState:
         return self.heads.get(topic, EMPTY)
 
     def _number(self, group: str) -> int:
@@ -215,7 +215,9 @@ class _Cutter:
     def _begin(self) -> None:
         """Ask for the decisions before each open transaction: it was begun after them."""
         if self.live is not None:
-            opened = {transaction for head in self.heads.values() for transaction in open_transactions(head)}
+            opened = {
+                transaction for topic_state in self.heads.values() for transaction in open_transactions(topic_state)
+            }
             opened |= {(item.txn, item.n) for state in self.groups.values() for item in state.pending}
             self.decided |= {(transactional_id, n - 1) for transactional_id, n in opened if n > 0}
 
@@ -321,10 +323,10 @@ class _Cutter:
         self.require_version(topic, ahead._head(topic).version)
         self.moved = True
 
-    def _is_hidden(self, topic: str, head: Head) -> bool:
+    def _is_hidden(self, topic: str, state: TopicState) -> bool:
         """True if a listing of a live root shows the next commit of a topic: a cache of names denies it for a while."""
-        following = commit_key(topic, head.version + 1)
-        listed = () if self.live is None else list_entries(self.store, topic, commit_key(topic, head.version))
+        following = commit_key(topic, state.version + 1)
+        listed = () if self.live is None else list_entries(self.store, topic, commit_key(topic, state.version))
         return any(info.key == following for info in listed)
 
 
@@ -332,11 +334,11 @@ def all_offsets(state: GroupState) -> list[TopicOffsets]:
     return [*state.offsets, *(offsets for waiting in state.pending for offsets in waiting.offsets)]
 
 
-def _ends_at(head: Head, topic_id: str, partition: int) -> int:
+def _ends_at(state: TopicState, topic_id: str, partition: int) -> int:
     """The log end of a partition, -1 in another topic of the name."""
-    if head.deleted or head.topic_id != topic_id or partition >= head.partitions:
+    if state.deleted or state.topic_id != topic_id or partition >= state.partitions:
         return -1
-    return int(head.log_end[partition])
+    return int(state.log_end[partition])
 
 
 def cut_now(root: Root, chosen: Collection[str] | None = None) -> Cut:
@@ -359,10 +361,10 @@ def cut_now(root: Root, chosen: Collection[str] | None = None) -> Cut:
             cutter.note_offsets(group)
     folders = topic_names(store)
     for name in folders if chosen is None else chosen:
-        head = root.engine.log(name).refresh().head
-        if head.version >= 0:
-            cutter.heads[name] = head
-            for commit in _recent_commits(store, name, head.version, since_ms):
+        topic_state = root.engine.log(name).refresh().topic_state
+        if topic_state.version >= 0:
+            cutter.heads[name] = topic_state
+            for commit in _recent_commits(store, name, topic_state.version, since_ms):
                 cutter.note_commit(commit)
         elif chosen is not None:
             root.topic(name)
@@ -434,7 +436,7 @@ def cut_between(store: Store, bounds: CutBounds, time_ms: int, damaged: DamagedL
         committed = _committed_in(base.slices)
         cutter.decided |= committed
         cutter.writers |= {transactional_id for transactional_id, _ in committed}
-        cutter.heads[name] = base.head
+        cutter.heads[name] = base.state
         while cutter.heads[name].version < version:
             if not cutter.next_commit(name):
                 raise NotFound(f"version {version} of topic '{name}' is no longer kept")

@@ -322,7 +322,7 @@ def named_keys(store: Store, manifest: Manifest) -> set[str]:
     for item in manifest.topics:
         history = History(store, item.topic)
         named = files_of_versions(history, start_at(history, item.base), item.version)
-        if named.last.head.crc != item.crc:
+        if named.last.state.crc != item.crc:
             raise Corrupt(f"version {item.version} of topic '{item.topic}' is not what backup {manifest.number} says")
         keys |= {naming.commit_key(item.topic, version) for version in range(item.base + 1, item.version + 1)}
         for version in {item.base, item.version} - {-1}:

@@ -33,7 +33,7 @@ from sparklog.log.state.commit import MAINTAIN, Commit, Resolved
 from sparklog.log.state.commit_intents import Draft
 from sparklog.log.state.history import History
 from sparklog.log.state.slice_table import Slices, SliceTable, Snapshot, Texts
-from sparklog.log.state.topic_state import Head
+from sparklog.log.state.topic_state import TopicState
 from sparklog.log.topic.backup_manifest import EntriesBackup, Manifest, TopicBackup
 from sparklog.log.topic.inventory import files_of_versions, named_files, oldest_base, start_at
 from sparklog.log.topic.root import Root
@@ -102,8 +102,8 @@ def _items(manifest: Manifest, topics: tuple[str, ...] | None) -> list[TopicBack
     return [items[name] for name in topics]
 
 
-def _head(store: Store, topic: str, version: int) -> Head:
-    return start_at(History(store, topic), version).head
+def _head(store: Store, topic: str, version: int) -> TopicState:
+    return start_at(History(store, topic), version).state
 
 
 def _spans(store: Store, kind: EntryKind[E], items: Collection[EntriesBackup]) -> list[EntrySpan[E]]:
@@ -155,7 +155,7 @@ def _version_at(store: Store, item: TopicBackup, time_ms: int) -> int | None:
     if item.base < 0:
         return None
     # Made before the base, or a version that only an older backup has.
-    return item.base if history.at(item.base).head.made_ms <= time_ms else -1
+    return item.base if history.at(item.base).state.made_ms <= time_ms else -1
 
 
 def _cut(store: Store, manifest: Manifest, versions: Mapping[str, int], time_ms: int | None) -> Cut:
@@ -223,7 +223,7 @@ def from_root(root: Root, wanted: Wanted) -> Cut:
 
 def _as_of(root: Root, name: str, wanted: Wanted) -> tuple[Snapshot, int] | None:
     """The oldest state known and the version wanted; None: the topic was made later. `NotFound`: files are gone."""
-    newest = root.engine.log(name).refresh().head.version
+    newest = root.engine.log(name).refresh().topic_state.version
     if newest < 0:
         if wanted.topics is not None:
             root.topic(name)
@@ -286,8 +286,8 @@ def stand_alone(snapshot: Snapshot, store: Store, names: Mapping[str, str]) -> S
     columns["read_version"] = np.minimum(rows.read_version, version)
     part = Slices(columns, paths, rows.txn_ids)
     table = SliceTable(version, (part,) if len(part) else (), paths, rows.txn_ids)
-    head = replace(snapshot.head, holds={}, siblings=_siblings(snapshot.head.siblings, names))
-    return Snapshot(names[snapshot.topic], store, head, table)
+    state = replace(snapshot.state, holds={}, siblings=_siblings(snapshot.state.siblings, names))
+    return Snapshot(names[snapshot.topic], store, state, table)
 
 
 def created_alone(commit: Commit) -> Commit:
@@ -299,19 +299,24 @@ def _siblings(siblings: Mapping[str, int], names: Mapping[str, str]) -> dict[str
 
 
 def first_commit(
-    head: Head, topic: str, decisions: Mapping[str, Decisions], names: Mapping[str, str], commit_id: str, time_ms: int
+    topic_state: TopicState,
+    topic: str,
+    decisions: Mapping[str, Decisions],
+    names: Mapping[str, str],
+    commit_id: str,
+    time_ms: int,
 ) -> Commit:
     """The commit after the version that was restored; `topic` is its name in the source."""
     resolved: list[Resolved] = []
-    for transactional_id, n in open_transactions(head):
+    for transactional_id, n in open_transactions(topic_state):
         state = decisions.get(transactional_id)
         if state is not None and state.decided(n):
-            outcome = state.resolved(topic, head.topic_id, n)
+            outcome = state.resolved(topic, topic_state.topic_id, n)
             resolved.append(replace(outcome, siblings=_siblings(outcome.siblings, names)))
     # Nothing is kept of what came before: the floor says so.
-    epoch = min(head.leader_epoch + 1, MAX_EPOCH)
-    draft = Draft(MAINTAIN, leader_epoch=epoch, resolved=tuple(resolved), floor=head.version)
-    return draft.commit(head, commit_id, time_ms)
+    epoch = min(topic_state.leader_epoch + 1, MAX_EPOCH)
+    draft = Draft(MAINTAIN, leader_epoch=epoch, resolved=tuple(resolved), floor=topic_state.version)
+    return draft.commit(topic_state, commit_id, time_ms)
 
 
 def decisions_of(state: Decisions, names: Mapping[str, str], groups: Mapping[str, int]) -> Decisions:
@@ -361,7 +366,7 @@ class MovedOffset:
     now: int
 
 
-def at_the_end(state: GroupState, heads: Mapping[str, Head]) -> tuple[GroupState, list[MovedOffset]]:
+def at_the_end(state: GroupState, heads: Mapping[str, TopicState]) -> tuple[GroupState, list[MovedOffset]]:
     """Set the offsets of a group that are beyond the topics' ends to the end; return those that were moved, too.
 
     What was between is not there, so nothing is skipped, and what is written next is read. A consumer of Kafka that
@@ -370,12 +375,12 @@ def at_the_end(state: GroupState, heads: Mapping[str, Head]) -> tuple[GroupState
     moved: list[MovedOffset] = []
 
     def cut_off(item: TopicOffsets) -> TopicOffsets:
-        head = heads.get(item.topic)
-        if head is None or head.topic_id != item.topic_id:
+        topic_state = heads.get(item.topic)
+        if topic_state is None or topic_state.topic_id != item.topic_id:
             return item
         rows = item.rows()
         for partition, (offset, time_ms, _, metadata) in rows.items():
-            end = int(head.log_end[partition]) if partition < head.partitions else 0
+            end = int(topic_state.log_end[partition]) if partition < topic_state.partitions else 0
             if offset > end:
                 rows[partition] = end, time_ms, NO_EPOCH, metadata
                 moved.append(MovedOffset(state.id, item.topic, partition, offset, end))

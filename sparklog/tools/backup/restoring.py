@@ -44,7 +44,7 @@ from sparklog.log.state.history import History
 from sparklog.log.state.invariants import check_commit, check_state
 from sparklog.log.state.root_defaults import DEFAULTS, ID
 from sparklog.log.state.slice_table import SliceTable, Snapshot
-from sparklog.log.state.topic_state import EMPTY, Head
+from sparklog.log.state.topic_state import EMPTY, TopicState
 from sparklog.log.topic.backup_manifest import LEFT_OUT_JSON, LeftOut, backup_numbers
 from sparklog.log.topic.root import open_root
 from sparklog.storage.store import Store
@@ -169,7 +169,7 @@ def _chosen(source: Store, wanted: Wanted, env: Env) -> tuple[int | None, Cut]:
 
 
 def _names(cut: Cut, wanted: Wanted, rename: Mapping[str, str]) -> dict[str, str]:
-    existing = {name for name, head in cut.topics.items() if head.exists}
+    existing = {name for name, state in cut.topics.items() if state.exists}
     missing = [name for name in wanted.topics or () if name not in existing]
     if missing:
         raise NotFound(f"topic '{missing[0]}' did not exist then; choose another time")
@@ -313,12 +313,12 @@ def _files(snapshots: Mapping[str, Snapshot], names: Mapping[str, str]) -> list[
     return [file for name, snapshot in snapshots.items() for file in files_of(names[name], snapshot)]
 
 
-def _heads(snapshots: Mapping[str, Snapshot], exact: bool) -> dict[str, Head]:
+def _heads(snapshots: Mapping[str, Snapshot], exact: bool) -> dict[str, TopicState]:
     """Return the topics whose ends groups may be beyond: those of a cut that is `exact`."""
-    return {name: snapshot.head for name, snapshot in snapshots.items()} if exact else {}
+    return {name: snapshot.state for name, snapshot in snapshots.items()} if exact else {}
 
 
-def _moved(groups: Iterable[GroupState], heads: Mapping[str, Head]) -> list[MovedOffset]:
+def _moved(groups: Iterable[GroupState], heads: Mapping[str, TopicState]) -> list[MovedOffset]:
     return [item for state in groups for item in at_the_end(state, heads)[1]]
 
 
@@ -327,10 +327,10 @@ def _restored(
 ) -> Restored:
     topics = []
     for name, snapshot in snapshots.items():
-        head = snapshot.head
-        starts, ends = tuple(head.log_start.tolist()), tuple(head.log_end.tolist())
+        state = snapshot.state
+        starts, ends = tuple(state.log_start.tolist()), tuple(state.log_end.tolist())
         topic = plan.topics[name].to
-        topics.append(RestoredTopic(topic, name, head.version, head.partitions, starts, ends, head.made_ms))
+        topics.append(RestoredTopic(topic, name, state.version, state.partitions, starts, ends, state.made_ms))
     nbytes = sum(item.file.size for item in files)
     numbers = len(plan.decisions), len(plan.groups), len(files), nbytes
     return Restored(plan.backup, plan.root_id, tuple(topics), *numbers, copied, tuple(moved), plan.left_out)
@@ -406,7 +406,7 @@ class _RestoreRun:
             self._put(naming.commit_key(DEFAULTS.prefix(ID), 0), DEFAULTS.table.encode(first))
             self._put(naming.defaults_copy_key(0), DEFAULTS.table.encode(first))
 
-    def _write_groups(self, heads: Mapping[str, Head]) -> list[MovedOffset]:
+    def _write_groups(self, heads: Mapping[str, TopicState]) -> list[MovedOffset]:
         """Write the offsets of each group; return those that were set to the end of a topic (`heads`)."""
         ids, groups = self.plan.decisions, [self._entry(GROUPS, *group) for group in self.plan.groups.items()]
         for group in groups:
@@ -417,11 +417,11 @@ class _RestoreRun:
         for name, snapshot in snapshots.items():
             item = self.plan.topics[name]
             alone, last_of_source = self._stand_alone(name, snapshot)
-            check_state(alone.head, alone.slices)
-            commit = first_commit(alone.head, name, decisions, self.names, item.commit, self.plan.time_ms)
+            check_state(alone.state, alone.slices)
+            commit = first_commit(alone.state, name, decisions, self.names, item.commit, self.plan.time_ms)
             data = encode_commit(commit)
-            after = alone.head.apply(decode_commit(data, naming.commit_key(item.to, commit.version), commit.version))
-            check_commit(alone.head, commit, after)
+            after = alone.state.apply(decode_commit(data, naming.commit_key(item.to, commit.version), commit.version))
+            check_commit(alone.state, commit, after)
             self.copied += write_checkpoint(self.target, alone, item.table, self.options.env)
             if last_of_source is not None:
                 # Its checkpoint and the next commit both name its CRC.
@@ -440,8 +440,8 @@ class _RestoreRun:
         # Nothing comes before it, so the state is what it says, and that of a clone names files of others.
         data = encode_commit(created_alone(decode_commit(data, key, 0)))
         commit = decode_commit(data, naming.commit_key(alone.topic, 0), 0)
-        head = EMPTY.apply(commit)
-        return Snapshot(alone.topic, self.target, head, SliceTable().apply(commit, head)), data
+        state = EMPTY.apply(commit)
+        return Snapshot(alone.topic, self.target, state, SliceTable().apply(commit, state)), data
 
     def _entry(self, kind: EntryKind[E], name: str, number: int) -> E:
         entry = EntryChain(self.source, kind, name).state_at(number)

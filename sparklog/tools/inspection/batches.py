@@ -92,7 +92,7 @@ def _segment(state: SegmentState) -> Run:
 
 def of_root(snapshot: Snapshot, partition: int, bounds: Bounds) -> PartitionLog:
     """Return a partition of a root's topic at one version: every slice that it names."""
-    head, rows = snapshot.head, snapshot.slices.select(partition)
+    state, rows = snapshot.state, snapshot.slices.select(partition)
     store, topic = snapshot.store, snapshot.topic
     names = ("position", "size", "base", "end", "shift", "append_time", "leader_epoch", "footer_length", "file_size")
     columns = {name: rows.columns[name].tolist() for name in names}
@@ -106,7 +106,7 @@ def of_root(snapshot: Snapshot, partition: int, bounds: Bounds) -> PartitionLog:
         runs.append(Run(store, file_key(topic, path), path, kind, **facts, transaction=whose, outcome=outcome))
     first = min(int(rows.base[0]), bounds.log_start) if len(rows) else bounds.log_start
     aborted = aborted_ranges(store, topic, snapshot.slices, partition, first, bounds.log_end)
-    open_ = tuple((opened.producer, opened.first) for opened in head.kafka_open if opened.partition == partition)
+    open_ = tuple((opened.producer, opened.first) for opened in state.kafka_open if opened.partition == partition)
     return PartitionLog(topic, partition, bounds, tuple(runs), aborted or transaction_index.none(), open_)
 
 

@@ -159,9 +159,9 @@ class FileFixes:
         if self.topic is None:
             return None
         rows = self.topic.slices.select(claim.partition)
-        head = self.topic.head
+        state = self.topic.state
         planned = planned_slices(self.topic.topic, claim.partition, rows)
-        start, end = int(head.log_start[claim.partition]), int(head.log_end[claim.partition])
+        start, end = int(state.log_start[claim.partition]), int(state.log_end[claim.partition])
         try:
             every = replay(self.store, planned, end, start, indexes=False).aborted
         except (Corrupt, NotFound):
@@ -208,7 +208,7 @@ class _Segment:
         aborted = fixes._aborted(claim) if batches.aborts else none()
         self.txnindex = None if aborted is None else aborted.to_bytes()
         topic = fixes.topic
-        self.interval = 4096 if topic is None else topic.head.configs.index_interval_bytes
+        self.interval = 4096 if topic is None else topic.state.configs.index_interval_bytes
 
     def with_checksum(self) -> dict[str, bytes]:
         """Return the stored or rebuilt files that have the checksum in the commit; empty if there are none."""

@@ -34,7 +34,7 @@ from sparklog.log.state.history import History
 from sparklog.log.state.root_defaults import DEFAULTS
 from sparklog.log.state.root_defaults import ID as DEFAULTS_ID
 from sparklog.log.state.slice_table import Snapshot
-from sparklog.log.state.topic_state import Head
+from sparklog.log.state.topic_state import TopicState
 from sparklog.maintenance.journals import JOURNAL_IN
 from sparklog.storage.store import Store
 from sparklog.tools.repair.fixes import Fix
@@ -178,9 +178,9 @@ def fix_checkpoint(store: Store, key: str, env: Env) -> Fix | None:
     old_tables = [info.key for info in history.tables if info.key.startswith(table_prefix)]
     history.distrust(version)
     snapshot = state_at(history, version)
-    if snapshot is not None and _is_followed(store, topic, snapshot.head):
+    if snapshot is not None and _is_followed(store, topic, snapshot.state):
         table_key, table, ref = slice_table(snapshot, env.new_id())
-        data = encode_checkpoint(Checkpoint(snapshot.head, ref))
+        data = encode_checkpoint(Checkpoint(snapshot.state, ref))
         creates, drops = ((table_key, table),), tuple(old_tables)
         return Fix.rewrite(document_key, "rebuilt from the commits", data, creates=creates, drops=drops)
     latest = int(history.commits.version[-1]) if len(history.commits) else -1
@@ -191,14 +191,14 @@ def fix_checkpoint(store: Store, key: str, env: Env) -> Fix | None:
     return Fix(document_key, "set aside: readers need only a later checkpoint", drops=(*documents, *old_tables))
 
 
-def _is_followed(store: Store, topic: str, head: Head) -> bool:
-    """Return False if the next commit does not follow `head`, in which case the checkpoint may be right."""
-    key = naming.commit_key(topic, head.version + 1)
+def _is_followed(store: Store, topic: str, state: TopicState) -> bool:
+    """Return False if the next commit does not follow `state`, in which case the checkpoint may be right."""
+    key = naming.commit_key(topic, state.version + 1)
     data = _read(store, key)
     if data is None:
         return True
     try:
-        return decode_commit(data, key, head.version + 1, whole=False).prev_crc == head.crc
+        return decode_commit(data, key, state.version + 1, whole=False).prev_crc == state.crc
     except (Corrupt, BadRequest):
         return True
 

@@ -240,7 +240,7 @@ def unreferenced_file_fixes(report: Report, topics: Mapping[str, CheckedTopic]) 
 def _can_delete(orphan: Orphan, log: CheckedTopic | None) -> bool:
     """Return True if the vacuum would be right to delete an unreferenced file."""
     _, _, path = orphan.file.partition("/")
-    if log is None or log.head is None:
+    if log is None or log.state is None:
         return False
     if path.startswith(f"{naming.LOG_FOLDER}/checkpoints/"):
         table = path.rsplit("/", 1)[-1]
@@ -250,4 +250,4 @@ def _can_delete(orphan: Orphan, log: CheckedTopic | None) -> bool:
         version = naming.entry_number(path)
         return version is not None and version < log.first
     file = data_file(ObjectInfo(orphan.file, orphan.nbytes, 0))
-    return file is not None and file.read_version < log.head.floor
+    return file is not None and file.read_version < log.state.floor

@@ -95,7 +95,7 @@ def _root(view: RootView, settings: Settings, topics: tuple[str, ...], maintenan
     held_back: list[HeldBack] = []
     for name in topics or sorted(topic_names(root.store)):
         try:
-            if root.engine.log(name).refresh().head.exists:
+            if root.engine.log(name).refresh().topic_state.exists:
                 snapshot = root.topic(name).log.read_snapshot()
                 waiting = unreferenced(root.topic(name))[1] if maintenance else None
                 backlog = None if jobs is None else jobs.add(snapshot)
@@ -144,25 +144,25 @@ def _next_run(
 
 
 def _topic(root: Root, snapshot: Snapshot, settings: Settings) -> TopicFacts:
-    name, head = snapshot.topic, snapshot.head
-    policy = ",".join(settings.configs_of(name, head.configs).cleanup_policy)
-    configs = dict(sorted(head.configs.explicit.items()))
+    name, state = snapshot.topic, snapshot.state
+    policy = ",".join(settings.configs_of(name, state.configs).cleanup_policy)
+    configs = dict(sorted(state.configs.explicit.items()))
     activity = _activity(root, name, snapshot, settings.now_ms)
     partitions, bytes_by_hour = _partitions(snapshot, settings), _slices_by_hour(snapshot.slices.all(), settings.now_ms)
     internal = is_internal(name)
-    return TopicFacts(name, head.topic_id, internal, policy, configs, partitions, activity, bytes_by_hour)
+    return TopicFacts(name, state.topic_id, internal, policy, configs, partitions, activity, bytes_by_hour)
 
 
 def _partitions(snapshot: Snapshot, settings: Settings) -> tuple[PartitionFacts, ...]:
-    head, rows = snapshot.head, snapshot.slices.all()
-    stable, sealed = head.last_stable(), rows.sealed()
-    configs = settings.configs_of(snapshot.topic, head.configs)
+    state, rows = snapshot.state, snapshot.slices.all()
+    stable, sealed = state.last_stable(), rows.sealed()
+    configs = settings.configs_of(snapshot.topic, state.configs)
     timed_out = configs.is_deleting and configs.retention_ms >= 0
     partitions = []
     for expiry, segments in plan_topic(snapshot, settings):
         partition = expiry.partition
         span = rows.partition_rows(partition)
-        log_start = int(head.log_start[partition])
+        log_start = int(state.log_start[partition])
         gone = int(rows.records[span][rows.end[span] <= expiry.log_start].sum())
         first_ms = segments[0].max_ts
         oldest, newest = rows.min_ts[span], rows.max_ts[span]
@@ -172,7 +172,7 @@ def _partitions(snapshot: Snapshot, settings: Settings) -> tuple[PartitionFacts,
                 partition=partition,
                 log_start=log_start,
                 last_stable=int(stable[partition]),
-                log_end=int(head.log_end[partition]),
+                log_end=int(state.log_end[partition]),
                 records=int(rows.records[span].sum()),
                 bytes=int(rows.size[span].sum()),
                 oldest_ms=int(oldest[timed].min()) if timed.any() else None,
@@ -195,7 +195,7 @@ def _activity(root: Root, name: str, snapshot: Snapshot, now_ms: int) -> Activit
     newest = max(history.checkpoints, default=None)
     return Activity(
         version=snapshot.version,
-        newest_ms=snapshot.head.made_ms,
+        newest_ms=snapshot.state.made_ms,
         last_hour=int((age < HOUR_MS).sum()),
         last_day=int((age < 24 * HOUR_MS).sum()),
         since_checkpoint=None if newest is None else max(0, snapshot.version - newest),
@@ -206,14 +206,14 @@ def _activity(root: Root, name: str, snapshot: Snapshot, now_ms: int) -> Activit
 def _held_back(root: Root, snapshot: Snapshot, now_ms: int) -> list[HeldBack]:
     """Return the open transactions of this snapshot, which knows the decided ones. Ages are by the store's clock."""
     name, held_back = snapshot.topic, list[HeldBack]()
-    for prepare in snapshot.head.open:
+    for prepare in snapshot.state.open:
         age = max(0, now_ms - root.engine.decisions.prepared_ms(name, prepare))
         owner = f"{prepare.txn.id} #{prepare.txn.n}"
         held_back += [
             HeldBack(name, partition, owner, first, prepare.end[partition], age, timeout_of(prepare))
             for partition, first in prepare.first.items()
         ]
-    for kafkas in snapshot.head.kafka_open:
+    for kafkas in snapshot.state.kafka_open:
         # No timeout here: only Kafka, or an operator, ends these.
         owner = f"Kafka's {kafkas.transactional_id or f'producer {kafkas.producer}'}"
         since = None if kafkas.start_ms is None else max(0, now_ms - kafkas.start_ms)

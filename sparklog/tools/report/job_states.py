@@ -87,7 +87,7 @@ def look_at_root(root: Root, settings: Settings, topics: Sequence[str] = ()) -> 
     for name in topics or sorted(topic_names(root.store)):
         try:
             log = root.engine.log(name)
-            if log.refresh().head.exists:
+            if log.refresh().topic_state.exists:
                 look.add(log.snapshot(refresh=False))
         except SparklogError as error:
             look.failures.append(error)

@@ -72,9 +72,9 @@ def check_transactions(
     for state in states.values():
         yield from _named(state, topics)
     for topic in topics.values():
-        if topic.head is None:
+        if topic.state is None:
             continue
-        for item in topic.head.open:
+        for item in topic.state.open:
             what = f"slices of transaction {item.txn.n} of '{item.txn.id}' are open since version {item.version}"
             yield from _begun(
                 naming.commit_key(topic.name, item.version), what, item.txn.n, state_of(item.txn.id, item.txn.n - 1)
@@ -118,7 +118,7 @@ def _named(state: Decisions, topics: Mapping[str, CheckedTopic]) -> Iterator[Fin
     """Check the prepares that a COMMIT names, as far as the topics' logs go back."""
     for n, named in ((item.n, named) for item in state.commits for named in item.prepares):
         topic = topics.get(named.topic)
-        if topic is None or topic.head is None or topic.head.topic_id != named.topic_id:
+        if topic is None or topic.state is None or topic.state.topic_id != named.topic_id:
             continue
         what = f"transaction {n} of '{state.id}' commits version {named.version} of topic '{named.topic}'"
         if named.version > topic.newest:
@@ -153,7 +153,7 @@ def _recorded(topic: CheckedTopic, state_of: StateOf) -> Iterator[Finding]:
 def check_siblings(store: Store, topics: Mapping[str, CheckedTopic]) -> Iterator[Finding]:
     """Check that no topic is behind the version that a transaction with another topic has seen."""
     for topic in topics.values():
-        for name, version in {} if topic.head is None else topic.head.siblings.items():
+        for name, version in {} if topic.state is None else topic.state.siblings.items():
             other = topics.get(name)
             if other is None or version <= other.newest:
                 continue
@@ -219,11 +219,11 @@ def _why(info: ObjectInfo, topics: Mapping[str, CheckedTopic]) -> str | None:
     file = data_file(info)
     if file is None:
         return None
-    if log is None or log.head is None:
+    if log is None or log.state is None:
         return "no state of its topic can be rebuilt"
-    if log.head.deleted:
+    if log.state.deleted:
         return "its topic was deleted: the vacuum removes it"
-    if file.read_version < log.head.floor:
+    if file.read_version < log.state.floor:
         return "replaced, expired or never committed: the vacuum removes it"
     return "upload in flight, or left by a writer that died: the vacuum removes it later"
 
@@ -425,7 +425,7 @@ class _Verification:
         works: list[VerifyWork] = []
         for name, files in by_topic.items() if not self.quick else ():
             log = self.logs.get(name)
-            topic_id = "" if log is None or log.head is None else log.head.topic_id
+            topic_id = "" if log is None or log.state is None else log.state.topic_id
             works += [VerifyWork(self.store, name, topic_id, piece) for piece in pieces(files, self.store.limits)]
         totals, done = [sum(len(work.files) for work in works), sum(map(_nbytes, works))], [0, 0]
         for work, result in self.runner.run(works):

@@ -27,7 +27,7 @@ from sparklog.log.state.embedded_commits import BLOCK_COMMITS, decode_embedded, 
 from sparklog.log.state.history import History, first_of_run
 from sparklog.log.state.invariants import check_commit, check_state
 from sparklog.log.state.slice_table import Slices, SliceTable, added
-from sparklog.log.state.topic_state import EMPTY, HEAD_JSON, Head
+from sparklog.log.state.topic_state import EMPTY, TOPIC_STATE_JSON, TopicState
 from sparklog.log.topic.cloning import clone_of_hold
 from sparklog.log.topic.inventory import NamedFile, NamedFiles
 from sparklog.retention.vacuum_plan import held_versions
@@ -54,21 +54,23 @@ def _column(rows: Slices, name: str) -> np.ndarray:
     return np.array([texts[code] for code in codes.tolist()], object)[inverse]
 
 
-def gaps(head: Head, table: SliceTable) -> int:
+def gaps(state: TopicState, table: SliceTable) -> int:
     """Return the number of offsets between log start and log end that are in no slice."""
-    if head.deleted:
+    if state.deleted:
         return 0
     rows = table.all()
     # Of several partitions an int64 has no room for the sums.
-    whole: int = sum((head.log_end - head.log_start).tolist())
-    within = np.minimum(rows.end, head.log_end[rows.partition]) - np.maximum(rows.base, head.log_start[rows.partition])
+    whole: int = sum((state.log_end - state.log_start).tolist())
+    within = np.minimum(rows.end, state.log_end[rows.partition]) - np.maximum(
+        rows.base, state.log_start[rows.partition]
+    )
     covered: int = sum(np.maximum(within, 0).tolist())
     return whole - covered
 
 
 BUILD_AGAIN = "sparklog repair builds it again if a later commit carries its copy; else restore it from a backup"
 DELETE_CHECKPOINT = "delete the checkpoint: the one before will do, opening takes longer until the next one"
-State = tuple[Head, SliceTable]
+State = tuple[TopicState, SliceTable]
 
 
 class Outcome(NamedTuple):
@@ -93,7 +95,7 @@ class CheckedTopic(CheckedLog):
 
     newest_checkpoint: int = -1
 
-    head: Head | None = None  # None: no state could be rebuilt
+    state: TopicState | None = None  # None: no state could be rebuilt
     files: list[NamedFile] = field(default_factory=list)
     first: int = 0
     newest: int = -1
@@ -215,11 +217,11 @@ class _Replay:
                 self.log.report(LOG, key, f"carries another document than that of commit {version}: it is not used")
                 return
 
-    def _apply(self, commit: Commit, key: str, head: Head, table: SliceTable) -> None:
+    def _apply(self, commit: Commit, key: str, state: TopicState, table: SliceTable) -> None:
         try:
-            after = head.apply(commit)
+            after = state.apply(commit)
             try:
-                check_commit(head, commit, after)
+                check_commit(state, commit, after)
             except BadRequest as error:
                 self.log.report(STATE, key, str(error))
             self.state = after, table.apply(commit, after)
@@ -238,13 +240,13 @@ class _Replay:
         if checkpoint is None:
             return
         table = self._table(checkpoint, version)
-        if crc is not None and checkpoint.head.crc != crc:
-            message = f"it follows a commit with CRC-32C {checkpoint.head.crc}, commit {version} has {crc}"
+        if crc is not None and checkpoint.state.crc != crc:
+            message = f"it follows a commit with CRC-32C {checkpoint.state.crc}, commit {version} has {crc}"
             self.log.report(CHECKPOINT, key, message, f"{DELETE_CHECKPOINT}; {TWO_WINNERS}")
         elif self.state is not None:
             self._compare(key, checkpoint, table, *self.state)
         elif table is not None:
-            self.state = checkpoint.head, table
+            self.state = checkpoint.state, table
 
     def _beyond(self, version: int) -> None:
         """Report a checkpoint above the newest commit: readers refuse to take an older state for the newest."""
@@ -261,12 +263,12 @@ class _Replay:
         ref = checkpoint.table
         key = checkpoint_prefix(self.name) + ref.name
         self.log.objects.add(key)
-        head = checkpoint_key(self.name, version)
+        state = checkpoint_key(self.name, version)
         try:
             data = self.store.get(key, 0, ref.size + 1)
         except NotFound:
             # Heads are deleted before their tables: is it the vacuum?
-            if self.store.stat(head) is None:
+            if self.store.stat(state) is None:
                 raise
             message = f"checkpoint {version} names this table, it is not there"
             self.log.report(MISSING, key, message, DELETE_CHECKPOINT)
@@ -274,7 +276,7 @@ class _Replay:
         self.log.counts += CheckCounts(nbytes=len(data))
         try:
             table = decode_table(data, ref, key, version)
-            check_state(checkpoint.head, table)
+            check_state(checkpoint.state, table)
         except Corrupt as error:
             finding = Finding.of(CHECKPOINT, error, key, DELETE_CHECKPOINT)
             flipped = finding.at_flipped_bit(0, len(data), crc32c(data), ref.crc) if len(data) == ref.size else None
@@ -283,18 +285,18 @@ class _Replay:
         unsealed = int(np.count_nonzero(~table.all().sealed()))
         if unsealed != ref.unsealed:
             message = f"it says {ref.unsealed} slices are not sealed, its table has {unsealed}"
-            self.log.report(CHECKPOINT, head, message, DELETE_CHECKPOINT)
+            self.log.report(CHECKPOINT, state, message, DELETE_CHECKPOINT)
         return table
 
     def _compare(
-        self, key: str, checkpoint: Checkpoint, table: SliceTable | None, head: Head, replayed: SliceTable
+        self, key: str, checkpoint: Checkpoint, table: SliceTable | None, state: TopicState, replayed: SliceTable
     ) -> None:
-        if not checkpoint.head.previous_partition_counts:
+        if not checkpoint.state.previous_partition_counts:
             # A checkpoint may be older than this member.
-            head = replace(head, previous_partition_counts=())
+            state = replace(state, previous_partition_counts=())
         differs = "it differs from what the commits say in: "
-        if checkpoint.head != head:
-            left, right = HEAD_JSON.to_json(head), HEAD_JSON.to_json(checkpoint.head)
+        if checkpoint.state != state:
+            left, right = TOPIC_STATE_JSON.to_json(state), TOPIC_STATE_JSON.to_json(checkpoint.state)
             members = [name for name in {**left, **right} if left.get(name) != right.get(name)]
             self.log.report(CHECKPOINT, key, differs + (", ".join(members) or "features"), DELETE_CHECKPOINT)
         if table is not None and (columns := differing_columns(replayed, table)):
@@ -336,21 +338,21 @@ class _Replay:
                 named.add(added(commit))
             log.files = named.files()
             return
-        head, table = self.state
-        log.head = head
+        state, table = self.state
+        log.state = state
         try:
-            check_state(head, table)
+            check_state(state, table)
         except Corrupt as error:
-            log.findings.append(Finding.of(STATE, error, commit_key(self.name, head.version)))
-        if (head.first_dirty_offset > head.log_end).any():
-            self.log.report(STATE, commit_key(self.name, head.version), "a partition is compacted beyond its log end")
+            log.findings.append(Finding.of(STATE, error, commit_key(self.name, state.version)))
+        if (state.first_dirty_offset > state.log_end).any():
+            self.log.report(STATE, commit_key(self.name, state.version), "a partition is compacted beyond its log end")
         named.add(table.all())
         for version, commit in self.added.items():
-            if version > head.floor:
+            if version > state.floor:
                 named.add(added(commit))
-        versions = {version: "is held" for version in self._held_versions(head) if version < head.version}
-        if 0 < head.floor < head.version:
-            versions[head.floor] = "is the upload floor"
+        versions = {version: "is held" for version in self._held_versions(state) if version < state.version}
+        if 0 < state.floor < state.version:
+            versions[state.floor] = "is the upload floor"
         for version, why in sorted(versions.items()):
             try:
                 named.add(self.history.at(version).slices.all())
@@ -361,11 +363,11 @@ class _Replay:
                 message = f"version {version}, which {why}, cannot be rebuilt: {error}"
                 self.log.report(STATE, commit_key(self.name, version), message)
         log.files = named.files()
-        log.counts += CheckCounts(topics=int(head.exists), gaps=gaps(head, table))
+        log.counts += CheckCounts(topics=int(state.exists), gaps=gaps(state, table))
 
-    def _held_versions(self, head: Head) -> set[int]:
+    def _held_versions(self, state: TopicState) -> set[int]:
         # A clone's hold outlives its time for as long as the clone needs it.
-        return held_versions(head, self.now_ms, [name for name in head.holds if clone_of_hold(name) is not None])
+        return held_versions(state, self.now_ms, [name for name in state.holds if clone_of_hold(name) is not None])
 
     def _has_shrunk(self) -> bool:
         """True if objects of the log were deleted since it was listed."""

@@ -91,11 +91,11 @@ def test_records_of_a_partition_keep_the_order_of_each_thread() -> None:
 
 def test_what_accumulates_is_one_commit() -> None:
     root = root_with()
-    before = root.topic("t").log.head().version
+    before = root.topic("t").log.state().version
     with sparklog.producer(root, linger_ms=LATER) as producer:
         futures = [producer.send("t", str(number)) for number in range(50)]
         assert not any(future.done() for future in futures)
-    assert root.topic("t").log.head().version == before + 1
+    assert root.topic("t").log.state().version == before + 1
 
 
 def test_a_full_batch_does_not_wait() -> None:
@@ -165,7 +165,7 @@ def test_log_append_time_is_that_of_the_commit() -> None:
     for future in futures:
         metadata = future.result()
         stored = there[metadata.partition, metadata.offset]["timestamp"]
-        assert metadata.timestamp == int(stored.timestamp() * 1000) == root.topic("t").log.head().time_ms
+        assert metadata.timestamp == int(stored.timestamp() * 1000) == root.topic("t").log.state().time_ms
 
 
 def test_partitions_that_were_added_are_used() -> None:
@@ -377,7 +377,7 @@ def test_many_topics_are_committed_each() -> None:
     for number, future in enumerate(futures):
         metadata = future.result()
         assert records(root, metadata.topic)[metadata.partition, metadata.offset]["value"] == b"%d" % number
-    assert all(root.topic(f"t{number}").log.head().version == 1 for number in range(5))
+    assert all(root.topic(f"t{number}").log.state().version == 1 for number in range(5))
 
 
 def test_on_a_disk_with_a_location(tmp_path: Path) -> None:

@@ -260,7 +260,7 @@ def test_a_rule_that_enters_no_new_run_is_found(monkeypatch: pytest.MonkeyPatch)
         if self._failure is None:
             return TopicSequences_ask(self)
         self._failure = None
-        self.last = self._log.head().registry["p"].batch
+        self.last = self._log.state().registry["p"].batch
         return self.last
 
     monkeypatch.setattr(TopicSequences, "ask", ask)

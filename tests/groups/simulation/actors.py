@@ -163,7 +163,7 @@ def committed(group: Group, partitions: frozenset[TopicPartition]) -> Positions:
 
 
 def partitions_of(root: Root, topics: tuple[str, ...]) -> dict[str, int]:
-    return {topic: root.topic(topic).log.head().partitions for topic in topics}
+    return {topic: root.topic(topic).log.state().partitions for topic in topics}
 
 
 def member(run: MembersRun, decide: Decide, plan: Plan) -> Callable[[Actor], None]:

@@ -53,7 +53,7 @@ def taken_in(broker: Broker, root: Root, folder: Path, topics: dict[str, Topic])
     found = {}
     with broker:
         ids = {
-            name: broker.create(name, topic.log.head().partitions, broker_configs(topic.log.head().configs)[0])
+            name: broker.create(name, topic.log.state().partitions, broker_configs(topic.log.state().configs)[0])
             for name, topic in topics.items()
         }
     for name in topics:
@@ -164,7 +164,7 @@ def test_consumers_of_another_clusters_topic_go_on_after_a_restart(broker: Broke
     segments = {at: led(batch(at, [b"%d" % at] * 35), 40 + at) for at in range(0, records, 35)}
     write_partition(tmp_path / "log", "old-0", segments)
     import_log_dir(root, tmp_path / "log", ImportOptions(configs={"retention.ms": -1}))
-    stood = CommittedOffset("old", root.topic("old").log.head().topic_id, 0, 100, 110, "", root.env.wall_ms())
+    stood = CommittedOffset("old", root.topic("old").log.state().topic_id, 0, 100, 110, "", root.env.wall_ms())
     Groups(root).group("moved").restore([stood])
     with broker:
         ids = {"old": broker.create("old", 1, {"retention.ms": "-1"})}
@@ -272,7 +272,7 @@ def test_kafkas_own_topics(broker: Broker, fixtures: Path, tmp_path: Path) -> No
     assert len(topics) > 12
     with broker:
         ids = {
-            called: broker.create(called, topic.log.head().partitions, broker_configs(topic.log.head().configs)[0])
+            called: broker.create(called, topic.log.state().partitions, broker_configs(topic.log.state().configs)[0])
             for called, topic in topics.items()
         }
     for called, topic in topics.items():
@@ -280,7 +280,7 @@ def test_kafkas_own_topics(broker: Broker, fixtures: Path, tmp_path: Path) -> No
         broker.replace(tmp_path / "out" / called, topic.name, called)
     broker.start()
     for called, (folder, stage) in told.items():
-        for partition in range(topics[called].log.head().partitions):
+        for partition in range(topics[called].log.state().partitions):
             name = f"{topics[called].name}-{partition}"
             bounds = expected_offsets(folder, stage)[name]
             for level, last in zip(LEVELS, ("highWatermark", "lastStableOffset"), strict=True):

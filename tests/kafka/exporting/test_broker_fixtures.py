@@ -86,7 +86,7 @@ class Case:
             Consumed(r.offset, r.timestamp, r.timestamp_type, r.key, r.value, r.headers)
             for r in expected_records(self.fixture, f"{self.topic.name}-{partition}", isolation, self.told)
         ]
-        if self.rewritten and self.topic.log.head().configs.is_compacted:
+        if self.rewritten and self.topic.log.state().configs.is_compacted:
             assert [record for record in kafkas if record in found] == found
         else:
             assert found == kafkas, (self.called, partition, isolation)
@@ -100,11 +100,11 @@ def cases(fixtures: Path, rewrite: bool) -> Iterator[Case]:
         now_ms = root.store.now_ms() + 400 * DAY_MS
         for name in root.topics():
             topic = root.topic(name)
-            before = topic.log.head().version
+            before = topic.log.state().version
             if rewrite:
                 for _ in range(2):
                     assert not compact_topic(topic, Settings(now_ms=now_ms), InProcess()).failures
-                changed += int(topic.log.head().version > before)
+                changed += int(topic.log.state().version > before)
             yield Case(fixtures / fixture, fixture, stage, topic, rewrite)
     assert changed > 40 or not rewrite, changed
 
@@ -118,7 +118,7 @@ def test_a_broker_reads_every_fixture(
     with broker:
         ids = {
             called: broker.create(
-                called, case.topic.log.head().partitions, broker_configs(case.topic.log.head().configs)[0] | KEPT
+                called, case.topic.log.state().partitions, broker_configs(case.topic.log.state().configs)[0] | KEPT
             )
             for called, case in every.items()
         }

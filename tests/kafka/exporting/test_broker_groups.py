@@ -66,7 +66,7 @@ def test_groups_of_kafkas_clusters(fixtures: Path, tmp_path: Path, fixture: str)
     assert kept(root) == expected
     # Committed long ago: only that a group is said to be empty since now keeps its offsets.
     old = CommittedOffset(
-        "txn-a", root.topic("txn-a").log.head().topic_id, 1, 5, 0, "", SYSTEM.wall_ms() - 400 * DAY_MS
+        "txn-a", root.topic("txn-a").log.state().topic_id, 1, 5, 0, "", SYSTEM.wall_ms() - 400 * DAY_MS
     )
     Groups(root).group("of-old").restore([old])
     expected["of-old", "txn-a", 1] = (5, 0, "")
@@ -76,7 +76,8 @@ def test_groups_of_kafkas_clusters(fixtures: Path, tmp_path: Path, fixture: str)
         pytest.skip(str(missing))
     with broker:
         ids = {
-            name: broker.create(name, root.topic(name).log.head().partitions, {"retention.ms": "-1"}) for name in topics
+            name: broker.create(name, root.topic(name).log.state().partitions, {"retention.ms": "-1"})
+            for name in topics
         }
         ids[CONSUMER_OFFSETS] = broker.create(CONSUMER_OFFSETS, 50, {k: str(v) for k, v in OFFSETS_CONFIGS.items()})
     exported = export_topics(root, tmp_path / "out", topics, ExportOptions(topic_id=ids, groups="all"))

@@ -134,15 +134,17 @@ def test_topics_in_all_states_read_the_same(exported: Exported, kafka_tools: Kaf
     view = KafkaView(out)
     total = 0
     for found, topic in zip(exported.found, topics.values(), strict=True):
-        head = topic.log.head()
+        state = topic.log.state()
         assert (found.topic, found.topic_id) == (topic.name, view.topic_id(topic.name))
-        assert found.topic_id == head.topic_id
+        assert found.topic_id == state.topic_id
         for part in found.partitions:
             number = part.partition
-            stable = int(head.last_stable()[number])
+            stable = int(state.last_stable()[number])
             bounds = view.bounds(topic.name)[number]
             assert (
-                (bounds.log_start, bounds.log_end) == (part.log_start, part.log_end) == (head.log_start[number], stable)
+                (bounds.log_start, bounds.log_end)
+                == (part.log_start, part.log_end)
+                == (state.log_start[number], stable)
             )
             assert bounds.last_stable == part.last_stable == stable
             expected = scanned(topic, number)
@@ -162,14 +164,14 @@ def test_topics_in_all_states_read_the_same(exported: Exported, kafka_tools: Kaf
             )
             total += len(expected)
     assert total > 5000
-    assert topics["aborts"].log.head().log_end[0] > topics["aborts"].log.head().last_stable()[0]
+    assert topics["aborts"].log.state().log_end[0] > topics["aborts"].log.state().last_stable()[0]
     assert kafka_tools.complaints(logs_in(out), emptied=True) == []
 
 
 def test_checkpoints_of_topics_in_all_states(exported: Exported) -> None:
     topics, out = exported.topics, exported.folder
-    heads = {name: topic.log.head() for name, topic in topics.items()}
-    ends = {(n, p): int(head.last_stable()[p]) for n, head in heads.items() for p in range(head.partitions)}
+    heads = {name: topic.log.state() for name, topic in topics.items()}
+    ends = {(n, p): int(state.last_stable()[p]) for n, state in heads.items() for p in range(state.partitions)}
     assert parse_offsets((out / HIGH_WATERMARKS_FILE).read_bytes()) == ends
     cleaned = parse_offsets((out / CLEANER_OFFSETS_FILE).read_bytes())
     assert cleaned == {("compacted", p): int(heads["compacted"].first_dirty_offset[p]) for p in (0, 1)}
@@ -203,7 +205,7 @@ def test_offset_ranges(place: CountedRoot, tmp_path: Path, kind: str, kafka_tool
     if kind == "sealed":
         compacted(topic, place.world.now_ms, seal_only=True, roll=True)
     everything = scanned(topic)
-    first = int(topic.log.head().log_end[0])
+    first = int(topic.log.state().log_end[0])
     chance = random.Random(7)
     for number in range(8):
         start, end = sorted(chance.randrange(first + 1) for _ in range(2))
@@ -243,7 +245,7 @@ def test_older_versions_and_times(place: CountedRoot, tmp_path: Path) -> None:
     for number in range(6):
         place.world.now_ms += 1000
         fill(topic, [number])
-        seen[topic.log.head().version] = (place.world.now_ms, scanned(topic))
+        seen[topic.log.state().version] = (place.world.now_ms, scanned(topic))
     compacted(topic, place.world.now_ms, roll=True)
     for version, (time_ms, expected) in seen.items():
         for options in ({"version": version}, {"time_ms": time_ms}, {"time_ms": time_ms + 999}):
@@ -261,7 +263,7 @@ def test_versions_and_times_that_are_not_there(place: CountedRoot, tmp_path: Pat
     topic = place.topic(1)
     fill(topic, [1])
     topic.delete()
-    gone = topic.log.refresh().head.version
+    gone = topic.log.refresh().topic_state.version
     for options, error, words in (
         ({"version": gone + 1}, BadRequest, f"versions up to {gone}"),
         ({"version": gone}, BadRequest, "was deleted at version"),
@@ -290,7 +292,7 @@ def test_linked_segments_are_one_file_and_never_the_active_one(place: CountedRoo
     *closed, active = sorted((tmp_path / "linked" / "t-0").glob("*.log"))
     assert {log.stat().st_nlink for log in closed} == {2}
     assert (active.stat().st_nlink, active.stat().st_size) == (1, 0)
-    assert int(active.stem) == topic.log.head().log_end[0]
+    assert int(active.stem) == topic.log.state().log_end[0]
     others = [path for path in (tmp_path / "linked" / "t-0").iterdir() if path.suffix != ".log"]
     assert {path.stat().st_nlink for path in others} == {1}
     for log in closed:
@@ -595,7 +597,7 @@ def test_from_and_to_a_time(place: CountedRoot, tmp_path: Path) -> None:
     (late,) = export_topics(
         place.root, tmp_path / "late", ["orders"], ExportOptions(start_ms=START_MS + 10**6, durable=False)
     )
-    assert [part.log_start for part in late.partitions] == topic.log.head().log_end.tolist()
+    assert [part.log_start for part in late.partitions] == topic.log.state().log_end.tolist()
     (only,) = export_topics(
         place.root, tmp_path / "only", ["orders"], ExportOptions(partitions=[1], end_ms=0, durable=False)
     )

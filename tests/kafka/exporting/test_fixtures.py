@@ -112,7 +112,7 @@ def test_the_files_are_kafkas(trip: Trip) -> None:
     fixture, source, target = trip.fixture, trip.source, trip.target
     for name in names_in(source):
         topic, number = split_partition(name)
-        log_start = int(trip.root.topic(topic).log.head().log_start[number])
+        log_start = int(trip.root.topic(topic).log.state().log_start[number])
         logs = sorted((source / name).glob("*.log"))
         kept = [
             (log, after) for log, after in zip(logs, [*logs[1:], None], strict=True) if keeps(log, after, log_start)

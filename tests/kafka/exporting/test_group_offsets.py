@@ -55,7 +55,7 @@ def root() -> Root:
         for partition in range(3):
             root.topic(name).append(rows(*map(str, range(count)), partition=partition))
     groups = Groups(root)
-    ids = {name: root.topic(name).log.head().topic_id for name in "abc"}
+    ids = {name: root.topic(name).log.state().topic_id for name in "abc"}
     member = groups.group("billing").join("one")
     member.commit({"a": {0: 3, 2: OffsetAndMetadata(4, "métadonnées", 7)}, "b": {1: 5}})
     groups.group('odd, "name"').alter({"a": {1: 10}})
@@ -214,7 +214,7 @@ def test_of_a_part_groups_stand_within_what_went_out(root: Root, tmp_path: Path)
     Groups(root).group("beyond").alter({"b": {0: 99}})
     exported(root, tmp_path / "whole", "b", groups=["ahead", "beyond"])
     assert offsets_in_part(tmp_path / "whole") == {("ahead", "b", 0): 6, ("ahead", "b", 1): 5, ("beyond", "b", 0): 99}
-    exported(root, tmp_path / "before", "b", groups="beyond", version=root.topic("b").log.head().version - 1)
+    exported(root, tmp_path / "before", "b", groups="beyond", version=root.topic("b").log.state().version - 1)
     assert offsets_in_part(tmp_path / "before") == {("beyond", "b", 0): 5}
 
 
@@ -264,7 +264,7 @@ def test_a_topic_of_that_name_and_groups_exclude_each_other(root: Root, tmp_path
 def test_what_is_committed_during_an_export_is_not_beyond_its_end(
     root: Root, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    end = int(root.topic("b").log.head().log_end[0])
+    end = int(root.topic("b").log.state().log_end[0])
     Groups(root).group("busy").alter({"b": {0: end}})
     take = exporting._read_snapshots
 

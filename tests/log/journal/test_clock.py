@@ -114,7 +114,7 @@ def test_log_append_time_versions_and_retention_after_a_jump() -> None:
     assert (stored["timeMs"], stored["clockMs"], stored["clockSince"]) == (START_MS + YEAR + 1000, START_MS + 11_000, 3)
     world.now_ms += DAY
     retain_root(root, Settings(now_ms=world.now_ms), topics=["t"])
-    assert topic.log.head().log_start.tolist() == [4]
+    assert topic.log.state().log_start.tolist() == [4]
 
 
 def test_a_deleted_topic_goes_on_with_its_times() -> None:
@@ -124,8 +124,8 @@ def test_a_deleted_topic_goes_on_with_its_times() -> None:
     root = open_root(root.store, env=world.env())
     root.delete_topic("t")
     world.now_ms += 1000
-    head = root.create_topic("t").log.head()
-    assert (head.time_ms, head.made_ms, head.clock_since) == (START_MS + YEAR + 1000, START_MS + 22_000, 3)
+    state = root.create_topic("t").log.state()
+    assert (state.time_ms, state.made_ms, state.clock_since) == (START_MS + YEAR + 1000, START_MS + 22_000, 3)
 
 
 def test_entries_are_not_pinned_either() -> None:

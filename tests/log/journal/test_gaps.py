@@ -131,11 +131,11 @@ def test_a_name_that_a_cache_hides_is_waited_for(world: World) -> None:
         return Fault(FaultKind.ABSENT) if is_hidden else None
 
     store = FaultyStore(world.store, hide, world.sleep)
-    assert world.root(store).topic("t").log.head().version == 9
+    assert world.root(store).topic("t").log.state().version == 9
     hidden_until = world.now_ms + 1_000_000
     if world.store.parallel_reads == FAR:
         # Later commits carry a copy of its document.
-        assert world.root(store).topic("t").log.head().version == 9
+        assert world.root(store).topic("t").log.state().version == 9
         return
     with pytest.raises(Unavailable, match="is listed and cannot be read"):
         world.root(store).topic("t")
@@ -250,7 +250,7 @@ def test_commits_that_arrive_while_a_log_is_opened_are_no_gap(world: World) -> N
 
     store.list = listing  # type: ignore[method-assign]
     begun = world.now_ms
-    assert world.root(store).topic("t").log.head(refresh=False).version >= 5
+    assert world.root(store).topic("t").log.state(refresh=False).version >= 5
     assert world.now_ms == begun
 
 
@@ -259,10 +259,10 @@ def test_numbers_that_the_vacuum_has_deleted_are_no_gap() -> None:
     for _ in range(140):
         publish(topic, 1)
     collect(store, 100)
-    assert other(world, store).log.head().version == 140
+    assert other(world, store).log.state().version == 140
     # A process that slept makes one of them again.
     store.create(commit_key("t", 50), b"late")
-    assert other(world, store).log.head().version == 140
+    assert other(world, store).log.state().version == 140
     publish(other(world, store))
 
 

@@ -59,11 +59,11 @@ def test_a_transaction_is_not_aborted_before_its_timeout(begin_ms: int) -> None:
     transaction = transactional(root, "job", timeout_ms=700).begin()
     transaction.append("t", batch([b"x"]))
     transaction.prepare()
-    head = root.topic("t").log.head()
+    state = root.topic("t").log.state()
     world.now_ms += 650
-    assert not root.engine.decisions.overdue("t", head.open)
+    assert not root.engine.decisions.overdue("t", state.open)
     world.now_ms += 2_100
-    assert root.engine.decisions.overdue("t", head.open)
+    assert root.engine.decisions.overdue("t", state.open)
     assert [item.is_open for item in list_transactions(root)] == [True]
 
 

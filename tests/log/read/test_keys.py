@@ -56,8 +56,8 @@ def history(seed: int, steps: int) -> Iterator[tuple[World, random.Random, bool]
         elif step < 8:
             world.now_ms += 1000
             sparklog.compact(world.root(), roll=rng.random() < 0.5)
-        elif step == 8 and topic.log.read_snapshot().head.partitions < 6:
-            topic.alter(partitions=topic.log.read_snapshot().head.partitions + 1)
+        elif step == 8 and topic.log.read_snapshot().state.partitions < 6:
+            topic.alter(partitions=topic.log.read_snapshot().state.partitions + 1)
         elif seed % 3 == 0:
             topic.append(some_rows(rng, 0))
             placed = False
@@ -74,7 +74,7 @@ def check(world: World, rng: random.Random, placed: bool) -> None:
     keys = [*rng.sample(ALL_KEYS, rng.randrange(1, 4)), b"nobody"]
     for isolation in ("read_committed", "read_uncommitted"):
         whole = topic.scan(isolation_level=isolation).to_table()
-        partitions = range(topic.log.read_snapshot().head.partitions)
+        partitions = range(topic.log.read_snapshot().state.partitions)
         scans = [topic.scan(keys=keys, partitions=list(partitions), isolation_level=isolation)]
         if placed:
             scans.append(topic.scan(keys=keys, isolation_level=isolation, threads=2))

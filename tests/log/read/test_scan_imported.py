@@ -44,7 +44,7 @@ def test_gaps_within_and_between_batches(memory: CountedRoot) -> None:
     topic.append(pa.table({"value": [b"x"] * 5, "timestamp": pa.array([1] * 5, pa.int64())}))
     appended_by_hand(memory, topic, [batch_of(2, [0, 3], 5), batch_of(10, [1, 2, 6], 9), batch_of(30, [0], 0)])
     kept = [7, 10, 16, 17, 21, 35]
-    assert topic.log.head().log_end.tolist() == [36]
+    assert topic.log.state().log_end.tolist() == [36]
     assert topic.scan(columns=["offset"]).to_table()["offset"].to_pylist() == [0, 1, 2, 3, 4, *kept]
     for start in range(5, 36):
         read = topic.scan(start=start, columns=["offset", "value"]).to_table().to_pylist()

@@ -257,7 +257,7 @@ def test_parts_travel_to_other_processes(tmp_path: Path) -> None:
     place = CountedRoot("local", tmp_path)
     topic = place.topic(2)
     topic.append(random_rows(100))
-    end = int(topic.log.head().log_end[0])
+    end = int(topic.log.state().log_end[0])
     part = replace(part_of(topic, 0, 3, end), store=place.inner)
     again = pickle.loads(pickle.dumps(part))
     assert again.range == part.range
@@ -379,7 +379,7 @@ def moved(place: CountedRoot, topic: Topic) -> None:
     from sparklog.log.journal.names import append_path
     from tests.log.rewriting import rewrite
 
-    rewrite(place, topic, append_path(topic.log.head().version, place.world.env().new_id()))
+    rewrite(place, topic, append_path(topic.log.state().version, place.world.env().new_id()))
 
 
 def test_a_file_that_was_rewritten_is_found_where_it_lies_now(place: CountedRoot) -> None:
@@ -542,7 +542,7 @@ def test_the_view_answers_from_its_snapshot(memory: CountedRoot) -> None:
     assert 0.4 * stored < sum(each.nbytes for each in view.stored(half)) < 0.6 * stored
     assert view.topics() == ["t"]
     assert view.poll_interval_ms == 10
-    assert view.topic_id("t") == topic.log.head().topic_id
+    assert view.topic_id("t") == topic.log.state().topic_id
     assert [part.range for part in view.plan([*ranges, OffsetRange("t", 0, 5, 5)], READ_COMMITTED)] == ranges
 
 

@@ -133,7 +133,7 @@ class History:
             self.topic.delete_records({partition: self.rng.randint(bounds.log_start, bounds.last_stable)})
 
     def do_grow(self) -> None:
-        partitions = self.topic.log.head().partitions
+        partitions = self.topic.log.state().partitions
         if partitions < 4 and self.rng.random() < 0.5:
             self.topic.alter(partitions=partitions + 1)
 

@@ -49,7 +49,7 @@ def planned(actor: Actor, snapshot: Snapshot) -> RewriteIntent | None:
     rows = snapshot.slices.all()
     rewrites = []
     outputs = []
-    for partition in range(snapshot.head.partitions):
+    for partition in range(snapshot.state.partitions):
         span = rows.partition_rows(partition)
         count = span.stop - span.start
         if count < 2 or actor.random.random() < 0.3:
@@ -80,7 +80,7 @@ def planned(actor: Actor, snapshot: Snapshot) -> RewriteIntent | None:
         flags=(0,) * n,
         base=tuple(item[1] for item in outputs),
     )
-    return RewriteIntent(MERGE, snapshot.head.topic_id, tuple(rewrites), (file,))
+    return RewriteIntent(MERGE, snapshot.state.topic_id, tuple(rewrites), (file,))
 
 
 def vacuum(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
@@ -92,9 +92,11 @@ def vacuum(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
             actor.sleep(actor.random.random() * 3)
             try:
                 topic = run.root(actor, decide).topic(TOPIC)
-                head = topic.log.head()
-                topic.log.commit(MaintainIntent(head.topic_id, floor=max(0, head.version - actor.random.randint(0, 2))))
-                floor = topic.log.head().floor
+                state = topic.log.state()
+                topic.log.commit(
+                    MaintainIntent(state.topic_id, floor=max(0, state.version - actor.random.randint(0, 2)))
+                )
+                floor = topic.log.state().floor
             except (Unavailable, Conflict, NotFound, Corrupt) as error:
                 actor.note(f"vacuum: {error.code} {error}")
                 continue

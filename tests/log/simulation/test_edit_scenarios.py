@@ -49,7 +49,7 @@ def merge(
         flags=(0,) * n,
         base=tuple(start for start, _ in spans.values()),
     )
-    return RewriteIntent(op, snapshot.head.topic_id, tuple(rewrites), (file,))
+    return RewriteIntent(op, snapshot.state.topic_id, tuple(rewrites), (file,))
 
 
 def layout(world: WatchedWorld, partition: int) -> list[tuple[int, int]]:
@@ -219,7 +219,7 @@ class TestTransactions:
         world = WatchedWorld()
         owner, helper = world.process(), world.process()
         first = self.prepare(owner, 1, {0: 2})
-        marker = MaintainIntent(owner.topic().log.head().topic_id, resolved=(Resolved("tx", 1, (first,)),))
+        marker = MaintainIntent(owner.topic().log.state().topic_id, resolved=(Resolved("tx", 1, (first,)),))
         late = helper.topic()
 
         def owner_goes_on() -> None:
@@ -229,8 +229,8 @@ class TestTransactions:
         helper.at("create:commit", owner_goes_on)
         assert late.log.commit(marker).commit is None, "what it wanted to say has been said"
         assert self.statuses(world) == [COMMITTED, OPEN]
-        head = world.process().topic().log.head()
-        assert (head.log_end[0], head.last_stable()[0]) == (5, 2)
+        state = world.process().topic().log.state()
+        assert (state.log_end[0], state.last_stable()[0]) == (5, 2)
 
     def test_a_zombie_slice_does_not_join_a_committed_transaction(self) -> None:
         world = WatchedWorld()
@@ -239,7 +239,7 @@ class TestTransactions:
         self.prepare(zombie, 1, {0: 2})
         maintain(world.process().topic(), resolved=(Resolved("tx", 1, (named,)),))
         assert self.statuses(world) == [COMMITTED, ABORTED]
-        assert world.process().topic().log.head().last_stable().tolist() == [4, 0]
+        assert world.process().topic().log.state().last_stable().tolist() == [4, 0]
 
     def test_the_last_stable_offset_stops_at_the_first_open_slice(self) -> None:
         world = WatchedWorld()
@@ -247,11 +247,11 @@ class TestTransactions:
         writer.append({0: 1, 1: 1})
         version = self.prepare(writer, 1, {0: 2})
         writer.append({0: 1, 1: 1})
-        assert world.process().topic().log.head().last_stable().tolist() == [1, 2]
+        assert world.process().topic().log.state().last_stable().tolist() == [1, 2]
         world.commits(6)
-        assert world.process().topic().log.head().last_stable().tolist() == [1, 2], "a checkpoint keeps what is open"
+        assert world.process().topic().log.state().last_stable().tolist() == [1, 2], "a checkpoint keeps what is open"
         maintain(world.process().topic(), resolved=(Resolved("tx", 1, ()),))
-        assert world.process().topic().log.head().last_stable().tolist() == [10, 2]
+        assert world.process().topic().log.state().last_stable().tolist() == [10, 2]
         rows = world.process().topic().log.snapshot().slices.all()
         assert rows.status[rows.prepare_version == version].tolist() == [ABORTED]
 
@@ -261,9 +261,9 @@ class TestTransactions:
         self.prepare(writer, 1, {0: 2})
         writer.append({0: 1})
         writer.topic().delete_records({0: 2})
-        head = world.process().topic().log.head()
-        assert head.open == ()
-        assert head.last_stable().tolist() == [3, 0]
+        state = world.process().topic().log.state()
+        assert state.open == ()
+        assert state.last_stable().tolist() == [3, 0]
 
     def test_nothing_above_the_last_stable_offset_is_rewritten(self) -> None:
         world = WatchedWorld()
@@ -297,7 +297,7 @@ class TestFeatures:
         older = world.process()
         with pytest.raises(BadRequest, match=r"novel.*upgrade sparklog"):
             older.append({0: 1})
-        assert older.topic().log.snapshot().head.log_end.tolist() == [1, 0], "reading goes on"
+        assert older.topic().log.snapshot().state.log_end.tolist() == [1, 0], "reading goes on"
         before = len(list(world.store.list("t/_log/checkpoints/")))
         topic = older.topic()
         topic.log.refresh()

@@ -21,7 +21,7 @@ from sparklog.log.state import (
 )
 from sparklog.log.state.commit import CREATE, Commit, RemovedSlices
 from sparklog.log.state.slices import INLINE_PATH, FileSlices
-from sparklog.log.state.topic_state import Head
+from sparklog.log.state.topic_state import TopicState
 from sparklog.log.state.writer_runs import BatchVerdict, WriterEntry, WriterKey
 from tests.log.simulation.seeds import run_seed
 from tests.log.simulation.simulated_world import SimulationError
@@ -78,7 +78,7 @@ def no_topic_id(patch: Patch) -> None:
     """Appends to a topic that was created again are let through."""
     real = commit_intents.check_topic
 
-    def any_topic(topic: str, base: Head, topic_id: str) -> None:
+    def any_topic(topic: str, base: TopicState, topic_id: str) -> None:
         real(topic, base, base.topic_id)
 
     for module in (append_offsets, commit_intents, rewrites):
@@ -94,7 +94,7 @@ def no_upload_floor(patch: Patch) -> None:
 def edits_always_stand(patch: Patch) -> None:
     """A rewrite is not compared with what came since it was planned: its outputs go in whatever is there."""
 
-    def what_is_left(rewrite: Any, base: Head, table: Any) -> list[Any]:
+    def what_is_left(rewrite: Any, base: TopicState, table: Any) -> list[Any]:
         def lies_there(item: Any) -> bool:
             removal = RemovedSlices(item.path, (rewrite.edit.partition,), (item.base,), (item.position,))
             return bool(table.find(removal)[0] >= 0)
@@ -109,7 +109,7 @@ def offsets_not_assigned_again(patch: Patch) -> None:
     real = append_offsets.assign_offsets
     known: dict[int, tuple[object, object]] = {}
 
-    def once(topic: str, files: Any, base: Head) -> Any:
+    def once(topic: str, files: Any, base: TopicState) -> Any:
         key = id(files[0])
         if key not in known:
             known[key] = files, real(topic, files, base)
@@ -123,7 +123,7 @@ def commit_time_is_the_clock(patch: Patch) -> None:
     """Commit time follows the writer's clock, also backwards."""
     real = commit_intents.Draft.commit
 
-    def clock(self: commit_intents.Draft, base: Head, commit_id: str, now_ms: int, store_ms: int) -> Commit:
+    def clock(self: commit_intents.Draft, base: TopicState, commit_id: str, now_ms: int, store_ms: int) -> Commit:
         return replace(real(self, base, commit_id, now_ms, store_ms), time_ms=now_ms, clock_ms=None)
 
     patch.setattr(commit_intents.Draft, "commit", clock)

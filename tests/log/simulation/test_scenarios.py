@@ -130,7 +130,7 @@ class TestUploadFloor:
         admin = world.process()
         admin.root.delete_topic("t")
         admin.root.create_topic("t")
-        assert admin.topic().log.head().floor == 3
+        assert admin.topic().log.state().floor == 3
         assert world.log.state.floor == 3
 
     def test_a_hold_below_the_floor_is_refused(self) -> None:
@@ -143,7 +143,7 @@ class TestUploadFloor:
         with pytest.raises(Conflict, match="below the upload floor"):
             maintain(topic, holds={"clone": Hold(2)})
         maintain(topic, holds={"clone": Hold(3)})
-        assert topic.log.head().holds == {"clone": Hold(3)}
+        assert topic.log.state().holds == {"clone": Hold(3)}
 
 
 class TestRegistry:
@@ -208,10 +208,10 @@ class TestRegistry:
         driver.append({0: 1}, driver.target(), WriterKey("idle", 0))
         driver.append({0: 1}, driver.target(), WriterKey("q", 0))
         topic = keeper.topic()
-        idle = {name: entry.version for name, entry in topic.log.head().registry.items()}
+        idle = {name: entry.version for name, entry in topic.log.state().registry.items()}
         keeper.at("create:commit", lambda: driver.append({0: 1}, driver.target(), WriterKey("q", 1)))
         maintain(topic, expired=idle)
-        assert set(world.process().topic().log.head().registry) == {"q"}
+        assert set(world.process().topic().log.state().registry) == {"q"}
         assert driver.append({0: 1}, driver.target(), WriterKey("q", 1)).skipped
         assert world.log.state.log_end == (3, 0)
 
@@ -235,7 +235,7 @@ class TestOpening:
             world.store.replace(heads[-1], damage)
             snapshot = world.process().topic().log.snapshot()
             assert snapshot.version == 9
-            assert tuple(snapshot.head.log_end.tolist()) == world.log.state.log_end
+            assert tuple(snapshot.state.log_end.tolist()) == world.log.state.log_end
 
     def test_a_damaged_table_costs_the_checkpoint_before(self) -> None:
         world = WatchedWorld()
@@ -388,11 +388,11 @@ class TestPureState:
         soon = world.process().topic().log.snapshot()
         world.advance(400 * DAY_MS)
         late = world.process(skew_ms=-90 * DAY_MS).topic().log.snapshot()
-        assert soon.head == late.head
+        assert soon.state == late.state
         for info in list(world.store.list("t/_log/checkpoints/")):
             world.store.delete(info.key)
         replayed = world.process().topic().log.snapshot()
-        assert replayed.head == soon.head
+        assert replayed.state == soon.state
         names = ("partition", "base", "end", "position", "records", "crc", "append_time")
         for name in names:
             assert getattr(replayed.slices.all(), name).tolist() == getattr(soon.slices.all(), name).tolist()
@@ -408,7 +408,7 @@ class TestCreating:
                 with pytest.raises(Conflict, match="already exists, with 3 partitions"):
                     second.root.create_topic("n", partitions=5)
             else:
-                assert second.root.ensure_topic("n", partitions=5).log.head().partitions == 3
+                assert second.root.ensure_topic("n", partitions=5).log.state().partitions == 3
             assert len(world.model.topic("n").state.log_end) == 3
 
     def test_a_name_created_again_is_another_topic(self) -> None:
@@ -420,10 +420,10 @@ class TestCreating:
         with pytest.raises(NotFound, match="deleted"):
             writer.commit([file], target)
         admin.root.create_topic("t", partitions=2)
-        assert writer.topic().log.head().topic_id != target.topic_id
+        assert writer.topic().log.state().topic_id != target.topic_id
         with pytest.raises(Conflict, match="deleted and created again"):
             writer.commit([file], target)
-        assert admin.topic().log.head().version == 2
+        assert admin.topic().log.state().version == 2
         assert admin.append({0: 1}).base == {0: 0}
 
     def test_a_topic_created_again_during_the_commit(self) -> None:

@@ -147,9 +147,9 @@ class TestStalls:
         sleeper.at("create:commit", days(world, collected=2))
         sleeper.append({1: 5}, target)
         assert world.log.zombies
-        head = topic.log.head()
-        assert head.version == 11
-        assert tuple(head.log_end.tolist()) == world.log.state.log_end
+        state = topic.log.state()
+        assert state.version == 11
+        assert tuple(state.log_end.tolist()) == world.log.state.log_end
 
     def test_a_reader_that_falls_asleep_during_its_probe(self) -> None:
         world = WatchedWorld()
@@ -157,17 +157,17 @@ class TestStalls:
         topic = reader.topic()
 
         reader.at("get:commit", days(world, collected=5))
-        assert topic.log.head().version == 10
+        assert topic.log.state().version == 10
 
     def test_a_log_that_seems_to_go_back_is_not_believed(self) -> None:
         world = WatchedWorld()
         world.commits(2)
         reader = world.process()
         topic = reader.topic()
-        assert topic.log.head().version == 2
+        assert topic.log.state().version == 2
         world.advance(2 * HOUR_MS)
         reader.hidden = lambda key: key.endswith("2.json")
         with pytest.raises(Unavailable, match="later ones were read before"):
-            topic.log.head()
+            topic.log.state()
         reader.hidden = lambda key: False
-        assert topic.log.head().version == 2
+        assert topic.log.state().version == 2

@@ -292,19 +292,19 @@ def administrator(run: Run, decide: Decide, steps: int, *, destructive: bool) ->
                     run.count("re-created")
         else:
             topic = root.topic(TOPIC)
-            head = topic.log.head()
+            state = topic.log.state()
             if what == "configs":
                 name = actor.random.choice(["retention.ms", "segment.bytes"])
                 topic.alter(configs={name: str(actor.random.randint(10**6, 10**8))})
-            elif what == "partitions" and head.partitions < 6:
+            elif what == "partitions" and state.partitions < 6:
                 try:
-                    topic.alter(partitions=head.partitions + 1)
+                    topic.alter(partitions=state.partitions + 1)
                 except BadRequest as error:
                     # Somebody added the partition between our look and our request.
                     expect("can only grow" in str(error), str(error))
             elif what == "records":
-                partition = actor.random.randrange(head.partitions)
-                end = int(head.log_end[partition])
+                partition = actor.random.randrange(state.partitions)
+                end = int(state.log_end[partition])
                 topic.delete_records({partition: actor.random.randint(0, end)})
         run.count(what)
 
@@ -351,26 +351,35 @@ class Tail:
         self.next: dict[int, int] = {}
 
     def take(self, snapshot: Snapshot, at_least: int) -> None:
-        head = snapshot.head
-        expect(head.version >= self.version, f"a snapshot went back from version {self.version} to {head.version}")
+        topic_state = snapshot.state
         expect(
-            head.version >= at_least,
-            f"a snapshot shows version {head.version}, the log had {at_least} before it was taken",
+            topic_state.version >= self.version,
+            f"a snapshot went back from version {self.version} to {topic_state.version}",
         )
         expect(
-            head.version < len(self.run.topic.states), f"a snapshot shows version {head.version} that does not exist"
+            topic_state.version >= at_least,
+            f"a snapshot shows version {topic_state.version}, the log had {at_least} before it was taken",
         )
-        state = self.run.topic.states[head.version]
-        where = f"snapshot at version {head.version}"
-        expect((head.topic_id, head.deleted) == (state.topic_id, state.deleted), f"{where}: another topic")
         expect(
-            tuple(head.log_start.tolist()) == state.log_start,
-            f"{where}: log starts {head.log_start} != {state.log_start}",
+            topic_state.version < len(self.run.topic.states),
+            f"a snapshot shows version {topic_state.version} that does not exist",
         )
-        expect(tuple(head.log_end.tolist()) == state.log_end, f"{where}: log ends {head.log_end} != {state.log_end}")
-        expect(tuple(sorted(head.configs.explicit.items())) == state.configs, f"{where}: configs differ")
-        expect(head.floor == state.floor, f"{where}: floor differs")
-        registry = tuple((name, entry.batch, entry.count) for name, entry in sorted(head.registry.items()))
+        state = self.run.topic.states[topic_state.version]
+        where = f"snapshot at version {topic_state.version}"
+        expect(
+            (topic_state.topic_id, topic_state.deleted) == (state.topic_id, state.deleted), f"{where}: another topic"
+        )
+        expect(
+            tuple(topic_state.log_start.tolist()) == state.log_start,
+            f"{where}: log starts {topic_state.log_start} != {state.log_start}",
+        )
+        expect(
+            tuple(topic_state.log_end.tolist()) == state.log_end,
+            f"{where}: log ends {topic_state.log_end} != {state.log_end}",
+        )
+        expect(tuple(sorted(topic_state.configs.explicit.items())) == state.configs, f"{where}: configs differ")
+        expect(topic_state.floor == state.floor, f"{where}: floor differs")
+        registry = tuple((name, entry.batch, entry.count) for name, entry in sorted(topic_state.registry.items()))
         expect(registry == state.batches, f"{where}: registry {registry} != {state.batches}")
         rows = snapshot.slices.all()
         names = ("partition", "base", "end", "position", "records")
@@ -381,7 +390,7 @@ class Tail:
             f"{where}: slices differ",
         )
         expect(paths == [s.path for s in state.slices], f"{where}: slices lie in other files")
-        self.version = head.version
+        self.version = topic_state.version
         self.consume(state)
 
     def consume(self, state: State) -> None:

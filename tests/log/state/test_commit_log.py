@@ -98,11 +98,11 @@ def test_a_skipped_replay_by_a_new_run_is_one_commit_without_slices() -> None:
     _, store, _, topic = setup()
     publish(topic, 3, WriterKey("q", 1, "old"))
     outcome = publish(topic, 3, WriterKey("q", 1, "new"))
-    assert (outcome.skipped, outcome.records, topic.log.head().version) == (True, 0, 2)
+    assert (outcome.skipped, outcome.records, topic.log.state().version) == (True, 0, 2)
     data = store.get(commit_key("t", 2))
     assert decode_commit(data, "k", 2).op == TAKEOVER
     assert publish(topic, 3, WriterKey("q", 1, "new")).skipped
-    assert topic.log.head().version == 2
+    assert topic.log.state().version == 2
 
 
 # -- lost answers
@@ -125,7 +125,7 @@ def test_a_create_with_an_unclear_answer_lands_once(kind: FaultKind, keyed: bool
     assert (outcome.version, outcome.skipped) == (1, False)
     topic.store.land()  # type: ignore[attr-defined]
     assert topic_records(world, store) == 3
-    assert other(world, store).log.head().version == 1
+    assert other(world, store).log.state().version == 1
 
 
 @pytest.mark.parametrize("kind", FAULTS)
@@ -308,7 +308,7 @@ def test_a_stall_after_which_the_commit_is_gone() -> None:
             publish(rival)
             publish(rival)
             rival.log.write_checkpoint()
-            collect(store, rival.log.head().version)
+            collect(store, rival.log.state().version)
             world.now_ms += 8 * 24 * HOUR_MS
 
         hooked.after = stall
@@ -359,13 +359,13 @@ def test_a_reader_that_slept_opens_afresh() -> None:
     """Its next number was collected: probing it would look idle for ever."""
     world, store, _, topic = setup()
     reader = other(world, store)
-    assert reader.log.head().version == 0
+    assert reader.log.state().version == 0
     for _ in range(3):
         publish(topic)
     topic.log.write_checkpoint()
     collect(store, 3)
     world.boot_ahead_ms += HOUR_MS + 1
-    assert reader.log.head().version == 3
+    assert reader.log.state().version == 3
     assert reader.log.snapshot().slices.all().base.tolist() == [0, 3, 6]
 
 
@@ -397,13 +397,13 @@ def test_a_reader_is_not_led_astray_by_a_zombie() -> None:
         replace(
             decode_commit(store.get(commit_key("t", 3)), "k", 3),
             version=1,
-            prev_crc=reader.log.head(refresh=False).crc,
+            prev_crc=reader.log.state(refresh=False).crc,
             files=(file_of([(0, 50)], read_version=target.read_version).based((0,)),),
         )
     )
     store.create(commit_key("t", 1), draft_of_zombie)
     world.now_ms += 8 * 24 * HOUR_MS
-    assert reader.log.head().log_end.tolist() == [9, 0]
+    assert reader.log.state().log_end.tolist() == [9, 0]
 
 
 # -- clocks
@@ -442,7 +442,7 @@ def test_commit_time_goes_on_when_a_clock_is_behind() -> None:
     slow = replace(world.env(), wall_ms=lambda: world.now_ms - 10 * HOUR_MS)
     late = world.root(store, slow).topic("t")
     publish(late)
-    assert late.log.head().time_ms == topic.log.head().time_ms == world.now_ms
+    assert late.log.state().time_ms == topic.log.state().time_ms == world.now_ms
 
 
 # -- transactions and other intents
@@ -454,18 +454,18 @@ def test_every_commit_records_decisions(monkeypatch: pytest.MonkeyPatch) -> None
     decided: list[Resolved] = []
     asked: list[int] = []
 
-    def resolve(topic: str, head: object) -> Sequence[Resolved]:
+    def resolve(topic: str, state: object) -> Sequence[Resolved]:
         asked.append(len(decided))
         return tuple(decided)
 
     monkeypatch.setattr(root.engine.decisions, "resolve", resolve)
     topic = root.topic("t")
     publish(topic, 3, txn=Txn("t", 1))
-    assert topic.log.head().last_stable().tolist() == [0, 0]
+    assert topic.log.state().last_stable().tolist() == [0, 0]
     decided.append(Resolved("t", 1, (1,)))
     publish(topic, 2, name="y")
     publish(topic, 2, name="z")
-    assert topic.log.head().last_stable().tolist() == [7, 0]
+    assert topic.log.state().last_stable().tolist() == [7, 0]
     assert asked == [1], "it asks only while a transaction is open"
 
 
@@ -541,11 +541,11 @@ def test_threads_that_share_a_topic(tmp_path: Path) -> None:
     # Appends that meet share a commit.
     assert len(versions) == 90
     assert sorted(set(versions)) == list(range(1, versions[-1] + 1))
-    head = topic.log.head()
-    assert head.log_end.tolist() == [180, 90]
-    check_state(head, topic.log.snapshot().slices)
+    state = topic.log.state()
+    assert state.log_end.tolist() == [180, 90]
+    check_state(state, topic.log.snapshot().slices)
     again = open_root(LocalStore(tmp_path, durable=False)).topic("t")
-    assert again.log.head() == head
+    assert again.log.state() == state
     assert again.log.snapshot().slices.select(0).base.tolist() == list(range(0, 180, 2))
 
 
@@ -553,7 +553,7 @@ def test_what_no_reader_would_take_is_not_written() -> None:
     topic = open_root(MemoryStore(SYSTEM.wall_ms), create=True).create_topic("orders")
     with pytest.raises(Corrupt, match="expiresMs"):
         maintain(topic, holds={"clone": Hold(0, -5)})
-    assert topic.log.head().version == 0
+    assert topic.log.state().version == 0
     assert [info.key for info in topic.store.list("orders/_log/")] == [commit_key("orders", 0)]
 
 
@@ -562,4 +562,4 @@ def test_crcs_of_the_chain() -> None:
     publish(topic)
     first, second = store.get(commit_key("t", 0)), store.get(commit_key("t", 1))
     assert decode_commit(second, "k", 1).prev_crc == documents.crc32c.crc32c(first)
-    assert topic.log.head().crc == documents.crc32c.crc32c(second)
+    assert topic.log.state().crc == documents.crc32c.crc32c(second)

@@ -107,4 +107,4 @@ def test_a_replay_with_as_many_other_records_is_refused(topic: Topic) -> None:
     with pytest.raises(Conflict, match=r"^replay mismatch: .* 2 records, 3 bytes, .* with 2, 2 bytes \(version 1\)"):
         topic.append(table([first, {**second, "value": b"33"}]), writer=replace(key, run="r2"))
     assert topic.append(table([first, first]), writer=replace(key, run="r2", replay_mismatch="accept")).skipped
-    assert topic.log.head().log_end.tolist() == [1, 1]
+    assert topic.log.state().log_end.tolist() == [1, 1]

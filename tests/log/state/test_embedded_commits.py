@@ -18,7 +18,7 @@ from sparklog.log.state import commit_log, embedded_commits
 from sparklog.log.state.commit import Commit, decode_commit, embed_commits, encode_commit
 from sparklog.log.state.embedded_commits import commits_to_read, decode_embedded, embedded_count, encode_embedded
 from sparklog.log.state.history import History
-from sparklog.log.state.topic_state import Head
+from sparklog.log.state.topic_state import TopicState
 from sparklog.log.topic.topic import Topic
 from sparklog.storage.store import ObjectInfo
 from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, FaultyStore
@@ -147,7 +147,7 @@ def test_opening_costs_at_most_twelve_requests_at_any_number(world: World) -> No
             continue
         store = CountingStore(world.store)
         opened = world.root(store).topic("t")
-        assert opened.log.snapshot(refresh=False).head == topic.log.head()
+        assert opened.log.snapshot(refresh=False).state == topic.log.state()
         counts[number] = sum(store.counts.values())
         assert store.counts["list"] == 2
     assert bases(opened) == list(range(254))
@@ -165,7 +165,7 @@ def test_wherever_the_checkpoint_is(world: World, checkpoint: int) -> None:
     for _ in range(checkpoint, checkpoint + 127):
         publish(topic, 1)
         store = CountingStore(world.store)
-        assert world.root(store).topic("t").log.snapshot(refresh=False).head == topic.log.head()
+        assert world.root(store).topic("t").log.snapshot(refresh=False).state == topic.log.state()
         most = max(most, sum(store.counts.values()))
     assert most <= 12
 
@@ -217,7 +217,7 @@ def damages() -> list[ParameterSet]:
 def outcome(world: World) -> object:
     try:
         topic = other(world, world.store)
-        return topic.log.head().version, bases(topic)
+        return topic.log.state().version, bases(topic)
     except SparklogError as error:
         return type(error), str(error), getattr(error, "file", None)
 
@@ -281,10 +281,10 @@ def test_a_copy_that_the_chain_does_not_have_does_not_count(world: World, monkey
     forged(world, 7, lambda line: replace(line, time_ms=line.time_ms + 1))
     opened = other(world, world.store)
     assert bases(opened) == bases(topic)
-    assert opened.log.head().time_ms == truth.head.time_ms
+    assert opened.log.state().time_ms == truth.state.time_ms
     history = History(world.store, "t").at(6)
-    assert history.head.time_ms == truth.head.time_ms - 0
-    assert decode_commit(carried_by(world, 7)[3], "", 3, whole=False).time_ms != truth.head.time_ms
+    assert history.state.time_ms == truth.state.time_ms - 0
+    assert decode_commit(carried_by(world, 7)[3], "", 3, whole=False).time_ms != truth.state.time_ms
     with monkeypatch.context() as patch:
         # The rule is what keeps it out.
         for module in (commit_log, embedded_commits):
@@ -301,7 +301,7 @@ def test_a_commit_of_a_log_that_is_gone_is_not_followed(
     written(world, 130)
     before = {number: stored(world, number) for number in range(128, 131)}
     stale = other(world, world.store)
-    assert stale.log.head().version == 130
+    assert stale.log.state().version == 130
     for number in before:
         world.store.delete(commit_key("t", number))
     restored = other(world, world.store)
@@ -337,10 +337,10 @@ def test_a_listing_may_be_late(world: World, hidden: Sequence[int], monkeypatch:
     topic = written(world, 140)
     store = LateListing(world.store)
     store.hidden = hidden
-    assert world.root(store).topic("t").log.head(refresh=False) == topic.log.head()
+    assert world.root(store).topic("t").log.state(refresh=False) == topic.log.state()
     real = NumberedObjects.read_some
     monkeypatch.setattr(NumberedObjects, "read_some", lambda self, numbers: real(self, numbers[:-1]))
-    newest = world.root(store).topic("t").log.head(refresh=False).version
+    newest = world.root(store).topic("t").log.state(refresh=False).version
     # What a listing shows after a number that it hides is looked for; the newest is found by a look at the next number.
     assert (newest < 140) == (140 in hidden), "it must be looked for the next number"
 
@@ -354,7 +354,7 @@ def test_a_draft_that_never_landed_is_not_carried(world: World) -> None:
     assert recent.before(7, landed.crc, 127, 1 << 20) is None
     recent.keep(landed, data, 1 << 20)
     assert decode_embedded(recent.before(7, landed.crc, 127, 1 << 20)) == [document_of(data)]
-    assert topic.log.head().crc == landed.crc
+    assert topic.log.state().crc == landed.crc
 
 
 def test_a_topic_with_and_without(world: World) -> None:
@@ -363,21 +363,21 @@ def test_a_topic_with_and_without(world: World) -> None:
     topic.alter(configs={"carried.commits": None})
     publish(topic, 1)
     assert {len(carried_by(world, number)) for number in range(23)} == {0}
-    assert topic.log.head().read_features == ("inlineRecords",)
+    assert topic.log.state().read_features == ("inlineRecords",)
     described = {config.name: config.value for config in topic.describe().configs}
     assert described["carried.commits"] == "0"
     topic.alter(configs={"carried.commits": 3})
     for _ in range(20):
         publish(topic, 1)
     assert [len(carried_by(world, number)) for number in range(23, 33)] == [0, 0, 1, 0, 3, 0, 3, 0, 3, 0]
-    assert CARRIED_COMMITS in topic.log.head().read_features
+    assert CARRIED_COMMITS in topic.log.state().read_features
     topic.alter(configs={"carried.commits": 0})
     for _ in range(20):
         publish(topic, 1)
     assert {len(carried_by(world, number)) for number in range(45, 65)} == {0}
-    assert other(world, world.store).log.head() == topic.log.head()
+    assert other(world, world.store).log.state() == topic.log.state()
     assert bases(other(world, world.store)) == bases(topic)
-    assert History(world.store, "t").at(64).head == topic.log.head()
+    assert History(world.store, "t").at(64).state == topic.log.state()
     assert of_log(world) == []
 
 
@@ -414,7 +414,7 @@ def test_without_the_newest_checkpoint(world: World) -> None:
         world.store.delete(key)
         assert world.store.create(key, flipped(data, 30))
         store = CountingStore(world.store)
-        assert world.root(store).topic("t").log.head() == topic.log.head()
+        assert world.root(store).topic("t").log.state() == topic.log.state()
         world.store.delete(key)
         store = CountingStore(world.store)
         assert bases(world.root(store).topic("t")) == bases(topic)
@@ -435,9 +435,9 @@ def test_a_history_reads_a_carrier_of_each_block(world: World) -> None:
     topic = written(world, newest)
     store = CountingStore(world.store)
     snapshot = History(store, "t").at(newest)
-    assert snapshot.head == topic.log.head()
+    assert snapshot.state == topic.log.state()
     for start in (0, 5, 128, 300):
-        base = History(world.store, "t").at(start).head
+        base = History(world.store, "t").at(start).state
         store.reset()
         commits = [commit for _, commit in History(store, "t").walk(base, newest)]
         assert [commit.version for commit in commits] == list(range(start + 1, newest + 1))
@@ -451,7 +451,7 @@ def test_a_history_reads_a_carrier_of_each_block(world: World) -> None:
 def test_a_history_over_damage(world: World, damage: Callable[[World, int], None]) -> None:
     """A damaged carrier costs its block; damage of what is carried costs nothing; what is gone is said to be."""
     topic = written(world, 300)
-    begin = History(world.store, "t").at(128).head
+    begin = History(world.store, "t").at(128).state
     for number in (200, 255, 299):
         before = stored(world, number)
         damage(world, number)
@@ -464,7 +464,7 @@ def test_a_history_over_damage(world: World, damage: Callable[[World, int], None
         assert fits or (number != 200 and damage.__name__ in ("deleted", "in_document")), (number, walked)
         world.store.delete(commit_key("t", number))
         assert world.store.create(commit_key("t", number), before)
-    assert History(world.store, "t").at(300).head == topic.log.head()
+    assert History(world.store, "t").at(300).state == topic.log.state()
 
 
 def test_verify_names_the_damaged_bit_of_what_is_carried(world: World) -> None:
@@ -507,7 +507,7 @@ def test_a_crash_at_every_step(world: World, kind: FaultKind) -> None:
             except (Crash, SparklogError):
                 pass
             topic = other(world, world.store)
-            while topic.log.head().version < 14:
+            while topic.log.state().version < 14:
                 publish(topic, 1)
             check_carried(world, 15)
             assert bases(other(world, world.store)) == list(range(14))
@@ -526,4 +526,4 @@ def check_carried(world: World, commits: int) -> None:
 
 
 def test_the_head_says_what_counts() -> None:
-    assert Head().carried_commits == 0
+    assert TopicState().carried_commits == 0

@@ -39,7 +39,7 @@ from sparklog.log.state.kafka_source import KAFKA_ENDED_JSON, KAFKA_OPEN_JSON, K
 from sparklog.log.state.root_defaults import DEFAULTS_JSON, PATTERN_JSON
 from sparklog.log.state.slice_table import ABORTED, COMMITTED, OPEN, PLAIN
 from sparklog.log.state.slices import SliceFlag
-from sparklog.log.state.topic_state import HEAD_JSON, PREPARE_JSON
+from sparklog.log.state.topic_state import PREPARE_JSON, TOPIC_STATE_JSON
 from sparklog.log.state.writer_runs import ENTRY_JSON
 from sparklog.log.topic.backup_manifest import ENTRIES_JSON, LEFT_OUT_JSON, MANIFEST_JSON, REPOSITORY_JSON, TOPIC_JSON
 from sparklog.maintenance.leases import CLAIM_JSON, CLAIM_OPS, LEASE_JSON, LEASE_MS
@@ -89,7 +89,7 @@ def names(table: str) -> list[str]:
         ("The other objects: in `kafkaSource`", KAFKA_SOURCE_JSON),
         ("The other objects: in `holds`", HOLD_JSON),
         ("Checkpoints: member of the head", CHECKPOINT_JSON),
-        ("Checkpoints: in `head`", HEAD_JSON),
+        ("Checkpoints: in `head`", TOPIC_STATE_JSON),
         ("Checkpoints: in `open`", PREPARE_JSON),
         ("Checkpoints: in `registry`", ENTRY_JSON),
         ("Checkpoints: in `table`", TABLE_REF_JSON),

@@ -11,7 +11,7 @@ from sparklog.errors import Corrupt, NotFound
 from sparklog.log.journal.names import checkpoint_key, commit_key
 from sparklog.log.state.commit_intents import LogStartIntent
 from sparklog.log.state.history import History
-from sparklog.log.state.topic_state import Head
+from sparklog.log.state.topic_state import TopicState
 from sparklog.log.topic.topic import Topic
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import ObjectInfo
@@ -34,7 +34,7 @@ def story() -> tuple[World, MemoryStore, Topic, list[tuple[object, ...]]]:
     seen = [state(topic)]
     for number in range(1, 14):
         if number == 6:
-            topic.log.commit(LogStartIntent(topic.log.head().topic_id, {0: 4}))
+            topic.log.commit(LogStartIntent(topic.log.state().topic_id, {0: 4}))
         else:
             append(topic, (0, number), (1, 1))
         world.now_ms += 1000
@@ -46,13 +46,13 @@ def story() -> tuple[World, MemoryStore, Topic, list[tuple[object, ...]]]:
 def state(topic: Topic) -> tuple[object, ...]:
     snapshot = topic.log.snapshot()
     rows = snapshot.slices.all()
-    return snapshot.head, rows.partition.tolist(), rows.base.tolist(), rows.end.tolist(), snapshot.slices.paths()
+    return snapshot.state, rows.partition.tolist(), rows.base.tolist(), rows.end.tolist(), snapshot.slices.paths()
 
 
 def at(store: MemoryStore, version: int) -> tuple[object, ...]:
     found = History(store, "t").at(version)
     rows = found.slices.all()
-    return found.head, rows.partition.tolist(), rows.base.tolist(), rows.end.tolist(), found.slices.paths()
+    return found.state, rows.partition.tolist(), rows.base.tolist(), rows.end.tolist(), found.slices.paths()
 
 
 def test_every_version_is_what_it_was() -> None:
@@ -108,7 +108,7 @@ def test_a_version_above_the_newest_cannot_be_rebuilt() -> None:
 @pytest.mark.parametrize("carried", [0, 127])
 def test_a_commit_that_does_not_follow_is_found(carried: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a sleeper creates under a collected number has the right predecessor, but no successor."""
-    monkeypatch.setattr(Head, "carried_commits", carried)
+    monkeypatch.setattr(TopicState, "carried_commits", carried)
     world, store, _, seen = story()
     _, other, _, again = setup()
     world.now_ms += 7
@@ -136,7 +136,7 @@ def test_a_bit_that_flips_on_the_way_is_read_again() -> None:
     store.delete(checkpoint_key("t", 11))
     found = History(FaultyStore(store, decide), "t")
     found._sound[7] = History(store, "t").sound(7)
-    assert found.at(10).head == seen[10][0]
+    assert found.at(10).state == seen[10][0]
     assert flips == [1]
 
 
@@ -151,7 +151,7 @@ def test_reading_in_parallel() -> None:
     for version in (3, 7, 11):
         store.delete(checkpoint_key("t", version))
     found = History(Distant(store, lambda call: None), "t").at(13)
-    assert found.head == seen[13][0]
+    assert found.state == seen[13][0]
 
 
 def test_a_log_that_is_not_there() -> None:

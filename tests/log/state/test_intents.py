@@ -44,35 +44,35 @@ from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.invariants import check_commit, check_state
 from sparklog.log.state.rewrites import Input, Outputs, Rewrite, RewriteIntent
 from sparklog.log.state.slices import SliceFlag
-from sparklog.log.state.topic_state import EMPTY, Head
+from sparklog.log.state.topic_state import EMPTY, TopicState
 from sparklog.log.state.writer_runs import WriterKey
 from tests.log.topics import Chain, file_of, output_of
 
 NOW = 1_000
 
 
-def draft(intent: Intent, chain: Chain, origin: Head | None = None) -> Draft:
-    found = intent.draft("t", chain.head, origin or chain.head, chain.table)
+def draft(intent: Intent, chain: Chain, origin: TopicState | None = None) -> Draft:
+    found = intent.draft("t", chain.state, origin or chain.state, chain.table)
     assert isinstance(found, Draft)
     return found
 
 
-def nothing(intent: Intent, chain: Chain, origin: Head | None = None) -> Nothing:
-    found = intent.draft("t", chain.head, origin or chain.head, chain.table)
+def nothing(intent: Intent, chain: Chain, origin: TopicState | None = None) -> Nothing:
+    found = intent.draft("t", chain.state, origin or chain.state, chain.table)
     assert isinstance(found, Nothing)
     return found
 
 
-def land(chain: Chain, intent: Intent, origin: Head | None = None) -> Draft:
+def land(chain: Chain, intent: Intent, origin: TopicState | None = None) -> Draft:
     """Commit an intent by hand, with all checks."""
     found = draft(intent, chain, origin)
-    commit = found.commit(chain.head, f"c{chain.head.version}", chain.head.time_ms)
+    commit = found.commit(chain.state, f"c{chain.state.version}", chain.state.time_ms)
     given = ("crc", "nbytes", "version", "prev_crc")
     values = {each.name: getattr(commit, each.name) for each in fields(commit) if each.name not in given}
-    before = chain.head
+    before = chain.state
     written = chain.add(**values)
-    check_commit(before, written, chain.head)
-    check_state(chain.head, chain.table)
+    check_commit(before, written, chain.state)
+    check_state(chain.state, chain.table)
     return found
 
 
@@ -158,8 +158,8 @@ def test_a_replay_by_a_new_run_records_the_take_over() -> None:
     chain.append((0, 4), writer=Writer("stream", "q", 7, "r1", 4))
     found = land(chain, AppendIntent("topic-one", (file_of([(0, 4)]),), NOW, WriterKey("q", 7, "r2")))
     assert (found.op, found.files) == (TAKEOVER, ())
-    assert chain.head.registry["q"].run == "r2"
-    assert chain.head.log_end.tolist() == [4]
+    assert chain.state.registry["q"].run == "r2"
+    assert chain.state.log_end.tolist() == [4]
     with pytest.raises(Fenced):
         draft(AppendIntent("topic-one", (file_of([(0, 4)]),), NOW, WriterKey("q", 8, "r1")), chain)
 
@@ -176,7 +176,7 @@ def test_a_prepare_is_open() -> None:
     chain = Chain(1)
     found = land(chain, AppendIntent("topic-one", (file_of([(0, 4)]),), NOW, txn=Txn("t", 1)))
     assert found.txn == Txn("t", 1)
-    assert chain.head.last_stable().tolist() == [0]
+    assert chain.state.last_stable().tolist() == [0]
 
 
 # -- rewrites
@@ -232,7 +232,7 @@ def test_an_output_over_a_slice_that_is_not_replaced_is_refused() -> None:
     inputs = (Input(one, 0, 0, 10), Input(three, 0, 20, 30))
     wrong = RewriteIntent(MERGE, "topic-one", (Rewrite(Edit(0, 0, 30), inputs),), (output_of(0, 0, 30),))
     with pytest.raises(BadRequest, match="over the slice at 10 that the edit does not replace"):
-        wrong.draft("t", chain.head, chain.head, chain.table)
+        wrong.draft("t", chain.state, chain.state, chain.table)
     beside = (output_of(0, 0, 10), output_of(0, 20, 30))
     land(chain, RewriteIntent(MERGE, "topic-one", (Rewrite(Edit(0, 0, 30), inputs),), beside))
     assert chain.table.all().base.tolist() == [0, 10, 20]
@@ -263,7 +263,7 @@ def test_inputs_below_the_log_start_do_not_count() -> None:
     found = land(chain, intent)
     assert found.remove == (RemovedSlices(two, (0,), (10,), (0,)),)
     assert chain.table.all().base.tolist() == [10]
-    assert chain.head.log_start.tolist() == [13]
+    assert chain.state.log_start.tolist() == [13]
 
 
 def test_retention_and_rewrites_commute() -> None:
@@ -395,7 +395,7 @@ def test_log_starts_out_of_range(starts: dict[int, int], expected: str) -> None:
 
 def test_altering_the_same_config_at_once() -> None:
     chain = Chain(1, {"retention.ms": "5"})
-    origin = chain.head
+    origin = chain.state
     intent = AlterIntent("topic-one", {"retention.ms": 7, "segment.bytes": 100})
     assert dict(draft(intent, chain).configs) == {"retention.ms": "7", "segment.bytes": "100"}
     chain.add(op=ALTER, configs={"cleanup.policy": "compact"})
@@ -415,7 +415,7 @@ def test_altering_to_what_is_there() -> None:
 
 def test_adding_partitions_at_once() -> None:
     chain = Chain(2)
-    origin = chain.head
+    origin = chain.state
     assert draft(AlterIntent("topic-one", {}, 4), chain).partitions == 4
     chain.add(op=ALTER, partitions=3)
     with pytest.raises(Conflict, match="expected 2, found 3"):
@@ -434,7 +434,7 @@ def test_creating_and_deleting() -> None:
     with pytest.raises(NotFound):
         draft(DeleteIntent("topic-one"), chain)
     found = land(chain, create)
-    assert (found.partitions, found.configs, chain.head.version) == (3, {"retention.ms": "1"}, 2)
+    assert (found.partitions, found.configs, chain.state.version) == (3, {"retention.ms": "1"}, 2)
     with pytest.raises(Conflict, match="created again"):
         draft(DeleteIntent("topic-one"), chain)
     assert isinstance(create.draft("t", EMPTY, EMPTY, None), Draft)
@@ -474,14 +474,14 @@ def test_unknown_write_features_stop_writers() -> None:
     chain.add(op=ALTER, configs={"retention.ms": "1"}, write_features=("tiers",))
     found = draft(AppendIntent("topic-one", (file_of([(0, 1)]),), NOW), chain)
     with pytest.raises(BadRequest, match="needs the sparklog features tiers to be written; upgrade"):
-        found.commit(chain.head, "c", 1)
+        found.commit(chain.state, "c", 1)
 
 
 def test_commit_time_never_goes_back() -> None:
     chain = Chain(1)
     found = draft(AppendIntent("topic-one", (file_of([(0, 1)]),), NOW), chain)
-    assert found.commit(chain.head, "c", chain.head.time_ms - 5000).time_ms == chain.head.time_ms
-    assert found.commit(chain.head, "c", chain.head.time_ms + 5).time_ms == chain.head.time_ms + 5
+    assert found.commit(chain.state, "c", chain.state.time_ms - 5000).time_ms == chain.state.time_ms
+    assert found.commit(chain.state, "c", chain.state.time_ms + 5).time_ms == chain.state.time_ms + 5
 
 
 # -- invariants
@@ -517,4 +517,4 @@ def test_each_invariant_is_checked(values: dict[str, object], expected: str) -> 
     chain.append((0, 10))
     commit, _ = chain.commit(**values)
     with pytest.raises(BadRequest, match=rf"^refusing to commit \({expected}\)"):
-        check_commit(chain.head, commit, chain.head.apply(commit))
+        check_commit(chain.state, commit, chain.state.apply(commit))

@@ -53,7 +53,7 @@ def test_opening_costs_two_listings_a_checkpoint_and_the_tail() -> None:
     # The checkpoints, the head of that at 127, commits 128 to 135, 136 that is missing, and that none is above it.
     assert counting.counts == {"list": 2, "get": 10}
     counting.reset()
-    assert opened.log.head() == topic.log.head()
+    assert opened.log.state() == topic.log.state()
     assert counting.counts == {"get": 1}
     counting.reset()
     snapshot = opened.log.snapshot()
@@ -72,17 +72,17 @@ def test_a_store_with_round_trips_is_asked_for_16_numbers_at_once(monkeypatch: p
     root = world.root(counting)
     counting.reset()
     opened = root.topic("t")
-    assert opened.log.head(refresh=False) == topic.log.head()
+    assert opened.log.state(refresh=False) == topic.log.state()
     # Asked at once, some of the last 16 are not begun any more when the first missing one is known.
     assert counting.counts["list"] == 2
     assert 42 <= counting.counts["get"] <= 48
     for _ in range(20):
         publish(topic, 1)
     counting.reset()
-    assert opened.log.head().version == 60
+    assert opened.log.state().version == 60
     assert 21 <= counting.counts["get"] <= 33
     counting.reset()
-    assert opened.log.head().version == 60
+    assert opened.log.state().version == 60
     assert counting.counts == {"get": 1}
 
 
@@ -143,7 +143,7 @@ def test_a_damaged_checkpoint_costs_the_one_before(what: str, caplog: pytest.Log
     world, store, _, topic = setup()
     for _ in range(260):
         publish(topic, 1)
-    expected = topic.log.head()
+    expected = topic.log.state()
     name = next(
         n for n in checkpoints(store) if n.startswith(f"{255:020d}") and n.endswith("json" if "head" in what else "w")
     )
@@ -158,7 +158,7 @@ def test_a_damaged_checkpoint_costs_the_one_before(what: str, caplog: pytest.Log
         if what == "table gone":
             store.delete(checkpoint_key("t", 255))
         opened = other(world, store)
-        assert opened.log.head() == expected
+        assert opened.log.state() == expected
         assert opened.log.snapshot().slices.all().base.tolist() == list(range(260))
     assert ("checkpoint" in caplog.text) == ("gone" not in what)
 
@@ -168,7 +168,7 @@ def test_without_a_readable_checkpoint_and_without_commits_the_topic_is_corrupt(
     for _ in range(130):
         publish(topic, 1)
     collect(store, 128)
-    assert other(world, store).log.head().version == 130
+    assert other(world, store).log.state().version == 130
     key = checkpoint_key("t", 127)
     store.replace(key, store.get(key)[:-5])
     with pytest.raises(Corrupt, match=r"commit 0 of topic 't' is missing, and no checkpoint up to version 127"):
@@ -220,7 +220,7 @@ def test_two_committers_write_one_checkpoint() -> None:
         publish(one, 1)
         publish(two, 1)
     assert len([name for name in checkpoints(store) if name.endswith(".json")]) == 1
-    assert one.log.head() == two.log.head()
+    assert one.log.state() == two.log.state()
     assert two.log.snapshot().slices.all().base.tolist() == list(range(140))
 
 
@@ -235,7 +235,7 @@ def test_a_reader_whose_checkpoint_was_removed_opens_afresh() -> None:
         if name.startswith(f"{127:020d}"):
             store.delete(checkpoint_prefix("t") + name)
     collect(store, 200)
-    assert reader.log.head(refresh=False).version == 130
+    assert reader.log.state(refresh=False).version == 130
     assert reader.log.snapshot().slices.all().base.tolist() == list(range(260))
 
 
@@ -274,6 +274,6 @@ def test_a_commit_from_a_newer_release() -> None:
     publish(topic)
     store.create(commit_key("t", 2), encode({"format": 2}))
     with pytest.raises(BadRequest, match="has format 2"):
-        topic.log.head()
+        topic.log.state()
     with pytest.raises(BadRequest, match="has format 2"):
         publish(topic)

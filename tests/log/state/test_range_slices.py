@@ -24,7 +24,7 @@ TEXTS = ("file", "txn")
 
 def snapshots_of(chains: Mapping[str, Chain]) -> dict[str, Snapshot]:
     store = World().store
-    return {topic: Snapshot(topic, store, chain.head, chain.table) for topic, chain in chains.items()}
+    return {topic: Snapshot(topic, store, chain.state, chain.table) for topic, chain in chains.items()}
 
 
 def counted(patch: Patch, place: object, name: str) -> Mock:
@@ -61,7 +61,7 @@ def test_many_topics_give_what_each_of_them_does(seed: int, few: int, monkeypatc
     ranges = []
     for _ in range(40):
         topic = rng.choice(list(snapshots))
-        partition = rng.randrange(snapshots[topic].head.partitions + 2)
+        partition = rng.randrange(snapshots[topic].state.partitions + 2)
         ranges.append(OffsetRange(topic, partition, *sorted((rng.randrange(60), rng.randrange(60)))))
     check(select_ranges(snapshots, ranges))
     of_one = [offsets for offsets in ranges if offsets.topic == ranges[0].topic]

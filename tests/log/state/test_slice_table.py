@@ -41,7 +41,7 @@ from sparklog.log.state.commit import (
 from sparklog.log.state.invariants import check_state
 from sparklog.log.state.slice_table import ABORTED, COMMITTED, OPEN, PLAIN, SliceTable, Texts
 from sparklog.log.state.slices import SliceFlag
-from sparklog.log.state.topic_state import Head
+from sparklog.log.state.topic_state import TopicState
 from sparklog.testing.world import START_MS
 from tests.log.topics import Chain, file_of, output_of
 
@@ -57,12 +57,12 @@ def rows(table: SliceTable) -> list[Row]:
     return [(*values, whole.path(row), whole.txn_id(row)) for row, values in enumerate(zip(*columns, strict=True))]
 
 
-def through_checkpoint(head: Head, table: SliceTable) -> tuple[Head, SliceTable]:
+def through_checkpoint(state: TopicState, table: SliceTable) -> tuple[TopicState, SliceTable]:
     """A state written as a checkpoint and read back."""
     data, unsealed = encode_table(table)
-    ref = TableRef(f"{head.version:020d}-x.arrow", len(data), documents.crc32c.crc32c(data), len(table), unsealed)
-    checkpoint = decode_checkpoint(encode_checkpoint(Checkpoint(head, ref)), "key", head.version)
-    return checkpoint.head, decode_table(data, checkpoint.table, "table key", head.version)
+    ref = TableRef(f"{state.version:020d}-x.arrow", len(data), documents.crc32c.crc32c(data), len(table), unsealed)
+    checkpoint = decode_checkpoint(encode_checkpoint(Checkpoint(state, ref)), "key", state.version)
+    return checkpoint.state, decode_table(data, checkpoint.table, "table key", state.version)
 
 
 def test_columns_of_an_append() -> None:
@@ -206,7 +206,7 @@ def test_statuses_of_a_transaction() -> None:
     assert [chain.table.all().txn_id(row) for row in range(5)] == ["t", "t", "u", "t", ""]
     chain.add(op=MAINTAIN, resolved=(Resolved("u", 1),))
     assert chain.table.all().status.tolist() == [COMMITTED, ABORTED, ABORTED, COMMITTED, PLAIN]
-    check_state(chain.head, chain.table)
+    check_state(chain.state, chain.table)
 
 
 def test_a_deleted_topic_has_no_slices() -> None:
@@ -221,46 +221,46 @@ def test_a_deleted_topic_has_no_slices() -> None:
 
 def test_a_checkpoint_of_nothing() -> None:
     chain = Chain(2)
-    head, table = through_checkpoint(chain.head, chain.table)
-    assert head == chain.head
+    state, table = through_checkpoint(chain.state, chain.table)
+    assert state == chain.state
     assert rows(table) == []
 
 
 def test_a_checkpoint_gives_the_state_back() -> None:
     chain = random_chain(random.Random(3), 120)
-    head, table = through_checkpoint(chain.head, chain.table)
-    assert head == chain.head
+    state, table = through_checkpoint(chain.state, chain.table)
+    assert state == chain.state
     assert rows(table) == rows(chain.table)
     assert table.version == chain.table.version
-    assert encode_table(table)[0] == encode_table(through_checkpoint(head, table)[1])[0]
+    assert encode_table(table)[0] == encode_table(through_checkpoint(state, table)[1])[0]
 
 
 def test_damage_of_a_checkpoint_is_found() -> None:
     chain = random_chain(random.Random(4), 30)
     data, unsealed = encode_table(chain.table)
     ref = TableRef(
-        f"{chain.head.version:020d}-x.arrow", len(data), documents.crc32c.crc32c(data), len(chain.table), unsealed
+        f"{chain.state.version:020d}-x.arrow", len(data), documents.crc32c.crc32c(data), len(chain.table), unsealed
     )
-    encoded = encode_checkpoint(Checkpoint(chain.head, ref))
+    encoded = encode_checkpoint(Checkpoint(chain.state, ref))
     for position in range(0, len(encoded), 3):
         damaged = bytearray(encoded)
         damaged[position] ^= 4
         with pytest.raises((Corrupt, BadRequest)):
-            decode_checkpoint(bytes(damaged), "key", chain.head.version)
+            decode_checkpoint(bytes(damaged), "key", chain.state.version)
     for position in range(0, len(data), 37):
         damaged = bytearray(data)
         damaged[position] ^= 4
         with pytest.raises(Corrupt, match="table key"):
-            decode_table(bytes(damaged), ref, "table key", chain.head.version)
+            decode_table(bytes(damaged), ref, "table key", chain.state.version)
     with pytest.raises(Corrupt, match="should be here, found version"):
-        decode_checkpoint(encoded, "key", chain.head.version + 1)
+        decode_checkpoint(encoded, "key", chain.state.version + 1)
     with pytest.raises(Corrupt, match="rows"):
-        decode_table(data, replace(ref, rows=ref.rows + 1), "table key", chain.head.version)
+        decode_table(data, replace(ref, rows=ref.rows + 1), "table key", chain.state.version)
 
 
 def test_a_checkpoint_names_only_its_own_table() -> None:
     chain = Chain(1)
-    bad = Checkpoint(chain.head, TableRef("../../_root.json", 5, 5, 0, 0))
+    bad = Checkpoint(chain.state, TableRef("../../_root.json", 5, 5, 0, 0))
     with pytest.raises(Corrupt, match="name should be the name of a slice table"):
         decode_checkpoint(encode_checkpoint(bad), "key", 0)
 
@@ -270,8 +270,8 @@ def test_a_checkpoint_asks_for_what_its_commits_asked_for() -> None:
     chain.add(op=ALTER, configs={"retention.ms": "1"}, read_features=("tiers",), write_features=("more",))
     chain.append((0, 1))
     with pytest.raises(BadRequest, match=r"needs the sparklog features tiers to be read; upgrade sparklog"):
-        through_checkpoint(chain.head, chain.table)
-    assert chain.head.write_features == ("more",)
+        through_checkpoint(chain.state, chain.table)
+    assert chain.state.write_features == ("more",)
 
 
 def test_column_names_in_files_are_unique() -> None:
@@ -296,7 +296,7 @@ def random_chain(rng: random.Random, steps: int) -> Chain:
     number = 0
     for step in range(steps):
         kind = rng.random()
-        partitions = chain.head.partitions
+        partitions = chain.state.partitions
         if kind < 0.55:
             slices = [(rng.randrange(partitions), rng.randint(1, 9)) for _ in range(rng.randint(1, 4))]
             values: dict[str, object] = {}
@@ -306,32 +306,32 @@ def random_chain(rng: random.Random, steps: int) -> Chain:
             elif rng.random() < 0.4:
                 values["writer"] = Writer("stream", rng.choice("pq"), step, rng.choice("rs"), 3)
             chain.append(*slices, name=f"s{step}", **values)
-        elif kind < 0.7 and chain.head.open:
-            prepare = rng.choice(chain.head.open)
+        elif kind < 0.7 and chain.state.open:
+            prepare = rng.choice(chain.state.open)
             committed = (prepare.version,) if rng.random() < 0.6 else ()
             chain.add(op=MAINTAIN, resolved=(Resolved(prepare.txn.id, prepare.txn.n, committed, {"x": step}),))
         elif kind < 0.8:
             partition = rng.randrange(partitions)
-            low, high = int(chain.head.log_start[partition]), int(chain.head.log_end[partition])
+            low, high = int(chain.state.log_start[partition]), int(chain.state.log_end[partition])
             chain.add(op=DELETE_RECORDS, log_starts={partition: rng.randint(low, low + (high - low) // 3)})
         elif kind < 0.92:
             rewrite(chain, rng.randrange(partitions), rng)
         elif kind < 0.95:
             chain.add(op=ALTER, partitions=partitions + 1)
         elif kind < 0.97:
-            end = int(chain.head.log_end[0])
+            end = int(chain.state.log_end[0])
             file = file_of([(0, 4)], name=f"i{step}").based((end + 3,))
-            chain.add(op=IMPORT, files=(file,), leader_epoch=chain.head.leader_epoch + 1)
+            chain.add(op=IMPORT, files=(file,), leader_epoch=chain.state.leader_epoch + 1)
         elif kind < 0.98:
             chain.add(op=DELETE)
             chain.add(op=CREATE, topic_id=f"topic-{step}", partitions=2, leader_epoch=0)
-        check_state(chain.head, chain.table)
+        check_state(chain.state, chain.table)
     return chain
 
 
 def rewrite(chain: Chain, partition: int, rng: random.Random) -> None:
     """Seal or merge what is stable of a partition."""
-    stable = int(chain.head.last_stable()[partition])
+    stable = int(chain.state.last_stable()[partition])
     found = chain.table.select(partition, 0, stable)
     found = found[np.flatnonzero(found.end <= stable)]
     if not len(found):
@@ -354,15 +354,15 @@ def test_checkpoint_and_tail_equal_replay(seed: int) -> None:
     rng = random.Random(seed)
     chain = random_chain(rng, 60)
     cut = rng.randrange(len(chain.stored))
-    head, table = Head(), SliceTable()
+    state, table = TopicState(), SliceTable()
     for commit, _ in chain.stored[: cut + 1]:
-        head = head.apply(commit)
-        table = table.apply(commit, head)
-    head, table = through_checkpoint(head, table)
+        state = state.apply(commit)
+        table = table.apply(commit, state)
+    state, table = through_checkpoint(state, table)
     for commit, _ in chain.stored[cut + 1 :]:
-        head = head.apply(commit)
-        table = table.apply(commit, head)
-    assert head == chain.head
+        state = state.apply(commit)
+        table = table.apply(commit, state)
+    assert state == chain.state
     assert rows(table) == rows(chain.table)
 
 
@@ -382,10 +382,10 @@ def test_a_replay_of_many_commits_is_bounded() -> None:
     chain = Chain(4)
     for _ in range(1000):
         chain.append((0, 1), (1, 1))
-    head, table = Head(), SliceTable()
+    state, table = TopicState(), SliceTable()
     for commit, _ in chain.stored:
-        head = head.apply(commit)
-        table = table.apply(commit, head)
+        state = state.apply(commit)
+        table = table.apply(commit, state)
     assert len(table) == 2000
     assert len(table.parts()) < 16
 
@@ -394,7 +394,7 @@ def test_a_replay_of_many_commits_is_bounded() -> None:
 def test_many_ranges_select_what_each_of_them_does(seed: int) -> None:
     rng = random.Random(seed)
     chain = random_chain(rng, 40)
-    table, partitions = chain.table, chain.head.partitions
+    table, partitions = chain.table, chain.state.partitions
     ranges = [(rng.randrange(partitions + 1), *sorted((rng.randrange(60), rng.randrange(60)))) for _ in range(50)]
     selected, cuts = table.select_each(*np.array(ranges, np.int64).T)
     assert cuts[-1] == len(selected)

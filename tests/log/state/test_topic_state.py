@@ -25,40 +25,40 @@ from sparklog.log.state.commit import (
 )
 from sparklog.log.state.invariants import check_commit
 from sparklog.log.state.kafka_source import KafkaEnded, KafkaOpen
-from sparklog.log.state.topic_state import EMPTY, HEAD_JSON
+from sparklog.log.state.topic_state import EMPTY, TOPIC_STATE_JSON
 from sparklog.log.state.writer_runs import WriterEntry
 from sparklog.testing.world import START_MS
 from tests.log.topics import Chain, output_of
 
 
 def test_a_created_topic_is_empty() -> None:
-    head = Chain(3, {"retention.ms": "5"}).head
-    assert (head.version, head.exists, head.partitions, head.topic_id) == (0, True, 3, "topic-one")
-    assert head.log_end.tolist() == head.log_start.tolist() == [0, 0, 0]
-    assert head.configs.retention_ms == 5
-    assert head.time_ms == START_MS
+    state = Chain(3, {"retention.ms": "5"}).state
+    assert (state.version, state.exists, state.partitions, state.topic_id) == (0, True, 3, "topic-one")
+    assert state.log_end.tolist() == state.log_start.tolist() == [0, 0, 0]
+    assert state.configs.retention_ms == 5
+    assert state.time_ms == START_MS
 
 
 def test_appends_move_log_ends() -> None:
     chain = Chain(2)
     chain.append((0, 5), (1, 2), (0, 1))
     chain.append((1, 10))
-    assert chain.head.log_end.tolist() == [6, 12]
-    assert chain.head.last_stable().tolist() == [6, 12]
+    assert chain.state.log_end.tolist() == [6, 12]
+    assert chain.state.last_stable().tolist() == [6, 12]
     assert EMPTY.partitions == 0
 
 
 def test_arrays_cannot_be_written() -> None:
-    head = Chain(2).head
+    state = Chain(2).state
     with pytest.raises(ValueError, match="read-only"):
-        head.log_end[0] = 9
+        state.log_end[0] = 9
 
 
 def test_partitions_grow_at_their_beginning() -> None:
     chain = Chain(1)
     chain.append((0, 5))
     chain.add(op=ALTER, partitions=3)
-    assert chain.head.log_end.tolist() == [5, 0, 0]
+    assert chain.state.log_end.tolist() == [5, 0, 0]
 
 
 def test_log_starts_are_a_maximum() -> None:
@@ -66,16 +66,16 @@ def test_log_starts_are_a_maximum() -> None:
     chain.append((0, 9), (1, 9))
     chain.add(op=DELETE_RECORDS, log_starts={0: 7})
     chain.add(op=DELETE_RECORDS, log_starts={0: 3, 1: 2})
-    assert chain.head.log_start.tolist() == [7, 2]
+    assert chain.state.log_start.tolist() == [7, 2]
 
 
 def test_an_import_may_lift_the_log_end() -> None:
     chain = Chain(1)
     chain.add(op=IMPORT, log_starts={0: 500}, leader_epoch=4)
-    assert chain.head.log_end.tolist() == [500]
-    assert chain.head.leader_epoch == 4
+    assert chain.state.log_end.tolist() == [500]
+    assert chain.state.leader_epoch == 4
     chain.append((0, 2))
-    assert chain.head.log_end.tolist() == [502]
+    assert chain.state.log_end.tolist() == [502]
 
 
 def with_kafkas() -> Chain:
@@ -92,20 +92,20 @@ def with_kafkas() -> Chain:
 def test_kafkas_open_transactions_hold_the_last_stable_offset() -> None:
     chain = with_kafkas()
     # What begins below the log start holds it there; of the first nothing is left.
-    assert chain.head.last_stable().tolist() == [20, 50]
-    assert [each.producer for each in chain.head.kafka_open] == [8, 7]
+    assert chain.state.last_stable().tolist() == [20, 50]
+    assert [each.producer for each in chain.state.kafka_open] == [8, 7]
     chain.append((0, 3))
-    assert chain.head.last_stable().tolist() == [20, 50]
+    assert chain.state.last_stable().tolist() == [20, 50]
     chain.append((1, 1), kafka_ended=(KafkaEnded(1, 7),))
-    assert chain.head.last_stable().tolist() == [20, 61]
-    document = json.loads(json.dumps(HEAD_JSON.to_json(chain.head)))
-    back = HEAD_JSON.from_json(Fields(document, "k", "checkpoint"))
-    assert back.kafka_open == chain.head.kafka_open == (KafkaOpen(0, 8, 2, 12, 25),)
+    assert chain.state.last_stable().tolist() == [20, 61]
+    document = json.loads(json.dumps(TOPIC_STATE_JSON.to_json(chain.state)))
+    back = TOPIC_STATE_JSON.from_json(Fields(document, "k", "checkpoint"))
+    assert back.kafka_open == chain.state.kafka_open == (KafkaOpen(0, 8, 2, 12, 25),)
     chain.add(op=DELETE_RECORDS, log_starts={0: 24})
-    assert chain.head.last_stable().tolist() == [24, 61]
+    assert chain.state.last_stable().tolist() == [24, 61]
     chain.add(op=DELETE_RECORDS, log_starts={0: 25})
-    assert chain.head.last_stable().tolist() == [28, 61]
-    assert "kafkaOpen" not in HEAD_JSON.to_json(chain.head)
+    assert chain.state.last_stable().tolist() == [28, 61]
+    assert "kafkaOpen" not in TOPIC_STATE_JSON.to_json(chain.state)
 
 
 def test_kafkas_transactions_come_with_an_import_and_end_once() -> None:
@@ -120,13 +120,13 @@ def test_kafkas_transactions_come_with_an_import_and_end_once() -> None:
     ):
         commit, _ = chain.commit(**values)
         with pytest.raises(BadRequest, match=expected):
-            check_commit(chain.head, commit, chain.head.apply(commit))
+            check_commit(chain.state, commit, chain.state.apply(commit))
 
 
 def test_configs_are_set_and_reset() -> None:
     chain = Chain(1, {"retention.ms": "5"})
     chain.add(op=ALTER, configs={"cleanup.policy": "compact", "retention.ms": None})
-    assert dict(chain.head.configs.explicit) == {"cleanup.policy": "compact"}
+    assert dict(chain.state.configs.explicit) == {"cleanup.policy": "compact"}
 
 
 def test_cleaned_through_never_goes_back() -> None:
@@ -134,17 +134,17 @@ def test_cleaned_through_never_goes_back() -> None:
     chain.append((0, 20))
     chain.add(op=COMPACT, edits=(Edit(0, 0, 10, 10),))
     chain.add(op=COMPACT, edits=(Edit(0, 0, 5, 5), Edit(1, 0, 0, None)))
-    assert chain.head.first_dirty_offset.tolist() == [10, 0]
+    assert chain.state.first_dirty_offset.tolist() == [10, 0]
 
 
 def test_the_registry_follows_writers() -> None:
     chain = Chain(1)
     chain.append((0, 5), writer=Writer("stream", "q", 3, "run", 5))
-    assert chain.head.registry == {"q": WriterEntry(3, 5, 1, START_MS + 1, "run")}
+    assert chain.state.registry == {"q": WriterEntry(3, 5, 1, START_MS + 1, "run")}
     chain.append((0, 5), writer=Writer("txn", "job", 1, None, 5))
     chain.add(op=MAINTAIN, expired={"q": 1, "job": 1})
     # The second entry was written later than the maintenance thought.
-    assert set(chain.head.registry) == {"job"}
+    assert set(chain.state.registry) == {"job"}
 
 
 def test_a_writer_is_entered_by_a_commit_that_expires_others() -> None:
@@ -152,7 +152,7 @@ def test_a_writer_is_entered_by_a_commit_that_expires_others() -> None:
     chain.append((0, 5), writer=Writer("txn", "old", 1, None, 5))
     chain.append((0, 5), writer=Writer("txn", "job", 1, None, 5))
     chain.add(op=MAINTAIN, writer=Writer("txn", "job", 2, None, 0), expired={"old": 1, "job": 2})
-    assert chain.head.registry == {"job": WriterEntry(2, 0, 3, START_MS + 3, None)}
+    assert chain.state.registry == {"job": WriterEntry(2, 0, 3, START_MS + 3, None)}
 
 
 def test_holds_and_floor() -> None:
@@ -160,8 +160,8 @@ def test_holds_and_floor() -> None:
     chain.append((0, 5))
     chain.add(op=MAINTAIN, floor=1, holds={"a": Hold(1), "b": Hold(1, 77)})
     chain.add(op=MAINTAIN, floor=0, holds={"a": None})
-    assert chain.head.floor == 1
-    assert chain.head.holds == {"b": Hold(1, 77)}
+    assert chain.state.floor == 1
+    assert chain.state.holds == {"b": Hold(1, 77)}
 
 
 def test_deleting_keeps_the_numbering_the_floor_and_holds_only() -> None:
@@ -169,17 +169,17 @@ def test_deleting_keeps_the_numbering_the_floor_and_holds_only() -> None:
     chain.append((0, 5), writer=Writer("stream", "q", 3, "run", 5))
     chain.add(op=MAINTAIN, floor=1, holds={"b": Hold(1, 77)})
     chain.add(op=DELETE)
-    head = chain.head
-    assert (head.exists, head.version, head.partitions, head.floor) == (False, 3, 0, 1)
-    assert head.holds == {"b": Hold(1, 77)}
-    assert not head.registry
+    state = chain.state
+    assert (state.exists, state.version, state.partitions, state.floor) == (False, 3, 0, 1)
+    assert state.holds == {"b": Hold(1, 77)}
+    assert not state.registry
     assert len(chain.table) == 0
     chain.add(op=MAINTAIN, floor=2, holds={"b": None})
     chain.add(op=CREATE, topic_id="topic-two", partitions=1, leader_epoch=0)
-    head = chain.head
-    assert (head.version, head.topic_id, head.partitions, head.floor) == (5, "topic-two", 1, 2)
-    assert head.log_end.tolist() == [0]
-    assert not head.configs.explicit
+    state = chain.state
+    assert (state.version, state.topic_id, state.partitions, state.floor) == (5, "topic-two", 1, 2)
+    assert state.log_end.tolist() == [0]
+    assert not state.configs.explicit
 
 
 @pytest.mark.parametrize(
@@ -195,12 +195,12 @@ def test_commits_that_do_not_follow(values: dict[str, object], expected: str) ->
     chain = Chain(1)
     commit, _ = chain.commit(**values)
     with pytest.raises(Corrupt, match=expected):
-        chain.head.apply(commit)
+        chain.state.apply(commit)
 
 
 def test_nothing_but_a_create_follows_nothing() -> None:
     chain = Chain(1)
-    chain.head = EMPTY
+    chain.state = EMPTY
     for op in (MAINTAIN, DELETE, ALTER):
         with pytest.raises(Corrupt, match="does not fit"):
             EMPTY.apply(chain.commit(op=op, topic_id="")[0])
@@ -229,7 +229,7 @@ def test_partitions_that_do_not_exist(values: dict[str, object]) -> None:
     chain = Chain(2)
     commit, _ = chain.commit(**values)
     with pytest.raises(Corrupt, match="partition 5"):
-        chain.head.apply(commit)
+        chain.state.apply(commit)
 
 
 # -- transactions
@@ -240,9 +240,9 @@ def test_open_slices_hold_the_last_stable_offset() -> None:
     chain.append((0, 5), (1, 5))
     chain.append((0, 3), (0, 1), txn=Txn("t", 1))
     chain.append((0, 2), (1, 2))
-    assert chain.head.log_end.tolist() == [11, 7, 0]
-    assert chain.head.last_stable().tolist() == [5, 7, 0]
-    assert [(p.txn.id, p.txn.n, p.version) for p in chain.head.open] == [("t", 1, 2)]
+    assert chain.state.log_end.tolist() == [11, 7, 0]
+    assert chain.state.last_stable().tolist() == [5, 7, 0]
+    assert [(p.txn.id, p.txn.n, p.version) for p in chain.state.open] == [("t", 1, 2)]
 
 
 def test_a_resolve_names_prepares_and_closes_all_of_the_transaction() -> None:
@@ -251,20 +251,20 @@ def test_a_resolve_names_prepares_and_closes_all_of_the_transaction() -> None:
     chain.append((0, 3), txn=Txn("t", 1, {"b": 3}))
     chain.append((1, 3), txn=Txn("u", 1, {"c": 1}))
     chain.append((0, 1), resolved=(Resolved("t", 1, (1,), {"a": 4, "d": 5}),))
-    assert chain.head.last_stable().tolist() == [7, 0]
+    assert chain.state.last_stable().tolist() == [7, 0]
     # The prepare at version 2 was aborted: what it says of its siblings does not count.
-    assert chain.head.siblings == {"a": 9, "d": 5}
+    assert chain.state.siblings == {"a": 9, "d": 5}
     chain.add(op=MAINTAIN, resolved=(Resolved("u", 1),))
-    assert chain.head.open == ()
-    assert chain.head.siblings == {"a": 9, "d": 5}
+    assert chain.state.open == ()
+    assert chain.state.siblings == {"a": 9, "d": 5}
 
 
 def test_siblings_keep_the_highest_version() -> None:
     chain = Chain(1)
     for version in (9, 4, 12):
         chain.append((0, 1), txn=Txn("t", version))
-        chain.add(op=MAINTAIN, resolved=(Resolved("t", version, (chain.head.version,), {"a": version}),))
-    assert chain.head.siblings == {"a": 12}
+        chain.add(op=MAINTAIN, resolved=(Resolved("t", version, (chain.state.version,), {"a": version}),))
+    assert chain.state.siblings == {"a": 12}
 
 
 def test_a_late_prepare_is_open_until_it_is_resolved_again() -> None:
@@ -272,9 +272,9 @@ def test_a_late_prepare_is_open_until_it_is_resolved_again() -> None:
     chain.append((0, 3), txn=Txn("t", 1))
     chain.add(op=MAINTAIN, resolved=(Resolved("t", 1, (1,)),))
     chain.append((0, 3), txn=Txn("t", 1))
-    assert chain.head.last_stable().tolist() == [3]
+    assert chain.state.last_stable().tolist() == [3]
     chain.add(op=MAINTAIN, resolved=(Resolved("t", 1, (1,)),))
-    assert chain.head.last_stable().tolist() == [6]
+    assert chain.state.last_stable().tolist() == [6]
 
 
 def test_retention_past_an_open_slice_forgets_it() -> None:
@@ -282,24 +282,24 @@ def test_retention_past_an_open_slice_forgets_it() -> None:
     chain.append((0, 3), (1, 3), txn=Txn("t", 1))
     chain.append((0, 3))
     chain.add(op=DELETE_RECORDS, log_starts={0: 2})
-    assert chain.head.last_stable().tolist() == [2, 0]
+    assert chain.state.last_stable().tolist() == [2, 0]
     chain.add(op=DELETE_RECORDS, log_starts={0: 3})
-    assert chain.head.last_stable().tolist() == [6, 0]
-    assert [dict(prepare.end) for prepare in chain.head.open] == [{1: 3}]
+    assert chain.state.last_stable().tolist() == [6, 0]
+    assert [dict(prepare.end) for prepare in chain.state.open] == [{1: 3}]
     chain.add(op=DELETE_RECORDS, log_starts={1: 3})
-    assert chain.head.open == ()
+    assert chain.state.open == ()
 
 
 def test_a_head_as_json_and_back() -> None:
     chain = Chain(2, {"retention.ms": "5"})
     chain.append((0, 3), (1, 3), txn=Txn("t", 1, {"a": 2}, 60_000), writer=Writer("stream", "q", 3, "run", 6))
     chain.add(op=MAINTAIN, floor=1, holds={"h": Hold(1, 5)})
-    document = json.loads(json.dumps(HEAD_JSON.to_json(chain.head)))
-    back = HEAD_JSON.from_json(Fields(document, "k", "checkpoint"))
-    assert back == chain.head
-    assert back.open == chain.head.open
-    assert back.registry == chain.head.registry
-    assert np.array_equal(back.last_stable(), chain.head.last_stable())
+    document = json.loads(json.dumps(TOPIC_STATE_JSON.to_json(chain.state)))
+    back = TOPIC_STATE_JSON.from_json(Fields(document, "k", "checkpoint"))
+    assert back == chain.state
+    assert back.open == chain.state.open
+    assert back.registry == chain.state.registry
+    assert np.array_equal(back.last_stable(), chain.state.last_stable())
 
 
 @pytest.mark.parametrize(
@@ -316,7 +316,7 @@ def test_a_head_as_json_and_back() -> None:
     ],
 )
 def test_a_damaged_head(name: str, value: object) -> None:
-    document = json.loads(json.dumps(HEAD_JSON.to_json(Chain(2).head)))
+    document = json.loads(json.dumps(TOPIC_STATE_JSON.to_json(Chain(2).state)))
     document[name] = value
     with pytest.raises(Corrupt, match="the-key"):
-        HEAD_JSON.from_json(Fields(document, "the-key", "checkpoint"))
+        TOPIC_STATE_JSON.from_json(Fields(document, "the-key", "checkpoint"))

@@ -38,7 +38,7 @@ def test_readers_and_writers_go_on_and_the_lost_offsets_are_one_error(world: Wor
     assert decode_commit(world.store.get(key), key, version, whole=False).crc == written.crc
 
     fresh = world.root().topic("t")
-    assert fresh.log.head().version == 3
+    assert fresh.log.state().version == 3
     low = (version - 1) * 4
     lost = [f"value {number}".encode() for number in range(low, low + 4)]
     with pytest.raises(Corrupt) as error:

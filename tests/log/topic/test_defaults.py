@@ -35,7 +35,7 @@ def test_a_topic_falls_back_to_its_root_at_once_and_is_not_changed() -> None:
     assert values["segment.bytes"] == ("1000", "DYNAMIC_TOPIC_CONFIG", "2000")
     assert values["retention.ms"] == ("7200000", "DYNAMIC_DEFAULT_BROKER_CONFIG", "7200000")
     assert values["segment.ms"] == ("604800000", "DEFAULT_CONFIG", "604800000")
-    assert topic.log.head().configs.explicit == {"segment.bytes": "1000"}
+    assert topic.log.state().configs.explicit == {"segment.bytes": "1000"}
     assert len(topic.bounds()) == 1
     assert len(world.root().create_topic("u").bounds()) == 3
     assert len(world.root().ensure_topic("v").bounds()) == 3
@@ -97,7 +97,7 @@ def test_a_file_of_the_jobs_beats_the_root_and_a_topic_beats_both() -> None:
     root.create_topic("t", configs={"segment.ms": 1}).append(ROWS)
     root.alter_defaults({"log.retention.ms": 5, "log.segment.bytes": 600, "log.roll.ms": 7})
     settings = Settings(world.now_ms, {"retention.ms": "6"}).of_root(root)
-    configs = settings.configs_of("t", root.topic("t").log.head().configs)
+    configs = settings.configs_of("t", root.topic("t").log.state().configs)
     assert [configs.text(name) for name in ("retention.ms", "segment.bytes", "segment.ms")] == ["6", "600", "1"]
 
 

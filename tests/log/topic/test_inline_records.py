@@ -95,7 +95,7 @@ def test_a_topic_without_the_config_has_the_bytes_it_had(world: World) -> None:
     decoded = decode_commit(world.store.get(commit_key("t", 1)), commit_key("t", 1), 1)
     assert (decoded.inline, decoded.read_features) == (None, ())
     assert len(data_files(world)) == 1
-    assert INLINE_RECORDS not in topic.log.head().read_features
+    assert INLINE_RECORDS not in topic.log.state().read_features
 
 
 def test_every_damaged_byte_and_every_length_is_found(world: World) -> None:
@@ -169,7 +169,7 @@ def test_software_before_the_feature_meets_it_in_a_commit_that_it_can_read(world
     old.alter(configs={"inline.records.bytes": None})
     old.append(rows(2))
     assert features("old")[3:] == [[INLINE_RECORDS], None, [], None]
-    assert old.log.head().read_features == old.log.head().write_features == (INLINE_RECORDS,)
+    assert old.log.state().read_features == old.log.state().write_features == (INLINE_RECORDS,)
 
 
 def test_a_topic_of_an_older_release_says_that_it_has_no_records_in_commits(world: World) -> None:

@@ -54,13 +54,13 @@ def values_of(root: Path) -> dict[int, list[str]]:
     """Values per partition in offset order, after checking the whole state."""
     topic = open_root(root).topic("t")
     snapshot = topic.log.snapshot()
-    check_state(snapshot.head, snapshot.slices)
+    check_state(snapshot.state, snapshot.slices)
     table = topic.scan(columns=("partition", "offset", "value")).to_table()
     found: dict[int, list[tuple[int, str]]] = {}
     for partition, offset, value in zip(*(table[name].to_pylist() for name in table.column_names), strict=True):
         found.setdefault(partition, []).append((offset, value.decode()))
     for partition, records in found.items():
-        assert [offset for offset, _ in records] == list(range(int(snapshot.head.log_end[partition])))
+        assert [offset for offset, _ in records] == list(range(int(snapshot.state.log_end[partition])))
     return {partition: [value for _, value in records] for partition, records in found.items()}
 
 
@@ -77,7 +77,7 @@ def race(root: Path, writers: int, appends: int) -> None:
         for number in range(writers):
             own = [int(value.split("/")[1]) for value in records if value.startswith(f"writer-{number}/")]
             assert own == list(range(partition, appends, 2)), "a writer's appends lie in its order"
-    assert open_root(root).topic("t").log.head().version == writers * appends
+    assert open_root(root).topic("t").log.state().version == writers * appends
 
 
 def test_processes_race_for_commits(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_threads_share_one_handle(tmp_path: Path) -> None:
             for row in range(25):
                 if number == 0:
                     snapshot = topic.log.snapshot()
-                    check_state(snapshot.head, snapshot.slices)
+                    check_state(snapshot.state, snapshot.slices)
                 else:
                     partition = pa.array([row % 2], pa.int32())
                     topic.append(pa.table({"value": [f"thread-{number}/{row}".encode()], "partition": partition}))
@@ -154,4 +154,4 @@ def test_threads_share_one_handle(tmp_path: Path) -> None:
     assert failures == []
     everything = [value for partition in values_of(tmp_path / "root").values() for value in partition]
     assert sorted(everything) == sorted(f"thread-{n}/{row}" for n in range(1, 7) for row in range(25))
-    assert 25 <= topic.log.head().version <= 6 * 25, "threads share commits"
+    assert 25 <= topic.log.state().version <= 6 * 25, "threads share commits"

@@ -167,9 +167,9 @@ def test_an_idle_poll_is_one_probe_per_topic(place: CountedRoot) -> None:
         assert view.bounds(name)
     place.store.expect(get_commit=len(topics))
     assert place.store.by_kind["get", "commit"] == len(topics)
-    assert place.root.engine.log("a").head().version == 1
+    assert place.root.engine.log("a").state().version == 1
     place.store.reset()
-    assert place.root.engine.log("a").head().version == 1
+    assert place.root.engine.log("a").state().version == 1
     place.store.expect(get_commit=1)
     within(place, costs.IDLE_POLL)
 
@@ -222,7 +222,7 @@ def test_opening_costs_two_listings(place: CountedRoot) -> None:
     micro_batch(place, topic, 4)
     place.store.reset()
     fresh = place.reopened()
-    assert fresh.log.head(refresh=False).version == 6 - 1
+    assert fresh.log.state(refresh=False).version == 6 - 1
     if place.kind != "bucket":
         # The root, the checkpoints, the newest one's head, the tail, the first missing number, and that none is above
         # it: no table.

@@ -20,7 +20,7 @@ from sparklog.log.journal.names import ROOT_JSON, ROOT_KEY, read_root_id
 from sparklog.log.state.commit_intents import CreateIntent
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.slices import SliceFlag
-from sparklog.log.state.topic_state import HEAD_JSON
+from sparklog.log.state.topic_state import TOPIC_STATE_JSON
 from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.topic import engine as engine_module
 from sparklog.log.topic.root import Root, open_root
@@ -101,9 +101,9 @@ def test_roots_and_topics_survive_pickling(tmp_path: Path) -> None:
     copy = pickle.loads(pickle.dumps(root))
     assert (copy.id, copy.env) == (root.id, SYSTEM)
     again = pickle.loads(pickle.dumps(topic))
-    assert again.log.head() == topic.log.head()
+    assert again.log.state() == topic.log.state()
     target = pickle.loads(pickle.dumps(topic.log.append_target()))
-    assert target.topic_id == topic.log.head().topic_id
+    assert target.topic_id == topic.log.state().topic_id
     assert (target.root_id, target.partitions, target.read_version, target.leader_epoch) == (root.id, 2, 1, 0)
 
 
@@ -113,13 +113,13 @@ def test_roots_and_topics_survive_pickling(tmp_path: Path) -> None:
 def test_creating_topics(world: World) -> None:
     root = world.root()
     topic = root.create_topic("orders", partitions=3, configs={"retention.ms": -1})
-    head = topic.log.head()
-    assert (head.version, head.partitions, head.configs.retention_ms) == (0, 3, -1)
-    assert len(head.topic_id) == 22
+    state = topic.log.state()
+    assert (state.version, state.partitions, state.configs.retention_ms) == (0, 3, -1)
+    assert len(state.topic_id) == 22
     for name in ("a", "a.b", "a-b"):
         root.create_topic(name)
     assert root.topics() == ["a", "a-b", "a.b", "orders"]
-    assert root.topic("orders").log.head() == head
+    assert root.topic("orders").log.state() == state
     assert world.root(root.store).topics() == root.topics()
 
 
@@ -137,7 +137,7 @@ def test_a_lost_answer_while_creating_is_no_conflict(world: World) -> None:
     world.root(store)
     for name, kind in (("a", FaultKind.ERROR_AFTER), ("b", FaultKind.TWICE), ("c", FaultKind.LATE)):
         root = world.root(FaultyStore(store, Script({("create:commit", 0): Fault(kind)}), world.sleep))
-        assert root.create_topic(name, partitions=2).log.head().partitions == 2
+        assert root.create_topic(name, partitions=2).log.state().partitions == 2
     assert world.root(store).topics() == ["a", "b", "c"]
 
 
@@ -148,9 +148,9 @@ def test_ensuring_a_topic_takes_the_winners(world: World) -> None:
         store, Script({("get:commit", 0): Fault(FaultKind.ABSENT), ("get:commit", 1): Fault(FaultKind.ABSENT)})
     )
     topic = open_root(hidden, env=world.env()).ensure_topic("t", partitions=2, configs={"retention.ms": 1})
-    assert topic.log.head().partitions == 5
-    assert not topic.log.head().configs.explicit
-    assert world.root(store).ensure_topic("new", partitions=2).log.head().partitions == 2
+    assert topic.log.state().partitions == 5
+    assert not topic.log.state().configs.explicit
+    assert world.root(store).ensure_topic("new", partitions=2).log.state().partitions == 2
 
 
 def test_unknown_topics_come_with_similar_ones(world: World) -> None:
@@ -202,7 +202,7 @@ def test_wrong_configs_create_nothing(world: World) -> None:
     assert root.topics() == []
     assert list(root.store.list("t/")) == []
     root.create_topic("t", configs={"file.delete.delay.ms": 60000}, force=True)
-    assert root.topic("t").log.head().configs.file_delete_delay_ms == 60000
+    assert root.topic("t").log.state().configs.file_delete_delay_ms == 60000
 
 
 def test_names_that_differ_only_in_case(world: World) -> None:
@@ -264,7 +264,7 @@ def test_a_clash_of_case_deletes_nothing_of_others(world: World) -> None:
         world.root(store).create_topic(name)
 
     clash("used", lambda other: append(other.topic("used"), (0, 3)))
-    assert world.root(store).topic("used").log.head().log_end.tolist() == [3]
+    assert world.root(store).topic("used").log.state().log_end.tolist() == [3]
 
     def replace(other: Root) -> None:
         other.delete_topic("again")
@@ -272,7 +272,7 @@ def test_a_clash_of_case_deletes_nothing_of_others(world: World) -> None:
 
     with pytest.raises(Conflict, match="topic 'again' differs only in case from 'AGAIN'"):
         clash("again", replace)
-    assert world.root(store).topic("again").log.head().topic_id == "other"
+    assert world.root(store).topic("again").log.state().topic_id == "other"
     with pytest.raises(Conflict, match="differs only in case"):
         clash("gone", lambda other: other.delete_topic("gone"))
     with pytest.raises(Conflict, match="differs only in case"):
@@ -296,11 +296,11 @@ def test_a_deleted_topic_is_not_found_and_its_name_goes_on(world: World) -> None
     root = world.root()
     topic = root.create_topic("t", partitions=3)
     append(topic, (0, 5))
-    old = topic.log.head().topic_id
+    old = topic.log.state().topic_id
     root.delete_topic("t")
     assert root.topics() == []
     for look in (
-        topic.log.head,
+        topic.log.state,
         topic.log.snapshot,
         topic.describe,
         lambda: root.topic("t"),
@@ -308,11 +308,11 @@ def test_a_deleted_topic_is_not_found_and_its_name_goes_on(world: World) -> None
     ):
         with pytest.raises(NotFound, match="topic 't' does not exist in memory:test"):
             look()
-    head = root.create_topic("t").log.head()
-    assert head.version == 3
-    assert head.topic_id != old
-    assert head.log_end.tolist() == [0]
-    assert world.root(root.store).topic("t").log.head() == head
+    state = root.create_topic("t").log.state()
+    assert state.version == 3
+    assert state.topic_id != old
+    assert state.log_end.tolist() == [0]
+    assert world.root(root.store).topic("t").log.state() == state
 
 
 def test_a_re_created_topic_forgets_its_writers(world: World) -> None:
@@ -335,8 +335,8 @@ def test_a_re_created_topic_forgets_its_writers(world: World) -> None:
 def test_altering(world: World) -> None:
     root = world.root()
     topic = root.create_topic("t", partitions=2, configs={"retention.ms": 7})
-    head = topic.alter(configs={"retention.ms": None, "segment.ms": "9"}, partitions=4)
-    assert (head.partitions, dict(head.configs.explicit), head.version) == (4, {"segment.ms": "9"}, 1)
+    state = topic.alter(configs={"retention.ms": None, "segment.ms": "9"}, partitions=4)
+    assert (state.partitions, dict(state.configs.explicit), state.version) == (4, {"segment.ms": "9"}, 1)
     assert topic.alter(configs={"segment.ms": 9}).version == 1
     with pytest.raises(BadRequest, match="can only grow"):
         topic.alter(partitions=4)
@@ -345,23 +345,23 @@ def test_altering(world: World) -> None:
     with pytest.raises(BadRequest, match=r"file.delete.delay.ms below"):
         topic.alter(configs={"file.delete.delay.ms": 10})
     assert topic.alter(configs={"file.delete.delay.ms": 10}, force=True).configs.file_delete_delay_ms == 10
-    assert topic.log.head().version == 2
+    assert topic.log.state().version == 2
 
 
 def test_earlier_numbers_of_partitions_stay_known(world: World) -> None:
     """To those who open the topic from its commits and from a checkpoint."""
     root = world.root()
     topic = root.create_topic("t", partitions=2)
-    assert topic.log.head().previous_partition_counts == ()
+    assert topic.log.state().previous_partition_counts == ()
     topic.alter(partitions=3)
     topic.alter(configs={"segment.ms": "9"})
-    head = topic.alter(partitions=7)
-    assert head.previous_partition_counts == (2, 3)
-    assert world.root(root.store).topic("t").log.head().previous_partition_counts == (2, 3)
-    document = json.loads(json.dumps(HEAD_JSON.to_json(head)))
-    assert HEAD_JSON.from_json(Fields(document, "k", "checkpoint")).previous_partition_counts == (2, 3)
+    state = topic.alter(partitions=7)
+    assert state.previous_partition_counts == (2, 3)
+    assert world.root(root.store).topic("t").log.state().previous_partition_counts == (2, 3)
+    document = json.loads(json.dumps(TOPIC_STATE_JSON.to_json(state)))
+    assert TOPIC_STATE_JSON.from_json(Fields(document, "k", "checkpoint")).previous_partition_counts == (2, 3)
     root.delete_topic("t")
-    assert root.create_topic("t", partitions=9).log.head().previous_partition_counts == ()
+    assert root.create_topic("t", partitions=9).log.state().previous_partition_counts == ()
 
 
 def test_a_topic_with_keyless_records_becomes_compacted_only_by_force(world: World) -> None:
@@ -370,7 +370,7 @@ def test_a_topic_with_keyless_records_becomes_compacted_only_by_force(world: Wor
     append(topic, (1, 4), flags=int(SliceFlag.HAS_NULL_KEYS))
     with pytest.raises(BadRequest, match=r"without a key \(1 of 2 slices, the first is partition 1, offsets 0 to 4\)"):
         topic.alter(configs={"cleanup.policy": "compact"})
-    assert not topic.log.head().configs.is_compacted
+    assert not topic.log.state().configs.is_compacted
     assert topic.alter(configs={"cleanup.policy": "compact,delete"}, force=True).configs.is_compacted
     # Who is compacted already may be altered as before.
     assert topic.alter(configs={"cleanup.policy": "compact"}).configs.cleanup_policy == ("compact",)
@@ -383,7 +383,7 @@ def test_deleting_records(world: World) -> None:
     assert topic.delete_records({0: 4}) == {0: 4}
     assert topic.delete_records({0: 2, 1: -1}) == {0: 4, 1: 4}
     assert topic.delete_records({0: 2}) == {0: 4}
-    assert topic.log.head().version == 3
+    assert topic.log.state().version == 3
     assert topic.log.snapshot().slices.all().partition.tolist() == [0]
     with pytest.raises(NotFound, match="offset 11 of partition 0 of topic 't' is out of range: expected 0 to 10"):
         topic.delete_records({0: 11})
@@ -411,7 +411,7 @@ def test_describing(world: World) -> None:
     configs = {config.name: (config.value, config.source) for config in found.configs}
     assert configs["retention.ms"] == ("7", "DYNAMIC_TOPIC_CONFIG")
     assert configs["segment.ms"] == ("604800000", "DEFAULT_CONFIG")
-    assert found.topic_id == topic.log.head().topic_id
+    assert found.topic_id == topic.log.state().topic_id
 
 
 def test_outcomes_of_appends(world: World) -> None:
@@ -422,7 +422,7 @@ def test_outcomes_of_appends(world: World) -> None:
     outcome = topic.log.commit_append(files, target)
     assert (outcome.version, outcome.base, outcome.end, outcome.records) == (1, {2: 0, 0: 0}, {2: 7, 0: 2}, 9)
     empty = topic.log.commit_append([], target, writer=WriterKey("q", 0))
-    assert (empty.version, empty.records, empty.skipped, topic.log.head().version) == (1, 0, False, 1)
+    assert (empty.version, empty.records, empty.skipped, topic.log.state().version) == (1, 0, False, 1)
 
 
 def test_txn_versions_are_skipped_with_a_warning(world: World, caplog: pytest.LogCaptureFixture) -> None:
@@ -435,7 +435,7 @@ def test_txn_versions_are_skipped_with_a_warning(world: World, caplog: pytest.Lo
         outcome = topic.log.commit_append([file_of([(0, 3)], name=f"n{version}")], target, writer=key)
         assert outcome.skipped is skipped
         assert ("already in topic 't'" in caplog.text) is skipped
-    assert topic.log.head().log_end.tolist() == [6]
+    assert topic.log.state().log_end.tolist() == [6]
 
 
 def test_files_for_another_root_or_topic(world: World) -> None:
@@ -451,11 +451,11 @@ def test_heads_are_cached_and_probed(world: World) -> None:
     topic = root.create_topic("t")
     append(topic, (0, 1))
     counting.reset()
-    first = topic.log.head()
-    assert topic.log.head() is first
+    first = topic.log.state()
+    assert topic.log.state() is first
     assert counting.counts == {"get": 2}
     counting.reset()
-    assert topic.log.head(refresh=False) is first
+    assert topic.log.state(refresh=False) is first
     assert counting.counts == {}
 
 

@@ -145,13 +145,13 @@ def test_a_micro_batch_costs_an_object_per_task_and_one_commit(place: CountedRoo
 
 def test_no_rows_make_no_file_and_no_commit(place: CountedRoot) -> None:
     topic = place.topic(2)
-    before = topic.log.head().version
+    before = topic.log.state().version
     empty = random_rows(1).slice(0, 0)
     outcome = topic.append(empty)
     assert outcome.records == 0
     assert topic.append([]).records == 0
     assert place.append_files() == []
-    assert topic.log.head().version == before
+    assert topic.log.state().version == before
 
 
 @pytest.mark.parametrize("wide", [False, True])
@@ -254,11 +254,11 @@ REFUSED: list[tuple[str, dict[str, object], pa.Table, str]] = [
 @pytest.mark.parametrize(("configs", "table", "message"), [case[1:] for case in REFUSED], ids=[c[0] for c in REFUSED])
 def test_what_a_topic_refuses(memory: CountedRoot, configs: dict[str, object], table: pa.Table, message: str) -> None:
     topic = memory.topic(1, configs)
-    before = topic.log.head().version
+    before = topic.log.state().version
     with pytest.raises(BadRequest, match=message) as caught:
         topic.append(table, options=WriteOptions(codec="none"))
     assert "\n" not in str(caught.value)
-    assert topic.log.head().version == before
+    assert topic.log.state().version == before
     assert memory.append_files() == []
 
 

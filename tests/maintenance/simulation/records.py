@@ -368,10 +368,10 @@ class RecordModel(Model):
         heads = [found[2] for key in keys if (found := _HEAD.match(key))]
         last = len(self.topic(name).states)
         reached = [
-            head
-            for head in heads
-            if head in tables
-            and all(f"{name}/_log/{version:020d}.json" in keys for version in range(int(head) + 1, last))
+            state
+            for state in heads
+            if state in tables
+            and all(f"{name}/_log/{version:020d}.json" in keys for version in range(int(state) + 1, last))
         ]
         whole = all(f"{name}/_log/{version:020d}.json" in keys for version in range(last))
         return max(len(reached), self.least_ways if whole else 0)

@@ -171,11 +171,13 @@ def finish(run: Run) -> None:
     if run.state.deleted:
         root.create_topic(TOPIC, partitions=run.partitions, configs=run.configs)
     topic = root.topic(TOPIC)
-    head = topic.log.head()
-    undecided = {(item.txn.id, item.txn.n) for item in head.open}
+    state = topic.log.state()
+    undecided = {(item.txn.id, item.txn.n) for item in state.open}
     resolved = tuple(Resolved(*each) for each in sorted(undecided))
-    maintain(topic, holds=dict.fromkeys(head.holds), resolved=resolved)
-    expect(tuple(map(run.records.stable, range(head.partitions))) == run.state.log_end, "the last stable offset stands")
+    maintain(topic, holds=dict.fromkeys(state.holds), resolved=resolved)
+    expect(
+        tuple(map(run.records.stable, range(state.partitions))) == run.state.log_end, "the last stable offset stands"
+    )
     run.check()
     world.now_ms += 9 * DAY_MS
     # What was begun at the newest version may still be committed; a commit on top makes an orphan of it.
@@ -217,7 +219,7 @@ def delete(run: Run, root: Root) -> None:
         run.world.now_ms += 2 * DAY_MS
         retain(run, root)
     expect(not data_files(run), f"data of a deleted topic is left: {sorted(data_files(run))[:5]}")
-    expect(root.engine.log(TOPIC).refresh().head.version == run.state.version, "the numbering is gone")
+    expect(root.engine.log(TOPIC).refresh().topic_state.version == run.state.version, "the numbering is gone")
 
 
 def data_files(run: Run) -> set[str]:

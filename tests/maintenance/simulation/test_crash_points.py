@@ -141,7 +141,7 @@ def points() -> list[Point]:
 def picture(run: Run) -> tuple[object, ...]:
     """What others see of a topic, down to the bytes of its slices, whatever its files are called."""
     snapshot = run.outsider("looks").topic(TOPIC).log.snapshot()
-    rows, head = snapshot.slices.all(), snapshot.head
+    rows, state = snapshot.slices.all(), snapshot.state
     slices = [
         (
             *(int(getattr(rows, name)[row]) for name in ("partition", "base", "end", "records", "flags", "status")),
@@ -149,7 +149,12 @@ def picture(run: Run) -> tuple[object, ...]:
         )
         for row in range(len(rows))
     ]
-    ends = head.log_start.tolist(), head.log_end.tolist(), head.first_dirty_offset.tolist(), head.last_stable().tolist()
+    ends = (
+        state.log_start.tolist(),
+        state.log_end.tolist(),
+        state.first_dirty_offset.tolist(),
+        state.last_stable().tolist(),
+    )
     records: Rows = rows_of(run.outsider("looks").topic(TOPIC).scan(columns=COLUMNS))
     return slices, ends, records
 

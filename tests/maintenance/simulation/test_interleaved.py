@@ -64,12 +64,12 @@ def test_many_seeds(seeds: range) -> None:
 def hidden_here_alone(topic: Topic) -> Snapshot:
     """Ask other topics for what they have recorded, not for what is decided."""
     snapshots = {topic.name: topic.log.snapshot()}
-    waiting = list(snapshots[topic.name].head.siblings)
+    waiting = list(snapshots[topic.name].state.siblings)
     while waiting:
         name = waiting.pop()
         if name not in snapshots:
             snapshots[name] = topic.root.engine.log(name).snapshot()
-            waiting += snapshots[name].head.siblings
+            waiting += snapshots[name].state.siblings
     return limited_to(snapshots[topic.name], consistent_ends(snapshots)[topic.name])
 
 

@@ -15,7 +15,7 @@ from sparklog.log.state import commit_log
 from sparklog.log.state.commit import COMPACT, RemovedSlices
 from sparklog.log.state.commit_intents import Draft
 from sparklog.log.state.rewrites import RewriteIntent
-from sparklog.log.state.topic_state import Head
+from sparklog.log.state.topic_state import TopicState
 from sparklog.log.topic.engine import TopicLog
 from sparklog.retention import retain, vacuum, vacuum_plan
 from sparklog.retention.vacuum import UpkeepIntent
@@ -56,7 +56,7 @@ def floor_is_not_committed(patch: Patch) -> None:
 
 def files_go_at_once(patch: Patch) -> None:
     """`file.delete.delay.ms` counts for nothing."""
-    patch.setattr(vacuum, "delete_delay_ms", lambda history, head, settings: 0)
+    patch.setattr(vacuum, "delete_delay_ms", lambda history, state, settings: 0)
 
 
 def commits_go_at_once(patch: Patch) -> None:
@@ -66,14 +66,14 @@ def commits_go_at_once(patch: Patch) -> None:
 
 def holds_count_for_nothing(patch: Patch) -> None:
     """The vacuum does not look at holds."""
-    patch.setattr(vacuum._Vacuum, "hold_versions", lambda self, head: [])
+    patch.setattr(vacuum._Vacuum, "hold_versions", lambda self, state: [])
 
 
 def passes_in_halves(patch: Patch) -> None:
     """A cleaning pass is committed segment by segment, the newer half first."""
     real = TopicLog.commit
 
-    def halves(self: TopicLog, intent: Any, origin: Head | None = None, **named: Any) -> Any:
+    def halves(self: TopicLog, intent: Any, origin: TopicState | None = None, **named: Any) -> Any:
         if not isinstance(intent, RewriteIntent) or intent.op != COMPACT:
             return real(self, intent, origin, **named)
         (whole,) = intent.rewrites
@@ -91,7 +91,7 @@ def passes_in_halves(patch: Patch) -> None:
 def edits_always_stand(patch: Patch) -> None:
     """A rewrite is not compared with what came since it was planned."""
 
-    def whatever_is_there(self: RewriteIntent, topic: str, base: Head, origin: Head, table: Any) -> Draft:
+    def whatever_is_there(self: RewriteIntent, topic: str, base: TopicState, origin: TopicState, table: Any) -> Draft:
         removals = []
         for rewrite in self.rewrites:
             for item in rewrite.inputs:

@@ -135,7 +135,7 @@ class Run:
             return
         self._checked = self.state.version
         snapshot = self.outsider("observer").topic(TOPIC).log.snapshot()
-        check_state(snapshot.head, snapshot.slices)
+        check_state(snapshot.state, snapshot.slices)
         same(self, snapshot)
         expect(snapshot.version == self.state.version, f"version {snapshot.version} is not {self.state.version}")
         topic = self.outsider("observer").topic(TOPIC)
@@ -153,17 +153,25 @@ class Run:
 
 def same(run: Run, snapshot: Snapshot) -> None:
     """A snapshot says what the model knows of its version."""
-    head = snapshot.head
-    state = run.model.topic(TOPIC).states[head.version]
-    records = run.model.log(TOPIC).versions[head.version]
-    where = f"snapshot at version {head.version}"
+    topic_state = snapshot.state
+    state = run.model.topic(TOPIC).states[topic_state.version]
+    records = run.model.log(TOPIC).versions[topic_state.version]
+    where = f"snapshot at version {topic_state.version}"
     pairs: list[tuple[str, object, object]] = [
-        ("log start", tuple(head.log_start.tolist()), state.log_start),
-        ("log end", tuple(head.log_end.tolist()), state.log_end),
-        ("cleaned through", tuple(head.first_dirty_offset.tolist()), records.cleaned),
-        ("last stable", tuple(head.last_stable().tolist()), tuple(map(records.stable, range(head.partitions)))),
-        ("floor", head.floor, state.floor),
-        ("holds", {name: (hold.version, hold.expires_ms) for name, hold in head.holds.items()}, dict(records.holds)),
+        ("log start", tuple(topic_state.log_start.tolist()), state.log_start),
+        ("log end", tuple(topic_state.log_end.tolist()), state.log_end),
+        ("cleaned through", tuple(topic_state.first_dirty_offset.tolist()), records.cleaned),
+        (
+            "last stable",
+            tuple(topic_state.last_stable().tolist()),
+            tuple(map(records.stable, range(topic_state.partitions))),
+        ),
+        ("floor", topic_state.floor, state.floor),
+        (
+            "holds",
+            {name: (hold.version, hold.expires_ms) for name, hold in topic_state.holds.items()},
+            dict(records.holds),
+        ),
     ]
     rows = snapshot.slices.all()
     columns = [getattr(rows, name).tolist() for name in ("partition", "base", "end", "position", "records")]
@@ -329,7 +337,7 @@ def transactor(run: Run, decide: Decide, transactions: int) -> Callable[[Actor],
 
         def turn() -> None:
             topic = run.root(actor, decide).topic(TOPIC)
-            left = [item for item in topic.log.head().open if item.txn.id == actor.name]
+            left = [item for item in topic.log.state().open if item.txn.id == actor.name]
             resolved = [Resolved(actor.name, item.txn.n) for item in left]
             if resolved:
                 maintain(topic, resolved=tuple(resolved))
@@ -359,17 +367,17 @@ def deleter(run: Run, decide: Decide, deletions: int) -> Callable[[Actor], None]
     def body(actor: Actor) -> None:
         def turn() -> None:
             topic = run.root(actor, decide).topic(TOPIC)
-            head = topic.log.head()
-            if head.partitions < 4 and actor.random.random() < 0.2:
+            state = topic.log.state()
+            if state.partitions < 4 and actor.random.random() < 0.2:
                 try:
-                    topic.alter(partitions=head.partitions + 1)
+                    topic.alter(partitions=state.partitions + 1)
                 except BadRequest as error:
                     expect("can only grow" in str(error), str(error))
                 run.count("partitions added")
                 return
             if "delete" in run.configs["cleanup.policy"]:
-                p = actor.random.randrange(head.partitions)
-                start, end = int(head.log_start[p]), int(head.log_end[p])
+                p = actor.random.randrange(state.partitions)
+                start, end = int(state.log_start[p]), int(state.log_end[p])
                 topic.delete_records({p: actor.random.randint(start, start + (end - start) // 2)})
                 run.count("records deleted")
 
@@ -384,7 +392,7 @@ def recreator(run: Run, decide: Decide, turns: int) -> Callable[[Actor], None]:
     def body(actor: Actor) -> None:
         def turn() -> None:
             root = run.root(actor, decide)
-            if root.engine.log(TOPIC).refresh().head.exists:
+            if root.engine.log(TOPIC).refresh().topic_state.exists:
                 root.delete_topic(TOPIC)
                 run.count("topics deleted")
                 nap(run, actor, DAY_MS)
@@ -408,7 +416,7 @@ def reader(run: Run, decide: Decide, plans: int, *, holding: bool = False) -> Ca
             root = run.root(actor, decide)
             topic = root.topic(TOPIC)
             if holding:
-                maintain(topic, holds={actor.name: Hold(topic.log.head().version)})
+                maintain(topic, holds={actor.name: Hold(topic.log.state().version)})
             snapshot = topic.log.snapshot()
             same(run, snapshot)
             # The version of the plan: the log may be read on while it is made.

@@ -129,10 +129,10 @@ def end_what_is_open(root: Root) -> None:
         if describe_transaction(root, standing.id, []).is_open:
             abort_transaction(root, standing.id)
     for name in root.topics():
-        if root.topic(name).log.head().open:
+        if root.topic(name).log.state().open:
             # Decided before it arrived: what a client took for lost may land late.
             resolve_topic(root.topic(name))
-        assert not root.topic(name).log.head().open
+        assert not root.topic(name).log.state().open
 
 
 class Dying:

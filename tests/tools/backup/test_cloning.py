@@ -54,7 +54,7 @@ class TestWhatItShows:
         assert {info.key for info in world.store.list("") if "/_log/" not in info.key} == before
         root = world.root()
         assert rows_of(root.topic("b")) == rows_of(root.topic("a"))
-        ours, theirs = root.topic("b").log.head(), root.topic("a").log.head()
+        ours, theirs = root.topic("b").log.state(), root.topic("a").log.state()
         assert ours.topic_id == found.topic_id != theirs.topic_id
         assert ours.configs.explicit == theirs.configs.explicit
         assert ours.log_end.tolist() == theirs.log_end.tolist() == list(found.log_ends)
@@ -72,13 +72,13 @@ class TestWhatItShows:
         root.topic("b").alter(configs={"segment.bytes": 1000})
         assert rows_of(root.topic("b")) == {**was, (0, 9): (b"x", b"mine", world.now_ms)}
         assert rows_of(root.topic("a")) == {**was, (0, 9): (b"x", b"theirs", world.now_ms)}
-        assert root.topic("a").log.head().configs.explicit == CONFIGS
+        assert root.topic("a").log.state().configs.explicit == CONFIGS
 
     def test_an_older_version_and_a_time(self) -> None:
         world = BackupWorld()
         root = filled(world, appends=2)
         two = rows_of(root.topic("a"))
-        time_ms, version = world.now_ms, root.topic("a").log.head().version
+        time_ms, version = world.now_ms, root.topic("a").log.state().version
         world.now_ms += HOUR_MS
         root.topic("a").append(batch([b"later"], keys=[b"k0"]))
         world.compact("a")
@@ -93,7 +93,7 @@ class TestWhatItShows:
     def test_a_deleted_topic_comes_back(self) -> None:
         world = BackupWorld()
         root = filled(world)
-        rows, version = rows_of(root.topic("a")), root.topic("a").log.head().version
+        rows, version = rows_of(root.topic("a")), root.topic("a").log.state().version
         root.delete_topic("a")
         with pytest.raises(NotFound, match="does not exist"):
             clone_topic(world.root(), "a", "b")
@@ -114,10 +114,10 @@ class TestWhatItShows:
         world = BackupWorld()
         root = filled(world)
         topic = root.topic("a")
-        topic.log.commit(LogStartIntent(topic.log.head().topic_id, {0: 4, 1: 6}))
+        topic.log.commit(LogStartIntent(topic.log.state().topic_id, {0: 4, 1: 6}))
         clone_topic(root, "a", "b")
-        assert root.topic("b").log.head().log_start.tolist() == [4, 6]
-        assert root.topic("b").log.head().log_end.tolist() == [9, 6]
+        assert root.topic("b").log.state().log_start.tolist() == [4, 6]
+        assert root.topic("b").log.state().log_end.tolist() == [9, 6]
         assert rows_of(root.topic("b")) == rows_of(root.topic("a"))
         assert root.topic("b").append(batch([b"x"], keys=[b"x"], partition=1)).base == {1: 6}
 
@@ -139,9 +139,9 @@ class TestWhatItShows:
         assert b"y" not in values
         assert b"z" not in values
         assert (
-            world.root().topic("b").log.head().log_end.tolist() == world.root().topic("a").log.head().log_end.tolist()
+            world.root().topic("b").log.state().log_end.tolist() == world.root().topic("a").log.state().log_end.tolist()
         )
-        assert not world.root().topic("b").log.head().open
+        assert not world.root().topic("b").log.state().open
 
     def test_a_transaction_that_went_on_after_the_version_is_not_in_the_clone_in_part(self) -> None:
         world = BackupWorld()
@@ -178,7 +178,7 @@ class TestWhatItShows:
         assert world.store.snapshot() == before
         with pytest.raises(Conflict, match="differs only in case"):
             clone_topic(world.root(), "a", "A")
-        assert not world.root().topic("a").log.head().holds
+        assert not world.root().topic("a").log.state().holds
 
 
 @pytest.mark.parametrize("cloned", [False, True])
@@ -233,13 +233,13 @@ class TestVacuums:
         if end == "deleted":
             world.now_ms += 3 * DAY_MS
             world.retain()
-            assert world.root().topic("a").log.head().holds
+            assert world.root().topic("a").log.state().holds
             world.root().delete_topic("b")
             self.years(world, "a")
         else:
             self.years(world, "a", "b")
             assert not shared(world.root(), "b")
-        assert not world.root().topic("a").log.head().holds
+        assert not world.root().topic("a").log.state().holds
         left = {info.key for info in world.store.list("a/")}
         assert not {path[1:] for path in files} & left
 
@@ -294,14 +294,14 @@ class TestVacuums:
         assert not [info for info in world.store.list("b/") if "/_log/" not in info.key]
         world.root().delete_topic("c")
         self.years(world, "a")
-        assert not world.root().topic("a").log.head().holds
+        assert not world.root().topic("a").log.state().holds
 
     def test_versions_below_the_floor_are_refused(self) -> None:
         world = BackupWorld()
         root = filled(world)
-        version = root.topic("a").log.head().version
+        version = root.topic("a").log.state().version
         self.years(world, "a")
-        floor = world.root().topic("a").log.head().floor
+        floor = world.root().topic("a").log.state().floor
         with pytest.raises(Conflict, match=f"versions from {floor} on can be cloned"):
             clone_topic(world.root(), "a", "b", version=floor - 1)
         assert version < floor
@@ -316,13 +316,13 @@ class TestVacuums:
         dying = FaultyStore(world.store, decide)
         with pytest.raises(Crash):
             clone_topic(world.root(dying), "a", "b")
-        assert list(world.root().topic("a").log.head().holds) != []
+        assert list(world.root().topic("a").log.state().holds) != []
         world.now_ms += 23 * HOUR_MS
         world.retain()
-        assert list(world.root().topic("a").log.head().holds) != []
+        assert list(world.root().topic("a").log.state().holds) != []
         world.now_ms += 2 * HOUR_MS
         world.retain()
-        assert list(world.root().topic("a").log.head().holds) == []
+        assert list(world.root().topic("a").log.state().holds) == []
 
 
 def requests_of_a_clone() -> list[str]:
@@ -345,7 +345,7 @@ def test_killed_at_any_request_there_is_a_whole_clone_or_none(point: int, kind: 
     TestVacuums().years(world, "a")
     there = "b" in world.root().topics()
     if not there:
-        assert not world.root().topic("a").log.head().holds
+        assert not world.root().topic("a").log.state().holds
         clone_topic(world.root(), "a", "b")
     else:
         assert rows_of(world.root().topic("b")) == rows
@@ -357,7 +357,7 @@ def test_a_vacuum_between_any_two_requests_takes_nothing_from_the_clone(moment: 
     """Also where the source was rewritten long ago and its vacuum is due."""
     world = BackupWorld()
     filled(world)
-    version = world.root().topic("a").log.head().version
+    version = world.root().topic("a").log.state().version
     rows = rows_of(world.root().topic("a"))
     world.compact("a")
     world.now_ms += DAY_MS + HOUR_MS
@@ -462,7 +462,7 @@ class TestAProcessThatSleeps:
         assert world.root().topics() == ["a"]
         commits = [world.store.get(info.key) for info in world.store.list("b/_log/0")]
         assert not any(b'"files":[{' in commit for commit in commits)
-        assert not any(name.startswith("clone:") for name in world.root().topic("a").log.head().holds)
+        assert not any(name.startswith("clone:") for name in world.root().topic("a").log.state().holds)
         assert verify_root(world.store, env=world.env()).sound
         rows = rows_of(world.root().topic("a"))
         clone_topic(world.root(), "a", "b")

@@ -229,7 +229,7 @@ def test_a_transaction_of_a_chosen_topic_and_a_group_that_is_left_out(world: Res
 
 
 def test_from_a_root_itself(world: RestoringWorld) -> None:
-    version, time_ms = world.root().topic("a").log.head().version, world.now_ms
+    version, time_ms = world.root().topic("a").log.state().version, world.now_ms
     world.now_ms += HOUR_MS
     damaged(world)
     for wanted in (

@@ -58,7 +58,7 @@ class Story:
             writing.append("a", batch([value]))
             writing.append("b", batch([value]))
             writing.send_offsets("movers", {"a": {0: self.moved}})
-        ends = {name: {0: int(root.topic(name).log.head().log_end[0])} for name in ("a", "b")}
+        ends = {name: {0: int(root.topic(name).log.state().log_end[0])} for name in ("a", "b")}
         Groups(root).group("readers").join("one").commit(ends)
 
     def begin(self) -> None:
@@ -136,7 +136,7 @@ class Story:
         committed = Groups(root).group("movers").committed()
         assert committed["a", 0].offset == len(moves["a"])
         for item in Groups(root).group("readers").committed().values():
-            assert item.offset <= root.topic(item.topic).log.head().log_end[item.partition]
+            assert item.offset <= root.topic(item.topic).log.state().log_end[item.partition]
         source = contents(self.world.root())
         for name, rows in contents(root).items():
             assert all(source[name][place] == row for place, row in rows.items())
@@ -145,7 +145,7 @@ class Story:
         self.world.retain(root.store)
         root = self.world.root(root.store)
         assert contents(root) == before
-        assert not root.topic("a").log.head().open
+        assert not root.topic("a").log.state().open
 
 
 @built_once
@@ -245,7 +245,7 @@ def killed(step: int, start: int = 0) -> int:
         assert contents(root) == contents(story.world.root())
         story.world.now_ms += DAY_MS + HOUR_MS
         story.world.retain()
-        assert not story.world.root().topic("a").log.head().holds
+        assert not story.world.root().topic("a").log.state().holds
     return len(range(start, total, step))
 
 
@@ -395,7 +395,7 @@ def test_a_backup_waits_for_what_a_cache_hides(kind: str) -> None:
     writing = transactional(root, ID).begin()
     writing.append("a", batch([b"paid"]))
     writing.prepare()
-    assert here.topic("a").log.head().open
+    assert here.topic("a").log.state().open
     writing.commit()
     root.topic("a").append(batch([b"plain"]))
     with transactional(root, ID).begin() as following:

@@ -74,7 +74,7 @@ def test_a_cut_that_another_has_overtaken_is_taken_anew() -> None:
     assert found[1] < found[2]
     first, second = Repository.open(world.place).manifests()
     assert first.started_ms <= second.started_ms
-    assert not any(world.root().topic("a").log.head().holds)
+    assert not any(world.root().topic("a").log.state().holds)
 
 
 def test_begun_all_the_time_it_gives_up() -> None:

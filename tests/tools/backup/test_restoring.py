@@ -39,13 +39,13 @@ class TestTheCut:
         assert contents(root) == before
         assert manifest.number == 1
         for name in ("a", "b"):
-            ours, theirs = root.topic(name).log.head(), world.root().topic(name).log.head()
+            ours, theirs = root.topic(name).log.state(), world.root().topic(name).log.state()
             assert ours.topic_id == theirs.topic_id
             assert ours.configs.explicit == theirs.configs.explicit
             assert ours.first_dirty_offset.tolist() == theirs.first_dirty_offset.tolist()
             assert ours.leader_epoch == theirs.leader_epoch + 1
             assert not ours.holds
-            assert not world.root().topic(name).log.head().holds
+            assert not world.root().topic(name).log.state().holds
         assert root.id != world.root().id
 
     def test_filters_of_keys_are_copied_unless_they_are_damaged(self) -> None:
@@ -215,7 +215,7 @@ class TestTransactionsAndGroups:
         world.now_ms += DAY_MS
         world.retain(restored.store)
         restored = world.root(restored.store)
-        assert not restored.topic("a").log.head().open
+        assert not restored.topic("a").log.state().open
         assert contents(restored) == {"a": before["a"], "b2": before["b"]}
         with transactional(restored, "open").begin() as again:
             again.append("a", batch([b"again"]))
@@ -232,7 +232,7 @@ class TestPointsInTime:
                 world.now_ms += HOUR_MS
                 topic = world.root().topic("a")
                 topic.append(batch([b"%d.%d" % (day, i)] * 2, keys=[b"k%d" % (i % 3), b"d%d" % day], partition=i % 2))
-                found.append((world.now_ms, topic.log.head().version, rows_of(topic)))
+                found.append((world.now_ms, topic.log.state().version, rows_of(topic)))
                 world.now_ms += 1
                 if i % 3 == 2:
                     world.compact("a")
@@ -275,7 +275,7 @@ class TestPointsInTime:
         world.now_ms += 1
         topic = world.root().topic("a")
         topic.append(batch([b"x"], keys=[b"k0"]))
-        lost_ms, version = world.now_ms, topic.log.head().version
+        lost_ms, version = world.now_ms, topic.log.state().version
         world.now_ms += HOUR_MS
         world.compact("a")
         world.now_ms += 3 * DAY_MS
@@ -297,8 +297,8 @@ class TestPointsInTime:
         world = RestoringWorld()
         world.fill("a", 2, {})
         world.fill("b", 2, {})
-        version = world.root().topic("a").log.head().version
-        ends = world.root().topic("a").log.head().log_end.tolist()
+        version = world.root().topic("a").log.state().version
+        ends = world.root().topic("a").log.state().log_end.tolist()
         world.now_ms -= HOUR_MS
         world.root().topic("a").append(batch([b"later"] * 4))
         read = {"a": {0: ends[0] + 3, 1: 1}, "b": {0: 2}}
@@ -323,7 +323,7 @@ class TestPointsInTime:
     def test_killed_at_any_request_it_says_the_same_of_groups(self) -> None:
         world = RestoringWorld()
         world.fill("a", 2, {})
-        version = world.root().topic("a").log.head().version
+        version = world.root().topic("a").log.state().version
         world.now_ms -= HOUR_MS
         world.root().topic("a").append(batch([b"later"] * 4))
         Groups(world.root()).group("g").join("one").commit({"a": {0: 5}})
@@ -350,7 +350,7 @@ class TestPointsInTime:
         world = RestoringWorld()
         world.fill()
         rows, time_ms = rows_of(world.root().topic("a")), world.now_ms
-        version = world.root().topic("a").log.head().version
+        version = world.root().topic("a").log.state().version
         world.now_ms += HOUR_MS
         world.root().topic("a").append(batch([b"x"], keys=[b"k0"]))
         world.compact("a")
@@ -359,7 +359,7 @@ class TestPointsInTime:
         assert contents(world.restore(source))["a"] == now
         assert contents(world.restore(source, Wanted(time_ms=time_ms)))["a"] == rows
         assert contents(world.restore(source, Wanted(topics=("a",), version=version)))["a"] == rows
-        assert not world.root().topic("a").log.head().holds
+        assert not world.root().topic("a").log.state().holds
         world.now_ms += 3 * DAY_MS
         world.root().topic("a").append(batch([b"y"], keys=[b"y"]))
         world.retain()

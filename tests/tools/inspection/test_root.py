@@ -131,7 +131,7 @@ def test_the_append_time_of_a_slice_is_that_of_its_records(root: Root) -> None:
     [row] = inspect_topic(RootView(root), "stamped").batches.to_pylist()
     assert row["timestamp_type"] == "LogAppendTime"
     assert row["min_timestamp"] == row["max_timestamp"]
-    assert row["max_timestamp"].timestamp() * 1000 == pytest.approx(topic.log.head().time_ms)
+    assert row["max_timestamp"].timestamp() * 1000 == pytest.approx(topic.log.state().time_ms)
     assert row["late_records"] == 0
 
 

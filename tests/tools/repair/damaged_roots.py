@@ -123,7 +123,7 @@ def read_all(root_of: Callable[[], Root]) -> Reads:
     take("defaults", lambda: root.defaults())
     take("outcomes", lambda: read_job_history(root))
     for name in TOPICS:
-        take(f"configs of {name}", lambda name=name: root.topic(name).log.head().configs)  # type: ignore[misc]
+        take(f"configs of {name}", lambda name=name: root.topic(name).log.state().configs)  # type: ignore[misc]
         partitions = 2 if name in ("files", "txn-a", "txn-b") else 1
         for level in LEVELS:
             for partition in range(partitions):

@@ -249,7 +249,7 @@ def test_what_no_version_names_is_set_aside_as_the_vacuum_would_delete_it() -> N
     compact_topic(topic, Settings(world.now_ms + 3650 * DAY_MS), InProcess(), CompactOptions(roll=True))
     world.now_ms += DAY_MS
     topic.append(rows(50, 5, 1))
-    world.store.create(f"t/append/{topic.log.head().version:020d}-young.slices", b"an upload in flight")
+    world.store.create(f"t/append/{topic.log.state().version:020d}-young.slices", b"an upload in flight")
     assert not repair_root(world.store, execute=True, env=world.env()).repaired, "the floor is not above them"
     # The floor is raised, and the vacuum dies before it deletes anything.
     before = world.store.snapshot()

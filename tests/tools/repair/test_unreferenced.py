@@ -21,8 +21,8 @@ APPEND = "latest/append/{:020d}-abc.slices"
 def topic() -> CheckedTopic:
     world = small_root()
     log = read_topic(world.store, "latest", world.now_ms)
-    assert log.head is not None
-    log.head = replace(log.head, floor=3)
+    assert log.state is not None
+    log.state = replace(log.state, floor=3)
     log.first = 2
     return log
 

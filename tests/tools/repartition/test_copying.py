@@ -48,7 +48,7 @@ def test_what_it_costs(tmp_path: Path) -> None:
     assert gets <= 8
     Groups(place.root).group("g").alter({"old": {0: 1, 1: 1}})
     spent(groups=True)
-    Groups(place.root).group("g").alter({"old": dict(enumerate(old.log.head().log_end.tolist()))})
+    Groups(place.root).group("g").alter({"old": dict(enumerate(old.log.state().log_end.tolist()))})
     puts, gets, lists = spent(groups=True)
     assert puts == 1
     assert gets <= 15
@@ -68,8 +68,8 @@ class TestWhatIsCopied:
         root = world.root()
         check_copy(root, after)
         assert (made.records, made.total, made.created, made.waiting) == (200, 200, True, 0)
-        assert root.topic("new").log.head().version > 4
-        assert root.topic("new").log.head().partitions == after
+        assert root.topic("new").log.state().version > 4
+        assert root.topic("new").log.state().partitions == after
         again = world.copy(after)
         assert (again.records, again.total, again.created) == (0, 200, False)
         world.append(50)
@@ -90,7 +90,7 @@ class TestWhatIsCopied:
         world.copy()
         root = world.root()
         check_copy(root, 5)
-        assert dict(root.topic("new").log.head().configs.explicit) == configs
+        assert dict(root.topic("new").log.state().configs.explicit) == configs
         compact(root, topics=["new"], roll=True)
         check_copy(world.root(), 5)
         assert verify_root(world.store).sound

@@ -66,7 +66,7 @@ class Story:
 
     def append(self) -> None:
         keys = self.random.choices(KEYS, k=self.random.randint(1, 60))
-        partitions = self.world.root().topic("old").log.head().partitions
+        partitions = self.world.root().topic("old").log.state().partitions
         by_hand = self.random.randrange(partitions) if self.random.random() < 0.3 else None
         self.world.root().topic("old").append(self.world.rows(keys, by_hand))
 
@@ -84,7 +84,7 @@ class Story:
     def grow(self) -> None:
         if self.random.random() < 0.2:
             topic = self.world.root().topic("old")
-            topic.alter(partitions=topic.log.head().partitions + 1)
+            topic.alter(partitions=topic.log.state().partitions + 1)
             self.counters["grown"] += 1
 
     def commit(self) -> None:

@@ -113,9 +113,9 @@ def test_commits_of_the_last_day_and_hour_are_counted_by_the_stores_clock(world:
 
 def test_open_transactions_are_named_with_what_they_hold(world: TopicsWorld) -> None:
     held = reported(world).held_back
-    head = world.topic("c").log.head()
+    state = world.topic("c").log.state()
     assert [(each.topic, each.partition, each.owner, each.first, each.end) for each in held] == [
-        ("c", partition, "<script>alert(1)</script> #0", 0, int(head.log_end[partition])) for partition in range(2)
+        ("c", partition, "<script>alert(1)</script> #0", 0, int(state.log_end[partition])) for partition in range(2)
     ]
     assert {(each.age_ms, each.timeout_ms, each.overdue) for each in held} == {(HOUR_MS // 2, HOUR_MS, False)}
     world.now_ms += HOUR_MS
@@ -347,7 +347,7 @@ def test_what_kafka_left_open_in_an_import_is_named_by_its_transactional_id(fixt
     known = {
         (topic, each.partition, each.first): each
         for topic in ("txn-a", "txn-b")
-        for each in root.topic(topic).log.head().kafka_open
+        for each in root.topic(topic).log.state().kafka_open
     }
     assert {(item.topic, item.partition, item.first) for item in held} == set(known)
     assert known

@@ -107,8 +107,10 @@ class Run:
         seen = {}
         for name in TOPICS:
             topic = root.topic(name)
-            head = topic.log.head()
-            expect(head.last_stable().tolist() == head.log_end.tolist(), f"{name} is held back for ever: {head.open}")
+            state = topic.log.state()
+            expect(
+                state.last_stable().tolist() == state.log_end.tolist(), f"{name} is held back for ever: {state.open}"
+            )
             seen[name] = visible(topic.log.read_snapshot())
             expect(sorted(seen[name]) == sorted(self.ledger.visible(name)), f"{name} shows what its decisions do not")
         self._judge_groups(root, seen)
@@ -152,7 +154,7 @@ class Run:
 
 def visible(snapshot: Snapshot) -> list[str]:
     """Files whose records a reader under read_committed gets, in the order of partitions and offsets."""
-    rows, stable = snapshot.slices.all(), snapshot.head.last_stable()
+    rows, stable = snapshot.slices.all(), snapshot.state.last_stable()
     found: dict[str, None] = {}
     for row in range(len(rows)):
         below = rows.end[row] <= stable[rows.partition[row]]

@@ -109,7 +109,7 @@ def snapshots_do_not_agree(patch: Patch) -> None:
 
 def every_partition_to_its_own_end(patch: Patch) -> None:
     """Readers go up to the last stable offset of each partition."""
-    ends: Callable[[Any], Any] = lambda shown: {name: each.head.last_stable() for name, each in shown.items()}  # noqa: E731
+    ends: Callable[[Any], Any] = lambda shown: {name: each.state.last_stable() for name, each in shown.items()}  # noqa: E731
     patch.setattr(snapshot_view, "consistent_ends", ends)
 
 

@@ -177,7 +177,7 @@ def consumer(story: Story, turns: int) -> Callable[[Actor], None]:
         root = open_root(actor.store(), env=actor.env)
         for _ in range(turns):
             try:
-                ends = {name: {0: int(root.topic(name).log.head().log_end[0])} for name in TOPICS}
+                ends = {name: {0: int(root.topic(name).log.state().log_end[0])} for name in TOPICS}
                 Groups(root).group("readers").join(actor.name).commit(ends)
             except SparklogError as error:
                 actor.note(str(error))
@@ -356,7 +356,7 @@ def check_root(story: Story, root: Root, held: dict[str, Rows], since_ms: int) -
     moved: dict[str, set[bytes]] = {}
     for name in TOPICS:
         rows = found[name]
-        end = int(root.topic(name).log.head().log_end[0])
+        end = int(root.topic(name).log.state().log_end[0])
         expect(all(held[name].get(place) == row for place, row in rows.items()), f"{where}: {name} has other records")
         plain = {place for place, row in held[name].items() if (row[1] or b"").startswith(b"writer") and place[1] < end}
         expect(plain <= rows.keys(), f"{where}: {name} lost {sorted(plain - rows.keys())[:5]}")
@@ -377,7 +377,7 @@ def check_root(story: Story, root: Root, held: dict[str, Rows], since_ms: int) -
         expect(offset == newest, f"{where}: group {own} is at {offset}, its transactions at {newest}")
     for item in Groups(root).group("readers").committed().values():
         expect(
-            item.offset <= int(root.topic(item.topic).log.head().log_end[0]),
+            item.offset <= int(root.topic(item.topic).log.state().log_end[0]),
             f"{where}: readers are beyond {item.topic}",
         )
     root.topic("a").append(batch([b"goes on"]))
