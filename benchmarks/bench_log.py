@@ -39,7 +39,7 @@ from sparklog.log.journal.clocks import SYSTEM
 from sparklog.log.journal.documents import INLINE_RECORDS
 from sparklog.log.journal.names import append_path, checkpoint_key, commit_key
 from sparklog.log.state.checkpoint import Checkpoint, encode_checkpoint, write_slice_table
-from sparklog.log.state.commit import APPEND, CREATE, Commit, Inline, decode_commit, encode_commit
+from sparklog.log.state.commit import APPEND, CREATE, Commit, InlineRecords, decode_commit, encode_commit
 from sparklog.log.state.slice_table import SliceTable, Snapshot
 from sparklog.log.state.slices import INLINE_PATH, FileSlices
 from sparklog.log.state.topic_state import EMPTY
@@ -318,7 +318,7 @@ def many_commits(folder: Path, commits: int, inline: bool) -> Path:
             leader_epoch=0,
             op=APPEND if version else CREATE,
             files=(file,) if version else (),
-            inline=Inline.of(records) if version and inline else None,
+            inline=InlineRecords.of(records) if version and inline else None,
             read_features=(INLINE_RECORDS,) if inline else (),
             write_features=(INLINE_RECORDS,) if inline else (),
             partitions=None if version else PARTITIONS,

@@ -26,7 +26,7 @@ from spark_session import benchmark_session, tree
 import sparklog
 from sparklog.compaction.run import compact_root
 from sparklog.jobs import delta
-from sparklog.log.state.commit import tail_of
+from sparklog.log.state.commit import inline_records_of
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.retain import retain_root
 from tests.datasource.live_delta import delta_jars, iceberg_jars
@@ -143,7 +143,7 @@ def log_metadata(path: Path) -> int:
     if {"append", "sealed"} & {*path.parts}:
         return 0
     data = path.read_bytes()
-    return len(data) - (len(tail_of(data)) if path.parent.name == "_log" and path.suffix == ".json" else 0)
+    return len(data) - (len(inline_records_of(data)) if path.parent.name == "_log" and path.suffix == ".json" else 0)
 
 
 def measured(spark: SparkSession, made: Format, part_s: float, checkpoint: Path) -> str:

@@ -34,9 +34,9 @@ class Limits:
     """Entries of any other journal between two checkpoints."""
     checkpoint_bytes: int = 1 << 20
     """Bytes of entries after which a checkpoint is due, regardless of their number."""
-    kept_tails: int = 256
+    cached_inline_commits: int = 256
     """Commits, across all topics, whose records are cached after they were read, for readers that follow the log."""
-    kept_tail_bytes: int = 4 << 20
+    cached_inline_bytes: int = 4 << 20
     """Maximum size of these cached records."""
     tail_commits: int = 4096
     """Commits kept in memory for a slice table that is not loaded; after more commits, the table is loaded."""

@@ -22,7 +22,7 @@ from sparklog.log.journal.names import append_path
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.writer_runs import KafkaWriterKey, SequenceConflict, WriterEntry
 from sparklog.log.topic.engine import TopicLog
-from sparklog.log.write.append_output import tail_bytes, unwritten, write_file
+from sparklog.log.write.append_output import inline_file, inline_file_bytes, write_file
 from sparklog.log.write.append_target import AppendTarget
 from sparklog.serve.batch_checks import ProducedBatch, checked_batch, next_number, writer_id
 from sparklog.serve.codes import Code, CodeError, ProduceResponse, code_of
@@ -169,8 +169,8 @@ def _file(log: TopicLog, target: AppendTarget, by_partition: Mapping[int, Sequen
         now_ms = log.env.wall_ms()
         slices = [replace(slice_, max_ts=now_ms) if slice_.max_ts < 0 else slice_ for slice_ in slices]
     is_small = all(slice_.index is None for slice_ in slices)
-    if is_small and tail_bytes(len(slices), sum([slice_.nbytes for slice_ in slices])) <= target.inline_bytes:
-        return unwritten(slices, b"".join(parts))
+    if is_small and inline_file_bytes(len(slices), sum([slice_.nbytes for slice_ in slices])) <= target.inline_bytes:
+        return inline_file(slices, b"".join(parts))
     return write_file(target.store, target.topic, append_path(target.read_version, log.env.new_id()), slices, parts)
 
 

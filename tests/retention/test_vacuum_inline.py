@@ -123,7 +123,7 @@ def test_without_the_rule_records_are_lost(world: World, monkeypatch: pytest.Mon
     monkeypatch.setattr(vacuum_plan, "without_records", lambda topic, commits, kept: commits)
     filled(world)
     # Another process, which has not read the commits as they came.
-    with small_limits(kept_tails=0), pytest.raises(SparklogError):
+    with small_limits(cached_inline_commits=0), pytest.raises(SparklogError):
         values(World(CountingStore(world.store), now_ms=world.now_ms, seed=99).root().topic("t"))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from sparklog.log.journal.names import append_path, sealed_path
-from sparklog.log.state.commit import MERGE, Edit, Hold
+from sparklog.log.state.commit import MERGE, Edit, VersionLease
 from sparklog.log.state.invariants import check_state
 from sparklog.log.state.rewrites import Input, Rewrite, RewriteIntent
 from sparklog.log.state.slices import FileSlices
@@ -79,7 +79,7 @@ class VacuumWorld(WatchedWorld):
 
     def hold(self, name: str, version: int | None, expires_ms: int | None = None, topic: str = "t") -> None:
         """Take a hold, or let go of it (version None)."""
-        hold = None if version is None else Hold(version, expires_ms)
+        hold = None if version is None else VersionLease(version, expires_ms)
         maintain(topic_of(self.process().root, topic), holds={name: hold})
 
     # -- looking

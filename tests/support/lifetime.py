@@ -26,7 +26,7 @@ from sparklog.clients.consumer.consumer import consumer
 from sparklog.compaction.run import compact_root
 from sparklog.doctor.costs import CLOCK, COMMIT, INLINE_BATCH, MONTH_DAYS, Requests, Workload
 from sparklog.limits import Limits
-from sparklog.log.state.commit import tail_of
+from sparklog.log.state.commit import inline_records_of
 from sparklog.log.topic.root import Root
 from sparklog.maintenance.job_history import COMPACT, RETAIN, RunRecorder
 from sparklog.maintenance.leases import job_lease
@@ -156,7 +156,7 @@ class Lifetime:
     def workload(self) -> Workload:
         """Return what `doctor --cost` is asked for such a life; the newest commit is as large as all."""
         newest = max(item.key for item in self.inner.list("events/_log/0"))
-        stored = len(tail_of(self.inner.get(newest)))
+        stored = len(inline_records_of(self.inner.get(newest)))
         seconds = self.interval_ms / 1000
         return Workload(
             rate=max(stored, 1) / seconds / 1e6, interval=seconds, partitions=self.partitions, tasks=1, readers=1,
@@ -231,7 +231,7 @@ class Lifetime:
             is_data = "/append/" in item.key or "/sealed/" in item.key
             metadata = 0 if is_data else item.size
             if key_kind(item.key) == "commit":
-                metadata -= len(tail_of(self.inner.get(item.key)))
+                metadata -= len(inline_records_of(self.inner.get(item.key)))
             sizes.update(metadata=metadata, data=item.size - metadata)
         return sizes, objects
 

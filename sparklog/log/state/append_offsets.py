@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from sparklog.errors import BadRequest, Conflict
 from sparklog.log.journal.documents import INT64_MAX
-from sparklog.log.state.commit import APPEND, TAKEOVER, Inline, Txn
+from sparklog.log.state.commit import APPEND, TAKEOVER, InlineRecords, Txn
 from sparklog.log.state.commit_intents import HAS_NULL_KEYS, Draft, Nothing, check_floor, check_topic
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.slice_table import SliceTable
@@ -64,7 +64,7 @@ class AppendIntent:
             raise BadRequest(f"topic '{topic}' is compacted: every record needs a key, found records without one")
         inline = None
         if len(written) < len(files):
-            inline = Inline.of(next(file.data for file in files if file.path == INLINE_PATH))
+            inline = InlineRecords.of(next(file.data for file in files if file.path == INLINE_PATH))
         placed = assign_offsets(topic, files, state)
         writers = tuple([writer.writer(state.registry.get(writer.id), topic) for writer in self.kafka_writers])
         return Draft(APPEND, writer=writer, writers=writers, files=placed, inline=inline, txn=self.txn)

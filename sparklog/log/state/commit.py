@@ -5,7 +5,7 @@
 An edit's inputs are the removed slices, its outputs the slices of `files`, of its partition that are in `[start, end)`.
 Edits of one commit do not overlap, so no slice needs to name its edit.
 
-A commit's records may be in it (`Inline`): its object is the document, then the bytes of an append file, the **tail**.
+A commit object may contain records (`InlineRecords`): the document is followed by the bytes of an append file.
 One of `files` then has the path "" in the document, and the size of the tail. Decoded it is a file like any other: it
 has the commit's own path, the size of the whole object, and positions from the start of the object.
 
@@ -132,7 +132,7 @@ class Resolved:
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class VersionLease:
     """The vacuum keeps what `version` names, until `expires_ms` (None: until let go)."""
 
     version: int
@@ -140,7 +140,7 @@ class Hold:
 
 
 @dataclass(frozen=True, slots=True)
-class Inline:
+class InlineRecords:
     """The tail of a commit: its bytes and their CRC-32C. `data` goes to the encoder only; readers keep few tails."""
 
     nbytes: int
@@ -148,7 +148,7 @@ class Inline:
     data: bytes = field(default=b"", compare=False, repr=False)
 
     @classmethod
-    def of(cls, data: bytes) -> Inline:
+    def of(cls, data: bytes) -> InlineRecords:
         return cls(len(data), crc32c.crc32c(data), data)
 
 
@@ -173,7 +173,7 @@ class Changes:
     writer: Writer | None = None
     writers: tuple[Writer, ...] = ()
     files: tuple[FileSlices, ...] = ()
-    inline: Inline | None = None
+    inline: InlineRecords | None = None
     remove: tuple[RemovedSlices, ...] = ()
     edits: tuple[Edit, ...] = ()
     log_starts: Mapping[int, int] = field(default_factory=dict)
@@ -185,7 +185,7 @@ class Changes:
     kafka_open: tuple[KafkaOpen, ...] = ()
     kafka_ended: tuple[KafkaEnded, ...] = ()
     kafka_source: KafkaSource | None = None
-    holds: Mapping[str, Hold | None] = field(default_factory=dict)
+    holds: Mapping[str, VersionLease | None] = field(default_factory=dict)
     floor: int | None = None
     expired: Mapping[str, int] = field(default_factory=dict)
 
@@ -210,7 +210,7 @@ class Commit(Changes):
     nbytes: int = field(default=0, compare=False)  # of its document
 
     @property
-    def tail_start(self) -> int:
+    def inline_start(self) -> int:
         """The place of the tail in the object."""
         return self.nbytes + (0 if self.embedded is None else self.embedded.nbytes)
 
@@ -237,7 +237,9 @@ REMOVAL_JSON = Document(
     Member("partition", PARTITIONS),
     *members(wholes(0, like="partition"), "base", "position"),
 )
-INLINE_JSON = Document(Inline, Member("bytes", whole(1, MAX_DOCUMENT), "nbytes"), Member("crc", whole(0, UINT32_MAX)))
+INLINE_JSON = Document(
+    InlineRecords, Member("bytes", whole(1, MAX_DOCUMENT), "nbytes"), Member("crc", whole(0, UINT32_MAX))
+)
 EMBEDDED_JSON = Document(
     EmbeddedCommits,
     Member("commits", whole(1, MAX_EMBEDDED)),
@@ -265,7 +267,7 @@ RESOLVED_JSON = Document(
     Member("committed", wholes(0)),
     Member("siblings", numbers_by_text()),
 )
-HOLD_JSON = Document(Hold, Member("version", whole(0)), Member("expiresMs", whole(0), nullable=True))
+VERSION_LEASE_JSON = Document(VersionLease, Member("version", whole(0)), Member("expiresMs", whole(0), nullable=True))
 
 
 def _path(item: Fields, name: str) -> str:
@@ -329,7 +331,7 @@ COMMIT_JSON = StoredDocument(
     Member("kafkaOpen", objects_of(KAFKA_OPEN_JSON), optional=True),
     Member("kafkaEnded", objects_of(KAFKA_ENDED_JSON), optional=True),
     Member("kafkaSource", object_of(KAFKA_SOURCE_JSON), optional=True),
-    Member("holds", objects_by_text(HOLD_JSON, nullable=True), optional=True),
+    Member("holds", objects_by_text(VERSION_LEASE_JSON, nullable=True), optional=True),
     Member("floor", whole(0), optional=True),
     Member("expired", numbers_by_text(), optional=True),
     *members(whole(0), "clockMs", "clockSince", optional=True),
@@ -396,26 +398,26 @@ def decode_commit(data: bytes, key: str, version: int, *, whole: bool = True) ->
     return Commit(**attributes, crc=crc, nbytes=nbytes)
 
 
-def tail_of(data: bytes) -> bytes:
+def inline_records_of(data: bytes) -> bytes:
     """Return the tail of a commit's bytes; empty if there is none."""
     document = document_of(data)
     embedded = json.loads(document).get("carried") if len(document) < len(data) else None
     return data[len(document) + (embedded["bytes"] if embedded else 0) :]
 
 
-def _check_parts(parts: Sequence[EmbeddedCommits | Inline], rest: memoryview, key: str) -> None:
+def _check_parts(parts: Sequence[EmbeddedCommits | InlineRecords], rest: memoryview, key: str) -> None:
     """Raise `Corrupt` unless the bytes after the document are those that it names."""
     if len(rest) != (expected := sum(part.nbytes for part in parts)):
         where = f"expected {expected} bytes after the document"
         raise Corrupt(f"commit: {where}, found {len(rest)}; restore it", file=key)
     for part in parts:
         if crc32c.crc32c(rest[: part.nbytes]) != part.crc:
-            what = "records" if isinstance(part, Inline) else "documents of earlier commits"
+            what = "records" if isinstance(part, InlineRecords) else "documents of earlier commits"
             raise Corrupt(f"commit: the {what} in it do not match their CRC-32C; restore it", file=key)
         rest = rest[part.nbytes :]
 
 
-def _check_inline(item: Fields, files: Sequence[FileSlices], inline: Inline | None) -> None:
+def _check_inline(item: Fields, files: Sequence[FileSlices], inline: InlineRecords | None) -> None:
     """Raise `Corrupt` unless the document names its records as one file's."""
     here = [file for file in files if file.path == INLINE_PATH]
     if len(here) != (inline is not None):

@@ -51,8 +51,8 @@ from sparklog.log.state.commit import (
     Changes,
     Commit,
     Edit,
-    Hold,
     Resolved,
+    VersionLease,
     Writer,
     features_of,
 )
@@ -286,7 +286,7 @@ class MaintainIntent:
     """Maintenance to write down. It fits a deleted topic as well, whose files may still be held."""
 
     topic_id: str
-    holds: Mapping[str, Hold | None] = field(default_factory=dict)  # by name; None lets go of one
+    holds: Mapping[str, VersionLease | None] = field(default_factory=dict)  # by name; None lets go of one
     floor: int | None = None  # the upload floor, the lowest read version of files that a commit may still bring
     expired: Mapping[str, int] = field(default_factory=dict)  # idle writers by id, at the entry's version that was idle
     resolved: tuple[Resolved, ...] = ()  # outcomes of open transactions
@@ -305,7 +305,7 @@ class MaintainIntent:
             return Nothing("nothing changes", state.version)
         return Draft(MAINTAIN, holds=holds, floor=floor, expired=expired, resolved=resolved)
 
-    def _new_holds(self, topic: str, state: TopicState, floor: int) -> dict[str, Hold | None]:
+    def _new_holds(self, topic: str, state: TopicState, floor: int) -> dict[str, VersionLease | None]:
         # What another hold keeps can be held once more: the vacuum lets go of nothing that the newest state holds.
         kept = {hold.version for hold in state.holds.values()}
         for name, hold in self.holds.items():

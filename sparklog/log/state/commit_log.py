@@ -200,7 +200,7 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         # Damaged records are for those who read them; what the document says of the topic holds.
         commit = decode_commit(data, key, number, whole=False)
         if commit.inline is not None:
-            RECENT_RECORDS.keep(self.store, key, commit.tail_start, data[commit.tail_start :])
+            RECENT_RECORDS.keep(self.store, key, commit.inline_start, data[commit.inline_start :])
         self._documents.keep(commit, data, self.store.limits.checkpoint_bytes)
         return commit
 

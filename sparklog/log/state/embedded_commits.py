@@ -70,7 +70,7 @@ def embedded_in(commit: Commit, data: bytes) -> EmbeddedCommits | None:
     embedded = commit.embedded
     if embedded is None:
         return None
-    return EmbeddedCommits(embedded.commits, embedded.nbytes, embedded.crc, data[commit.nbytes : commit.tail_start])
+    return EmbeddedCommits(embedded.commits, embedded.nbytes, embedded.crc, data[commit.nbytes : commit.inline_start])
 
 
 def with_embedded_copies(topic: str, objects: Mapping[int, tuple[Commit, bytes]], first: int) -> dict[int, Commit]:
@@ -178,7 +178,9 @@ class RecentRecords:
             self._kept[id(store), key] = _CachedRecords(weakref.ref(store), start, tail)
             self._bytes += len(tail)
             limits = store.limits
-            while self._kept and (len(self._kept) > limits.kept_tails or self._bytes > limits.kept_tail_bytes):
+            while self._kept and (
+                len(self._kept) > limits.cached_inline_commits or self._bytes > limits.cached_inline_bytes
+            ):
                 self._drop(next(iter(self._kept)))
 
     def read(self, store: Store, key: str, start: int, length: int) -> bytes | None:

@@ -41,14 +41,14 @@ from sparklog.log.state.commit import (
     CREATE,
     DELETE,
     FILLING,
-    HOLD_JSON,
     MAINTAIN,
     TXN_JSON,
+    VERSION_LEASE_JSON,
     Commit,
     Edit,
-    Hold,
     Resolved,
     Txn,
+    VersionLease,
 )
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.kafka_source import KAFKA_OPEN_JSON, KAFKA_SOURCE_JSON, KafkaOpen, KafkaSource
@@ -97,7 +97,7 @@ class TopicState:
     kafka_source: KafkaSource | None = None
     registry: Mapping[str, WriterEntry] = field(default_factory=dict)
     siblings: Mapping[str, int] = field(default_factory=dict)
-    holds: Mapping[str, Hold] = field(default_factory=dict)
+    holds: Mapping[str, VersionLease] = field(default_factory=dict)
     floor: int = 0
     clock_ms: int | None = None
     clock_since: int | None = None
@@ -255,7 +255,7 @@ TOPIC_STATE_JSON = Document(
     Member("kafkaSource", object_of(KAFKA_SOURCE_JSON), optional=True),
     Member("registry", objects_by_text(ENTRY_JSON)),
     Member("siblings", numbers_by_text()),
-    Member("holds", objects_by_text(HOLD_JSON)),
+    Member("holds", objects_by_text(VERSION_LEASE_JSON)),
     Member("floor", whole(0)),
     *members(whole(0), "clockMs", "clockSince", optional=True),
     check=_check_partitions,

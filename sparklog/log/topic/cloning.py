@@ -32,7 +32,7 @@ from sparklog.format.slice_columns import SLICE_COLUMNS
 from sparklog.log.decisions.decision_log import open_transactions, with_outcomes
 from sparklog.log.journal.names import check_topic_name, file_key, is_topic_name, key_topic, topic_folder
 from sparklog.log.journal.numbered_objects import STALE_MS
-from sparklog.log.state.commit import CREATE, MAINTAIN, Edit, Hold, Resolved
+from sparklog.log.state.commit import CREATE, MAINTAIN, Edit, Resolved, VersionLease
 from sparklog.log.state.commit_intents import DeleteIntent, Draft, MaintainIntent, Nothing
 from sparklog.log.state.history import History
 from sparklog.log.state.slice_table import ABORTED, OPEN, Slices, SliceTable, Snapshot
@@ -191,7 +191,7 @@ def _hold(root: Root, log: TopicLog, snapshot: Snapshot, hold: str) -> list[Topi
         for owner, version in versions.items():
             log = root.engine.log(owner)
             topic_id = log.current().topic_state.topic_id
-            log.commit(MaintainIntent(topic_id, holds={hold: Hold(version, expires_ms)}))
+            log.commit(MaintainIntent(topic_id, holds={hold: VersionLease(version, expires_ms)}))
             logs.append(log)
     except SparklogError:
         _release(logs, hold)
@@ -300,7 +300,7 @@ class GiveUpIntent:
     def draft(self, topic: str, state: TopicState, origin: TopicState, table: SliceTable | None) -> Draft | Nothing:
         if state.exists or state.topic_id == self.topic_id:
             return Nothing("nothing changes", state.version)
-        record = {f"{_GIVEN_UP}:{self.topic_id}": Hold(max(state.version, 0), self.now_ms)}
+        record = {f"{_GIVEN_UP}:{self.topic_id}": VersionLease(max(state.version, 0), self.now_ms)}
         if state.version < 0:
             return Draft(CREATE, topic_id=self.topic_id, leader_epoch=0, partitions=1, holds=record)
         return Draft(MAINTAIN, holds=record)

@@ -1,7 +1,7 @@
 """Append files, slices one after the other and the footer that describes them: written, or handed to the commit.
 
 A writer whose encoded slices and footer are at most `inline.records.bytes`, or of one of several tasks `task_bytes` of
-it, uploads nothing. Its result is a file without a path, which has all of its bytes along (`unwritten`). Before the
+it, uploads nothing. Its result is a file without a path, which has all of its bytes along (`inline_file`). Before the
 commit the driver joins those of all tasks: they become the commit's tail, or one append file where they are too much.
 """
 
@@ -62,17 +62,17 @@ def write_file(
         raise
 
 
-def is_unwritten(file: FileSlices) -> bool:
+def is_inline(file: FileSlices) -> bool:
     return file.path == INLINE_PATH
 
 
-def unwritten(slices: Sequence[WrittenSlice], data: bytes) -> FileSlices:
+def inline_file(slices: Sequence[WrittenSlice], data: bytes) -> FileSlices:
     """Return a file that is not written; `data`: the bytes of its slices, back to back."""
     footer = encode_footer(slices)
     return FileSlices.of(INLINE_PATH, slices, len(footer), data=data + footer)
 
 
-def tail_bytes(slices: int, nbytes: int) -> int:
+def inline_file_bytes(slices: int, nbytes: int) -> int:
     """Return the size of a tail with so many slices, of so many bytes together."""
     return nbytes + HEAD_BYTES + TAIL_BYTES + slices * SLICE_BYTES
 
@@ -87,7 +87,7 @@ def joined(files: Sequence[FileSlices]) -> FileSlices:
     if len(files) == 1:
         return files[0]
     slices = [written for file in files for written in written_slices(file)]
-    return unwritten(slices, b"".join(slice_bytes(file) for file in files))
+    return inline_file(slices, b"".join(slice_bytes(file) for file in files))
 
 
 def slice_bytes(file: FileSlices) -> bytes:
@@ -105,7 +105,7 @@ def placed(
     store: Store, topic: str, files: Sequence[FileSlices], max_inline_bytes: int, new_path: Callable[[], str]
 ) -> list[FileSlices]:
     """Join the files that are not written into one. If it has more than `max_inline_bytes`, write it as `new_path`."""
-    small = [index for index, file in enumerate(files) if is_unwritten(file)]
+    small = [index for index, file in enumerate(files) if is_inline(file)]
     if not small:
         return list(files)
     one = joined([files[index] for index in small])

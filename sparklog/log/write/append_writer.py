@@ -24,7 +24,7 @@ from sparklog.format.encode import EncodedSlice, EncodeOptions, EncoderRows, enc
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.journal.names import append_path, file_key, read_root_id
 from sparklog.log.state.slices import ANYWHERE, FileSlices, RowCounts, SliceFlag
-from sparklog.log.write.append_output import AppendOutput, tail_bytes, unwritten
+from sparklog.log.write.append_output import AppendOutput, inline_file, inline_file_bytes
 from sparklog.log.write.append_target import AppendTarget, WriteOptions
 from sparklog.log.write.rows import Partitioner, Rows, checked_pieces, joinable, rows_of
 from sparklog.storage.parallel_reads import map_requests
@@ -87,7 +87,9 @@ class AppendWriter:
         self.flush()
         self._close()
         if self._held:
-            self._files = [unwritten([written for written, _ in self._held], b"".join(data for _, data in self._held))]
+            self._files = [
+                inline_file([written for written, _ in self._held], b"".join(data for _, data in self._held))
+            ]
             self._held = []
         if self._files:
             # Of all files, with the last of them: where a file ends has nothing to do with the rows.
@@ -142,7 +144,7 @@ class AppendWriter:
         if self._output is not None or self._files:
             return False
         held = sum(written.nbytes for written, _ in self._held)
-        return tail_bytes(len(self._held) + 1, held + nbytes) <= self._most_inline
+        return inline_file_bytes(len(self._held) + 1, held + nbytes) <= self._most_inline
 
     def _described(self, partition: int, encoded: EncodedSlice) -> WrittenSlice:
         flags = SliceFlag.LOG_APPEND_TIME if self._encode.log_append_time else SliceFlag.NONE

@@ -29,7 +29,7 @@ from sparklog.log.journal.create_object import create_or_read
 from sparklog.log.journal.entry_log import E, EntryKind
 from sparklog.log.journal.names import checkpoint_key, commit_key
 from sparklog.log.state.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint, slice_table
-from sparklog.log.state.commit import Hold
+from sparklog.log.state.commit import VersionLease
 from sparklog.log.state.commit_intents import MaintainIntent
 from sparklog.log.state.history import History
 from sparklog.log.state.root_defaults import DEFAULTS, ID
@@ -99,7 +99,7 @@ class Holds:
             # The answer may be lost: what was asked for is released.
             self.versions[name] = version
             try:
-                self._commit(name, Hold(version, self.since_ms + HOLD_MS))
+                self._commit(name, VersionLease(version, self.since_ms + HOLD_MS))
             except Conflict:
                 if not may_be_below:
                     raise
@@ -116,7 +116,7 @@ class Holds:
             with suppress(SparklogError, OSError):
                 self._commit(name, None)
 
-    def _commit(self, name: str, hold: Hold | None) -> None:
+    def _commit(self, name: str, hold: VersionLease | None) -> None:
         log = self.root.engine.log(name)
         # The cut may have read further than the root has.
         log.commit(MaintainIntent(log.refresh().topic_state.topic_id, holds={self.name: hold}))

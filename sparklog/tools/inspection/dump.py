@@ -32,7 +32,7 @@ from sparklog.errors import Corrupt
 from sparklog.format import checkpoint_files
 from sparklog.format.append_file import WrittenSlice, read_footer
 from sparklog.log.journal.documents import checksum_holds, document_of
-from sparklog.log.state.commit import tail_of
+from sparklog.log.state.commit import inline_records_of
 from sparklog.tools.inspection import dump_index
 from sparklog.tools.inspection.dump_batches import LogOptions, OffsetGaps, log_rows
 from sparklog.tools.inspection.dump_index import GAP, Findings, IndexOptions
@@ -194,7 +194,9 @@ def _rows(source: DumpFile, options: DumpOptions, findings: Findings) -> Iterato
             return dump_index.snapshot_rows(source)
         case "json":
             # After it the records in a commit, if there are any.
-            return chain(json_rows(source), _slice_rows(source, options.log) if tail_of(source.read()) else ())
+            return chain(
+                json_rows(source), _slice_rows(source, options.log) if inline_records_of(source.read()) else ()
+            )
         case "arrow":
             return table_rows(source)
         case "slices":

@@ -134,16 +134,16 @@ class TestUploadFloor:
         assert world.log.state.floor == 3
 
     def test_a_hold_below_the_floor_is_refused(self) -> None:
-        from sparklog.log.state.commit import Hold
+        from sparklog.log.state.commit import VersionLease
 
         world = WatchedWorld()
         world.commits(4)
         self.raise_floor(world, 3)
         topic = world.process().topic()
         with pytest.raises(Conflict, match="below the upload floor"):
-            maintain(topic, holds={"clone": Hold(2)})
-        maintain(topic, holds={"clone": Hold(3)})
-        assert topic.log.state().holds == {"clone": Hold(3)}
+            maintain(topic, holds={"clone": VersionLease(2)})
+        maintain(topic, holds={"clone": VersionLease(3)})
+        assert topic.log.state().holds == {"clone": VersionLease(3)}
 
 
 class TestRegistry:

@@ -13,7 +13,7 @@ from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.topic.root import Root, open_root
 from sparklog.log.topic.topic import Topic
-from sparklog.log.write.append_output import unwritten, written_slices
+from sparklog.log.write.append_output import inline_file, written_slices
 from sparklog.log.write.append_target import AppendOutcome, AppendTarget
 from sparklog.storage.store import Store
 from sparklog.testing.faulty_store import Call, Crash, Decide, Fault, FaultKind
@@ -140,7 +140,7 @@ def upload(store: Store, actor: Actor, target: AppendTarget, records: int) -> li
         part = left if left == 1 or actor.random.random() < 0.7 else left // 2
         if target.inline_bytes and actor.random.random() < 0.6:
             small = slices(actor.random, target, part, "")
-            files.append(unwritten(written_slices(small), actor.random.randbytes(sum(small.nbytes))))
+            files.append(inline_file(written_slices(small), actor.random.randbytes(sum(small.nbytes))))
             left -= part
             continue
         path = append_path(target.read_version, actor.env.new_id())

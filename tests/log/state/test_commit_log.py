@@ -14,7 +14,7 @@ from sparklog.limits import Limits
 from sparklog.log.journal import documents
 from sparklog.log.journal.clocks import SYSTEM
 from sparklog.log.journal.names import commit_key
-from sparklog.log.state.commit import TAKEOVER, Hold, Resolved, Txn, decode_commit, encode_commit
+from sparklog.log.state.commit import TAKEOVER, Resolved, Txn, VersionLease, decode_commit, encode_commit
 from sparklog.log.state.invariants import check_state
 from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.topic.root import open_root
@@ -552,7 +552,7 @@ def test_threads_that_share_a_topic(tmp_path: Path) -> None:
 def test_what_no_reader_would_take_is_not_written() -> None:
     topic = open_root(MemoryStore(SYSTEM.wall_ms), create=True).create_topic("orders")
     with pytest.raises(Corrupt, match="expiresMs"):
-        maintain(topic, holds={"clone": Hold(0, -5)})
+        maintain(topic, holds={"clone": VersionLease(0, -5)})
     assert topic.log.state().version == 0
     assert [info.key for info in topic.store.list("orders/_log/")] == [commit_key("orders", 0)]
 

@@ -115,7 +115,7 @@ def test_records_come_after_what_is_carried(world: World) -> None:
     assert commit.embedded is not None
     assert commit.inline is not None
     assert commit.files[0].size == len(data)
-    assert commit.files[0].starts[0] == commit.tail_start == len(document_of(data)) + commit.embedded.nbytes
+    assert commit.files[0].starts[0] == commit.inline_start == len(document_of(data)) + commit.embedded.nbytes
     assert topic.scan(columns=["value"]).to_table().num_rows == 7
     assert other(world, world.store).scan(columns=["value"]).to_table().num_rows == 7
     assert of_log(world) == []

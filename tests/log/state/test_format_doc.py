@@ -28,11 +28,11 @@ from sparklog.log.state.commit import (
     COMMIT_JSON,
     EDIT_JSON,
     FILE_JSON,
-    HOLD_JSON,
     OPS,
     REMOVAL_JSON,
     RESOLVED_JSON,
     TXN_JSON,
+    VERSION_LEASE_JSON,
     WRITER_JSON,
 )
 from sparklog.log.state.kafka_source import KAFKA_ENDED_JSON, KAFKA_OPEN_JSON, KAFKA_SOURCE_JSON
@@ -87,7 +87,7 @@ def names(table: str) -> list[str]:
         ("The other objects: in `kafkaOpen`", KAFKA_OPEN_JSON),
         ("The other objects: in `kafkaEnded`", KAFKA_ENDED_JSON),
         ("The other objects: in `kafkaSource`", KAFKA_SOURCE_JSON),
-        ("The other objects: in `holds`", HOLD_JSON),
+        ("The other objects: in `holds`", VERSION_LEASE_JSON),
         ("Checkpoints: member of the head", CHECKPOINT_JSON),
         ("Checkpoints: in `head`", TOPIC_STATE_JSON),
         ("Checkpoints: in `open`", PREPARE_JSON),

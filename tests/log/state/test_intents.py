@@ -24,10 +24,10 @@ from sparklog.log.state.commit import (
     SEAL,
     TAKEOVER,
     Edit,
-    Hold,
     RemovedSlices,
     Resolved,
     Txn,
+    VersionLease,
     Writer,
 )
 from sparklog.log.state.commit_intents import (
@@ -446,23 +446,23 @@ def test_maintenance() -> None:
         chain.append((0, 1), writer=Writer("stream", "q", batch, None, 1))
     chain.append((0, 1), txn=Txn("t", 1))
     intent = MaintainIntent(
-        "topic-one", {"h": Hold(2), "gone": None}, 2, {"q": 2}, (Resolved("t", 1), Resolved("old", 1))
+        "topic-one", {"h": VersionLease(2), "gone": None}, 2, {"q": 2}, (Resolved("t", 1), Resolved("old", 1))
     )
     found = land(chain, intent)
     # The registry entry was written at version 3, not 2: it is not idle.
-    assert (dict(found.holds), found.floor, dict(found.expired)) == ({"h": Hold(2)}, 2, {})
+    assert (dict(found.holds), found.floor, dict(found.expired)) == ({"h": VersionLease(2)}, 2, {})
     assert found.resolved == (Resolved("t", 1),)
     assert nothing(intent, chain).note == "nothing changes"
     with pytest.raises(Conflict, match=r"hold 'x' asks for version 1 .* below the upload floor 2"):
-        draft(MaintainIntent("topic-one", {"x": Hold(1)}), chain)
+        draft(MaintainIntent("topic-one", {"x": VersionLease(1)}), chain)
     assert dict(draft(MaintainIntent("topic-one", expired={"q": 3}), chain).expired) == {"q": 3}
 
 
 def test_maintenance_of_a_topic_that_was_created_again() -> None:
     chain = Chain(1)
-    held = MaintainIntent("topic-one", {"h": Hold(0)})
+    held = MaintainIntent("topic-one", {"h": VersionLease(0)})
     land(chain, DeleteIntent("topic-one"))
-    assert dict(land(chain, held).holds) == {"h": Hold(0)}, "a deleted topic still has files"
+    assert dict(land(chain, held).holds) == {"h": VersionLease(0)}, "a deleted topic still has files"
     land(chain, CreateIntent("two", 1, TopicConfigs()))
     for late in (held, MaintainIntent("topic-one", resolved=(Resolved("t", 1),))):
         with pytest.raises(Conflict, match="created again: expected topic id topic-one, found two"):
@@ -508,7 +508,7 @@ def test_commit_time_never_goes_back() -> None:
             "outputs within edits",
         ),
         ({"op": MAINTAIN, "floor": 2}, "floor and holds in range"),
-        ({"op": MAINTAIN, "holds": {"h": Hold(5)}}, "floor and holds in range"),
+        ({"op": MAINTAIN, "holds": {"h": VersionLease(5)}}, "floor and holds in range"),
         ({"op": ALTER, "partitions": 1}, "partitions exist"),
     ],
 )

@@ -18,9 +18,9 @@ from sparklog.log.state.commit import (
     IMPORT,
     MAINTAIN,
     Edit,
-    Hold,
     Resolved,
     Txn,
+    VersionLease,
     Writer,
 )
 from sparklog.log.state.invariants import check_commit
@@ -158,20 +158,20 @@ def test_a_writer_is_entered_by_a_commit_that_expires_others() -> None:
 def test_holds_and_floor() -> None:
     chain = Chain(1)
     chain.append((0, 5))
-    chain.add(op=MAINTAIN, floor=1, holds={"a": Hold(1), "b": Hold(1, 77)})
+    chain.add(op=MAINTAIN, floor=1, holds={"a": VersionLease(1), "b": VersionLease(1, 77)})
     chain.add(op=MAINTAIN, floor=0, holds={"a": None})
     assert chain.state.floor == 1
-    assert chain.state.holds == {"b": Hold(1, 77)}
+    assert chain.state.holds == {"b": VersionLease(1, 77)}
 
 
 def test_deleting_keeps_the_numbering_the_floor_and_holds_only() -> None:
     chain = Chain(2, {"retention.ms": "5"})
     chain.append((0, 5), writer=Writer("stream", "q", 3, "run", 5))
-    chain.add(op=MAINTAIN, floor=1, holds={"b": Hold(1, 77)})
+    chain.add(op=MAINTAIN, floor=1, holds={"b": VersionLease(1, 77)})
     chain.add(op=DELETE)
     state = chain.state
     assert (state.exists, state.version, state.partitions, state.floor) == (False, 3, 0, 1)
-    assert state.holds == {"b": Hold(1, 77)}
+    assert state.holds == {"b": VersionLease(1, 77)}
     assert not state.registry
     assert len(chain.table) == 0
     chain.add(op=MAINTAIN, floor=2, holds={"b": None})
@@ -293,7 +293,7 @@ def test_retention_past_an_open_slice_forgets_it() -> None:
 def test_a_head_as_json_and_back() -> None:
     chain = Chain(2, {"retention.ms": "5"})
     chain.append((0, 3), (1, 3), txn=Txn("t", 1, {"a": 2}, 60_000), writer=Writer("stream", "q", 3, "run", 6))
-    chain.add(op=MAINTAIN, floor=1, holds={"h": Hold(1, 5)})
+    chain.add(op=MAINTAIN, floor=1, holds={"h": VersionLease(1, 5)})
     document = json.loads(json.dumps(TOPIC_STATE_JSON.to_json(chain.state)))
     back = TOPIC_STATE_JSON.from_json(Fields(document, "k", "checkpoint"))
     assert back == chain.state

@@ -24,16 +24,16 @@ from sparklog.log.journal.names import (
     path_read_version,
 )
 from sparklog.log.state import commit, commit_intents
-from sparklog.log.state.commit import decode_commit, tail_of
+from sparklog.log.state.commit import decode_commit, inline_records_of
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.embedded_commits import RECENT_RECORDS, RecentRecords
 from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_output import (
-    is_unwritten,
+    inline_file_bytes,
+    is_inline,
     joined,
     placed,
     slice_bytes,
-    tail_bytes,
     task_bytes,
     written_slices,
 )
@@ -155,7 +155,7 @@ def test_software_before_the_feature_meets_it_in_a_commit_that_it_can_read(world
 
     def features(name: str) -> list[object]:
         objects = [world.store.get(info.key) for info in world.store.list(f"{name}/_log/0")]
-        return [None if tail_of(data) else json.loads(data)["readFeatures"] for data in objects]
+        return [None if inline_records_of(data) else json.loads(data)["readFeatures"] for data in objects]
 
     topic = world.root().create_topic("new", partitions=2)
     topic.append(rows(2))
@@ -249,7 +249,7 @@ def test_tails_that_are_kept_are_few_and_never_trusted(world: World) -> None:
     tails = RecentRecords()
     for number in range(600):
         tails.keep(world.store, f"t/_log/{number:020d}.json", 10, bytes(16 << 10))
-    assert tails._bytes <= world.store.limits.kept_tail_bytes
+    assert tails._bytes <= world.store.limits.cached_inline_bytes
     assert len(tails._kept) <= 256
     topic = inline_topic(world)
     topic.append(rows(4))
@@ -309,10 +309,10 @@ def test_a_task_hands_on_an_eighth_of_what_a_commit_may_have_and_16_kib_always()
 def test_files_that_are_not_written_are_joined_and_written_out(world: World) -> None:
     topic = inline_topic(world)
     one, two = (topic.log.write(rows(4, first), None, None)[0][0] for first in (0, 4))
-    assert is_unwritten(one)
+    assert is_inline(one)
     both = joined([one, two])
     assert both.data == slice_bytes(one) + slice_bytes(two) + both.data[-both.footer_length :]
-    assert both.size == tail_bytes(4, len(slice_bytes(one)) + len(slice_bytes(two))) == len(both.data)
+    assert both.size == inline_file_bytes(4, len(slice_bytes(one)) + len(slice_bytes(two))) == len(both.data)
     assert [item.crc for item in written_slices(both)] == [*one.crc, *two.crc]
     (written,) = placed(world.store, "t", [one, two], both.size - 1, lambda: append_path(0, "x"))
     assert world.store.get(f"t/{written.path}") == both.data

@@ -146,7 +146,7 @@ def run_seed(
     """
     # What a process remembers would hide what is gone.
     tails = 0 if seed % 2 else 256
-    with small_limits(checkpoint_commits=CHECKPOINT_COMMITS, kept_tails=tails):
+    with small_limits(checkpoint_commits=CHECKPOINT_COMMITS, cached_inline_commits=tails):
         run = draw(seed, profile, bucket=bucket, inline=inline)
         run.model.losing = run.losses is not None
         if runs is not None:

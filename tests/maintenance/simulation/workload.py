@@ -19,7 +19,7 @@ from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, Spa
 from sparklog.log.journal.clocks import Env
 from sparklog.log.read.snapshot_view import SnapshotView
 from sparklog.log.read.topic_scan import Scan, scan_ranges
-from sparklog.log.state.commit import Hold, Resolved, Txn
+from sparklog.log.state.commit import Resolved, Txn, VersionLease
 from sparklog.log.state.invariants import check_state
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.slices import FileSlices
@@ -416,7 +416,7 @@ def reader(run: Run, decide: Decide, plans: int, *, holding: bool = False) -> Ca
             root = run.root(actor, decide)
             topic = root.topic(TOPIC)
             if holding:
-                maintain(topic, holds={actor.name: Hold(topic.log.state().version)})
+                maintain(topic, holds={actor.name: VersionLease(topic.log.state().version)})
             snapshot = topic.log.snapshot()
             same(run, snapshot)
             # The version of the plan: the log may be read on while it is made.

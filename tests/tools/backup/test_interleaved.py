@@ -381,7 +381,7 @@ def test_a_hold_below_the_floor_is_refused_and_the_cut_taken_anew() -> None:
     assert len(taken) == 2
     assert contents(root) == contents(story.world.root())
     with pytest.raises(Conflict):
-        maintain(story.world.root().topic("a"), holds={"late": backing_up.Hold(0)})
+        maintain(story.world.root().topic("a"), holds={"late": backing_up.VersionLease(0)})
 
 
 @pytest.mark.parametrize("kind", ["name_ms", "folder_ms"])

@@ -9,7 +9,7 @@ import pyarrow as pa
 from sparklog.compaction.run import CompactOptions
 from sparklog.groups.lag import Groups
 from sparklog.kafka.importing.run import import_log_dir
-from sparklog.log.state.commit import Hold
+from sparklog.log.state.commit import VersionLease
 from sparklog.log.topic.cloning import clone_topic
 from sparklog.log.topic.root import Root
 from sparklog.maintenance.work_items import InProcess, Settings
@@ -70,7 +70,7 @@ class WholeRoot(World):
             topic.alter(configs={"compression.type": "uncompressed" if codec == "none" else codec})
             topic.append(rows(40 * number, 40, 3))
             self.now_ms += 1000
-        maintain(topic, holds={"backup": Hold(topic.log.state().version)})
+        maintain(topic, holds={"backup": VersionLease(topic.log.state().version)})
         topic.append(pa.table({"value": [b"no key", b"none here"], "partition": pa.array([0, 1], pa.int32())}))
         topic.delete_records({1: 20})
 

@@ -14,7 +14,7 @@ from sparklog.log.state.slice_table import COMMITTED, PLAIN, Snapshot
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.topic.root import Root, RootView, open_root
-from sparklog.log.write.append_output import unwritten, written_slices
+from sparklog.log.write.append_output import inline_file, written_slices
 from sparklog.log.write.append_target import AppendTarget, TopicFiles
 from sparklog.storage.retries import SETTLE_MS
 from sparklog.storage.store import Store
@@ -168,7 +168,7 @@ def upload(actor: Actor, root: Root, attempt: Attempt, target: AppendTarget) -> 
     parts: tuple[int, ...]
     if target.inline_bytes and actor.random.random() < 0.6:
         parts, crc = actor.random.choice([(0,), (1,), (0, 1)]), actor.random.randint(100, 2**31)
-        small = unwritten(written_slices(made_up("", parts, crc)), actor.random.randbytes(100 * len(parts)))
+        small = inline_file(written_slices(made_up("", parts, crc)), actor.random.randbytes(100 * len(parts)))
         attempt.files.setdefault(target.topic, []).append(label("", crc))
         return [small]
     while True:
