@@ -15,7 +15,8 @@ from sparklog.datasource.offsets import StreamOffset
 from sparklog.datasource.options import ReadOptions
 from sparklog.datasource.spark_workers import warn
 from sparklog.errors import Conflict, Fenced, NotFound, Unavailable
-from sparklog.groups.group import Group, Membership
+from sparklog.groups.group import Group
+from sparklog.groups.membership import Membership
 from sparklog.log.journal.clocks import ClockReading
 from sparklog.log.topic.root import Root
 
@@ -86,7 +87,7 @@ class GroupProgress:
                 for topic, offsets in moved.items():
                     self._committed.setdefault((topic, position.ids[topic]), {}).update(offsets)
             self._published = start
-        member.keep_alive()
+        member.heartbeat_if_due()
 
     def _joined(self) -> Membership:
         if self._member is None:
@@ -103,10 +104,10 @@ class GroupProgress:
         """
         moved = {}
         for topic, offsets in position.positions.items():
-            state = self._group.root.engine.log(topic).current().topic_state
-            if state.exists and position.ids.get(topic) == state.topic_id:
-                committed = self._committed.get((topic, state.topic_id), {})
-                ends = state.log_end.tolist()
+            head = self._group.root.engine.log(topic).current().topic_state
+            if head.exists and position.ids.get(topic) == head.topic_id:
+                committed = self._committed.get((topic, head.topic_id), {})
+                ends = head.log_end.tolist()
                 changed = {p: n for p, n in offsets.items() if committed.get(p) != n and p < len(ends) and n <= ends[p]}
                 if changed:
                     moved[topic] = changed

@@ -30,6 +30,8 @@ from sparklog.format.checkpoint_files import TopicPartition
 
 COOPERATIVE_STICKY = "cooperative-sticky"
 ASSIGNORS = ("range", "roundrobin", "sticky", COOPERATIVE_STICKY)
+ALL = "all"
+"""The assignor of an exclusive owner: its one member owns all partitions. See `group_members`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,26 @@
-"""Members of a group that share its partitions: what each owns, and how partitions move between them.
+"""Members of a consumer group: what each one owns, and how partitions move between them.
 
-There is no coordinator. The newest entry of the group has its members, and for each three sets of partitions:
+There is no coordinator. The latest entry of a group lists its members, with three sets of partitions for each:
 
-* `owned`: what it may read and commit;
-* `revoked`: what it owns and the assignor has given to others, or to none. The member stops reading it, commits, and
-  gives it up by an entry;
-* `awaited`: what the assignor has given to it and another one still owns. It owns that from the other one's entry on.
+* `owned`: partitions that the member may read and commit;
+* `revoked`: owned partitions that the assignor has given to others, or to none. The member stops reading them, commits
+  their offsets, and gives them up with an entry;
+* `awaited`: partitions that the assignor has given to the member, but another member still owns. The member owns them
+  from the entry on with which the other member gives them up.
 
-So a partition moves in two generations, as by Kafka's cooperative protocol: no two members ever own it. A member whose
-session has timed out is taken out by the next entry of another one; from then on its commits are refused.
+So a partition moves in two generations, as in Kafka's cooperative protocol, and never has two owners. If a member's
+session times out, the next entry of another member removes it, and its commits are rejected from then on.
 
-A member's `generation` is the one in which it joined or last gave up partitions. A commit names it: one prepared before
-the member gave up a partition, and got it back, is refused as well.
+A member's `generation` is the one in which it joined or last gave up partitions. A commit names it. So a commit that
+was prepared before the member gave up a partition is rejected even if the member owns the partition again.
+
+**Exclusive owners.** The assignor `all` gives every partition to a single member, an exclusive owner. A Spark stream is
+one: `all` is its only assignor, so it cannot be in a group with other members, but a new exclusive owner replaces it. A
+server (`sparklog serve`) whose clients divide the partitions among themselves is one, too. It also lists the assignors
+that all of its clients have. If one of these is an assignor of a member that joins, the member is added, but owns
+nothing until the server has replaced itself by its clients, as ordinary members.
+
+A consumer group of KIP-848 is the same structure: members, and an assignor that runs with each change of them.
 """
 
 from __future__ import annotations
@@ -24,7 +33,7 @@ from operator import itemgetter
 
 from sparklog.errors import Conflict
 from sparklog.format.checkpoint_files import TopicPartition
-from sparklog.groups.assignors import ASSIGNORS, MemberSubscription, assign
+from sparklog.groups.assignors import ALL, ASSIGNORS, MemberSubscription, assign
 from sparklog.log.journal.documents import INT32_MAX, TEXT, TEXTS, Document, Fields, Member, MemberKind, members, whole
 from sparklog.log.journal.names import MAX_PARTITIONS
 
@@ -33,7 +42,7 @@ Partitions = frozenset[TopicPartition]
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """A member that shares the group's partitions; see the module."""
+    """A member of a group; see the module."""
 
     id: str
     instance_id: str | None  # Kafka's `group.instance.id`, of a static member
@@ -49,18 +58,25 @@ class GroupMember:
     awaited: Partitions = frozenset()
 
     @property
+    def is_exclusive(self) -> bool:
+        """True if the member owns all partitions, whatever they are: `owned` is empty."""
+        return ALL in self.assignors
+
+    @property
     def is_settled(self) -> bool:
-        """True if it owns all that it was given, and nothing else."""
+        """True if the member owns the partitions that the assignor gives it, and no others."""
         return not self.revoked and not self.awaited
 
 
 def rebalanced(members: Sequence[GroupMember], partitions: Mapping[str, int]) -> tuple[GroupMember, ...]:
-    """Give members new targets, by their assignor; hand out what is free. `Conflict`: no assignor is known to all."""
-    if not members:
-        return ()
-    subscriptions = [MemberSubscription(m.id, m.instance_id, m.topics, tuple(sorted(m.owned))) for m in members]
+    """Run the assignor and hand out free partitions. `Conflict` if the members have no assignor in common."""
+    sharing = [member for member in members if not member.is_exclusive]
+    if not sharing:
+        return tuple(members)
+    subscriptions = [MemberSubscription(m.id, m.instance_id, m.topics, tuple(sorted(m.owned))) for m in sharing]
     targets = assign(common_assignor(members), subscriptions, partitions)
-    return handed_out([_with_target(member, frozenset(targets[member.id])) for member in members])
+    owners = [member for member in members if member.is_exclusive]
+    return handed_out([*owners, *(_with_target(member, frozenset(targets[member.id])) for member in sharing)])
 
 
 def _with_target(member: GroupMember, target: Partitions) -> GroupMember:
@@ -83,13 +99,16 @@ def given_up(member: GroupMember, partitions: Partitions, generation: int) -> Gr
 
 
 def handed_out(members: Sequence[GroupMember]) -> tuple[GroupMember, ...]:
-    """Return members that own what they await and no other one owns; in the order of ids."""
-    taken = {partition for member in members for partition in member.owned}
-    return tuple(_with_free(member, taken) for member in sorted(members, key=lambda member: member.id))
+    """Return the members, in the order of ids, with the awaited partitions that no member owns."""
+    ordered = sorted(members, key=lambda member: member.id)
+    if any(member.is_exclusive for member in members):
+        return tuple(ordered)
+    owned = {partition for member in members for partition in member.owned}
+    return tuple(_with_free(member, owned) for member in ordered)
 
 
-def _with_free(member: GroupMember, taken: Set[TopicPartition]) -> GroupMember:
-    free = member.awaited - taken
+def _with_free(member: GroupMember, owned: Set[TopicPartition]) -> GroupMember:
+    free = member.awaited - owned
     return replace(member, owned=member.owned | free, awaited=member.awaited - free) if free else member
 
 
@@ -163,6 +182,9 @@ def _in_order(item: Fields, name: str) -> tuple[GroupMember, ...]:
         if not owned.isdisjoint(member.owned) or not member.revoked <= member.owned:
             raise item.bad(name, "of members that own each partition once")
         owned |= member.owned
+    owners = sum(member.is_exclusive for member in members)
+    if owners > 1 or (owners and owned):
+        raise item.bad(name, "of members of which one is an exclusive owner, or none")
     return members
 
 

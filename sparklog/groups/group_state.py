@@ -3,16 +3,20 @@
 An entry carries the whole state after it; docs/reference/format-transactions.md has its members. Offsets are tables:
 per topic and topic id, parallel columns in the order of partitions. A topic that was deleted and created again has
 another id: readers leave its old offsets out, and maintenance drops them.
+
+An exclusive owner without other assignors is stored as `instance`, as before groups had members, so that older releases
+read the entry. `_group_state` makes a member of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from sparklog.format.checkpoint_files import TopicPartition
+from sparklog.groups.assignors import ALL
 from sparklog.groups.group_members import MEMBERS_BY_ID, GroupMember
 from sparklog.log.journal.documents import (
     BOOLEAN,
@@ -45,7 +49,7 @@ Row = tuple[int, int, int, str]
 
 @dataclass(frozen=True, slots=True)
 class GroupMetadata:
-    """A member that commits, as Kafka's: group, generation and id; of one that owns all its instance's name."""
+    """The group, generation and member id that a commit names, as in Kafka."""
 
     group: str
     generation: int
@@ -192,9 +196,9 @@ class Pending:
     n: int
     number: int
     timeout_ms: int
-    generation: int | None  # None: sent by no member
+    generation: int | None  # of the member; None: sent by no member, or by one that has left
     offsets: tuple[TopicOffsets, ...]
-    member: str | None = None  # its id, if it shares the group's partitions
+    member: str | None = None  # its id; None with a generation: the member was removed or replaced
 
     def has_any(self, partitions: Collection[TopicPartition]) -> bool:
         return any((item.topic, number) in partitions for item in self.offsets for number in item.partition)
@@ -206,7 +210,6 @@ class GroupState(StateEntry):
 
     op: str = ""
     generation: int = 0
-    instance: str | None = None  # the member that owns all partitions
     session_timeout_ms: int | None = None
     active: int | None = None
     touched: int | None = None
@@ -214,20 +217,40 @@ class GroupState(StateEntry):
     offsets: tuple[TopicOffsets, ...] = ()
     pending: tuple[Pending, ...] = ()
     partitions: Mapping[str, int] = field(default_factory=dict)  # how many the topics of `members` have
-    members: tuple[GroupMember, ...] = ()  # that share the partitions
+    members: tuple[GroupMember, ...] = ()
 
     @property
     def exists(self) -> bool:
         return self.number >= 0 and not self.deleted
 
-    def member(self, member_id: str) -> GroupMember | None:
+    @property
+    def owner(self) -> GroupMember | None:
+        """The exclusive owner, if the group has one."""
+        return next((member for member in self.members if member.is_exclusive), None)
+
+    @property
+    def instance(self) -> str | None:
+        """The id of an exclusive owner that is stored by this name alone."""
+        return self.members[0].id if len(self.members) == 1 and self.members[0].assignors == (ALL,) else None
+
+    @property
+    def listed_members(self) -> tuple[GroupMember, ...]:
+        """The members that are stored in the list of members."""
+        return self.members if self.instance is None else ()
+
+    @property
+    def stored_pending(self) -> tuple[Pending, ...]:
+        """The pending offsets as they are stored: those of an owner that is stored by name are known by generation."""
+        if self.instance is None:
+            return self.pending
+        return tuple(replace(item, member=None) if item.member == self.instance else item for item in self.pending)
+
+    def member(self, member_id: str | None) -> GroupMember | None:
         return next((member for member in self.members if member.id == member_id), None)
 
     def is_superseded(self, pending: Pending) -> bool:
-        """True if the member that prepared offsets is one no more: their transaction is to be aborted."""
-        if pending.member is not None:
-            return self.member(pending.member) is None
-        return pending.generation is not None and pending.generation != self.generation
+        """Return True if the member that prepared offsets was removed or replaced, so that they must be aborted."""
+        return pending.generation is not None and pending.member is None
 
 
 # -- bytes
@@ -249,15 +272,45 @@ def _check_numbers(item: Fields, entry: GroupState) -> None:
     for name in ("active", "touched"):
         if item.document.get(name) is not None:
             item.integer(name, 0, entry.number)
+    if entry.instance is not None and (entry.active is None or entry.session_timeout_ms is None):
+        raise item.bad("instance", "null where there is no active entry or no session timeout")
     if any(prepare_item.number > entry.number for prepare_item in entry.pending):
         raise item.bad("pending", f"of entries up to {entry.number}")
     if any(member.seen > entry.number for member in entry.members):
         raise item.bad("members", f"seen in entries up to {entry.number}")
 
 
+def _group_state(
+    *,
+    instance: str | None,
+    listed_members: tuple[GroupMember, ...] = (),
+    stored_pending: tuple[Pending, ...],
+    **attributes: Any,
+) -> GroupState:
+    """Return the state that an entry stores."""
+    state = GroupState(members=listed_members, **attributes)
+    if instance is not None:
+        timeout_ms, seen = state.session_timeout_ms or 1, state.active or 0
+        owner = GroupMember(instance, None, "", "", timeout_ms, (ALL,), (), state.generation, seen)
+        state = replace(state, members=(owner,))
+    return replace(state, pending=tuple(_pending(state, item) for item in stored_pending))
+
+
+def _pending(state: GroupState, item: Pending) -> Pending:
+    """Return stored pending offsets with the member that sent them."""
+    if item.member is not None:
+        return item if state.member(item.member) is not None else replace(item, member=None)
+    if item.generation != state.generation:
+        return item
+    if state.instance is not None:
+        return replace(item, member=state.instance)
+    # An owner of this generation has left. Earlier releases kept its generation.
+    return item if state.members else replace(item, generation=None)
+
+
 GROUP_JSON = StoredDocument(
     "entry",
-    GroupState,
+    _group_state,
     *ENTRY_MEMBERS,
     Member("op", one_of(*GROUP_OPS)),
     Member("generation", whole(0, MAX_INT)),
@@ -266,9 +319,9 @@ GROUP_JSON = StoredDocument(
     *members(whole(0), "active", "touched", nullable=True),
     Member("deleted", BOOLEAN),
     Member("offsets", OFFSETS_BY_TOPIC),
-    Member("pending", objects_of(PENDING_JSON)),
+    Member("pending", objects_of(PENDING_JSON), "stored_pending"),
     Member("partitions", numbers_by_text(), optional=True),
-    Member("members", MEMBERS_BY_ID, optional=True),
+    Member("members", MEMBERS_BY_ID, "listed_members", optional=True),
     check=_check_numbers,
 )
 GROUPS = EntryKind(

@@ -17,6 +17,7 @@ from typing import Any
 
 from sparklog.common.reached import reached
 from sparklog.errors import Fenced
+from sparklog.groups.assignors import ALL
 from sparklog.groups.group_members import (
     GroupMember,
     Partitions,
@@ -36,39 +37,97 @@ from sparklog.groups.group_state import (
     topic_offsets,
     without,
 )
-from sparklog.log.journal.documents import GROUP_MEMBERS
+from sparklog.log.journal.documents import GROUP_MEMBERS, LISTED_OWNERS
 
 Expired = Mapping[str, int]
-"""Ids of members whose session timed out, and the entry that showed them alive for the last time."""
+"""Ids of members whose session timed out, and for each the latest entry that showed it alive."""
 
-# -- steps of the member that owns all partitions, or of any member
+# -- steps of members
 
 
-def join(state: GroupState, instance: str, session_timeout_ms: int) -> GroupState:
-    """Become the one member, that owns all partitions; members that share are taken out."""
-    joined = replace(_without_member(state), generation=_next_generation(state), instance=instance, deleted=False)
-    return replace(
-        joined, op="join", session_timeout_ms=session_timeout_ms, active=state.number + 1, touched=state.number + 1
+def join(
+    state: GroupState,
+    joining: Sequence[GroupMember],
+    partitions: Mapping[str, int],
+    expired: Expired,
+    owner: GroupMetadata | None = None,
+) -> GroupState:
+    """Add members, remove expired ones, and run the assignor. `Conflict` if the members have no assignor in common.
+
+    A static member replaces the member with its instance id, and keeps its partitions. An exclusive owner replaces the
+    one before it. See `is_excluded` for members that cannot be in one group.
+
+    Args:
+        owner: an exclusive owner that the joining members replace. Their `owned` partitions were assigned by it.
+    """
+    if owner is not None:
+        check_member(state, owner)
+        reached("groups: an exclusive owner is replaced by the members that it stood for")
+    others = _others(state, joining, expired, owner)
+    static = {item.instance_id: item for item in state.members if item.instance_id is not None}
+    generation, number = _next_generation(state), state.number + 1
+    members = list(others)
+    for member in joining:
+        before = None if member.instance_id is None else static.get(member.instance_id)
+        if before is not None:
+            reached("groups: a static member replaces the process before it")
+        owned = member.owned if before is None else before.owned
+        members.append(replace(member, generation=generation, seen=number, owned=owned))
+    # Offsets of a replaced member stay pending without a member, and are aborted.
+    left = _without_senders(state, {item.id for item in state.members} - {item.id for item in others})
+    return _with_members(replace(left, deleted=False), "join", members, partitions)
+
+
+def is_excluded(state: GroupState, member: GroupMember, expired: Expired) -> bool:
+    """Return True if a member cannot join because one of two is an exclusive owner and does not share.
+
+    An owner with other assignors may join beside members only in place of an earlier owner: these own nothing yet.
+    """
+    others = _others(state, [member], expired, None)
+    if member.is_exclusive:
+        return bool(others) and (member.assignors == (ALL,) or state.owner is None)
+    return any(item.assignors == (ALL,) for item in others)
+
+
+def _others(
+    state: GroupState, joining: Sequence[GroupMember], expired: Expired, owner: GroupMetadata | None
+) -> tuple[GroupMember, ...]:
+    """Return the members that stay when others join."""
+    ids = {item.id for item in joining}
+    instances = {item.instance_id for item in joining if item.instance_id is not None}
+    replaces_owner = owner is not None or any(item.is_exclusive for item in joining)
+    return tuple(
+        item
+        for item in _alive(state, expired)
+        if item.id not in ids and item.instance_id not in instances and not (replaces_owner and item.is_exclusive)
     )
 
 
-def heartbeat(state: GroupState, member: GroupMetadata) -> GroupState:
+def heartbeat(
+    state: GroupState, member: GroupMetadata, member_ids: Collection[str] = (), expired: Expired | None = None
+) -> GroupState:
+    """Show that a member, and others of its process, are alive, and remove expired members."""
     check_member(state, member)
-    return _by_member(state, "heartbeat", member)
+    shown = {member.member_id, *member_ids}
+    alive = _alive(state, {name: seen for name, seen in (expired or {}).items() if name not in shown})
+    members = tuple(replace(item, seen=state.number + 1) if item.id in shown else item for item in alive)
+    if len(members) < len(state.members):
+        reached("groups: a heartbeat removes members whose sessions timed out")
+        removed = {item.id for item in state.members} - {item.id for item in members}
+        return _with_members(_without_senders(state, removed), "heartbeat", members, {})
+    return replace(state, op="heartbeat", members=members, active=state.number + 1, touched=state.number + 1)
 
 
 def leave(state: GroupState, member: GroupMetadata) -> GroupState | None:
-    """Leave the group. What the member has prepared stays pending until its transaction is decided."""
+    """Leave the group. Offsets that the member has pending stay pending until their transaction is decided."""
     if not is_member(state, member):
         return None
-    if state.member(member.member_id) is None:
-        return replace(state, op="leave", instance=None, active=None, touched=state.number + 1)
-    by_nobody = (
+    pending = (
         replace(item, member=None, generation=None) if item.member == member.member_id else item
         for item in state.pending
     )
-    left = replace(state, pending=tuple(by_nobody))
-    return _rebalanced(left, "leave", without_members(state.members, [member.member_id]), {})
+    left = replace(state, pending=tuple(pending))
+    return _with_members(left, "leave", without_members(state.members, [member.member_id]), {})
 
 
 def commit(state: GroupState, member: GroupMetadata, offsets: Sequence[TopicOffsets]) -> GroupState:
@@ -79,50 +138,37 @@ def commit(state: GroupState, member: GroupMetadata, offsets: Sequence[TopicOffs
 def prepare(
     state: GroupState, member: GroupMetadata | None, txn: str, n: int, timeout_ms: int, offsets: Sequence[TopicOffsets]
 ) -> GroupState:
-    """Hold offsets pending, until a COMMIT of transaction `n` names this entry."""
+    """Add pending offsets: the COMMIT of transaction `n` that names this entry commits them."""
     item = Pending(txn, n, state.number + 1, timeout_ms, None, tuple(offsets))
     if member is None:
         pending = (*state.pending, item)
         return replace(state, op="prepare", deleted=False, pending=pending, touched=state.number + 1)
     check_member(state, member, offsets)
-    sharing = None if state.member(member.member_id) is None else member.member_id
-    pending = (*state.pending, replace(item, generation=member.generation, member=sharing))
+    pending = (*state.pending, replace(item, generation=member.generation, member=member.member_id))
     return _by_member(state, "prepare", member, deleted=False, pending=pending)
 
 
-# -- steps of members that share partitions
-
-
-def share(state: GroupState, member: GroupMember, partitions: Mapping[str, int], expired: Expired) -> GroupState:
-    """Add a member (a static one in its place), and divide again. `Conflict`: no assignor is known to all."""
-    joined = replace(member, generation=_next_generation(state), seen=state.number + 1)
-    others = _alive(state, expired)
-    same = [item for item in state.members if item.instance_id is not None and item.instance_id == member.instance_id]
-    if same:
-        reached("groups: a static member replaces the process before it")
-        # As in Kafka: it goes on with the partitions, and the process before it is fenced.
-        joined = replace(joined, owned=same[0].owned)
-        others = without_members(others, [same[0].id])
-    return _rebalanced(replace(state, deleted=False, instance=None), "join", (*others, joined), partitions)
-
-
 def subscribe(
-    state: GroupState, member: GroupMetadata, topics: Sequence[str], partitions: Mapping[str, int]
+    state: GroupState,
+    member: GroupMetadata,
+    topics: Sequence[str],
+    partitions: Mapping[str, int],
+    assignors: Sequence[str] | None = None,
 ) -> GroupState | None:
-    """Change a member's topics, or tell that topics have more partitions."""
+    """Change a member's topics and assignors, or add partitions of topics. None if nothing changes."""
     check_member(state, member)
-    members = tuple(
-        replace(item, topics=tuple(topics), seen=state.number + 1) if item.id == member.member_id else item
-        for item in state.members
-    )
-    counts = partitions_read(members, {**state.partitions, **partitions})
-    if counts == state.partitions and [item.topics for item in members] == [item.topics for item in state.members]:
+    item = state.member(member.member_id)
+    assert item is not None
+    changed = replace(item, topics=tuple(topics), assignors=item.assignors if assignors is None else tuple(assignors))
+    seen = replace(changed, seen=state.number + 1)
+    members = [seen if other is item else other for other in state.members]
+    if changed == item and partitions_read(members, {**state.partitions, **partitions}) == state.partitions:
         return None
-    return _rebalanced(state, "subscribe", members, partitions)
+    return _with_members(state, "subscribe", members, partitions)
 
 
 def revoke(state: GroupState, member: GroupMetadata, partitions: Partitions) -> GroupState:
-    """Give up partitions that the member no longer reads: those that wait for them own them from here on."""
+    """Give up partitions that the member no longer reads: members that await them own them from this entry on."""
     check_member(state, member)
     generation = _next_generation(state)
     members = tuple(
@@ -132,53 +178,52 @@ def revoke(state: GroupState, member: GroupMetadata, partitions: Partitions) -> 
     return _by_member(after, "revoke", replace(member, generation=generation))
 
 
-def renew(state: GroupState, member_ids: Collection[str], expired: Expired) -> GroupState:
-    """Show that members are alive, and take out those that are not."""
-    alive = _alive(state, {name: seen for name, seen in expired.items() if name not in member_ids})
-    members = tuple(replace(item, seen=state.number + 1) if item.id in member_ids else item for item in alive)
-    if len(members) < len(state.members):
-        reached("groups: a heartbeat removes members whose sessions timed out")
-        return _rebalanced(state, "heartbeat", members, {})
-    return replace(state, op="heartbeat", members=members, active=state.number + 1, touched=state.number + 1)
-
-
 def _alive(state: GroupState, expired: Expired) -> tuple[GroupMember, ...]:
-    # One that has given a sign of life since it was judged is alive.
+    # A member with a later heartbeat than the one that was judged is alive.
     return tuple(item for item in state.members if expired.get(item.id) != item.seen)
 
 
-def _rebalanced(
+def _without_senders(state: GroupState, removed: Collection[str]) -> GroupState:
+    """Return the state whose pending offsets of removed members have no member, so that they are aborted."""
+    pending = (replace(item, member=None) if item.member in removed else item for item in state.pending)
+    return replace(state, pending=tuple(pending))
+
+
+def _with_members(
     state: GroupState, op: str, members: Sequence[GroupMember], partitions: Mapping[str, int]
 ) -> GroupState:
-    """Return the state of the next generation, with these members; none of them: an empty group."""
+    """Return the state of the next generation, with these members. An empty group keeps its generation."""
     counts = partitions_read(members, {**state.partitions, **partitions})
     number = state.number + 1
     after = replace(
         state,
         op=op,
-        generation=_next_generation(state),
+        generation=_next_generation(state) if members else state.generation,
         partitions=counts,
         members=rebalanced(members, counts),
         session_timeout_ms=max((item.session_timeout_ms for item in members), default=state.session_timeout_ms),
         active=number if members else None,
         touched=number,
     )
-    return _with_feature(after)
+    return _with_features(after)
 
 
-def _with_feature(state: GroupState) -> GroupState:
-    """Name the feature in entries with members, and in no other: older software goes on where there are none."""
-    feature = (GROUP_MEMBERS,) if state.members else ()
+def _with_features(state: GroupState) -> GroupState:
+    """Name the features of the members that the entry lists. Older releases can read and write all other entries."""
+    needed: tuple[str, ...] = (GROUP_MEMBERS,) if state.listed_members else ()
+    if any(item.is_exclusive for item in state.listed_members):
+        needed = (*needed, LISTED_OWNERS)
     read, write = (
-        (*(name for name in names if name != GROUP_MEMBERS), *feature)
+        (*(name for name in names if name not in (GROUP_MEMBERS, LISTED_OWNERS)), *needed)
         for names in (state.read_features, state.write_features)
     )
     return replace(state, read_features=read, write_features=write)
 
 
 def _without_member(state: GroupState) -> GroupState:
-    """Return the state without any member: all of them are fenced."""
-    return _with_feature(replace(state, instance=None, active=None, partitions={}, members=()))
+    """Return the state without members: all of them are fenced."""
+    fenced = _without_senders(state, {item.id for item in state.members})
+    return _with_features(replace(fenced, active=None, partitions={}, members=()))
 
 
 # -- steps of operators and maintenance
@@ -260,10 +305,8 @@ def expire(state: GroupState, *, everything: bool, gone: Collection[tuple[str, s
 
 
 def is_member(state: GroupState, member: GroupMetadata) -> bool:
-    sharing = state.member(member.member_id)
-    if sharing is not None:
-        return sharing.generation == member.generation
-    return state.exists and (state.generation, state.instance) == (member.generation, member.member_id)
+    item = state.member(member.member_id)
+    return item is not None and item.generation == member.generation
 
 
 def check_member(state: GroupState, member: GroupMetadata, offsets: Sequence[TopicOffsets] = ()) -> None:
@@ -277,11 +320,12 @@ def check_member(state: GroupState, member: GroupMetadata, offsets: Sequence[Top
     if not offsets:
         return
     others = {partition: item.id for item in state.members if item.id != member.member_id for partition in item.owned}
-    taken = [place for item in offsets for partition in item.partition if (place := (item.topic, partition)) in others]
-    if taken:
-        topic, partition = taken[0]
+    lost = [place for item in offsets for partition in item.partition if (place := (item.topic, partition)) in others]
+    if lost:
+        reached("groups: offsets of a partition of another member are refused")
+        topic, partition = lost[0]
         raise Fenced(
-            f"{topic}-{partition} of group '{state.id}' is {others[taken[0]]}'s now, not {member.member_id}'s: its "
+            f"{topic}-{partition} of group '{state.id}' is {others[lost[0]]}'s now, not {member.member_id}'s: its "
             "offsets were not committed; read the new assignment, by poll"
         )
 
@@ -290,8 +334,8 @@ def _newer(state: GroupState, member: GroupMetadata) -> str:
     if state.deleted:
         return "it was deleted"
     now = f"it is at generation {state.generation}"
-    if state.instance is not None:
-        return f"{now} ({state.instance})"
+    if state.owner is not None:
+        return f"{now} ({state.owner.id})"
     if state.member(member.member_id) is not None:
         return f"{now}, and the member has given up partitions since"
     return f"{now}, of {len(state.members)} other members" if state.members else now
@@ -310,8 +354,8 @@ def _by_member(state: GroupState, op: str, member: GroupMetadata, **changes: Any
 
 def _by_others(state: GroupState, op: str, **changes: Any) -> GroupState:
     """Return the state after a step of an operator, which fences the members."""
-    fenced = replace(_without_member(state), generation=_next_generation(state))
-    return replace(fenced, op=op, touched=state.number + 1, **changes)
+    changed = replace(state, op=op, touched=state.number + 1, **changes)
+    return replace(_without_member(changed), generation=_next_generation(state))
 
 
 def _with(state: GroupState, offsets: Sequence[TopicOffsets]) -> dict[str, Any]:

@@ -15,8 +15,9 @@ import logging
 from functools import partial
 
 from sparklog.errors import Fenced
-from sparklog.groups.group import STABLE, Group, Membership
+from sparklog.groups.group import STABLE, Group
 from sparklog.groups.group_state import OffsetAndMetadata
+from sparklog.groups.membership import Membership
 from sparklog.log.topic.root import Root
 from sparklog.serve.codes import Code, CodeError
 from sparklog.serve.group_members import GroupMembers
@@ -126,7 +127,7 @@ class Coordinator:
                     self._groups.pop(name, None)
                 elif membership is not None:
                     try:
-                        await self.run(membership.keep_alive)
+                        await self.run(membership.heartbeat_if_due)
                     except Fenced:
                         if members.membership is membership:
                             self._give_up(name)

@@ -28,7 +28,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from sparklog.errors import Conflict, Corrupt, SparklogError
-from sparklog.groups.group import Membership
+from sparklog.groups.membership import Membership
 from sparklog.kafka.messages.message_codec import decode_prefix, split_version
 from sparklog.kafka.messages.message_schema import message
 from sparklog.serve.codes import Code, CodeError

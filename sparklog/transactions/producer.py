@@ -21,8 +21,10 @@ from sparklog.arguments import NAME, POSITIONS, checked, instance
 from sparklog.common.reached import reached
 from sparklog.common.settings import as_whole
 from sparklog.errors import BadRequest, Conflict, Fenced, SparklogError, Unavailable, shortened
-from sparklog.groups.group import Group, GroupConsumer, Membership, Offsets
+from sparklog.groups.group import Group
+from sparklog.groups.group_journal import Offsets
 from sparklog.groups.group_state import GroupMetadata, TopicOffsets, merged
+from sparklog.groups.membership import GroupConsumer, Membership
 from sparklog.limits import DEFAULT_TRANSACTION_TIMEOUT_MS, MAX_TRANSACTION_TIMEOUT_MS
 from sparklog.log.decisions.decision import (
     BY_OWNER,

@@ -11,9 +11,9 @@ import pytest
 
 import sparklog as library
 from sparklog.errors import Fenced
-from sparklog.groups.group import Membership
 from sparklog.groups.group_state import OffsetAndMetadata
 from sparklog.groups.lag import Groups
+from sparklog.groups.membership import Membership
 from sparklog.transactions.producer import transactional
 from tests.cli.conftest import Sparklog
 

@@ -8,11 +8,12 @@ import pytest
 
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced
 from sparklog.groups import group_steps as steps
+from sparklog.groups.assignors import ALL
 from sparklog.groups.group_members import GroupMember, common_assignor
 from sparklog.groups.group_state import GROUP_JSON, GROUPS, GroupMetadata, GroupState
 from sparklog.log.journal import documents
-from sparklog.log.journal.documents import GROUP_MEMBERS
-from tests.groups.test_state import after, at, joined, offsets_of
+from sparklog.log.journal.documents import GROUP_MEMBERS, LISTED_OWNERS
+from tests.groups.test_state import after, at, offsets_of
 
 FOUR = {"a": 4}
 
@@ -24,7 +25,7 @@ def member(name: str, *assignors: str, instance_id: str | None = None, topics: t
 def shared(*names: str, state: GroupState | None = None) -> GroupState:
     state = state or GroupState("g")
     for name in names:
-        state = after(steps.share(state, member(name), FOUR, {}))
+        state = after(steps.join(state, [member(name)], FOUR, {}))
     return state
 
 
@@ -104,14 +105,16 @@ def test_members_leave_and_the_last_one_leaves_an_empty_group() -> None:
 def test_who_has_timed_out_is_taken_out_unless_it_wrote_since() -> None:
     two = shared("one", "two")
     seen = {item.id: item.seen for item in two.members}
-    left = after(steps.renew(two, {"two"}, {"one": seen["one"]}))
+    left = after(steps.heartbeat(two, metadata(two, "two"), (), {"one": seen["one"]}))
     assert owned(left) == {"two": [0, 1, 2, 3]}
     newer = after(steps.heartbeat(two, metadata(two, "one")))
-    kept = after(steps.renew(newer, {"two"}, {"one": seen["one"]}))
+    kept = after(steps.heartbeat(newer, metadata(newer, "two"), (), {"one": seen["one"]}))
     assert (kept.generation, [item.seen for item in kept.members]) == (2, [2, 3])
     # Nobody takes itself out.
-    assert [item.id for item in after(steps.renew(two, {"two"}, {"two": seen["two"]})).members] == ["one", "two"]
-    joined_later = after(steps.share(two, member("three"), FOUR, seen))
+    assert [
+        item.id for item in after(steps.heartbeat(two, metadata(two, "two"), (), {"two": seen["two"]})).members
+    ] == ["one", "two"]
+    joined_later = after(steps.join(two, [member("three")], FOUR, seen))
     assert owned(joined_later) == {"three": [0, 1, 2, 3]}
 
 
@@ -119,7 +122,7 @@ def test_what_a_member_has_pending_is_superseded_with_it_unless_it_left() -> Non
     two = shared("one", "two")
     state = after(steps.prepare(two, metadata(two, "one"), "t", 0, 1, [at("a", {0: 5})]))
     assert not state.is_superseded(state.pending[0])
-    taken_out = after(steps.renew(state, {"two"}, {"one": state.number}))
+    taken_out = after(steps.heartbeat(state, metadata(state, "two"), (), {"one": state.number}))
     assert taken_out.is_superseded(taken_out.pending[0])
     left = after(steps.leave(state, metadata(state, "one")))
     assert not left.is_superseded(left.pending[0])
@@ -131,11 +134,11 @@ def test_what_a_member_has_pending_is_superseded_with_it_unless_it_left() -> Non
 
 
 def test_a_static_member_takes_the_place_of_the_one_before() -> None:
-    state = after(steps.share(shared("x"), member("one", instance_id="i"), FOUR, {}))
+    state = after(steps.join(shared("x"), [member("one", instance_id="i")], FOUR, {}))
     first = state.member("x")
     assert first is not None
     state = after(steps.revoke(state, metadata(state, "x"), first.revoked))
-    again = after(steps.share(state, member("two", instance_id="i"), FOUR, {}))
+    again = after(steps.join(state, [member("two", instance_id="i")], FOUR, {}))
     assert owned(again) == {"two": owned(state)["one"], "x": owned(state)["x"]}
     with pytest.raises(Fenced):
         steps.heartbeat(again, metadata(state, "one"))
@@ -159,21 +162,68 @@ def test_members_need_an_assignor_in_common() -> None:
     assert common_assignor([member("a", "range", "sticky"), *[member(x, "sticky", "range") for x in "bc"]]) == "sticky"
     assert common_assignor([member("a", "sticky"), member("b", "range", "sticky")]) == "sticky"
     with pytest.raises(Conflict, match="one assignor in common, found range; sticky"):
-        steps.share(
-            after(steps.share(GroupState("g"), member("a", "range"), FOUR, {})), member("b", "sticky"), FOUR, {}
+        steps.join(
+            after(steps.join(GroupState("g"), [member("a", "range")], FOUR, {})), [member("b", "sticky")], FOUR, {}
         )
 
 
-def test_one_member_that_owns_all_and_members_that_share_take_each_others_place() -> None:
+OWNER = GroupMember("query", None, "", "", 9_000, (ALL,), ())
+SERVER = GroupMember("serve@a:1", None, "serve@a:1", "host", 9_000, (ALL, "range", "sticky"), ())
+
+
+def test_an_exclusive_owner_and_members_that_share_exclude_each_other() -> None:
     two = shared("one", "two")
-    query = joined("query", two)
-    assert (query.members, query.partitions, query.instance) == ((), {}, "query")
+    seen = {item.id: item.seen for item in two.members}
+    assert steps.is_excluded(two, OWNER, {})
+    assert steps.is_excluded(two, SERVER, {})
+    assert not steps.is_excluded(two, OWNER, seen)
+    query = after(steps.join(two, [OWNER], {}, seen))
+    assert ([item.id for item in query.members], query.partitions, query.instance) == (["query"], {}, "query")
+    assert (query.write_features, query.member("query")) == ((), replace(OWNER, generation=3, seen=query.number))
     with pytest.raises(Fenced, match=r"it is at generation 3 \(query\)"):
         steps.commit(query, metadata(two, "one"), [])
-    again = shared("one", state=query)
-    assert again.instance is None
+    assert steps.is_excluded(query, member("one"), {})
+    again = after(steps.join(query, [member("one")], FOUR, {"query": query.number}))
+    assert (again.instance, owned(again)) == (None, {"one": [0, 1, 2, 3]})
     with pytest.raises(Fenced):
         steps.heartbeat(again, GroupMetadata("g", 3, "query"))
+
+
+def test_a_new_exclusive_owner_replaces_the_one_before_it_and_what_that_one_prepared() -> None:
+    first = after(steps.join(GroupState("g"), [OWNER], {}, {}))
+    prepared = after(steps.prepare(first, metadata(first, "query"), "t", 0, 1, [at("a", {0: 5})]))
+    assert not prepared.is_superseded(prepared.pending[0])
+    # Also one of the same name: a query that was started again.
+    second = after(steps.join(prepared, [OWNER], {}, {}))
+    assert second.is_superseded(second.pending[0])
+    with pytest.raises(Fenced, match="generation 1"):
+        steps.commit(second, metadata(first, "query"), [at("a", {0: 5})])
+    left = after(steps.leave(prepared, metadata(prepared, "query")))
+    assert not left.is_superseded(left.pending[0])
+
+
+def test_an_owner_that_shares_is_replaced_by_the_members_it_stands_for() -> None:
+    alone = after(steps.join(GroupState("g"), [SERVER], {}, {}))
+    assert alone.read_features == (GROUP_MEMBERS, LISTED_OWNERS)
+    with pytest.raises(Conflict, match="one assignor in common"):
+        steps.join(alone, [member("m", "cooperative-sticky")], FOUR, {})
+    waiting = after(steps.join(alone, [member("m", "range")], FOUR, {}))
+    assert owned(waiting) == {"m": [], SERVER.id: []}
+    assert targets(waiting)["m"] == [0, 1, 2, 3]
+    # The owner goes on until it is ready, and begins another generation of its own if it has to.
+    owner = metadata(alone, SERVER.id)
+    state = after(steps.commit(waiting, owner, [at("a", {0: 5})]))
+    again = after(steps.join(state, [SERVER], {}, {}))
+    assert owned(again) == {"m": [], SERVER.id: []}
+    clients = [replace(member(name, "range"), owned=frozenset({("a", n), ("a", n + 2)})) for n, name in enumerate("cd")]
+    with pytest.raises(Fenced):
+        steps.join(again, clients, FOUR, {}, owner)
+    shares = after(steps.join(again, clients, FOUR, {}, metadata(again, SERVER.id)))
+    assert shares.read_features == (GROUP_MEMBERS,)
+    assert owned(shares) == {"c": [0, 2], "d": [1, 3], "m": []}
+    assert targets(shares) == {"c": [0, 1], "d": [2], "m": [3]}
+    gone = after(steps.heartbeat(waiting, metadata(waiting, "m"), (), {SERVER.id: alone.number}))
+    assert owned(gone) == {"m": [0, 1, 2, 3]}
 
 
 def test_what_operators_do_takes_all_members_out() -> None:
@@ -229,7 +279,7 @@ def test_an_entry_has_300_bytes_a_member_of_ten_partitions_at_most() -> None:
     items = [replace(member(f"consumer-{n:04}-{n:022}"), host="a-name-of-a-host") for n in range(100)]
     state = GroupState("g")
     for item in items:
-        state = after(steps.share(state, item, {"a": 1_000}, {}))
+        state = after(steps.join(state, [item], {"a": 1_000}, {}))
     while unsettled := [item for item in state.members if item.revoked]:
         state = after(steps.revoke(state, metadata(state, unsettled[0].id), unsettled[0].revoked))
     assert len(GROUP_JSON.encode(state)) < 300 * 100

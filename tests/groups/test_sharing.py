@@ -9,7 +9,7 @@ import pytest
 from sparklog.errors import BadRequest, Conflict, Fenced
 from sparklog.groups.group import Group
 from sparklog.groups.lag import Groups, lag
-from sparklog.groups.sharing import JoinRequest, SharedMembership, join_shared
+from sparklog.groups.membership import JoinRequest, Membership
 from sparklog.log.topic.root import Root
 from sparklog.testing.world import START_MS
 from sparklog.testing.wrapper_stores import CountingStore
@@ -22,24 +22,24 @@ SESSION_MS = 9_000
 
 def join(
     world: TopicsWorld, name: str = "m", *, root: Root | None = None, topics: Sequence[str] = ("a",), **how: object
-) -> SharedMembership:
+) -> Membership:
     subscription = JoinRequest(topics=tuple(topics), session_timeout_ms=SESSION_MS, client_id=name, **how)  # type: ignore[arg-type]
     opened = world.root() if root is None else root
-    return join_shared(
-        Group(opened, "g"), subscription, {topic: opened.topic(topic).log.state().partitions for topic in topics}
+    return Group(opened, "g").share(
+        subscription, {topic: opened.topic(topic).log.state().partitions for topic in topics}
     )
 
 
-def settle(*members: SharedMembership) -> None:
+def settle(*members: Membership) -> None:
     """Let members look and give up, until all is as the newest generation says."""
     for _ in range(4):
         for member in members:
-            member.look()
+            member.refresh()
             if member.revoking():
                 member.revoke()
 
 
-def partitions(member: SharedMembership) -> list[int]:
+def partitions(member: Membership) -> list[int]:
     return sorted(partition for _, partition in member.assigned())
 
 
@@ -50,9 +50,9 @@ def test_two_members_share_and_one_that_leaves_hands_over_at_once() -> None:
     two = join(world, "two")
     assert partitions(two) == []
     # What it is to give up it reads on, until two looks have shown the same.
-    assert one.look()
+    assert one.refresh()
     assert (partitions(one), one.revoking()) == ([0, 1, 2, 3], frozenset())
-    assert one.look()
+    assert one.refresh()
     assert len(one.revoking()) == 2
     settle(one, two)
     assert (len(partitions(one)), len(partitions(two))) == (2, 2)
@@ -63,10 +63,10 @@ def test_two_members_share_and_one_that_leaves_hands_over_at_once() -> None:
         one.commit({"a": {first: 1}})
     two.leave()
     two.leave()
-    assert one.look()
+    assert one.refresh()
     assert partitions(one) == [0, 1, 2, 3]
     with pytest.raises(Fenced, match="join again"):
-        two.look()
+        two.refresh()
     with pytest.raises(Fenced):
         two.commit({"a": {first: 9}})
     assert Groups(world.root()).group("g").committed()["a", first].offset == 7
@@ -78,15 +78,15 @@ def test_a_member_that_stops_is_replaced_after_its_session_and_not_before() -> N
     settle(one, two)
     for _ in range(2):
         world.now_ms += SESSION_MS // 3
-        one.keep_alive()
-    one.look()
+        one.heartbeat_if_due()
+    one.refresh()
     assert len(partitions(one)) == 2
     world.now_ms += SESSION_MS // 3
-    one.keep_alive()
-    one.look()
+    one.heartbeat_if_due()
+    one.refresh()
     assert partitions(one) == [0, 1, 2, 3]
     with pytest.raises(Fenced):
-        two.keep_alive()
+        two.heartbeat_if_due()
     # A new member asks the store at once: whoever is gone holds it up no longer than its session.
     world.now_ms += SESSION_MS
     three = join(world, "three")
@@ -98,13 +98,13 @@ def test_a_clock_that_steps_ahead_takes_nobody_out_alone() -> None:
     one, two = join(world, "one"), join(world, "two")
     settle(one, two)
     world.set_wall_clock(10 * SESSION_MS)
-    one.keep_alive()
-    two.keep_alive()
+    one.heartbeat_if_due()
+    two.heartbeat_if_due()
     assert len(two.state.members) == 2
     world.now_ms += SESSION_MS // 3 + 1
-    one.keep_alive()
-    two.keep_alive()
-    assert not two.look() or len(two.state.members) == 2
+    one.heartbeat_if_due()
+    two.heartbeat_if_due()
+    assert not two.refresh() or len(two.state.members) == 2
 
 
 def test_a_quiet_member_costs_an_entry_each_third_of_its_session_and_a_look_one_request() -> None:
@@ -114,8 +114,8 @@ def test_a_quiet_member_costs_an_entry_each_third_of_its_session_and_a_look_one_
     store.reset()
     for _ in range(9):
         world.now_ms += SESSION_MS // 9 + 1
-        one.keep_alive()
-        one.look()
+        one.heartbeat_if_due()
+        one.refresh()
     assert store.counts["create"] == 3
     assert store.counts["stat"] == 0
     # An entry costs three more: is the root still the one that was opened, is the entry before still there, and, as the
@@ -130,7 +130,7 @@ def test_what_a_member_costs_in_a_bucket() -> None:
     store = CountingStore(world.store)
     one = join(world, "one", root=world.root(store))
     for action, requests in (
-        (one.look, {"get": 1}),
+        (one.refresh, {"get": 1}),
         (one.heartbeat, {"get": 3, "create": 1}),
         (lambda: one.commit({"a": {0: 1}}), {"get": 4, "create": 1}),
     ):
@@ -149,16 +149,16 @@ def test_members_of_one_process_show_that_they_are_alive_by_one_entry() -> None:
     for _ in range(9):
         world.now_ms += SESSION_MS // 9 + 1
         for member in members:
-            member.keep_alive()
+            member.heartbeat_if_due()
     assert store.counts["create"] == 3
     # One that does nothing any more is not shown alive by the others.
     for _ in range(15):
         world.now_ms += SESSION_MS // 9
         for member in members[:2]:
-            member.keep_alive()
+            member.heartbeat_if_due()
     assert len(members[0].group.log.refresh().members) == 2
     with pytest.raises(Fenced):
-        members[2].look()
+        members[2].refresh()
 
 
 def test_transactions_of_a_member_that_stopped_are_aborted_and_of_one_that_left_are_not() -> None:
@@ -193,7 +193,7 @@ def test_a_query_that_owns_all_and_members_that_share_refuse_each_other_while_ac
     world.now_ms += SESSION_MS
     taken = Group(world.root(), "g").join("query", session_timeout_ms=SESSION_MS)
     with pytest.raises(Fenced, match="generation 3"):
-        member.look()
+        member.refresh()
     world.now_ms += SESSION_MS
     assert partitions(join(world)) == [0, 1, 2, 3]
     with pytest.raises(Fenced):
@@ -217,7 +217,7 @@ def test_operators_see_members_and_wait_for_them() -> None:
     assert (group.description().state, group.description().members) == ("Empty", ())
     group.delete()
     with pytest.raises(Fenced, match="it was deleted"):
-        one.look()
+        one.refresh()
 
 
 def test_wrong_subscriptions_are_refused_in_one_line() -> None:

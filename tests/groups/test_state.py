@@ -10,6 +10,8 @@ import pytest
 
 from sparklog.errors import BadRequest, Corrupt, Fenced
 from sparklog.groups import group_steps as steps
+from sparklog.groups.assignors import ALL
+from sparklog.groups.group_members import GroupMember
 from sparklog.groups.group_state import (
     GROUP_JSON,
     GROUPS,
@@ -42,7 +44,8 @@ def after(state: GroupState | None) -> GroupState:
 
 
 def joined(instance: str = "one", base: GroupState | None = None) -> GroupState:
-    return after(steps.join(base or GroupState("g"), instance, 45_000))
+    owner = GroupMember(instance, None, "", "", 45_000, (ALL,), ())
+    return after(steps.join(base or GroupState("g"), [owner], {}, {}))
 
 
 def offsets_of(state: GroupState) -> dict[tuple[str, int], int]:

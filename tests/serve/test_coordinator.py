@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from sparklog.groups.group import Membership
 from sparklog.groups.group_state import OffsetAndMetadata
+from sparklog.groups.membership import Membership
 from sparklog.log.journal.clocks import SYSTEM
 from sparklog.log.topic.root import open_root
 from sparklog.serve.codes import Code, CodeError

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 import sparklog
-from sparklog.groups.group import Membership
+from sparklog.groups.membership import Membership
 from sparklog.serve.codes import Code, CodeError
 from sparklog.serve.group_members import EMPTY, STABLE, GroupMembers, JoinDetails, Joined
 from sparklog.serve.options import Address

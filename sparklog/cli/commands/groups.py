@@ -237,7 +237,7 @@ def reset(
 
 
 def _fenced(active: GroupDescription, execute: bool) -> str:
-    if active.members:
+    if active.instance is None:
         go_on = "go on" if execute else "would go on"
         return f"its {len(active.members)} members {go_on} from these offsets, and what they commit before is refused."
     stops = "stops" if execute else "would stop"
@@ -294,8 +294,7 @@ def _group_entry(entry: GroupState, base: GroupState | None) -> GroupEntry:
         for place in sorted(after.keys() | before.keys())
         if before.get(place) != after.get(place)
     ]
-    members = len(entry.members) + (entry.instance is not None)
-    return GroupEntry(entry.number, iso_time(entry.made_ms), entry.op, entry.generation, members, changes)
+    return GroupEntry(entry.number, iso_time(entry.made_ms), entry.op, entry.generation, len(entry.members), changes)
 
 
 def _positions(state: GroupState) -> dict[tuple[str, int], int]:
@@ -417,7 +416,7 @@ def _states(described: Sequence[GroupDescription], failures: Sequence[SparklogEr
     rows = [
         (
             *(item.id, item.state, item.generation, item.instance or None, item.session_timeout_ms),
-            *(len(item.pending), len(item.members) or int(item.instance is not None)),
+            *(len(item.pending), len(item.members)),
         )
         for item in described
     ]
@@ -429,22 +428,19 @@ def _states(described: Sequence[GroupDescription], failures: Sequence[SparklogEr
 
 
 def _members(described: Sequence[GroupDescription], failures: Sequence[SparklogError], verbose: bool) -> Output:
-    """Return the members of groups, with Kafka's columns; the name of a static member where one of them is.
-
-    Of a member that owns all partitions, a Spark query, nothing but its name is known.
-    """
+    """Return the members of groups, with Kafka's columns, and the instance ids if there are static members."""
     members = [(item, member) for item in described for member in item.members]
     static = any(member.instance_id is not None for _, member in members)
     headings = (*MEMBERS[:2], *STATIC[: int(static)], *MEMBERS[2:], *(VERBOSE if verbose else ()))
     rows: list[list[object]] = []
     for group, member in members:
         instance = [member.instance_id or "-"] * static
-        row = [group.id, member.id, *instance, member.host, member.client_id, len(member.owned)]
+        count = "-" if member.is_exclusive else len(member.owned)
+        row: list[object] = [group.id, member.id, *instance, member.host or "-", member.client_id or "-", count]
         if verbose:
             target = (member.owned - member.revoked) | member.awaited
             row += [member.generation, _assignment(member.owned), group.generation, _assignment(target)]
         rows.append(row)
-    rows += [[item.id, item.instance, *"-" * (len(headings) - 2)] for item in described if item.instance is not None]
 
     def show() -> None:
         _note_empty(described)

@@ -24,9 +24,10 @@ from sparklog.clients.consumer.topics_read import TopicSubscription, subscriptio
 from sparklog.common.settings import ValueType
 from sparklog.errors import BadRequest, Conflict, Fenced, NotFound, SparklogError, Unavailable, Wakeup
 from sparklog.format.checkpoint_files import TopicPartition
-from sparklog.groups.group import Group, GroupConsumer, Offsets
+from sparklog.groups.group import Group
+from sparklog.groups.group_journal import Offsets
 from sparklog.groups.group_state import CommittedOffset, GroupMetadata
-from sparklog.groups.sharing import SharedMembership
+from sparklog.groups.membership import GroupConsumer, Membership
 from sparklog.log.topic.root import ROOT, Root, open_root
 from sparklog.storage.store import Store
 
@@ -120,7 +121,7 @@ class Consumer(PartitionReader, GroupConsumer):
         return self._group
 
     @property
-    def membership(self) -> SharedMembership:
+    def membership(self) -> Membership:
         """The right to commit for the group. `BadRequest` if it is no member."""
         if not isinstance(self._member, SharedMember):
             raise BadRequest(f"{self!r} is no member of a group: subscribe, or send offsets by the group's name")

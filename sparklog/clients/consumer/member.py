@@ -12,7 +12,8 @@ from collections.abc import Collection, Sequence
 from sparklog.clients.consumer.topics_read import TopicsRead
 from sparklog.errors import BadRequest
 from sparklog.format.checkpoint_files import TopicPartition
-from sparklog.groups.group import Group, Offsets
+from sparklog.groups.group import Group
+from sparklog.groups.group_journal import Offsets
 
 NO_PARTITIONS: frozenset[TopicPartition] = frozenset()
 

@@ -15,7 +15,7 @@ from typing import TypeAlias
 from sparklog.clients.consumer.member import ConsumerMember
 from sparklog.clients.consumer.positions import Positions
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError
-from sparklog.groups.group import Offsets
+from sparklog.groups.group_journal import Offsets
 from sparklog.log.journal.clocks import Env
 
 _LOG = logging.getLogger("sparklog.groups")

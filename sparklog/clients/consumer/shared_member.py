@@ -21,10 +21,11 @@ from sparklog.clients.consumer.member import ConsumerMember
 from sparklog.clients.consumer.topics_read import TopicsRead
 from sparklog.errors import Fenced, SparklogError
 from sparklog.groups.assignors import COOPERATIVE_STICKY
-from sparklog.groups.group import HEARTBEATS, Group, Offsets
+from sparklog.groups.group import Group
+from sparklog.groups.group_journal import Offsets
 from sparklog.groups.group_members import Partitions
 from sparklog.groups.group_state import GroupState
-from sparklog.groups.sharing import JoinRequest, SharedMembership, join_shared
+from sparklog.groups.membership import HEARTBEATS, JoinRequest, Membership
 from sparklog.log.journal.clocks import SYSTEM
 from sparklog.storage.fork_safety import ForkLock
 
@@ -43,7 +44,7 @@ class SharedMember(ConsumerMember):
             instance_id=options["group_instance_id"],
             client_id=options["client_id"],
         )
-        self.membership: SharedMembership = join_shared(group, request, topics.counts(names))
+        self.membership: Membership = group.share(request, topics.counts(names))
         # As in Kafka: cooperative if all of its assignors are.
         self.eager = any(name != COOPERATIVE_STICKY for name in request.assignors)
         self._topics = topics
@@ -89,7 +90,7 @@ class SharedMember(ConsumerMember):
         if is_due or not self.membership.is_settled():
             with self._lock:
                 self._must_refresh = True
-                self.membership.look()
+                self.membership.refresh()
                 self._refreshed_at, self._must_refresh = now, False
 
     def _announce_new_partitions(self) -> None:
@@ -142,7 +143,7 @@ class SharedMember(ConsumerMember):
             if self._stopped:
                 return
             if idle_ms < self._max_poll_interval_ms:
-                self.membership.keep_alive()
+                self.membership.heartbeat_if_due()
                 return
             self._must_refresh = True
             self.stop()

@@ -23,8 +23,9 @@ from sparklog.clients.producer.serializers import serializer
 from sparklog.clients.producer.transactions import ProducerTransactions
 from sparklog.common.settings import as_whole
 from sparklog.errors import BadRequest, NotFound, SparklogError, Unavailable, shortened
-from sparklog.groups.group import Membership, Offsets
+from sparklog.groups.group_journal import Offsets
 from sparklog.groups.group_state import GroupMetadata
+from sparklog.groups.membership import Membership
 from sparklog.log.journal.documents import INT32_MAX, INT64_MAX
 from sparklog.log.journal.names import check_id
 from sparklog.log.topic.root import ROOT, Root, open_root

@@ -7,8 +7,9 @@ from sparklog.clients.producer.futures import BatchOutcomes
 from sparklog.clients.producer.placing import PlacedRows, rows_of
 from sparklog.clients.producer.sender import Sender
 from sparklog.errors import BadRequest, Conflict, SparklogError
-from sparklog.groups.group import Membership, Offsets
+from sparklog.groups.group_journal import Offsets
 from sparklog.groups.group_state import GroupMetadata
+from sparklog.groups.membership import Membership
 from sparklog.log.topic.root import Root
 from sparklog.storage.fork_safety import ForkLock
 from sparklog.transactions.producer import ABORTED, COMMITTED, Transaction, TransactionalProducer

@@ -31,12 +31,14 @@ KAFKA_WRITERS = "kafkaWriters"
 """Commits may have several writers, producers of Kafka's: software that does not know them would write twice."""
 GROUP_MEMBERS = "groupMembers"
 """Entries of a group may have members that share its partitions."""
+LISTED_OWNERS = "listedOwners"
+"""An exclusive owner of a group may be in its list of members, with other assignors, and beside other members."""
 EXPIRED_IDS = "expiredIds"
 """Of a transactional id that has expired the newest entry alone is kept, in a register."""
 ESCAPED_TOPICS = "escapedTopics"
 """A transactional id has committed to a topic with an escaped folder name, which older releases do not find."""
 KNOWN_READ_FEATURES: frozenset[str] = frozenset(
-    {INLINE_RECORDS, CARRIED_COMMITS, KAFKA_WRITERS, GROUP_MEMBERS, EXPIRED_IDS, ESCAPED_TOPICS}
+    {INLINE_RECORDS, CARRIED_COMMITS, KAFKA_WRITERS, GROUP_MEMBERS, LISTED_OWNERS, EXPIRED_IDS, ESCAPED_TOPICS}
 )
 KNOWN_WRITE_FEATURES: frozenset[str] = KNOWN_READ_FEATURES
 INT64_MAX = 2**63 - 1

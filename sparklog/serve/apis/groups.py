@@ -17,7 +17,8 @@ from typing import Any
 
 from sparklog.errors import BadRequest, Conflict, NotFound
 from sparklog.format.checkpoint_files import TopicPartition
-from sparklog.groups.group import DEAD, MAX_METADATA, Group
+from sparklog.groups.group import DEAD, Group
+from sparklog.groups.group_journal import MAX_METADATA
 from sparklog.groups.group_members import GroupMember, by_topic
 from sparklog.groups.group_state import OffsetAndMetadata
 from sparklog.groups.lag import Groups
@@ -335,11 +336,15 @@ async def _described(request: ServedRequest, name: str) -> Fields:
     await coordinator.check_owner(name)
     description = await coordinator.run(coordinator.group(name).description)
     rows: list[Fields] = [
-        {"memberId": member.id, "clientId": member.id, "memberAssignment": _assignment(member)}
+        {
+            "memberId": member.id,
+            "groupInstanceId": member.instance_id,
+            "clientId": member.client_id or member.id,
+            "clientHost": f"/{member.host}" if member.host else "",
+            "memberAssignment": _assignment(member),
+        }
         for member in description.members
     ]
-    if description.instance is not None:
-        rows += [{"memberId": description.instance, "clientId": description.instance}]
     protocol_type = CONSUMER if description.state != DEAD else ""
     return {"groupState": description.state, "protocolType": protocol_type, "members": rows}
 

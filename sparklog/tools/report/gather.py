@@ -234,9 +234,8 @@ def _groups(root: Root, now_ms: int, topics: tuple[str, ...], notes: list[Note])
             behind[row.group].append(_group_partition(row))
     for name, group in alive.items():
         if behind[name] or not topics:
-            members = len(group.members) or int(group.instance is not None)
-            owners = group.instance or ", ".join(member.instance_id or member.id for member in group.members) or None
-            yield GroupFacts(name, group.state, owners, tuple(behind[name]), members)
+            owners = ", ".join(member.instance_id or member.id for member in group.members) or None
+            yield GroupFacts(name, group.state, owners, tuple(behind[name]), len(group.members))
     notes += [Note(ATTENTION, "", f"a consumer group cannot be read: {error} [{error.code}]") for error in damaged]
     notes += _hidden(hidden)
 

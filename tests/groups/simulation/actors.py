@@ -16,7 +16,7 @@ from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups import group_steps as steps
 from sparklog.groups.group import Group
 from sparklog.groups.group_state import GroupMetadata, OffsetAndMetadata
-from sparklog.groups.sharing import JoinRequest, SharedMembership, join_shared
+from sparklog.groups.membership import JoinRequest, Membership
 from sparklog.log.topic.root import Root
 from sparklog.testing.faulty_store import Decide
 from sparklog.transactions.producer import transactional
@@ -61,13 +61,13 @@ class Process:
     actor: Actor
     plan: Plan
     root: Root
-    membership: SharedMembership
+    membership: Membership
     positions: Positions = field(default_factory=dict)
 
     def step(self) -> None:
         """Do what one `poll` does, in the order in which a consumer does it."""
-        self.membership.keep_alive()
-        self.membership.look()
+        self.membership.heartbeat_if_due()
+        self.membership.refresh()
         self.revoke()
         self.tell_partitions()
         assigned = self.membership.assigned()
@@ -209,7 +209,7 @@ def joined(run: MembersRun, actor: Actor, root: Root, plan: Plan) -> Process:
         instance_id=plan.instance_id,
         client_id=actor.name,
     )
-    membership = join_shared(Group(root, GROUP), subscription, partitions_of(root, plan.topics))
+    membership = Group(root, GROUP).share(subscription, partitions_of(root, plan.topics))
     run.count("joined")
     return Process(run, actor, plan, root, membership)
 

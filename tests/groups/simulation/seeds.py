@@ -9,7 +9,7 @@ from itertools import pairwise
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups.group import Group
 from sparklog.groups.group_state import GROUPS, GroupState, Row, TopicOffsets
-from sparklog.groups.sharing import JoinRequest, join_shared
+from sparklog.groups.membership import JoinRequest
 from sparklog.log.topic.root import open_root
 from sparklog.testing.faulty_store import Decide, Seeded
 from tests.groups.simulation.actors import (
@@ -134,7 +134,7 @@ def judge(run: MembersRun) -> None:
     run.world.now_ms += 10 * SESSION_MS
     counts = partitions_of(root, TOPICS)
     last = JoinRequest(topics=TOPICS, assignors=("range", "roundrobin", "sticky", "cooperative-sticky"))
-    membership = join_shared(Group(root, GROUP), last, counts)
+    membership = Group(root, GROUP).share(last, counts)
     everything = {(topic, partition) for topic, n in counts.items() for partition in range(n)}
     expect(membership.assigned() == everything, f"the last member does not own all: {membership.state.members}")
     steps = judge_offsets(entries(run))

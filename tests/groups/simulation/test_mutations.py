@@ -11,7 +11,7 @@ from sparklog.groups import group_members, group_steps
 from sparklog.groups.group import Group
 from sparklog.groups.group_members import GroupMember
 from sparklog.groups.group_state import GroupMetadata, GroupState
-from sparklog.groups.sharing import MemberLeases
+from sparklog.groups.membership import MemberLeases
 from tests.groups.simulation.seeds import run_seed
 from tests.log.simulation.simulated_world import SimulationError
 from tests.support.seeds import thinned
@@ -24,7 +24,10 @@ def partitions_move_at_once(patch: Patch) -> None:
     """A target is owned in the generation that gives it, whoever still reads the partition."""
 
     def handed_out(members: Sequence[GroupMember]) -> tuple[GroupMember, ...]:
-        return tuple(replace(item, owned=item.target) for item in sorted(members, key=lambda item: item.id))
+        return tuple(
+            replace(item, owned=(item.owned - item.revoked) | item.awaited, revoked=frozenset(), awaited=frozenset())
+            for item in sorted(members, key=lambda item: item.id)
+        )
 
     for module in (group_members, group_steps):
         patch.setattr(module, "handed_out", handed_out)
@@ -40,8 +43,7 @@ def giving_up_is_no_generation(patch: Patch) -> None:
     """A commit of before a member gave up a partition counts after it got it back."""
 
     def is_member(state: GroupState, member: GroupMetadata) -> bool:
-        sharing_member = state.member(member.member_id)
-        return sharing_member is not None or (state.generation, state.instance) == (member.generation, member.member_id)
+        return state.member(member.member_id) is not None
 
     patch.setattr(group_steps, "is_member", is_member)
     real = group_steps.check_member

@@ -1,0 +1,237 @@
+"""The journal of a consumer group: its state, and how entries are added to it.
+
+Every change of a group is an entry of its journal (`group_state`). As a commit of a topic does, each entry also records
+the decisions of transactions that have offsets of the group pending, and aborts transactions past their timeout.
+Readers read the decisions themselves and wait for no entry.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from sparklog.common.settings import as_whole
+from sparklog.errors import BadRequest, Conflict, SparklogError, Unavailable
+from sparklog.format.checkpoint_files import TopicPartition
+from sparklog.groups import group_steps as steps
+from sparklog.groups.group_state import (
+    GROUPS,
+    MAX_INT,
+    NO_EPOCH,
+    CommittedOffset,
+    GroupMetadata,
+    GroupState,
+    OffsetAndMetadata,
+    Pending,
+    Row,
+    TopicOffsets,
+    topic_offsets,
+)
+from sparklog.groups.group_steps import settled
+from sparklog.log.decisions.decision import BY_NEWER_GENERATION, BY_TIMEOUT
+from sparklog.log.journal.clocks import reading_clock_ms
+from sparklog.log.journal.documents import INT64_MAX
+from sparklog.log.journal.entry_log import EntryLog, Step
+from sparklog.log.journal.names import check_id
+from sparklog.log.topic.root import Root
+from sparklog.storage.parallel_reads import read_each
+from sparklog.storage.retries import Backoff
+
+_LOG = logging.getLogger("sparklog.groups")
+MAX_METADATA = 4096
+"""Kafka's `offset.metadata.max.bytes`."""
+STABLE_WAIT_MS = 60_000
+MAX_ROUNDS = 50
+
+Offsets = Mapping[str, Mapping[int, int | OffsetAndMetadata | CommittedOffset]]
+"""Topic to partition to the next offset to read."""
+
+
+class GroupJournal:
+    """See the module. Methods read the latest entry. The group may not exist yet."""
+
+    def __init__(self, root: Root, group: str) -> None:
+        self.root = root
+        self.id = check_id(group, "group id")
+        self.log: EntryLog[GroupState] = root.engine.entries(GROUPS, self.id)
+        self._combined = root.engine.combined(self.log)
+
+    def __repr__(self) -> str:
+        return f"Group({self.id!r}, {self.root.location!r})"
+
+    def state(self) -> GroupState:
+        """Return the latest state as readers see it: with decisions that no entry of the group records yet."""
+        state = self.log.refresh()
+        for _ in range(MAX_ROUNDS):
+            outcomes, unclear = self._outcomes(state)
+            if not unclear:
+                return settled(state, outcomes)
+            # Either the transaction was aborted, or a cache hides the entry that records its commit. The offsets stay
+            # pending until no cache can hide the entry.
+            decisions = self.root.engine.decisions
+            aborted = {item.number: False for item in unclear if decisions.log(item.txn).is_over(item.n)}
+            newer = self.log.refresh()
+            if newer.number == state.number:
+                return settled(state, {**outcomes, **aborted})
+            state = newer
+        raise Unavailable(f"group '{self.id}' changes faster than it can be read; try later")
+
+    def topic_ids(self, topics: Iterable[str], failures: list[SparklogError] | None = None) -> dict[str, str]:
+        names = sorted(set(topics))
+        heads = read_each(self.root.store, lambda name: self.root.engine.log(name).refresh().topic_state, names, failures)
+        return {name: head.topic_id for name, head in heads.items() if head.exists}
+
+    def _outcomes(self, state: GroupState, *, decide: bool = False) -> tuple[dict[int, bool], list[Pending]]:
+        """Return, by entry number, which decided prepares are committed, and the prepares whose outcome is unclear.
+
+        Args:
+            decide: abort transactions past their timeout, and transactions of members that were removed. If that
+                fails, a later entry resolves the prepares.
+        """
+        outcomes, unclear = dict[int, bool](), list[Pending]()
+        for item in state.pending:
+            try:
+                log = self.root.engine.decisions.log(item.txn)
+                decisions = log.deciding(item.n)
+                if decide and not decisions.decided(item.n):
+                    if state.is_superseded(item):
+                        decisions = log.abort(item.n, BY_NEWER_GENERATION)
+                    elif self._pending_since_ms(item) + item.timeout_ms < self.root.store.now_ms():
+                        decisions = log.abort(item.n, BY_TIMEOUT)
+                outcome = log.outcome(item.n)
+                if decide and decisions.decided(item.n):
+                    log.make_durable()
+            except (SparklogError, OSError) as error:
+                _LOG.warning("transaction %s of '%s' stays open in group %s: %s", item.n, item.txn, self.id, error)
+                continue
+            if outcome is None:
+                unclear.append(item)
+            elif outcome.decided(item.n):
+                outcomes[item.number] = outcome.commits_group(item.n, self.id, item.number)
+        return outcomes, unclear
+
+    def pending_ms(self, item: Pending) -> int:
+        return max(0, self.reading_clock_ms() - self._pending_since_ms(item))
+
+    def reading_clock_ms(self) -> int:
+        return reading_clock_ms(self.root.store, self.root.env)
+
+    def _pending_since_ms(self, item: Pending) -> int:
+        written = self.written_ms(item.number)
+        return max(max(offsets.time_ms) for offsets in item.offsets) if written is None else written
+
+    def written_ms(self, number: int) -> int | None:
+        info = self.root.store.stat(self.log.key(number))
+        return None if info is None else info.modified_ms
+
+    def settle(self) -> GroupState:
+        """Record the decisions of pending transactions; abort transactions that are past their timeout or fenced."""
+        if not self.log.refresh().pending:
+            return self.log.current()
+        self.root.engine.ensure_probed()
+
+        def step(base: GroupState) -> GroupState | None:
+            after = self._settled(base)
+            return None if after is base else after
+
+        return self.log.write(step)
+
+    def _settled(self, base: GroupState) -> GroupState:
+        # An entry that is not based on the latest one loses the race for its number. So an unclear prepare was aborted.
+        outcomes, unclear = self._outcomes(base, decide=True)
+        return settled(base, {**outcomes, **{item.number: False for item in unclear}})
+
+    def write(self, step: Step[GroupState]) -> GroupState:
+        """Write the entry that a step makes of the latest state and of the decisions of transactions."""
+        self.root.engine.ensure_probed()
+        return self._combined.write(lambda base: step(self._settled(base)))
+
+    def stable(
+        self, timeout_ms: int = STABLE_WAIT_MS, partitions: Collection[TopicPartition] | None = None
+    ) -> GroupState:
+        """Return the state once no offsets of these partitions (None: of any) are pending. `Unavailable`: too late."""
+        backoff = Backoff(self.root.env, timeout_ms)
+        while True:
+            state = self.state()
+            pending = [item for item in state.pending if partitions is None or item.has_any(partitions)]
+            if not pending:
+                return state
+            if backoff.is_over():
+                names = ", ".join(sorted({f"{item.n} of '{item.txn}'" for item in pending}))
+                raise Unavailable(
+                    f"offsets of group '{self.id}' wait for transaction {names} to be decided; try later, or abort it"
+                )
+            self.settle()
+            backoff.sleep()
+
+    def prepare(
+        self, member: GroupMetadata | None, txn: str, n: int, timeout_ms: int, offsets: Sequence[TopicOffsets]
+    ) -> int:
+        """Add pending offsets of transaction `n`; return the number of the entry, which the COMMIT must name."""
+        number = [0]
+
+        def step(base: GroupState) -> GroupState:
+            number[0] = base.number + 1
+            return steps.prepare(base, member, txn, n, min(timeout_ms, MAX_INT), offsets)
+
+        self.write(step)
+        return number[0]
+
+    def checked(
+        self, offsets: Offsets, ids: Mapping[str, str] | None = None, *, refresh: bool = True
+    ) -> tuple[TopicOffsets, ...]:
+        """Return offsets to commit as columns, with the current time.
+
+        Args:
+            ids: the topic ids that the consumer knows.
+            refresh: read the topics anew, with a request for each; otherwise they are taken as last read here.
+
+        Raises:
+            NotFound: a topic does not exist.
+            Conflict: a topic was deleted and created again.
+            BadRequest: a partition, an offset or its metadata is invalid.
+        """
+        now_ms = self.root.env.wall_ms()
+        tables = []
+        if not isinstance(offsets, Mapping) or not all(
+            isinstance(by_partition, Mapping) for by_partition in offsets.values()
+        ):
+            raise BadRequest(f"expected offsets as {{topic: {{partition: offset}}}}, found {offsets!r}")
+        for topic in sorted(offsets, key=str):
+            if not offsets[topic]:
+                continue
+            log = self.root.topic(topic).log if refresh else self.root.engine.log(topic)
+            head = log.state(refresh=False)
+            # Offsets must not be more durable than the records that they count.
+            log.make_durable()
+            if ids is not None and ids.get(topic, head.topic_id) != head.topic_id:
+                raise Conflict(
+                    f"topic {topic} was deleted and created again: its offsets mean nothing now; start again"
+                )
+            rows = dict(_row(topic, head.partitions, *item, now_ms) for item in offsets[topic].items())
+            tables.append(topic_offsets(topic, head.topic_id, rows))
+        return tuple(tables)
+
+
+def _row(topic: str, partitions: int, partition: object, position: object, now_ms: int) -> tuple[int, Row]:
+    """Return a partition and its row; whole numbers may be numpy's. `BadRequest` as `Group.checked`."""
+    number, offset = as_whole(partition), as_whole(getattr(position, "offset", position))
+    epoch, metadata = getattr(position, "leader_epoch", None), getattr(position, "metadata", None) or ""
+    if number is None or not 0 <= number < partitions or offset is None or not 0 <= offset <= INT64_MAX:
+        raise BadRequest(
+            f"expected offsets of partitions 0 to {partitions - 1} of topic '{topic}', found "
+            f"{getattr(position, 'offset', position)!r} of partition {partition!r}"
+        )
+    leader_epoch = NO_EPOCH if epoch is None else as_whole(epoch)
+    if leader_epoch is None or not NO_EPOCH <= leader_epoch <= MAX_INT:
+        raise BadRequest(f"the leader epoch of {topic}-{number} is 0 to {MAX_INT}, or None; found {epoch!r}")
+    try:
+        size = len(metadata.encode())
+    except (AttributeError, UnicodeEncodeError):
+        raise BadRequest(f"metadata of {topic}-{number} is a text that UTF-8 can hold, found {metadata!r}") from None
+    if size > MAX_METADATA:
+        raise BadRequest(
+            f"metadata of {topic}-{number} has {size} bytes, at most {MAX_METADATA} are kept beside an offset; "
+            "shorten it"
+        )
+    return number, (offset, now_ms, leader_epoch, metadata)

@@ -1,0 +1,276 @@
+"""A member of a consumer group as one process sees it: joining, refreshing, revoking, heartbeats, leaving.
+
+`group_members` says how partitions move; this module makes the requests. A member acts on the state that its last
+`refresh` has read. It writes an entry only to join, to change its topics, to commit, to give up partitions and to
+leave, and a heartbeat if it has written nothing for a third of its session timeout. One heartbeat covers all members of
+a process that use one open root.
+
+**A lease** ends one session timeout after the member's latest entry, by the store's time of that entry and the store's
+clock. Reading these takes requests. So a member reads them when it joins, and later only if the lease is over by its
+own monotonic clock, too. So a clock that is set ahead removes no member that goes on writing.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+from sparklog.common.reached import reached
+from sparklog.common.settings import as_whole
+from sparklog.errors import BadRequest, shortened
+from sparklog.groups import group_steps as steps
+from sparklog.groups.assignors import ASSIGNORS, COOPERATIVE_STICKY
+from sparklog.groups.group_journal import GroupJournal, Offsets
+from sparklog.groups.group_members import GroupMember, Partitions
+from sparklog.groups.group_state import GroupMetadata, GroupState
+from sparklog.limits import MAX_SESSION_TIMEOUT_MS, SESSION_TIMEOUT_MS
+from sparklog.log.journal.clocks import ClockReading
+from sparklog.log.journal.entry_log import EntryLog, Step
+from sparklog.log.journal.names import check_id
+
+HEARTBEATS = 3
+"""Heartbeats per session timeout of a member that has nothing to commit."""
+
+
+def checked_session_timeout(session_timeout_ms: object) -> int:
+    timeout_ms = as_whole(session_timeout_ms)
+    if timeout_ms is None or not 1 <= timeout_ms <= MAX_SESSION_TIMEOUT_MS:
+        found = shortened(session_timeout_ms)
+        raise BadRequest(f"session.timeout.ms is 1 to {MAX_SESSION_TIMEOUT_MS} (a day), found {found}")
+    return timeout_ms
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinRequest:
+    """The topics and settings of a member that joins, as in Kafka."""
+
+    topics: tuple[str, ...]
+    assignors: tuple[str, ...] = (COOPERATIVE_STICKY,)
+    session_timeout_ms: int = SESSION_TIMEOUT_MS
+    instance_id: str | None = None
+    client_id: str = "sparklog"
+
+    def __post_init__(self) -> None:
+        checked_session_timeout(self.session_timeout_ms)
+        if self.instance_id is not None:
+            check_id(self.instance_id, "group.instance.id")
+        check_id(self.client_id, "client.id")
+        unknown = [name for name in self.assignors if name not in ASSIGNORS]
+        if unknown or not self.assignors:
+            raise BadRequest(
+                f"partition_assignment_strategy is one or more of {', '.join(ASSIGNORS)}; found "
+                f"{', '.join(map(str, unknown)) or 'none'}"
+            )
+
+    def member(self, member_id: str, host: str) -> GroupMember:
+        settings = self.client_id, host, self.session_timeout_ms, self.assignors, self.topics
+        return GroupMember(member_id, self.instance_id, *settings)
+
+
+@dataclass(frozen=True, slots=True)
+class MemberLease:
+    """When this process saw the latest entry of a member, and how long the member's lease lasted from then on."""
+
+    seen: int
+    since: ClockReading
+    left_ms: float
+
+
+class MemberLeases:
+    """The leases of a group's members, by the clock of this process until one seems over, then by the store's clock."""
+
+    def __init__(self, group: GroupJournal) -> None:
+        self._group = group
+        self._leases: dict[str, MemberLease] = {}
+
+    def note(self, state: GroupState) -> None:
+        """Record the heartbeats that a state shows."""
+        now = self._group.root.env.now()
+        self._leases = {member.id: self._lease(member, now) for member in state.members}
+
+    def expired(self, state: GroupState, *, ask: bool = False, own: str | None = None) -> steps.Expired:
+        """Return the members whose lease is over. Makes requests if a lease seems over, or with `ask`.
+
+        Args:
+            own: id of the caller's member, which is not judged.
+        """
+        self.note(state)
+        now = self._group.root.env.now()
+        doubtful = []
+        for member in state.members:
+            lease = self._leases[member.id]
+            # Not by the wall clock: it may be set ahead without time passing.
+            if member.id == own:
+                continue
+            if ask or now.boot_ms - lease.since.boot_ms >= lease.left_ms:
+                doubtful.append(member)
+        return self._expired_by_store(doubtful) if doubtful else {}
+
+    def _lease(self, member: GroupMember, now: ClockReading) -> MemberLease:
+        lease = self._leases.get(member.id)
+        if lease is not None and lease.seen == member.seen:
+            return lease
+        return MemberLease(member.seen, now, member.session_timeout_ms)
+
+    def _expired_by_store(self, members: Sequence[GroupMember]) -> dict[str, int]:
+        env = self._group.root.env
+        written = {number: self._group.written_ms(number) for number in {member.seen for member in members}}
+        store_ms, now, expired = self._group.root.store.now_ms(), env.now(), dict[str, int]()
+        for member in members:
+            since_ms = written[member.seen]
+            # An entry that is missing was collected, so it is more than a day old.
+            left_ms = 0 if since_ms is None else since_ms + member.session_timeout_ms - store_ms
+            if left_ms > 0:
+                reached("groups: a session that seemed to have timed out goes on by the store's clock")
+            if left_ms <= 0:
+                expired[member.id] = member.seen
+            self._leases[member.id] = MemberLease(member.seen, now, max(left_ms, 0))
+        return expired
+
+
+_MEMBERSHIPS: WeakKeyDictionary[EntryLog[GroupState], WeakValueDictionary[str, Membership]] = WeakKeyDictionary()
+"""The members of this process by the log of their group: one heartbeat shows all of them alive."""
+
+
+@dataclass(eq=False)
+class Membership:
+    """A member of a group, as of its last refresh. `Fenced`: the group went on without it; it has to join again.
+
+    An exclusive owner is a member that never has partitions to revoke.
+    """
+
+    group: GroupJournal
+    metadata: GroupMetadata
+    session_timeout_ms: int
+    written: ClockReading
+    """When the member wrote its latest entry, or one that shows it alive."""
+    state: GroupState
+    topic_ids: dict[str, str] = field(default_factory=dict)
+    """Topics that the member reads: offsets are not committed to a topic that was created again."""
+    leases: MemberLeases = field(init=False)
+    alive: ClockReading = field(init=False)
+    """When the member was last heartbeat-checked: a member that does nothing is not kept alive by others."""
+    _is_steady: bool = field(init=False, default=True)
+
+    def __post_init__(self) -> None:
+        self.leases = MemberLeases(self.group)
+        self.alive = self.written
+        _MEMBERSHIPS.setdefault(self.group.log, WeakValueDictionary())[self.metadata.member_id] = self
+
+    @property
+    def generation(self) -> int:
+        return self.metadata.generation
+
+    @property
+    def heartbeat_ms(self) -> int:
+        """The time without an entry of the member after which a heartbeat is due."""
+        return self.session_timeout_ms // HEARTBEATS
+
+    @property
+    def member(self) -> GroupMember:
+        """The member in the last state that was read."""
+        steps.check_member(self.state, self.metadata)
+        member = self.state.member(self.metadata.member_id)
+        assert member is not None
+        return member
+
+    def assigned(self) -> Partitions:
+        """Return the partitions that the member owns, without those that it has to revoke now."""
+        return self.member.owned - self.revoking()
+
+    def revoking(self) -> Partitions:
+        """Return the partitions to give up with `revoke`. Empty while refreshes differ, so that members revoke once."""
+        return self.member.revoked if self._is_steady else frozenset()
+
+    def is_settled(self) -> bool:
+        return self.member.is_settled
+
+    def refresh(self) -> bool:
+        """Read the latest entry; return True if the member's partitions changed. `Fenced` if it was removed."""
+        return self.apply(self.group.log.refresh())
+
+    def apply(self, state: GroupState) -> bool:
+        """Go on with a state that was read. As `refresh`."""
+        before, was_steady = self.state.member(self.metadata.member_id), self._is_steady
+        self.state = state
+        self.leases.note(state)
+        member = self.member
+        self._is_steady = before is not None and before.revoked == member.revoked
+        return not (was_steady and self._is_steady) or before is None or before.owned != member.owned
+
+    def commit(self, offsets: Offsets, *, refresh: bool = True) -> None:
+        """Commit offsets (next to read) by topic and partition. `Fenced` if the member was removed or replaced."""
+        checked = self.group.checked(offsets, self.topic_ids, refresh=refresh)
+        self._write(lambda base: steps.commit(base, self.metadata, checked))
+
+    def revoke(self, partitions: Partitions | None = None) -> None:
+        """Give up partitions whose offsets have been committed (None: those that `revoking` has returned)."""
+        given_up = self.member.revoked if partitions is None else partitions
+        state = self._write(lambda base: steps.revoke(base, self.metadata, given_up))
+        member = state.member(self.metadata.member_id)
+        if member is not None:
+            self.metadata = GroupMetadata(self.group.id, member.generation, member.id)
+        self.apply(state)
+
+    def subscribe(
+        self, topics: Sequence[str], partitions: Mapping[str, int], assignors: Sequence[str] | None = None
+    ) -> None:
+        """Change the topics and assignors, or report how many partitions topics have now."""
+        self.apply(self._write(lambda base: steps.subscribe(base, self.metadata, topics, partitions, assignors)))
+
+    def heartbeat(self, expired: steps.Expired | None = None) -> None:
+        """Show that this member, and the others of its process, are alive; remove expired members."""
+        now = self.group.root.env.now()
+        # The references are a copy: another thread may join meanwhile.
+        memberships = [reference() for reference in _MEMBERSHIPS[self.group.log].valuerefs()]
+        alive = {
+            item.metadata.member_id: item
+            for item in memberships
+            if item is not None and (item is self or now.elapsed_ms(item.alive) < item.heartbeat_ms)
+        }
+        self._write(lambda base: steps.heartbeat(base, self.metadata, alive, expired))
+        for membership in alive.values():
+            membership.written = self.written
+        if expired:
+            # Abort the transactions of removed members, so that others need not wait for them.
+            self.group.settle()
+
+    def heartbeat_if_due(self) -> None:
+        """Send a heartbeat if one is due, or if the session of another member timed out."""
+        now = self.group.root.env.now()
+        self.alive = now
+        latest = self.group.log.known()
+        expired = self.leases.expired(self.state if latest is None else latest, own=self.metadata.member_id)
+        if expired:
+            reached("groups: a session seems to have timed out")
+        if expired or now.elapsed_ms(self.written) >= self.heartbeat_ms:
+            self.heartbeat(expired)
+
+    def leave(self) -> None:
+        """Leave: others own its partitions at once. No effect if it is no longer a member."""
+        memberships = _MEMBERSHIPS[self.group.log]
+        if memberships.get(self.metadata.member_id) is self:
+            del memberships[self.metadata.member_id]
+        self.group.write(lambda base: steps.leave(base, self.metadata))
+
+    def _write(self, step: Step[GroupState]) -> GroupState:
+        state = self.group.write(step)
+        self.written = self.group.root.env.now()
+        return state
+
+
+class GroupConsumer(ABC):
+    """A consumer whose positions a transaction can commit to its group."""
+
+    auto_commit_interval_ms: int | None
+    """None: the consumer commits only when it is asked to."""
+
+    @property
+    @abstractmethod
+    def membership(self) -> Membership: ...
+
+    @abstractmethod
+    def positions(self) -> Offsets:
+        """Return topic to partition to the next offset to read."""
