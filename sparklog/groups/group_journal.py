@@ -78,7 +78,9 @@ class GroupJournal:
 
     def topic_ids(self, topics: Iterable[str], failures: list[SparklogError] | None = None) -> dict[str, str]:
         names = sorted(set(topics))
-        heads = read_each(self.root.store, lambda name: self.root.engine.log(name).refresh().topic_state, names, failures)
+        heads = read_each(
+            self.root.store, lambda name: self.root.engine.log(name).refresh().topic_state, names, failures
+        )
         return {name: head.topic_id for name, head in heads.items() if head.exists}
 
     def _outcomes(self, state: GroupState, *, decide: bool = False) -> tuple[dict[int, bool], list[Pending]]:
