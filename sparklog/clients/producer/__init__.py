@@ -1,1 +1,1 @@
-"""The producer: sends single records from any number of threads, and commits once per topic and linger."""
+"""The producer: accepts single records from any number of threads, and commits once per topic and linger."""

@@ -1,8 +1,8 @@
-"""The future of a record: a `concurrent.futures.Future` that can be awaited, and has the calls of kafka-python's.
+"""The future of a record: a `concurrent.futures.Future` that can be awaited and has kafka-python's methods.
 
-A future knows its batch and its number there, no more: it makes its metadata when it is asked. So `send` and a commit
-make no object for a record that stays, which would cost more than all the rest: Python's garbage collector would pass
-over it again and again. All futures of a batch share one condition, too.
+A future knows only its batch and its row there, and creates the metadata on request. So neither `send` nor a commit
+creates lasting objects per record, which Python's garbage collector would visit again and again. All futures of a
+batch share one condition for the same reason.
 """
 
 from __future__ import annotations
@@ -23,11 +23,14 @@ from sparklog.errors import SparklogError
 
 _LOG = logging.getLogger("sparklog.producer")
 PENDING, FINISHED = "PENDING", "FINISHED"
-"""States as in `concurrent.futures`."""
+"""States of `concurrent.futures`."""
 
 
 class RecordMetadata(NamedTuple):
-    """The place of a record, time in ms. `is_repeat`: published before, by its sequence; numbers are -1 then."""
+    """The position and time (in ms) of a record.
+
+    With `is_repeat`, the record was published before, according to its sequence, and the numbers are -1.
+    """
 
     topic: str
     partition: int
@@ -36,122 +39,122 @@ class RecordMetadata(NamedTuple):
     is_repeat: bool = False
 
 
-class Places(NamedTuple):
-    """Partition (int32), offset and timestamp in ms (int64) of each record of a batch; -1 for one that is a repeat."""
+class RecordPositions(NamedTuple):
+    """Partition (int32), offset and timestamp in ms (int64) of each record of a batch; -1 for repeated records."""
 
     partition: npt.NDArray[np.int32]
     offset: npt.NDArray[np.int64]
     timestamp: npt.NDArray[np.int64]
 
 
-class BatchOutcomes:
-    """Outcomes of the records of a batch, by their numbers. Futures ask it, so a record costs no object here."""
+class BatchResult:
+    """The results of the records of a batch, by row. Futures read it, so it needs no object per record."""
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
         self.condition = threading.Condition()
         self.watched: defaultdict[int, list[RecordFuture]] = defaultdict(list)
-        """Futures by row that have callbacks, or are waited for by functions of `concurrent.futures`."""
-        self._refused: dict[int, SparklogError] = {}
+        """By row, futures with callbacks, or on which functions of `concurrent.futures` wait."""
+        self._rejected: dict[int, SparklogError] = {}
         self._failure: SparklogError | None = None
-        self._places: Places | None = None
+        self._positions: RecordPositions | None = None
 
     def is_done(self, row: int) -> bool:
-        return self._places is not None or self._failure is not None or row in self._refused
+        return self._positions is not None or self._failure is not None or row in self._rejected
 
     def error(self, row: int) -> SparklogError | None:
-        """Return why a record failed: an error of its own, as raising one changes it."""
-        error = self._refused.get(row) or (self._failure if self._places is None else None)
+        """Return the error of a record: a copy, because raising an error changes it."""
+        error = self._rejected.get(row) or (self._failure if self._positions is None else None)
         return copy.copy(error)
 
     def metadata(self, row: int) -> RecordMetadata | None:
-        places = self._places
-        if places is None or row in self._refused:
+        positions = self._positions
+        if positions is None or row in self._rejected:
             return None
-        partition, offset, timestamp = (int(column[row]) for column in places)
+        partition, offset, timestamp = (int(column[row]) for column in positions)
         return RecordMetadata(self.topic, partition, offset, timestamp, is_repeat=partition < 0)
 
-    def succeed(self, places: Places) -> None:
-        """Set where the records are that have not failed."""
+    def succeed(self, positions: RecordPositions) -> None:
+        """Set the positions of the records that have not failed."""
         with self.condition:
             if self._failure is None:
-                self._places = places
-        self._tell()
+                self._positions = positions
+        self._notify()
 
-    def refuse(self, errors: Mapping[int, SparklogError]) -> None:
-        """Fail some records; the others of the batch go on."""
+    def reject(self, errors: Mapping[int, SparklogError]) -> None:
+        """Fail some records, by row, but not the others of the batch."""
         with self.condition:
-            self._refused.update(errors)
-        self._tell()
+            self._rejected.update(errors)
+        self._notify()
 
     def fail(self, error: SparklogError) -> None:
         """Fail all records that are not done."""
         with self.condition:
-            if self._places is None and self._failure is None:
+            if self._positions is None and self._failure is None:
                 self._failure = error
-        self._tell()
+        self._notify()
 
-    def forked(self, error: SparklogError) -> None:
-        """Fail all that is not done, in a child process: no thread ends it, and the lock may be held for ever."""
+    def fail_after_fork(self, error: SparklogError) -> None:
+        """Fail all records that are not done in a child process, where the lock may be held forever."""
         self.condition = threading.Condition()
         self.watched.clear()
         self._failure = error
 
-    def _tell(self) -> None:
-        """Wake who waits, and call callbacks in the order of records."""
+    def _notify(self) -> None:
+        """Wake waiting threads, and call callbacks in the order of the records."""
         with self.condition:
             rows = [row for row in sorted(self.watched) if self.is_done(row)]
             futures = [future for row in rows for future in self.watched.pop(row)]
             for future in futures:
-                future._tell_listeners()
+                future._notify_waiters()
             self.condition.notify_all()
         for future in futures:
             future._call_callbacks()
 
 
 class RecordFuture(Future[RecordMetadata]):
-    """The future of a record that was sent: `result()`, or `await` in asyncio.
+    """The future of a sent record: call `result()`, or `await` it in asyncio.
 
-    It has what a `concurrent.futures.Future` has (`add_done_callback`, `exception`, `concurrent.futures.wait`).
-    Callbacks run in the producer's thread, in the order of the records: a slow one delays the next commit.
+    It has the methods of `concurrent.futures.Future`, such as `add_done_callback` and `exception`. Callbacks run in the
+    producer's thread, in the order of the records; a slow callback delays the next commit.
     """
 
-    __slots__ = ("_callbacks", "_listeners", "_outcomes", "_row")
+    __slots__ = ("_batch", "_callbacks", "_row", "_waiting")
 
-    def __init__(self, outcomes: BatchOutcomes, row: int) -> None:
-        # Not the base class's, which makes a condition and two lists; it reads them by the properties below.
-        self._outcomes = outcomes
+    def __init__(self, result: BatchResult, row: int) -> None:
+        # Does not call the base class, which would create a condition and two lists; it reads the properties below.
+        self._batch = result
         self._row = row
-        self._listeners: list[Any] | None = None
+        self._waiting: list[Any] | None = None
         self._callbacks: list[Callable[[RecordFuture], object]] | None = None
 
-    # The base class has plain attributes, which it reads.
+    # The base class reads these as attributes.
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]
-        return self._outcomes.condition
+        return self._batch.condition
 
     @property
     def _state(self) -> str:  # type: ignore[override]
-        return FINISHED if self._outcomes.is_done(self._row) else PENDING
+        return FINISHED if self._batch.is_done(self._row) else PENDING
 
     @property
     def _result(self) -> RecordMetadata | None:  # type: ignore[override]
-        return self._outcomes.metadata(self._row)
+        return self._batch.metadata(self._row)
 
     @property
     def _exception(self) -> BaseException | None:
-        return self._outcomes.error(self._row)
+        return self._batch.error(self._row)
 
     @_exception.setter
     def _exception(self, error: BaseException | None) -> None:
-        """Take nothing: the base class drops its reference to an error after it raised it."""
+        """Ignore the assignment: the base class drops its reference to an error after raising it."""
 
     @property
     def _waiters(self) -> list[Any]:  # type: ignore[override]
-        if self._listeners is None:
+        if self._waiting is None:
             self._watch()
-            self._listeners = []
-        return self._listeners
+            self._waiting = []
+        return self._waiting
 
     @property
     def _done_callbacks(self) -> list[Callable[[RecordFuture], object]]:
@@ -161,16 +164,16 @@ class RecordFuture(Future[RecordMetadata]):
         return self._callbacks
 
     def _watch(self) -> None:
-        if self._listeners is None and self._callbacks is None:
-            self._outcomes.watched[self._row].append(self)
+        if self._waiting is None and self._callbacks is None:
+            self._batch.watched[self._row].append(self)
 
-    def _tell_listeners(self) -> None:
-        """Tell `concurrent.futures.wait` and `as_completed`. Call it with the condition."""
-        for listener in self._listeners or ():
+    def _notify_waiters(self) -> None:
+        """Notify `concurrent.futures.wait` and `as_completed`. Call it while holding the condition."""
+        for waiter in self._waiting or ():
             if self._exception is None:
-                listener.add_result(self)
+                waiter.add_result(self)
             else:
-                listener.add_exception(self)
+                waiter.add_exception(self)
 
     def _call_callbacks(self) -> None:
         with self._condition:
@@ -178,29 +181,28 @@ class RecordFuture(Future[RecordMetadata]):
         for callback in callbacks or ():
             try:
                 callback(self)
-            except Exception:  # noqa: BLE001 - whatever the caller wrote
-                # A callback of the caller must not end the thread that sends.
+            except Exception:  # noqa: BLE001 - user code must not end the thread that sends
                 _LOG.exception("a callback of a record of the producer failed")
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
         return asyncio.wrap_future(self).__await__()
 
     def cancel(self) -> bool:
-        """Return False: a record that was sent cannot be taken back."""
+        """Return False: a sent record cannot be cancelled."""
         return False
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
         """Wait until the record is published.
 
         Args:
-            timeout: seconds; None: as long as it takes.
+            timeout: seconds to wait; None: no limit.
 
         Returns:
             Its `RecordMetadata`.
 
         Raises:
-            SparklogError: it was not published, or that is unknown: the message says so.
-            TimeoutError: of `concurrent.futures`; it may be published yet.
+            SparklogError: the record was not published, or may not have been; the message says which.
+            TimeoutError: of `concurrent.futures`; the record may still be published.
         """
         self._wait(timeout)
         return super().result(0)
@@ -209,10 +211,10 @@ class RecordFuture(Future[RecordMetadata]):
         """Wait as `result` does.
 
         Args:
-            timeout: seconds; None: as long as it takes.
+            timeout: seconds to wait; None: no limit.
 
         Returns:
-            The error of the record; None: it is published.
+            The error of the record, or None if it is published.
 
         Raises:
             TimeoutError: of `concurrent.futures`.
@@ -222,18 +224,18 @@ class RecordFuture(Future[RecordMetadata]):
 
     def _wait(self, timeout: float | None) -> None:
         with self._condition:
-            self._condition.wait_for(lambda: self._outcomes.is_done(self._row), timeout)
+            self._condition.wait_for(lambda: self._batch.is_done(self._row), timeout)
 
     get = result
-    """The name that kafka-python has."""
+    """kafka-python's name for `result`."""
 
     def add_callback(self, call: Callable[..., object], *args: object, **kwargs: object) -> RecordFuture:
         """Call `call(*args, metadata, **kwargs)` once the record is published.
 
         Args:
-            call: what to call.
-            args: come before the `RecordMetadata`.
-            kwargs: go on as they are.
+            call: the function.
+            args: arguments before the `RecordMetadata`.
+            kwargs: keyword arguments.
 
         Returns:
             This future.
@@ -245,18 +247,18 @@ class RecordFuture(Future[RecordMetadata]):
         """Call `call(*args, error, **kwargs)` if the record fails.
 
         Args:
-            call: what to call.
-            args: come before the error.
-            kwargs: go on as they are.
+            call: the function.
+            args: arguments before the error.
+            kwargs: keyword arguments.
 
         Returns:
             This future.
         """
 
-        def when_failed(done: Future[RecordMetadata]) -> None:
+        def call_if_failed(done: Future[RecordMetadata]) -> None:
             error = done.exception()
             if error is not None:
                 call(*args, error, **kwargs)
 
-        self.add_done_callback(when_failed)
+        self.add_done_callback(call_if_failed)
         return self

@@ -1,6 +1,7 @@
-"""A producer: `send` takes records one by one from any thread, a thread of its own commits them.
+"""A producer: any thread sends single records, and a background thread commits them.
 
-Kafka's producer, with commits in place of requests: what has accumulated of a topic for the linger is one commit of it.
+It works like Kafka's producer, with commits instead of produce requests: the records that accumulate for a topic during
+the linger are one commit.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sparklog.arguments import NAME, SECONDS, checked
@@ -38,22 +38,22 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("sparklog.producer")
 EXIT_S = 30.0
-"""How long the end of the interpreter waits for records that were sent."""
+"""Time for which the interpreter waits at exit for sent records."""
 
 
 @checked(ProducerOptions, root=ROOT)
 def producer(root: Root | Store | str | os.PathLike[str], **options: Unpack[ProducerOptions]) -> Producer:
-    """Open a producer: `send` takes records one by one, and a thread commits them.
+    """Open a producer, which accepts single records and commits them in a background thread.
 
     Args:
         root: an open root, or its location.
 
     Returns:
-        A `Producer`, to be closed or used as a context manager.
+        A `Producer`; close it, or use it as a context manager.
 
     Raises:
-        NotFound: there is no root.
-        BadRequest: an option does not exist, or cannot have this value.
+        NotFound: the root does not exist.
+        BadRequest: an option does not exist, or its value is not valid.
 
     Example:
         with sparklog.producer("/data/log", linger_ms=5) as producer:
@@ -70,7 +70,8 @@ class Producer:
     def __init__(self, root: Root, options: ProducerOptions) -> None:
         self._root = root
         self._wall_ms = root.env.wall_ms
-        self._options = options
+        self._partitioner = options["partitioner"]
+        self._producer_id = options["producer_id"]
         self.client_id = options["client_id"]
         self._key = serializer("key_serializer", options["key_serializer"])
         self._value = serializer("value_serializer", options["value_serializer"])
@@ -79,8 +80,8 @@ class Producer:
         self._append = self._accumulator.append
         self._sender = Sender(root, self._accumulator, options)
         self._transactions: ProducerTransactions | None = None
-        if options["producer_id"] is not None:
-            check_id(options["producer_id"], "producer id")
+        if self._producer_id is not None:
+            check_id(self._producer_id, "producer id")
         if options["transactional_id"] is not None:
             check_not_one_write(options["transactional_id"])
             self._transactions = ProducerTransactions(
@@ -89,7 +90,7 @@ class Producer:
         self._thread = threading.Thread(target=self._sender.run, name=options["client_id"], daemon=True)
         self._thread.start()
         _OPEN.add(self)
-        # One that is forgotten sends what it has, then its thread ends.
+        # If a producer is garbage-collected, its thread sends the remaining records and ends.
         weakref.finalize(self, self._accumulator.close).atexit = False
 
     def __repr__(self) -> str:
@@ -114,24 +115,24 @@ class Producer:
         *,
         sequence: int | None = None,
     ) -> RecordFuture:
-        """Take a record, which the next commit of its topic publishes. Records of a partition stay in order.
+        """Send a record, which the next commit of its topic publishes. Records of a partition stay in order.
 
         Args:
-            topic: its name; the topic must exist.
-            value: the input of the value serializer; None with a key is a tombstone.
-            key: what the key serializer takes; records of a key are in one partition.
-            headers: a mapping, or pairs of a text and bytes.
-            partition: its number; None: by the key.
+            topic: name of an existing topic.
+            value: input of the value serializer; None with a key is a tombstone.
+            key: input of the key serializer; records with the same key go to the same partition.
+            headers: a mapping, or pairs of text and bytes.
+            partition: partition number; None: determined by the key.
             timestamp: ms since 1970; None: now.
-            sequence: with `producer_id`: a whole number from 1 that grows from record to record of the topic. A record
-                whose sequence is not higher than the last is dropped, as it was published before.
+            sequence: with `producer_id`, a whole number from 1 that increases with each record of the topic. A record
+                whose sequence is not higher than the last one was published before, and is dropped.
 
         Returns:
             A `RecordFuture` of the record's `RecordMetadata`.
 
         Raises:
-            NotFound: there is no such topic.
-            BadRequest: the record has neither key, value nor headers, or does not fit, or the producer is closed.
+            NotFound: the topic does not exist.
+            BadRequest: the record has no key, value or headers, or is not valid, or the producer is closed.
             Unavailable: `buffer_memory` was full for `max_block_ms`.
 
         Example:
@@ -139,56 +140,60 @@ class Producer:
                 futures = [producer.send("orders", value=f"order {number}") for number in range(3)]
             print([future.result().offset for future in futures])
         """
-        if key is not None:
-            key = key if self._key is None else self._key(key)
-            key = key if type(key) is bytes else as_bytes("key", key)
-        if value is not None:
-            value = value if self._value is None else self._value(value)
-            value = value if type(value) is bytes else as_bytes("value", value)
-        nbytes = (0 if value is None else len(value)) + (0 if key is None else len(key))
+        key, value, headers, nbytes = self._serialized(key, value, headers)
         if type(topic) is not str or topic not in self._topics:
             self._check_topic(topic)
-        if headers is not None:
-            headers = as_headers(headers)
-            nbytes += sum(len(name) + len(cell or b"") for name, cell in headers)
         if timestamp is None:
             timestamp = self._wall_ms()
         elif type(timestamp) is not int or not 0 <= timestamp <= INT64_MAX:
             timestamp = _whole("timestamp", "milliseconds since 1970", timestamp, INT64_MAX)
-        if self._options["partitioner"] is not None and partition is None:
-            partition = self._choose(topic, key)
-        if partition is not None:
-            partition = self._checked_partition(topic, partition)
-        if sequence is not None or self._options["producer_id"] is not None:
-            sequence = checked_sequence(sequence, self._options["producer_id"])
-        if self._transactions is not None and not self._transactions.takes_records:
-            raise BadRequest("no transaction takes records: begin_transaction first")
+        if partition is not None or self._partitioner is not None:
+            partition = self._partition(topic, key, partition)
+        if sequence is not None or self._producer_id is not None:
+            sequence = checked_sequence(sequence, self._producer_id)
+        if self._transactions is not None and not self._transactions.accepts_records:
+            raise BadRequest("no open transaction accepts records: call begin_transaction first")
         if value is None and key is None and headers is None:
             raise BadRequest("a record needs a key or a value: for a tombstone, give the key")
         return self._append(topic, (key, value, headers, timestamp, partition, sequence), nbytes)
+
+    def _serialized(self, key: Any, value: Any, headers: Any) -> tuple[bytes | None, bytes | None, Any, int]:
+        """Return key and value as bytes, the headers, and the size of all three."""
+        nbytes = 0
+        if key is not None:
+            key = key if self._key is None else self._key(key)
+            key = key if type(key) is bytes else as_bytes("key", key)
+            nbytes = 0 if key is None else len(key)
+        if value is not None:
+            value = value if self._value is None else self._value(value)
+            value = value if type(value) is bytes else as_bytes("value", value)
+            nbytes += 0 if value is None else len(value)
+        if headers is not None:
+            headers = as_headers(headers)
+            nbytes += sum(len(name) + len(cell or b"") for name, cell in headers)
+        return key, value, headers, nbytes
 
     def _check_topic(self, topic: str) -> None:
         NAME.check("topic", topic)
         self._root.topic(topic)
         self._topics.add(topic)
 
-    def _count(self, topic: str, least: int = 0) -> int:
-        """Return the number of partitions; looked up where fewer than `least` are known."""
+    def _partition_count(self, topic: str, minimum: int = 0) -> int:
+        """Return the number of partitions, refreshed if the known number is below `minimum`."""
         log = self._root.engine.log(topic)
         count = log.state(refresh=False).partitions
-        return count if count >= least else log.state().partitions
+        return count if count >= minimum else log.state().partitions
 
-    def _checked_partition(self, topic: str, partition: object) -> int:
+    def _partition(self, topic: str, key: bytes | None, partition: object) -> int:
+        """Return the given partition, or the partitioner's, after validating it."""
+        if partition is None and self._partitioner is not None:
+            partitions = list(range(self._partition_count(topic)))
+            partition = int(self._partitioner(key, partitions, partitions))
         number = _whole("partition", f"a whole number from 0 to {INT32_MAX}", partition, INT32_MAX)
-        count = self._count(topic, number + 1)
+        count = self._partition_count(topic, number + 1)
         if number >= count:
             raise BadRequest(f"topic '{topic}' has partitions 0 to {count - 1}, found partition {number}")
         return number
-
-    def _choose(self, topic: str, key: bytes | None) -> int:
-        partitions = list(range(self._count(topic)))
-        choose: Callable[..., Any] = self._options["partitioner"]  # type: ignore[assignment]
-        return int(choose(key, partitions, partitions))
 
     @checked(topic=NAME)
     def partitions_for(self, topic: str) -> set[int]:
@@ -198,20 +203,20 @@ class Producer:
             topic: its name.
 
         Returns:
-            Their numbers.
+            The partition numbers.
 
         Raises:
-            NotFound: there is no such topic.
+            NotFound: the topic does not exist.
         """
         self._root.topic(topic)
-        return set(range(self._count(topic)))
+        return set(range(self._partition_count(topic)))
 
     @checked(topic=NAME)
     def last_sequence(self, topic: str) -> int:
-        """Wait for what was sent, and return the last sequence that is published: a program goes on after it.
+        """Wait for sent records, and return the last published sequence, after which a program continues.
 
-        After a commit that failed it must be asked before records are published again. No commit that was on its way,
-        of this producer or of an older one with the same `producer_id`, is published after it.
+        After a failed commit, call it before you send again. It fences commits that are still in flight, of this
+        producer or an older one with the same `producer_id`.
 
         Args:
             topic: its name.
@@ -223,18 +228,18 @@ class Producer:
             BadRequest: the producer has no `producer_id`.
             Fenced: a newer producer of this id took over.
         """
-        if self._options["producer_id"] is None:
+        if self._producer_id is None:
             raise BadRequest("this producer has no producer_id, so its records have no sequences")
         self._check_topic(topic)
         self.flush()
         sequences = self._sender.sequences(topic)
         with sequences.lock:
-            return sequences.ask()
+            return sequences.read_last()
 
     # -- transactions
 
     def begin_transaction(self) -> None:
-        """Begin a transaction; an older producer of the `transactional_id` is fenced.
+        """Begin a transaction, and fence older producers with the same `transactional_id`.
 
         Raises:
             BadRequest: the producer has no `transactional_id`, or a transaction is open.
@@ -247,29 +252,29 @@ class Producer:
 
         Args:
             offsets: topic to partition to the next offset to read, as `Consumer.positions` returns.
-            group: what `Consumer.group_metadata` returns, which fences members that were superseded; or its name.
+            group: the result of `Consumer.group_metadata`, which fences superseded members; or the group's name.
 
         Raises:
-            BadRequest: no transaction is open, or a partition or an offset cannot be.
+            BadRequest: no transaction is open, or a partition or offset is not valid.
             NotFound: a topic does not exist.
         """
         self._transactional().send_offsets(offsets, group)
 
     def commit_transaction(self) -> None:
-        """Publish all records of the transaction at once; their futures are done then.
+        """Publish all records of the transaction atomically, and resolve their futures.
 
         Raises:
-            SparklogError: it is not published, or that is unknown, as for `Transaction.commit`; or a record of it
-                failed. Call `abort_transaction`, then begin again.
+            SparklogError: the transaction was not published, or may not have been, as for `Transaction.commit`; or one
+                of its records failed. Call `abort_transaction`, then begin again.
         """
         self._transactional().commit()
 
     def abort_transaction(self) -> None:
-        """Abort: no reader under read_committed sees the records, whose futures fail with `Conflict`.
+        """Abort the transaction: the futures of its records fail with `Conflict`, and read_committed hides the records.
 
         Raises:
             BadRequest: no transaction is open.
-            Conflict: it is committed, after a commit whose outcome was unknown.
+            Conflict: the transaction is committed, after a commit with an unknown outcome.
         """
         self._transactional().abort()
 
@@ -278,31 +283,31 @@ class Producer:
             raise BadRequest("this producer has no transactional_id: sparklog.producer(root, transactional_id=...)")
         return self._transactions
 
-    # -- the end
+    # -- end of life
 
     @checked(timeout=SECONDS.or_none())
     def flush(self, timeout: float | None = None) -> None:
-        """Commit what was sent now, and wait until all of it is done; futures tell what failed.
+        """Commit all sent records without lingering, and wait until they are done; futures have their errors.
 
         Args:
-            timeout: seconds; None: as long as it takes.
+            timeout: seconds to wait; None: no limit.
 
         Raises:
-            Unavailable: it takes longer; the commits go on.
+            Unavailable: it takes longer; the commits continue.
         """
         self._refuse_in_callback("flush")
         if not self._accumulator.flush(timeout):
-            raise Unavailable(f"records are not committed within {timeout} s: commits go on, flush again")
+            raise Unavailable(f"records were not committed within {timeout} s; commits continue: call flush again")
 
     @checked(timeout=SECONDS.or_none())
     def close(self, timeout: float | None = None) -> None:
-        """Commit what was sent, abort an open transaction, and end. Repeated calls do nothing.
+        """Commit all sent records, abort an open transaction, and stop the thread. Repeated calls do nothing.
 
         Args:
-            timeout: seconds; None: as long as it takes. After it, records that are not done fail.
+            timeout: seconds to wait, after which records that are not done fail; None: no limit.
 
         Raises:
-            BadRequest: from a callback, which runs in the thread that would be waited for.
+            BadRequest: called from a callback, which runs in the thread that it would wait for.
         """
         self._refuse_in_callback("close")
         _OPEN.discard(self)
@@ -314,20 +319,20 @@ class Producer:
         self._accumulator.close()
         self._thread.join(timeout)
         if self._thread.is_alive():
-            self._accumulator.give_up(
+            self._accumulator.fail_all(
                 Unavailable(
                     f"this producer was closed with a timeout of {timeout} s, so whether this record is published is "
-                    "unknown: look before you send it again"
+                    "unknown: check before you send it again"
                 )
             )
 
     def _refuse_in_callback(self, call: str) -> None:
         if threading.current_thread() is self._thread:
-            raise BadRequest(f"{call} in a callback would wait for itself: call it in another thread")
+            raise BadRequest(f"{call} would wait for itself in a callback: call it in another thread")
 
 
 def _whole(name: str, valid: str, value: object, high: int) -> int:
-    """Return a whole number from 0, also one of numpy. `BadRequest` for anything else."""
+    """Convert a whole number from 0 to `high`, including numpy's, to an int. Raises `BadRequest` for anything else."""
     number = as_whole(value)
     if number is None or not 0 <= number <= high:
         raise BadRequest(f"{name} must be {valid}, found {shortened(value)}")
@@ -338,7 +343,7 @@ _OPEN: weakref.WeakSet[Producer] = weakref.WeakSet()
 
 
 def _close_all() -> None:
-    """Close the producers that are open, at the end of the interpreter."""
+    """Close open producers when the interpreter exits."""
     for open_producer in list(_OPEN):
         try:
             open_producer.close(EXIT_S)
@@ -348,11 +353,11 @@ def _close_all() -> None:
 
 def _after_fork() -> None:
     for open_producer in list(_OPEN):
-        open_producer._accumulator.forked()
+        open_producer._accumulator.fail_after_fork()
     _OPEN.clear()
 
 
-# Earlier than the end of thread pools, where Python has that: buckets are written with one.
+# CPython calls functions of `_register_atexit` before it stops thread pools, which writes to buckets need.
 getattr(threading, "_register_atexit", atexit.register)(_close_all)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)

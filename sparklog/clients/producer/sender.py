@@ -1,4 +1,4 @@
-"""The thread that commits what has accumulated: each batch is one commit of its topic."""
+"""The thread that commits accumulated records: each batch is one commit of its topic."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sparklog.clients.producer.accumulator import Accumulator, Batch, Records
-from sparklog.clients.producer.futures import Places
+from sparklog.clients.producer.batch_rows import PartitionedRows, no_positions, rejected_rows, rows_of
+from sparklog.clients.producer.futures import RecordPositions
 from sparklog.clients.producer.options import ProducerOptions
-from sparklog.clients.producer.placing import PlacedRows, no_places, refused_rows, rows_of
 from sparklog.clients.producer.sequences import TopicSequences
 from sparklog.errors import BadRequest, SparklogError, Unavailable
 from sparklog.log.state.slices import FileSlices
@@ -21,15 +21,15 @@ from sparklog.storage.parallel_reads import map_requests
 
 @dataclass(frozen=True, slots=True)
 class WrittenRecords:
-    """Files of records that no commit names yet; without the records that the topic refuses."""
+    """Files of accepted records that no commit references yet."""
 
-    rows: PlacedRows
+    rows: PartitionedRows
     files: Sequence[FileSlices]
     target: AppendTarget
 
 
 class Sender:
-    """Commits batches; `run` is the work of the thread. `commit` may be replaced: by a transaction's."""
+    """Commits batches in a thread, which calls `run`. A producer with transactions replaces `commit`."""
 
     def __init__(self, root: Root, accumulator: Accumulator, options: ProducerOptions) -> None:
         self._root = root
@@ -43,15 +43,15 @@ class Sender:
     def run(self) -> None:
         """Commit batches until the accumulator is closed and empty."""
         try:
-            while batches := self._accumulator.take():
-                # Topics at once where requests cost a round trip; each has one commit under way.
+            while batches := self._accumulator.drain():
+                # Topics in parallel if requests cost a round trip; each topic has one commit in flight.
                 for _ in map_requests(self._root.store, self._finish, batches):
                     pass
         except BaseException as error:
-            self._accumulator.give_up(
+            self._accumulator.fail_all(
                 Unavailable(
                     f"the thread of this producer died ({type(error).__name__}: {error}), so whether its last records "
-                    "are published is unknown: look before you send them again, with another producer"
+                    "are published is unknown: check before you send them again, with another producer"
                 )
             )
             raise
@@ -60,17 +60,17 @@ class Sender:
         try:
             self.commit(batch)
         except SparklogError as error:
-            batch.outcomes.fail(error)
-        self._accumulator.done([batch])
+            batch.result.fail(error)
+        self._accumulator.release([batch])
 
     def sequences(self, topic: str) -> TopicSequences:
-        """Return the sequences of a topic, of a producer with a `producer_id`."""
+        """Return the sequences of a topic, for a producer with a `producer_id`."""
         if topic not in self._sequences:
             self._sequences.setdefault(topic, TopicSequences(self._root.engine.log(topic), self._producer_id or ""))
         return self._sequences[topic]
 
     def next_seed(self) -> int:
-        """Return the number of the next batch: records without a key change their partition with each."""
+        """Return the seed of the next batch, so that records without a key change their partition with each batch."""
         self._seed += 1
         return self._seed
 
@@ -78,60 +78,60 @@ class Sender:
         """Commit a batch, and resolve its futures."""
         log, records = self._root.engine.log(batch.topic), batch.records()
         if self._producer_id is None:
-            batch.outcomes.succeed(self._publish(log, batch, records, None))
+            batch.result.succeed(self._publish(log, batch, records, None))
             return
         sequences = self.sequences(batch.topic)
         with sequences.lock:
             try:
-                sequences.begin()
+                sequences.start_run()
                 rows = sequences.new_rows(records.sequences)
                 if not rows:
-                    places = no_places(batch.count)
+                    positions = no_positions(batch.count)
                 else:
                     last = records.sequences[rows[-1]] or 0
-                    places = self._publish(log, batch, records.select(rows), sequences.key(last))
+                    positions = self._publish(log, batch, records.select(rows), sequences.writer_key(last))
                     sequences.last = last
             except SparklogError as error:
                 sequences.failed(error)
                 raise
-        batch.outcomes.succeed(places)
+        batch.result.succeed(positions)
 
-    def _publish(self, log: TopicLog, batch: Batch, records: Records, key: WriterKey | None) -> Places:
-        """Commit records of a batch, and return where all of the batch are."""
+    def _publish(self, log: TopicLog, batch: Batch, records: Records, key: WriterKey | None) -> RecordPositions:
+        """Commit records of a batch, and return the positions of all records of the batch."""
         written = self._write(log, batch, records)
         if written is None:
-            return no_places(batch.count)
+            return no_positions(batch.count)
         try:
             outcome = log.commit_append(written.files, written.target, writer=key)
         except Unavailable as error:
             raise _not_published(error, len(written.rows.numbers)) from error
         if outcome.skipped:
-            # It landed, and so long ago that the commit is no longer kept.
-            return no_places(batch.count)
-        return written.rows.places(outcome, dict(outcome.base))
+            # The batch was committed so long ago that the commit is no longer kept.
+            return no_positions(batch.count)
+        return written.rows.positions(outcome, dict(outcome.base))
 
     def _write(self, log: TopicLog, batch: Batch, records: Records) -> WrittenRecords | None:
-        """Write records as files. Those that the topic refuses fail alone; None if no record is left."""
+        """Write records as files. Only rejected records fail; return None if no record remains."""
         seed, options = self.next_seed(), self.write_options
         while True:
-            count = log.state(refresh=False).partitions
+            partitions = log.state(refresh=False).partitions
             try:
-                rows = rows_of(records, count, seed, options.batch_bytes)
+                rows = rows_of(records, partitions, seed, options.batch_bytes)
                 files, target = log.write(rows, options, None)
             except BadRequest:
                 target = log.append_target()
-                refused = refused_rows(records, target, self._root.env, options, seed)
-                if not refused and target.partitions == count:
+                rejected = rejected_rows(records, target, self._root.env, options, seed)
+                if not rejected and target.partitions == partitions:
                     raise
-                batch.outcomes.refuse({records.numbers[row]: error for row, error in refused.items()})
-                records = records.select([row for row in range(len(records)) if row not in refused])
+                batch.result.reject({records.numbers[row]: error for row, error in rejected.items()})
+                records = records.select([row for row in range(len(records)) if row not in rejected])
                 if not records:
                     return None
             except Unavailable as error:
                 raise _not_published(error, len(records)) from error
             else:
-                if target.partitions == count:
-                    return WrittenRecords(PlacedRows.of(rows, target, records, batch.count), files, target)
+                if target.partitions == partitions:
+                    return WrittenRecords(PartitionedRows.of(rows, target, records, batch.count), files, target)
 
 
 def _not_published(error: Unavailable, records: int) -> Unavailable:

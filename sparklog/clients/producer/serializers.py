@@ -1,4 +1,4 @@
-"""Serializers of keys and values: from what a program has to the bytes of a record."""
+"""Serializers of keys and values: from a program's objects to the bytes of a record."""
 
 from __future__ import annotations
 
@@ -19,68 +19,72 @@ _PLAIN = {"str": "string", "bytes": "bytes"}
 _LAYOUTS = {"short": ">h", "integer": ">i", "long": ">q", "float": ">f", "double": ">d"}
 
 
-def serializer(name: str, given: Serializer | None) -> Serialize | None:
-    """Return what makes bytes or a text of a key or value that is not None; None: they are bytes or texts already.
+def serializer(option: str, given: Serializer | None) -> Serialize | None:
+    """Return the function that serializes keys or values other than None, or None if they are bytes or text already.
 
-    `name`: of the option, for errors. `BadRequest` for what is no serializer; what it returns raises `BadRequest` for
-    values that do not fit.
+    The function raises `BadRequest` for values that the format does not accept.
+
+    Args:
+        option: name of the option, for errors.
+        given: its value. Raises `BadRequest` if it is not a serializer.
     """
     if given is None:
         return None
     if isinstance(given, str):
-        return _of_format(name, _PLAIN.get(given, given))
+        return _of_format(option, _PLAIN.get(given, given))
     if isinstance(given, tuple) and len(given) == 2 and given[0] == "avro":
-        return _by_column(name, _avro(given[1]))
+        return _by_column(option, _avro(given[1]))
     call = getattr(given, "serialize", given)
     if not callable(call):
         formats = ", ".join(("str", "bytes", *NAMES_OF_ALL))
-        raise BadRequest(f"{name} is a function, ('avro', schema), or one of {formats}; found {shortened(given)}")
-    return _function(name, call)
+        raise BadRequest(
+            f"{option} must be a function, ('avro', schema), or one of {formats}; found {shortened(given)}"
+        )
+    return _function(option, call)
 
 
-def _function(name: str, call: Callable[[Any], Any]) -> Serialize:
+def _function(option: str, call: Callable[[Any], Any]) -> Serialize:
     def serialize(value: Any) -> Any:
         try:
             return call(value)
         except SparklogError:
             raise
         except Exception as error:
-            raise BadRequest(f"{name} fails for {shortened(value)}: {type(error).__name__}: {error}") from error
+            raise BadRequest(f"{option} failed for {shortened(value)}: {type(error).__name__}: {error}") from error
 
     return serialize
 
 
-def _of_format(name: str, format_name: str) -> Serialize:
+def _of_format(option: str, format_name: str) -> Serialize:
     if format_name == "avro":
-        raise BadRequest(f"the format avro needs a schema: give {name}=('avro', schema)")
+        raise BadRequest(f"the format avro needs a schema: give {option}=('avro', schema)")
     if format_name in ("bytes", "string"):
-        return _instance(name, bytes if format_name == "bytes" else str)
+        return _instance(option, bytes if format_name == "bytes" else str)
     if format_name == "json":
-        return _function(name, dumps)
+        return _function(option, dumps)
     if format_name in _LAYOUTS:
-        layout = struct.Struct(_LAYOUTS[format_name])
-        return _function(name, layout.pack)
-    return _by_column(name, value_format(format_name))
+        return _function(option, struct.Struct(_LAYOUTS[format_name]).pack)
+    return _by_column(option, value_format(format_name))
 
 
-def _instance(name: str, kind: type) -> Serialize:
+def _instance(option: str, kind: type) -> Serialize:
     def serialize(value: Any) -> Any:
         if not isinstance(value, kind):
-            raise BadRequest(f"{name} takes {kind.__name__}, found {shortened(value)}")
+            raise BadRequest(f"{option} takes {kind.__name__}, found {shortened(value)}")
         return value
 
     return serialize
 
 
-def _by_column(name: str, value_format: ValueFormat) -> Serialize:
-    """Encode a value as a column of one row: slower than the others, and the same bytes as `sparklog.formats`."""
+def _by_column(option: str, value_format: ValueFormat) -> Serialize:
+    """Encode a value as a column with one row: slower than the others, but with the same bytes as in batches."""
 
     def serialize(value: Any) -> Any:
         try:
             column = pa.array([value])
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
-            raise BadRequest(f"{name} takes {value_format.text_name}, found {shortened(value)}") from None
-        return value_format.encode(column, lambda _: name)[0].as_py()
+            raise BadRequest(f"{option} takes {value_format.text_name}, found {shortened(value)}") from None
+        return value_format.encode(column, lambda _: option)[0].as_py()
 
     return serialize
 

@@ -1,10 +1,10 @@
-"""Transactions of a producer: batches are uploaded as they come, and their futures are done with the commit."""
+"""Transactions of a producer: batches are uploaded as they are sent, and the commit resolves their futures."""
 
 from __future__ import annotations
 
 from sparklog.clients.producer.accumulator import Accumulator, Batch
-from sparklog.clients.producer.futures import BatchOutcomes
-from sparklog.clients.producer.placing import PlacedRows, rows_of
+from sparklog.clients.producer.batch_rows import PartitionedRows, rows_of
+from sparklog.clients.producer.futures import BatchResult
 from sparklog.clients.producer.sender import Sender
 from sparklog.errors import BadRequest, Conflict, SparklogError
 from sparklog.groups.group_journal import Offsets
@@ -25,21 +25,25 @@ class ProducerTransactions:
         self._producer = TransactionalProducer(root, transactional_id, timeout_ms=timeout_ms)
         self._lock = ForkLock()
         self._transaction: Transaction | None = None
-        self._uploaded: list[tuple[BatchOutcomes, PlacedRows]] = []
+        self._uploaded: list[tuple[BatchResult, PartitionedRows]] = []
         self._failure: SparklogError | None = None
-        self.takes_records = False
+        self.accepts_records = False
         sender.commit = self.upload
+
+    @property
+    def is_open(self) -> bool:
+        return self._transaction is not None
 
     def begin(self) -> None:
         with self._lock:
             if self._transaction is not None:
-                raise BadRequest("a transaction is open: commit_transaction or abort_transaction first")
+                raise BadRequest("a transaction is open: call commit_transaction or abort_transaction first")
             self._transaction = self._producer.begin()
             self._uploaded, self._failure = [], None
-            self.takes_records = True
+            self.accepts_records = True
 
     def upload(self, batch: Batch) -> None:
-        """Append a batch to the open transaction; its futures wait for the commit. For the thread that sends."""
+        """Append a batch to the open transaction, whose commit resolves the futures. The sender's thread calls this."""
         with self._lock:
             transaction = self._transaction
             if transaction is None or self._failure is not None:
@@ -52,13 +56,13 @@ class ProducerTransactions:
             except SparklogError as error:
                 self._fail(error)
                 raise
-            self._uploaded.append((batch.outcomes, PlacedRows.of(rows, target, records, batch.count)))
+            self._uploaded.append((batch.result, PartitionedRows.of(rows, target, records, batch.count)))
 
     def _fail(self, error: SparklogError) -> None:
         """Fail all records of the transaction."""
         self._failure = error
-        for batch_outcomes, _ in self._uploaded:
-            batch_outcomes.fail(error)
+        for result, _ in self._uploaded:
+            result.fail(error)
         self._uploaded = []
 
     def send_offsets(self, offsets: Offsets, group: str | GroupMetadata | Membership) -> None:
@@ -67,12 +71,12 @@ class ProducerTransactions:
 
     def _open(self) -> Transaction:
         if self._transaction is None:
-            raise BadRequest("no transaction is open: begin_transaction first")
+            raise BadRequest("no transaction is open: call begin_transaction first")
         return self._transaction
 
     def commit(self) -> None:
         transaction = self._open()
-        self.takes_records = False
+        self.accepts_records = False
         self._accumulator.flush(None)
         with self._lock:
             if self._failure is not None:
@@ -82,25 +86,20 @@ class ProducerTransactions:
             except SparklogError as error:
                 self._fail(error)
                 raise
-            bases = {topic: dict(outcome.base) for topic, outcome in outcomes.items()}
-            for batch_outcomes, rows in self._uploaded:
-                topic = batch_outcomes.topic
-                batch_outcomes.succeed(rows.places(outcomes[topic], bases[topic]))
+            next_offsets = {topic: dict(outcome.base) for topic, outcome in outcomes.items()}
+            for result, rows in self._uploaded:
+                result.succeed(rows.positions(outcomes[result.topic], next_offsets[result.topic]))
             self._uploaded, self._transaction = [], None
 
     def abort(self) -> None:
         transaction = self._open()
-        self.takes_records = False
+        self.accepts_records = False
         aborted = Conflict(f"not published: transaction {transaction.n} of '{transaction.id}' was aborted")
-        self._accumulator.drop(aborted)
-        # A batch that is being uploaded is part of it.
+        self._accumulator.fail_pending(aborted)
+        # Wait for a batch that is being uploaded, which belongs to the transaction.
         self._accumulator.flush(None)
         with self._lock:
             self._fail(aborted)
             self._transaction = None
             if transaction.state not in (ABORTED, COMMITTED):
                 transaction.abort()
-
-    @property
-    def is_open(self) -> bool:
-        return self._transaction is not None

@@ -29,7 +29,7 @@ def test_a_batch_is_due_once_it_has_waited_for_the_linger() -> None:
             waiting.append("u", ROW, 100)
         world.advance(20_000)
     world.advance(1)
-    (batch, other) = waiting.take()
+    (batch, other) = waiting.drain()
     assert [(taken.topic, taken.count, taken.nbytes) for taken in (batch, other)] == [("t", 3, 300), ("u", 2, 200)]
     records = batch.records()
     assert (list(records.values), list(records.timestamps), list(records.numbers)) == ([VALUE] * 3, [5] * 3, [0, 1, 2])
@@ -41,7 +41,7 @@ def test_a_full_batch_is_due_and_others_are_not() -> None:
     waiting.append("u", ROW, 100)
     for _ in range(3):
         waiting.append("t", ROW, 100)
-    assert [batch.topic for batch in waiting.take()] == ["t"]
+    assert [batch.topic for batch in waiting.drain()] == ["t"]
 
 
 def test_memory_is_free_once_a_batch_is_done() -> None:
@@ -50,10 +50,10 @@ def test_memory_is_free_once_a_batch_is_done() -> None:
     waiting.append("t", ROW, 100)
     with pytest.raises(Unavailable, match="is full for max_block_ms"):
         waiting.append("t", ROW, 100)
-    batches = waiting.take()
+    batches = waiting.drain()
     with pytest.raises(Unavailable, match="is full for max_block_ms"):
         waiting.append("t", ROW, 100)
-    waiting.done(batches)
+    waiting.release(batches)
     waiting.append("t", ROW, 100)
 
 
@@ -63,8 +63,8 @@ def test_a_closed_one_gives_what_it_has_and_takes_no_more() -> None:
     waiting.close()
     with pytest.raises(BadRequest, match="this producer is closed"):
         waiting.append("t", ROW, 100)
-    assert len(waiting.take()) == 1
-    assert waiting.take() == []
-    waiting.give_up(Unavailable("gone"))
+    assert len(waiting.drain()) == 1
+    assert waiting.drain() == []
+    waiting.fail_all(Unavailable("gone"))
     with pytest.raises(Unavailable, match="gone"):
         future.result(0)

@@ -294,7 +294,7 @@ def test_avro() -> None:
         ({"max_in_flight_requests_per_connection": 6}, "must be a whole number from 1 to 5"),
         ({"enable_idempotence": False}, "enable_idempotence must be True"),
         ({"partitioner": "sticky"}, "partitioner must be a function"),
-        ({"key_serializer": 5}, "key_serializer is a function"),
+        ({"key_serializer": 5}, "key_serializer must be a function"),
         ({"value_serializer": "jsn"}, "perhaps|did you mean"),
         ({"value_serializer": "avro"}, r"value_serializer=\('avro', schema\)"),
         ({"producer_id": "a", "transactional_id": "b"}, "not both"),
@@ -342,9 +342,9 @@ def test_wrong_records_are_refused_at_once(send: dict[str, Any], text: str) -> N
 
 def test_a_serializer_that_fails_names_the_value() -> None:
     with sparklog.producer(root_with(), value_serializer="integer") as producer:
-        with pytest.raises(BadRequest, match="value_serializer fails for 'x'"):
+        with pytest.raises(BadRequest, match="value_serializer failed for 'x'"):
             producer.send("t", "x")
-        with pytest.raises(BadRequest, match="value_serializer fails for 4294967296"):
+        with pytest.raises(BadRequest, match="value_serializer failed for 4294967296"):
             producer.send("t", 1 << 32)
 
 

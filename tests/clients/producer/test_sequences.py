@@ -123,7 +123,7 @@ def test_after_a_commit_that_failed_nothing_is_published_until_it_is_asked() -> 
         after = producer.send("t", "3", sequence=3)
         producer.flush()
         assert isinstance(lost.exception(0), Unavailable)
-        with pytest.raises(Conflict, match=r"ask last_sequence\('t'\) and send from there on again"):
+        with pytest.raises(Conflict, match=r"call last_sequence\('t'\) and send again from there"):
             after.result(0)
         assert producer.last_sequence("t") == 1
         for number in (2, 3):
@@ -137,7 +137,7 @@ def test_sequences_are_for_producers_with_an_id() -> None:
     with open_producer(root_with()) as producer:
         assert producer.last_sequence("t") == 0
         for sequence in (None, 0, "1", True, 2**63):
-            with pytest.raises(BadRequest, match="whole number from 1 on that grows"):
+            with pytest.raises(BadRequest, match="whole number from 1 that increases"):
                 producer.send("t", "x", sequence=sequence)  # type: ignore[arg-type]
 
 
@@ -207,11 +207,11 @@ def test_under_faults_each_record_is_there_once(seed: int) -> None:
 
 def test_a_rule_that_keeps_repeats_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TopicSequences, "new_rows", lambda _, sequences: list(range(len(sequences))))
-    monkeypatch.setattr(TopicSequences, "ask", lambda self: (TopicSequences_ask(self), 0)[1])
+    monkeypatch.setattr(TopicSequences, "read_last", lambda self: (TopicSequences_read_last(self), 0)[1])
     assert any("twice" in wrong for seed in range(10) for wrong in simulate(seeded, seed))
 
 
-TopicSequences_ask = TopicSequences.ask
+TopicSequences_read_last = TopicSequences.read_last
 
 
 NEVER = 1_000_000
@@ -258,12 +258,12 @@ def test_a_commit_that_failed_lands_at_any_moment_later() -> None:
 def test_a_rule_that_enters_no_new_run_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def ask(self: TopicSequences) -> int:
         if self._failure is None:
-            return TopicSequences_ask(self)
+            return TopicSequences_read_last(self)
         self._failure = None
         self.last = self._log.state().registry["p"].batch
         return self.last
 
-    monkeypatch.setattr(TopicSequences, "ask", ask)
+    monkeypatch.setattr(TopicSequences, "read_last", ask)
     _, failed_at = outage(NEVER)
     assert any(seen.count(2) > 1 for late in range(failed_at, failed_at + 60) for seen in outage(late)[:1])
 
@@ -272,14 +272,14 @@ def test_a_commit_that_lands_late_is_fenced() -> None:
     root = root_with(1)
     log = root.engine.log("t")
     sequences = TopicSequences(log, "p")
-    sequences.begin()
-    late = sequences.key(5)
+    sequences.start_run()
+    late = sequences.writer_key(5)
     files, target = log.write(pa.table({"value": ["5"]}), None, None)
     sequences.failed(Unavailable("no answer"))
-    assert sequences.ask() == 0
+    assert sequences.read_last() == 0
     with pytest.raises(Fenced):
         log.commit_append(files, target, writer=late)
-    log.commit_append(files, target, writer=sequences.key(5))
+    log.commit_append(files, target, writer=sequences.writer_key(5))
     assert numbers(root) == [5]
 
 

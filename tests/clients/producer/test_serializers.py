@@ -29,8 +29,8 @@ def test_an_object_with_a_method_is_a_serializer() -> None:
         ("bytes", "x", "key_serializer takes bytes"),
         ("hex", "xy", "key_serializer: expected hexadecimal digits"),
         ("hex", object(), "key_serializer takes hexadecimal digits"),
-        ("short", 40_000, "key_serializer fails for 40000"),
-        ("json", {1, 2}, "key_serializer fails for"),
+        ("short", 40_000, "key_serializer failed for 40000"),
+        ("json", {1, 2}, "key_serializer failed for"),
     ],
 )
 def test_a_value_that_does_not_fit(name: str, value: object, text: str) -> None:

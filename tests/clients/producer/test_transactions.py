@@ -68,7 +68,7 @@ def test_a_record_that_is_refused_fails_the_transaction() -> None:
         with pytest.raises(BadRequest, match="one record alone makes a batch"):
             producer.commit_transaction()
         assert all(isinstance(future.exception(0), BadRequest) for future in futures)
-        with pytest.raises(BadRequest, match="no transaction takes records"):
+        with pytest.raises(BadRequest, match="no open transaction accepts records"):
             producer.send("a", "x")
         with pytest.raises(BadRequest, match="a transaction is open"):
             producer.begin_transaction()

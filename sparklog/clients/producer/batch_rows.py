@@ -1,4 +1,4 @@
-"""Batches as Arrow rows with a partition for each, and the offset of each record from the outcome of their commit."""
+"""Batches as Arrow rows with a partition each, and the offset of each record after their commit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sparklog.clients.producer.accumulator import Records
-from sparklog.clients.producer.futures import Places
+from sparklog.clients.producer.futures import RecordPositions
 from sparklog.errors import BadRequest
 from sparklog.format.arrow_numpy import bytes_array, fixed_array, fixed_values
 from sparklog.log.journal.clocks import Env
@@ -21,11 +21,11 @@ from sparklog.log.write.rows import Partitioner
 from sparklog.storage.memory import MemoryStore
 
 
-def rows_of(records: Records, count: int, seed: int, sticky_bytes: int) -> pa.RecordBatch:
-    """Return the rows of records for a topic of `count` partitions, the partition of each in a column (int32).
+def rows_of(records: Records, partitions: int, seed: int, sticky_bytes: int) -> pa.RecordBatch:
+    """Return the rows of records for a topic with this many partitions, including a partition column (int32).
 
-    Records without key and partition go to one partition, which `seed` names, and to the next after each
-    `sticky_bytes`. `BadRequest` for a partition that the topic does not have.
+    Records without key and partition go to one partition, which `seed` selects, and to the next one after each
+    `sticky_bytes`. Raises `BadRequest` for a partition that the topic does not have.
     """
     n = len(records)
     columns: dict[str, pa.Array] = {"value": bytes_array(records.values)}
@@ -34,14 +34,14 @@ def rows_of(records: Records, count: int, seed: int, sticky_bytes: int) -> pa.Re
     if records.headers.count(None) < n:
         columns["headers"] = headers_array(records.headers)
     columns["timestamp"] = fixed_array(np.array(records.timestamps, np.int64), pa.int64())
-    partitioner = Partitioner(count, seed=seed, sticky_bytes=sticky_bytes)
-    key, value, explicit = columns.get("key"), columns["value"], _explicit(records.partitions)
-    place = partitioner.assign(n, key=key, value=value, partition=explicit)
-    columns["partition"] = fixed_array(place, pa.int32())
+    partitioner = Partitioner(partitions, seed=seed, sticky_bytes=sticky_bytes)
+    explicit = _explicit_partitions(records.partitions)
+    partition = partitioner.assign(n, key=columns.get("key"), value=columns["value"], partition=explicit)
+    columns["partition"] = fixed_array(partition, pa.int32())
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 
-def _explicit(partitions: Sequence[int | None]) -> pa.Array | None:
+def _explicit_partitions(partitions: Sequence[int | None]) -> pa.Array | None:
     if partitions.count(None) == len(partitions):
         return None
     valid = np.array([partition is not None for partition in partitions], np.bool_)
@@ -49,9 +49,11 @@ def _explicit(partitions: Sequence[int | None]) -> pa.Array | None:
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedRows:
-    """Partition (int32[n]) and timestamp (int64[n], ms) of records that are written; under LogAppendTime that of the
-    commit counts. `numbers`: their rows in a batch of `count`."""
+class PartitionedRows:
+    """Partition (int32[n]) and timestamp (int64[n], ms) of written records.
+
+    With `log_append_time`, the commit determines the timestamps. `numbers`: rows of the records in a batch of `count`.
+    """
 
     partition: npt.NDArray[np.int32]
     timestamp: npt.NDArray[np.int64]
@@ -60,54 +62,57 @@ class PlacedRows:
     count: int
 
     @classmethod
-    def of(cls, rows: pa.RecordBatch, target: AppendTarget, records: Records, count: int) -> PlacedRows:
-        columns = rows.column("partition"), rows.column("timestamp")
-        partition, timestamp = fixed_values(columns[0], np.int32), fixed_values(columns[1], np.int64)
+    def of(cls, rows: pa.RecordBatch, target: AppendTarget, records: Records, count: int) -> PartitionedRows:
+        partition = fixed_values(rows.column("partition"), np.int32)
+        timestamp = fixed_values(rows.column("timestamp"), np.int64)
         return cls(partition, timestamp, target.configs.log_append_time, records.numbers, count)
 
-    def places(self, outcome: AppendOutcome, base: MutableMapping[int, int]) -> Places:
-        """Return where the records are. `base`: partition to the next offset, which moves on over these records."""
+    def positions(self, outcome: AppendOutcome, next_offsets: MutableMapping[int, int]) -> RecordPositions:
+        """Return the positions of the records; `next_offsets`, by partition, advances past them."""
         order = np.argsort(self.partition, kind="stable")
         counts = np.bincount(self.partition)
         starts = np.cumsum(counts) - counts
-        first = np.array([base.get(partition, 0) for partition in range(len(counts))], np.int64)
+        first = np.array([next_offsets.get(partition, 0) for partition in range(len(counts))], np.int64)
         offsets = np.empty(len(self.partition), np.int64)
         offsets[order] = np.arange(len(offsets)) + np.repeat(first - starts, counts)
         for partition in np.flatnonzero(counts).tolist():
-            base[partition] += int(counts[partition])
+            next_offsets[partition] += int(counts[partition])
         times = np.full_like(self.timestamp, outcome.time_ms) if self.log_append_time else self.timestamp
         if len(offsets) == self.count:
-            return Places(self.partition, offsets, times)
-        places, rows = no_places(self.count), list(self.numbers)
-        places.partition[rows], places.offset[rows], places.timestamp[rows] = self.partition, offsets, times
-        return places
+            return RecordPositions(self.partition, offsets, times)
+        positions, rows = no_positions(self.count), list(self.numbers)
+        positions.partition[rows], positions.offset[rows], positions.timestamp[rows] = self.partition, offsets, times
+        return positions
 
 
-def no_places(count: int) -> Places:
-    """Return the places of records that all came before."""
-    return Places(np.full(count, -1, np.int32), np.full(count, -1, np.int64), np.full(count, -1, np.int64))
+def no_positions(count: int) -> RecordPositions:
+    """Return the positions of records that were all published before."""
+    return RecordPositions(np.full(count, -1, np.int32), np.full(count, -1, np.int64), np.full(count, -1, np.int64))
 
 
-def refused_rows(
+def rejected_rows(
     records: Records, target: AppendTarget, env: Env, options: WriteOptions, seed: int
 ) -> dict[int, BadRequest]:
-    """Return why the topic refuses records, by row: only a writer knows all reasons, so halves are tried in memory."""
-    trial = AppendTarget(
+    """Return the errors of the records that the topic rejects, by row.
+
+    Only the writer knows all reasons, so this writes halves of the records to memory until it has found each of them.
+    """
+    in_memory = AppendTarget(
         *(MemoryStore(env.wall_ms), target.root_id, target.topic, target.topic_id, target.partitions),
         *(target.configs, target.read_version, target.leader_epoch),
         root_checked=env.now(),
     )
-    refused: dict[int, BadRequest] = {}
+    rejected: dict[int, BadRequest] = {}
     spans = [(0, len(records))]
     while spans:
         low, high = spans.pop()
         try:
             rows = rows_of(records.select(range(low, high)), target.partitions, seed, options.batch_bytes)
-            write_files(rows, trial, env, options=options, writer=None)
+            write_files(rows, in_memory, env, options=options, writer=None)
         except BadRequest as error:
             if high - low == 1:
-                refused[low] = error
+                rejected[low] = error
             else:
                 middle = (low + high) // 2
                 spans += [(low, middle), (middle, high)]
-    return refused
+    return rejected
