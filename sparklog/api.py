@@ -94,7 +94,7 @@ def compact(
     settings = _settings(opened, properties, now_ms, dry_run)
     options = CompactOptions(topics, seal_only, roll, dry_run)
     kind = SEAL if seal_only else COMPACT
-    recording = RunRecorder[TopicReport](opened, kind, settings, topics, wanted=not dry_run)
+    recording = RunRecorder[TopicReport](opened, kind, settings, topics, enabled=not dry_run)
     return list(recording.run(lambda: compact_root(opened, settings, _runner(spark), options)))
 
 
@@ -133,7 +133,7 @@ def retain(
 
     opened = _opened(root)
     settings = _settings(opened, properties, now_ms, dry_run)
-    recording = RunRecorder[RetainReport](opened, RETAIN, settings, topics, wanted=not dry_run)
+    recording = RunRecorder[RetainReport](opened, RETAIN, settings, topics, enabled=not dry_run)
     runner = _runner(spark)
     return list(recording.run(lambda: retain_root(opened, settings, topics=topics, runner=runner, dry_run=dry_run)))
 

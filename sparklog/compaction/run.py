@@ -214,7 +214,7 @@ class _TopicRun:
         dropped = {edit.partition for edit in outcome.dropped}
         stood = {rewrite.edit.partition for rewrite in result.rewrites if rewrite.edit not in outcome.dropped}
         kept = tuple(report for report in result.reports if report.partition in stood)
-        self.report = replace(self.report, pieces=(*self.report.pieces, *kept))
+        self.report = replace(self.report, work=(*self.report.work, *kept))
         if isinstance(result, CleanResult) and result.more:
             self._plan_again(self._got_further(result))
         if dropped:
@@ -236,10 +236,12 @@ class _TopicRun:
             self.report = replace(self.report, planned=tuple(planned))
 
     def end(self) -> None:
-        left = Backlog()
+        backlog = Backlog()
         with suppress(SparklogError):
-            left = compaction_backlog(self._topic.log.snapshot(refresh=False), self._settings)
-        self.report = replace(self.report, seconds=(self._topic.root.env.boot_ms() - self._begun) / 1000, left=left)
+            backlog = compaction_backlog(self._topic.log.snapshot(refresh=False), self._settings)
+        self.report = replace(
+            self.report, seconds=(self._topic.root.env.boot_ms() - self._begun) / 1000, backlog=backlog
+        )
 
     def _plan(self, step: str, snapshot: Snapshot) -> Sequence[Work]:
         if step == SEAL:

@@ -135,11 +135,11 @@ def run_maintenance(
         # A mistyped name is an error before a lease or an outcome is written.
         root.topic(topic)
     settings = options.settings_at(store_clock_ms(root.store, root.env, dry_run=options.dry_run))
-    with job_lease(root, name, options.topics, wanted=options.lease and not options.dry_run) as lease:
-        recording = RunRecorder[Any](root, kind or name, settings, options.topics, wanted=not options.dry_run)
-        reports = [] if lease.waits else recording.run(lambda: work(root, settings, lease))
+    with job_lease(root, name, options.topics, enabled=options.lease and not options.dry_run) as lease:
+        recording = RunRecorder[Any](root, kind or name, settings, options.topics, enabled=not options.dry_run)
+        reports = [] if lease.is_blocked else recording.run(lambda: work(root, settings, lease))
     failures = [failure for report in reports for failure in report.failures]
-    failed = not lease.waits and say_failures(f"sparklog {name}", failures, root.location, len(reports))
+    failed = not lease.is_blocked and say_failures(f"sparklog {name}", failures, root.location, len(reports))
     if options.as_json:
         print(json.dumps(document(reports, root=root.location, now_ms=settings.now_ms, dry_run=options.dry_run)))
     elif reports and (text := summary(reports, dry_run=options.dry_run)):

@@ -34,7 +34,7 @@ def run(options: Maintenance, runner: Runner | None = None) -> int:
                 nonlocal busy, idle, nbytes
                 line = progress(report)
                 busy, idle = (busy, idle + 1) if line is None else (busy + 1, idle)
-                nbytes += report.amounts().bytes_deleted
+                nbytes += report.statistics().bytes_deleted
                 status(f"{busy + idle:,} of {count(topics, 'topic')}, {size_text(nbytes)} deleted")
                 if line is not None and not status.is_shown:
                     log(line)

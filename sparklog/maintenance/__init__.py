@@ -1,1 +1,1 @@
-"""Parts that maintenance jobs share: pieces of work and their runners, settings, progress, output and the report."""
+"""Parts that the maintenance jobs share: work items and their runners, settings, leases, run records and reports."""

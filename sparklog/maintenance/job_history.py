@@ -1,24 +1,24 @@
-"""JobHistory of the runs of maintenance, kept in the root: who ran when, what it did, what failed, what it left.
+"""Run records of the maintenance jobs, stored in the root: who ran when, what a run did, what failed, what remained.
 
-A run writes one entry at its end, after all that it committed, into the journal `_jobs/outcomes/_log`. The newest entry
-has the newest runs, and one row for each job and topic. Nothing rests on it: a run that dies writes none, and one that
-cannot write says so and ends as it would have.
+A run writes one entry, after all its commits, to the journal `_jobs/outcomes/_log`. The latest entry has the latest
+runs and one row per job and topic. Correctness does not depend on it: a run that dies writes no entry, and a run that
+cannot write its entry reports that and ends normally.
 
-It is a journal of its own, not that of the leases: older releases do not look at it, and a run that renews its lease
-each minute does not write all rows again.
+The journal is separate from that of the leases, because older releases do not read it, and because a run that renews
+its lease every minute would otherwise write all rows again.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 from sparklog.errors import SparklogError
 from sparklog.log.journal.chain import EntryChain
-from sparklog.log.journal.clocks import ClockReading
 from sparklog.log.journal.documents import (
     TEXT,
     TEXTS,
@@ -39,20 +39,20 @@ from sparklog.maintenance.work_items import Settings
 from sparklog.output import log
 
 JOBS = COMPACT, RETAIN, SEAL = "compact", "retain", "seal"
-"""`SEAL`: a run of `compact` with --seal-only, which leaves the rest of its work to another."""
+"""`SEAL` is a run of `compact` with --seal-only."""
 ID = "outcomes"
-ALIKE_KEPT = 8
-"""Runs of one job over the same topics."""
-RUNS_KEPT = 64
-ROW_KEPT_MS = 90 * 86_400_000
-"""Of a topic that no run has met since, and that is not known to be deleted."""
-MAX_FAILURE = 300
+MAX_EQUAL_RUNS = 8
+"""Maximum number of recorded runs of one job over the same topics."""
+MAX_RUNS = 64
+ROW_RETENTION_MS = 90 * 86_400_000
+"""How long the row of a topic is kept that no run has visited since and that is not known to be deleted."""
+MAX_FAILURE_LENGTH = 300
 R = TypeVar("R", bound=RunReport)
 
 
 @dataclass(frozen=True, slots=True)
 class JobRun:
-    """A run that has ended."""
+    """The record of a finished run."""
 
     job: str
     run: str
@@ -60,11 +60,11 @@ class JobRun:
     process: int
     start_ms: int
     took_ms: int
-    topics: tuple[str, ...] = ()  # those it was asked for (none: all)
+    topics: tuple[str, ...] = ()  # the requested topics; empty: all
     failed_topics: int = 0
     amounts: RunStatistics = field(default_factory=RunStatistics)
-    defaults: Mapping[str, str] = field(default_factory=dict)  # of its properties file, for topics that do not set them
-    failure: str = ""  # what ended it before its end
+    defaults: Mapping[str, str] = field(default_factory=dict)  # topic config defaults from its properties file
+    failure: str = ""  # the error that ended it early
 
     def covers(self, topic: str) -> bool:
         return not self.topics or topic in self.topics
@@ -72,41 +72,41 @@ class JobRun:
 
 @dataclass(frozen=True, slots=True)
 class TopicRun:
-    """The last run of a job over one topic. What it left is None where it is nothing or the job does not look at it."""
+    """The last run of a job over one topic. Remaining work is None if there is none, or the job does not measure it."""
 
     job: str
     topic: str
     start_ms: int
     took_ms: int
-    succeeded_ms: int  # when the last run began that did not fail; -1: none
+    succeeded_ms: int  # start of the last run that did not fail; -1: none
     failure: str = ""
     amounts: RunStatistics | None = None
-    dirty_permille: int | None = None  # the dirty ratio
-    unsealed_bytes: int | None = None  # left not sealed
-    oldest_expired_ms: int | None = None  # of the oldest record that has expired and can still be read
+    dirty_permille: int | None = None  # dirty ratio in thousandths
+    unsealed_bytes: int | None = None  # bytes not sealed yet
+    oldest_expired_ms: int | None = None  # timestamp of the oldest readable record that has expired
 
 
 @dataclass(frozen=True, slots=True)
 class JobHistory(StateEntry):
-    """Runs, the oldest first, and the last outcome of each job and topic."""
+    """Records of runs, oldest first, and the last run of each job over each topic."""
 
     runs: tuple[JobRun, ...] = ()
     topics: tuple[TopicRun, ...] = ()
 
     def rows(self) -> dict[tuple[str, str], TopicRun]:
-        """Return the last outcomes by job and topic."""
+        """Return the rows by (job, topic)."""
         return {(row.job, row.topic): row for row in self.topics}
 
     def whole_run_ms(self, job: str) -> int:
-        """Return when the last run over all topics began that came to its end; -1: none did."""
+        """Return the start of the last completed run over all topics; -1 if there is none."""
         return max(
             (run.start_ms for run in self.runs if run.job == job and not (run.topics or run.failure)), default=-1
         )
 
     def after(self, run: JobRun, reports: Sequence[RunReport]) -> JobHistory:
-        """Return the state after one more run."""
+        """Return the history with one more run."""
         rows = self.rows()
-        # A topic that no run has met is younger than the last run over all topics.
+        # A topic without a row was created after the last run over all topics.
         whole_ms = self.whole_run_ms(run.job)
         if not (run.topics or run.failure):
             rows = {key: row for key, row in rows.items() if key[0] != run.job or is_topic_name(key[1])}
@@ -116,13 +116,13 @@ class JobHistory(StateEntry):
                 rows = {other: row for other, row in rows.items() if other[1] != report.topic}
             else:
                 rows[key] = _row(run, report, rows[key].succeeded_ms if key in rows else whole_ms)
-        kept = (rows[key] for key in sorted(rows) if run.start_ms - rows[key].start_ms < ROW_KEPT_MS)
-        return replace(self, runs=_newest((*self.runs, run)), topics=tuple(kept))
+        recent = (rows[key] for key in sorted(rows) if run.start_ms - rows[key].start_ms < ROW_RETENTION_MS)
+        return replace(self, runs=_latest((*self.runs, run)), topics=tuple(recent))
 
 
 def _row(run: JobRun, report: RunReport, earlier_ms: int) -> TopicRun:
-    failure = report.failures[0].line()[:MAX_FAILURE] if report.failures else ""
-    amounts, left = report.amounts(), report.left
+    failure = report.failures[0].line()[:MAX_FAILURE_LENGTH] if report.failures else ""
+    statistics, backlog = report.statistics(), report.backlog
     return TopicRun(
         run.job,
         report.topic,
@@ -130,22 +130,22 @@ def _row(run: JobRun, report: RunReport, earlier_ms: int) -> TopicRun:
         round(report.seconds * 1000),
         earlier_ms if failure else run.start_ms,
         failure,
-        None if amounts == RunStatistics() else amounts,
-        None if left.dirty_ratio is None else round(1000 * left.dirty_ratio),
-        left.unsealed_bytes,
-        left.oldest_expired_ms,
+        None if statistics == RunStatistics() else statistics,
+        None if backlog.dirty_ratio is None else round(1000 * backlog.dirty_ratio),
+        backlog.unsealed_bytes,
+        backlog.oldest_expired_ms,
     )
 
 
-def _newest(runs: Sequence[JobRun]) -> tuple[JobRun, ...]:
-    kept: list[JobRun] = []
-    alike: dict[tuple[str, tuple[str, ...]], int] = {}
+def _latest(runs: Sequence[JobRun]) -> tuple[JobRun, ...]:
+    """Return the runs to keep: the last `MAX_RUNS`, at most `MAX_EQUAL_RUNS` of a job over the same topics."""
+    latest: list[JobRun] = []
+    equal_runs: Counter[tuple[str, tuple[str, ...]]] = Counter()
     for run in reversed(runs):
-        key = (run.job, run.topics)
-        alike[key] = alike.get(key, 0) + 1
-        if alike[key] <= ALIKE_KEPT and len(kept) < RUNS_KEPT:
-            kept.append(run)
-    return tuple(reversed(kept))
+        equal_runs[run.job, run.topics] += 1
+        if equal_runs[run.job, run.topics] <= MAX_EQUAL_RUNS and len(latest) < MAX_RUNS:
+            latest.append(run)
+    return tuple(reversed(latest))
 
 
 AMOUNTS_JSON = Document(
@@ -179,50 +179,57 @@ HISTORY_JSON = StoredDocument(
 JOB_HISTORY = EntryKind(
     folder=JOBS_FOLDER,
     owner="journal",
-    what="outcomes",
-    noun="outcome",
+    what="run records",
+    noun="run record",
     empty=JobHistory,
     table=HISTORY_JSON,
     per_checkpoint=8,
-    old_entry="outcome of a job",
+    old_entry="run record",
 )
 
 
 def read_job_history(root: Root) -> JobHistory:
-    """Return what the runs of maintenance have recorded; without runs if none has."""
-    # The newest entry has all of it: a journal that is opened to be written reads every entry since a checkpoint.
+    """Return the recorded runs of the maintenance jobs."""
+    # Read only the latest entry, which is complete. A journal opened for writing would read all since a checkpoint.
     return EntryChain(root.store, JOB_HISTORY, ID, root.env).latest()
 
 
 @dataclass
 class RunRecorder(Generic[R]):
-    """The run of a job over topics (none: all), and its reports once the work is done; not `wanted`: of a dry run."""
+    """Runs a job and records the run in the root.
+
+    Attributes:
+        topics: the requested topics; empty: all.
+        enabled: False in a dry run, which records nothing.
+        reports: the reports of the job, once it is done.
+    """
 
     root: Root
     job: str
     settings: Settings
     topics: Sequence[str] = ()
-    wanted: bool = True
+    enabled: bool = True
     reports: Sequence[R] = ()
 
     def run(self, work: Callable[[], Sequence[R]]) -> Sequence[R]:
-        """Do the work and record its outcome, also where it raises; return its reports."""
-        begun = self.root.env.now()
+        """Do the work and return its reports; record the run even if it raises."""
+        started = self.root.env.now()
         failure = ""
         try:
             self.reports = work()
+        except SparklogError as error:
+            failure = f"{error} [{error.code}]"
+            raise
         except BaseException as error:
-            failure = f"{error} [{error.code}]" if isinstance(error, SparklogError) else _cause(error)
+            failure = "interrupted" if isinstance(error, KeyboardInterrupt) else type(error).__name__
             raise
         finally:
-            self._record(begun, failure)
+            if self.enabled and self.root.store.writable:
+                self._record(max(0, self.root.env.boot_ms() - started.boot_ms), failure)
         return self.reports
 
-    def _record(self, begun: ClockReading, failure: str) -> None:
+    def _record(self, took_ms: int, failure: str) -> None:
         root = self.root
-        if not (self.wanted and root.store.writable):
-            return
-        took_ms = max(0, root.env.boot_ms() - begun.boot_ms)
         try:
             run = JobRun(
                 self.job,
@@ -233,14 +240,10 @@ class RunRecorder(Generic[R]):
                 took_ms,
                 tuple(self.topics),
                 sum(report.failed for report in self.reports),
-                sum((report.amounts() for report in self.reports), RunStatistics()),
+                sum((report.statistics() for report in self.reports), RunStatistics()),
                 self.settings.defaults,
-                failure[:MAX_FAILURE],
+                failure[:MAX_FAILURE_LENGTH],
             )
             root.engine.entries(JOB_HISTORY, ID).write(lambda base: base.after(run, self.reports))
         except SparklogError as error:
-            log(f"{self.job}: the outcome of this run is not recorded: {error} [{error.code}]")
-
-
-def _cause(error: BaseException) -> str:
-    return "interrupted" if isinstance(error, KeyboardInterrupt) else type(error).__name__
+            log(f"{self.job}: this run could not be recorded: {error} [{error.code}]")

@@ -1,8 +1,8 @@
-"""All kinds of journals of a root, besides those of its topics. A new kind is added to `JOURNALS`.
+"""All kinds of journals of a root, except those of its topics. To add a kind, add it to `JOURNALS`.
 
-`verify` reads the journals of each kind, `repair` restores their entries from copies, `retain` deletes their old
-entries. Backups have their own list, because a manifest has a member for each kind: decisions, groups and root
-defaults. Leases and outcomes of jobs belong to the root that they are in.
+`verify` reads the journals of each kind, `repair` restores their entries from copies, and `retain` deletes their old
+entries. Backups have a list of their own, because a manifest has a field for each kind: decisions, groups and root
+defaults. Job leases and run records belong to one root and are not backed up.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from sparklog.maintenance.job_history import JOB_HISTORY
 from sparklog.maintenance.leases import LEASES
 
 JOURNALS: tuple[EntryKind[Any], ...] = (DECISIONS, GROUPS, LEASES, JOB_HISTORY, DEFAULTS)
-"""In the order in which `verify` reads them: decisions name entries of groups that existed before."""
+"""In the order in which `verify` reads them: decisions refer to entries of groups that existed before."""
 JOURNAL_IN = {kind.folder: kind for kind in JOURNALS}
-"""The kinds by their folder."""
+"""The kinds by directory."""
 
 
 def collect_journals(root: Root, kind: EntryKind[Any], *, keep_ms: int, now_ms: int, dry_run: bool) -> Collected:

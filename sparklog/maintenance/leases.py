@@ -1,12 +1,12 @@
-"""Leases of jobs, so that two schedulers do no work twice. Nothing rests on them: without one a job is as safe.
+"""Job leases, which keep two schedulers from doing the same work twice. Correctness does not depend on them.
 
-A run claims its topics in the root, in the journal `_maintenance/<job>/_log`, whose newest entry has all claims. A
-claim lasts five minutes by the store's clock and is renewed each minute; a run that ends takes it back, one that dies
-lets it run out. A run leaves out topics that others have claimed, so hosts may share a root by `--topic`. It is fenced
-once its claim is gone: it ran out unnoticed (a stalled process), and a later run has dropped it.
+A run of a job claims its topics in the journal `_maintenance/<job>/_log` of the root, whose latest entry lists all
+claims. A claim lasts five minutes by the store's clock and is renewed every minute. A run releases its claim at the
+end; the claim of a run that dies expires. A run skips topics that others have claimed, so hosts can share a root with
+`--topic`. A run is fenced if its claim expired unnoticed (in a stalled process) and a later run has dropped it.
 
-One journal for each job and root, not one for each topic: a run costs two entries and one a minute, however many topics
-it works on.
+There is one journal per job and root instead of one per topic, so a run writes two entries, and one per minute,
+whatever the number of topics.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ CLAIM_OPS = TAKE, RENEW, RELEASE = "take", "renew", "release"
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The topics that a run works on (none named: all), from and until a time of the store's clock."""
+    """The topics that a run works on (empty: all topics), and the period of the claim by the store's clock."""
 
     run: str
     host: str
@@ -53,8 +53,8 @@ class Claim:
     until_ms: int
     topics: tuple[str, ...] = ()
 
-    def holds_at(self, now_ms: int) -> bool:
-        """True until it runs out. An end too far ahead was written while a clock was wrong."""
+    def is_valid_at(self, now_ms: int) -> bool:
+        """Return True until the claim expires; an end too far ahead was written while a clock was wrong."""
         return now_ms < self.until_ms <= now_ms + LEASE_MS + MAX_AHEAD_MS
 
     def __str__(self) -> str:
@@ -63,7 +63,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Leases(StateEntry):
-    """The claims on a root by runs of one job, in the order in which they were made."""
+    """The claims on a root by runs of one job, oldest first."""
 
     op: str = TAKE
     claims: tuple[Claim, ...] = ()
@@ -90,73 +90,79 @@ LEASES = EntryKind(
 
 
 class JobLease:
-    """The claim of one run of a job. `topics` are those wanted (none: all), then those that `take` has left to it.
+    """The claim of one run of a job.
 
-    `others`: claims of other runs on topics that were wanted; `waits`: these leave nothing to do.
+    Attributes:
+        topics: the requested topics (empty: all); after `acquire` those that the run may work on.
+        other_claims: claims of other runs on requested topics.
+        is_blocked: True if the other claims leave no topic to work on.
     """
 
     def __init__(self, root: Root, job: str, topics: Sequence[str] = ()) -> None:
         self.job = job
         self.topics = tuple(topics)
-        self.others: tuple[Claim, ...] = ()
-        self.waits = False
+        self.other_claims: tuple[Claim, ...] = ()
+        self.is_blocked = False
         self._root = root
         self._log = root.engine.entries(LEASES, job)
         self._run = root.env.new_id()
         self._fenced: Fenced | None = None
 
-    def take(self) -> None:
-        """Claim what no other run has claimed."""
-        wanted = self.topics
+    def acquire(self) -> None:
+        """Claim the requested topics that no other run has claimed."""
+        requested = self.topics
         self._log.refresh()
         now_ms = self._now_ms()
-        claim = Claim(self._run, platform.node(), os.getpid(), now_ms, now_ms + LEASE_MS, wanted)
+        claim = Claim(self._run, platform.node(), os.getpid(), now_ms, now_ms + LEASE_MS, requested)
 
         def step(base: Leases) -> Leases | None:
-            held = tuple(claim for claim in base.without(self._run) if claim.holds_at(now_ms))
-            self.others = tuple(claim for claim in held if not (claim.topics and wanted) or {*claim.topics} & {*wanted})
-            taken = {topic for other in self.others for topic in other.topics}
-            self.waits = any(not other.topics for other in self.others) or (wanted != () and taken.issuperset(wanted))
-            return None if self.waits else replace(base, op=TAKE, claims=(*held, claim))
+            valid = tuple(claim for claim in base.without(self._run) if claim.is_valid_at(now_ms))
+            self.other_claims = tuple(
+                claim for claim in valid if not (claim.topics and requested) or {*claim.topics} & {*requested}
+            )
+            claimed = self._claimed_topics()
+            claims_all = any(not other.topics for other in self.other_claims)
+            self.is_blocked = claims_all or (requested != () and claimed.issuperset(requested))
+            return None if self.is_blocked else replace(base, op=TAKE, claims=(*valid, claim))
 
         self._log.write(step)
-        if self.others and not self.waits:
-            taken = {topic for other in self.others for topic in other.topics}
-            self.topics = tuple(topic for topic in wanted or self._root.topics([]) if topic not in taken)
-            self.waits = not self.topics
+        if self.other_claims and not self.is_blocked:
+            claimed = self._claimed_topics()
+            self.topics = tuple(topic for topic in requested or self._root.topics([]) if topic not in claimed)
+            self.is_blocked = not self.topics
 
     def renew(self) -> None:
-        """Put the end off. `Fenced` if the claim is gone."""
+        """Extend the claim by five minutes. `Fenced` if another run has dropped it."""
         now_ms = self._now_ms()
 
         def step(base: Leases) -> Leases:
-            mine = [replace(claim, until_ms=now_ms + LEASE_MS) for claim in base.claims if claim.run == self._run]
-            if not mine:
+            own = [replace(claim, until_ms=now_ms + LEASE_MS) for claim in base.claims if claim.run == self._run]
+            if not own:
                 raise Fenced(
-                    f"the lease of {self.job} on {self._root.location} ran out and another run came after it: this one "
-                    "stops; what it committed stays"
+                    f"the lease of {self.job} on {self._root.location} expired and another run has started: this run "
+                    "stops; committed work is kept"
                 )
-            others = (claim for claim in base.without(self._run) if claim.holds_at(now_ms))
-            return replace(base, op=RENEW, claims=(*others, *mine))
+            others = (claim for claim in base.without(self._run) if claim.is_valid_at(now_ms))
+            return replace(base, op=RENEW, claims=(*others, *own))
 
         self._log.write(step)
 
     def release(self) -> None:
-        """Take the claim back, if there is one."""
+        """Remove the claim, if there is one."""
 
         def step(base: Leases) -> Leases | None:
-            left = base.without(self._run)
-            return None if left == base.claims else replace(base, op=RELEASE, claims=left)
+            remaining = base.without(self._run)
+            return None if remaining == base.claims else replace(base, op=RELEASE, claims=remaining)
 
         self._log.write(step)
 
     def check(self) -> None:
-        """Raise what `keep` has met; between two pieces of work."""
+        """Raise the `Fenced` that `keep_renewed` has met; to be called between work items."""
         if self._fenced is not None:
             raise self._fenced
 
-    def keep(self, ended: threading.Event) -> None:
-        """Renew until the run has ended, or is fenced. A store that fails for a while is asked again."""
+    def keep_renewed(self, ended: threading.Event) -> None:
+        """Renew the claim periodically until the run has ended or is fenced; failed renewals are retried."""
         while not ended.wait(self._root.store.limits.renew_seconds):
             try:
                 self.renew()
@@ -165,32 +171,35 @@ class JobLease:
                 return
             except SparklogError as error:
                 log(f"{self.job}: the lease was not renewed: {error} [{error.code}]")
-            except BaseException as error:  # noqa: BLE001 - without this thread the lease would run out in silence
+            except BaseException as error:  # noqa: BLE001 - if this thread ended, the lease would expire silently
                 log(f"{self.job}: the lease was not renewed: {type(error).__name__}")
+
+    def _claimed_topics(self) -> set[str]:
+        return {topic for other in self.other_claims for topic in other.topics}
 
     def _now_ms(self) -> int:
         return self._root.engine.by_store_clock(self._root.env.wall_ms())
 
 
 @contextmanager
-def job_lease(root: Root, job: str, topics: Sequence[str], *, wanted: bool) -> Iterator[JobLease]:
-    """Take a lease for a run, keep it, give it back. One that cannot be had is printed, and stops no job."""
+def job_lease(root: Root, job: str, topics: Sequence[str], *, enabled: bool) -> Iterator[JobLease]:
+    """Hold a lease during a run, renewed by a thread. If it cannot be acquired, print that; the job runs anyway."""
     lease = JobLease(root, job, topics)
-    if not (wanted and root.store.writable):
+    if not (enabled and root.store.writable):
         yield lease
         return
     ended = threading.Event()
-    keeper = threading.Thread(target=lease.keep, args=(ended,), name="sparklog-lease", daemon=True)
+    renewing = threading.Thread(target=lease.keep_renewed, args=(ended,), name="sparklog-lease", daemon=True)
     try:
         try:
-            lease.take()
+            lease.acquire()
         except SparklogError as error:
             log(f"{job}: RUNS WITHOUT A LEASE, so another run may do the same work twice: {error} [{error.code}]")
         else:
-            keeper.start()
-        for claim in lease.others:
+            renewing.start()
+        for claim in lease.other_claims:
             topic_names = ", ".join(claim.topics) or "the root"
-            log(f"{job}: {topic_names} is left to another run, on {claim}; --no-lease runs beside it")
+            log(f"{job}: skipping {topic_names}, claimed by another run on {claim}; use --no-lease to ignore its lease")
         yield lease
     finally:
         ended.set()
@@ -199,5 +208,5 @@ def job_lease(root: Root, job: str, topics: Sequence[str], *, wanted: bool) -> I
 
 
 def read_job_leases(root: Root, job: str) -> tuple[Claim, ...]:
-    """Return the claims of runs of a job that have not ended, those that have run out as well."""
+    """Return the claims of runs of a job that have not released them, including expired ones."""
     return EntryChain(root.store, LEASES, job, root.env).latest().claims

@@ -1,10 +1,10 @@
-r"""A properties file with Kafka's broker names: the defaults of topics, and the limits of the cleaner.
+r"""A properties file with Kafka's broker config names: defaults of topic configs, and limits of the jobs.
 
-The file is Java's: `name=value`, `name: value` or `name value` a line, `#` and `!` begin a comment, a `\` at the end
-of a line joins the next one to it. A value set on a topic beats the file, the file beats Kafka's default. A name that
-is not known is an error: a setting that is quietly ignored is worse than one that is refused.
+The format is that of Java: `name=value`, `name: value` or `name value` per line; `#` and `!` start a comment, and a `\`
+at the end of a line joins the next line to it. A config set on a topic overrides the file, and the file overrides
+Kafka's default. An unknown name is an error, because silently ignoring a setting is worse than rejecting it.
 
-docs/reference/configs.md is made from the tables here and in `sparklog.log.state.configs`.
+docs/reference/configs.md is generated from the tables here and in `sparklog.log.state.configs`.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from sparklog.log.state.configs import (
 from sparklog.log.state.root_defaults import ID, ROOT_SETTINGS, RootDefaults
 from sparklog.maintenance.work_items import Settings
 
-LEAST_BUFFER_BYTES = 1 << 20
-"""Kafka refuses a smaller key map, too: each pass would read everything for a handful of keys."""
+MIN_BUFFER_BYTES = 1 << 20
+"""Like Kafka, reject a smaller key map: each pass would read the entire log for a handful of keys."""
 _ENTRY = re.compile(r"((?:\\.?|[^\\=: \t])*)\s*[=:]?\s*(.*)", re.DOTALL)
-"""A name ends at the first `=`, `:` or blank that no backslash precedes."""
+"""A name ends at the first `=`, `:` or blank that is not escaped with a backslash."""
 
 
 @dataclass(frozen=True, slots=True)
 class Property:
-    """One entry of a file; `line` counts from 1."""
+    """An entry of a file; `line` counts from 1."""
 
     line: int
     name: str
@@ -64,9 +64,9 @@ _MIN_DELETE_DELAY = replace(
 
 
 def _default_setting(setting: Setting) -> Setting:
-    """Return the default of a topic config as a property of maintenance."""
+    """Return the default of a topic config as a maintenance property."""
     first = BROKER_NAMES[setting.field][0].name
-    rank = "" if setting.name == first else f" Counts where {first} is not set."
+    rank = "" if setting.name == first else f" Used if {first} is not set."
     kind = _MIN_DELETE_DELAY if setting.field == "file.delete.delay.ms" else setting.type
     used_by = tuple(job for job in setting.used_by if job in (COMPACT, RETAIN))
     return replace(
@@ -75,52 +75,52 @@ def _default_setting(setting: Setting) -> Setting:
 
 
 _DEFAULTS = [_default_setting(setting) for setting in BY_NAME.values() if {COMPACT, RETAIN} & {*setting.used_by}]
-"""Defaults of topic configs that a job uses; writers do not read the file."""
+"""Defaults of the topic configs that a job uses. Writers do not read the file."""
 
 
 def _limit(name: str, field: str, kind: ValueType, unit: str, job: str, doc: str) -> Setting:
-    """Return a limit of a run: the field of `Settings`, which has its default in ms or in the same unit."""
+    """Return a limit of a run: a field of `Settings`, whose default is in ms or in the same unit."""
     default = getattr(Settings(0), field)
     shown = default // UNITS_MS[unit] if unit in UNITS_MS else default
     return Setting(name, kind, shown, doc, unit, (job,), field=field)
 
 
 _LIMITS = (
-    _limit("log.cleaner.dedupe.buffer.size", "dedupe_buffer_bytes", whole(LEAST_BUFFER_BYTES), "bytes", COMPACT,
-           "Map from key to newest offset, of each task (a broker divides its own by its threads): 24 bytes a key."),
+    _limit("log.cleaner.dedupe.buffer.size", "dedupe_buffer_bytes", whole(MIN_BUFFER_BYTES), "bytes", COMPACT,
+           "Size of each task's map from key to latest offset, 24 bytes per key (a broker divides it by its threads)."),
     _limit("log.cleaner.io.buffer.load.factor", "dedupe_load_factor", PROPER_FRACTION, "", COMPACT,
-           "How full that map may become before a pass ends and another has to follow."),
+           "Fill ratio of that map at which a pass ends and another pass follows."),
     _limit("log.cleaner.io.max.bytes.per.second", "io_bytes_per_second", POSITIVE, "bytes/s", COMPACT,
-           "Bytes that it reads and writes in a second, of each task (a broker divides its own by its threads)."),
+           "Bytes that each task may read and write per second (a broker divides its rate by its threads)."),
     _limit("producer.id.expiration.ms", "producer_expiration_ms", integer(1), "ms", COMPACT,
-           "How long the last batch of an idle producer is kept in imported topics, empty if need be."),
+           "How long imported topics keep the last batch of an idle producer, emptied if necessary."),
     _limit("offsets.retention.minutes", "offsets_retention_ms", integer(1), "minutes", RETAIN,
-           "How long the offsets of a consumer group are kept once it is empty."),
+           "How long the offsets of a consumer group are kept after it becomes empty."),
     _limit("spark.min.bytes", "spark_min_bytes", whole(0), "bytes", COMPACT,
-           "Start Spark for at least this many bytes to read; the job's own process does less work. 0: always."),
+           "Start Spark if at least this many bytes are to be read; smaller runs use the job's process. 0: always."),
     _limit("spark.min.files", "spark_min_files", whole(0), "files", COMPACT,
-           "Start Spark for at least this many files to read, however small they are. 0: always."),
+           "Start Spark if at least this many files are to be read, whatever their size. 0: always."),
 )  # fmt: skip
 PROPERTIES = by_name([*_DEFAULTS, *_LIMITS])
 """Every property that a file may set."""
 
 
 def parse_properties(text: str, file: str) -> list[Property]:
-    """Return the entries of a properties file, in order. `BadRequest` for a name that is set twice."""
+    """Return the entries of a properties file, in order. `BadRequest` if a name is set twice."""
     entries: dict[str, Property] = {}
     for line, logical in _logical_lines(text):
         name, value = (re.sub(r"\\(.?)", r"\1", part, flags=re.DOTALL) for part in _ENTRY.findall(logical)[0])
         entry = Property(line, name, value.strip())
         if name in entries:
             raise BadRequest(
-                f"{file} line {line}: {name} is set already in line {entries[name].line}; keep one of them"
+                f"{file} line {line}: {name} is already set in line {entries[name].line}; remove one of the two"
             )
         entries[name] = entry
     return list(entries.values())
 
 
 def settings_of_file(path: str) -> Settings:
-    """Read a properties file, without a clock; `BadRequest` if it cannot be read or has an error."""
+    """Return the settings of a properties file, without a clock; `BadRequest` if it cannot be read or has an error."""
     try:
         text = Path(path).read_text(encoding="utf-8-sig", errors="replace")
     except OSError as error:
@@ -129,14 +129,14 @@ def settings_of_file(path: str) -> Settings:
 
 
 def settings_of(text: str, file: str, *, now_ms: int = 0) -> Settings:
-    """Return the settings of a properties file, over Kafka's defaults. `file` names it in messages."""
+    """Return the settings of a properties file, over Kafka's defaults; `file` is its name for messages."""
     entries = {entry.name: entry for entry in parse_properties(text, file)}
     for entry in entries.values():
         if entry.name not in PROPERTIES:
             raise BadRequest(f"{file} line {entry.line}: {_unknown(entry.name)}")
     defaults: dict[str, str] = {}
     limits: dict[str, Any] = {}
-    # The name that counts comes last; those of lower rank are checked all the same.
+    # Reversed, so that the name with the highest rank is applied last; names of lower rank are still checked.
     for setting in reversed(PROPERTIES.values()):
         if setting.name not in entries:
             continue
@@ -156,7 +156,7 @@ def settings_of(text: str, file: str, *, now_ms: int = 0) -> Settings:
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield lines joined with their continuations, with the number of the first; comments are left out."""
+    """Yield lines joined with their continuations and the number of the first line, without comments."""
     first, joined = 0, ""
     for number, raw in enumerate(text.splitlines(), 1):
         line = raw.lstrip()
@@ -173,45 +173,45 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _is_root_default(name: str) -> bool:
-    """Return True for a default of a root that has an effect."""
+    """Return True for a root default that has an effect."""
     return name in ROOT_SETTINGS and (name not in BY_NAME or bool(BY_NAME[name].used_by))
 
 
 def _reason(name: str) -> str | None:
-    """Return why a setting of a broker has no effect; None for a name that is not known."""
+    """Return why a broker setting has no effect; None for an unknown name."""
     return kafka_name(name) or ("it has no effect without brokers" if name in BY_NAME else None)
 
 
 def _unknown(name: str) -> str:
-    """Say why a name is refused, and what to write instead."""
+    """Return the message for a rejected name, with what to write instead."""
     if _is_root_default(name):
-        return f"{name} means nothing in this file: set it by sparklog configs alter --root-defaults"
+        return f"{name} has no effect in this file; set it with sparklog configs alter --root-defaults"
     synonyms = BROKER_NAMES.get(name, ())
     if synonyms and synonyms[0].name in PROPERTIES:
-        return f"'{name}' is a topic config: set it on the topic, or its default here as {synonyms[0].name}"
+        return f"'{name}' is a topic config; set it on the topic, or set its default here as {synonyms[0].name}"
     why = _reason(name)
     if why is not None:
-        return f"{name} means nothing to maintenance: {why}; leave it out"
+        return f"{name} has no effect on maintenance ({why}); remove it"
     return f"unknown property '{name}'{did_you_mean(name, PROPERTIES)}"
 
 
 class BrokerSetting(NamedTuple):
-    """A line of a broker's file, and its result: TAKEN, NOT_NEEDED, NO_EQUIVALENT or WRONG."""
+    """A setting of a broker's file, and whether it can be imported: TAKEN, NOT_NEEDED, NO_EQUIVALENT or WRONG."""
 
     line: int
     name: str
     value: str
-    verdict: str
+    verdict: str  # one of the four; the JSON output has this name
     text: str
 
 
 TAKEN, NOT_NEEDED, NO_EQUIVALENT, WRONG = "taken", "not needed", "no equivalent", "wrong"
 
 
-def answers(text: str, file: str, *, force: bool = False) -> list[BrokerSetting]:
-    """Return the result of each setting in a broker's `server.properties`, including settings after an invalid one."""
+def broker_settings(text: str, file: str, *, force: bool = False) -> list[BrokerSetting]:
+    """Return the result for each setting of a broker's `server.properties`, including those after an invalid one."""
     entries = parse_properties(text, file)
-    return [BrokerSetting(entry.line, entry.name, _shown(entry), *_verdict(entry, force)) for entry in entries]
+    return [BrokerSetting(entry.line, entry.name, _shown(entry), *_import_result(entry, force)) for entry in entries]
 
 
 def _shown(entry: Property) -> str:
@@ -219,7 +219,7 @@ def _shown(entry: Property) -> str:
     return "(not shown)" if is_secret else entry.value
 
 
-def _verdict(entry: Property, force: bool) -> tuple[str, str]:
+def _import_result(entry: Property, force: bool) -> tuple[str, str]:
     name = entry.name
     if _is_root_default(name):
         try:
@@ -229,55 +229,56 @@ def _verdict(entry: Property, force: bool) -> tuple[str, str]:
         return TAKEN, f"taken as {name}={value}"
     why = _reason(name)
     if name in PROPERTIES:
-        why = "it limits the jobs, which take it in the file that their --properties names"
+        why = "it limits the jobs, which read it from the file given by --properties"
     if why is not None:
         return NOT_NEEDED, f"not needed here: {why}"
     return (
         NO_EQUIVALENT,
-        f"no equivalent: a root has nothing of this name{did_you_mean(name, ROOT_SETTINGS)}",
+        f"no equivalent: a root has no setting of this name{did_you_mean(name, ROOT_SETTINGS)}",
     )
 
 
 _HEAD = """# Every config
 
-`sparklog configs docs` prints what is here, `sparklog configs docs NAME` one of them; this page is made by
-`sparklog configs docs --markdown`. Names, types, defaults and ranges are those of Kafka 4.1; where one differs, the
-last column says how it is there, and why.
+`sparklog configs docs` prints this page, and `sparklog configs docs NAME` one config. The page is generated with
+`sparklog configs docs --markdown`. Names, types, defaults and ranges are those of Kafka 4.1; the last column describes
+the differences.
 """
 _TOPICS = """
 ## Topic configs
 
-Set with `sparklog topics create -c NAME=VALUE` and `sparklog configs alter TOPIC --add-config NAME=VALUE`. A topic
-stores only what was set on it.
+Set them with `sparklog topics create -c NAME=VALUE` and `sparklog configs alter TOPIC --add-config NAME=VALUE`. A topic
+stores only the configs that were set on it.
 
 """
 _ROOT = """
 ## Defaults of a root
 
-Set with `sparklog configs alter --root-defaults --add-config NAME=VALUE`, under a broker's names: what topics have that
-do not set a config. With `--pattern REGEX` they have the names of topic configs, and are for topics whose names match.
-[Which counts](../guides/retention.md#defaults-for-all-topics), and [when ids
+Values for topics that do not set a config. Set them under a broker's config names with
+`sparklog configs alter --root-defaults --add-config NAME=VALUE`. With `--pattern REGEX` they have the names of topic
+configs and apply to topics whose names match. See [which value
+applies](../guides/retention.md#defaults-for-all-topics) and [when transactional ids
 expire](../guides/transactions.md#ids-that-are-not-used-any-more).
 
 """
 _PROPERTIES = """
 ## Properties of maintenance
 
-Lines of the file that both jobs take as `--properties` (see `conf/sparklog.properties`): defaults of topics, which a
-config set on a topic beats, and limits of a run. Writers do not read it.
+Settings in the file that both jobs read with `--properties` (see `conf/sparklog.properties`): defaults of topic
+configs, which a config set on a topic overrides, and limits of a run. Writers do not read this file.
 
 """
 _COLUMNS = ("name", "type", "default", "valid", "unit")
 
 
 class ConfigDoc(NamedTuple):
-    """Documentation of a topic config, or of a property of maintenance, as `configs docs` prints it."""
+    """The documentation of a topic config or a maintenance property, as `configs docs` prints it."""
 
     scope: str
     setting: Setting
 
     def document(self) -> dict[str, object]:
-        """Return the documentation with the names of `--json`."""
+        """Return the documentation as a JSON object for `--json`."""
         row = self.setting
         return {
             "name": row.name,
@@ -294,13 +295,13 @@ class ConfigDoc(NamedTuple):
 
 
 def config_docs() -> list[ConfigDoc]:
-    """Return every topic config, then every property of maintenance."""
+    """Return the topic configs, then the maintenance properties."""
     topics = [ConfigDoc(TOPIC, setting) for setting in CONFIGS.values()]
     return [*topics, *(ConfigDoc(MAINTENANCE, setting) for setting in PROPERTIES.values())]
 
 
 def one_config_doc(name: str) -> ConfigDoc:
-    """Return the config of this name; `BadRequest` with the nearest names if there is none."""
+    """Return the config of this name; `BadRequest` with similar names if there is none."""
     docs = {doc.setting.name: doc for doc in config_docs()}
     if name not in docs:
         why = kafka_name(name)
@@ -309,7 +310,7 @@ def one_config_doc(name: str) -> ConfigDoc:
 
 
 def markdown_config_docs() -> str:
-    """docs/reference/configs.md."""
+    """Return the text of docs/reference/configs.md."""
     topics = markdown_table(CONFIGS.values(), (*_COLUMNS, "used by", "what it does", "Kafka 4.1"))
     roots = markdown_table(map(_root_doc, ROOT_SETTINGS.values()), (*_COLUMNS, "what it does", "Kafka 4.1"))
     properties = markdown_table(PROPERTIES.values(), (*_COLUMNS, "used by", "what it does"))

@@ -1,9 +1,10 @@
-"""Report of a run of maintenance: as data, as a table for people and as JSON for scripts; and what waits after it.
+"""Report of a maintenance run, as data, as a table and as JSON, and the backlog that remains after it.
 
-How long work may wait is what its config says, within bounds: two hours at least, as jobs run every hour, and 25 hours
-at most, a day and a late start.
+Configs say how long work may stay pending, within bounds: at least two hours, because jobs run every hour, and at most
+25 hours, which is a day and a late start.
 
-The size of a partition after is the one before with the changes of the run's pieces: appends meanwhile do not count.
+The size of a partition after a run is its size before, plus the changes by the work items of the run. Concurrent
+appends are not included.
 """
 
 from __future__ import annotations
@@ -20,22 +21,25 @@ from sparklog.errors import SparklogError
 from sparklog.maintenance.work_items import WorkReport
 from sparklog.output import json_value, say, table
 
-LEAST_WAIT_MS, MOST_WAIT_MS = 2 * HOUR_MS, 25 * HOUR_MS
+MIN_WAIT_MS, MAX_WAIT_MS = 2 * HOUR_MS, 25 * HOUR_MS
 
 
 def allowed_wait_ms(config_ms: int) -> int:
-    """Return how long work may wait that a config of so many ms asks for."""
-    return min(max(config_ms, LEAST_WAIT_MS), MOST_WAIT_MS)
+    """Return how long work may stay pending, given the value of the config that asks for it."""
+    return min(max(config_ms, MIN_WAIT_MS), MAX_WAIT_MS)
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """Work that a config asks for. `since_ms`: by times of records, -1: not known; `sealing`: sealing alone does it."""
+    """Pending work that a config asks for.
+
+    `since_ms` is when it fell due by record timestamps (-1: unknown); `sealing` is True if sealing alone does it.
+    """
 
     job: str
     why: str
     since_ms: int = -1
-    allowed_ms: int = MOST_WAIT_MS
+    allowed_ms: int = MAX_WAIT_MS
     sealing: bool = False
 
 
@@ -50,19 +54,19 @@ class FutureRecord:
 
     def __str__(self) -> str:
         return (
-            f"partition {self.partition} has a record in the future (offset {self.offset:,}, time "
-            f"{iso_time(self.time_ms)}): retention.ms keeps its segment and all after it until "
+            f"partition {self.partition} has a record with a future timestamp (offset {self.offset:,}, "
+            f"{iso_time(self.time_ms)}): retention.ms keeps its segment and all later ones until "
             f"{iso_time(self.until_ms)}; to delete them earlier, run sparklog delete-records"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """Work that a topic holds for the jobs; None where a job did not look, or there is none."""
+    """Work of the jobs that is pending on a topic; fields are None if there is none, or if it was not measured."""
 
     unsealed_bytes: int | None = None
-    dirty_ratio: float | None = None  # of the dirtiest partition, with what a run would seal first
-    oldest_expired_ms: int | None = None  # of the oldest record that retention would take
+    dirty_ratio: float | None = None  # of the dirtiest partition, counting what a run would seal first as sealed
+    oldest_expired_ms: int | None = None  # timestamp of the oldest record that retention would delete
     due: tuple[Due, ...] = ()
     future: tuple[FutureRecord, ...] = ()
 
@@ -77,7 +81,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Work that could not be done, its partitions (none: the whole topic), and why. They are as they were."""
+    """Work that failed and changed nothing: its partitions (empty: the entire topic) and the error."""
 
     topic: str
     partitions: tuple[int, ...]
@@ -94,7 +98,7 @@ class Failure:
 
 
 def say_failures(program: str, failures: Sequence[Failure], location: str, topics: int) -> bool:
-    """Print failures on stderr, or that a root has no topics, as every job does. True if anything failed."""
+    """Print failures on stderr, or that the root has no topics; return True if anything failed."""
     for failure in failures:
         say(f"{program}: {failure.line()}")
     if not topics:
@@ -104,7 +108,7 @@ def say_failures(program: str, failures: Sequence[Failure], location: str, topic
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """Work that a run would do on a partition, or why it would not (`nbytes` 0); for `--dry-run`."""
+    """Work that a run would do on a partition (`nbytes` 0: none), with the reason; for `--dry-run`."""
 
     topic: str
     partition: int
@@ -118,23 +122,23 @@ class PartitionTotal:
     """All work of a run on one partition."""
 
     partition: int
-    actions: Mapping[str, int]  # each kind of piece with its number
+    actions: Mapping[str, int]  # number of work items by kind
     records_before: int
     records_after: int
     bytes_before: int
     bytes_after: int
-    tombstones_kept: int  # of the last pass
+    tombstones_kept: int  # by the last pass
     tombstones_dropped: int
     keyless_dropped: int
-    aborted_dropped: int  # by pieces that were no compaction
+    aborted_dropped: int  # by work items other than compaction
     dirty_ratio: float | None  # before the first pass; None: not compacted
-    seconds: float  # of all tasks
+    seconds: float  # sum over all tasks
     failed: bool
 
 
 @dataclass(frozen=True, slots=True)
 class RunStatistics:
-    """Records and bytes that a run took in and made (`retain`: of partitions that lost some), bytes deleted."""
+    """Records and bytes that a run read and wrote, and bytes deleted; `retain` counts partitions that lost records."""
 
     records_in: int = 0
     records_out: int = 0
@@ -148,25 +152,25 @@ class RunStatistics:
 
 @dataclass(frozen=True, slots=True)
 class RunReport(ABC):
-    """A run of a job over one topic, which may be deleted. `left`: work that waits after it, as far as it looked."""
+    """A run of a job over one topic, which may be deleted; `backlog` is the work that the run knows to be pending."""
 
     topic: str
     failures: tuple[Failure, ...] = field(default=(), kw_only=True)
     seconds: float = field(default=0.0, kw_only=True)
     deleted: bool = field(default=False, kw_only=True)
-    left: Backlog = field(default=Backlog(), kw_only=True)
+    backlog: Backlog = field(default=Backlog(), kw_only=True)
 
     @property
     def failed(self) -> bool:
         return bool(self.failures)
 
     @abstractmethod
-    def amounts(self) -> RunStatistics:
-        """Return what the run took in and made of it."""
+    def statistics(self) -> RunStatistics:
+        """Return the records and bytes that the run read, wrote and deleted."""
 
     @abstractmethod
     def document(self) -> dict[str, object]:
-        """Return the report as one JSON object. Bytes and records are exact, ratios and seconds are numbers."""
+        """Return the report as a JSON object, with exact bytes and records, and ratios and seconds as numbers."""
 
 
 def document(reports: Sequence[RunReport], *, root: str, now_ms: int, dry_run: bool) -> dict[str, object]:
@@ -182,10 +186,10 @@ def document(reports: Sequence[RunReport], *, root: str, now_ms: int, dry_run: b
 
 @dataclass(frozen=True, slots=True)
 class TopicReport(RunReport):
-    """A run of `compact`. `before`: size of each partition as the run began; `pieces` only what was committed."""
+    """A run of `compact`: the size of each partition before, and the committed work items."""
 
     before: Mapping[int, Size] = field(default_factory=dict)
-    pieces: tuple[WorkReport, ...] = ()
+    work: tuple[WorkReport, ...] = ()
     planned: tuple[Planned, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -205,41 +209,38 @@ class TopicReport(RunReport):
             "notes": list(self.notes),
         }
 
-    def amounts(self) -> RunStatistics:
-        pieces = self.pieces
+    def statistics(self) -> RunStatistics:
         return RunStatistics(
-            sum(piece.records_before for piece in pieces),
-            sum(piece.records_after for piece in pieces),
-            sum(piece.bytes_before for piece in pieces),
-            sum(piece.bytes_after for piece in pieces),
+            sum(item.records_before for item in self.work),
+            sum(item.records_after for item in self.work),
+            sum(item.bytes_before for item in self.work),
+            sum(item.bytes_after for item in self.work),
         )
 
     def totals(self) -> list[PartitionTotal]:
-        """Return the partitions that a piece was done, or failed, on, in order."""
+        """Return the partitions on which work was done or failed, in order."""
         failed = {partition for failure in self.failures for partition in failure.partitions}
         by_partition: dict[int, list[WorkReport]] = {partition: [] for partition in failed}
-        for piece in self.pieces:
-            by_partition.setdefault(piece.partition, []).append(piece)
-        return [self._total(number, pieces, number in failed) for number, pieces in sorted(by_partition.items())]
+        for item in self.work:
+            by_partition.setdefault(item.partition, []).append(item)
+        return [self._total(partition, work, partition in failed) for partition, work in sorted(by_partition.items())]
 
-    def _total(self, partition: int, pieces: Sequence[WorkReport], failed: bool) -> PartitionTotal:
+    def _total(self, partition: int, work: Sequence[WorkReport], failed: bool) -> PartitionTotal:
         before = self.before.get(partition, Size(0, 0))
-        passes = [piece for piece in pieces if piece.dirty_ratio is not None]
+        passes = [item for item in work if item.dirty_ratio is not None]
         return PartitionTotal(
             partition,
-            dict(Counter(piece.action for piece in pieces)),
+            dict(Counter(item.action for item in work)),
             before.records,
-            before.records + sum(piece.records_after - piece.records_before for piece in pieces),
+            before.records + sum(item.records_after - item.records_before for item in work),
             before.nbytes,
-            before.nbytes + sum(piece.bytes_after - piece.bytes_before for piece in pieces),
+            before.nbytes + sum(item.bytes_after - item.bytes_before for item in work),
             tombstones_kept=passes[-1].tombstones_kept if passes else 0,
-            tombstones_dropped=sum(piece.tombstones_dropped for piece in pieces),
-            keyless_dropped=sum(piece.keyless_dropped for piece in pieces),
-            aborted_dropped=sum(
-                piece.records_before - piece.records_after for piece in pieces if piece.dirty_ratio is None
-            ),
+            tombstones_dropped=sum(item.tombstones_dropped for item in work),
+            keyless_dropped=sum(item.keyless_dropped for item in work),
+            aborted_dropped=sum(item.records_before - item.records_after for item in work if item.dirty_ratio is None),
             dirty_ratio=passes[0].dirty_ratio if passes else None,
-            seconds=round(sum(piece.seconds for piece in pieces), 3),
+            seconds=round(sum(item.seconds for item in work), 3),
             failed=failed,
         )
 
@@ -251,7 +252,7 @@ HEADINGS = [
 
 
 def summary(reports: Sequence[TopicReport], *, dry_run: bool = False) -> str:
-    """Return the table at the end of a run, with notes below it; for a dry run what would be done and why."""
+    """Return the table for the end of a run, with notes below it; after a dry run, the planned work with reasons."""
     lines = [_planned(reports) if dry_run else _done(reports)]
     for report in reports:
         lines += [f"{report.topic}: {note}" for note in report.notes]

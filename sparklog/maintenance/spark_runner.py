@@ -1,14 +1,15 @@
-"""Runs work in Spark tasks: one Spark job of one task per piece, several jobs at once.
+"""Run work items in Spark, one Spark job with one task per work item, several jobs in parallel.
 
-So each result can be committed as soon as it is finished, and a piece that fails takes nothing else with it. They are
-begun in the order given: on one machine as many at once as it has task slots. On a cluster more: by what waits there
-Spark asks for executors.
+So each result can be committed as soon as it is finished, and a work item that fails does not affect the others. They
+start in the given order, on one host as many in parallel as it has task slots. On a cluster there are more, because
+Spark requests executors for pending tasks.
 
-A task answers with its error as a value: Spark sees a task that succeeded, tries nothing again that would fail again,
-and the driver has the error itself, not the text of two stack traces. What kills a task (a lost executor, memory, a
-fault of ours) is Spark's failure, which comes as `Unavailable` naming the piece.
+A task returns its error as a value. Spark then sees a successful task and does not retry work that would fail again,
+and the driver gets the error itself instead of the text of two stack traces. If something else ends a task (a lost
+executor, memory, a bug), Spark's failure becomes an `Unavailable` with the title of the work item.
 
-Needs a session with a SparkContext: `spark-submit`, not Spark Connect. pyspark is imported when it is first used.
+This needs a session with a SparkContext, so it works with `spark-submit` but not with Spark Connect. pyspark is
+imported on first use.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ if TYPE_CHECKING:
 HEARTBEAT_MS = 30_000
 STOP_SECONDS = 60
 CLUSTER_JOBS = 64
-"""So many wait for executors that are still to come, each with a thread of the driver."""
-NAMED = 8
-"""Pieces that a line names while they run."""
-_Answer = tuple[int, "WorkResult | SparklogError | BaseException"]
+"""Minimum number of parallel jobs on a cluster. Each has a thread in the driver and may wait for an executor."""
+MAX_LISTED = 8
+"""Number of running work items that a progress line lists."""
+_Result = tuple[int, "WorkResult | SparklogError | BaseException"]
 
 
 def hide_interrupts() -> None:
-    """Keep the stack of an interrupt out of the log: Py4J writes it, by the root logger."""
+    """Keep the stack trace of an interrupt out of the log; Py4J writes it to the root logger."""
     logging.getLogger().addFilter(_no_interrupt)
 
 
@@ -54,12 +55,12 @@ def _no_interrupt(record: logging.LogRecord) -> bool:
 
 
 def quiet_session(builder: SparkSession.Builder, name: str, log_level: str = "WARN") -> SparkSession:
-    """Start Spark without its log of each step, and with Python's own Ctrl-C.
+    """Start Spark with fewer log lines and with Python's own handling of Ctrl-C.
 
-    Spark's handler would ask the JVM to cancel all jobs, in the middle of a call that waits for the JVM's answer. And a
-    Ctrl-C while the JVM starts would leave it behind, and nothing would end it: so it counts once Spark runs.
+    Spark's signal handler would ask the JVM to cancel all jobs in the middle of a call that waits for a response of the
+    JVM. A Ctrl-C during the start of the JVM is deferred until Spark runs, because it would leave the JVM running.
     """
-    # spark-submit logs every step of every task, and draws a bar over it: our own lines could not be found in that.
+    # spark-submit logs every step of every task and draws a progress bar, which would hide the lines of the job.
     quiet = {"spark.log.level": log_level, "spark.ui.showConsoleProgress": "false"}
     hide_interrupts()
     builder = builder.appName(name).config(map=quiet)
@@ -78,7 +79,7 @@ def quiet_session(builder: SparkSession.Builder, name: str, log_level: str = "WA
 
 
 class SparkRunner:
-    """A `Runner` over a Spark session. `parallelism`: how many jobs at once; None: see `_at_once`."""
+    """A `Runner` that uses a Spark session. `parallelism` is the number of parallel jobs; None: see `_parallelism`."""
 
     def __init__(
         self, spark: SparkSession, *, parallelism: int | None = None, quiet: bool = False, env: Env = SYSTEM
@@ -89,20 +90,20 @@ class SparkRunner:
         self._env = env
 
     def run(self, works: Sequence[Work]) -> Iterator[tuple[Work, WorkResult | SparklogError]]:
-        """Run all. Closed early, it cancels what still runs."""
+        """Run the work items. If the caller closes the generator early, cancel the jobs that still run."""
         if not works:
             return
         batch = _SparkJobs(self._context, works, self._quiet, self._env)
         try:
-            batch.start(min(self._parallelism or _at_once(self._context), len(works)))
+            batch.start(min(self._parallelism or _parallelism(self._context), len(works)))
             for _ in works:
                 yield batch.next()
         finally:
             batch.stop()
 
 
-def _at_once(context: Any) -> int:
-    """Return how many jobs to begin at once: as many as there are slots, and on a cluster at least `CLUSTER_JOBS`."""
+def _parallelism(context: Any) -> int:
+    """Return the number of parallel jobs: the number of task slots, but on a cluster at least `CLUSTER_JOBS`."""
     slots: int = max(1, context.defaultParallelism)
     on_one_machine = re.fullmatch(r"local(\[.*\])?", context.master)
     return slots if on_one_machine else max(slots, CLUSTER_JOBS)
@@ -113,8 +114,8 @@ class SparkIfNeeded:
 
     Args:
         name: name of the application.
-        configure: configures the session's builder, as `sparklog.configure` does.
-        settings: settings, with the thresholds `spark_min_bytes` and `spark_min_files`.
+        configure: configures the builder of the session, as `sparklog.configure` does.
+        settings: settings with the thresholds `spark_min_bytes` and `spark_min_files`.
         quiet: print no log lines about work in progress.
     """
 
@@ -153,7 +154,7 @@ class SparkIfNeeded:
         return ""
 
     def close(self) -> None:
-        """Stop the session, if it was started here."""
+        """Stop the session if this runner started it."""
         if self._started is not None:
             self._started.stop()
 
@@ -170,8 +171,8 @@ class SparkIfNeeded:
         try:
             self._started = quiet_session(self._configure(SparkSession.builder), self._name)
         except PySparkException as error:
-            # No Java, most of the time. What is to be done needs none.
-            log(f"Spark cannot be started ({_cause(str(error))}): working in this process, one piece after the other")
+            # Most often Java is missing, which the work itself does not need.
+            log(f"Spark cannot be started ({_cause(str(error))}); using this process, one work item after the other")
             return self._in_process()
         return SparkRunner(self._started, quiet=self._quiet)
 
@@ -180,7 +181,7 @@ class SparkIfNeeded:
 
 
 class _SparkJobs:
-    """The pieces of one call of `run`: threads that take them in order, and a queue of answers."""
+    """The work items of one call of `run`: threads that start them in order, and a queue of results."""
 
     def __init__(self, context: Any, works: Sequence[Work], quiet: bool, env: Env) -> None:
         self._context = context
@@ -189,12 +190,12 @@ class _SparkJobs:
         self._env = env
         self._group = f"sparklog-{env.new_id()}"
         self._lock = ForkLock()
-        self._waiting = iter(range(len(works)))
+        self._pending = iter(range(len(works)))
         self._finished = 0
         self._stopped = False
         self._running: dict[int, int] = {}
         self._threads: list[threading.Thread] = []
-        self._answers: queue.SimpleQueue[_Answer] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[_Result] = queue.SimpleQueue()
 
     def start(self, threads: int) -> None:
         from pyspark import InheritableThread
@@ -206,30 +207,30 @@ class _SparkJobs:
             self._threads.append(thread)
 
     def next(self) -> tuple[Work, WorkResult | SparklogError]:
-        """Return the next piece that is finished; while none is, a line now and then names those that run."""
+        """Return the next finished work item; until there is one, print a line every `HEARTBEAT_MS`."""
         while True:
             try:
-                index, answer = self._answers.get(timeout=HEARTBEAT_MS / 1000)
+                index, result = self._results.get(timeout=HEARTBEAT_MS / 1000)
                 break
             except queue.Empty:
-                if not any(thread.is_alive() for thread in self._threads) and self._answers.empty():
-                    raise Unavailable("the threads that start Spark's jobs ended before the work: try again") from None
+                if not any(thread.is_alive() for thread in self._threads) and self._results.empty():
+                    raise Unavailable("the threads that start Spark jobs ended early; run the job again") from None
                 if not self._quiet:
                     log(self._heartbeat(), self._env.wall_ms())
         self._finished += 1
-        if not isinstance(answer, (WorkResult, SparklogError)):
-            raise answer
-        return self._works[index], answer
+        if not isinstance(result, (WorkResult, SparklogError)):
+            raise result
+        return self._works[index], result
 
     def stop(self) -> None:
-        """Begin nothing more, cancel what runs; returns once no thread is left, or after `STOP_SECONDS`."""
+        """Start no more jobs and cancel the running ones; wait for the threads for up to `STOP_SECONDS`."""
         self._stopped = True
         for _ in range(STOP_SECONDS * 5):
             alive = [thread for thread in self._threads if thread.is_alive()]
             if not alive:
                 return
             if self._running:
-                # Again and again: a job that a thread was just about to begin is not there to be cancelled yet.
+                # Repeated, because a thread may be about to start a job that cannot be cancelled yet.
                 self._context.cancelJobGroup(self._group)
             alive[0].join(0.2)
 
@@ -237,41 +238,41 @@ class _SparkJobs:
         with self._lock:
             running = sorted(self._running.items())
         now = self._env.boot_ms()
-        names = [f"{self._works[index].title} ({(now - begun) // 1000} s)" for index, begun in running[:NAMED]]
-        names += [f"{len(running) - NAMED} more"] if len(running) > NAMED else []
-        return f"{self._finished} of {len(self._works)} pieces finished, running: {', '.join(names)}"
+        names = [f"{self._works[index].title} ({(now - started) // 1000} s)" for index, started in running[:MAX_LISTED]]
+        names += [f"{len(running) - MAX_LISTED} more"] if len(running) > MAX_LISTED else []
+        return f"{self._finished} of {len(self._works)} work items finished, running: {', '.join(names)}"
 
-    def _take(self) -> int | None:
+    def _next_index(self) -> int | None:
         with self._lock:
-            index = None if self._stopped else next(self._waiting, None)
+            index = None if self._stopped else next(self._pending, None)
             if index is not None:
                 self._running[index] = self._env.boot_ms()
             return index
 
     def _work(self) -> None:
-        while (index := self._take()) is not None:
-            answer: WorkResult | SparklogError | BaseException
+        while (index := self._next_index()) is not None:
+            result: WorkResult | SparklogError | BaseException
             try:
-                answer = self._job(self._works[index])
+                result = self._run_job(self._works[index])
             except BaseException as error:  # noqa: BLE001 - the driver's thread raises it
-                answer = error
+                result = error
             with self._lock:
                 del self._running[index]
-            self._answers.put((index, answer))
+            self._results.put((index, result))
 
-    def _job(self, work: Work) -> WorkResult | SparklogError:
+    def _run_job(self, work: Work) -> WorkResult | SparklogError:
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
 
         self._context.setJobGroup(self._group, work.title)
         try:
             rows = self._context.parallelize((0,), 1)
-            # `map` reads the row. Spark ends a worker that leaves one unread, and the next piece would wait for another
-            # to start, to import everything and to load the kernels.
-            answer = rows.map(partial(_task, work, self._quiet)).collect()[0]
+            # `map` reads the row. Spark ends a worker that leaves a row unread, and the next work item would wait for
+            # another worker to start, import everything and load the kernels.
+            result = rows.map(partial(_task, work, self._quiet)).collect()[0]
         except (Py4JError, PySparkException) as error:
             return Unavailable(f"the Spark task of '{work.title}' failed: {_cause(str(error))}; run it again")
-        return cast("WorkResult | SparklogError", answer)
+        return cast("WorkResult | SparklogError", result)
 
 
 def _task(work: Work, quiet: bool, _row: int) -> WorkResult | SparklogError:
@@ -284,13 +285,13 @@ def _task(work: Work, quiet: bool, _row: int) -> WorkResult | SparklogError:
         return error
     except MemoryError:
         return Unavailable(
-            f"'{work.title}' ran out of memory; lower log.cleaner.dedupe.buffer.size, or give Spark's executors more "
+            f"'{work.title}' ran out of memory; lower log.cleaner.dedupe.buffer.size or raise "
             "spark.executor.memoryOverhead"
         )
 
 
 def _cause(text: str) -> str:
-    """Return the line of a Spark failure that says why: the last above the JVM's stack, in Python's trace its last."""
+    """Return the line of a Spark failure that has its cause: the last line before the stack trace of the JVM."""
     cause = "no reason given"
     for line in text.splitlines():
         if line.lstrip().startswith("at ") or line.startswith("Driver stacktrace"):

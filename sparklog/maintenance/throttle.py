@@ -1,7 +1,7 @@
-"""A byte rate for maintenance, Kafka's `log.cleaner.io.max.bytes.per.second`: jobs leave disk and network to others.
+"""A byte rate for maintenance, Kafka's `log.cleaner.io.max.bytes.per.second`, which leaves disk and network to others.
 
-What a piece of work reads and writes counts together, as in Kafka. All pieces of one process share the rate: of a Spark
-executor, each of its Python workers, of which there is one for each core that has a task.
+As in Kafka, bytes read and written count together. All work items of one process share the rate. A Spark executor has
+one Python worker per core with a task, and each worker is a process of its own.
 """
 
 from __future__ import annotations
@@ -17,46 +17,46 @@ from sparklog.storage.wrapper_store import WrapperStore, WrapperWriter
 
 UNLIMITED = sys.float_info.max
 """Kafka's default."""
-LEAST_PAUSE_MS = 50
-"""Shorter pauses are saved up."""
+MIN_PAUSE_MS = 50
+"""Shorter pauses are added up until they reach this length."""
 
 
 class Throttle:
-    """Make those wait that move more than `bytes_per_second`. Pickled, it becomes the one of the process."""
+    """Limits callers to `bytes_per_second`. Unpickling returns the throttle that the process shares for this rate."""
 
     def __init__(self, bytes_per_second: float, env: Env = SYSTEM) -> None:
         self._rate = bytes_per_second
         self._env = env
         self._lock = ForkLock()
         self._free_ms = -math.inf
-        """When all bytes so far would have been moved at the rate."""
+        """The time at which all bytes so far would have been moved at the rate."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return process_throttle, (self._rate,)
 
     def moved(self, nbytes: int) -> None:
-        """Count bytes that were read or written, and wait until the rate allows more."""
+        """Count bytes read or written, and wait until the rate allows more."""
         with self._lock:
             now_ms = self._env.boot_ms()
             self._free_ms = max(self._free_ms, now_ms) + nbytes * 1000 / self._rate
             wait_ms = self._free_ms - now_ms
-        if wait_ms >= LEAST_PAUSE_MS:
+        if wait_ms >= MIN_PAUSE_MS:
             self._env.sleep(wait_ms / 1000)
 
 
 @lru_cache(maxsize=8)
 def process_throttle(bytes_per_second: float) -> Throttle:
-    """Return the throttle of this process for a rate."""
+    """Return the throttle that this process shares for a rate."""
     return Throttle(bytes_per_second)
 
 
 def throttled(store: Store, bytes_per_second: float) -> Store:
-    """Return the store with this rate; without one the store itself."""
+    """Return the store limited to this rate, or the store itself if the rate is unlimited."""
     return store if bytes_per_second >= UNLIMITED else ThrottledStore(store, process_throttle(bytes_per_second))
 
 
 class ThrottledStore(WrapperStore):
-    """A store whose data moves at a throttle's rate."""
+    """A store that limits reads and writes to the rate of a throttle."""
 
     def __init__(self, inner: Store, throttle: Throttle) -> None:
         super().__init__(inner)

@@ -1,11 +1,12 @@
-"""Pieces of work: a plan hands them to tasks, and tasks hand back `WorkResult`, to be committed.
+"""Work items: a plan sends them to tasks, and each task returns a `WorkResult`, which the driver commits.
 
-A plan is made on the driver from a snapshot alone. A `Work` carries all that its task needs, so that a task opens
-nothing; it writes files that no commit names yet. Each `WorkResult` is committed as one rewrite: a work item is done
-whole or not at all, and a task that is run twice leaves an unreferenced file, which the vacuum removes.
+The driver makes the plan from a snapshot alone. A `Work` has everything that its task needs, so that the task opens no
+root; the files it writes are not referenced by any commit yet. Each `WorkResult` is committed as one rewrite, so a
+work item takes effect as a whole or not at all. A task that runs twice leaves unreferenced files, which the vacuum
+removes.
 
-A task prints its progress every few seconds, the driver a line for each piece that is done. Lines of tasks reach the
-console of a local master; on a cluster they are in the executors' logs.
+A task prints its progress every few seconds, and the driver prints a line for each finished work item. With a local
+master the lines of tasks reach the console; on a cluster they are in the logs of the executors.
 
     2026-01-31T12:00:00.000Z compact orders-3: 1,204,224 records, 153.1 MB so far (1.20 M records/s, 152.6 MB/s)
     2026-01-31T12:00:03.000Z compact orders-3: done in 4.1 s: 5,000,000 -> 500,000 records, 630.0 MB -> 63.0 MB (...)
@@ -29,28 +30,28 @@ from sparklog.output import log
 from sparklog.storage.store import Store
 
 if TYPE_CHECKING:
-    from sparklog.log.topic.root import Root  # tasks open none
+    from sparklog.log.topic.root import Root  # for type checkers alone: tasks open no root
 
 
 def store_clock_ms(store: Store, env: Env, *, dry_run: bool) -> int:
-    """Return ms since 1970 by the store; in a dry run where no file can be made for it, by this machine."""
+    """Return ms since 1970 by the store's clock, or by this host's if a dry run cannot create a file for it."""
     return reading_clock_ms(store, env) if dry_run else store.now_ms()
 
 
 Progress = Callable[[int, int], None]
-"""Called by a task now and then with records and bytes read since the last call."""
+"""A task calls it periodically with the records and bytes read since the last call."""
 
 
 def silent(records: int, nbytes: int) -> None:
-    """Print no progress."""
+    """Report no progress."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a run of maintenance, without each topic's configs. See `sparklog.maintenance.properties`."""
+    """Settings of a maintenance run, without topic configs. See `sparklog.maintenance.properties`."""
 
-    now_ms: int  # the clock that decides (ages, delete horizons); commits keep their own
-    defaults: Mapping[str, str] = field(default_factory=dict)  # configs of topics that do not set them
+    now_ms: int  # decides ages and delete horizons; commits have their own times
+    defaults: Mapping[str, str] = field(default_factory=dict)  # topic configs, for topics that do not set them
     dedupe_buffer_bytes: int = 128 << 20
     dedupe_load_factor: float = 0.9
     producer_expiration_ms: int = 86_400_000
@@ -58,20 +59,20 @@ class Settings:
     io_bytes_per_second: float = UNLIMITED
     spark_min_bytes: int = 256 << 20
     spark_min_files: int = 10_000
-    root: RootDefaults = field(default_factory=lambda: RootDefaults(ID))  # these count after `defaults`
+    root: RootDefaults = field(default_factory=lambda: RootDefaults(ID))  # rank below `defaults`
 
     def of_root(self, root: Root) -> Settings:
-        """Return these settings with the latest root defaults; also copy defaults that a release up to 0.12 wrote."""
+        """Return these settings with the latest root defaults; also copy defaults written by releases up to 0.12."""
         return replace(self, root=root.engine.defaults.read_for_job())
 
     def configs_of(self, topic: str, configs: TopicConfigs) -> TopicConfigs:
-        """Return the topic's configs over this run's defaults, over the root's, over Kafka's."""
+        """Return the configs of a topic; unset ones come from this run's defaults, then the root's, then Kafka's."""
         return TopicConfigs({**self.defaults, **configs.explicit}, self.root.of_topic(topic))
 
 
 @dataclass(frozen=True, slots=True)
 class WorkReport:
-    """Result of one piece of work on one partition; sizes in bytes. `dirty_ratio` None: it was no compaction."""
+    """What a work item did on one partition; sizes in bytes. `dirty_ratio` is None unless it was a compaction."""
 
     action: str
     topic: str
@@ -89,7 +90,7 @@ class WorkReport:
 
 @dataclass(frozen=True, slots=True)
 class WorkResult:
-    """Files that a task has written: to be committed as one rewrite, `files` with their slices' bases."""
+    """Files that a task has written, to be committed as one rewrite; `files` have the base offsets of their slices."""
 
     rewrites: tuple[Rewrite, ...]
     files: tuple[FileSlices, ...]
@@ -97,7 +98,7 @@ class WorkResult:
 
 
 class Work(Protocol):
-    """One piece of work. Picklable. `op` of `sparklog.log.state.commit` (MERGE, SEAL, COMPACT)."""
+    """A picklable work item. `op` is the operation of its commit: MERGE, SEAL or COMPACT."""
 
     @property
     def op(self) -> str: ...
@@ -107,31 +108,31 @@ class Work(Protocol):
     def topic_id(self) -> str: ...
     @property
     def title(self) -> str:
-        """For progress and errors: `compact orders-3`."""
+        """The name for progress lines and errors, such as `compact orders-3`."""
 
     @property
     def partitions(self) -> tuple[int, ...]: ...
     @property
     def nbytes(self) -> int:
-        """Bytes to read: larger pieces are begun first."""
+        """Bytes to read; larger work items start first."""
 
     @property
     def file_count(self) -> int:
         """Number of files to read or delete."""
 
     def run(self, progress: Progress = silent) -> WorkResult:
-        """Read, write files, return what was written. Raises `SparklogError`; then no commit names what it wrote."""
+        """Read inputs, write files and return them. If it raises `SparklogError`, nothing refers to its files."""
 
 
 class Runner(Protocol):
-    """Runs work: in this process, or in Spark tasks."""
+    """Runs work items in this process or in Spark tasks."""
 
     def run(self, works: Sequence[Work]) -> Iterator[tuple[Work, WorkResult | SparklogError]]:
-        """Run all, begun in the order given, several at once; each with its result as it is finished."""
+        """Start the work items in order, several in parallel, and yield each with its result when it is finished."""
 
 
 class InProcess:
-    """Runs work in this thread, one piece after the other: tests, small roots, no Spark."""
+    """Runs work items in this thread, one after the other; for small roots, tests, and without Spark."""
 
     def __init__(self, progress: Callable[[str], Progress] = lambda title: silent) -> None:
         self._progress = progress
@@ -145,9 +146,9 @@ class InProcess:
 
 
 class CountingRunner:
-    """A `Runner` that runs work on another one, and reports how much of all work planned so far is finished.
+    """A `Runner` that uses another runner and reports progress.
 
-    `report` is called with work items finished and planned, and with their bytes.
+    `report` is called with the numbers of finished and planned work items, and with their bytes.
     """
 
     def __init__(self, runner: Runner, report: Callable[[int, int, int, int], object]) -> None:
@@ -158,28 +159,28 @@ class CountingRunner:
     def run(self, works: Sequence[Work]) -> Iterator[tuple[Work, WorkResult | SparklogError]]:
         self._planned += len(works)
         self._planned_bytes += sum(work.nbytes for work in works)
-        self._say()
+        self._report_progress()
         for work, result in self._runner.run(works):
             yield work, result
-            # By now its result has been committed.
+            # The caller has committed the result before it asks for the next one.
             self._finished += 1
             self._finished_bytes += work.nbytes
-            self._say()
+            self._report_progress()
 
-    def _say(self) -> None:
+    def _report_progress(self) -> None:
         self._report(self._finished, self._planned, self._finished_bytes, self._planned_bytes)
 
 
-EVERY_MS = 5_000
+PRINT_INTERVAL_MS = 5_000
 
 
 class Meter:
-    """A `Progress` that adds up and prints the sums every few seconds. Made in the task, for one piece of work."""
+    """A `Progress` that prints sums every few seconds. Each task creates one for its work item."""
 
     def __init__(self, title: str, env: Env = SYSTEM) -> None:
         self._title = title
         self._env = env
-        self._begun = self._printed = env.boot_ms()
+        self._started = self._printed = env.boot_ms()
         self.records = 0
         self.nbytes = 0
 
@@ -187,9 +188,9 @@ class Meter:
         self.records += records
         self.nbytes += nbytes
         now = self._env.boot_ms()
-        if now - self._printed >= EVERY_MS:
+        if now - self._printed >= PRINT_INTERVAL_MS:
             self._printed = now
-            speed = rates(self.records, self.nbytes, (now - self._begun) / 1000)
+            speed = rates(self.records, self.nbytes, (now - self._started) / 1000)
             log(
                 f"{self._title}: {self.records:,} records, {size_text(self.nbytes)} so far ({speed})",
                 self._env.wall_ms(),
@@ -197,7 +198,7 @@ class Meter:
 
 
 def log_result(work: Work, result: WorkResult | SparklogError) -> None:
-    """Print on the driver how a piece of work ended: committed, or failed."""
+    """Print the result of a work item on the driver: committed, or failed."""
     if isinstance(result, SparklogError):
         log(f"{work.title}: failed: {result} [{result.code}]")
     elif not result.reports:

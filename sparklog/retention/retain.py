@@ -176,7 +176,7 @@ class RetainReport(RunReport):
     future: tuple[FutureRecord, ...] = ()
     vacuum: VacuumReport | None = None
 
-    def amounts(self) -> RunStatistics:
+    def statistics(self) -> RunStatistics:
         records, nbytes = sum(item.records for item in self.expired), sum(item.nbytes for item in self.expired)
         return RunStatistics(
             records,
@@ -337,7 +337,7 @@ def retain_topic(
     """Expire and vacuum one topic, which may be deleted. Failures are in the report, not raised."""
     begun = topic.root.env.boot_ms()
     report = RetainReport(topic.name)
-    left = Backlog()
+    backlog = Backlog()
     failures: list[Failure] = []
     topic_id = None
     try:
@@ -353,7 +353,7 @@ def retain_topic(
         if not isinstance(error, (NotFound, Conflict)) or _exists(topic, topic_id):
             failures.append(Failure.of(topic.name, (), f"expire {topic.name}", error))
             with suppress(SparklogError):
-                left = expiry_backlog(topic.log.snapshot(refresh=False), settings)
+                backlog = expiry_backlog(topic.log.snapshot(refresh=False), settings)
     try:
         vacuumed = vacuum(topic, settings, runner=runner, dry_run=dry_run)
         failures += vacuumed.failed()
@@ -361,7 +361,7 @@ def retain_topic(
     except SparklogError as error:
         failures.append(Failure.of(topic.name, (), f"vacuum {topic.name}", error))
     seconds = (topic.root.env.boot_ms() - begun) / 1000
-    return replace(report, failures=tuple(failures), seconds=seconds, left=left)
+    return replace(report, failures=tuple(failures), seconds=seconds, backlog=backlog)
 
 
 def _exists(topic: Topic, topic_id: str | None) -> bool:

@@ -46,10 +46,14 @@ def test_states_and_runs(sparklog: Sparklog, filled: Path) -> None:
     assert states["clicks", "retain"]["lastSuccessMs"] is None
     assert states["clicks", "compact"]["lastSuccessMs"] == document["runs"][0]["startMs"]
     assert document["running"] == []
+    library.open(filled).create_topic("fresh")
+    row = sparklog("jobs", "--topic", "fresh").lines[1]
+    assert row.split()[:4] == ["fresh", "compact", "new", "never"], "no run has visited it yet"
+    assert row.endswith("newer than the last run")
 
 
 def test_runs_that_work_now(sparklog: Sparklog, filled: Path) -> None:
-    JobLease(library.open(filled), "retain", ["orders"]).take()
+    JobLease(library.open(filled), "retain", ["orders"]).acquire()
     assert "works on orders" in sparklog("jobs").lines[-1]
     (running,) = json.loads(sparklog("jobs", "--json").out)["running"]
     assert (running["job"], running["topics"], running["alive"]) == ("retain", ["orders"], True)

@@ -12,7 +12,7 @@ import pytest
 import sparklog as library
 from sparklog.log.topic.defaults import DefaultsLog
 from sparklog.log.topic.root import Root
-from sparklog.maintenance.properties import NO_EQUIVALENT, NOT_NEEDED, TAKEN, WRONG, answers
+from sparklog.maintenance.properties import NO_EQUIVALENT, NOT_NEEDED, TAKEN, WRONG, broker_settings
 from tests.cli.conftest import REPOSITORY, Sparklog
 
 ALTER = ("configs", "alter", "--root-defaults", "--add-config")
@@ -154,7 +154,7 @@ def test_produce_creates_no_topic_where_the_root_forbids_it(sparklog: Sparklog, 
 def test_each_line_of_kafkas_own_file_is_answered(sparklog: Sparklog, tmp_path: Path, root: Path) -> None:
     file = tmp_path / "server.properties"
     file.write_text(SHIPPED)
-    rows = answers(SHIPPED, str(file))
+    rows = broker_settings(SHIPPED, str(file))
     assert [f"{row.name}={row.value}" for row in rows] == SHIPPED.split()
     taken = {row.name: row.value for row in rows if row.verdict == TAKEN}
     assert taken == {"num.partitions": "1", "log.retention.hours": "168", "log.segment.bytes": "1073741824"}
@@ -189,7 +189,7 @@ def test_a_file_is_taken_whole_or_not_at_all(sparklog: Sparklog, tmp_path: Path,
 
 def test_answers_name_what_does_the_work_and_keep_secrets() -> None:
     text = "ssl.key.password=hush\nsome.password=hush\nlog.flush.interval.ms=5\noffsets.retention.minutes=9"
-    rows = answers(f"{text}\nnum.partitons=3\nlog.preallocate=true\ncompression.type=zstd", "f")
+    rows = broker_settings(f"{text}\nnum.partitons=3\nlog.preallocate=true\ncompression.type=zstd", "f")
     assert [row.verdict for row in rows] == [
         NOT_NEEDED,
         NO_EQUIVALENT,
@@ -204,7 +204,7 @@ def test_answers_name_what_does_the_work_and_keep_secrets() -> None:
     assert "on the disk before it is acknowledged" in texts[2]
     assert "--properties" in texts[3]
     assert "did you mean 'num.partitions'" in texts[4]
-    wrong, taken = answers("auto.create.topics.enable=1\nnum.partitions=3", "f")
+    wrong, taken = broker_settings("auto.create.topics.enable=1\nnum.partitions=3", "f")
     assert (wrong.verdict, taken.verdict) == (WRONG, TAKEN)
     assert "auto.create.topics.enable must be true or false" in wrong.text
     for name in (
@@ -217,7 +217,7 @@ def test_answers_name_what_does_the_work_and_keep_secrets() -> None:
         "log.dirs",
         "group.initial.rebalance.delay.ms",
     ):
-        assert answers(f"{name}=1", "f")[0].verdict == NOT_NEEDED, name
+        assert broker_settings(f"{name}=1", "f")[0].verdict == NOT_NEEDED, name
 
 
 def test_topics_are_described_with_one_look_at_the_defaults(

@@ -10,7 +10,7 @@ import pytest
 from sparklog.compaction.backlog import compaction_backlog
 from sparklog.compaction.run import CompactOptions
 from sparklog.log.topic.topic import Topic
-from sparklog.maintenance.report import MOST_WAIT_MS, Backlog
+from sparklog.maintenance.report import MAX_WAIT_MS, Backlog
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.testing.world import DAY_MS, HOUR_MS, World
 from tests.support.compaction import compact_topic
@@ -36,8 +36,8 @@ class Filled:
         options = CompactOptions(seal_only=seal_only)
         report = compact_topic(self.topic, Settings(self.world.now_ms), InProcess(), options)
         assert not report.failures
-        assert report.left == self.backlog()
-        return report.left
+        assert report.backlog == self.backlog()
+        return report.backlog
 
 
 def test_an_open_segment_waits_for_nobody() -> None:
@@ -68,7 +68,7 @@ def test_segments_closed_by_size_wait_since_their_newest_record() -> None:
     filled.world.now_ms += HOUR_MS
     filled.append(*("k" * 700 + str(number) for number in range(2)))
     (due,) = filled.backlog().due
-    assert (due.since_ms, due.allowed_ms) == (newest_ms, MOST_WAIT_MS)
+    assert (due.since_ms, due.allowed_ms) == (newest_ms, MAX_WAIT_MS)
 
 
 def test_what_an_open_transaction_holds_back_cannot_be_sealed() -> None:

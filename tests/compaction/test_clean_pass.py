@@ -738,6 +738,6 @@ def test_a_missing_segment_keeps_no_other_partition_from_being_compacted(tmp_pat
     missing = file_key("t", topic.log.snapshot().slices.select(0).path(0))
     place.inner.delete(missing)
     report = compact_topic(topic, Settings(NOW_MS), InProcess())
-    assert [(piece.action, piece.partition) for piece in report.pieces] == [("compact", 1)]
+    assert [(piece.action, piece.partition) for piece in report.work] == [("compact", 1)]
     assert [failure.partitions for failure in report.failures] == [(0,)]
     assert missing in report.failures[0].message

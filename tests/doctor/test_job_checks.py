@@ -80,7 +80,7 @@ def test_runs_that_hang_and_runs_that_died_are_named() -> None:
         maintain(world, COMPACT, RETAIN)
         world.now_ms += HOUR_MS
     hanging = JobLease(world.root(), RETAIN)
-    hanging.take()
+    hanging.acquire()
     assert all(check.status == OK for check in check_jobs(world.root())), "a run that works is no trouble"
     world.now_ms += 2 * HOUR_MS
     hanging.renew()
@@ -90,7 +90,7 @@ def test_runs_that_hang_and_runs_that_died_are_named() -> None:
     checks = check_jobs(world.root())
     assert "ended without an outcome" in said(checks, RETAIN)[-1][1]
     maintain(world, RETAIN)
-    JobLease(world.root(), RETAIN).take()
+    JobLease(world.root(), RETAIN).acquire()
     assert [status for status, _ in said(check_jobs(world.root()), RETAIN)] == [OK]
 
 

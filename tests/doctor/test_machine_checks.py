@@ -306,4 +306,4 @@ def test_what_a_session_says_is_put_right_in_the_file(tmp_path: Path) -> None:
 def test_a_file_that_sets_a_name_twice(tmp_path: Path) -> None:
     here = machine({}, {"SPARK_CONF_DIR": write(tmp_path / "conf", "a b\na c\n")})
     (finding,) = check_settings(here, spark_settings(here))
-    assert (finding.status, "set already in line 1" in finding.found) == (WARN, True)
+    assert (finding.status, "already set in line 1" in finding.found) == (WARN, True)

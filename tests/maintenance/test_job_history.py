@@ -15,9 +15,9 @@ from sparklog.errors import Corrupt, Unavailable
 from sparklog.jobs import retain
 from sparklog.log.topic.root import Root
 from sparklog.maintenance.job_history import (
-    ALIKE_KEPT,
     COMPACT,
     JOB_HISTORY,
+    MAX_EQUAL_RUNS,
     RETAIN,
     SEAL,
     RunRecorder,
@@ -128,13 +128,13 @@ def test_a_run_that_raises_records_why_and_raises(world: World, error: BaseExcep
 
 def test_runs_and_rows_are_bounded(world: World) -> None:
     root = world.root()
-    for number in range(ALIKE_KEPT + 3):
+    for number in range(MAX_EQUAL_RUNS + 3):
         world.now_ms += HOUR_MS
         RunRecorder[RunReport](root, RETAIN, Settings(0)).run(list)
         if number % 4 == 0:
             compacted(root, ("a",), seal_only=True)
     outcomes = read_job_history(root)
-    assert [run.job for run in outcomes.runs].count(RETAIN) == ALIKE_KEPT
+    assert [run.job for run in outcomes.runs].count(RETAIN) == MAX_EQUAL_RUNS
     assert [run.topics for run in outcomes.runs if run.job == SEAL] == [("a",)] * 3
     starts = [run.start_ms for run in outcomes.runs]
     assert starts == sorted(starts)
@@ -160,7 +160,7 @@ def test_old_entries_go_with_the_vacuum(world: World) -> None:
     before = len(list(world.store.list("_jobs/")))
     assert not any(report.failures for report in retained(root))
     assert len(list(world.store.list("_jobs/"))) < before - 8
-    assert len(read_job_history(world.root()).runs) == ALIKE_KEPT
+    assert len(read_job_history(world.root()).runs) == MAX_EQUAL_RUNS
 
 
 @pytest.mark.parametrize("kind", [FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER, FaultKind.ERROR_BEFORE])
@@ -193,10 +193,10 @@ def test_what_cannot_be_recorded_is_said_and_changes_nothing(world: World, capsy
     world.store.delete(entry.key)
     world.store.create(entry.key, b"{}")
     assert not any(report.failed for report in compacted(world.root()))
-    assert "compact: the outcome of this run is not recorded: " in capsys.readouterr().err
+    assert "compact: this run could not be recorded: " in capsys.readouterr().err
     with pytest.raises(Corrupt):
         read_job_history(world.root())
-    assert [finding.kind for finding in verify_root(world.store).findings] == ["outcome"]
+    assert [finding.kind for finding in verify_root(world.store).findings] == ["run record"]
 
 
 def test_the_jobs_record_and_dry_runs_do_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

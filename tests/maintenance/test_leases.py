@@ -37,7 +37,7 @@ ALL: tuple[str, ...] = ()
 
 def taken(world: World, *topics: str, root: Root | None = None) -> JobLease:
     lease = JobLease(root or world.root(), "compact", topics)
-    lease.take()
+    lease.acquire()
     return lease
 
 
@@ -70,8 +70,8 @@ def test_a_run_leaves_out_what_others_work_on(
     for topics in others:
         taken(world, *topics)
     lease = taken(world, *wanted)
-    assert (lease.waits, lease.topics) == (left is None, left if left is not None else lease.topics)
-    assert bool(lease.others) == (left != wanted)
+    assert (lease.is_blocked, lease.topics) == (left is None, left if left is not None else lease.topics)
+    assert bool(lease.other_claims) == (left != wanted)
 
 
 def test_a_claim_holds_while_it_is_renewed_and_no_longer() -> None:
@@ -79,18 +79,18 @@ def test_a_claim_holds_while_it_is_renewed_and_no_longer() -> None:
     first = taken(world)
     for _ in range(3):
         world.now_ms += LEASE_MS - 1
-        assert taken(world).waits
+        assert taken(world).is_blocked
         first.renew()
     first.release()
     second = taken(world)
-    assert not second.waits
+    assert not second.is_blocked
     world.now_ms += LEASE_MS
     third = taken(world)
-    assert not third.waits
-    with pytest.raises(Fenced, match="ran out and another run came after it"):
+    assert not third.is_blocked
+    with pytest.raises(Fenced, match="expired and another run has started"):
         second.renew()
     second.release()
-    assert taken(world).waits, "a fenced run takes back nothing that is another's"
+    assert taken(world).is_blocked, "a fenced run takes back nothing that is another's"
 
 
 def test_a_run_that_slept_goes_on_where_no_other_came() -> None:
@@ -98,28 +98,28 @@ def test_a_run_that_slept_goes_on_where_no_other_came() -> None:
     lease = taken(world)
     world.now_ms += HOUR_MS
     lease.renew()
-    assert taken(world).waits
+    assert taken(world).is_blocked
 
 
 def test_a_root_in_a_bucket(bucket: str) -> None:
     root = open_root(ObjectStore(bucket), create=True)
     first, second = JobLease(root, "compact"), JobLease(open_root(ObjectStore(bucket)), "compact")
-    first.take()
+    first.acquire()
     first.renew()
-    second.take()
-    assert (first.waits, second.waits) == (False, True)
+    second.acquire()
+    assert (first.is_blocked, second.is_blocked) == (False, True)
     first.release()
-    second.take()
-    assert not second.waits
+    second.acquire()
+    assert not second.is_blocked
 
 
 def test_jobs_and_roots_do_not_wait_for_one_another() -> None:
     world = World()
     taken(world)
     other = JobLease(world.root(), "retain")
-    other.take()
-    assert not other.waits
-    assert not taken(World()).waits
+    other.acquire()
+    assert not other.is_blocked
+    assert not taken(World()).is_blocked
 
 
 def test_an_end_beyond_a_lease_was_written_by_a_wrong_clock() -> None:
@@ -128,16 +128,16 @@ def test_an_end_beyond_a_lease_was_written_by_a_wrong_clock() -> None:
     world.now_ms += 365 * DAY_MS
     taken(world)
     world.now_ms = START_MS
-    assert not taken(world).waits
+    assert not taken(world).is_blocked
 
 
 def test_the_clock_is_the_stores() -> None:
     world = World()
     behind = JobLease(world.root(skew_ms=-2 * HOUR_MS), "compact")
-    behind.take()
-    assert taken(world).waits
+    behind.acquire()
+    assert taken(world).is_blocked
     world.now_ms += LEASE_MS
-    assert not taken(world).waits
+    assert not taken(world).is_blocked
 
 
 @pytest.mark.parametrize("kind", [MemoryError, RuntimeError, Panic])
@@ -151,7 +151,7 @@ def test_whatever_a_renewal_fails_with_the_lease_is_renewed_again(
         raise next(turns)
 
     monkeypatch.setattr(lease, "renew", renew)
-    lease.keep(ended)
+    lease.keep_renewed(ended)
     assert f"the lease was not renewed: {kind.__name__}" in capsys.readouterr().err
     with pytest.raises(Fenced, match="enough"):
         lease.check()
@@ -191,9 +191,9 @@ def test_whatever_fails_at_whichever_request_the_topics_are_free_in_five_minutes
         ended = ""
         try:
             lease = taken(world, root=root)
-            assert not lease.waits
+            assert not lease.is_blocked
             world.now_ms += MINUTE_MS
-            assert taken(world).waits, "it holds while its run works"
+            assert taken(world).is_blocked, "it holds while its run works"
             lease.renew()
             lease.release()
         except Crash:
@@ -204,9 +204,9 @@ def test_whatever_fails_at_whichever_request_the_topics_are_free_in_five_minutes
             assert number > 8
             return
         if not ended:
-            assert not taken(world).waits, f"given back, although {kind} struck request {number}"
+            assert not taken(world).is_blocked, f"given back, although {kind} struck request {number}"
         world.now_ms += LEASE_MS
-        assert not taken(world).waits, f"{kind} at request {number}"
+        assert not taken(world).is_blocked, f"{kind} at request {number}"
     raise AssertionError("no end")
 
 
@@ -242,8 +242,8 @@ class Runs:
             lease = JobLease(root, "compact", self.random.choice([(), ("a",), ("a", "b"), ("b",)]))
             try:
                 begun = self.world.now_ms
-                lease.take()
-                if lease.waits:
+                lease.acquire()
+                if lease.is_blocked:
                     self.waited += 1
                     yield
                     continue
@@ -352,12 +352,13 @@ def test_a_second_scheduler_prints_one_line_and_ends_well(place: Path, capsys: p
 
 def test_the_line_names_the_other_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lease = JobLease(sparklog.open(place), "compact")
-    lease.take()
+    lease.acquire()
     assert compacted(place, "--json") == 0
     shown = capsys.readouterr()
     (line,) = shown.err.splitlines()
     assert re.fullmatch(
-        r"\S+Z compact: the root is left to another run, on \S+ \(process \d+, since \S+Z\); --no-lease runs beside it",
+        r"\S+Z compact: skipping the root, claimed by another run on \S+ \(process \d+, since \S+Z\); "
+        r"use --no-lease to ignore its lease",
         line,
     )
     assert json.loads(shown.out)["topics"] == []
@@ -367,13 +368,13 @@ def test_the_line_names_the_other_run(place: Path, capsys: pytest.CaptureFixture
 
 
 def test_hosts_share_a_root_by_topic(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    JobLease(sparklog.open(place), "compact", ["a"]).take()
+    JobLease(sparklog.open(place), "compact", ["a"]).acquire()
     assert compacted(place) == 0
     assert sealed(place) == {"b"}
-    assert "compact: a is left to another run" in capsys.readouterr().err
+    assert "compact: skipping a, claimed by another run" in capsys.readouterr().err
 
 
-def test_a_fenced_run_stops_after_the_piece_it_works_on(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fenced_run_stops_after_the_current_work_item(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
     def steal() -> None:
         log = sparklog.open(place).engine.entries(LEASES, "compact")
@@ -385,7 +386,7 @@ def test_a_fenced_run_stops_after_the_piece_it_works_on(place: Path, capsys: pyt
     with small_limits(renew_seconds=0.01):
         assert compacted(place, meanwhile=steal) == 1
     assert len(sealed(place)) == 1
-    assert "this one stops; what it committed stays [SPARKLOG_FENCED]" in capsys.readouterr().err
+    assert "this run stops; committed work is kept [SPARKLOG_FENCED]" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("given", [["--dry-run"], ["--no-lease"]])
@@ -443,5 +444,5 @@ def test_old_entries_go_with_the_vacuum_and_the_state_stays() -> None:
     left = list(world.store.list("_maintenance/"))
     assert len(left) == before - removed.objects < 130
     lease.renew()
-    assert taken(world).waits
+    assert taken(world).is_blocked
     assert verify_root(world.store).sound

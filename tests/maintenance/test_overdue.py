@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from sparklog.maintenance.job_history import COMPACT, RETAIN, SEAL, JobHistory, JobRun, TopicRun
-from sparklog.maintenance.overdue import LATE_MS, JobState, job_problems, job_states
-from sparklog.maintenance.report import LEAST_WAIT_MS, MOST_WAIT_MS, Backlog, Due, allowed_wait_ms
+from sparklog.maintenance.overdue import MAX_DELAY_MS, JobState, job_problems, job_states
+from sparklog.maintenance.report import MAX_WAIT_MS, MIN_WAIT_MS, Backlog, Due, allowed_wait_ms
 from sparklog.testing.world import DAY_MS, HOUR_MS, MINUTE_MS, START_MS
 
 NOW = START_MS + 100 * DAY_MS
@@ -62,11 +62,21 @@ def hours(*starts: float) -> list[JobRun]:
     ],
 )
 def test_a_schedule_is_what_was_seen(runs: list[JobRun], interval: float | None, overdue: float) -> None:
-    judged = state(runs)
+    judged = state(runs, [row(RETAIN, (NOW - item.start_ms) / HOUR_MS) for item in runs[-1:]])
     assert judged.interval_ms == (None if interval is None else pytest.approx(interval * HOUR_MS, abs=1))
     assert judged.overdue_ms == pytest.approx(overdue * HOUR_MS, abs=1)
     assert bool(judged.why) == bool(overdue)
     assert judged.state == ("overdue" if overdue else "never" if not runs else "ok")
+
+
+def test_a_topic_newer_than_the_last_run_is_new_until_a_run_visits_it() -> None:
+    """It is not "ok", because no run has worked on it, but its schedule counts from the last run over all topics."""
+    found = state(hours(3))
+    assert (found.state, found.visited, found.overdue_ms) == ("new", False, 0)
+    assert state(hours(30)).state == "overdue"
+    assert state([run(RETAIN, 3, failure="interrupted")], age=4).state == "failed"
+    assert state([*hours(3), run(RETAIN, 1, "t")], [row(RETAIN, 1)]).state == "ok"
+    assert state([run(SEAL, 2)], [row(SEAL, 2)], job=COMPACT).state == "ok"
 
 
 def test_a_young_root_is_not_overdue() -> None:
@@ -123,12 +133,12 @@ def test_configs_count_from_when_work_fell_due_or_from_the_last_success(
 
 def test_configs_allow_what_they_say_within_bounds() -> None:
     assert [allowed_wait_ms(hours * HOUR_MS) for hours in (0, 1, 5, 24, 168)] == [
-        *(LEAST_WAIT_MS, LEAST_WAIT_MS, 5 * HOUR_MS, 24 * HOUR_MS, MOST_WAIT_MS),
+        *(MIN_WAIT_MS, MIN_WAIT_MS, 5 * HOUR_MS, 24 * HOUR_MS, MAX_WAIT_MS),
     ]
-    assert LATE_MS < HOUR_MS
+    assert MAX_DELAY_MS < HOUR_MS
 
 
-def test_troubles_are_said_of_each_job_together() -> None:
+def test_problems_are_reported_together_for_each_job() -> None:
     outcomes = JobHistory(
         "outcomes",
         runs=tuple(run(RETAIN, number) for number in (5, 4, 3)),
@@ -138,7 +148,7 @@ def test_troubles_are_said_of_each_job_together() -> None:
         ),
     )
     states = job_states(outcomes, {name: Backlog() for name in "abcd"}, NOW - 2 * HOUR_MS, NOW)
-    texts = [(trouble.job, trouble.topics, trouble.text) for trouble in job_problems(states)]
+    texts = [(problem.job, problem.topics, problem.text) for problem in job_problems(states)]
     assert texts == [
         (RETAIN, ("b", "(root)"), "the last run of retain failed on b, (root): expire b: no"),
         (

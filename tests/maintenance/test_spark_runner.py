@@ -15,7 +15,7 @@ import pytest
 from sparklog.errors import Unavailable
 from sparklog.format.kernels import kernel_choice
 from sparklog.maintenance import spark_runner
-from sparklog.maintenance.spark_runner import CLUSTER_JOBS, NAMED, SparkRunner, _at_once, _SparkJobs, _task
+from sparklog.maintenance.spark_runner import CLUSTER_JOBS, MAX_LISTED, SparkRunner, _parallelism, _SparkJobs, _task
 from sparklog.maintenance.work_items import WorkResult
 from sparklog.storage import fork_safety
 from sparklog.testing.world import World
@@ -36,17 +36,17 @@ from sparklog.testing.world import World
 def test_a_cluster_that_is_still_starting_is_given_more_than_its_first_slots(
     master: str, slots: int, jobs: int
 ) -> None:
-    assert _at_once(SimpleNamespace(master=master, defaultParallelism=slots)) == jobs
+    assert _parallelism(SimpleNamespace(master=master, defaultParallelism=slots)) == jobs
 
 
-@pytest.mark.parametrize(("running", "more"), [(NAMED, ""), (NAMED + 5, ", 5 more")])
+@pytest.mark.parametrize(("running", "more"), [(MAX_LISTED, ""), (MAX_LISTED + 5, ", 5 more")])
 def test_a_line_names_a_few_of_those_that_run(running: int, more: str) -> None:
     works: Any = [SimpleNamespace(title=f"seal t-{number}") for number in range(running)]
     batch = _SparkJobs(None, works, False, World().env())
     for _ in works:
-        batch._take()
-    names = ", ".join(f"seal t-{number} (0 s)" for number in range(NAMED))
-    assert batch._heartbeat() == f"0 of {running} pieces finished, running: {names}{more}"
+        batch._next_index()
+    names = ", ".join(f"seal t-{number} (0 s)" for number in range(MAX_LISTED))
+    assert batch._heartbeat() == f"0 of {running} work items finished, running: {names}{more}"
 
 
 def runner_of(works: int) -> tuple[SparkRunner, Any]:
@@ -60,10 +60,10 @@ def test_threads_that_die_before_their_work_are_not_waited_for(monkeypatch: pyte
         raise MemoryError("struck")
 
     monkeypatch.setattr(spark_runner, "HEARTBEAT_MS", 10)
-    monkeypatch.setattr(_SparkJobs, "_take", take)
+    monkeypatch.setattr(_SparkJobs, "_next_index", take)
     monkeypatch.setattr(threading, "excepthook", lambda arguments: None)
     runner, works = runner_of(2)
-    with pytest.raises(Unavailable, match="ended before the work"):
+    with pytest.raises(Unavailable, match="ended early"):
         list(runner.run(works))
 
 

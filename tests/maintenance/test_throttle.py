@@ -81,8 +81,8 @@ def test_a_run_of_compact_keeps_the_rate(monkeypatch: pytest.MonkeyPatch) -> Non
     assert settings == Settings(world.now_ms, io_bytes_per_second=10_000.0)
     begun_ms = world.now_ms
     report = compact_topic(topic, settings, InProcess(), CompactOptions(roll=True))
-    assert {piece.action for piece in report.pieces} == {"seal", "compact"}
-    amounts = report.amounts()
+    assert {item.action for item in report.work} == {"seal", "compact"}
+    amounts = report.statistics()
     took = (world.now_ms - begun_ms) / 1000
     # Sealing reads and writes 300 kB, compaction reads them for its map and again to copy a third of them.
     assert took == pytest.approx((600_000 + 300_000 + 300_000 + 100_000) / 10_000, rel=0.25)

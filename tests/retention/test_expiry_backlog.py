@@ -7,7 +7,7 @@ import pytest
 
 from sparklog.errors import Unavailable
 from sparklog.log.topic.topic import Topic
-from sparklog.maintenance.report import LEAST_WAIT_MS, MOST_WAIT_MS, Backlog
+from sparklog.maintenance.report import MAX_WAIT_MS, MIN_WAIT_MS, Backlog
 from sparklog.maintenance.work_items import Settings
 from sparklog.retention import retain
 from sparklog.retention.retain import expiry_backlog, retain_topic
@@ -43,7 +43,7 @@ def test_expired_records_wait_since_they_expired() -> None:
     assert backlog(world, topic) == Backlog()
 
 
-@pytest.mark.parametrize(("retention_ms", "allowed_ms"), [(1, LEAST_WAIT_MS), (7 * DAY_MS, MOST_WAIT_MS)])
+@pytest.mark.parametrize(("retention_ms", "allowed_ms"), [(1, MIN_WAIT_MS), (7 * DAY_MS, MAX_WAIT_MS)])
 def test_a_wait_has_bounds(retention_ms: int, allowed_ms: int) -> None:
     world = World()
     topic = topic_of_two(world, retention_ms=retention_ms)
@@ -55,7 +55,7 @@ def test_too_many_bytes_wait_since_nobody_knows_when() -> None:
     world = World()
     topic = topic_of_two(world, retention_bytes=1)
     (due,) = backlog(world, topic).due
-    assert (due.since_ms, due.allowed_ms) == (-1, MOST_WAIT_MS)
+    assert (due.since_ms, due.allowed_ms) == (-1, MAX_WAIT_MS)
     assert "above retention.bytes" in due.why
 
 
@@ -77,4 +77,4 @@ def test_a_run_that_fails_says_what_it_left(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(retain, "expire", refused)
     report = retain_topic(topic, Settings(world.now_ms))
     assert report.failed
-    assert report.left.oldest_expired_ms == first_ms
+    assert report.backlog.oldest_expired_ms == first_ms

@@ -33,7 +33,7 @@ def test_a_record_in_the_future_is_named(policy: str, ahead_ms: int) -> None:
     assert expiry_backlog(topic.log.snapshot(), settings).future == expected
     report = retain_topic(topic, settings)
     assert report.future == expected
-    text = "partition 1 has a record in the future (offset 3, time "
+    text = "partition 1 has a record with a future timestamp (offset 3, "
     assert (f"t: {text}" in summary([report])) is is_named
     assert any(text in check.found for check in check_jobs(root)) is is_named
     notes = [note.text for note in health(gather(RootView(root), settings)).notes]

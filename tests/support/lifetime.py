@@ -188,7 +188,7 @@ class Lifetime:
     def _run(self, job: str, run: Callable[[Root, Settings], Any]) -> None:
         root = self.world.root(self.store)
         settings = Settings(store_clock_ms(self.store, root.env, dry_run=False))
-        with job_lease(root, job, (), wanted=True):
+        with job_lease(root, job, (), enabled=True):
             reports = RunRecorder[Any](root, job, settings).run(lambda: run(root, settings))
         failures = [failure for report in reports for failure in report.failures]
         if failures:

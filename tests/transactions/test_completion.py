@@ -293,12 +293,12 @@ def test_what_is_hidden_elsewhere_and_not_recorded_there_is_not_rewritten(roll: 
 
     assert seen() == [0, 0, 0]
     reports = compact_root(world.root(), Settings(world.now_ms), InProcess(), CompactOptions(["a"], roll=roll))
-    assert not any(report.failures or report.pieces for report in reports)
+    assert not any(report.failures or report.work for report in reports)
     assert seen() == [0, 0, 0]
     owner.commit()
     assert seen() == [3, 2, 2]
     [report] = compact_root(world.root(), Settings(world.now_ms), InProcess(), CompactOptions(["a"], roll=roll))
-    assert report.pieces
+    assert report.work
     assert seen() == [3, 2, 2]
 
 
@@ -335,7 +335,7 @@ def test_merging_and_sealing_drop_aborted_slices_and_leave_open_ones(tmp_path: P
     assert len(with_aborted) == len(before) + 8 + 3
     [report] = compact_root(world.root(), Settings(world.now_ms), InProcess(), CompactOptions(topics=["a"], roll=roll))
     assert not report.failures
-    assert report.pieces
+    assert report.work
     assert sorted(world.values("a")) == before
     slices = world.topic("a").log.snapshot().slices.all()
     below = slices[slices.end <= world.topic("a").log.state().last_stable()[slices.partition]]

@@ -234,11 +234,11 @@ def _state_cells(state: JobState, now_ms: int) -> tuple[str | None, ...]:
         state.topic,
         state.job,
         state.state,
-        "never" if state.last_success_ms is None else ago(state.last_success_ms, now_ms),
+        "never" if state.last_success_ms is None or state.state == "new" else ago(state.last_success_ms, now_ms),
         None if state.seconds is None else f"{state.seconds:.1f}",
         None if state.interval_ms is None else duration(state.interval_ms),
         duration(state.overdue_ms) if state.overdue_ms else None,
-        state.failure or state.why or None,
+        state.failure or state.why or ("newer than the last run" if state.state == "new" else None),
     )
 
 
@@ -261,7 +261,7 @@ def _run_cells(run: JobRun) -> tuple[str | None, ...]:
 
 def _running_line(run: Running, now_ms: int) -> str:
     topics = ", ".join(run.topics) or "all topics"
-    how = "works on" if run.alive else "ended without an outcome; it had"
+    how = "works on" if run.alive else "died without a run record; it had claimed"
     return (
         f"{run.job}: the run on {run.host} (process {run.process}), begun {ago(run.since_ms, now_ms)}, {how} {topics}"
     )

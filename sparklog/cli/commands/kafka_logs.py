@@ -122,9 +122,9 @@ def import_(
 def _import_settings(root: str, file: Path, force: bool, dry_run: bool) -> Output:
     """Make defaults of a root of what a broker's file sets: all of it in one entry, or nothing."""
     from sparklog.log.state.root_defaults import ID, RootDefaults
-    from sparklog.maintenance.properties import TAKEN, WRONG, answers
+    from sparklog.maintenance.properties import TAKEN, WRONG, broker_settings
 
-    rows = answers(read_text(file, "--from-server-properties"), str(file), force=force)
+    rows = broker_settings(read_text(file, "--from-server-properties"), str(file), force=force)
     changes: dict[str, object | None] = {row.name: row.value for row in rows if row.verdict == TAKEN}
     lines = [f"line {row.line}: {row.name}={row.value}: {row.text}" for row in rows]
     if wrong := sum(row.verdict == WRONG for row in rows):

@@ -68,7 +68,7 @@ class JobLook:
     def running(self) -> tuple[Running, ...]:
         """Return the runs that have not ended."""
         return tuple(
-            Running(job, claim.host, claim.process, claim.since_ms, claim.topics, claim.holds_at(self._now_ms))
+            Running(job, claim.host, claim.process, claim.since_ms, claim.topics, claim.is_valid_at(self._now_ms))
             for job in MONITORED_JOBS
             for claim in read_job_leases(self._root, job)
         )

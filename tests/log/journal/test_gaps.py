@@ -42,7 +42,7 @@ def transact(root: Root) -> None:
 
 def lease(root: Root) -> None:
     held = JobLease(root, "retain")
-    held.take()
+    held.acquire()
     held.release()
 
 

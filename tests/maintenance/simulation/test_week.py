@@ -94,8 +94,8 @@ class Cron:
         if kind in faults:
             root = self.world.root(FaultyStore(self.world.store, faults[kind], lambda seconds: None))
         lease = JobLease(root, job)
-        lease.take()
-        if lease.waits:
+        lease.acquire()
+        if lease.is_blocked:
             return
         if kind == HANGS:
             self.hanging = lease

@@ -173,7 +173,7 @@ def test_an_object_with_a_far_number_is_named_and_costs_no_memory(whole: WholeRo
     """A name decides no loop: numbers may be as far apart as 20 digits allow."""
     far = 3_000_000
     with undone(whole):
-        with job_lease(whole.root(), "compact", (), wanted=True):
+        with job_lease(whole.root(), "compact", (), enabled=True):
             pass
         newest = max(info.key for info in whole.store.list(f"{prefix}/_log/0"))
         keys = [commit_key(prefix, far)] + [checkpoint_key(prefix, far)] * copied
