@@ -6,53 +6,34 @@ nothing that was acknowledged is lost, and in the end two more runs leave nothin
 
 from __future__ import annotations
 
-import os
-import random
-from collections import Counter
 from collections.abc import Callable
-
-import pytest
 
 from sparklog.errors import Conflict, Corrupt, NotFound, Unavailable
 from sparklog.log.state.invariants import check_state
 from sparklog.log.topic.root import open_root
 from sparklog.maintenance.work_items import Settings
 from sparklog.retention.retain import retain_topic
-from sparklog.testing.faulty_store import Decide, Seeded
+from sparklog.testing.faulty_store import Decide
 from sparklog.testing.world import DAY_MS, HOUR_MS
 from tests.log.simulation.maintenance import merger
-from tests.log.simulation.model import expect
-from tests.log.simulation.seeds import of_bucket
-from tests.log.simulation.simulated_world import Actor
-from tests.log.simulation.workload import (
-    ANSWERS,
-    CRASHES,
-    ERRORS,
-    TOPIC,
-    Run,
-    Stalls,
-    plain_appender,
-    process,
-)
-from tests.support.replay import replayable
-from tests.support.seeds import RETENTION, RETENTION_IN_A_BUCKET
+from tests.log.simulation.workload import TOPIC, Run, plain_appender
+from tests.support import seeds as numbers
+from tests.support.simulation.faults import ANSWERS, CRASHES, ERRORS
+from tests.support.simulation.runs import Body, restarted
+from tests.support.simulation.scheduler import Actor, expect
+from tests.support.simulation.sweeps import Simulation, Sweep, sweeps
 
 CONFIGS = {"segment.bytes": 150, "retention.ms": -1, "retention.bytes": 1500, "file.delete.delay.ms": DAY_MS}
-
-
-def calm(call: object) -> None:
-    """No faults."""
 
 
 def retainer(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
     """Retention and vacuum, from cron."""
 
     def body(actor: Actor) -> None:
-        left = [rounds]
+        left = iter(range(rounds))
 
         def life() -> None:
-            while left[0] > 0:
-                left[0] -= 1
+            for _ in left:
                 actor.sleep(actor.random.uniform(0.3, 1.5) * DAY_MS / 1000)
                 try:
                     topic = run.root(actor, decide).topic(TOPIC)
@@ -65,9 +46,9 @@ def retainer(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
                 if report.expired:
                     run.count("expired")
                 for item in report.vacuum.removed if report.vacuum else ():
-                    run.counters[item.kind] = run.counters.get(item.kind, 0) + item.objects
+                    run.count(item.kind, item.objects)
 
-        process(actor, life)
+        restarted(run, actor, life)
 
     return body
 
@@ -80,7 +61,7 @@ def old_reader(run: Run, rounds: int) -> Callable[[Actor], None]:
             actor.sleep(actor.random.random() * DAY_MS / 500)
             begun = run.world.now_ms
             try:
-                snapshot = run.root(actor, calm).topic(TOPIC).log.snapshot()
+                snapshot = run.root(actor).topic(TOPIC).log.snapshot()
             except (Unavailable, NotFound, Corrupt) as error:
                 actor.note(f"reader: {error}")
                 continue
@@ -95,37 +76,34 @@ def old_reader(run: Run, rounds: int) -> Callable[[Actor], None]:
     return body
 
 
-def simulated(seed: int, *, bucket: bool = False) -> Run:
-    """One seed, judged."""
-    run = Run(seed)
-    if bucket:
-        run.world.as_bucket()
-    source = random.Random(f"retention {seed}")
-    kinds = source.choice([(), ERRORS, CRASHES, ERRORS + ANSWERS + CRASHES])
-    kinds = of_bucket(kinds) if bucket else kinds
-    stalling = source.random() < 0.5
+class RetentionRun(Run):
+    """Weeks of appends, merges, retention and slow readers."""
 
-    def decide(name: str) -> Decide:
-        chances = random.Random(f"{seed}/faults/{name}")
-        rate = source.choice([0.01, 0.05]) if kinds else 0.0
-        return Stalls(Seeded(chances, rate, kinds, 5.0), chances, 0.05 if stalling else 0.0, 3 * DAY_MS)
+    STREAM = "retention"
 
-    world = run.world
-    setup = world.spawn("setup", lambda actor: None)
-    open_root(world.store, create=True, env=setup.env).create_topic(TOPIC, partitions=2, configs=CONFIGS)
+    def draw(self) -> None:
+        source = self.source
+        kinds = self.possible(source.choice([(), ERRORS, CRASHES, ERRORS + ANSWERS + CRASHES]))
+        stall_rate = 0.05 if source.random() < 0.5 else 0.0
 
-    def spawn(name: str, body: Callable[[Actor], None]) -> None:
-        world.spawn(name, body, skew_ms=source.choice([0, 0, -HOUR_MS, 60_000]), start_ms=source.randint(0, HOUR_MS))
+        def decide(name: str) -> Decide:
+            return self.stalling_faults(name, [0.01, 0.05], kinds, stall_rate, 3 * DAY_MS)
 
-    for number in range(2):
-        spawn(f"appender-{number}", plain_appender(run, decide(f"a{number}"), 25, source.choice([10_000, 80_000])))
-        spawn(f"merger-{number}", slowly(merger(run, decide(f"m{number}"), 1), 12))
-        spawn(f"retainer-{number}", retainer(run, decide(f"r{number}"), 15))
-        spawn(f"reader-{number}", old_reader(run, 10))
-    world.run()
-    run.judge()
-    finish(run)
-    return run
+        def spawn(name: str, body: Body) -> None:
+            self.spawn(name, body, skews=[0, 0, -HOUR_MS, 60_000], within_ms=HOUR_MS)
+
+        setup = self.world.spawn("setup", lambda actor: None)
+        open_root(self.world.store, create=True, env=setup.env).create_topic(TOPIC, partitions=2, configs=CONFIGS)
+        for number in range(2):
+            appends = plain_appender(self, decide(f"a{number}"), 25, source.choice([10_000, 80_000]))
+            spawn(f"appender-{number}", appends)
+            spawn(f"merger-{number}", slowly(merger(self, decide(f"m{number}"), 1), 12))
+            spawn(f"retainer-{number}", retainer(self, decide(f"r{number}"), 15))
+            spawn(f"reader-{number}", old_reader(self, 10))
+
+    def judge(self) -> None:
+        super().judge()
+        finish(self)
 
 
 def slowly(body: Callable[[Actor], None], rounds: int) -> Callable[[Actor], None]:
@@ -142,10 +120,7 @@ def slowly(body: Callable[[Actor], None], rounds: int) -> Callable[[Actor], None
 def finish(run: Run) -> None:
     """All is quiet: two more runs, a delay apart, leave what the newest version names and nothing else."""
     world = run.world
-    for store in world.stores:
-        world.landing = True
-        store.land()
-        world.landing = False
+    run.land_late_requests()
     actor = world.spawn("end", lambda actor: None)
     for _ in range(2):
         world.now_ms += 3 * DAY_MS
@@ -168,51 +143,32 @@ def finish(run: Run) -> None:
     expect(pieces == [(p.partition, p.base, p.end) for p in state.slices], "its slices are not the model's")
 
 
-def check(seed: int, *, bucket: bool = False) -> Run:
-    """Run a seed; a failure names it and how to replay it."""
-    with replayable(seed, "tests/retention/test_simulation.py", bucket=bucket):
-        return simulated(seed, bucket=bucket)
+RETENTION = Simulation(RetentionRun, "tests/retention/test_simulation.py")
+WHAT_HAPPENS = ("acked", "merged", "retained", "append file", "files read")
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("seeds", RETENTION.few())
-def test_weeks(seeds: range) -> None:
-    seen: Counter[str] = Counter()
-    for seed in seeds:
-        seen.update(check(seed).counters)
-    for what in ("acked", "merged", "retained", "append file", "commit", "checkpoint", "files read"):
-        assert seen[what] >= len(seeds), f"too little happened: {what} {seen[what]}"
-    assert seen["expired"] > 0
-    assert seen["append Conflict"] > 0, "no slow writer met the floor"
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("seeds", RETENTION_IN_A_BUCKET.few())
-def test_weeks_in_a_bucket(seeds: range) -> None:
-    seen: Counter[str] = Counter()
-    for seed in seeds:
-        seen.update(check(seed, bucket=True).counters)
-    for what in ("acked", "merged", "retained", "append file", "files read"):
-        assert seen[what] >= len(seeds), f"too little happened: {what} {seen[what]}"
+@sweeps(
+    Sweep(
+        "disk",
+        numbers.RETENTION,
+        per_seed=dict.fromkeys((*WHAT_HAPPENS, "commit", "checkpoint"), 1),
+        # Conflicts: slow writers whose files are below the retention floor.
+        at_least={"expired": 1, "append Conflict": 1},
+    ),
+    Sweep(
+        "bucket",
+        numbers.RETENTION_IN_A_BUCKET,
+        settings=lambda seed: {"bucket": True},
+        per_seed=dict.fromkeys(WHAT_HAPPENS, 1),
+    ),
+)
+def test_retention_deletes_no_file_that_a_reader_needs(sweep: Sweep, seeds: range) -> None:
+    assert RETENTION.sweep(sweep, seeds)
 
 
 def test_a_seed_is_one_run() -> None:
-    assert check(5).world.trace == check(5).world.trace
+    RETENTION.assert_repeats(5)
 
 
 def test_one_seed() -> None:
-    seed = int(os.environ.get("SPARKLOG_SEED", "3"))
-    assert check(seed, bucket="SPARKLOG_BUCKET" in os.environ).world.failure is None
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seeds", RETENTION.many())
-def test_many_weeks(seeds: range) -> None:
-    assert sum(check(seed).counters.get("retained", 0) for seed in seeds) > len(seeds)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seeds", RETENTION_IN_A_BUCKET.many())
-def test_many_weeks_in_a_bucket(seeds: range) -> None:
-    for seed in seeds:
-        assert check(seed, bucket=True).world.failure is None
+    assert RETENTION.run_one() > 0

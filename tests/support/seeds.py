@@ -6,7 +6,7 @@ Each simulation has its numbers here. SPARKLOG_SEEDS (`make test-slow SEEDS=1000
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,10 @@ class Seeds:
     chunk: int
     slow_chunk: int
     first: int = 0
+
+    def every_range(self) -> range:
+        """Return the seeds of every run."""
+        return range(self.first, self.first + self.every_run)
 
     def few(self) -> list[Any]:
         """Return the ranges of every run, as parameters of a test."""
@@ -57,11 +61,6 @@ def examples(every_run: int, slow_run: int) -> settings:
     """Return how many examples Hypothesis makes up: few where they are always the same, many in the slow run."""
     derandomized = settings.get_profile("sparklog").derandomize
     return settings(max_examples=every_run if derandomized else slow_run, deadline=None)
-
-
-def starting_with(seeds: Iterable[int], first: int | None) -> list[int]:
-    """Return all these seeds; first the one that found a broken rule when it was last looked for."""
-    return sorted(seeds, key=lambda seed: seed != first)
 
 
 def seeds_of(parameters: Sequence[tuple[str, object]]) -> int:

@@ -20,8 +20,9 @@ from sparklog.groups.membership import JoinRequest, Membership
 from sparklog.log.topic.root import Root
 from sparklog.testing.faulty_store import Decide
 from sparklog.transactions.producer import transactional
-from tests.log.simulation.simulated_world import Actor
-from tests.transactions.simulation.actors import TIMEOUT_MS, Run, process
+from tests.support.simulation.runs import restarted
+from tests.support.simulation.scheduler import Actor
+from tests.transactions.simulation.actors import TIMEOUT_MS, Run
 
 GROUP = "g"
 SESSION_MS = 9_000
@@ -196,7 +197,7 @@ def member(run: MembersRun, decide: Decide, plan: Plan) -> Callable[[Actor], Non
                 with suppress(Unavailable):
                     process_.membership.leave()
 
-        process(run, actor, life)
+        restarted(run, actor, life)
 
     return body
 
@@ -238,7 +239,7 @@ def owner_of_all(run: MembersRun, decide: Decide, rounds: int) -> Callable[[Acto
                     membership = None
                 actor.sleep(actor.random.random() * 4)
 
-        process(run, actor, life)
+        restarted(run, actor, life)
 
     return body
 
@@ -255,6 +256,6 @@ def grower(run: MembersRun, decide: Decide) -> Callable[[Actor], None]:
                 except (Conflict, NotFound, Unavailable, Corrupt, BadRequest) as error:
                     actor.note(f"{error.code} {error}")
 
-        process(run, actor, life)
+        restarted(run, actor, life)
 
     return body

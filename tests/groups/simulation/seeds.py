@@ -22,14 +22,11 @@ from tests.groups.simulation.actors import (
     owner_of_all,
     partitions_of,
 )
-from tests.log.simulation.losses import Losses
-from tests.log.simulation.seeds import LOST, of_bucket
-from tests.log.simulation.simulated_world import Actor, SimulatedWorld
-from tests.log.simulation.workload import ANSWERS, CRASHES, ERRORS, Stalls
+from tests.support.simulation.faults import ANSWERS, CACHES, CRASHES, ERRORS, LOST, Stalls, bucket_faults
+from tests.support.simulation.losses import Losses
+from tests.support.simulation.scheduler import Actor, SimulatedWorld, expect
 from tests.support.small_limits import small_limits
 from tests.transactions.simulation.actors import TOPICS
-from tests.transactions.simulation.ledger import expect
-from tests.transactions.simulation.seeds import CACHES
 
 PROFILES = ("calm", "answers", "errors", "crashes", "stalls", "clocks", "everything")
 ASSIGNORS = (("cooperative-sticky",), ("range", "cooperative-sticky"), ("roundrobin", "range"), ("sticky",))
@@ -45,7 +42,7 @@ def draw(run: MembersRun, profile: str | None) -> None:
     if profile in CACHES:
         longest = source.choice([2_000, 10_000, 60_000])
         run.name_ms, run.folder_ms = (longest, 0) if profile == "names" else (0, longest)
-    kinds = of_bucket(kinds) if run.world.is_bucket else kinds
+    kinds = bucket_faults(kinds) if run.world.is_bucket else kinds
 
     def decide(name: str) -> Decide:
         chances = random.Random(f"{run.seed}/faults/{name}")

@@ -13,8 +13,8 @@ from sparklog.groups.group_members import GroupMember
 from sparklog.groups.group_state import GroupMetadata, GroupState
 from sparklog.groups.membership import MemberLeases
 from tests.groups.simulation.seeds import run_seed
-from tests.log.simulation.simulated_world import SimulationError
 from tests.support.seeds import thinned
+from tests.support.simulation.scheduler import SimulationError
 
 pytestmark = pytest.mark.sweep
 Patch = pytest.MonkeyPatch

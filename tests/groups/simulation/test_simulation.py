@@ -13,11 +13,10 @@ import pytest
 
 from tests.groups.simulation.actors import MembersRun
 from tests.groups.simulation.seeds import run_seed
-from tests.log.simulation.seeds import LOST
-from tests.log.simulation.simulated_world import SimulatedWorld
 from tests.support.replay import repeat_one_seed, replayable
 from tests.support.seeds import MEMBERS, MEMBERS_IN_A_BUCKET, MEMBERS_LOST, MEMBERS_WITH_CACHES
-from tests.transactions.simulation.seeds import CACHES
+from tests.support.simulation.faults import CACHES, LOST
+from tests.support.simulation.scheduler import SimulatedWorld
 
 
 def check(seed: int, profile: str | None = None, *, bucket: bool = False) -> MembersRun:

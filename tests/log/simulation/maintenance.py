@@ -12,19 +12,19 @@ from sparklog.log.state.rewrites import Input, Rewrite, RewriteIntent
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.slices import FileSlices
 from sparklog.testing.faulty_store import Decide
-from tests.log.simulation.simulated_world import Actor
-from tests.log.simulation.workload import TOPIC, Run, process
+from tests.log.simulation.workload import TOPIC, Run
+from tests.support.simulation.runs import restarted
+from tests.support.simulation.scheduler import Actor
 
 
 def merger(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
     """Rewrites neighbouring slices of one or two partitions into one file, as one commit of one edit per partition."""
 
     def body(actor: Actor) -> None:
-        left = [rounds]
+        left = iter(range(rounds))
 
         def life() -> None:
-            while left[0] > 0:
-                left[0] -= 1
+            for _ in left:
                 try:
                     topic = run.root(actor, decide).topic(TOPIC)
                     snapshot = topic.log.snapshot()
@@ -39,7 +39,7 @@ def merger(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
                     run.count(f"merge {type(error).__name__}")
                 actor.sleep(actor.random.random() * 2)
 
-        process(actor, life)
+        restarted(run, actor, life)
 
     return body
 

@@ -18,7 +18,7 @@ import crc32c
 import zstandard
 
 from sparklog.storage.memory import MemoryStore
-from tests.log.simulation.simulated_world import SimulationError
+from tests.support.simulation.scheduler import expect
 
 _COMMIT = re.compile(r"(.+)/_log/([0-9]{20})\.json\Z")
 _CHECKPOINT = re.compile(r"(.+)/_log/checkpoints/([0-9]{20})\.json\Z")
@@ -346,11 +346,6 @@ def check_slices(state: State, where: str) -> None:
         expect(s.end <= state.log_end[s.partition], f"{where}: a slice of {s.partition} ends beyond the log end")
         expect(s.base >= last.get(s.partition, 0), f"{where}: slices of {s.partition} overlap at {s.base}")
         last[s.partition] = s.end
-
-
-def expect(condition: bool, message: str) -> None:
-    if not condition:
-        raise SimulationError(message)
 
 
 class WatchedStore(MemoryStore):

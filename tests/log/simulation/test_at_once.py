@@ -21,16 +21,13 @@ from sparklog.log.state import commit_log
 from sparklog.log.topic import defaults
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import Store
-from tests.log.simulation import test_replaced_root
-from tests.log.simulation.seeds import run_seed
-from tests.log.simulation.simulated_world import SimulationError
+from tests.log.simulation.seeds import LOG
+from tests.log.simulation.test_replaced_root import ON_DISK, REPLACED
+from tests.support.seeds import Seeds
+from tests.support.simulation.sweeps import BrokenRule, Patch, Sweep, broken_rules, sweeps
 
 T = TypeVar("T")
 R = TypeVar("R")
-pytestmark = pytest.mark.sweep
-EVERY_RUN = 15
-SLOW_RUN = range(20_000, 22_000)
-Patch = pytest.MonkeyPatch
 
 
 @pytest.fixture(autouse=True)
@@ -51,21 +48,14 @@ def in_any_order(store: Store, look: Callable[[T], R], items: Sequence[T]) -> It
     return (answers[at] for at in range(len(items)))
 
 
-def test_seeds() -> None:
-    for seed in range(EVERY_RUN):
-        assert run_seed(seed).world.failure is None
+@sweeps(Sweep("log", Seeds(15, 2_000, 15, 500)))
+def test_commits_follow_the_protocol_in_each_run(sweep: Sweep, seeds: range) -> None:
+    assert LOG.sweep(sweep, seeds)
 
 
-def test_replaced_roots() -> None:
-    met = test_replaced_root.sweep(range(50))
-    assert min(met[what] for what in ("acked", "refused", "taken back", "files", "another id", "anew")) > 0, dict(met)
-
-
-@pytest.mark.slow
-def test_many_seeds() -> None:
-    for seed in SLOW_RUN:
-        assert run_seed(seed).world.failure is None
-        test_replaced_root.run_seed(seed)
+@sweeps(replace(ON_DISK, seeds=Seeds(50, 2_000, 50, 500)))
+def test_no_acknowledged_write_is_lost_when_a_root_is_replaced(sweep: Sweep, seeds: range) -> None:
+    assert REPLACED.sweep(sweep, seeds)
 
 
 def root_not_looked_at(patch: Patch) -> None:
@@ -88,22 +78,16 @@ def loser_does_not_look_before(patch: Patch) -> None:
     patch.setattr(NumberedObjects, "_confirm", lambda self, answer, *given: answer)
 
 
-# A file is uploaded between the look and the commit: time for the root to be replaced.
+# A file is uploaded between the check and the commit, so that the root can be replaced in between.
 @pytest.mark.usefixtures("records_in_files")
-@pytest.mark.parametrize(
-    ("mutate", "seeds"),
-    [
-        (root_not_looked_at, range(50)),
-        (root_seen_once_for_all, range(50)),
-        (loser_does_not_look_before, range(50)),
-    ],
+@broken_rules(
+    *(
+        BrokenRule(rule, None, range(50))
+        for rule in (root_not_looked_at, root_seen_once_for_all, loser_does_not_look_before)
+    )
 )
-def test_without_a_look_some_seed_fails(
-    mutate: Callable[[Patch], None], seeds: range, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mutate(monkeypatch)
-    with pytest.raises(AssertionError, match="seed"):
-        test_replaced_root.sweep(seeds)
+def test_some_seed_with_a_replaced_root_fails_without_the_rule(rule: BrokenRule, monkeypatch: Patch) -> None:
+    REPLACED.assert_fails(rule, monkeypatch)
 
 
 def ours_taken_for_lost(patch: Patch) -> None:
@@ -117,13 +101,9 @@ def no_age_test_on_the_answer(patch: Patch) -> None:
     patch.setattr(numbered_objects, "STALE_MS", 10**15)
 
 
-@pytest.mark.parametrize(
-    ("mutate", "profile", "seeds"),
-    [(ours_taken_for_lost, "answers", 30), (no_age_test_on_the_answer, "collector", 100)],
+@broken_rules(
+    BrokenRule(ours_taken_for_lost, "answers", range(30)),
+    BrokenRule(no_age_test_on_the_answer, "collector", range(100)),
 )
-def test_a_broken_rule_is_found(
-    mutate: Callable[[Patch], None], profile: str, seeds: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mutate(monkeypatch)
-    with pytest.raises((SimulationError, Exception)):
-        all(run_seed(seed, profile=profile) for seed in range(seeds))
+def test_some_seed_of_the_log_fails_without_the_rule(rule: BrokenRule, monkeypatch: Patch) -> None:
+    LOG.assert_fails(rule, monkeypatch)

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import random
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any
 from unittest import mock
-
-import pytest
 
 from sparklog.errors import BadRequest, Corrupt, Fenced, NotFound, SparklogError
 from sparklog.log.journal import probe_results
@@ -31,11 +28,12 @@ from sparklog.testing.world import START_MS
 from sparklog.testing.wrapper_stores import WrapperStore
 from sparklog.tools.verification.findings import CHAIN, CHECKPOINT, PROMISE
 from sparklog.tools.verification.run import verify_root
-from tests.log.simulation import simulated_world
-from tests.log.simulation.model import expect
-from tests.log.simulation.simulated_world import Actor, SimulatedWorld
 from tests.log.simulation.test_replaced_root import Write, appending, consuming, deciding
 from tests.support.seeds import LYING_STORES
+from tests.support.simulation import scheduler
+from tests.support.simulation.runs import SimulatedRun
+from tests.support.simulation.scheduler import Actor, SimulatedWorld, expect
+from tests.support.simulation.sweeps import BrokenRule, Patch, Simulation, Sweep, broken_rules, sweeps
 
 STEPS = 12
 PROBES = 12
@@ -111,7 +109,7 @@ def probing() -> Iterator[None]:
     }  # fmt: skip
     with (
         mock.patch.multiple(probe_results, **patches),
-        mock.patch.object(simulated_world._BatonStore, "needs_probe", True),
+        mock.patch.object(scheduler.ActorStore, "needs_probe", True),
     ):
         yield
 
@@ -139,25 +137,39 @@ class Process:
 
 
 @dataclass
-class Run:
-    """One seed: the world, its store, and all lives."""
+class LyingRun(SimulatedRun):
+    """Writers over a store that starts to lie."""
 
-    seed: int
-    bucket: bool
-    met: Counter[str] = field(default_factory=Counter)
     lives: list[Process] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        # In a bucket writers look before they create: they meet where they hurry.
+    STREAM = "lying"
+
+    def create_world(self) -> None:
+        # In a bucket writers read before they create, so they collide only if they hurry.
         self.pace_s = 0.1 if self.bucket else 2.0
         self.world = SimulatedWorld(self.seed)
-        # S3, which may be asked for one key as often as one likes.
+
+    def play(self) -> None:
+        with probing():
+            super().play()
+
+    def draw(self) -> None:
+        # S3 does not limit the requests for one key.
         inner = self.world.bucket(self.world.store, quick_ms=0) if self.bucket else self.world.store
         self.store = LyingStore(inner, self.world.clock, self.seed, 1_500 if self.bucket else 12_000)
         self.world.shared = self.store
+        begins = [
+            self.source.choice([appending, appending, consuming, deciding]) for _ in range(self.source.randint(2, 5))
+        ]
+        for number, begin in enumerate(begins):
+            self.spawn(f"{begin.__name__}-{number}", writer(self, begin), within_ms=1000)
+        open_root(self.world.store, create=True, env=self.world.env()).create_topic("t", partitions=3)
+
+    def judge(self) -> None:
+        judge(self)
 
 
-def writer(run: Run, begin: Callable[[Root, Actor], Write]) -> Callable[[Actor], None]:
+def writer(run: LyingRun, begin: Callable[[Root, Actor], Write]) -> Callable[[Actor], None]:
     """Writes until it is told that the store lies; after any other error another process goes on."""
 
     def life(actor: Actor, steps: list[int]) -> Process:
@@ -192,13 +204,13 @@ def writer(run: Run, begin: Callable[[Root, Actor], Write]) -> Callable[[Actor],
     return body
 
 
-def judge(run: Run) -> None:
+def judge(run: LyingRun) -> None:
     """Nobody goes on after a lost commit, and each loss but the last of a life has a name."""
     findings = verify_root(run.world.store, quick=True).findings
     named = [each.file for each in findings if each.kind in (PROMISE, CHAIN, CHECKPOINT)]
     for process in run.lives:
-        run.met["acked"] += len(process.acked)
-        run.met["stopped"] += process.names_the_store
+        run.count("acked", len(process.acked))
+        run.count("stopped", process.names_the_store)
         for ack, following in zip_longest(process.acked, process.acked[1:]):
             if _is_there(run.world.store, ack):
                 continue
@@ -206,12 +218,12 @@ def judge(run: Run) -> None:
             in_time = following is None or following.began_ms <= lost_ms
             expect(in_time, f"{ack} is lost since {lost_ms}, and its writer went on: {following}")
             has_name = process.names_the_store or any(_tells(file, ack) for file in named)
-            run.met["lost and named" if has_name else "last and lost"] += 1
+            run.count("lost and named" if has_name else "last and lost")
             # That a chain is broken says nothing of the commit that its writer has lost.
             in_silence = following is None and not isinstance(process.error, Corrupt)
             expect(has_name or in_silence, f"nobody names {ack}, which is lost; verify names {sorted(named)}")
     if any(process.names_the_store for process in run.lives):
-        run.met["distrusted"] += 1
+        run.count("distrusted")
         expect(not _passes(run), "who comes next trusts the store")
 
 
@@ -221,7 +233,7 @@ def _tells(file: str, ack: Ack) -> bool:
     return slash != "" and prefix == ack.prefix and int(name.removeprefix("checkpoints/")[:20]) >= ack.number - 1
 
 
-def _passes(run: Run) -> bool:
+def _passes(run: LyingRun) -> bool:
     """True if a new process trusts the store; one that lies now and then may pass a probe."""
     try:
         for _ in range(20):
@@ -239,75 +251,48 @@ def _is_there(store: Store, ack: Ack) -> bool:
         return False
 
 
-def run_seed(seed: int, *, bucket: bool = False) -> Run:
-    run = Run(seed, bucket)
-    source = random.Random(f"lying {seed}")
-    with probing():
-        actors = source.randint(2, 5)
-        begins = [source.choice([appending, appending, consuming, deciding]) for _ in range(actors)]
-        for number, begin in enumerate(begins):
-            run.world.spawn(f"{begin.__name__}-{number}", writer(run, begin), start_ms=source.randint(0, 1000))
-        open_root(run.world.store, create=True, env=run.world.env()).create_topic("t", partitions=3)
-        try:
-            run.world.run()
-            judge(run)
-        except BaseException as error:
-            story = "\n".join(run.world.trace[-40:])
-            raise AssertionError(f"seed {seed}: {type(error).__name__}: {error}\n{story}") from error
-    return run
+LYING = Simulation(LyingRun, "tests/log/simulation/test_lying_store.py")
+WHAT_HAPPENS = dict.fromkeys(("acked", "stopped", "lost and named", "distrusted"), 1)
 
 
-def sweep(seeds: Iterable[int], *, bucket: bool = False) -> Counter[str]:
-    met: Counter[str] = Counter()
-    for seed in seeds:
-        met.update(run_seed(seed, bucket=bucket).met)
-    return met
+@sweeps(
+    Sweep("disk", LYING_STORES, at_least=WHAT_HAPPENS),
+    Sweep(
+        "bucket",
+        replace(LYING_STORES, every_run=30, chunk=30),
+        settings=lambda seed: {"bucket": True},
+        at_least=WHAT_HAPPENS,
+    ),
+)
+def test_no_acknowledged_commit_is_lost_silently(sweep: Sweep, seeds: range) -> None:
+    reached = LYING.sweep(sweep, seeds)
+    if sweep.name == "disk":
+        assert reached["lost and named"] > reached["last and lost"], reached
 
 
-MEANT = ("acked", "stopped", "lost and named", "distrusted")
+def test_one_seed() -> None:
+    assert LYING.run_one() > 0
 
 
-@pytest.mark.parametrize("seeds", LYING_STORES.few())
-def test_seeds(seeds: range) -> None:
-    met = sweep(seeds)
-    assert min(met[what] for what in MEANT) > 0, dict(met)
-    assert met["lost and named"] > met["last and lost"], dict(met)
-
-
-def test_seeds_in_a_bucket() -> None:
-    met = sweep(range(30), bucket=True)
-    assert min(met[what] for what in MEANT) > 0, dict(met)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("bucket", [False, True])
-@pytest.mark.parametrize("seeds", LYING_STORES.many())
-def test_many_seeds(seeds: range, bucket: bool) -> None:
-    met = sweep(seeds, bucket=bucket)
-    assert met["lost and named"] > len(seeds) // 8, dict(met)
-
-
-def no_doubt(patch: pytest.MonkeyPatch) -> None:
+def no_doubt(patch: Patch) -> None:
     """A verdict lasts for ever."""
     patch.setattr(probe_results, "reverify", lambda store, wall_ms: None)
     patch.setattr(probe_results, "invalidate", lambda store, wall_ms: None)
 
 
-def no_look_back(patch: pytest.MonkeyPatch) -> None:
+def no_look_back(patch: Patch) -> None:
     """A new commit is acknowledged whatever lies before it."""
     patch.setattr(NumberedObjects, "_confirm", lambda *given: given[1])
 
 
-def no_memory(patch: pytest.MonkeyPatch) -> None:
+def no_memory(patch: Patch) -> None:
     """What was created here is forgotten."""
     for name in ("_remember", "check_created", "check_followed"):
         patch.setattr(NumberedObjects, name, lambda *given: None)
 
 
-@pytest.mark.parametrize("mutate", [no_doubt, no_look_back, no_memory])
-def test_without_each_rule_some_seed_fails(
-    mutate: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mutate(monkeypatch)
-    with pytest.raises(AssertionError, match="seed"):
-        sweep(range(60), bucket=True)
+@broken_rules(
+    *(BrokenRule(rule, None, range(60), settings={"bucket": True}) for rule in (no_doubt, no_look_back, no_memory))
+)
+def test_some_seed_fails_without_the_rule(rule: BrokenRule, monkeypatch: Patch) -> None:
+    LYING.assert_fails(rule, monkeypatch)

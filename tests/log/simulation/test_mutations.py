@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,22 +23,20 @@ from sparklog.log.state.commit import CREATE, Commit, RemovedSlices
 from sparklog.log.state.slices import INLINE_PATH, FileSlices
 from sparklog.log.state.topic_state import TopicState
 from sparklog.log.state.writer_runs import BatchVerdict, WriterEntry, WriterKey
-from tests.log.simulation.seeds import run_seed
-from tests.log.simulation.simulated_world import SimulationError
-from tests.support.seeds import starting_with, thinned
+from tests.log.simulation.seeds import LOG
+from tests.support.simulation.sweeps import BrokenRule, Patch, broken_rules
 
 pytestmark = pytest.mark.sweep
 
 FOREVER = 10**15
-Patch = pytest.MonkeyPatch
 
 
 def no_commit_id(patch: Patch) -> None:
     """A lost answer is taken for a lost race."""
     real = commit_log.decode_commit
 
-    def nobodys(data: bytes, key: str, version: int) -> Commit:
-        return replace(real(data, key, version), commit_id="somebody else's")
+    def nobodys(*given: Any, **named: Any) -> Commit:
+        return replace(real(*given, **named), commit_id="somebody else's")
 
     patch.setattr(commit_log, "decode_commit", nobodys)
     for module in (journal, numbered_objects):
@@ -142,37 +140,6 @@ def head_of_another_version(patch: Patch) -> None:
     patch.setattr(checkpoint, "encode_table", short)
 
 
-@pytest.mark.parametrize(
-    ("mutate", "profile", "seeds"),
-    [
-        (no_commit_id, "answers", range(20)),
-        (registry_on_first_attempt_only, "calm", range(60)),
-        (no_age_test_on_the_answer, "collector", starting_with(range(6, 100), 16)),
-        (no_age_test_for_readers, "collector", starting_with(range(290, 420), 296)),
-        (gaps_end_the_log, "lost", starting_with(range(30, 60), 31)),
-        (no_topic_id, "calm", starting_with(range(640, 700), 640)),
-        (no_upload_floor, "calm", starting_with(range(72, 200), 119)),
-        (edits_always_stand, "calm", range(200)),
-        (offsets_not_assigned_again, "calm", range(20)),
-        (commit_time_is_the_clock, "calm", range(20)),
-        (head_of_another_version, "calm", range(20)),
-    ],
-)
-def test_a_broken_rule_is_found(
-    mutate: Callable[[Patch], None], profile: str, seeds: Sequence[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`seeds`: of a rule that few seeds need, first the one that found it when it was last looked for."""
-    mutate(monkeypatch)
-    found = None
-    for seed in seeds:
-        try:
-            run_seed(seed, profile=profile)
-        except (SimulationError, Exception) as error:  # noqa: BLE001
-            found = seed, error
-            break
-    assert found is not None, f"{seeds} seeds passed without this rule: {mutate.__doc__}"
-
-
 def features_are_forgotten(patch: Patch) -> None:
     """A commit with records in it does not say so: older software would take it for damage."""
     real = commit_intents.features_of
@@ -195,29 +162,6 @@ def positions_count_from_the_tail(patch: Patch) -> None:
     """Slices in a commit are looked for where its document is."""
     real = commit._place
     patch.setattr(commit, "_place", lambda files, path, start: real(files, path, 0))
-
-
-@pytest.mark.parametrize("mutate", [features_are_forgotten, a_lost_race_keeps_the_path, positions_count_from_the_tail])
-def test_a_broken_rule_of_records_in_commits_is_found(
-    mutate: Callable[[Patch], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mutate(monkeypatch)
-    found = None
-    for seed in range(30):
-        try:
-            run_seed(seed, profile="calm", inline=700)
-        except SimulationError as error:
-            found = error
-            break
-    assert found is not None, mutate.__doc__
-
-
-@pytest.mark.parametrize("step", thinned(3))
-@pytest.mark.parametrize("profile", ["answers", "calm", "collector"])
-def test_with_all_rules_the_same_seeds_pass(profile: str, step: int) -> None:
-    for seed in range(0, 8, step):
-        assert run_seed(seed, profile=profile).world.failure is None
-        assert run_seed(seed, profile=profile, inline=700).world.failure is None
 
 
 def what_a_listing_shows(patch: Patch) -> None:
@@ -267,39 +211,40 @@ def copies_of_lost_races(patch: Patch) -> None:
     patch.setattr(embedded_commits.RecentDocuments, "before", unchained)
 
 
-@pytest.mark.parametrize("mutate", [no_feature_for_copies, copies_in_another_order, copies_of_lost_races])
-def test_a_broken_rule_of_carried_documents_is_found(
-    mutate: Callable[[Patch], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert run_seed(0, profile="calm").model.carried > 0
-    mutate(monkeypatch)
-    found = None
-    for seed in range(20):
-        try:
-            run_seed(seed, profile="calm")
-        except SimulationError as error:
-            found = str(error)
-            break
-    assert found is not None
-    assert "carries other documents" in found or "does not say in" in found
+INLINE = {"inline": 700}
+CARRIED = "carries other documents"
 
 
-def failing(seeds: int, profile: str, *, bucket: bool) -> int | None:
-    """The first seed that fails, None if none does."""
-    for seed in range(seeds):
-        try:
-            run_seed(seed, profile=profile, bucket=bucket)
-        except (SimulationError, Exception):  # noqa: BLE001
-            return seed
-    return None
+@broken_rules(
+    BrokenRule(no_commit_id, "answers", range(20)),
+    BrokenRule(no_commit_id, "answers", range(20), settings={"bucket": True}),
+    BrokenRule(registry_on_first_attempt_only, "calm", range(60)),
+    BrokenRule(no_age_test_on_the_answer, "collector", range(6, 100), 16),
+    BrokenRule(no_age_test_for_readers, "collector", range(290, 420), 296),
+    BrokenRule(gaps_end_the_log, "lost", range(30, 60), 31),
+    BrokenRule(no_topic_id, "calm", range(640, 700), 640),
+    BrokenRule(no_upload_floor, "calm", range(72, 200), 119),
+    BrokenRule(edits_always_stand, "calm", range(200)),
+    BrokenRule(offsets_not_assigned_again, "calm", range(20)),
+    BrokenRule(commit_time_is_the_clock, "calm", range(20)),
+    BrokenRule(head_of_another_version, "calm", range(20)),
+    BrokenRule(features_are_forgotten, "calm", range(30), settings=INLINE),
+    BrokenRule(a_lost_race_keeps_the_path, "calm", range(30), settings=INLINE),
+    BrokenRule(positions_count_from_the_tail, "calm", range(30), settings=INLINE),
+    BrokenRule(no_feature_for_copies, "calm", range(20), message="does not say in"),
+    BrokenRule(copies_in_another_order, "calm", range(20), message=CARRIED),
+    BrokenRule(copies_of_lost_races, "calm", range(20), message=CARRIED),
+    BrokenRule(what_a_listing_shows, "answers", range(20), settings={"bucket": True}),
+)
+def test_some_seed_fails_without_the_rule(rule: BrokenRule, monkeypatch: Patch) -> None:
+    LOG.assert_fails(rule, monkeypatch)
 
 
-def test_a_late_listing_that_is_trusted_shows_in_a_bucket_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commits_carry_documents() -> None:
+    assert LOG.run(0, "calm").counters["carried documents"] > 0
+
+
+def test_a_late_listing_does_no_harm_on_a_disk(monkeypatch: Patch) -> None:
     what_a_listing_shows(monkeypatch)
-    assert failing(20, "answers", bucket=False) is None
-    assert failing(20, "answers", bucket=True) is not None
-
-
-def test_a_lost_answer_that_is_taken_for_a_lost_race_shows_in_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
-    no_commit_id(monkeypatch)
-    assert failing(20, "answers", bucket=True) is not None
+    for seed in range(20):
+        assert LOG.run(seed, "answers").counters

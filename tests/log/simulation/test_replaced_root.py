@@ -10,12 +10,10 @@ import json
 import random
 import re
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import crc32c
-import pytest
 
 from sparklog.errors import Fenced, SparklogError
 from sparklog.groups.lag import Groups
@@ -27,12 +25,12 @@ from sparklog.log.journal.numbered_objects import CreateResult, NumberedObjects
 from sparklog.log.topic.root import Root, open_root
 from sparklog.storage.memory import MemoryStore, Snapshot
 from sparklog.testing.faulty_store import Decide, FaultKind, Seeded
-from tests.log.simulation.model import expect
-from tests.log.simulation.seeds import of_bucket
-from tests.log.simulation.simulated_world import Actor, SimulatedWorld
 from tests.log.simulation.workload import upload
 from tests.support.root_ids import replace_root_id
 from tests.support.seeds import REPLACED_ROOTS
+from tests.support.simulation.runs import SimulatedRun
+from tests.support.simulation.scheduler import Actor, SimulatedWorld, expect
+from tests.support.simulation.sweeps import BrokenRule, Patch, Simulation, Sweep, broken_rules, sweeps
 
 STEPS = 12
 KINDS = (FaultKind.ERROR_BEFORE, FaultKind.ERROR_AFTER, FaultKind.TWICE, FaultKind.FALSE_EXISTS, FaultKind.ABSENT)
@@ -59,19 +57,49 @@ class ReplacedStore(MemoryStore):
 
 
 @dataclass
-class Run:
-    """One seed: the world, and what was acknowledged."""
+class ReplacedRun(SimulatedRun):
+    """Writers of a topic, a group and decisions, while an operator replaces the root."""
 
-    seed: int
-    met: Counter[str] = field(default_factory=Counter)
     acked: list[tuple[str, int, str]] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
+    STREAM = "replaced"
+
+    def create_world(self) -> None:
         self.store = ReplacedStore(lambda: self.world.now_ms, f"seed-{self.seed}")
         self.world = SimulatedWorld(self.seed, store=self.store)
 
-    def root(self, actor: Actor, decide: Decide) -> Root:
-        return open_root(actor.store(decide), env=actor.env)
+    def draw(self) -> None:
+        source = self.source
+        env = self.world.spawn("operator", operator(self)).env
+        open_root(self.store, create=True, env=env).create_topic("t", partitions=3)
+        for number in range(source.randint(2, 5)):
+            chances = random.Random(f"{self.seed}/{number}")
+            decide = Seeded(chances, source.choice([0.0, 0.05]), self.possible(KINDS), 2.0)
+            begin = source.choice([appending, consuming, deciding])
+            self.spawn(f"{begin.__name__}-{number}", writer(self, begin, decide), within_ms=1000)
+
+    def judge(self) -> None:
+        """Nothing acknowledged in the last root is missing, nothing is outside the logs, and the root works."""
+        numbers, broken = logs(self.store.snapshot())
+        expect(not broken, f"broken chains: {broken}")
+        for prefix, number, commit_id in self.acked:
+            if self.store.created[commit_id][0] == self.store.replaced:
+                expect(number < len(numbers.get(prefix, ())), f"acknowledged {prefix} {number} is gone")
+                found = peek_commit_id(self.store.get(commit_key(prefix, number)))
+                expect(found == commit_id, f"acknowledged {prefix} {number} is {found}, not {commit_id}")
+
+        def fresh(actor: Actor) -> None:
+            root = self.root(actor)
+            for begin in (appending, consuming, deciding):
+                write = begin(root, actor)
+                for _ in range(3):
+                    write()
+            root.topic("t").log.snapshot()
+
+        world = SimulatedWorld(self.seed, store=self.store)
+        world.now_ms = self.world.now_ms
+        world.spawn("fresh", fresh)
+        world.run()
 
 
 def appending(root: Root, actor: Actor) -> Write:
@@ -105,7 +133,7 @@ def deciding(root: Root, actor: Actor) -> Write:
     return lambda: _stamp(PREFIXES[2], log.abort(log.current().newest + 1, BY_OWNER))
 
 
-def writer(run: Run, begin: Callable[[Root, Actor], Write], decide: Decide) -> Callable[[Actor], None]:
+def writer(run: ReplacedRun, begin: Callable[[Root, Actor], Write], decide: Decide) -> Callable[[Actor], None]:
     """Writes on, whatever it is told; opens the root again now and then, as another process would."""
 
     def body(actor: Actor) -> None:
@@ -122,12 +150,12 @@ def writer(run: Run, begin: Callable[[Root, Actor], Write], decide: Decide) -> C
                     continue  # somebody else had done it: nothing was written
                 expect(not outlived, f"{actor.name} wrote into a root that it has not opened")
                 run.acked.append((prefix, number, commit_id))
-                run.met["acked"] += 1
+                run.count("acked")
             except SparklogError as error:
                 actor.note(f"{error.code} {error}")
                 refused = isinstance(error, Fenced)
-                run.met["refused" if refused else "failed"] += 1
-                run.met["taken back"] += refused and "was taken back" in str(error)
+                run.count("refused" if refused else "failed")
+                run.count("withdrawn", refused and "was taken back" in str(error))
                 if actor.random.random() < (0.3 if refused else 0.6):
                     root = None
             actor.sleep(actor.random.random() * 2)
@@ -135,7 +163,7 @@ def writer(run: Run, begin: Callable[[Root, Actor], Write], decide: Decide) -> C
     return body
 
 
-def operator(run: Run) -> Callable[[Actor], None]:
+def operator(run: ReplacedRun) -> Callable[[Actor], None]:
     """Replaces the root a few times: by files of a while ago, the same under another id, or by a new one."""
 
     def body(actor: Actor) -> None:
@@ -148,7 +176,7 @@ def operator(run: Run) -> Callable[[Actor], None]:
             actor.sleep(actor.random.random() * 3)
             how = actor.random.choice(["files", "files", "another id", "anew"])
             actor.note(f"replaces the root: {how}")
-            run.met[how] += 1
+            run.count(how)
             run.store.replaced += 1
             found = actor.random.choice(kept[-4:])
             run.store.restore({} if how == "anew" else found)
@@ -180,78 +208,33 @@ def logs(objects: Snapshot) -> tuple[dict[str, list[int]], list[str]]:
     return numbers, broken
 
 
-def judge(run: Run) -> None:
-    """Nothing acknowledged in the last root is missing, nothing is where no log goes, and the root works."""
-    lying, broken = logs(run.store.snapshot())
-    expect(not broken, f"broken chains: {broken}")
-    for prefix, number, commit_id in run.acked:
-        if run.store.created[commit_id][0] == run.store.replaced:
-            expect(number < len(lying.get(prefix, ())), f"acknowledged {prefix} {number} is gone")
-            there = peek_commit_id(run.store.get(commit_key(prefix, number)))
-            expect(there == commit_id, f"acknowledged {prefix} {number} is {there}, not {commit_id}")
-
-    def fresh(actor: Actor) -> None:
-        root = run.root(actor, lambda call: None)
-        for begin in (appending, consuming, deciding):
-            write = begin(root, actor)
-            for _ in range(3):
-                write()
-        root.topic("t").log.snapshot()
-
-    world = SimulatedWorld(run.seed, store=run.store)
-    world.now_ms = run.world.now_ms
-    world.spawn("fresh", fresh)
-    world.run()
+REPLACED = Simulation(ReplacedRun, "tests/log/simulation/test_replaced_root.py")
+IN_ANY_STORE = ("acked", "refused", "withdrawn", "files")
+ON_DISK = Sweep("disk", REPLACED_ROOTS, at_least=dict.fromkeys((*IN_ANY_STORE, "another id", "anew"), 1))
 
 
-def run_seed(seed: int, *, bucket: bool = False) -> Run:
-    run = Run(seed)
-    if bucket:
-        run.world.as_bucket()
-    source = random.Random(f"replaced {seed}")
-    env = run.world.spawn("operator", operator(run)).env
-    open_root(run.store, create=True, env=env).create_topic("t", partitions=3)
-    for number in range(source.randint(2, 5)):
-        chances = random.Random(f"{seed}/{number}")
-        decide = Seeded(chances, source.choice([0.0, 0.05]), of_bucket(KINDS) if bucket else KINDS, 2.0)
-        begin = source.choice([appending, consuming, deciding])
-        run.world.spawn(f"{begin.__name__}-{number}", writer(run, begin, decide), start_ms=source.randint(0, 1000))
-    try:
-        run.world.run()
-        judge(run)
-    except BaseException as error:
-        story = "\n".join(run.world.trace[-40:])
-        raise AssertionError(f"seed {seed}: {type(error).__name__}: {error}\n{story}") from error
-    return run
+@sweeps(
+    ON_DISK,
+    Sweep("bucket", REPLACED_ROOTS, settings=lambda seed: {"bucket": True}, at_least=dict.fromkeys(IN_ANY_STORE, 1)),
+)
+def test_no_acknowledged_write_is_lost_when_a_root_is_replaced(sweep: Sweep, seeds: range) -> None:
+    assert REPLACED.sweep(sweep, seeds)
 
 
-def sweep(seeds: Iterable[int], *, bucket: bool = False) -> Counter[str]:
-    met: Counter[str] = Counter()
-    for seed in seeds:
-        met.update(run_seed(seed, bucket=bucket).met)
-    return met
+def test_one_seed() -> None:
+    assert REPLACED.run_one() > 0
 
 
-@pytest.mark.parametrize("seeds", REPLACED_ROOTS.few())
-def test_seeds(seeds: range) -> None:
-    met = sweep(seeds)
-    assert min(met[what] for what in ("acked", "refused", "taken back", "files", "another id", "anew")) > 0, dict(met)
+def root_is_not_checked(patch: Patch) -> None:
+    """A writer does not check that its root is still there."""
+    patch.setattr(NumberedObjects, "_check_root", lambda *given, **named: None)
 
 
-def test_seeds_in_a_bucket() -> None:
-    met = sweep(range(15), bucket=True)
-    assert min(met[what] for what in ("acked", "refused", "taken back", "files")) > 0, dict(met)
+def creates_are_not_confirmed(patch: Patch) -> None:
+    """A writer does not check what precedes the object that it created."""
+    patch.setattr(NumberedObjects, "_confirm", lambda *given, **named: CreateResult.CREATED)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("bucket", [False, True])
-@pytest.mark.parametrize("seeds", REPLACED_ROOTS.many())
-def test_many_seeds(seeds: range, bucket: bool) -> None:
-    assert sweep(seeds, bucket=bucket)["taken back"] > len(seeds) // 10
-
-
-@pytest.mark.parametrize(("look", "unseen"), [("_check_root", None), ("_confirm", CreateResult.CREATED)])
-def test_without_either_look_some_seed_fails(look: str, unseen: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(NumberedObjects, look, lambda *given, **named: unseen)
-    with pytest.raises(AssertionError, match="seed"):
-        sweep(range(max(10, REPLACED_ROOTS.every_run)))
+@broken_rules(BrokenRule(root_is_not_checked, None, range(15)), BrokenRule(creates_are_not_confirmed, None, range(15)))
+def test_some_seed_fails_without_the_rule(rule: BrokenRule, monkeypatch: Patch) -> None:
+    REPLACED.assert_fails(rule, monkeypatch)

@@ -9,9 +9,9 @@ from sparklog.log.journal.documents import document_of
 from sparklog.log.state.writer_runs import WriterKey
 from sparklog.testing.faulty_store import Crash, FaultKind
 from sparklog.testing.world import DAY_MS, HOUR_MS
-from tests.log.simulation.simulated_world import Actor, SimulatedWorld
 from tests.log.simulation.watched_world import WatchedWorld
 from tests.support.maintaining import maintain
+from tests.support.simulation.scheduler import Actor, SimulatedWorld
 
 
 class TestLostAnswers:

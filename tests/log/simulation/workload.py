@@ -16,16 +16,10 @@ from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_output import inline_file, written_slices
 from sparklog.log.write.append_target import AppendOutcome, AppendTarget
 from sparklog.storage.store import Store
-from sparklog.testing.faulty_store import Call, Crash, Decide, Fault, FaultKind
-from tests.log.simulation.losses import Losses
-from tests.log.simulation.model import Model, State, TopicModel, WatchedStore, expect
-from tests.log.simulation.simulated_world import Actor, SimulatedWorld
-
-ERRORS = (FaultKind.ERROR_BEFORE, FaultKind.ERROR_AFTER, FaultKind.LATE)
-ANSWERS = (FaultKind.TWICE, FaultKind.FALSE_EXISTS, FaultKind.ABSENT)
-CRASHES = (FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER)
-DAMAGE = (FaultKind.SHORT, FaultKind.FLIP)
-DELAYS = (FaultKind.DELAY, FaultKind.DELAY_AFTER)
+from sparklog.testing.faulty_store import Decide, FaultKind
+from tests.log.simulation.model import Model, State, TopicModel, WatchedStore
+from tests.support.simulation.runs import SimulatedRun, no_faults, restarted
+from tests.support.simulation.scheduler import Actor, SimulatedWorld, expect
 
 TOPIC = "t"
 
@@ -41,35 +35,25 @@ class Acked:
 
 
 @dataclass
-class Run:
-    """One simulated run: the world, the model, and what was acknowledged."""
+class Run(SimulatedRun):
+    """A run over one topic: the model, and what was acknowledged."""
 
-    seed: int
-    latency_ms: int = 20
-    max_steps: int = 20_000
     model: Model = field(default_factory=Model)
     acked: list[Acked] = field(default_factory=list)
     acked_batches: list[tuple[str, str, int]] = field(default_factory=list)
-    losses: Losses | None = None
-    """Objects of the log that were lost in this run."""
     progress: dict[str, int] = field(default_factory=dict)
-    """Streaming checkpoints: query -> newest batch whose commit file was written."""
-    counters: dict[str, int] = field(default_factory=dict)
-    world: SimulatedWorld = field(init=False)
+    """Streaming checkpoints: query -> latest batch whose commit file was written."""
 
-    def __post_init__(self) -> None:
+    def create_world(self) -> None:
         store = WatchedStore(lambda: self.world.now_ms, self.model, f"seed-{self.seed}")
-        self.world = SimulatedWorld(self.seed, store=store, latency_ms=self.latency_ms, max_steps=self.max_steps)
+        self.world = SimulatedWorld(self.seed, store=store)
 
     @property
     def topic(self) -> TopicModel:
         return self.model.topic(TOPIC)
 
-    def count(self, what: str) -> None:
-        self.counters[what] = self.counters.get(what, 0) + 1
-
-    def root(self, actor: Actor, decide: Decide) -> Root:
-        """A new process' view of the root: nothing is remembered from before."""
+    def root(self, actor: Actor, decide: Decide = no_faults, host: str | None = None) -> Root:
+        """Open or create the root as a new process."""
         return open_root(actor.store(decide), create=True, env=actor.env)
 
     def acknowledge(self, target: AppendTarget, files: Sequence[FileSlices], outcome: AppendOutcome) -> None:
@@ -107,6 +91,12 @@ class Run:
                 expect(named == item.outcome.version, f"acknowledged {path} is gone from the log")
         for key in self.acked_batches:
             expect(key in self.topic.batch_versions, f"acknowledged batch {key} is not in the log")
+        for what, count in (("commits", self.model.commits), ("checkpoints", self.model.checkpoints)):
+            self.count(what, count)
+        self.count("carried documents", self.model.carried)
+        self.count(
+            "reported as corrupt", sum(self.counters[f"{who} Corrupt"] for who in ("append", "stream", "reader"))
+        )
 
 
 def slices(
@@ -155,33 +145,16 @@ def upload(store: Store, actor: Actor, target: AppendTarget, records: int) -> li
     return files
 
 
-def process(actor: Actor, life: Callable[[], None]) -> None:
-    """Run `life` as a process that is started again when it dies."""
-    for _ in range(20):
-        try:
-            life()
-            return
-        except Crash as crash:
-            actor.note(f"dies ({crash}) and starts again")
-            actor.sleep(actor.random.random() * 5)
-        except BadRequest as error:
-            # A flipped bit in a format's number: nothing else about such bytes is believed.
-            if "upgrade sparklog" not in str(error):
-                raise
-            actor.sleep(actor.random.random())
-
-
 def plain_appender(run: Run, decide: Decide, appends: int, pace_s: float = 0.0) -> Callable[[Actor], None]:
     """Appends without a writer key: after an unknown outcome the records may be there or not, but never twice."""
 
     def body(actor: Actor) -> None:
-        left = [appends]
+        left = iter(range(appends))
 
         def life() -> None:
             topic: Topic | None = None
             target: AppendTarget | None = None
-            while left[0] > 0:
-                left[0] -= 1
+            for _ in left:
                 try:
                     if topic is None or actor.random.random() < (0.2 if run.losses is None else 0.5):
                         topic, target = run.root(actor, decide).ensure_topic(TOPIC, partitions=3), None
@@ -201,7 +174,7 @@ def plain_appender(run: Run, decide: Decide, appends: int, pace_s: float = 0.0) 
                     topic, target = topic if run.losses is None else None, None
                     actor.sleep(actor.random.random())
 
-        process(actor, life)
+        restarted(run, actor, life)
 
     return body
 
@@ -254,7 +227,7 @@ def stream_driver(run: Run, decide: Decide, query: str, batches: int, pace_s: fl
                     topic = None
                     actor.sleep(actor.random.random())
 
-        process(actor, life)
+        restarted(run, actor, life)
 
     return body
 
@@ -263,11 +236,10 @@ def administrator(run: Run, decide: Decide, steps: int, *, destructive: bool) ->
     """Creates, alters, deletes records, deletes and re-creates."""
 
     def body(actor: Actor) -> None:
-        left = [steps]
+        left = iter(range(steps))
 
         def life() -> None:
-            while left[0] > 0:
-                left[0] -= 1
+            for _ in left:
                 try:
                     root = run.root(actor, decide)
                     act(actor, root)
@@ -278,7 +250,7 @@ def administrator(run: Run, decide: Decide, steps: int, *, destructive: bool) ->
                     run.count(f"admin {type(error).__name__}")
                 actor.sleep(actor.random.random() * 2)
 
-        process(actor, life)
+        restarted(run, actor, life)
 
     def act(actor: Actor, root: Root) -> None:
         what = actor.random.choice(["create", "configs", "partitions", "records", "delete"])
@@ -317,13 +289,12 @@ def reader(run: Run, decide: Decide, polls: int, pause_s: float) -> Callable[[Ac
     stale_reads = FaultKind.ABSENT in getattr(decide, "kinds", ()) or run.losses is not None
 
     def body(actor: Actor) -> None:
-        left = [polls]
+        left = iter(range(polls))
 
         def life() -> None:
             topic: Topic | None = None
             tail = Tail(run)
-            while left[0] > 0:
-                left[0] -= 1
+            for _ in left:
                 try:
                     topic = topic or run.root(actor, decide).topic(TOPIC)
                     known = len(run.topic.states) - 1
@@ -336,7 +307,7 @@ def reader(run: Run, decide: Decide, polls: int, pause_s: float) -> Callable[[Ac
                         topic, tail = None, Tail(run)
                 actor.sleep(actor.random.random() * pause_s)
 
-        process(actor, life)
+        restarted(run, actor, life)
 
     return body
 
@@ -405,23 +376,3 @@ class Tail:
         for partition, end in enumerate(state.log_end):
             at = max(self.next.get(partition, 0), state.log_start[partition])
             expect(at == end, f"partition {partition} ends at {end}, its records at {at}")
-
-
-class Stalls:
-    """Adds long stalls to another plan of faults: before a request's effect, or between the effect and its answer.
-
-    `rate` holds for creating a commit, where a stall can do harm; other requests stall ten times as rarely.
-    """
-
-    def __init__(self, inner: Decide, source: random.Random, rate: float, longest_ms: int) -> None:
-        self.inner = inner
-        self.source = source
-        self.rate = rate
-        self.longest_ms = longest_ms
-        self.kinds = getattr(inner, "kinds", ())
-
-    def __call__(self, call: Call) -> Fault | None:
-        rate = self.rate if call.label == "create:commit" else self.rate / 10
-        if self.source.random() < rate:
-            return Fault(self.source.choice(DELAYS), self.source.uniform(0.3, self.longest_ms / 1000))
-        return self.inner(call)

@@ -8,7 +8,6 @@ decisions as they land, and shares no code with what it judges.
 from __future__ import annotations
 
 import json
-import random
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,28 +18,26 @@ import numpy as np
 
 from sparklog.compaction.run import CompactOptions, compact_root
 from sparklog.errors import SparklogError
-from sparklog.log.journal.clocks import Env
 from sparklog.log.read.read_plan import read_parts
 from sparklog.log.state.slice_table import COMMITTED, PLAIN
 from sparklog.log.state.view import READ_COMMITTED, OffsetRange
-from sparklog.log.topic.root import Root, RootView, open_root
+from sparklog.log.topic.root import RootView
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.retain import retain_root
 from sparklog.storage.memory import MemoryStore
-from sparklog.testing.faulty_store import Decide, FaultyStore, Seeded
+from sparklog.testing.faulty_store import Decide
 from sparklog.transactions.producer import TransactionalProducer, transactional
-from tests.log.simulation.model import expect
-from tests.log.simulation.simulated_world import Actor, SimulatedWorld
-from tests.log.simulation.workload import ANSWERS, CRASHES, ERRORS, Stalls, process
 from tests.maintenance.simulation.workload import RACES, Shuffled
-from tests.support.name_caching_store import NameCachingStore
 from tests.support.records import rows
+from tests.support.simulation.faults import ANSWERS, CRASHES, ERRORS
+from tests.support.simulation.runs import Body, SimulatedRun, restarted
+from tests.support.simulation.scheduler import Actor, SimulatedWorld, expect
+from tests.support.simulation.sweeps import Simulation
 from tests.support.small_limits import small_limits
 
 TOPICS = ("u", "v", "w")
 CONFIGS = {"segment.bytes": "200", "retention.ms": "-1", "min.cleanable.dirty.ratio": "0.0"}
 TIMEOUT_MS = 60_000
-PROFILES = ("calm", "calm", "names", "errors", "crashes", "stalls", "everything")
 _COMMIT = re.compile(r"([uvw])/_log/([0-9]{20})\.json\Z")
 _DECISION = re.compile(r"_transactions/[^/]+/_log/([0-9]{20})\.json\Z")
 Transaction = tuple[str, int]
@@ -122,23 +119,20 @@ class ObservedStore(MemoryStore):
 
 
 @dataclass
-class Run:
-    """One simulated run."""
+class Run(SimulatedRun):
+    """Producers, jobs and readers of three topics."""
 
-    seed: int
+    inline: int | None = None
     partitions: int = 1
     clean: bool = True
-    """No faults are injected: nothing may fail but by losing a race."""
-    name_ms: int = 0
-    folder_ms: int = 0
-    """How long each machine remembers names (`NameCachingStore`); readers remember none."""
+    """No faults are injected: work may fail only by losing a race."""
     ledger: Ledger = field(default_factory=Ledger)
     views: dict[tuple[str, ...], tuple[RootView, set[Place]]] = field(default_factory=dict)
     """Readers by their topics, with what each has seen."""
-    counters: dict[str, int] = field(default_factory=dict)
-    world: SimulatedWorld = field(init=False)
 
-    def __post_init__(self) -> None:
+    PROFILES = ("calm", "calm", "names", "errors", "crashes", "stalls", "everything")
+
+    def create_world(self) -> None:
         store = ObservedStore(self, f"seed-{self.seed}")
         self.world = SimulatedWorld(self.seed, store=store, max_steps=60_000)
         for name, policy in zip(TOPICS, ("delete", "delete", "compact"), strict=True):
@@ -147,27 +141,6 @@ class Run:
         for count in (1, 2, 3):
             for names in combinations(TOPICS, count):
                 self.views[names] = RootView(self.outsider()), set()
-
-    def count(self, what: str, times: int = 1) -> None:
-        self.counters[what] = self.counters.get(what, 0) + times
-
-    def outsider(self, decide: Decide | None = None) -> Root:
-        """Somebody whose requests let nobody go first, fail as `decide` says, and whose sleep moves the clock."""
-
-        def sleep(seconds: float) -> None:
-            self.world.now_ms += round(seconds * 1000)
-
-        env = Env(lambda: self.world.now_ms, lambda: self.world.now_ms, sleep, random.Random(self.seed))
-        store = self.world.store if decide is None else FaultyStore(self.world.store, decide, sleep)
-        return open_root(store, create=True, env=env)
-
-    def root(self, actor: Actor, decide: Decide) -> Root:
-        """A new process of an actor, on the actor's machine."""
-        store = actor.store(decide)
-        if self.name_ms or self.folder_ms:
-            times = {"name_ms": self.name_ms, "folder_ms": self.folder_ms}
-            return open_root(NameCachingStore(store, lambda: self.world.now_ms, **times), env=actor.env)
-        return open_root(store, env=actor.env)
 
     def look(self) -> None:
         """Let each reader see what is there now."""
@@ -298,11 +271,10 @@ def retainer(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
 
 def lives(run: Run, actor: Actor, turns: int, turn: Callable[[], None], pause_s: float) -> None:
     """`turns` turns by processes that are started again when they die; what fails on purpose is counted."""
-    left = [turns]
+    left = iter(range(turns))
 
     def life() -> None:
-        while left[0] > 0:
-            left[0] -= 1
+        for _ in left:
             try:
                 turn()
             except SparklogError as error:
@@ -310,7 +282,7 @@ def lives(run: Run, actor: Actor, turns: int, turn: Callable[[], None], pause_s:
                 run.count(type(error).__name__)
             actor.sleep(actor.random.random() * pause_s)
 
-    process(actor, life)
+    restarted(run, actor, life)
 
 
 # -- the end
@@ -318,9 +290,7 @@ def lives(run: Run, actor: Actor, turns: int, turn: Callable[[], None], pause_s:
 
 def finish(run: Run) -> None:
     """What was begun lands; then all is decided and rewritten, and the records are those that were committed."""
-    run.world.landing = True
-    for store in run.world.stores:
-        store.land()
+    run.land_late_requests()
     run.world.now_ms += 10 * TIMEOUT_MS
     root = run.outsider()
     retain_root(root, Settings(now_ms=run.world.now_ms))
@@ -348,43 +318,41 @@ def records_of(view: RootView) -> set[Place]:
     return set(found)
 
 
-# -- one seed
+class InterleavedRun(Run):
+    """A run whose actors and faults the seed draws."""
+
+    def __post_init__(self) -> None:
+        self.partitions = 1 + self.seed % 2
+        super().__post_init__()
+
+    def play(self) -> None:
+        with small_limits(checkpoint_commits=9, checkpoint_entries=5):
+            super().play()
+
+    def draw(self) -> None:
+        source = self.source
+        profile = self.draw_profile()
+        faults = {"errors": ERRORS + ANSWERS[:2], "crashes": CRASHES, "everything": ERRORS + ANSWERS[:2] + CRASHES}
+        kinds = faults.get(profile, ())
+        self.clean = profile == "calm"
+        if profile == "names":
+            longest = source.choice([2_000, 20_000, 60_000])
+            self.name_ms, self.folder_ms = source.choice([(longest, 0), (0, longest)])
+
+        def spawn(name: str, make: Callable[[Run, Decide, int], Body], turns: int) -> None:
+            stall_rate = 0.1 if profile in ("stalls", "everything") else 0.0
+            decide = self.stalling_faults(name, [0.01, 0.04], kinds, stall_rate, 2 * TIMEOUT_MS)
+            self.spawn(name, make(self, decide, turns), within_ms=3_000)
+
+        for number in range(source.choice([2, 2, 3])):
+            spawn(f"producer-{number}", producer, source.randint(2, 4))
+        for number in range(source.randint(1, 2)):
+            spawn(f"compactor-{number}", compactor, source.randint(4, 8))
+        spawn("appender", appender, source.choice([0, 0, 2]))
+        spawn("retainer", retainer, source.randint(0, 2))
+
+    def judge(self) -> None:
+        finish(self)
 
 
-def draw(run: Run, profile: str | None) -> None:
-    """The seed decides who takes part and what goes wrong (`profile`, if it is not given)."""
-    source = random.Random(f"draw {run.seed}")
-    drawn = source.choice(PROFILES)
-    profile = drawn if profile is None else profile
-    faults = {"errors": ERRORS + ANSWERS[:2], "crashes": CRASHES, "everything": ERRORS + ANSWERS[:2] + CRASHES}
-    kinds = faults.get(profile, ())
-    run.clean = profile == "calm"
-    if profile == "names":
-        longest = source.choice([2_000, 20_000, 60_000])
-        run.name_ms, run.folder_ms = source.choice([(longest, 0), (0, longest)])
-
-    def spawn(name: str, make: Callable[[Run, Decide, int], Callable[[Actor], None]], turns: int) -> None:
-        chances = random.Random(f"{run.seed}/faults/{name}")
-        plan = Seeded(chances, source.choice([0.01, 0.04]) if kinds else 0.0, kinds, 5.0)
-        stalls = 0.1 if profile in ("stalls", "everything") else 0.0
-        body = make(run, Stalls(plan, chances, stalls, 2 * TIMEOUT_MS), turns)
-        run.world.spawn(name, body, start_ms=source.randint(0, 3_000))
-
-    for number in range(source.choice([2, 2, 3])):
-        spawn(f"producer-{number}", producer, source.randint(2, 4))
-    for number in range(source.randint(1, 2)):
-        spawn(f"compactor-{number}", compactor, source.randint(4, 8))
-    spawn("appender", appender, source.choice([0, 0, 2]))
-    spawn("retainer", retainer, source.randint(0, 2))
-
-
-def run_seed(seed: int, runs: list[Run] | None = None, profile: str | None = None) -> Run:
-    """One seed, from the first request to the verdict. Raises what broke; the run is returned otherwise."""
-    with small_limits(checkpoint_commits=9, checkpoint_entries=5):
-        run = Run(seed, partitions=1 + seed % 2)
-        if runs is not None:
-            runs.append(run)
-        draw(run, profile)
-        run.world.run()
-        finish(run)
-    return run
+INTERLEAVED = Simulation(InterleavedRun, "tests/maintenance/simulation/test_interleaved.py")

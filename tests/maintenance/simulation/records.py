@@ -19,7 +19,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from sparklog.testing.world import DAY_MS
-from tests.log.simulation.model import Model, State, TopicModel, WatchedStore, expect
+from tests.log.simulation.model import Model, State, TopicModel, WatchedStore
+from tests.support.simulation.scheduler import expect
 
 _COMMIT = re.compile(r"(.+)/_log/([0-9]{20})\.json\Z")
 _HEAD = re.compile(r"(.+)/_log/checkpoints/([0-9]{20})\.json\Z")

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
 
 from sparklog.compaction.run import CompactOptions
 from sparklog.log.state.commit import Resolved
 from sparklog.log.topic.root import Root, topic_of
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.retain import RetainReport, retain_topic
-from sparklog.testing.faulty_store import Decide, Seeded
 from sparklog.testing.world import DAY_MS, HOUR_MS
-from tests.log.simulation.losses import Losses
-from tests.log.simulation.model import expect
-from tests.log.simulation.seeds import LOST, of_bucket
-from tests.log.simulation.simulated_world import Actor
-from tests.log.simulation.workload import ANSWERS, CRASHES, DAMAGE, ERRORS, Stalls
 from tests.maintenance.simulation.workload import (
     TOPIC,
     Run,
@@ -32,11 +28,14 @@ from tests.maintenance.simulation.workload import (
 )
 from tests.support.compaction import compact_topic
 from tests.support.maintaining import maintain
+from tests.support.simulation.faults import ANSWERS, CRASHES, DAMAGE, ERRORS, LOST
+from tests.support.simulation.runs import Body
+from tests.support.simulation.scheduler import expect
+from tests.support.simulation.sweeps import Simulation
 from tests.support.small_limits import small_limits
 
 CHECKPOINT_COMMITS = 5
 """Checkpoints come often, so that short runs have commits to collect."""
-PROFILES = ("calm", "slow", "rush", "rush", "answers", "errors", "crashes", "stalls", "everything", "damage", "stale")
 ROUNDS = 6
 """Vacuums until nothing more goes; two take all data files."""
 
@@ -65,107 +64,104 @@ def configs(source: random.Random) -> dict[str, str]:
     return chosen
 
 
-def draw(seed: int, profile: str | None, *, bucket: bool = False, inline: int = 0) -> Run:
-    """The seed decides who takes part and what goes wrong (`profile`, if it is not given)."""
-    source = random.Random(f"draw {seed}")
-    drawn = source.choice(PROFILES)
-    profile = drawn if profile is None else profile
-    run = Run(
-        seed,
-        {**configs(source), "inline.records.bytes": str(inline)},
-        partitions=source.choice([1, 1, 2, 3]),
-        slots=source.choice([None, None, 4, 8]),
-        keys=source.choice([3, 8]),
-        clean=profile in ("calm", "slow", "rush") and not bucket,
-        stalling=profile in ("stalls", "everything"),
-        stale=profile == "stale",
-        slow=0.7 if profile in ("slow", "rush") else 0.2,
-        cron=0.95 if profile == "rush" else 0.5,
+FAULTS = {
+    **dict.fromkeys(("calm", "slow", "rush", "stalls", LOST), ()),
+    "answers": ANSWERS[:2] + ERRORS[1:2],
+    "errors": ERRORS + ANSWERS[:2],
+    "crashes": CRASHES,
+    "damage": DAMAGE,
+    "stale": ANSWERS[2:],
+}
+
+
+@dataclass
+class MaintenanceRun(Run):
+    """Writers, readers and deletions of one topic, while compaction and retention run."""
+
+    PROFILES: ClassVar[tuple[str, ...]] = (
+        "calm",
+        "slow",
+        "rush",
+        "rush",
+        "answers",
+        "errors",
+        "crashes",
+        "stalls",
+        "everything",
+        "damage",
+        "stale",
     )
-    if bucket:
-        run.world.as_bucket()
-    run.count(f"profile {profile}")
-    kinds = {
-        "calm": (),
-        "slow": (),
-        "rush": (),
-        LOST: (),
-        "stalls": (),
-        "answers": ANSWERS[:2] + ERRORS[1:2],
-        "errors": ERRORS + ANSWERS[:2],
-        "crashes": CRASHES,
-        "damage": DAMAGE,
-        "stale": ANSWERS[2:],
-    }.get(profile, ERRORS + ANSWERS[:2] + CRASHES)
-    kinds = of_bucket(kinds) if bucket else kinds
 
-    def decide(name: str) -> Decide:
-        chances = random.Random(f"{seed}/faults/{name}")
-        rate = source.choice([0.005, 0.02, 0.05]) if kinds else 0.0
-        plan = Seeded(chances, rate, kinds if rate else (), 5.0)
-        return Stalls(plan, chances, 0.15 if run.stalling else 0.0, 9 * DAY_MS)
+    def __post_init__(self) -> None:
+        source = random.Random(f"{self.STREAM} {self.seed}")
+        drawn = source.choice(self.PROFILES)
+        profile = self.profile = self.profile or drawn
+        self.configs = {**configs(source), "inline.records.bytes": str(self.inline)}
+        self.inline = None
+        self.partitions = source.choice([1, 1, 2, 3])
+        self.slots = source.choice([None, None, 4, 8])
+        self.keys = source.choice([3, 8])
+        self.clean = profile in ("calm", "slow", "rush") and not self.bucket
+        self.stalling = profile in ("stalls", "everything")
+        self.stale = profile == "stale"
+        self.slow = 0.7 if profile in ("slow", "rush") else 0.2
+        self.cron = 0.95 if profile == "rush" else 0.5
+        super().__post_init__()
+        self.source = source
 
-    run.model.least_ways = 1 if profile in ("damage", "stale") else 2
+    def play(self) -> None:
+        # Cached tails of commits would hide deleted ones.
+        tails = 0 if self.seed % 2 else 256
+        with small_limits(checkpoint_commits=CHECKPOINT_COMMITS, cached_inline_commits=tails):
+            super().play()
 
-    def spawn(name: str, make: Callable[..., Callable[[Actor], None]], turns: int, **more: bool) -> None:
-        skew_ms = 0 if make is retainer else source.choice([0, 0, 0, source.randint(-HOUR_MS, 4 * 60_000)])
-        start_ms = source.randint(0, HOUR_MS) if profile != "rush" else source.randint(0, 100)
-        run.world.spawn(name, make(run, decide(name), turns, **more), skew_ms=skew_ms, start_ms=start_ms)
+    def draw(self) -> None:
+        source, profile = self.source, self.draw_profile()
+        kinds = self.possible(FAULTS.get(profile, ERRORS + ANSWERS[:2] + CRASHES))
+        self.model.least_ways = 1 if profile in ("damage", "stale") else 2
+        self.model.losing = self.losses is not None
 
-    if profile == LOST:
-        run.losses = Losses(run.world)
-        run.world.spawn("loser", run.losses.loser(source.randint(1, 4), 6 * 3600.0))
-    spawn("appender-0", appender, source.randint(2, 6))
-    spawn("appender-1", appender, source.randint(1, 4))
-    spawn("compactor-0", compactor, source.randint(1, 3))
-    spawn("compactor-1", compactor, source.randint(1, 3))
-    spawn("retainer-0", retainer, source.randint(1, 3))
-    spawn("reader-0", reader, source.randint(1, 3))
-    if profile == "rush":
-        spawn("compactor-2", compactor, source.randint(2, 4))
-    if source.random() < 0.5:
-        spawn("retainer-1", retainer, source.randint(1, 3))
-    if source.random() < 0.5:
-        spawn("transactor", transactor, source.randint(1, 3))
-    if source.random() < 0.5:
-        spawn("deleter", deleter, source.randint(1, 3))
-    if source.random() < 0.4:
-        spawn("holder", reader, source.randint(1, 3), holding=True)
-    if source.random() < 0.15:
-        run.recreating = True
-        spawn("recreator", recreator, source.randint(1, 2))
-    return run
+        def spawn(name: str, make: Callable[..., Body], turns: int, **more: bool) -> None:
+            skew_ms = 0 if make is retainer else source.choice([0, 0, 0, source.randint(-HOUR_MS, 4 * 60_000)])
+            start_ms = source.randint(0, HOUR_MS) if profile != "rush" else source.randint(0, 100)
+            decide = self.stalling_faults(name, [0.005, 0.02, 0.05], kinds, 0.15 if self.stalling else 0.0, 9 * DAY_MS)
+            self.world.spawn(name, make(self, decide, turns, **more), skew_ms=skew_ms, start_ms=start_ms)
+
+        if profile == LOST:
+            self.lose_objects(source.randint(1, 4), 6 * 3600.0)
+        spawn("appender-0", appender, source.randint(2, 6))
+        spawn("appender-1", appender, source.randint(1, 4))
+        spawn("compactor-0", compactor, source.randint(1, 3))
+        spawn("compactor-1", compactor, source.randint(1, 3))
+        spawn("retainer-0", retainer, source.randint(1, 3))
+        spawn("reader-0", reader, source.randint(1, 3))
+        if profile == "rush":
+            spawn("compactor-2", compactor, source.randint(2, 4))
+        if source.random() < 0.5:
+            spawn("retainer-1", retainer, source.randint(1, 3))
+        if source.random() < 0.5:
+            spawn("transactor", transactor, source.randint(1, 3))
+        if source.random() < 0.5:
+            spawn("deleter", deleter, source.randint(1, 3))
+        if source.random() < 0.4:
+            spawn("holder", reader, source.randint(1, 3), holding=True)
+        if source.random() < 0.15:
+            self.recreating = True
+            spawn("recreator", recreator, source.randint(1, 2))
+
+    def judge(self) -> None:
+        self.count("commits", self.model.commits)
+        if self.model.knows_newest:
+            finish(self)
 
 
-def run_seed(
-    seed: int, runs: list[Run] | None = None, profile: str | None = None, *, bucket: bool = False, inline: int = 0
-) -> Run:
-    """One seed, from the first request to the verdict. Raises what broke; the run is returned otherwise.
-
-    `inline`: records of so many bytes are in commits.
-    """
-    # What a process remembers would hide what is gone.
-    tails = 0 if seed % 2 else 256
-    with small_limits(checkpoint_commits=CHECKPOINT_COMMITS, cached_inline_commits=tails):
-        run = draw(seed, profile, bucket=bucket, inline=inline)
-        run.model.losing = run.losses is not None
-        if runs is not None:
-            runs.append(run)
-        run.world.run()
-        if run.losses is not None:
-            run.counters["lost"] = len(run.losses.lost)
-            run.losses.put_back()
-        if run.model.knows_newest:
-            finish(run)
-    return run
+MAINTENANCE = Simulation(MaintenanceRun, "tests/maintenance/simulation/test_simulation.py")
 
 
 def finish(run: Run) -> None:
     """What was begun long ago lands; then all that maintenance has to do is done, and nothing but the log is left."""
     world = run.world
-    world.landing = True
-    for store in world.stores:
-        store.land()
+    run.land_late_requests()
     run.check()
     root = run.outsider("finish")
     if run.state.deleted:

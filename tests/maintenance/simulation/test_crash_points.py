@@ -96,7 +96,7 @@ def append(run: Run, root: Root, source: random.Random, txn: Txn | None = None) 
 
 def story() -> Run:
     """A topic with closed and open segments, a committed and an aborted transaction."""
-    run = Run(0, CONFIGS)
+    run = Run(0, inline=None, configs=CONFIGS)
     root, source = run.outsider("story"), random.Random(5)
     for n in range(5):
         append(run, root, source)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -17,79 +16,56 @@ from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.testing.faulty_store import Call, Crash, Decide, Fault, FaultKind, Script
 from sparklog.transactions.producer import Transaction, transactional
-from tests.log.simulation.simulated_world import SimulationError
-from tests.maintenance.simulation.interleaved import Run, finish, run_seed
+from tests.maintenance.simulation.interleaved import INTERLEAVED, Run, finish
 from tests.support.crash_points import changes
 from tests.support.records import rows
-from tests.support.replay import repeat_one_seed, replayable
-from tests.support.seeds import INTERLEAVED
+from tests.support.seeds import INTERLEAVED as INTERLEAVED_SEEDS
+from tests.support.simulation.sweeps import BrokenRule, Patch, Sweep, broken_rules, sweeps
+
+WHAT_HAPPENS = ("committed", "shared", "aborted", "pieces seal", "pieces merge", "pieces compact")
 
 
-def check(seed: int) -> Run:
-    """Run a seed; a failure names the seed, how to replay it, and the end of its story."""
-    runs: list[Run] = []
-
-    def story() -> list[str]:
-        return runs[0].world.trace[-40:] if runs else []
-
-    with replayable(seed, "tests/maintenance/simulation/test_interleaved.py", story):
-        return run_seed(seed, runs)
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("seeds", INTERLEAVED.few())
-def test_seeds(seeds: range) -> None:
-    met: Counter[str] = Counter()
-    for seed in seeds:
-        met.update(check(seed).counters)
-    for what in ("committed", "shared", "aborted", "pieces seal", "pieces merge", "pieces compact"):
-        assert met[what] > 2, f"the runs did too little to show anything: {met}"
-    assert met["looks"] > 30 * len(seeds)
+@sweeps(Sweep("disk", INTERLEAVED_SEEDS, at_least=dict.fromkeys(WHAT_HAPPENS, 3), per_seed={"looks": 30}))
+def test_readers_see_all_of_a_transaction_or_none(sweep: Sweep, seeds: range) -> None:
+    assert INTERLEAVED.sweep(sweep, seeds)
 
 
 def test_one_seed() -> None:
-    assert repeat_one_seed(check) > 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seeds", INTERLEAVED.many())
-def test_many_seeds(seeds: range) -> None:
-    for seed in seeds:
-        assert check(seed).world.failure is None
+    assert INTERLEAVED.run_one() > 0
 
 
 # -- is a broken rule noticed?
 
 
-def hidden_here_alone(topic: Topic) -> Snapshot:
-    """Ask other topics for what they have recorded, not for what is decided."""
-    snapshots = {topic.name: topic.log.snapshot()}
-    waiting = list(snapshots[topic.name].state.siblings)
-    while waiting:
-        name = waiting.pop()
-        if name not in snapshots:
-            snapshots[name] = topic.root.engine.log(name).snapshot()
-            waiting += snapshots[name].state.siblings
-    return limited_to(snapshots[topic.name], consistent_ends(snapshots)[topic.name])
+def hidden_here_alone(patch: Patch) -> None:
+    """Compaction polls other topics for the outcomes that they recorded, not for the decisions."""
+
+    def snapshot(topic: Topic) -> Snapshot:
+        snapshots = {topic.name: topic.log.snapshot()}
+        waiting = list(snapshots[topic.name].state.siblings)
+        while waiting:
+            name = waiting.pop()
+            if name not in snapshots:
+                snapshots[name] = topic.root.engine.log(name).snapshot()
+                waiting += snapshots[name].state.siblings
+        return limited_to(snapshots[topic.name], consistent_ends(snapshots)[topic.name])
+
+    patch.setattr(compaction, "visible_snapshot", snapshot)
 
 
-def own_topic_alone(topic: Topic) -> Snapshot:
-    """Do not ask other topics."""
-    return topic.log.snapshot()
+def own_topic_alone(patch: Patch) -> None:
+    """Compaction does not poll other topics."""
+    patch.setattr(compaction, "visible_snapshot", lambda topic: topic.log.snapshot())
 
 
-@pytest.mark.parametrize("rule", [hidden_here_alone, own_topic_alone])
-def test_a_broken_rule_is_found_by_the_seeds_of_every_run(
-    rule: Callable[[Topic], Snapshot], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(compaction, "visible_snapshot", rule)
-    for seed in range(INTERLEAVED.every_run):
-        try:
-            run_seed(seed)
-        except SimulationError as error:
-            assert "see ('producer-" in str(error)  # noqa: PT017
-            return
-    pytest.fail(f"{INTERLEAVED.every_run} seeds passed without this rule: {rule.__doc__}")
+@broken_rules(
+    *(
+        BrokenRule(rule, None, INTERLEAVED_SEEDS.every_range(), message="see ('producer-")
+        for rule in (hidden_here_alone, own_topic_alone)
+    )
+)
+def test_some_seed_of_every_run_fails_without_the_rule(rule: BrokenRule, monkeypatch: Patch) -> None:
+    INTERLEAVED.assert_fails(rule, monkeypatch)
 
 
 # -- a crash at every step
@@ -121,7 +97,7 @@ def story() -> tuple[Run, Transaction]:
 
 
 def compact(run: Run, decide: Decide) -> list[object]:
-    root = run.outsider(decide)
+    root = run.outsider(decide=decide)
     settings = Settings(now_ms=run.world.now_ms)
     reports = compact_root(root, settings, InProcess(), CompactOptions(["u", "w"], roll=True))
     return [failure for report in reports for failure in report.failures]

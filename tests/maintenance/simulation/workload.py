@@ -4,6 +4,7 @@ clean, expire and vacuum; and what is asked of each answer they get."""
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
@@ -24,21 +25,20 @@ from sparklog.log.state.invariants import check_state
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED
-from sparklog.log.topic.root import Root, open_root, topic_of
+from sparklog.log.topic.root import topic_of
 from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_target import AppendOutcome, AppendTarget, WriteOptions
 from sparklog.log.write.append_writer import AppendWriter
 from sparklog.maintenance.work_items import InProcess, Progress, Settings, Work, WorkResult, silent
 from sparklog.retention.retain import retain_topic
-from sparklog.testing.faulty_store import Decide, FaultyStore
+from sparklog.testing.faulty_store import Decide
 from sparklog.testing.world import DAY_MS, HOUR_MS
-from tests.log.simulation.losses import Losses
-from tests.log.simulation.model import State, expect
-from tests.log.simulation.simulated_world import Actor, SimulatedWorld
-from tests.log.simulation.workload import process
+from tests.log.simulation.model import State
 from tests.maintenance.simulation.records import RecordModel, Records, RecordStore, Written
 from tests.support.compaction import compact_topic
 from tests.support.maintaining import maintain
+from tests.support.simulation.runs import SimulatedRun, restarted
+from tests.support.simulation.scheduler import Actor, SimulatedWorld, expect
 
 TOPIC = "t"
 COLUMNS = ("partition", "offset", "key", "value", "timestamp")
@@ -48,78 +48,50 @@ Rows = dict[tuple[int, int], Written]
 
 
 @dataclass
-class Run:
-    """One simulated run: the world, the model, and what the seed has drawn for all."""
+class Run(SimulatedRun):
+    """A run over one topic: the model, and what the seed has drawn for all actors."""
 
-    seed: int
-    configs: Mapping[str, str]
+    configs: Mapping[str, str] = field(default_factory=dict)
     partitions: int = 2
     slots: int | None = None
-    """Of the cleaner's map: few make several passes."""
+    """Slots of the cleaner's map: with few it makes several passes."""
     keys: int = 6
     clean: bool = True
-    """No faults are injected: nothing may fail but by losing a race."""
+    """No faults are injected: work may fail only by losing a race."""
     stalling: bool = False
     """Requests may take days."""
     recreating: bool = False
-    """Somebody deletes the topic and creates it again."""
+    """An actor deletes the topic and creates it again."""
     stale: bool = False
-    """Caches may hide what exists."""
+    """Caches may hide existing objects."""
     slow: float = 0.2
     """How often a writer commits long after it wrote."""
     cron: float = 0.5
-    """How often an actor wakes when others do, at the full hour."""
-    max_steps: int = 60_000
-    counters: dict[str, int] = field(default_factory=dict)
-    losses: Losses | None = None
-    world: SimulatedWorld = field(init=False)
+    """How often an actor wakes with the others, at the full hour."""
     model: RecordModel = field(init=False)
     store: RecordStore = field(init=False)
     _checked: int = -1
 
-    def __post_init__(self) -> None:
-        self._furnish(RecordModel(self._clock))
+    def create_world(self) -> None:
+        self._set_model(RecordModel(self._clock))
         self.outsider("creator").create_topic(TOPIC, partitions=self.partitions, configs=self.configs)
 
-    def _furnish(self, model: RecordModel) -> None:
+    def _set_model(self, model: RecordModel) -> None:
         self.model = model
         self.store = RecordStore(self._clock, model, f"seed-{self.seed}")
-        self.world = SimulatedWorld(self.seed, store=self.store, max_steps=self.max_steps)
+        self.world = SimulatedWorld(self.seed, store=self.store, max_steps=60_000)
 
     def _clock(self) -> int:
         return self.world.now_ms
 
     def fork(self) -> Run:
-        """Another run with the same past."""
+        """Return another run with the same past."""
         other = copy(self)
-        other.counters = {}
-        other._furnish(self.model.copy(other._clock))
+        other.counters = Counter()
+        other._set_model(self.model.copy(other._clock))
         other.store.restore(self.store.snapshot())
         other.world.now_ms = self.world.now_ms
         return other
-
-    def count(self, what: str) -> None:
-        self.counters[what] = self.counters.get(what, 0) + 1
-
-    def outsider(self, name: object, decide: Decide | None = None) -> Root:
-        """Somebody whose requests let nobody go first, fail as `decide` says, and whose sleep moves the clock."""
-        world = self.world
-
-        def sleep(seconds: float) -> None:
-            world.now_ms += round(seconds * 1000)
-
-        env = Env(
-            wall_ms=lambda: world.now_ms,
-            boot_ms=lambda: world.now_ms,
-            sleep=sleep,
-            random=random.Random(f"{self.seed}/outsider {name}"),
-        )
-        store = self.store if decide is None else FaultyStore(self.store, decide, sleep)
-        return open_root(store, create=True, env=env)
-
-    def root(self, actor: Actor, decide: Decide) -> Root:
-        """A new process' view of the root: nothing is remembered from before."""
-        return open_root(actor.store(decide), env=actor.env)
 
     @property
     def state(self) -> State:
@@ -225,11 +197,10 @@ def nap(run: Run, actor: Actor, longest_ms: int = 3 * DAY_MS) -> None:
 
 def lives(run: Run, actor: Actor, turns: int, turn: Callable[[], None], what: str) -> None:
     """`turns` turns by processes that are started again when they die; what fails on purpose is counted."""
-    left = [turns]
+    left = iter(range(turns))
 
     def life() -> None:
-        while left[0] > 0:
-            left[0] -= 1
+        for _ in left:
             try:
                 turn()
             except (Unavailable, Conflict, NotFound, Corrupt, Fenced) as error:
@@ -239,7 +210,7 @@ def lives(run: Run, actor: Actor, turns: int, turn: Callable[[], None], what: st
                 run.count(f"{what} {type(error).__name__}")
             nap(run, actor)
 
-    process(actor, life)
+    restarted(run, actor, life)
 
 
 # -- writing

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -29,18 +30,16 @@ from sparklog.tools.verification.findings import Report
 from sparklog.tools.verification.run import verify_root
 from sparklog.tools.verification.topic_log import CheckedTopic, read_topic
 from sparklog.transactions.producer import transactional
-from tests.log.simulation.model import expect
-from tests.log.simulation.simulated_world import Actor
-from tests.maintenance.simulation.seeds import CHECKPOINT_COMMITS, draw
+from tests.maintenance.simulation.seeds import MaintenanceRun
 from tests.maintenance.simulation.workload import TOPIC, Run
 from tests.support.built_once import built_once
 from tests.support.compaction import compact_topic
 from tests.support.name_caching_store import NameCachingStore
-from tests.support.seeds import VERIFICATION
+from tests.support.seeds import VERIFICATION as VERIFICATION_SEEDS
+from tests.support.simulation.scheduler import Actor, expect
+from tests.support.simulation.sweeps import Simulation, Sweep, sweeps
 from tests.support.small_limits import small_limits
 from tests.tools.verification.whole_root import rows
-
-PROFILES = ("calm", "slow", "rush", "answers", "errors", "crashes", "stalls", "everything")
 
 
 def healthy(call: Call) -> None:
@@ -64,32 +63,45 @@ def verifier(run: Run, met: Counter[str]) -> Callable[[Actor], None]:
     return body
 
 
-def check(seed: int, met: Counter[str]) -> None:
-    with small_limits(checkpoint_commits=CHECKPOINT_COMMITS):
-        run = draw(seed, PROFILES[seed % len(PROFILES)])
+@dataclass
+class VerifiedRun(MaintenanceRun):
+    """The simulation of maintenance with two verifiers."""
+
+    PROFILES = (
+        "calm",
+        "slow",
+        "rush",
+        "answers",
+        "errors",
+        "crashes",
+        "stalls",
+        "everything",
+    )
+
+    def __post_init__(self) -> None:
+        self.profile = self.PROFILES[self.seed % len(self.PROFILES)]
+        super().__post_init__()
+
+    def draw(self) -> None:
+        super().draw()
         for number in range(2):
-            run.world.spawn(f"verifier-{number}", verifier(run, met), start_ms=number * HOUR_MS)
-        run.world.run()
-        report = verify_root(run.store, topics=[TOPIC], env=run.outsider("verify").env)
-        expect(report.sound, f"seed {seed}: {'; '.join(map(str, report.findings))}")
+            self.world.spawn(f"verifier-{number}", verifier(self, self.counters), start_ms=number * HOUR_MS)
+
+    def judge(self) -> None:
+        report = verify_root(self.store, topics=[TOPIC], env=self.outsider("verify").env)
+        expect(report.sound, "; ".join(map(str, report.findings)))
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("seeds", VERIFICATION.few())
-def test_nothing_that_others_do_is_damage(seeds: range) -> None:
-    met: Counter[str] = Counter()
-    for seed in seeds:
-        check(seed, met)
-    assert min(met["looks"], met["files"], met["orphans"]) > len(seeds), dict(met)
+VERIFICATION = Simulation(VerifiedRun, "tests/tools/verification/test_alongside.py")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seeds", VERIFICATION.many())
-def test_many_seeds(seeds: range) -> None:
-    met: Counter[str] = Counter()
-    for seed in seeds:
-        check(seed, met)
-    assert min(met["looks"], met["files"]) > len(seeds)
+@sweeps(Sweep("disk", VERIFICATION_SEEDS, per_seed={"looks": 1, "files": 1, "orphans": 1}))
+def test_concurrent_changes_are_not_damage(sweep: Sweep, seeds: range) -> None:
+    assert VERIFICATION.sweep(sweep, seeds)
+
+
+def test_one_seed() -> None:
+    assert VERIFICATION.run_one() > 0
 
 
 class Interrupted:

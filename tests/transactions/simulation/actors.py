@@ -16,17 +16,14 @@ from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.topic.root import Root, RootView, open_root
 from sparklog.log.write.append_output import inline_file, written_slices
 from sparklog.log.write.append_target import AppendTarget, TopicFiles
-from sparklog.storage.retries import SETTLE_MS
-from sparklog.storage.store import Store
-from sparklog.testing.faulty_store import Crash, Decide, FaultKind
+from sparklog.testing.faulty_store import Decide, FaultKind
 from sparklog.testing.world import DAY_MS
 from sparklog.transactions.completion import collect, resolve_topic
 from sparklog.transactions.producer import Transaction, transactional
 from sparklog.transactions.publishing import publish
-from tests.log.simulation.losses import Losses
-from tests.log.simulation.simulated_world import Actor, SimulatedWorld
-from tests.support.name_caching_store import NameCachingStore
-from tests.transactions.simulation.ledger import WRITTEN_CRC, Ledger, LedgerStore, expect, label
+from tests.support.simulation.runs import SimulatedRun, restarted
+from tests.support.simulation.scheduler import Actor, SimulatedWorld, expect
+from tests.transactions.simulation.ledger import WRITTEN_CRC, Ledger, LedgerStore, label
 
 if TYPE_CHECKING:
     from tests.transactions.simulation.followers import Followed
@@ -51,54 +48,30 @@ class Attempt:
 
 
 @dataclass
-class Run:
-    """One simulated run."""
+class Run(SimulatedRun):
+    """A run over three topics: the ledger, and what each writer was told."""
 
-    seed: int
-    latency_ms: int = 20
     ledger: Ledger = field(default_factory=Ledger)
     attempts: list[Attempt] = field(default_factory=list)
     progress: dict[str, int] = field(default_factory=dict)
     board: dict[str, tuple[int, list[str]]] = field(default_factory=dict)
     """Shared transactions: id -> its number and the jobs that have prepared."""
-    counters: dict[str, int] = field(default_factory=dict)
-    name_ms: int = 0
-    folder_ms: int = 0
-    """How long every machine remembers names (`NameCachingStore`); 0: not at all."""
-    machines: dict[str, NameCachingStore] = field(default_factory=dict)
     followed: list[Followed] = field(default_factory=list)
-    losses: Losses | None = None
-    world: SimulatedWorld = field(init=False)
 
-    def __post_init__(self) -> None:
+    RESTARTS = 4
+    RESTART_PAUSE_S = 3.0
+
+    def create_world(self) -> None:
         store = LedgerStore(lambda: self.world.now_ms, self.ledger, f"seed-{self.seed}")
-        self.world = SimulatedWorld(self.seed, store=store, latency_ms=self.latency_ms, max_steps=40_000)
-        root = open_root(store, create=True, env=Actor(self.world, "setup", lambda actor: None, 0, 0).env)
+        self.world = SimulatedWorld(self.seed, store=store, max_steps=40_000)
+        root = self.outsider("setup")
         for name in TOPICS:
             root.create_topic(name, partitions=2)
 
-    def count(self, what: str) -> None:
-        self.counters[what] = self.counters.get(what, 0) + 1
-
-    def root(self, actor: Actor, decide: Decide, host: str | None = None) -> Root:
-        """A new process' root, on a machine; each actor has one of its own unless `host` says which."""
-        return open_root(self.client(actor.store(decide), host or actor.name), env=actor.env)
-
-    def client(self, store: Store, host: str) -> Store:
-        """A connection of a machine, with what the machine remembers of names."""
-        if not self.name_ms and not self.folder_ms:
-            return store
-        known = self.machines.get(host)
-        if known is None:
-            known = NameCachingStore(store, lambda: self.world.now_ms, name_ms=self.name_ms, folder_ms=self.folder_ms)
-            self.machines[host] = known
-        return known.through(store)
-
     def judge(self) -> None:
         """At the end: what was acknowledged is there, in all topics, once; the rest nowhere; nothing is held back."""
-        short = max(self.name_ms, self.folder_ms) <= SETTLE_MS and self.machines
-        for what in ("reader Unavailable", "follower Unavailable", "query Unavailable") if short else ():
-            expect(not self.counters.get(what), f"a reader gave up, which caches alone are no reason for: {what}")
+        files = (file for topic in self.ledger.files.values() for file in topic)
+        self.count("in memory", sum(file.path.startswith("in memory") for file in files))
         self.world.now_ms += 10 * TIMEOUT_MS
         judge = Actor(self.world, "judge", lambda actor: None, 0, 0)
         root = open_root(self.world.store, env=judge.env)
@@ -201,24 +174,6 @@ def made_up(path: str, parts: tuple[int, ...], crc: int) -> FileSlices:
     )
 
 
-def process(run: Run, actor: Actor, life: Callable[[], None], restarts: int = 4) -> None:
-    """Run a process that may die; it is started again, with nothing remembered."""
-    for _ in range(restarts):
-        try:
-            life()
-            return
-        except Crash as crash:
-            run.count("crashes")
-            actor.note(f"dies: {crash}")
-            actor.sleep(actor.random.random() * 3)
-        except Fenced as error:
-            # What this process had read before its entry was lost.
-            if run.losses is None:
-                raise
-            actor.note(f"stops: {error}")
-            actor.sleep(actor.random.random() * 3)
-
-
 def fill(run: Run, actor: Actor, root: Root, transaction: Transaction, attempt: Attempt, topics: Sequence[str]) -> None:
     for name in topics:
         target = root.topic(name).log.append_target(refresh=False)
@@ -229,12 +184,11 @@ def writer(run: Run, decide: Decide, name: str, rounds: int, pace_s: float) -> C
     """Transactions under one id, one after the other; several such actors are instances that fence one another."""
 
     def body(actor: Actor) -> None:
-        left = [rounds]
+        left = iter(range(rounds))
 
         def life() -> None:
             producer = None
-            while left[0] > 0:
-                left[0] -= 1
+            for _ in left:
                 attempt = Attempt()
                 try:
                     root = run.root(actor, decide) if producer is None else producer.root
@@ -264,7 +218,7 @@ def writer(run: Run, decide: Decide, name: str, rounds: int, pace_s: float) -> C
                     if actor.random.random() < 0.5:
                         producer = None
 
-        process(run, actor, life)
+        restarted(run, actor, life)
 
     return body
 
@@ -307,7 +261,7 @@ def driver(run: Run, decide: Decide, query: str, batches: int, pace_s: float) ->
                     failures, root = failures + 1, None
                     actor.sleep(actor.random.random())
 
-        process(run, actor, life)
+        restarted(run, actor, life)
 
     return body
 
@@ -316,11 +270,10 @@ def sharer(run: Run, decide: Decide, name: str, rounds: int) -> Callable[[Actor]
     """Begins transactions that another job takes part in, waits for it a while, and commits."""
 
     def body(actor: Actor) -> None:
-        left = [rounds]
+        left = iter(range(rounds))
 
         def life() -> None:
-            while left[0] > 0:
-                left[0] -= 1
+            for _ in left:
                 attempt = Attempt()
                 try:
                     root = run.root(actor, decide)
@@ -341,7 +294,7 @@ def sharer(run: Run, decide: Decide, name: str, rounds: int) -> Callable[[Actor]
                 except (Unavailable, Corrupt, BadRequest) as error:
                     attempt.outcome = "aborted" if "is aborted" in str(error) else attempt.outcome
 
-        process(run, actor, life)
+        restarted(run, actor, life)
 
     return body
 
@@ -350,11 +303,10 @@ def joiner(run: Run, decide: Decide, name: str, looks: int) -> Callable[[Actor],
     """Takes part in the transactions of a sharer."""
 
     def body(actor: Actor) -> None:
-        left = [looks]
+        left = iter(range(looks))
 
         def life() -> None:
-            while left[0] > 0:
-                left[0] -= 1
+            for _ in left:
                 actor.sleep(actor.random.random() * 4)
                 if name not in run.board or run.board[name][1]:
                     continue
@@ -373,7 +325,7 @@ def joiner(run: Run, decide: Decide, name: str, looks: int) -> Callable[[Actor],
                     actor.note(f"join: {error}")
                     run.count(f"join {type(error).__name__}")
 
-        process(run, actor, life)
+        restarted(run, actor, life)
 
     return body
 
@@ -395,7 +347,7 @@ def appender(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
                     root = None
                 actor.sleep(actor.random.random() * 5)
 
-        process(run, actor, life)
+        restarted(run, actor, life)
 
     return body
 
@@ -416,7 +368,7 @@ def keeper(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
                     actor.note(f"keeper: {error}")
                 actor.sleep(actor.random.random() * 10)
 
-        process(run, actor, life)
+        restarted(run, actor, life)
 
     return body
 
@@ -426,14 +378,13 @@ def reader(run: Run, decide: Decide, polls: int) -> Callable[[Actor], None]:
     stale_reads = FaultKind.ABSENT in getattr(decide, "kinds", ())
 
     def body(actor: Actor) -> None:
-        left = [polls]
+        left = iter(range(polls))
 
         def life() -> None:
             view = None
             read: dict[tuple[str, int], list[str]] = {}
             stable: dict[tuple[str, int], int] = {}
-            while left[0] > 0:
-                left[0] -= 1
+            for _ in left:
                 try:
                     view = view or RootView(run.root(actor, decide))
                     view.refresh(actor.random.sample(TOPICS, 3))
@@ -486,6 +437,6 @@ def reader(run: Run, decide: Decide, polls: int) -> Callable[[Actor], None]:
                 )
                 expect((all(every) and not part) or not any(every), f"torn for a reader: {attempt}")
 
-        process(run, actor, life)
+        restarted(run, actor, life)
 
     return body

@@ -13,9 +13,10 @@ from sparklog.log.topic.root import RootView, open_root
 from sparklog.testing.faulty_store import Call, Decide, Fault, FaultKind
 from sparklog.transactions.completion import resolve_topic
 from sparklog.transactions.producer import Transaction, transactional
-from tests.log.simulation.simulated_world import Actor
-from tests.log.simulation.workload import Stalls
-from tests.transactions.simulation.actors import TIMEOUT_MS, Attempt, Run, fill, process
+from tests.support.simulation.faults import Stalls
+from tests.support.simulation.runs import restarted
+from tests.support.simulation.scheduler import Actor
+from tests.transactions.simulation.actors import TIMEOUT_MS, Attempt, Run, fill
 
 DELETIONS = "deletions"
 """A profile of its own."""
@@ -60,7 +61,7 @@ def remaker(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
                 run.count("remade")
                 actor.sleep(actor.random.random() * 6)
 
-        process(run, actor, life)
+        restarted(run, actor, life)
 
     return body
 
@@ -69,11 +70,10 @@ def side_writer(run: Run, decide: Decide, name: str, rounds: int) -> Callable[[A
     """Transactions over two topics. Whoever is not told the outcome aborts, and learns it by that."""
 
     def body(actor: Actor) -> None:
-        left = [rounds]
+        left = iter(range(rounds))
 
         def life() -> None:
-            while left[0] > 0:
-                left[0] -= 1
+            for _ in left:
                 attempt, transaction = Attempt(), None
                 try:
                     root = run.root(actor, decide)
@@ -93,7 +93,7 @@ def side_writer(run: Run, decide: Decide, name: str, rounds: int) -> Callable[[A
                 run.count(f"side {attempt.outcome}")
                 actor.sleep(actor.random.random() * 3)
 
-        process(run, actor, life)
+        restarted(run, actor, life)
 
     return body
 
@@ -123,7 +123,7 @@ def side_keeper(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None
                     actor.note(f"{error.code} {error}")
                 actor.sleep(actor.random.random() * 2)
 
-        process(run, actor, life)
+        restarted(run, actor, life)
 
     return body
 
@@ -144,7 +144,7 @@ def side_reader(run: Run, decide: Decide, polls: int) -> Callable[[Actor], None]
                     view = None
                 actor.sleep(actor.random.random() * 2)
 
-        process(run, actor, life)
+        restarted(run, actor, life)
 
     return body
 

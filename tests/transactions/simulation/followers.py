@@ -19,9 +19,9 @@ from sparklog.log.state.slice_table import COMMITTED, PLAIN, Slices
 from sparklog.log.topic.root import RootView
 from sparklog.opening import ROOT, Location
 from sparklog.testing.faulty_store import Decide
-from tests.log.simulation.simulated_world import Actor
-from tests.transactions.simulation.actors import TOPICS, Run, process
-from tests.transactions.simulation.ledger import expect
+from tests.support.simulation.runs import restarted
+from tests.support.simulation.scheduler import Actor, expect
+from tests.transactions.simulation.actors import TOPICS, Run
 
 Place = tuple[str, int]
 Slice = tuple[str, int, int]
@@ -52,14 +52,13 @@ def follower(
     """Reads topics up to their ends, again and again, each time from where it stood."""
 
     def body(actor: Actor) -> None:
-        left = [polls]
+        left = iter(range(polls))
         followed = Followed(actor.name)
         run.followed.append(followed)
 
         def life() -> None:
             view = None
-            while left[0] > 0:
-                left[0] -= 1
+            for _ in left:
                 try:
                     view = view or RootView(run.root(actor, decide, host))
                     view.refresh(topics)
@@ -78,7 +77,7 @@ def follower(
                     view = None
                 actor.sleep(actor.random.random() * pace_s)
 
-        process(run, actor, life)
+        restarted(run, actor, life)
 
     return body
 
@@ -150,7 +149,7 @@ def query(run: Run, decide: Decide, hosts: Sequence[str], batches: int, loss: st
                     followed.positions[topic, int(p)] = offset
             run.count("query batches")
 
-        process(run, actor, life)
+        restarted(run, actor, life)
 
     return body
 

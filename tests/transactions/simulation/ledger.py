@@ -20,7 +20,7 @@ import crc32c
 
 from sparklog.storage.memory import MemoryStore
 from tests.log.simulation.model import parsed
-from tests.log.simulation.simulated_world import SimulationError
+from tests.support.simulation.scheduler import expect
 
 _ENTRY = re.compile(r"([^_/][^/]*|_transactions/[^/]+)/_log/([0-9]{20})\.json\Z")
 N = tuple[str, int]
@@ -39,11 +39,6 @@ def _follows(data: bytes, landed: list[bytes]) -> bool:
     """Return True if the newest entry is the one that an entry was written after."""
     previous: int | None = json.loads(data.partition(b"\n")[0])["prevCrc"]
     return previous == (crc32c.crc32c(landed[-1]) if landed else None)
-
-
-def expect(condition: bool, message: str) -> None:
-    if not condition:
-        raise SimulationError(message)
 
 
 @dataclass(frozen=True)

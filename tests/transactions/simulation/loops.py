@@ -15,9 +15,9 @@ from sparklog.groups.group_state import GroupState
 from sparklog.groups.group_steps import settled
 from sparklog.testing.faulty_store import Decide, FaultKind
 from sparklog.transactions.producer import transactional
-from tests.log.simulation.simulated_world import Actor
-from tests.transactions.simulation.actors import TIMEOUT_MS, TOPICS, Attempt, Run, fill, process
-from tests.transactions.simulation.ledger import expect
+from tests.support.simulation.runs import restarted
+from tests.support.simulation.scheduler import Actor, expect
+from tests.transactions.simulation.actors import TIMEOUT_MS, TOPICS, Attempt, Run, fill
 
 SOURCE = TOPICS[0]
 
@@ -31,13 +31,12 @@ def loop(run: Run, decide: Decide, group: str, name: str, rounds: int, pace_s: f
     """One instance: joins, goes on from what is committed, and ends each step in a transaction of the id `name`."""
 
     def body(actor: Actor) -> None:
-        left = [rounds]
+        left = iter(range(rounds))
 
         def life() -> None:
             producer = member = None
             position = 0
-            while left[0] > 0:
-                left[0] -= 1
+            for _ in left:
                 attempt = Attempt()
                 try:
                     if producer is None or member is None:
@@ -74,7 +73,7 @@ def loop(run: Run, decide: Decide, group: str, name: str, rounds: int, pace_s: f
                     run.count(f"loop {type(error).__name__}")
                     producer = None
 
-        process(run, actor, life)
+        restarted(run, actor, life)
 
     return body
 
@@ -84,12 +83,11 @@ def watcher(run: Run, decide: Decide, group: str, looks: int) -> Callable[[Actor
     stale_reads = FaultKind.ABSENT in getattr(decide, "kinds", ())
 
     def body(actor: Actor) -> None:
-        left = [looks]
+        left = iter(range(looks))
 
         def life() -> None:
             handle, seen = None, 0
-            while left[0] > 0:
-                left[0] -= 1
+            for _ in left:
                 try:
                     handle = handle or Group(run.root(actor, decide), group)
                     state = handle.state()
@@ -108,7 +106,7 @@ def watcher(run: Run, decide: Decide, group: str, looks: int) -> Callable[[Actor
                         seen = 0
                 actor.sleep(actor.random.random() * 3)
 
-        process(run, actor, life)
+        restarted(run, actor, life)
 
     return body
 

@@ -7,7 +7,7 @@ import json
 import crc32c
 import pytest
 
-from tests.log.simulation.simulated_world import SimulationError
+from tests.support.simulation.scheduler import SimulationError
 from tests.transactions.simulation.ledger import WRITTEN_CRC, YOUNG_MS, Ledger, LedgerStore
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -24,14 +24,11 @@ from sparklog.log.topic import root as root_view
 from sparklog.storage.retries import SETTLE_MS, Backoff
 from sparklog.transactions import completion, producer, publishing
 from tests.datasource import test_stream_plan
-from tests.log.simulation.simulated_world import SimulationError
-from tests.support.seeds import starting_with, thinned
+from tests.support.simulation.sweeps import BrokenRule, Patch, broken_rules
 from tests.transactions import test_reading
-from tests.transactions.simulation.seeds import run_seed
+from tests.transactions.simulation.seeds import TRANSACTIONS
 
 pytestmark = pytest.mark.sweep
-
-Patch = pytest.MonkeyPatch
 
 
 def late_slices_join(patch: Patch) -> None:
@@ -132,7 +129,7 @@ def recorded_prepares_are_left_out(patch: Patch) -> None:
 def replays_are_written(patch: Patch) -> None:
     """The replay rule is not asked."""
     for module in (decision, publishing):
-        patch.setattr(module, "decide", lambda entry, key, count, place: BatchVerdict(write=True))
+        patch.setattr(module, "decide", lambda *given: BatchVerdict(write=True))
 
 
 def prepares_after_the_decision(patch: Patch) -> None:
@@ -142,7 +139,7 @@ def prepares_after_the_decision(patch: Patch) -> None:
 
 def groups_do_not_fence(patch: Patch) -> None:
     """A member of an older generation sends its offsets all the same."""
-    patch.setattr(group_steps, "check_member", lambda state, member: None)
+    patch.setattr(group_steps, "check_member", lambda state, member, offsets=(): None)
     patch.setattr(Group, "_outcomes", without_generations(Group._outcomes))
 
 
@@ -180,53 +177,32 @@ def groups_keep_nothing_pending(patch: Patch) -> None:
     patch.setattr(group_steps, "prepare", at_once)
 
 
-@pytest.mark.parametrize(
-    ("mutate", "profile", "seeds"),
-    [
-        (late_slices_join, "everything", starting_with(range(60), 9)),
-        (last_decision_wins, "calm", 200),
-        (commits_are_forgotten_at_once, "calm", 40),
-        (forgotten_is_aborted, "calm", starting_with(range(60, 66), 64)),
-        (forgotten_is_aborted, "names", range(16, 60)),
-        pytest.param(forgotten_is_aborted, "folders", range(16, 100), marks=pytest.mark.slow),
-        (nobody_waits_for_what_is_hidden, "names", range(6, 50)),
-        (nobody_waits_for_what_is_hidden, "folders", range(4, 50)),
-        (streams_do_not_wait, "folders", range(17, 60)),
-        pytest.param(streams_wait_for_the_log_end_alone, "folders", range(300), marks=pytest.mark.slow),
-        (what_is_hidden_is_lost, "hidden", 50),
-        (snapshots_do_not_agree, "calm", 100),
-        (every_partition_to_its_own_end, "zombies", starting_with(range(18, 200), 56)),
-        (nothing_times_out, "crashes", 40),
-        (silence_is_abort, "calm", 40),
-        (recorded_prepares_are_left_out, "calm", 60),
-        (replays_are_written, "crashes", 100),
-        (prepares_after_the_decision, "calm", 40),
-        (groups_do_not_fence, "calm", range(13, 100)),
-        pytest.param(members_do_not_wait_for_what_is_pending, "zombies", range(96, 300), marks=pytest.mark.slow),
-        (commits_do_not_wait_for_groups, "everything", starting_with(range(390, 410), 396)),
-        (groups_keep_nothing_pending, "calm", 60),
-    ],
+@broken_rules(
+    BrokenRule(late_slices_join, "everything", range(60), 9),
+    BrokenRule(last_decision_wins, "calm", range(200)),
+    BrokenRule(commits_are_forgotten_at_once, "calm", range(40)),
+    BrokenRule(forgotten_is_aborted, "calm", range(60, 66), 64),
+    BrokenRule(forgotten_is_aborted, "names", range(16, 60)),
+    BrokenRule(forgotten_is_aborted, "folders", range(16, 100), slow=True),
+    BrokenRule(nobody_waits_for_what_is_hidden, "names", range(6, 50)),
+    BrokenRule(nobody_waits_for_what_is_hidden, "folders", range(4, 50)),
+    BrokenRule(streams_do_not_wait, "folders", range(17, 60)),
+    BrokenRule(streams_wait_for_the_log_end_alone, "folders", range(300), slow=True),
+    BrokenRule(what_is_hidden_is_lost, "hidden", range(50)),
+    BrokenRule(snapshots_do_not_agree, "calm", range(100)),
+    BrokenRule(every_partition_to_its_own_end, "zombies", range(18, 200), 56),
+    BrokenRule(nothing_times_out, "crashes", range(40)),
+    BrokenRule(silence_is_abort, "calm", range(40)),
+    BrokenRule(recorded_prepares_are_left_out, "calm", range(60)),
+    BrokenRule(replays_are_written, "crashes", range(100)),
+    BrokenRule(prepares_after_the_decision, "calm", range(40)),
+    BrokenRule(groups_do_not_fence, "calm", range(13, 100)),
+    BrokenRule(members_do_not_wait_for_what_is_pending, "zombies", range(96, 300), slow=True),
+    BrokenRule(commits_do_not_wait_for_groups, "everything", range(390, 410), 396),
+    BrokenRule(groups_keep_nothing_pending, "calm", range(60)),
 )
-def test_a_broken_rule_is_found(
-    mutate: Callable[[Patch], None], profile: str, seeds: int | Sequence[int], monkeypatch: Patch
-) -> None:
-    """`seeds`: how many from 0 on or, of a rule that few seeds need, first the one that found it last time."""
-    mutate(monkeypatch)
-    found = None
-    for seed in range(seeds) if isinstance(seeds, int) else seeds:
-        try:
-            run_seed(seed, profile=profile)
-        except (SimulationError, Exception) as error:  # noqa: BLE001
-            found = seed, error
-            break
-    assert found is not None, f"{seeds} seeds passed without this rule: {mutate.__doc__}"
-
-
-@pytest.mark.parametrize("step", thinned(3))
-@pytest.mark.parametrize("profile", ["answers", "calm", "crashes", "folders", "names", "zombies"])
-def test_with_all_rules_the_same_seeds_pass(profile: str, step: int) -> None:
-    for seed in range(0, 8, step):
-        assert run_seed(seed, profile=profile).world.failure is None
+def test_some_seed_fails_without_the_rule(rule: BrokenRule, monkeypatch: Patch) -> None:
+    TRANSACTIONS.assert_fails(rule, monkeypatch)
 
 
 @pytest.mark.parametrize(

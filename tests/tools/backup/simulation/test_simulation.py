@@ -1,111 +1,68 @@
-"""Many stories by seed; a few here, more by hand: `python -m tests.tools.backup.simulation.test_simulation 0 5000`."""
+"""Backups of a root in use, judged by what can be restored from each of them."""
 
 from __future__ import annotations
 
-import sys
-from collections import Counter
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 
-from sparklog.errors import SparklogError
 from sparklog.log.journal.clocks import Env
 from sparklog.storage.store import Store
 from sparklog.tools.backup import backing_up, copying, repository
-from tests.log.simulation.simulated_world import SimulationError
-from tests.support.seeds import BACKUPS, BACKUPS_IN_A_BUCKET, BACKUPS_INLINE, BACKUPS_WITH_CACHES
-from tests.tools.backup.simulation.workload import run
+from tests.support import seeds as numbers
+from tests.support.simulation.faults import CACHES
+from tests.support.simulation.sweeps import Sweep, sweeps
+from tests.tools.backup.simulation.workload import BACKUPS
+
+RESTORED = dict.fromkeys(("backups", "transactions", "times restored"), 1)
+
+
+@sweeps(
+    Sweep("disk", numbers.BACKUPS, at_least={**RESTORED, "deaths": 1, "vacuums that deleted": 1, "clones": 1}),
+    Sweep(
+        "bucket",
+        numbers.BACKUPS_IN_A_BUCKET,
+        settings=lambda seed: {"bucket": True},
+        at_least={**RESTORED, "deaths": 1, "prunes": 1},
+    ),
+    Sweep(
+        "records in commits",
+        numbers.BACKUPS_INLINE,
+        settings=lambda seed: {"inline": 1000, "bucket": seed % 4 == 3},
+        at_least={**RESTORED, "clones": 1},
+    ),
+    *(Sweep(f"cached {profile}", numbers.BACKUPS_WITH_CACHES, profile) for profile in CACHES),
+)
+def test_a_restored_root_is_consistent(sweep: Sweep, seeds: range) -> None:
+    assert BACKUPS.sweep(sweep, seeds)
+
+
+def test_one_seed() -> None:
+    assert BACKUPS.run_one() > 0
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("seeds", BACKUPS.few())
-def test_whatever_the_seed_what_is_restored_is_consistent(seeds: range) -> None:
-    total: Counter[str] = Counter()
-    for seed in seeds:
-        total.update(run(seed).counters)
-    wanted = ("backups", "deaths", "transactions", "vacuums that deleted", "times restored", "clones")
-    assert all(total[what] for what in wanted), total
+def test_a_seed_is_one_run() -> None:
+    BACKUPS.assert_repeats(2)
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("seeds", BACKUPS_IN_A_BUCKET.few())
-def test_whatever_the_seed_in_a_bucket_as_well(seeds: range) -> None:
-    total: Counter[str] = Counter()
-    for seed in seeds:
-        total.update(run(seed, bucket=True).counters)
-    assert all(total[what] for what in ("backups", "deaths", "prunes", "transactions", "times restored")), total
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("seeds", BACKUPS_INLINE.few())
-def test_whatever_the_seed_with_records_in_commits_as_well(seeds: range) -> None:
-    total: Counter[str] = Counter()
-    for seed in seeds:
-        total.update(run(seed, inline=1000, bucket=seed % 4 == 3).counters)
-    assert all(total[what] for what in ("backups", "transactions", "times restored", "clones")), total
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seeds", BACKUPS_INLINE.many())
-def test_more_seeds_with_records_in_commits(seeds: range) -> None:
-    for seed in seeds:
-        assert run(seed, inline=1000, bucket=seed % 4 == 3).counters
-
-
-@pytest.mark.sweep
-def test_a_seed_is_one_story() -> None:
-    assert run(2).world.trace == run(2).world.trace
-
-
-@pytest.mark.parametrize(("seed", "caches"), [(16, "folders"), (19, "names"), (10_006, "names")])
-def test_where_the_machine_that_makes_backups_remembers_names(seed: int, caches: str) -> None:
-    assert run(seed, caches).counters["backups"]
+@pytest.mark.parametrize(("seed", "profile"), [(16, "folders"), (19, "names"), (10_006, "names")])
+def test_backups_of_a_machine_that_caches_names(seed: int, profile: str) -> None:
+    assert BACKUPS.run(seed, profile).counters["backups"]
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("bucket", [False, True])
-def test_a_false_answer_that_is_believed_shows_in_a_bucket_alone(bucket: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An object that a manifest names, or the mark of a run, is not there although the store said that it exists."""
+def test_trusting_a_false_exists_breaks_backups_only_in_a_bucket(bucket: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An object that a manifest names, or the mark of a run, is missing although the store said that it exists."""
 
     def heedless(store: Store, key: str, data: bytes, env: Env) -> None:
         store.create(key, data)
 
     for module in (repository, backing_up, copying):
         monkeypatch.setattr(module, "create_or_read", heedless)
-    with pytest.raises((SparklogError, SimulationError)) if bucket else nullcontext():
+    run = partial(BACKUPS.run, bucket=bucket)
+    with pytest.raises(AssertionError, match="seed") if bucket else nullcontext():
         for seed in (4, 8, 15):
-            assert run(seed, bucket=bucket).counters
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("caches", ["names", "folders"])
-@pytest.mark.parametrize("seeds", BACKUPS_WITH_CACHES.many())
-def test_more_seeds_where_names_are_remembered(seeds: range, caches: str) -> None:
-    for seed in seeds:
-        assert run(seed, caches).counters
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seeds", BACKUPS_IN_A_BUCKET.many())
-def test_more_seeds_in_a_bucket(seeds: range) -> None:
-    for seed in seeds:
-        assert run(seed, bucket=True).counters
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seeds", BACKUPS.many())
-def test_more_seeds(seeds: range) -> None:
-    """In parts: each a minute or two where nothing else runs, far below pytest's timeout where much does."""
-    for seed in seeds:
-        assert run(seed).counters
-
-
-if __name__ == "__main__":
-    counted: Counter[str] = Counter()
-    for number in range(int(sys.argv[1]), int(sys.argv[2])):
-        try:
-            counted.update(run(number).counters)
-        except BaseException as error:
-            print("seed", number, type(error).__name__, error, flush=True)
-            raise
-    print(dict(counted))
+            assert run(seed).counters

@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from unittest import mock
 
 from sparklog.compaction.clean_plan import plan_cleaning
 from sparklog.compaction.merge_plan import plan_merges
@@ -19,7 +18,6 @@ from sparklog.compaction.seal_plan import plan_sealing
 from sparklog.errors import NotFound, SparklogError
 from sparklog.groups.lag import Groups
 from sparklog.log.journal.clocks import Env
-from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.topic.cloning import clone_topic
 from sparklog.log.topic.root import Root, open_root
 from sparklog.maintenance.work_items import InProcess, Settings
@@ -34,11 +32,11 @@ from sparklog.tools.backup.repository import Repository, prune
 from sparklog.tools.backup.restore_point import Wanted
 from sparklog.tools.backup.restoring import restore
 from sparklog.transactions.producer import transactional
-from tests.log.simulation.model import expect
-from tests.log.simulation.simulated_world import Actor, SimulatedWorld, _BatonStore
 from tests.support.compaction import compact_topic
-from tests.support.name_caching_store import NameCachingStore
-from tests.support.small_limits import small_limits
+from tests.support.simulation.faults import CACHES
+from tests.support.simulation.runs import SimulatedRun
+from tests.support.simulation.scheduler import Actor, ActorStore, SimulatedWorld, expect
+from tests.support.simulation.sweeps import Simulation
 from tests.tools.backup.backup_world import batch, end_what_is_open, rows_of
 
 TOPICS = ("a", "b")
@@ -48,60 +46,61 @@ Rows = dict[tuple[int, int], tuple[bytes | None, bytes | None, int]]
 
 
 @dataclass
-class Story:
-    """A run: the world with the source's store, the place of backups, and who was told what."""
+class BackupRun(SimulatedRun):
+    """Writers, jobs and backups of one root: the world has its store, `repository` is the store of the backups.
 
-    seed: int
-    world: SimulatedWorld = field(init=False)
-    place: MemoryStore = field(init=False)
-    shared_place: Store = field(init=False)
-    """The place as processes reach it: itself, or a bucket around it."""
+    Profiles: `names` and `folders` are caches of the machine that makes backups, and no requests fail; `faults`.
+    """
+
     acknowledged: list[tuple[int, bytes]] = field(default_factory=list)
     """When a writer was told that its value is in the log."""
-    counters: dict[str, int] = field(default_factory=dict)
-    name_ms: int = 0
-    folder_ms: int = 0
-    """How long the machine that makes backups remembers names (`NameCachingStore`); 0: not at all."""
-    machine: NameCachingStore | None = None
 
-    def __post_init__(self) -> None:
+    STREAM = "backup"
+
+    def create_world(self) -> None:
         self.world = SimulatedWorld(self.seed, max_steps=200_000)
-        self.place = MemoryStore(lambda: self.world.now_ms, f"place-{self.seed}")
-        self.shared_place = self.place
+        self.repository = MemoryStore(lambda: self.world.now_ms, f"place-{self.seed}")
+        self.shared_repository: Store = self.repository
+        """The repository as processes reach it: itself, or a bucket around it."""
         root = self.outsider()
         for name in TOPICS:
             root.create_topic(name, configs={"file.delete.delay.ms": str(HOUR_MS), "segment.bytes": "500"})
 
-    def count(self, what: str) -> None:
-        self.counters[what] = self.counters.get(what, 0) + 1
+    def limits(self) -> dict[str, float]:
+        return {"checkpoint_commits": 7}
 
-    def client(self, store: Store) -> Store:
-        """A connection of the machine that makes backups."""
-        if not self.name_ms and not self.folder_ms:
-            return store
-        if self.machine is None:
-            now = lambda: self.world.now_ms  # noqa: E731
-            self.machine = NameCachingStore(store, now, name_ms=self.name_ms, folder_ms=self.folder_ms)
-        return self.machine.through(store)
+    def draw(self) -> None:
+        source = self.source
+        if self.profile in CACHES:
+            names = self.profile == "names"
+            self.name_ms, self.folder_ms = (LONGEST_CACHE_MS, 0) if names else (0, LONGEST_CACHE_MS)
+        if self.bucket:
+            # A prune needs listings of the repository that are not late: S3, Azure and Google have them.
+            self.shared_repository = self.world.bucket(self.repository, late_ms=0)
+        rates = [0.0, 0.001, 0.003, 0.01] if self.bucket else [0.0, 0.0, 0.003, 0.01]
+        rate = 0.0 if self.profile in CACHES else source.choice(rates)
+        spawn = self.world.spawn
+        for number in range(2):
+            spawn(f"writer-{number}", writer(self, rate, source.randint(5, 15)))
+            spawn(f"mover-{number}", mover(self, rate, source.randint(4, 10)))
+        spawn("consumer", consumer(self, source.randint(2, 6)))
+        spawn("keeper", keeper(self, source.randint(2, 5)))
+        if self.bucket:
+            spawn("pruner", pruner(self, source.randint(3, 9)))
+        spawn("backup", keeper_of_backups(self, rate, source.randint(3, 6)))
 
-    def outsider(self, store: MemoryStore | None = None) -> Root:
-        """Somebody whose requests let nobody go first."""
-        world = self.world
-        env = Env(
-            wall_ms=lambda: world.now_ms,
-            boot_ms=lambda: world.now_ms,
-            sleep=lambda seconds: None,
-            random=random.Random(f"{self.seed}/{len(self.counters)}"),
-        )
-        return open_root(world.store if store is None else store, create=True, env=env)
+    def judge(self) -> None:
+        for store in self.world.stores:
+            store.land()
+        check(self, self.source)
 
 
 class Life:
     """One process: faults by chance, and death at one of its requests, after which it makes none."""
 
-    def __init__(self, story: Story, name: str, rate: float, dies_at: int | None = None) -> None:
-        kinds = (*BUCKET_FAULTS, *ERRORS[-2:]) if story.world.is_bucket else ERRORS
-        self.chances = Seeded(random.Random(f"{story.seed}/{name}"), rate, kinds if rate else (), 600.0)
+    def __init__(self, run: BackupRun, name: str, rate: float, dies_at: int | None = None) -> None:
+        kinds = (*BUCKET_FAULTS, *ERRORS[-2:]) if run.world.is_bucket else ERRORS
+        self.chances = Seeded(random.Random(f"{run.seed}/{name}"), rate, kinds if rate else (), 600.0)
         self.dies_at = dies_at
         self.calls = 0
 
@@ -112,11 +111,11 @@ class Life:
         return self.chances(call)
 
 
-def false_answers(story: Story, life: Life, name: str) -> Decide:
+def false_answers(run: BackupRun, life: Life, name: str) -> Decide:
     """Also let every tenth create in a bucket say falsely that its object exists."""
-    if not story.world.is_bucket:
+    if not run.world.is_bucket:
         return life
-    answers = Seeded(random.Random(f"{story.seed}/answers/{name}"), 0.1, (FaultKind.TWICE, FaultKind.FALSE_EXISTS))
+    answers = Seeded(random.Random(f"{run.seed}/answers/{name}"), 0.1, (FaultKind.TWICE, FaultKind.FALSE_EXISTS))
     return lambda call: life(call) or answers(call)
 
 
@@ -124,17 +123,17 @@ def nap(actor: Actor, longest_ms: int) -> None:
     actor.sleep(actor.random.random() * longest_ms / 1000)
 
 
-def writer(story: Story, rate: float, turns: int) -> Callable[[Actor], None]:
+def writer(run: BackupRun, rate: float, turns: int) -> Callable[[Actor], None]:
     """Appends a value to one topic at a time."""
 
     def body(actor: Actor) -> None:
-        store, root = actor.store(Life(story, actor.name, rate)), None
+        store, root = actor.store(Life(run, actor.name, rate)), None
         for turn in range(turns):
             name, value = actor.random.choice(TOPICS), b"%s.%d" % (actor.name.encode(), turn)
             try:
                 root = root or open_root(store, env=actor.env)
                 root.topic(name).append(batch([value]))
-                story.acknowledged.append((story.world.now_ms, value))
+                run.acknowledged.append((run.world.now_ms, value))
             except SparklogError as error:
                 actor.note(str(error))
             nap(actor, actor.random.choice([1000, 20 * 60_000]))
@@ -142,11 +141,11 @@ def writer(story: Story, rate: float, turns: int) -> Callable[[Actor], None]:
     return body
 
 
-def mover(story: Story, rate: float, turns: int) -> Callable[[Actor], None]:
+def mover(run: BackupRun, rate: float, turns: int) -> Callable[[Actor], None]:
     """Writes a value to both topics, with the offset of a group, in one transaction; some it aborts or leaves."""
 
     def body(actor: Actor) -> None:
-        store = actor.store(Life(story, actor.name, rate))
+        store = actor.store(Life(run, actor.name, rate))
         name = actor.name.encode()
         for turn in range(turns):
             try:
@@ -158,8 +157,8 @@ def mover(story: Story, rate: float, turns: int) -> Callable[[Actor], None]:
                 fate = actor.random.random()
                 if fate < 0.8:
                     writing.commit()
-                    story.acknowledged.append((story.world.now_ms, b"%s.%d" % (name, turn)))
-                    story.count("transactions")
+                    run.acknowledged.append((run.world.now_ms, b"%s.%d" % (name, turn)))
+                    run.count("transactions")
                 elif fate < 0.9:
                     writing.prepare()
                     writing.abort()
@@ -170,7 +169,7 @@ def mover(story: Story, rate: float, turns: int) -> Callable[[Actor], None]:
     return body
 
 
-def consumer(story: Story, turns: int) -> Callable[[Actor], None]:
+def consumer(run: BackupRun, turns: int) -> Callable[[Actor], None]:
     """Commits the ends of the topics as what it has read."""
 
     def body(actor: Actor) -> None:
@@ -195,24 +194,24 @@ def plans(env: Env) -> Plans:
     )
 
 
-def keeper(story: Story, turns: int) -> Callable[[Actor], None]:
+def keeper(run: BackupRun, turns: int) -> Callable[[Actor], None]:
     """Compaction and retention of all topics, and a clone now and then."""
 
     def body(actor: Actor) -> None:
         for turn in range(turns):
             root = open_root(actor.store(), env=actor.env)
-            settings, planners = Settings(now_ms=story.world.shared.now_ms()), plans(actor.env)
+            settings, planners = Settings(now_ms=run.world.shared.now_ms()), plans(actor.env)
             for name in root.topics():
                 compact_topic(
                     root.topic(name), settings, InProcess(), CompactOptions(roll=turn % 2 == 0), plans=planners
                 )
-            for report in retain_root(root, Settings(now_ms=story.world.shared.now_ms())):
+            for report in retain_root(root, Settings(now_ms=run.world.shared.now_ms())):
                 if report.vacuum is not None and report.vacuum.objects:
-                    story.count("vacuums that deleted")
+                    run.count("vacuums that deleted")
             if actor.random.random() < 0.3:
                 try:
                     clone_topic(root, actor.random.choice(TOPICS), f"clone-{turn}")
-                    story.count("clones")
+                    run.count("clones")
                 except SparklogError as error:
                     actor.note(str(error))
             nap(actor, 2 * HOUR_MS)
@@ -220,52 +219,52 @@ def keeper(story: Story, turns: int) -> Callable[[Actor], None]:
     return body
 
 
-def keeper_of_backups(story: Story, rate: float, turns: int) -> Callable[[Actor], None]:
+def keeper_of_backups(run: BackupRun, rate: float, turns: int) -> Callable[[Actor], None]:
     """Backs up, dies in the middle, tries again; sometimes drops what is old."""
 
     def body(actor: Actor) -> None:
         for turn in range(turns):
             dies_at = actor.random.randrange(5, 250) if actor.random.random() < 0.5 else None
-            life = Life(story, f"{actor.name}/{turn}", rate, dies_at)
-            store = story.client(actor.store(life))
-            inner = _BatonStore(actor)
-            inner.inner = story.shared_place
-            there = FaultyStore(inner, false_answers(story, life, f"{actor.name}/{turn}"), actor.sleep)
+            life = Life(run, f"{actor.name}/{turn}", rate, dies_at)
+            store = run.client(actor.store(life), actor.name)
+            inner = ActorStore(actor)
+            inner.inner = run.shared_repository
+            there = FaultyStore(inner, false_answers(run, life, f"{actor.name}/{turn}"), actor.sleep)
             try:
                 root = open_root(store, env=actor.env)
-                if story.machine is not None:
+                if run.machines:
                     look(root, actor)
                 back_up(root, there, at_once=1)
-                story.count("backups")
-                if actor.random.random() < (0.6 if story.world.is_bucket else 0.2):
-                    prune(there, keep=1 if story.world.is_bucket else 3, env=actor.env)
-                    story.count("prunes")
+                run.count("backups")
+                if actor.random.random() < (0.6 if run.world.is_bucket else 0.2):
+                    prune(there, keep=1 if run.world.is_bucket else 3, env=actor.env)
+                    run.count("prunes")
             except Crash:
-                story.count("deaths")
+                run.count("deaths")
             except SparklogError as error:
                 actor.note(f"backup: {error.code} {error}")
-                story.count(f"backup {error.code}")
+                run.count(f"backup {error.code}")
             # In a bucket what comes soon after meets listings that are late.
-            nap(actor, 20_000 if story.world.is_bucket and actor.random.random() < 0.5 else 3 * HOUR_MS)
+            nap(actor, 20_000 if run.world.is_bucket and actor.random.random() < 0.5 else 3 * HOUR_MS)
 
     return body
 
 
-def pruner(story: Story, turns: int) -> Callable[[Actor], None]:
+def pruner(run: BackupRun, turns: int) -> Callable[[Actor], None]:
     """Drops old backups from another machine, whatever the other does at that moment."""
 
     def body(actor: Actor) -> None:
-        inner = _BatonStore(actor)
-        inner.inner = story.shared_place
-        there = FaultyStore(inner, false_answers(story, Life(story, actor.name, 0.0), actor.name), actor.sleep)
+        inner = ActorStore(actor)
+        inner.inner = run.shared_repository
+        there = FaultyStore(inner, false_answers(run, Life(run, actor.name, 0.0), actor.name), actor.sleep)
         for _ in range(turns):
             nap(actor, actor.random.choice([20_000, HOUR_MS]))
             try:
                 prune(there, keep=1, env=actor.env)
-                story.count("prunes")
+                run.count("prunes")
             except SparklogError as error:
                 actor.note(f"prune: {error.code} {error}")
-                story.count(f"prune {error.code}")
+                run.count(f"prune {error.code}")
 
     return body
 
@@ -281,74 +280,43 @@ def look(root: Root, actor: Actor) -> None:
         nap(actor, 20_000)
 
 
-def run(seed: int, caches: str | None = None, *, bucket: bool = False, inline: int = 0) -> Story:
-    """One seed, from the first request to the verdict. Raises what broke.
-
-    `caches`: the machine that makes backups remembers names, one by one ("names") or by folder ("folders"), and no
-    requests fail. `inline`: records of so many bytes are in commits.
-    """
-    source = random.Random(f"backup {seed}")
-    small = mock.patch.object(TopicConfigs, "inline_records_bytes", inline)
-    with small, small_limits(checkpoint_commits=7):
-        story = Story(seed)
-        if caches is not None:
-            story.name_ms, story.folder_ms = (LONGEST_CACHE_MS, 0) if caches == "names" else (0, LONGEST_CACHE_MS)
-        if bucket:
-            story.world.as_bucket()
-            # A prune needs listings of the place that are not late: S3, Azure and Google have them.
-            story.shared_place = story.world.bucket(story.place, late_ms=0)
-        rate = (
-            source.choice([0.0, 0.001, 0.003, 0.01] if bucket else [0.0, 0.0, 0.003, 0.01]) if caches is None else 0.0
-        )
-        for number in range(2):
-            story.world.spawn(f"writer-{number}", writer(story, rate, source.randint(5, 15)))
-            story.world.spawn(f"mover-{number}", mover(story, rate, source.randint(4, 10)))
-        story.world.spawn("consumer", consumer(story, source.randint(2, 6)))
-        story.world.spawn("keeper", keeper(story, source.randint(2, 5)))
-        if bucket:
-            story.world.spawn("pruner", pruner(story, source.randint(3, 9)))
-        story.world.spawn("backup", keeper_of_backups(story, rate, source.randint(3, 6)))
-        story.world.run()
-        for store in story.world.stores:
-            store.land()
-        check(story, source)
-    return story
+BACKUPS = Simulation(BackupRun, "tests/tools/backup/simulation/test_simulation.py")
 
 
-def check(story: Story, source: random.Random) -> None:
+def check(run: BackupRun, source: random.Random) -> None:
     """Every backup can be restored, and so can what lies between."""
     # What a dead run left in the place counts for some hours.
-    story.world.now_ms += 7 * HOUR_MS
-    root = story.outsider()
+    run.world.now_ms += 7 * HOUR_MS
+    root = run.outsider()
     end_what_is_open(root)
-    last = back_up(root, story.place, at_once=1)
+    last = back_up(root, run.repository, at_once=1)
     held = {name: rows_of(root.topic(name)) for name in root.topics()}
-    manifests = Repository.open(story.place).manifests()
+    manifests = Repository.open(run.repository).manifests()
     for manifest in manifests:
-        restored = restored_root(story, Wanted(number=manifest.number))
+        restored = restored_root(run, Wanted(number=manifest.number))
         found = {name: rows_of(restored.topic(name)) for name in restored.topics()}
-        check_root(story, restored, held, manifest.started_ms)
+        check_root(run, restored, held, manifest.started_ms)
         if manifest.number == last.number:
             expect(found == held, f"backup {manifest.number} holds something else than the source")
     for _ in range(3):
         time_ms = source.randint(manifests[0].started_ms, manifests[-1].started_ms)
         try:
-            restored = restored_root(story, Wanted(time_ms=time_ms))
+            restored = restored_root(run, Wanted(time_ms=time_ms))
         except NotFound as error:
             expect("can be restored as of" in str(error), str(error))
-            story.count("times lost")
+            run.count("times lost")
             continue
-        check_root(story, restored, held, time_ms)
-        story.count("times restored")
+        check_root(run, restored, held, time_ms)
+        run.count("times restored")
 
 
-def restored_root(story: Story, wanted: Wanted) -> Root:
-    target = MemoryStore(lambda: story.world.now_ms, f"restored-{story.seed}")
-    restore(story.place, target, wanted, at_once=1, env=story.outsider().env)
-    return story.outsider(target)
+def restored_root(run: BackupRun, wanted: Wanted) -> Root:
+    target = MemoryStore(lambda: run.world.now_ms, f"restored-{run.seed}")
+    restore(run.repository, target, wanted, at_once=1, env=run.outsider().env)
+    return run.outsider(store=target)
 
 
-def check_root(story: Story, root: Root, held: dict[str, Rows], since_ms: int) -> None:
+def check_root(run: BackupRun, root: Root, held: dict[str, Rows], since_ms: int) -> None:
     """What a restored root must be whatever came between."""
     where = f"restored as of {since_ms}"
     end_what_is_open(root)
@@ -364,8 +332,8 @@ def check_root(story: Story, root: Root, held: dict[str, Rows], since_ms: int) -
     expect(moved["a"] == moved["b"], f"{where}: torn {sorted(moved['a'] ^ moved['b'])[:5]}")
     there = {row[1] for name in TOPICS for row in found[name].values()}
     # A backup may lack what the machine that made it did not see yet.
-    seen_ms = since_ms - max(story.name_ms, story.folder_ms)
-    lost = [value for time_ms, value in story.acknowledged if time_ms < seen_ms and value not in there]
+    seen_ms = since_ms - max(run.name_ms, run.folder_ms)
+    lost = [value for time_ms, value in run.acknowledged if time_ms < seen_ms and value not in there]
     expect(not lost, f"{where}: lost {lost[:5]}, acknowledged before")
     for number in range(2):
         own = f"mover-{number}"

@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 
-from sparklog.errors import SparklogError
 from sparklog.log.journal.clocks import Env
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import ObjectInfo, ObjectWriter, Store
@@ -22,11 +21,17 @@ from sparklog.testing.bucket_store import BucketStore
 from sparklog.testing.faulty_store import Crash, Decide, FaultyStore
 from sparklog.testing.world import START_MS, World
 from sparklog.testing.wrapper_stores import WrapperStore
-from tests.log.simulation.at_once import no_threads
+from tests.support.simulation.request_order import no_threads
 
 
 class SimulationError(AssertionError):
     """The code under test broke a promise (or never came to an end)."""
+
+
+def expect(condition: bool, message: str) -> None:
+    """Raise `SimulationError` with the message unless the condition holds."""
+    if not condition:
+        raise SimulationError(message)
 
 
 class _Stop(BaseException):
@@ -180,7 +185,7 @@ class Actor:
 
     def store(self, decide: Decide = lambda call: None) -> FaultyStore:
         """A connection of this actor to the shared store, failing as `decide` says."""
-        store = FaultyStore(_BatonStore(self), decide, self.sleep)
+        store = FaultyStore(ActorStore(self), decide, self.sleep)
         self.world.stores.append(store)
         return store
 
@@ -212,7 +217,7 @@ class Actor:
             self.world._ended(self)
 
 
-class _BatonStore(WrapperStore):
+class ActorStore(WrapperStore):
     """The shared store as one actor sees it: every request lets the others go first."""
 
     needs_probe = False
@@ -266,13 +271,3 @@ class _BatonStore(WrapperStore):
         self.inner.delete(key)
 
     # No hand-over in `now_ms`: reading the store's clock changes nothing that another actor could see.
-
-
-def attempt(actor: Actor, what: str, action: Callable[[], object]) -> SparklogError | None:
-    """Run `action`; the error it raised on purpose, if any (anything else is a failure of the code under test)."""
-    try:
-        action()
-    except SparklogError as error:
-        actor.note(f"{what}: {error.code} {error}")
-        return error
-    return None

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from sparklog.log.journal.names import LOG_FOLDER, entry_number
 from sparklog.storage.memory import MemoryStore
-from tests.log.simulation.simulated_world import Actor, SimulatedWorld, SimulationError
+from tests.support.simulation.scheduler import Actor, SimulatedWorld, SimulationError
 
 YOUNG_MS = 15_000
 """What is younger is not lost: a process that has a journal open looks every ten seconds for what is lost."""

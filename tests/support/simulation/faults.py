@@ -1,0 +1,43 @@
+"""What goes wrong in a simulated run: kinds of faults, and stalls that last longer than any timeout."""
+
+from __future__ import annotations
+
+import random
+
+from sparklog.testing.bucket_store import BUCKET_FAULTS
+from sparklog.testing.faulty_store import Call, Decide, Fault, FaultKind
+
+ERRORS = (FaultKind.ERROR_BEFORE, FaultKind.ERROR_AFTER, FaultKind.LATE)
+ANSWERS = (FaultKind.TWICE, FaultKind.FALSE_EXISTS, FaultKind.ABSENT)
+CRASHES = (FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER)
+DAMAGE = (FaultKind.SHORT, FaultKind.FLIP)
+DELAYS = (FaultKind.DELAY, FaultKind.DELAY_AFTER)
+LOST = "lost"
+"""The profile in which journal objects disappear."""
+CACHES = ("names", "folders")
+"""Profiles in which each machine caches names, one by one or by folder (`NameCachingStore`)."""
+
+
+def bucket_faults(kinds: tuple[FaultKind, ...]) -> tuple[FaultKind, ...]:
+    """Return those of these kinds that a client of a bucket can meet."""
+    return tuple(kind for kind in kinds if kind in BUCKET_FAULTS + CRASHES)
+
+
+class Stalls:
+    """Adds long stalls to another plan of faults: before a request takes effect, or before its response arrives.
+
+    `rate` applies to creating a commit, where a stall can do harm; other requests stall a tenth as often.
+    """
+
+    def __init__(self, inner: Decide, source: random.Random, rate: float, longest_ms: int) -> None:
+        self.inner = inner
+        self.source = source
+        self.rate = rate
+        self.longest_ms = longest_ms
+        self.kinds = getattr(inner, "kinds", ())
+
+    def __call__(self, call: Call) -> Fault | None:
+        rate = self.rate if call.label == "create:commit" else self.rate / 10
+        if self.source.random() < rate:
+            return Fault(self.source.choice(DELAYS), self.source.uniform(0.3, self.longest_ms / 1000))
+        return self.inner(call)
