@@ -140,7 +140,7 @@ class _TaskSink:
             self._pending[fullest] = 0
 
     def _writer(self, topic: str) -> AppendWriter:
-        from sparklog.log.write.append_output import task_bytes
+        from sparklog.log.write.append_output import task_inline_bytes
         from sparklog.log.write.append_target import WriteOptions
         from sparklog.log.write.append_writer import AppendWriter
 
@@ -149,16 +149,16 @@ class _TaskSink:
         target = self._targets[topic]
         sink = self._plan.options
         options = WriteOptions(sink.codec or "zstd", sink.level, buffer_bytes=sink.buffer_bytes)
-        target = replace(target, inline_bytes=task_bytes(target.inline_bytes))
+        target = replace(target, inline_bytes=task_inline_bytes(target.inline_bytes))
         return AppendWriter(target, options, seed=self._seed, checked_root=self._root is not None)
 
     def _target(self, topic: str) -> AppendTarget:
         if self._root is None:
-            from sparklog.log.write.append_writer import refuse_other_root
+            from sparklog.log.write.append_target import check_root_id
 
             # Once per task, and not again with each topic and each file: it costs a request.
             root = root_at(self._plan.location)
-            refuse_other_root(root.location, self._plan.root_id or "", root.id)
+            check_root_id(root.location, self._plan.root_id or "", root.id)
             self._root = root
         return topic_at(self._root, topic, self._plan.options).log.append_target(refresh=False)
 

@@ -21,7 +21,7 @@ from sparklog.log.journal.numbered_objects import READ_AHEAD
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.embedded_commits import BLOCK_COMMITS, commits_to_read
 from sparklog.log.topic.root import REMOTE_POLL_MS, poll_pause_ms
-from sparklog.log.write.append_output import inline_file_bytes, task_bytes
+from sparklog.log.write.append_output import inline_file_bytes, task_inline_bytes
 
 PUT_BYTES = 8 << 20
 """A data object up to this size is one PUT, a larger one a multipart upload in parts of it."""
@@ -209,7 +209,7 @@ class Workload:
         slices = self.tasks * self.partitions
         most = TopicConfigs().inline_records_bytes
         of_task = inline_file_bytes(self.partitions, ceil(nbytes / self.tasks))
-        return inline_file_bytes(slices, nbytes) <= most and of_task <= task_bytes(most)
+        return inline_file_bytes(slices, nbytes) <= most and of_task <= task_inline_bytes(most)
 
     @property
     def gb(self) -> float:

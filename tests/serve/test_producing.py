@@ -265,7 +265,7 @@ async def appending(path: Path) -> AsyncIterator[Callable[..., Awaitable[list[Co
 
 
 def test_a_commit_is_not_looked_for_before_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks, look, topic = list[str](), TopicLog.look, topic_of(tmp_path)
+    looks, look, topic = list[str](), TopicLog.refresh_checking_root, topic_of(tmp_path)
 
     def counted(log: TopicLog) -> Any:
         looks.extend([log.topic] if log is not topic.log else [])

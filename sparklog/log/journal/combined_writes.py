@@ -1,6 +1,6 @@
-"""One entry for the steps of several threads: members of a group that live in one process.
+"""One journal entry for the steps of several threads, such as members of a group that live in one process.
 
-Each step is judged on the state that the one before it made, and each thread gets what its own step raised.
+Each step gets the state that the previous step returned, and each thread gets the error of its own step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class CombinedWrites(Generic[E]):
         self._group: GroupCommit[Step[E], E] = GroupCommit(log.title, self._write_all)
 
     def write(self, step: Step[E]) -> E:
-        """As `EntryLog.write`. `Unavailable`: the outcome is unknown, of all steps of the entry."""
+        """Write as `EntryLog.write`. Raises `Unavailable` if the outcome of all steps of the entry is unknown."""
         return self._group.submit(step)
 
     def _write_all(self, steps: Sequence[Step[E]]) -> list[E | SparklogError]:
@@ -38,7 +38,7 @@ class CombinedWrites(Generic[E]):
                 except SparklogError as error:
                     errors[index] = error
             if latest is None and errors:
-                # The log reads on and asks again: the state may not have been the latest.
+                # The state may not have been the latest: the log reads on and calls this again.
                 raise next(iter(errors.values()))
             return latest
 

@@ -1,14 +1,14 @@
 """Group commit: the requests of several threads of a process, committed together by one of them.
 
-A commit costs durable writes, and threads that commit to one journal at once lose races against one another. So one
-commit is in flight at a time, and requests that arrive meanwhile share the next one:
+A commit costs durable writes, and threads that commit to one journal concurrently lose races against one another. So
+one commit is in flight at a time, and requests that arrive during it share the next one:
 
 1. Thread A submits a request and commits it.
 2. B and C submit theirs and wait for A.
 3. A returns. B commits its request and C's together.
 4. C finds the outcome of its request and returns.
 
-A request that meets no other is committed at once by its own thread: it does not wait, and no thread is started.
+A lone request is committed immediately by its own thread, without a wait and without a new thread.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class _Request(Generic[T, R]):
 class GroupCommit(Generic[T, R]):
     """Commits items that threads submit; `title` names their journal in errors.
 
-    `commit` is called by one thread at a time. It returns an outcome or an error for each item, in order, or raises the
-    error of all of them.
+    One thread at a time calls `commit`. It returns an outcome or an error for each item, in order, or raises the error
+    of all of them.
     """
 
     def __init__(self, title: str, commit: Callable[[Sequence[T]], Sequence[R | SparklogError]]) -> None:
@@ -51,7 +51,7 @@ class GroupCommit(Generic[T, R]):
         self._in_flight = ForkLock()
 
     def submit(self, item: T) -> R:
-        """Commit an item, with those of other threads if there are any, and return its outcome or raise its error."""
+        """Commit an item together with those of waiting threads, and return its outcome or raise its error."""
         request: _Request[T, R] = _Request(item, os.getpid())
         self._pending.append(request)
         try:
@@ -60,7 +60,7 @@ class GroupCommit(Generic[T, R]):
                 if is_own:
                     self._commit_pending(request.process)
         except BaseException:
-            # If the thread was interrupted while it waited, no other one must commit its item later.
+            # If the thread was interrupted while it waited, no other thread must commit its item later.
             with suppress(ValueError):
                 self._pending.remove(request)
             raise
@@ -73,12 +73,16 @@ class GroupCommit(Generic[T, R]):
 
     def _commit_pending(self, process: int) -> None:
         """Commit all pending requests, except those that a forked process has copied from its parent."""
-        taken = [self._pending.popleft() for _ in range(len(self._pending))]
-        requests = [request for request in taken if request.process == process]
+        requests, items = list[_Request[T, R]](), list[T]()
+        for _ in range(len(self._pending)):
+            request = self._pending.popleft()
+            if request.process == process:
+                requests.append(request)
+                items.append(request.item)
         try:
-            outcomes = self._commit([request.item for request in requests])
+            outcomes = self._commit(items)
         except BaseException as error:
-            message = f"{self._title}: the thread that committed was interrupted; outcome unknown"
+            message = f"{self._title}: the committing thread was interrupted; the outcome is unknown"
             shared = error if isinstance(error, Exception) else Unavailable(message, is_unknown=True)
             for request in requests:
                 request.outcome = shared

@@ -481,8 +481,9 @@ class Journal(ABC, Generic[S, E, D]):
         if stored != data:
             reached("journal: an earlier attempt of the writer landed late")
             entry = self._decode_all([stored], number)[0]
-        created = self._extend(replace(base, seen=seen, checked=seen), (entry,))
-        return Advance(self._publish(created), (entry,))
+        created = self._extend(base, (entry,))
+        latest = SeenState(created.state, seen, seen, created.checkpoint, created.tail_bytes)
+        return Advance(self._publish(latest), (entry,))
 
     def _wait_and_read_on(self, base: SeenState[S], tries: int) -> Advance[S, E]:
         """Wait a random time, then read on: a request that this writer made before a stall may succeed as late."""

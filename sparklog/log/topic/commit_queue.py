@@ -1,30 +1,39 @@
 """The appends of one topic, from files to commits.
 
-Every append ends here: those of `Topic.append`, of producers, of the server, of Spark's writer and of transactions. One
-commit of a process is in flight at a time, and appends that arrive meanwhile share the next one if nothing in it is an
-append's own: a writer's batch, a transaction, sequences of Kafka's producers (`group_commit` has the steps).
+All appends end here: those of `Topic.append`, of producers, of the server, of Spark's writer and of transactions. A
+process has one commit in flight at a time. Appends that arrive during it share the next one (`group_commit` has the
+steps), except those that need a commit of their own: a writer's batch, a transaction, and batches of Kafka producers.
 
-An append makes these requests. On a disk they are made one after the other; in a bucket, those in parentheses at once.
+An append makes these requests. On a disk they are made one after the other; in a bucket, those in parentheses are made
+in parallel.
 
-| append                                                 | on a disk                   | in a bucket                  |
-|--------------------------------------------------------|-----------------------------|------------------------------|
-| `Topic.append` of a table                              | next, [root, file], root,   | (next, root, file), create,  |
-|                                                        | create, before              | before                       |
-| `Topic.append` of other data                           | the same                    | (next, root), file, create,  |
-|                                                        |                             | before                       |
-| `Topic.append` of a small table, within a second of a  | the same                    | create, before               |
-| commit of this process that met no other writer        |                             |                              |
-| files of Spark and transactions, batches of the server | root, create, before        | (next, root), create, before |
+| append                                                   | on a disk                 | in a bucket                  |
+|----------------------------------------------------------|---------------------------|------------------------------|
+| `Topic.append` of a table                                | next, [root, file], root, | (next, root, file), create,  |
+|                                                          | create, before            | before                       |
+| `Topic.append` of other data                             | the same                  | (next, root), file, create,  |
+|                                                          |                           | before                       |
+| optimistic: `Topic.append` of a small table, less than a | the same                  | create, before               |
+| second after a commit of this process that did not race  |                           |                              |
+| files of Spark and transactions, batches of the server   | root, create, before      | (next, root), create, before |
 
 * `next`: read the commit after the latest known one; there is none
 * `file`: write an append file; no `[root, file]` if the rows go into the commit (`inline.records.bytes`)
-* `root`: read the root's id, is it the one that was opened?
+* `root`: read the root's id, and check that it is the one that was opened
 * `create`: create the commit, with the offsets of all its slices
-* `before`: read the commit before it, is it the one that it was made after?
+* `before`: read the commit before it, and check that it is the one that the new commit follows
 
-If another process has created that commit, it is read, the append is judged again by the new state, and the next number
+If another process has created that commit, it is read, the append is checked against the new state, and the next number
 is created (`sparklog.log.journal.journal`). An error says whether anything was written: `Unavailable` with `is_unknown`
 leaves that open, for all appends of the commit.
+
+An optimistic append in a bucket, by Writer A:
+
+1. A commits version 7, which followed the state that A knew, and has checked the root for it.
+2. Less than a second later, A encodes a small table for the state at version 7 and creates commit 8.
+3. If 8 is new, the append is done, without a request for the latest state.
+4. If Writer B has created 8, A reads it. If B has changed configs or partitions, or the topic rejects the rows, A
+   encodes the table again for the latest state and appends it like any other.
 """
 
 from __future__ import annotations
@@ -40,26 +49,25 @@ from sparklog.log.journal.group_commit import GroupCommit
 from sparklog.log.journal.names import append_path
 from sparklog.log.state.append_offsets import AppendIntent
 from sparklog.log.state.commit import Txn
-from sparklog.log.state.commit_intents import Nothing
 from sparklog.log.state.commit_log import CommitLog, CommitOutcome
 from sparklog.log.state.slices import FileSlices, content_of
 from sparklog.log.state.topic_state import TopicState
 from sparklog.log.state.writer_runs import TXN, KafkaWriterKey, WriterKey
 from sparklog.log.topic.expiring import warn_of_times
-from sparklog.log.write.append_output import placed
+from sparklog.log.write.append_output import place_inline_records
 from sparklog.log.write.append_target import AppendOutcome, AppendTarget, appended, appended_each
 
 _LOG = logging.getLogger("sparklog.log")
 
 
 class PreparedAppend(NamedTuple):
-    """Files that tasks wrote for `target` and no commit names yet: all of them are published at once, or none.
+    """Files that tasks wrote for `target` and that no commit references yet. They are published atomically.
 
-    * `writer`: the batch of a writer that they are, which is published once
-    * `txn`: the transaction that they are prepared for
-    * `kafka_writers`: Kafka's producers whose batches are in them
-    * `inline`: records that are not written may go into the commit
-    * `is_optimistic`: prepared by the state known here; `Conflict` if the topic has other configs or partitions by now
+    * `writer`: the batch of a writer that the files are, which is published once
+    * `txn`: the transaction that the files are prepared for
+    * `kafka_writers`: the Kafka producers whose batches are in the files
+    * `inline`: small files may become inline records of the commit
+    * `is_optimistic`: prepared for the cached state; `Conflict` if the topic's configs or partitions have changed
     """
 
     files: Sequence[FileSlices]
@@ -72,7 +80,7 @@ class PreparedAppend(NamedTuple):
 
     def shares_commit_with(self, other: PreparedAppend) -> bool:
         needs_own = self._needs_own_commit or other._needs_own_commit
-        return not needs_own and self.target.takes_rows_as(other.target)
+        return not needs_own and self.target.accepts_files_for(other.target)
 
     @property
     def _needs_own_commit(self) -> bool:
@@ -84,24 +92,31 @@ class PreparedAppend(NamedTuple):
         return sum([sum(file.records) for file in self.files])
 
 
+class _LastCommit(NamedTuple):
+    """A commit of this process that directly followed the state it knew, and when the root was checked for it."""
+
+    version: int
+    root_checked: ClockReading
+
+
 class CommitQueue:
     """Publishes the appends of one topic: see the module. Threads share it."""
 
     def __init__(self, log: CommitLog, root_id: str) -> None:
         self._log = log
         self._root_id = root_id
-        self._group: GroupCommit[PreparedAppend, AppendOutcome] = GroupCommit(log.title, self._commit_in_groups)
+        self._group: GroupCommit[PreparedAppend, AppendOutcome] = GroupCommit(log.title, self._commit_all)
+        self._last: _LastCommit | None = None
+        """None if the last commit raced with another writer's."""
         self._epochs: dict[tuple[str, str], int] = {}
-        """By writer and run: the epoch that the run has here."""
-        self._last: tuple[int, ClockReading] | None = None
-        """The version of the last commit, and when the root was looked at for it; None if it met another writer."""
+        """The epoch of each (writer, run) in this topic."""
 
     def publish(self, attempts: Iterable[PreparedAppend]) -> AppendOutcome:
         """Publish the first of several preparations of the same rows that the topic accepts.
 
-        If an optimistic one is refused, the next is made: by a later state the topic may accept the rows.
+        If the topic rejects an optimistic one, the next is prepared: by a later state it may accept the rows.
         """
-        refusal: SparklogError | None = None
+        rejection: SparklogError | None = None
         for append in attempts:
             append.target.check_belongs_to(self._root_id, self._log.topic)
             if append.writer is not None:
@@ -111,33 +126,37 @@ class CommitQueue:
             except (BadRequest, Conflict) as error:
                 if not append.is_optimistic:
                     raise
-                refusal = error
-        assert refusal is not None
-        raise refusal
+                rejection = error
+        assert rejection is not None
+        raise rejection
 
     def optimistic_target(self, known: AppendTarget) -> AppendTarget | None:
-        """Return the target of the state known here if rows may be published without a request for the latest state.
+        """Return the target of the cached state if rows may be published without reading the latest state.
 
-        That is so if the last commit is this process's own, met no other writer, and the root was looked at less than a
-        second ago.
+        That is so if the last commit is this process's own, did not race with another writer's, and checked the root
+        less than a second ago.
         """
-        if self._last is None:
+        last = self._last
+        if last is None or last.version != known.read_version:
             return None
-        version, root_checked = self._last
-        is_fresh = version == known.read_version and self._log.env.now().is_soon_after(root_checked)
-        return replace(known, root_checked=root_checked) if is_fresh else None
+        is_fresh = self._log.env.now().is_soon_after(last.root_checked)
+        return replace(known, root_checked=last.root_checked) if is_fresh else None
 
-    def _commit_in_groups(self, appends: Sequence[PreparedAppend]) -> list[AppendOutcome | SparklogError]:
+    def _commit_all(self, appends: Sequence[PreparedAppend]) -> list[AppendOutcome | SparklogError]:
+        """Commit appends in as few commits as possible, in order; return the outcome of each."""
         groups = [[appends[0]]]
         for append in appends[1:]:
             if append.shares_commit_with(groups[-1][0]):
                 groups[-1].append(append)
             else:
                 groups.append([append])
-        return [outcome for group in groups for outcome in self._outcomes(group)]
+        outcomes: list[AppendOutcome | SparklogError] = []
+        for group in groups:
+            outcomes += self._outcomes(group)
+        return outcomes
 
     def _outcomes(self, appends: Sequence[PreparedAppend]) -> Sequence[AppendOutcome | SparklogError]:
-        """Commit appends together; if the topic refuses them, commit each alone, so that only the wrong ones fail."""
+        """Commit appends together; if the topic rejects them, commit each alone, so that only invalid ones fail."""
         try:
             return self._commit(appends)
         except (BadRequest, Conflict, NotFound) as error:
@@ -149,34 +168,36 @@ class CommitQueue:
         return [outcome for append in appends for outcome in self._outcomes([append])]
 
     def _commit(self, appends: Sequence[PreparedAppend]) -> list[AppendOutcome]:
-        """Commit appends together; what is an append's own is that of the first."""
-        append, log = appends[0], self._log
-        target, state = append.target, self._head_to_append_to()
-        writer = None if append.writer is None else self._known_writer(append.writer, append.files)
-        files = placed(
-            *(log.store, log.topic, [file for append in appends for file in append.files]),
-            max_inline_bytes=target.inline_bytes if append.inline else 0,
-            new_path=lambda: append_path(state.version, log.env.new_id()),
-        )
+        """Commit appends together. Only an append that needs its own commit has a writer, `txn` or `kafka_writers`."""
+        append, target, log = appends[0], appends[0].target, self._log
+        state = self._state_without_kafka_transactions()
+        files = self._placed_files(appends, state)
         now_ms = log.env.wall_ms()
-        is_optimistic = any(append.is_optimistic for append in appends)
-        written_for = (target.partitions, target.configs) if is_optimistic else None
+        is_optimistic = True in [append.is_optimistic for append in appends]
         intent = AppendIntent(
-            target.topic_id, tuple(files), now_ms, writer, append.txn, append.kafka_writers, written_for
+            target.topic_id,
+            tuple(files),
+            now_ms,
+            key=self._completed_key(append),
+            txn=append.txn,
+            kafka_writers=append.kafka_writers,
+            written_for=(target.partitions, target.configs) if is_optimistic else None,
         )
         root_checked = appends[-1].target.root_checked
+        # The journal checks the root, unless the writer has done so within the last second.
         outcome = log.commit(intent, state, root_checked=root_checked)
-        self._remember(outcome, state, root_checked, writer)
+        self._remember_commit(outcome, state, root_checked)
+        self._remember_epoch(outcome, append.writer)
         if outcome.nothing is not None:
-            return [_outcome_of_nothing(outcome.nothing, writer)]
+            return [_skipped(outcome, append.writer)]
         if not target.configs.log_append_time:
             warn_of_times(self._root_id, log.topic, target.configs, files, now_ms)
         if len(appends) == 1:
             return [appended(outcome.commit, intent.count)]
         return appended_each(outcome.commit, [append.files for append in appends])
 
-    def _head_to_append_to(self) -> TopicState:
-        """Return the head known here, after ending transactions that Kafka left open in an imported topic."""
+    def _state_without_kafka_transactions(self) -> TopicState:
+        """Return the cached state, after ending transactions that Kafka left open in an imported topic."""
         state = self._log.current().topic_state
         if state.kafka_open:
             from sparklog.log.write.kafka_markers import end_before_append
@@ -185,25 +206,41 @@ class CommitQueue:
             state = self._log.current().topic_state
         return state
 
-    def _known_writer(self, writer: WriterKey, files: Sequence[FileSlices]) -> WriterKey:
-        """Return a writer with the content of its batch, and the epoch that its run has here."""
-        epoch = self._epochs.get((writer.id, writer.run or "")) if writer.epoch is None else writer.epoch
-        return replace(writer, epoch=epoch, content=content_of({self._log.topic: [file.counts for file in files]}))
+    def _placed_files(self, appends: Sequence[PreparedAppend], state: TopicState) -> list[FileSlices]:
+        """Return the files of all appends, with inline files joined, and written if they are too large together."""
+        log, append = self._log, appends[0]
+        return place_inline_records(
+            log.store,
+            log.topic,
+            append.files if len(appends) == 1 else [file for each in appends for file in each.files],
+            max_inline_bytes=append.target.inline_bytes if append.inline else 0,
+            new_path=lambda: append_path(state.version, log.env.new_id()),
+        )
 
-    def _remember(
-        self, outcome: CommitOutcome, before: TopicState, root_checked: ClockReading | None, writer: WriterKey | None
-    ) -> None:
-        """Remember the epoch of a writer's run, and whether this process commits without meeting another writer."""
-        commit = outcome.commit
-        is_next = commit is not None and commit.version == before.version + 1
-        self._last = (before.version + 1, root_checked) if is_next and root_checked is not None else None
-        if writer is not None and writer.run is not None:
-            entry = outcome.state.registry.get(writer.id)
-            if entry is not None and entry.run == writer.run:
-                self._epochs[writer.id, writer.run] = entry.epoch or 0
+    def _completed_key(self, append: PreparedAppend) -> WriterKey | None:
+        """Return the key of a writer's batch with the batch's content, and the epoch that its run has here."""
+        key = append.writer
+        if key is None:
+            return None
+        epoch = self._epochs.get((key.id, key.run or "")) if key.epoch is None else key.epoch
+        return replace(key, epoch=epoch, content=content_of({self._log.topic: [file.counts for file in append.files]}))
+
+    def _remember_commit(self, outcome: CommitOutcome, before: TopicState, root_checked: ClockReading | None) -> None:
+        """Remember whether this process has committed directly after the state that it knew."""
+        is_next = outcome.commit is not None and outcome.commit.version == before.version + 1
+        self._last = _LastCommit(before.version + 1, root_checked) if is_next and root_checked is not None else None
+
+    def _remember_epoch(self, outcome: CommitOutcome, writer: WriterKey | None) -> None:
+        if writer is None or writer.run is None:
+            return
+        entry = outcome.state.registry.get(writer.id)
+        if entry is not None and entry.run == writer.run:
+            self._epochs[writer.id, writer.run] = entry.epoch or 0
 
 
-def _outcome_of_nothing(nothing: Nothing, writer: WriterKey | None) -> AppendOutcome:
+def _skipped(outcome: CommitOutcome, writer: WriterKey | None) -> AppendOutcome:
+    nothing = outcome.nothing
+    assert nothing is not None
     if nothing.skipped and writer is not None and writer.mode == TXN:
         _LOG.warning("%s", nothing.note)
     return AppendOutcome(nothing.version, {}, {}, 0, nothing.skipped, nothing.note)

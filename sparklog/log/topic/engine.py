@@ -1,6 +1,6 @@
-"""A root and its topics as engines use them: `root.engine` and `topic.log`.
+"""A root and its topics as other packages of sparklog use them: `root.engine` and `topic.log`.
 
-The command line, Spark, transactions, maintenance, import and export commit intents and publish files by `TopicLog`.
+The command line, Spark, transactions, maintenance, import and export commit intents and publish files with `TopicLog`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError
 from sparklog.log.decisions.decision_log import DecisionLogs, read_snapshot
@@ -44,7 +44,7 @@ _LOG = logging.getLogger("sparklog.log")
 
 
 class RootEngine:
-    """The logs of a root: one handle for each in this process, so that its state is cached."""
+    """The journals of a root. This process has one handle for each, which caches its state."""
 
     def __init__(self, store: Store, root_id: str, env: Env) -> None:
         self.store = store
@@ -56,16 +56,16 @@ class RootEngine:
         self._logs: dict[str, TopicLog] = {}
         self._entries: dict[str, EntryLog[Any]] = {}
         self._combined: dict[str, CombinedWrites[Any]] = {}
-        self._made = 0
+        self._handles_created = 0
 
     def ensure_probed(self) -> None:
-        """Check, once a day in each process that commits, that the store keeps its promises."""
+        """Check, once a day in each process that commits, that the store gives the guarantees that commits need."""
         from sparklog.log.journal.probe_results import ensure_probed
 
         ensure_probed(self.store, self.env.wall_ms)
 
     def by_store_clock(self, wall_ms: int) -> int:
-        """Return a time of this machine's clock by the store's. `Unavailable` if this clock is far ahead."""
+        """Convert a time of this machine's clock to the store's. Raises `Unavailable` if this clock is far ahead."""
         self._access.guard.check()
         return self._access.guard.store_ms(wall_ms)
 
@@ -73,7 +73,7 @@ class RootEngine:
         """Return the log of a topic, which may not exist."""
         log = self._logs.get(topic)
         if log is None:
-            self._make_room()
+            self._evict_missing()
             log = self._logs.setdefault(topic, TopicLog(self, topic, self._access))
         return log
 
@@ -82,14 +82,14 @@ class RootEngine:
         prefix = kind.prefix(id_)
         log = self._entries.get(prefix)
         if log is None:
-            self._make_room()
+            self._evict_missing()
             log = self._entries.setdefault(prefix, EntryLog(self._access, kind, id_))
         return log
 
-    def _make_room(self) -> None:
-        """Now and then forget the names under which nothing is: clients of a server may ask for any number of them."""
-        self._made += 1
-        if self._made % HANDLES_PER_SWEEP:
+    def _evict_missing(self) -> None:
+        """Periodically evict handles of missing topics and ids, because clients of a server may ask for any number."""
+        self._handles_created += 1
+        if self._handles_created % HANDLES_PER_SWEEP:
             return
         for handles in (self._logs, self._entries):
             for name, log in list(handles.items()):
@@ -99,18 +99,21 @@ class RootEngine:
                     self._combined.pop(name, None)
 
     def combined(self, log: EntryLog[E]) -> CombinedWrites[E]:
-        """Return what writes entries of a log for all threads of this process."""
+        """Return the writer that combines the entries of all threads of this process for a log."""
         writes = self._combined.get(log.prefix)
         return self._combined.setdefault(log.prefix, CombinedWrites(log)) if writes is None else writes
 
     def folders(self) -> Iterator[str]:
-        """Yield the names of topics, those of deleted ones too."""
+        """Yield the names of all topics, including deleted ones."""
         return topic_names(self.store)
 
     def topics(
         self, failures: list[SparklogError] | None = None, wanted: Callable[[str], bool] | None = None
     ) -> list[str]:
-        """List the topics, or those of wanted names: a listing, and a request for each. `failures`: as `read_each`."""
+        """List the topics whose names `wanted` accepts: one listing, and a request per name.
+
+        The errors of topics that cannot be read are added to `failures`, or raised if that is None.
+        """
         exists = read_each(self.store, self.exists, sorted(filter(wanted, self.folders())), failures)
         return [name for name in exists if exists[name]]
 
@@ -118,28 +121,28 @@ class RootEngine:
         return self.log(topic).refresh().topic_state.exists
 
     def create(self, topic: str, intent: Intent) -> TopicLog:
-        """Commit an intent that creates a topic. `Conflict` if it exists or only case tells it from another."""
-        self._refuse_same_but_case(topic)
+        """Commit an intent that creates a topic. Raises `Conflict` if its name differs from another only in case."""
+        self._check_differs_in_more_than_case(topic)
         log = self.log(topic)
         log.refresh()
         created = log.commit(intent).commit
         try:
-            # Of two that were created at once, each sees the other here, or one of them above.
-            self._refuse_same_but_case(topic)
+            # If two such topics are created concurrently, at least one creator sees the other, above or here.
+            self._check_differs_in_more_than_case(topic)
         except Conflict as clash:
-            if created is None or log.take_back(created):
+            if created is None or log.withdraw(created):
                 raise
-            _LOG.warning("%s; another process uses '%s' already, so it stays", clash, topic)
+            _LOG.warning("%s; another process uses '%s' already, so it is kept", clash, topic)
         count, location = log.state(refresh=False).partitions, self.store.location
         CREATED_TOPIC.info("created topic %s with %d partition%s in %s", topic, count, "s" * (count > 1), location)
         return log
 
-    def _refuse_same_but_case(self, topic: str) -> None:
+    def _check_differs_in_more_than_case(self, topic: str) -> None:
         folders = list(self.folders())
         for other in folders:
             if other == topic or other.lower() != topic.lower():
                 continue
-            # On a file system that ignores case both would be one folder: the name of a deleted topic counts as well.
+            # On a file system that ignores case both would be one directory, so deleted topics count as well.
             if topic not in folders or self.exists(other):
                 raise Conflict(
                     f"topic '{topic}' differs only in case from '{other}', which exists or existed; choose another name"
@@ -147,7 +150,7 @@ class RootEngine:
 
 
 class TopicLog(CommitLog):
-    """The log of a topic: what is committed to it, and how."""
+    """The log of a topic, to commit intents and appends to."""
 
     def __init__(self, engine: RootEngine, topic: str, access: RootAccess) -> None:
         super().__init__(access, topic, engine.decisions.resolve)
@@ -155,11 +158,11 @@ class TopicLog(CommitLog):
         self._queue: CommitQueue | None = None
 
     def state(self, refresh: bool = True) -> TopicState:
-        """Return the state without slices. `NotFound` if the topic was deleted."""
+        """Return the state without slices. Raises `NotFound` if the topic was deleted."""
         return self.existing(refresh).topic_state
 
     def read_snapshot(self) -> Snapshot:
-        """Return the newest state as readers see it."""
+        """Return the latest state as readers see it."""
         return read_snapshot(self.engine.decisions, self)
 
     def commit(
@@ -169,8 +172,8 @@ class TopicLog(CommitLog):
         self.engine.ensure_probed()
         return super().commit(intent, origin, root_checked=root_checked)
 
-    def take_back(self, created: Commit) -> bool:
-        """Delete a topic just created, if it is still there; False if it has another commit: then it stays."""
+    def withdraw(self, created: Commit) -> bool:
+        """Delete a topic that was just created; return False if it has another commit, and so is kept."""
         from sparklog.log.state.commit_intents import DeleteIntent
 
         try:
@@ -183,7 +186,7 @@ class TopicLog(CommitLog):
 
     @property
     def queue(self) -> CommitQueue:
-        """What publishes the appends of all threads of this process."""
+        """The queue that publishes the appends of all threads of this process."""
         if self._queue is None:
             from sparklog.log.topic.commit_queue import CommitQueue
 
@@ -192,69 +195,81 @@ class TopicLog(CommitLog):
         return self._queue
 
     def append_target(self, refresh: bool = True) -> AppendTarget:
+        """Return the target of the latest state or, without `refresh`, of the cached one."""
         return self._target(self.refresh_checking_root() if refresh else None)
 
     def append(self, data: ArrowData, options: WriteOptions | None, writer: WriterKey | None) -> AppendOutcome:
         """Write rows and publish them."""
-        return self.queue.publish(self._prepared(data, options, writer, at_once=True))
+        return self.queue.publish(self._attempts(data, options, writer))
 
     def write(
         self, data: ArrowData, options: WriteOptions | None, writer: WriterKey | None
     ) -> tuple[Sequence[FileSlices], AppendTarget]:
-        """Write rows as files that no commit names yet."""
-        (append,) = self._prepared(data, options, writer, at_once=False)
+        """Write rows as files that no commit references yet."""
+        *_, append = self._attempts(data, options, writer, is_optimistic_allowed=False)
         return append.files, append.target
 
-    def _prepared(
-        self, data: ArrowData, options: WriteOptions | None, writer: WriterKey | None, *, at_once: bool
+    def _attempts(
+        self,
+        data: ArrowData,
+        options: WriteOptions | None,
+        writer: WriterKey | None,
+        *,
+        is_optimistic_allowed: bool = True,
     ) -> Iterator[PreparedAppend]:
-        """Write rows, with `at_once` by the state known here first if that may do, and then by the latest state.
+        """Yield rows written for the cached state, if that may be enough, and then rows written for the latest one.
 
-        On a store with round trips, a table is written by the state known here while the latest one is read. If the
-        topic takes rows otherwise by now (partitions, configs), they are written again, and the vacuum deletes the
-        first files.
+        Only tables on a remote store are written for the cached state: other data can be read only once, and reading
+        the latest state of a local topic takes no time.
         """
         from sparklog.log.topic.commit_queue import PreparedAppend
         from sparklog.log.write.arrow_data import is_table, write_files
 
-        def written(target: AppendTarget, is_optimistic: bool = False) -> PreparedAppend:
+        def write(target: AppendTarget) -> PreparedAppend:
             files = write_files(data, target, self.env, options=options, writer=writer)
-            return PreparedAppend(files, target, writer, is_optimistic=is_optimistic)
+            return PreparedAppend(files, target, writer)
 
         if writer is not None:
             writer.check()
-        if not is_table(data) or (known := self._known_target()) is None:
-            yield written(self.append_target())
+        cached = self._cached_target() if is_table(data) else None
+        if cached is None:
+            yield write(self.append_target())
             return
-        unlooked = self.queue.optimistic_target(known) if at_once and data.nbytes <= known.inline_bytes // 2 else None
-        if unlooked is not None:
+        is_small = is_table(data) and data.nbytes <= cached.inline_bytes // 2
+        target = self.queue.optimistic_target(cached) if is_small and is_optimistic_allowed else None
+        if target is not None:
             with suppress(BadRequest, Conflict):
-                yield written(unlooked, is_optimistic=True)
-        yield self._written_while_looking(written, known)
+                yield write(target)._replace(is_optimistic=True)
+        yield self._written_while_refreshing(write, cached)
 
-    def _written_while_looking(
-        self, written: Callable[[AppendTarget], PreparedAppend], known: AppendTarget
+    def _written_while_refreshing(
+        self, write: Callable[[AppendTarget], PreparedAppend], cached: AppendTarget
     ) -> PreparedAppend:
-        def early() -> PreparedAppend | SparklogError:
+        """Write rows for the cached state while the latest state is read in parallel.
+
+        If the topic's partitions or configs have changed, the rows are written again, and the vacuum deletes the first
+        files.
+        """
+        from sparklog.log.topic.commit_queue import PreparedAppend
+
+        def write_early() -> PreparedAppend | SparklogError:
             try:
-                return written(replace(known, root_checked=self.env.now()))
+                return write(replace(cached, root_checked=self.env.now()))
             except SparklogError as error:
                 return error
 
-        both: tuple[Callable[[], Any], ...] = self.refresh_checking_root, early
-        root_checked, append = cast(
-            "tuple[ClockReading | None, PreparedAppend | SparklogError]",
-            map_requests(self.store, lambda ask: ask(), both),
-        )
+        requests: tuple[Callable[[], Any], ...] = self.refresh_checking_root, write_early
+        root_checked, append = map_requests(self.store, lambda request: request(), requests)
         latest = self._target(root_checked)
-        if self.state(refresh=False).floor > known.read_version or not latest.takes_rows_as(known):
-            return written(self.append_target())
+        if self.state(refresh=False).floor > cached.read_version or not latest.accepts_files_for(cached):
+            return write(self.append_target())
         if isinstance(append, SparklogError):
             raise append
-        return append._replace(target=replace(known, root_checked=root_checked))
+        assert isinstance(append, PreparedAppend)
+        return append._replace(target=replace(cached, root_checked=root_checked))
 
-    def _known_target(self) -> AppendTarget | None:
-        """Return the target by the state known here, on a store with round trips and if that state is not old."""
+    def _cached_target(self) -> AppendTarget | None:
+        """Return the target of the cached state, if the store is remote and the state is less than minutes old."""
         known, seen = self.known(), self.known_since()
         if self.store.parallel_reads == 1 or known is None or seen is None or not known.topic_state.exists:
             return None
@@ -282,7 +297,7 @@ class TopicLog(CommitLog):
         )
 
     def read_configs(self) -> TopicConfigs:
-        """Return the configs in the state known here, over the root's newest defaults."""
+        """Return the configs in the cached state, over the root's latest defaults."""
         return self.engine.defaults.of_topic(self.topic, self.state(refresh=False).configs, latest=True)
 
     def commit_append(
@@ -296,17 +311,17 @@ class TopicLog(CommitLog):
         inline: bool = True,
         unless_changed: bool = False,
     ) -> AppendOutcome:
-        """Publish files that tasks wrote for `target`: all of them, at once, or none.
+        """Publish files that tasks wrote for `target`, atomically. The parameters are those of `PreparedAppend`.
 
-        Those that are not written go into the commit if they are small together and `inline` allows it, else into an
-        append file. `unless_changed`: `Conflict` if the topic has other configs or partitions than `target` by now.
-
-        `Conflict`: the topic was created again, a file is below the upload floor, or the writer's checkpoint is older
-        than the log, or one of `kafka_writers` has written meanwhile; `Fenced`: another run of the writer took over;
-        `BadRequest`: a null key on a compacted topic; `NotFound`: the topic was deleted. Transactions of Kafka's that
-        an import left open are ended first: see `sparklog.log.write.kafka_markers`.
+        Raises:
+            Conflict: the topic was created again, a file is older than the retention floor, the writer's checkpoint is
+                older than the log, or one of `kafka_writers` has written since. With `unless_changed`, also if the
+                topic has other configs or partitions than `target`.
+            Fenced: another run of the writer took over.
+            BadRequest: a null key for a compacted topic.
+            NotFound: the topic was deleted.
         """
         from sparklog.log.topic.commit_queue import PreparedAppend
 
-        append = PreparedAppend(files, target, writer, txn, kafka_writers, inline, unless_changed)
+        append = PreparedAppend(files, target, writer, txn, kafka_writers, inline, is_optimistic=unless_changed)
         return self.queue.publish([append])

@@ -1,26 +1,33 @@
-"""Append files, slices one after the other and the footer that describes them: written, or handed to the commit.
+"""Encoded slices as append files, or as inline records of the commit.
 
-A writer whose encoded slices and footer are at most `inline.records.bytes`, or of one of several tasks `task_bytes` of
-it, uploads nothing. Its result is a file without a path, which has all of its bytes along (`inline_file`). Before the
-commit the driver joins those of all tasks: they become the commit's tail, or one append file where they are too much.
+An append file has slices one after the other and a footer that describes them. If the encoded slices and the footer of
+a writer are at most `inline.records.bytes`, it uploads nothing. (A task may use only a part of that: see
+`task_inline_bytes`.) Its result is an inline file, which has no path and holds its bytes. Before the commit, the driver
+joins the inline files of all tasks. They become the inline records of the commit or, if they are too large together,
+one append file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 
+from sparklog.errors import SparklogError
 from sparklog.format.append_file import HEAD_BYTES, SLICE_BYTES, TAIL_BYTES, WrittenSlice, encode_footer
 from sparklog.format.slice_columns import WRITTEN, written_values
-from sparklog.log.journal.names import file_key
+from sparklog.log.journal.clocks import Env
+from sparklog.log.journal.names import append_path, file_key
 from sparklog.log.state.slices import INLINE_PATH, FileSlices
+from sparklog.log.write.append_target import AppendTarget
+from sparklog.storage.parallel_reads import map_requests
 from sparklog.storage.store import ObjectWriter, Store
 
-TASK_BYTES = 16 << 10
-"""Of one task at least: see `task_bytes`."""
+Bytes = bytes | bytearray | memoryview
+MIN_TASK_BYTES = 16 << 10
 
 
 class AppendOutput:
-    """The file `path` below the folder of `topic`. It exists once `close` has returned; `discard` leaves nothing."""
+    """Writes the append file `path` of `topic`. It exists once `close` has returned; `discard` leaves nothing."""
 
     def __init__(self, store: Store, topic: str, path: str) -> None:
         self.path = path
@@ -28,10 +35,10 @@ class AppendOutput:
         self._slices: list[WrittenSlice] = []
         self._writer: ObjectWriter = store.writer(file_key(topic, path))
 
-    def write(self, *data: bytes | bytearray | memoryview) -> None:
-        """Append some bytes of a slice, all or as many as are held at a time; `end_slice` describes the slice then."""
-        for piece in data:
-            self._writer.write(piece)
+    def write(self, *data: Bytes) -> None:
+        """Append bytes of a slice, in one or more calls; `end_slice` follows."""
+        for part in data:
+            self._writer.write(part)
 
     def end_slice(self, written: WrittenSlice) -> None:
         self.position += written.nbytes
@@ -48,9 +55,9 @@ class AppendOutput:
 
 
 def write_file(
-    store: Store, topic: str, path: str, slices: Iterable[WrittenSlice], data: Iterable[bytes | bytearray | memoryview]
+    store: Store, topic: str, path: str, slices: Iterable[WrittenSlice], data: Iterable[Bytes]
 ) -> FileSlices:
-    """Write an append file of these slices; `data`: their bytes, back to back."""
+    """Write an append file of slices; `data` is their bytes, back to back."""
     output = AppendOutput(store, topic, path)
     try:
         output.write(*data)
@@ -62,28 +69,116 @@ def write_file(
         raise
 
 
+class SliceOutput:
+    """The slices of one writer: an inline file while they are small, append files of `file_bytes` after that.
+
+    Before the first file, `target.check_root` must have run in this process, unless the caller knows the root
+    (`root_checked`). On a disk it runs before the file is created, because the path may be another disk on this
+    machine. On a remote store it runs in parallel with closing the file, which takes no time of its own.
+    """
+
+    def __init__(self, target: AppendTarget, env: Env, file_bytes: int, *, root_checked: bool) -> None:
+        self._target = target
+        self._env = env
+        self._file_bytes = file_bytes
+        self._root_checked = root_checked
+        self._inline: list[tuple[WrittenSlice, bytes]] = []
+        self._output: AppendOutput | None = None
+        self._files: list[FileSlices] = []
+
+    def add(self, written: WrittenSlice, data: Sequence[Bytes]) -> None:
+        if written.index is None and self._fits_inline(written):
+            self._inline.append((written, b"".join(data)))
+            return
+        inline, self._inline = self._inline, []
+        for earlier, earlier_data in inline:
+            self._write(earlier, [earlier_data])
+        self._write(written, data)
+
+    def finish(self) -> list[FileSlices]:
+        """Return the durable files, or the inline file."""
+        self._close()
+        if self._inline:
+            return [inline_file([written for written, _ in self._inline], b"".join(data for _, data in self._inline))]
+        return self._files
+
+    def discard(self) -> None:
+        """Remove the file in progress. The vacuum deletes complete ones, because no commit references them."""
+        self._inline = []
+        output, self._output = self._output, None
+        if output is not None:
+            output.discard()
+
+    def _fits_inline(self, written: WrittenSlice) -> bool:
+        if self._output is not None or self._files:
+            return False
+        nbytes = sum(earlier.nbytes for earlier, _ in self._inline) + written.nbytes
+        return inline_file_bytes(len(self._inline) + 1, nbytes) <= self._target.inline_bytes
+
+    def _write(self, written: WrittenSlice, data: Sequence[Bytes]) -> None:
+        if self._output is not None and self._output.position + written.nbytes > self._file_bytes:
+            self._close()
+        if self._output is None:
+            self._output = self._new_file()
+        self._output.write(*data)
+        self._output.end_slice(written)
+
+    def _new_file(self) -> AppendOutput:
+        target = self._target
+        if target.store.parallel_reads == 1:
+            if self._must_check_root():
+                target.check_root()
+            self._root_checked = True
+        return AppendOutput(target.store, target.topic, append_path(target.read_version, self._env.new_id()))
+
+    def _must_check_root(self) -> bool:
+        checked = self._target.root_checked
+        return not self._root_checked and (checked is None or not self._env.now().is_soon_after(checked))
+
+    def _close(self) -> None:
+        output, self._output = self._output, None
+        if output is None:
+            return
+        if not self._must_check_root():
+            closed: FileSlices | None = output.close()
+        else:
+            requests: list[Callable[[], FileSlices | None]] = [output.close, self._target.check_root]
+            try:
+                closed, _ = map_requests(self._target.store, lambda request: request(), requests)
+            except SparklogError:
+                # The file may be in another root by now.
+                with suppress(SparklogError):
+                    self._target.store.delete(file_key(self._target.topic, output.path))
+                raise
+        self._root_checked = True
+        self._files += [] if closed is None else [closed]
+
+
 def is_inline(file: FileSlices) -> bool:
     return file.path == INLINE_PATH
 
 
 def inline_file(slices: Sequence[WrittenSlice], data: bytes) -> FileSlices:
-    """Return a file that is not written; `data`: the bytes of its slices, back to back."""
+    """Return an inline file; `data` is the bytes of its slices, back to back."""
     footer = encode_footer(slices)
     return FileSlices.of(INLINE_PATH, slices, len(footer), data=data + footer)
 
 
 def inline_file_bytes(slices: int, nbytes: int) -> int:
-    """Return the size of a tail with so many slices, of so many bytes together."""
+    """Return the size of an inline file with `slices` slices of `nbytes` bytes in all."""
     return nbytes + HEAD_BYTES + TAIL_BYTES + slices * SLICE_BYTES
 
 
-def task_bytes(most: int) -> int:
-    """Return what a task hands to the driver, which holds that of all: an eighth of `most`, but 16 KiB always."""
-    return min(most, max(TASK_BYTES, most // 8))
+def task_inline_bytes(max_bytes: int) -> int:
+    """Return the inline limit of one task: an eighth of `max_bytes`, at least 16 KiB.
+
+    The driver holds the inline files of all tasks.
+    """
+    return min(max_bytes, max(MIN_TASK_BYTES, max_bytes // 8))
 
 
-def joined(files: Sequence[FileSlices]) -> FileSlices:
-    """Return several files that are not written as one."""
+def join_inline(files: Sequence[FileSlices]) -> FileSlices:
+    """Join inline files."""
     if len(files) == 1:
         return files[0]
     slices = [written for file in files for written in written_slices(file)]
@@ -91,25 +186,25 @@ def joined(files: Sequence[FileSlices]) -> FileSlices:
 
 
 def slice_bytes(file: FileSlices) -> bytes:
-    """Return the bytes of the slices of a file that is not written."""
+    """Return the bytes of the slices of an inline file."""
     return file.data[: file.size - file.footer_length]
 
 
 def written_slices(file: FileSlices) -> list[WrittenSlice]:
-    """Return the slices of a file as its writer described them. They are small, so they have no index."""
+    """Return the slices of an inline file as its writer described them. They are small, so they have no index."""
     rows = zip(*written_values(file), strict=True)
     return [WrittenSlice(**dict(zip(WRITTEN, row, strict=True))) for row in rows]
 
 
-def placed(
+def place_inline_records(
     store: Store, topic: str, files: Sequence[FileSlices], max_inline_bytes: int, new_path: Callable[[], str]
 ) -> list[FileSlices]:
-    """Join the files that are not written into one. If it has more than `max_inline_bytes`, write it as `new_path`."""
-    small = [index for index, file in enumerate(files) if is_inline(file)]
-    if not small:
+    """Join the inline files; write them as an append file `new_path()` if they exceed `max_inline_bytes`."""
+    inline = [index for index, file in enumerate(files) if file.path == INLINE_PATH]
+    if not inline:
         return list(files)
-    one = joined([files[index] for index in small])
-    if one.size > max_inline_bytes:
-        one = write_file(store, topic, new_path(), written_slices(one), [slice_bytes(one)])
-    first = small[0]
-    return [one if index == first else file for index, file in enumerate(files) if index == first or file.path]
+    joined = join_inline([files[index] for index in inline])
+    if joined.size > max_inline_bytes:
+        joined = write_file(store, topic, new_path(), written_slices(joined), [slice_bytes(joined)])
+    first = inline[0]
+    return [joined if index == first else file for index, file in enumerate(files) if index == first or file.path]

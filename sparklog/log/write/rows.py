@@ -68,19 +68,19 @@ def check_columns(schema: pa.Schema) -> list[str]:
     return names
 
 
-def checked_pieces(batch: pa.RecordBatch, max_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Split a batch into pieces of up to `max_bytes`, or of one row. `BadRequest` as for `check_columns`."""
+def checked_chunks(batch: pa.RecordBatch, max_bytes: int) -> Iterator[pa.RecordBatch]:
+    """Split a batch into chunks of up to `max_bytes`, or of one row. Raises `BadRequest` as `check_columns` does."""
     batch = batch.select(check_columns(batch.schema))
-    return _pieces(batch, max_bytes) if batch.num_rows else iter(())
+    return _halved(batch, max_bytes) if batch.num_rows else iter(())
 
 
-def _pieces(batch: pa.RecordBatch, max_bytes: int) -> Iterator[pa.RecordBatch]:
+def _halved(batch: pa.RecordBatch, max_bytes: int) -> Iterator[pa.RecordBatch]:
     if batch.nbytes <= max_bytes or batch.num_rows == 1:
         yield batch
         return
     half = batch.num_rows // 2
-    yield from _pieces(batch.slice(0, half), max_bytes)
-    yield from _pieces(batch.slice(half), max_bytes)
+    yield from _halved(batch.slice(0, half), max_bytes)
+    yield from _halved(batch.slice(half), max_bytes)
 
 
 def joinable(batches: list[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:

@@ -119,7 +119,7 @@ def test_a_compacted_topic_refuses_records_without_a_key() -> None:
     with sparklog.producer(root, linger_ms=LATER) as producer:
         futures = [producer.send("t", "x", key=None if number == 3 else "k") for number in range(6)]
     assert [future.exception() is None for future in futures] == [True] * 3 + [False] + [True] * 2
-    with pytest.raises(BadRequest, match="takes no record without a key"):
+    with pytest.raises(BadRequest, match="rejects records without a key"):
         futures[3].result()
 
 

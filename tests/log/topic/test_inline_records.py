@@ -31,10 +31,10 @@ from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_output import (
     inline_file_bytes,
     is_inline,
-    joined,
-    placed,
+    join_inline,
+    place_inline_records,
     slice_bytes,
-    task_bytes,
+    task_inline_bytes,
     written_slices,
 )
 from sparklog.log.write.append_writer import AppendWriter
@@ -303,18 +303,18 @@ def test_a_task_hands_on_an_eighth_of_what_a_commit_may_have_and_16_kib_always()
     """A driver holds those of thousands of tasks: by default no more than before a commit could have 128 KiB."""
     kib = 1024
     bounds = (0, kib, 16 * kib, TopicConfigs().inline_records_bytes, 1 << 20)
-    assert [task_bytes(bound) for bound in bounds] == [0, kib, 16 * kib, 16 * kib, 128 * kib]
+    assert [task_inline_bytes(bound) for bound in bounds] == [0, kib, 16 * kib, 16 * kib, 128 * kib]
 
 
 def test_files_that_are_not_written_are_joined_and_written_out(world: World) -> None:
     topic = inline_topic(world)
     one, two = (topic.log.write(rows(4, first), None, None)[0][0] for first in (0, 4))
     assert is_inline(one)
-    both = joined([one, two])
+    both = join_inline([one, two])
     assert both.data == slice_bytes(one) + slice_bytes(two) + both.data[-both.footer_length :]
     assert both.size == inline_file_bytes(4, len(slice_bytes(one)) + len(slice_bytes(two))) == len(both.data)
     assert [item.crc for item in written_slices(both)] == [*one.crc, *two.crc]
-    (written,) = placed(world.store, "t", [one, two], both.size - 1, lambda: append_path(0, "x"))
+    (written,) = place_inline_records(world.store, "t", [one, two], both.size - 1, lambda: append_path(0, "x"))
     assert world.store.get(f"t/{written.path}") == both.data
     assert (written.size, written.crc) == (both.size, both.crc)
 
