@@ -39,10 +39,10 @@ def rows(first: int, count: int, partitions: int = 2, keys: int = 5) -> pa.Table
 
 
 class WholeRoot(World):
-    """The root, its store and its clock, which sleep leaves alone."""
+    """The root, its store and its clock."""
 
     def __init__(self, fixtures: Path, store: Store | None = None) -> None:
-        super().__init__(store, now_ms=MADE_MS, sleep_takes_time=False)
+        super().__init__(store, now_ms=MADE_MS)
         self.fixtures = fixtures
         with small_limits(checkpoint_commits=4, checkpoint_entries=3):
             self._build()
