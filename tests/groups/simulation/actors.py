@@ -32,7 +32,7 @@ CommitOffsets = dict[str, dict[int, OffsetAndMetadata]]
 
 @dataclass
 class MembersRun(Run):
-    """One simulated run: also what members were told is committed, as (topic, partition), start and end."""
+    """A run of one group: the commits that were acknowledged, as (topic, partition), start and end."""
 
     acknowledged: list[tuple[TopicPartition, int, int]] = field(default_factory=list)
 
@@ -171,12 +171,11 @@ def member(run: MembersRun, decide: Decide, plan: Plan) -> Callable[[Actor], Non
     """A process that joins, works, and joins again when it was taken out; it leaves at its end, or does not."""
 
     def body(actor: Actor) -> None:
-        left = [plan.rounds]
+        left = iter(range(plan.rounds))
 
         def life() -> None:
             process_ = None
-            while left[0] > 0:
-                left[0] -= 1
+            for _ in left:
                 try:
                     if process_ is None:
                         process_ = joined(run, actor, run.root(actor, decide), plan)
@@ -219,12 +218,11 @@ def owner_of_all(run: MembersRun, decide: Decide, rounds: int) -> Callable[[Acto
     """A streaming query of the same group: it owns all partitions, while no member shares them."""
 
     def body(actor: Actor) -> None:
-        left = [rounds]
+        left = iter(range(rounds))
 
         def life() -> None:
             membership, position = None, 0
-            while left[0] > 0:
-                left[0] -= 1
+            for _ in left:
                 try:
                     if membership is None:
                         membership = Group(run.root(actor, decide), GROUP).join(session_timeout_ms=SESSION_MS)

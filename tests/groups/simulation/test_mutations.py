@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -12,12 +12,10 @@ from sparklog.groups.group import Group
 from sparklog.groups.group_members import GroupMember
 from sparklog.groups.group_state import GroupMetadata, GroupState
 from sparklog.groups.membership import MemberLeases
-from tests.groups.simulation.seeds import run_seed
-from tests.support.seeds import thinned
-from tests.support.simulation.scheduler import SimulationError
+from tests.groups.simulation.seeds import MEMBERS
+from tests.support.simulation.sweeps import BrokenRule, Patch, broken_rules
 
 pytestmark = pytest.mark.sweep
-Patch = pytest.MonkeyPatch
 
 
 def partitions_move_at_once(patch: Patch) -> None:
@@ -57,36 +55,15 @@ def nobody_waits_for_what_is_pending(patch: Patch) -> None:
 
 def nobody_times_out(patch: Patch) -> None:
     """A member that stopped keeps its partitions."""
-    patch.setattr(MemberLeases, "expired", lambda self, state, ask=False: {})
+    patch.setattr(MemberLeases, "expired", lambda self, state, **how: {})
 
 
-@pytest.mark.parametrize(
-    ("mutate", "profile", "seeds"),
-    [
-        (partitions_move_at_once, "calm", range(30, 60)),
-        (members_do_not_fence, "stalls", 50),
-        (giving_up_is_no_generation, "calm", 50),
-        (nobody_waits_for_what_is_pending, "calm", range(25, 80)),
-        (nobody_times_out, "crashes", 40),
-    ],
+@broken_rules(
+    BrokenRule(partitions_move_at_once, "calm", range(30, 60)),
+    BrokenRule(members_do_not_fence, "stalls", range(50)),
+    BrokenRule(giving_up_is_no_generation, "calm", range(50)),
+    BrokenRule(nobody_waits_for_what_is_pending, "calm", range(25, 80)),
+    BrokenRule(nobody_times_out, "crashes", range(40)),
 )
-def test_a_broken_rule_is_found(
-    mutate: Callable[[Patch], None], profile: str, seeds: int | range, monkeypatch: Patch
-) -> None:
-    """`seeds`: how many from 0 on or, of a rule that few seeds need, from shortly before one that found it once."""
-    mutate(monkeypatch)
-    failed = None
-    for seed in range(seeds) if isinstance(seeds, int) else seeds:
-        try:
-            run_seed(seed, profile=profile)
-        except (SimulationError, Exception) as error:  # noqa: BLE001
-            failed = seed, error
-            break
-    assert failed is not None, f"{seeds} seeds passed without this rule: {mutate.__doc__}"
-
-
-@pytest.mark.parametrize("step", thinned(3))
-@pytest.mark.parametrize("profile", ["answers", "calm", "crashes", "stalls"])
-def test_with_all_rules_the_same_seeds_pass(profile: str, step: int) -> None:
-    for seed in range(0, 8, step):
-        assert run_seed(seed, profile=profile).world.failure is None
+def test_some_seed_fails_without_the_rule(rule: BrokenRule, monkeypatch: Patch) -> None:
+    MEMBERS.assert_fails(rule, monkeypatch)

@@ -247,7 +247,7 @@ def compactor(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
             options = CompactOptions(names, seal_only=actor.random.random() < 0.2, roll=actor.random.random() < 0.8)
             settings = Settings(now_ms=run.world.store.now_ms())
             for report in compact_root(run.root(actor, decide), settings, Shuffled(actor.random), options):
-                for piece in report.pieces:
+                for piece in report.work:
                     run.count(f"pieces {piece.action}")
                 for failure in report.failures:
                     expect(not run.clean or failure.code in RACES, f"nothing was injected, and yet: {failure}")

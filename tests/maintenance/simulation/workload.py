@@ -527,7 +527,7 @@ def compactor(run: Run, decide: Decide, rounds: int) -> Callable[[Actor], None]:
                 on_done=shown,
                 plans=plans(run, actor.env),
             )
-            for piece in report.pieces:
+            for piece in report.work:
                 run.count(f"pieces {piece.action}")
             for failure in report.failures:
                 actor.note(f"compaction: {failure}")

@@ -14,7 +14,6 @@ from sparklog.errors import SparklogError
 from sparklog.storage.memory import MemoryStore
 from tests.support.seeds import Seeds
 from tests.support.simulation.runs import SimulatedRun
-from tests.support.simulation.scheduler import SimulationError
 
 R = TypeVar("R", bound=SimulatedRun)
 Patch = pytest.MonkeyPatch
@@ -135,12 +134,15 @@ class Simulation(Generic[R]):
         assert first.world.store.snapshot() == second.world.store.snapshot()
 
     def assert_fails(self, rule: BrokenRule, patch: Patch) -> None:
-        """Break a rule and check that a seed fails."""
+        """Break a rule and check that a seed fails: by a judge, an assertion or an error of the code.
+
+        Any other exception comes from a broken variant that no longer fits the code.
+        """
         rule.mutate(patch)
         for seed in sorted(rule.seeds, key=lambda seed: seed != rule.first):
             try:
                 self.model(seed, rule.profile, **rule.settings).play()
-            except (SimulationError, SparklogError) as error:
+            except (AssertionError, SparklogError) as error:
                 assert rule.message in str(error)  # noqa: PT017
                 return
         pytest.fail(f"{rule.seeds} passed without this rule: {rule.mutate.__doc__}")
