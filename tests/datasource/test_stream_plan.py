@@ -674,7 +674,7 @@ def test_a_commit_that_a_cache_of_names_hides_is_waited_for() -> None:
     2. Writer B creates it, and a query on another machine reads it. Its checkpoint comes to A.
     3. A goes on from the checkpoint.
     """
-    world = TopicsWorld(sleep_takes_time=True)
+    world = TopicsWorld()
     mount = NameCachingStore(world.store, world.clock, name_ms=60_000)
     here, there = (
         planner(RootView(world.root(store)), Passing(world), subscribe="a") for store in (mount, world.store)

@@ -420,7 +420,7 @@ def test_an_import_that_is_killed_at_any_request_is_completed_by_the_next(
 @pytest.mark.parametrize("at", range(6, 60, 6))
 def test_what_a_killed_import_leaves_goes_with_the_vacuum(tmp_path: Path, at: int) -> None:
     three_topics(tmp_path)
-    world = World(sleep_takes_time=False)
+    world = World()
     store = world.store
     world.root()
     with contextlib.suppress(Crash):

@@ -32,7 +32,7 @@ EVERY_KIND = pytest.mark.parametrize("kind", JOURNALS, ids=lambda kind: kind.nou
 
 def world_with(kind: EntryKind[Any], world: World | None = None) -> tuple[World, Root]:
     """Return a root with a journal of this kind, whose entries all have copies."""
-    world = world or World(sleep_takes_time=False)
+    world = world or World()
     root = world.root()
     root.create_topic("t")
     log = root.engine.entries(kind, "x")
@@ -85,6 +85,6 @@ def test_retain_deletes_old_entries(kind: EntryKind[Any]) -> None:
 
 @EVERY_KIND
 def test_its_folder_is_no_topic(kind: EntryKind[Any], tmp_path: Path) -> None:
-    world_with(kind, World(LocalStore(tmp_path, durable=False), sleep_takes_time=False))
+    world_with(kind, World(LocalStore(tmp_path, durable=False)))
     assert resolve(str(tmp_path / kind.folder)).kind == NOTHING
     assert resolve(str(tmp_path / "_schemas")).topic == "_schemas"

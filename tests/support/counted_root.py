@@ -34,13 +34,13 @@ class CountedRoot:
     def __init__(self, kind: str, folder: Path, seed: int = 0) -> None:
         self.kind = kind
         if kind != "local":
-            self.world = World(seed=seed, sleep_takes_time=False)
+            self.world = World(seed=seed)
             if kind == "bucket":
                 self.world.store = Bucket(self.world.clock)
         else:
             store = LocalStore(str(folder), durable=False)
             # A disk stamps its files with the real time.
-            self.world = World(store, now_ms=time.time_ns() // 1_000_000, seed=seed, sleep_takes_time=False)
+            self.world = World(store, now_ms=time.time_ns() // 1_000_000, seed=seed)
         self.inner: Store = self.world.store
         self.store = CountingStore(self.inner)
         self.root: Root = self.world.root(self.store)

@@ -123,7 +123,7 @@ class Lifetime:
     configs: dict[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.world = World(sleep_takes_time=False, limits=self.limits)
+        self.world = World(limits=self.limits)
         self.inner: Store = DiskBucket(self.disk, self.world.clock) if self.disk else Bucket(self.world.clock)
         if self.limits is not None:
             self.inner.limits = self.limits

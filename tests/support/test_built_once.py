@@ -14,7 +14,7 @@ def test_each_copy_has_its_own_clock_and_objects_and_goes_on_alike() -> None:
 
     @built_once
     def begun() -> TopicsWorld:
-        world = TopicsWorld(sleep_takes_time=True)
+        world = TopicsWorld()
         world.topic("a").append(rows("first"))
         built.append(world)
         return world

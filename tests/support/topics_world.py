@@ -23,7 +23,7 @@ class TopicsWorld(World):
         partitions: int = 1,
         store: Store | None = None,
         *,
-        sleep_takes_time: bool = False,
+        sleep_takes_time: bool = True,
         limits: Limits | None = None,
     ) -> None:
         super().__init__(store, sleep_takes_time=sleep_takes_time, limits=limits)

@@ -59,7 +59,7 @@ def expire(world: TopicsWorld, *days: int) -> list[CollectedDecisions]:
 
 
 def used() -> TopicsWorld:
-    world = TopicsWorld(sleep_takes_time=True)
+    world = TopicsWorld()
     write(world.root(), "1", "2")
     return world
 
@@ -307,7 +307,7 @@ def sleepless(night: Night) -> tuple[dict[str, tuple[bytes, int]], int, int]:
 
 
 def sleeps(night: Night, before: Any, now_ms: int, number: int, after: bool, dies: bool) -> None:
-    world = TopicsWorld(sleep_takes_time=True)
+    world = TopicsWorld()
     world.now_ms = now_ms
     world.processes = 1_000  # ids that are not among those in the store
     world.store.restore(before)

@@ -276,7 +276,7 @@ def test_what_stays_unclear_was_aborted() -> None:
 
 def test_topics_that_a_cache_keeps_apart_are_waited_for() -> None:
     """Two transactions over both topics: the second's commit to a is not seen here for a minute."""
-    world = TopicsWorld(sleep_takes_time=True)
+    world = TopicsWorld()
     client = NameCachingStore(world.store, world.clock, name_ms=60_000)
     env = world.env()
     view = RootView(open_root(client, env=env))
@@ -327,7 +327,7 @@ def test_a_cache_that_hides_a_decision_which_another_topic_has_recorded() -> Non
 @pytest.mark.parametrize("is_lost", [False, True])
 def test_a_merged_topic_is_not_shown_beside_one_whose_record_is_hidden(is_lost: bool) -> None:
     """A merge drops whose records they were, so the topics alone do not tell that one is behind."""
-    world = TopicsWorld(sleep_takes_time=True)
+    world = TopicsWorld()
     hidden: set[str] = set()
     until = world.now_ms + 60_000
 

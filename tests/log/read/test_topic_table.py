@@ -178,7 +178,7 @@ def test_a_committed_transaction_may_be_cut_and_an_aborted_one_is_not_there() ->
 
 
 def test_a_followed_table_says_what_happened_to_its_topic() -> None:
-    world = TopicsWorld(sleep_takes_time=True)
+    world = TopicsWorld()
     topic = world.topic("a")
     topic.append(keyed_rows(("a", "1")))
     table = topic.table(columns=["value"])
@@ -200,7 +200,7 @@ def test_a_followed_table_says_what_happened_to_its_topic() -> None:
 
 
 def test_a_followed_table_goes_by_the_clock_of_its_root() -> None:
-    world = TopicsWorld(sleep_takes_time=True)
+    world = TopicsWorld()
     topic = world.topic("a")
     topic.append(keyed_rows(("a", "1")))
     both = topic.table().follow(poll=60), sparklog.table(topic.root, "a").follow(poll=60)

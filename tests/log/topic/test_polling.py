@@ -22,7 +22,7 @@ class Bucket(WrapperStore):
 
 @pytest.fixture
 def world() -> TopicsWorld:
-    return TopicsWorld(sleep_takes_time=True)
+    return TopicsWorld()
 
 
 def in_bucket(world: TopicsWorld) -> RootView:

@@ -52,7 +52,7 @@ CONFIGS = {"cleanup.policy": "compact", "segment.bytes": 4096, "index.interval.b
 def rich_root(fixtures: Path) -> dict[str, bytes]:
     """Return the objects of a root: compacted segments with filters, append files, records in commits, checkpoints,
     imported transactions, own transactions with a register, groups, leases, outcomes and defaults."""
-    world = World(sleep_takes_time=False)
+    world = World()
     with small_limits(checkpoint_commits=4, checkpoint_entries=3, filter_min_bytes=200):
         root = world.root()
         root.alter_defaults({"log.retention.ms": -1})

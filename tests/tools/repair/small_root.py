@@ -15,7 +15,7 @@ CONFIGS = {"cleanup.policy": "compact", "segment.bytes": 4096, "index.interval.b
 
 def small_root() -> World:
     """A compacted topic with filters of keys, append files, checkpoints; a topic with records in commits; a group."""
-    world = World(sleep_takes_time=False)
+    world = World()
     with small_limits(checkpoint_commits=3, checkpoint_entries=3, filter_min_bytes=200):
         root = world.root()
         topic = root.create_topic("latest", configs=CONFIGS)

@@ -320,7 +320,7 @@ def test_a_folder_in_the_place_of_an_object_is_one_line(small: World, tmp_path: 
     key = in_place[0]
     (tmp_path / "root" / key).unlink()
     (tmp_path / "root" / key).mkdir()
-    world = World(store, sleep_takes_time=False)
+    world = World(store)
     for execute in (False, True):
         report = repair_root(store, execute=execute, env=world.env())
         assert [(finding.file, finding.remedy) for finding in report.left] == [(key, BLOCKED)]

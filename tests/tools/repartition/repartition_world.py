@@ -46,7 +46,7 @@ class RepartitionWorld(World):
     """A world with the topic `old`."""
 
     def __init__(self, partitions: int = 3, configs: Mapping[str, object] | None = None, seed: int = 0) -> None:
-        super().__init__(seed=seed, sleep_takes_time=False)
+        super().__init__(seed=seed)
         self.names = 0
         self.root().create_topic("old", partitions=partitions, configs=configs)
 

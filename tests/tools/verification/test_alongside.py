@@ -131,7 +131,7 @@ class Busy:
     """A topic whose versions, files and checkpoints a vacuum has reason to delete, once a few days have passed."""
 
     def __init__(self) -> None:
-        self.world = World(sleep_takes_time=False)
+        self.world = World()
         self.store = self.world.store
         self.world.root().create_topic("t", configs={"file.delete.delay.ms": HOUR_MS, "retention.ms": -1})
         self.first = 0
