@@ -19,7 +19,7 @@ from queue import Queue
 from typing import Any
 
 from sparklog.groups.group import Group
-from sparklog.groups.sharing import JoinRequest, join_shared
+from sparklog.groups.membership import JoinRequest
 from sparklog.log.topic.root import Root, open_root
 from sparklog.storage.memory import MemoryStore
 from sparklog.testing.slow_store import S3_STANDARD, SlowStore
@@ -33,11 +33,11 @@ def member(
 ) -> None:
     """Join at some moment, and look until all members are settled; report both times, entries, partitions."""
     time.sleep(random.Random(seed).random() * JOIN_WITHIN_S)
-    membership = join_shared(Group(root, "g"), JoinRequest(topics=("t",)), {"t": args.partitions})
+    membership = Group(root, "g").share(JoinRequest(topics=("t",)), {"t": args.partitions})
     joined = time.monotonic()
     while time.monotonic() - joined < GIVE_UP_S:
-        membership.keep_alive()
-        membership.look()
+        membership.heartbeat_if_due()
+        membership.refresh()
         if membership.revoking():
             membership.revoke()
         members = membership.state.members

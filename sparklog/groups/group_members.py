@@ -116,7 +116,8 @@ def common_assignor(members: Sequence[GroupMember]) -> str:
     """Return the assignor, as a broker does: each votes for its first that all know. `Conflict`: there is none."""
     common = set(ASSIGNORS).intersection(*(member.assignors for member in members))
     if not common:
-        listed = "; ".join(sorted({", ".join(member.assignors) for member in members}))
+        names = ([name for name in member.assignors if name != ALL] for member in members)
+        listed = "; ".join(sorted({", ".join(each) for each in names}))
         raise Conflict(
             f"the members of a group need one assignor in common, found {listed}; give all of them the same "
             "partition_assignment_strategy, of " + ", ".join(ASSIGNORS)

@@ -192,7 +192,9 @@ class Membership:
         return self.apply(self.group.log.refresh())
 
     def apply(self, state: GroupState) -> bool:
-        """Go on with a state that was read. As `refresh`."""
+        """Go on with a state that was read, unless a later one is known. As `refresh`."""
+        if state.number < self.state.number:
+            return False
         before, was_steady = self.state.member(self.metadata.member_id), self._is_steady
         self.state = state
         self.leases.note(state)

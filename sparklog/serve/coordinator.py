@@ -3,7 +3,7 @@
 A group belongs to the server recorded in its journal as long as that server responds; otherwise to the first server
 that responds, in an order that depends on the group's name. Servers that know each other (`--advertise`) agree on it
 without exchanging requests. Servers that do not know each other fence each other by generations, as any two members of
-a group do.
+a group do. A group that members of the root share has no owner: each server coordinates its own clients in it.
 
 Offsets of members that commit while an entry is written go into the next entry together.
 """
@@ -12,23 +12,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from functools import partial
+from itertools import count
 
 from sparklog.errors import Fenced
+from sparklog.groups.assignors import ALL
 from sparklog.groups.group import STABLE, Group
 from sparklog.groups.group_state import OffsetAndMetadata
 from sparklog.groups.membership import Membership
 from sparklog.log.topic.root import Root
 from sparklog.serve.codes import Code, CodeError
-from sparklog.serve.group_members import GroupMembers
+from sparklog.serve.group_members import GroupMembers, MemberState
 from sparklog.serve.options import Address
 from sparklog.serve.peers import Peers, ranking
 from sparklog.serve.served_log import Runner
+from sparklog.serve.shared_members import join_journal
 
 _LOG = logging.getLogger("sparklog.serve")
 INSTANCE = "serve@"
 SESSION_MS = 45_000
-ALIVE_SECONDS = 5.0
+POLL_SECONDS = 1.0
+"""Between two reads of a group that members of the root share."""
+OWNER_POLLS = 5
+"""A group of which this server is the exclusive owner is read at every fifth turn."""
 Positions = dict[str, dict[int, OffsetAndMetadata]]
 
 
@@ -42,7 +49,7 @@ class Coordinator:
         self._groups: dict[str, GroupMembers] = {}
         self._next: dict[tuple[str, int], tuple[Positions, asyncio.Task[None]]] = {}
         """Of a group and generation: the offsets of the next entry, and its writing."""
-        self._signs = asyncio.create_task(self._keep_alive())
+        self._watching = asyncio.create_task(self._watch())
 
     def group(self, name: str) -> Group:
         """Return the group's journal. `BadRequest` for a name that no group can have."""
@@ -51,16 +58,23 @@ class Coordinator:
     def members(self, name: str) -> GroupMembers:
         """Return the members of a group, none if this server has not heard of it."""
         if name not in self._groups:
-            self._groups[name] = GroupMembers(name, partial(self.run, self._join, name), self.root.env.new_id)
+            begin, share = partial(self.run, self._join, name), partial(self.run, join_journal, self.group(name))
+            self._groups[name] = GroupMembers(name, begin, self.root.env.new_id, share, self.run)
         return self._groups[name]
 
-    def _join(self, name: str) -> Membership:
-        return self.group(name).join(f"{INSTANCE}{self._peers.own}", session_timeout_ms=SESSION_MS)
+    def _join(self, name: str, assignors: Sequence[str]) -> Membership:
+        owner = f"{INSTANCE}{self._peers.own}"
+        return self.group(name).join(owner, session_timeout_ms=SESSION_MS, assignors=assignors)
 
     def held(self, name: str) -> GroupMembers | None:
         """Return the members of a group that has some here."""
         members = self._groups.get(name)
         return members if members is not None and members.members else None
+
+    def classic(self, name: str) -> GroupMembers | None:
+        """Return the members of a group that has some here, unless the journal has them."""
+        members = self.held(name)
+        return None if members is None or members.is_shared else members
 
     async def owner(self, name: str) -> Address:
         """Return the server that coordinates a group."""
@@ -83,9 +97,12 @@ class Coordinator:
         if await self.owner(name) != self._peers.own:
             raise CodeError(Code.NOT_COORDINATOR)
 
-    async def commit(self, name: str, offsets: Positions) -> None:
-        """Commit offsets of members of this server's. `CodeError` if these are not the newest generation's."""
+    async def commit(self, name: str, offsets: Positions, member: MemberState | None = None) -> None:
+        """Commit offsets of a member of this server. `CodeError` if it is not of the latest generation."""
         members = self.members(name)
+        if member is not None and member.classic is not None:
+            await members.commit_shared(member, offsets)
+            return
         membership = members.membership
         if membership is None:
             raise CodeError(Code.UNKNOWN_MEMBER_ID)
@@ -117,24 +134,40 @@ class Coordinator:
             _LOG.warning("group %s was taken over by another member: its members here join again", name)
             members.close(Code.UNKNOWN_MEMBER_ID)
 
-    async def _keep_alive(self) -> None:
-        """Give signs of life of all groups with members, for ever; forget empty ones."""
-        while True:
-            await asyncio.sleep(ALIVE_SECONDS)
-            for name, members in list(self._groups.items()):
-                membership = members.membership
-                if not members.members and members.membership is None and not members.lock.locked():
-                    self._groups.pop(name, None)
-                elif membership is not None:
-                    try:
-                        await self.run(membership.heartbeat_if_due)
-                    except Fenced:
-                        if members.membership is membership:
-                            self._give_up(name)
-                    except Exception as error:  # noqa: BLE001 - the signs of the other groups go on
-                        _LOG.warning("group %s: no sign of life could be written: %s", name, error)
+    async def _watch(self) -> None:
+        """Send the heartbeats of all groups with members, and see what other members do; evict empty groups."""
+        for turn in count():
+            await asyncio.sleep(POLL_SECONDS)
+            groups = list(self._groups.items())
+            await asyncio.gather(*(self._watch_group(name, members, turn) for name, members in groups))
+
+    async def _watch_group(self, name: str, members: GroupMembers, turn: int) -> None:
+        membership = members.membership
+        try:
+            if members.is_shared:
+                await members.refresh_shared(self.group(name))
+            elif membership is not None:
+                if turn % OWNER_POLLS == 0 and await self.run(_is_wanted, membership):
+                    await members.share_group()
+            elif not members.members and not members.lock.locked():
+                self._groups.pop(name, None)
+        except Fenced:
+            if members.membership is membership:
+                self._give_up(name)
+        except Exception as error:  # noqa: BLE001 - the heartbeats of other groups must go on
+            _LOG.warning("group %s: no heartbeat could be written: %s", name, error)
 
     def close(self) -> None:
-        self._signs.cancel()
+        self._watching.cancel()
         for members in self._groups.values():
+            members.leave_shared()
             members.close(Code.NOT_COORDINATOR)
+
+
+def _is_wanted(membership: Membership) -> bool:
+    """Send the heartbeat of an exclusive owner if one is due. Return True if other members wait for its partitions."""
+    membership.heartbeat_if_due()
+    if membership.member.assignors == (ALL,):
+        return False
+    membership.refresh()
+    return len(membership.state.members) > 1

@@ -1,22 +1,29 @@
 """The members of one consumer group, in memory: Kafka's classic protocol, in which clients compute the assignment.
 
-| state               | a member that joins                | all others                                             |
-|---------------------|------------------------------------|--------------------------------------------------------|
-| Empty               | begins a rebalance                 |                                                        |
-| PreparingRebalance  | waits until all have joined again  | a heartbeat says so; who does not join again is removed |
-| CompletingRebalance | waits for what the leader assigns  | the same in SyncGroup                                  |
-| Stable              | begins a rebalance, if it is new   | heartbeats, commits                                    |
+| state               | a member that joins               | all others                                               |
+|---------------------|-----------------------------------|----------------------------------------------------------|
+| Empty               | starts a rebalance                |                                                          |
+| PreparingRebalance  | waits until all have joined again | heartbeats report it; who does not join again is removed |
+| CompletingRebalance | waits for the leader's assignment | wait for it in SyncGroup                                 |
+| Stable              | starts a rebalance if it is new   | send heartbeats and commits                              |
 
-A rebalance ends in an entry of the group's journal, whose number of the generation is the clients': another server that
-takes the group over does it by the next one, and what members of this one commit from then on is refused. Nothing else
-of a member is written down.
+The server is the group's exclusive owner: a rebalance ends with an entry of the group's journal, and the generation of
+the entry is the clients'. A server that takes over the group does so with the next generation, which fences the commits
+of this one. Nothing else about a member is stored.
 
-Members that share the group's partitions natively, by its journal, are another protocol: while they are there, clients
-that join are refused with INCONSISTENT_GROUP_PROTOCOL.
+**Sharing the group.** If a member of the root (`sparklog.consumer`) joins, or another server has clients in the group,
+its assignment comes from the journal:
+
+1. The owner's entry lists the assignors that all clients have and that sparklog runs, too. A member with another one
+   gets an error; if no assignor is left (Kafka Connect, Kafka Streams), so does every member.
+2. The member's entry shows the server that it waits. The server starts a rebalance.
+3. When all clients have joined again, the server replaces itself in the journal by its clients, with one entry.
+4. From then on each client is a member of the journal (`shared_members`), until the last client has left.
 
 A static member (KIP-345) that comes back within its session has the assignment that it had, under a new id and in the
-same generation; requests under its former id are fenced. Before JoinGroup 9 the answer names the former id of the
-leader: one that comes back so assigns nothing. As in Kafka, but that a change of the subscription begins a rebalance.
+same generation; requests under its former id are fenced. Before JoinGroup 9 the response names the former id of the
+leader: a leader that comes back assigns nothing. As in Kafka, except that a change of the subscription starts a
+rebalance.
 """
 
 from __future__ import annotations
@@ -24,34 +31,33 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
-from sparklog.errors import Conflict, Corrupt, SparklogError
+from sparklog.common.reached import reached
+from sparklog.errors import Conflict, Fenced, SparklogError
+from sparklog.groups.classic_member import ClassicMember
+from sparklog.groups.group import Group
+from sparklog.groups.group_journal import Offsets
+from sparklog.groups.group_members import common_assignor
+from sparklog.groups.group_state import GroupMetadata
 from sparklog.groups.membership import Membership
-from sparklog.kafka.messages.message_codec import decode_prefix, split_version
-from sparklog.kafka.messages.message_schema import message
 from sparklog.serve.codes import Code, CodeError
+from sparklog.serve.join_details import JoinDetails, common_assignors, shareable_assignors, subscription_in
+from sparklog.serve.shared_members import assignment_bytes, leave_journal, refresh_member, rejoin_journal
 
 EMPTY, PREPARING, COMPLETING, STABLE = "Empty", "PreparingRebalance", "CompletingRebalance", "Stable"
 FIRST_DELAY = 0.1
 """Seconds that the first member of a group waits for others."""
 MAX_MEMBERS = 10_000
+T = TypeVar("T")
 _LOG = logging.getLogger("sparklog.serve")
-
-
-@dataclass(frozen=True, slots=True)
-class JoinDetails:
-    """Details that a member joins with. `protocols`: name and metadata of each assignor, the preferred one first."""
-
-    member: str
-    instance: str | None
-    client: str
-    host: str
-    session_ms: int
-    rebalance_ms: int
-    kind: str
-    protocols: tuple[tuple[str, bytes], ...]
+Begin = Callable[[Sequence[str]], Awaitable[Membership]]
+"""Makes this server the exclusive owner of the group, ready to share it by these assignors."""
+Share = Callable[[Sequence[JoinDetails], GroupMetadata | None], Awaitable[list[ClassicMember]]]
+"""Adds clients to the group's journal, in place of this server if it is the owner. See `join_journal`."""
+Run = Callable[..., Awaitable[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +82,12 @@ class MemberState:
     joining: asyncio.Future[Joined] | None = None
     syncing: asyncio.Future[bytes] | None = None
     expiry: asyncio.TimerHandle | None = None
+    classic: ClassicMember | None = None
+    """The member of the journal, if the group is shared."""
+    rejoining: asyncio.TimerHandle | None = None
+    """Removes the member of a shared group if it does not join again in time."""
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Calls of `classic` follow one another."""
 
     @property
     def id(self) -> str:
@@ -96,12 +108,16 @@ class MemberState:
 
 @dataclass(slots=True)
 class GroupMembers:
-    """See the module. `begin` enters the next generation in the journal; `new_id` makes ids of members."""
+    """See the module. `new_id` makes ids of members, `run` calls functions that make requests to the store."""
 
     id: str
-    begin: Callable[[], Awaitable[Membership]]
+    begin: Begin
     new_id: Callable[[], str]
+    share: Share
+    run: Run
     state: str = EMPTY
+    is_shared: bool = False
+    """The clients are members of the journal; `state` is Stable."""
     membership: Membership | None = None
     members: dict[str, MemberState] = field(default_factory=dict)
     protocol: str = ""
@@ -132,24 +148,21 @@ class GroupMembers:
             may_skip: tell a static leader that rejoins to skip the assignment (KIP-814).
         """
         async with self.lock:
+            joined: Awaitable[Joined]
             before, leader = self._holder(details.instance), self.leader
             member = self._entering(details, id_first)
-            if self.state in (STABLE, COMPLETING) and self._goes_on(member, details):
+            if self.is_shared:
+                joined = self._join_shared(member, replace(details, member=member.id))
+            elif self.state in (STABLE, COMPLETING) and self._goes_on(member, details):
                 return self._joined(member)
-            if before is not None and self._comes_back(member, before):
+            elif before is not None and self._comes_back(member, before):
                 self.touch(member)
                 if may_skip:
                     return replace(self._joined(member), skips_assignment=member.id == self.leader)
                 return Joined(self.generation, self.protocol, leader, member.id)
-            member.details = replace(details, member=member.id)
-            member.fail(Code.UNKNOWN_MEMBER_ID)
-            _stop(member.expiry)
-            if self.state != PREPARING:
-                self._prepare(first=self.state == EMPTY)
-            waiting: asyncio.Future[Joined] = asyncio.get_running_loop().create_future()
-            member.joining = waiting
-            self._complete_soon()
-        return await waiting
+            else:
+                joined = self._join_rebalance(member, details)
+        return await joined
 
     async def sync(self, member_id: str, generation: int, instance: str | None, given: dict[str, bytes]) -> bytes:
         """Take the leader's assignments, or wait for them; return the member's own."""
@@ -157,6 +170,9 @@ class GroupMembers:
         if self.state == PREPARING:
             raise CodeError(Code.REBALANCE_IN_PROGRESS)
         self.touch(member)
+        if member.classic is not None:
+            async with member.turn:
+                return assignment_bytes(self._of_journal(member, member.classic.sync, generation))
         if self.state == STABLE:
             return member.assignment
         if member_id != self.leader:
@@ -176,8 +192,13 @@ class GroupMembers:
 
     def heartbeat(self, member_id: str, generation: int, instance: str | None) -> Code:
         """Take a sign of life; return whether a rebalance waits for the member. Raises `CodeError`."""
-        self.touch(self.checked(member_id, generation, instance))
-        return Code.REBALANCE_IN_PROGRESS if self.state == PREPARING else Code.NONE
+        member = self.checked(member_id, generation, instance)
+        self.touch(member)
+        if member.classic is None:
+            must_rejoin = self.state == PREPARING
+        else:
+            must_rejoin = not member.turn.locked() and self._of_journal(member, member.classic.must_rejoin)
+        return Code.REBALANCE_IN_PROGRESS if must_rejoin else Code.NONE
 
     async def leave(self, member_id: str, instance: str | None) -> Code:
         """Remove a member. If it was the last one, return only after the journal has an entry for the empty group."""
@@ -199,7 +220,7 @@ class GroupMembers:
     def checked(self, member_id: str, generation: int, instance: str | None) -> MemberState:
         """Return the member. `CodeError` if it is not one, or speaks of another generation."""
         member = self._member(member_id, instance)
-        if generation != self.generation:
+        if generation != (self.generation if member.classic is None else member.classic.generation):
             raise CodeError(Code.ILLEGAL_GENERATION)
         return member
 
@@ -219,14 +240,25 @@ class GroupMembers:
 
     def close(self, code: Code) -> None:
         """Give up all members: another one has the group."""
-        for member in self.members.values():
-            _stop(member.expiry)
+        for member in list(self.members.values()):
             member.fail(code)
-        self.members.clear()
+            self._drop(member)
         _stop(self._deadline)
-        self.state, self.membership = EMPTY, None
+        self.state, self.membership, self.is_shared = EMPTY, None, False
 
     # -- joining
+
+    def _join_rebalance(self, member: MemberState, details: JoinDetails) -> Awaitable[Joined]:
+        """Let a member take part in a rebalance, and start it if none is under way."""
+        member.details = replace(details, member=member.id)
+        member.fail(Code.UNKNOWN_MEMBER_ID)
+        _stop(member.expiry)
+        if self.state != PREPARING:
+            self._prepare(first=self.state == EMPTY)
+        waiting: asyncio.Future[Joined] = asyncio.get_running_loop().create_future()
+        member.joining = waiting
+        self._complete_soon()
+        return waiting
 
     def _entering(self, details: JoinDetails, id_first: bool) -> MemberState:
         """Return the member that joins, a new one where it is new."""
@@ -279,7 +311,7 @@ class GroupMembers:
     def _check_protocols(self, details: JoinDetails) -> None:
         all_details = [details, *(one.details for one in self.members.values() if one.id != details.member)]
         one_kind = details.kind and all(one.kind == details.kind for one in all_details)
-        if not one_kind or not _common_assignors(all_details):
+        if not one_kind or not common_assignors(all_details) or (self.is_shared and details.group_member() is None):
             raise CodeError(Code.INCONSISTENT_GROUP_PROTOCOL)
 
     def _goes_on(self, member: MemberState, details: JoinDetails) -> bool:
@@ -307,7 +339,10 @@ class GroupMembers:
         """Start a task that completes the rebalance; return it, or None if the rebalance is being delayed."""
         if not late and self._settling:
             return None
-        task = asyncio.get_running_loop().create_task(self._complete(late))
+        return self._start(self._complete(late))
+
+    def _start(self, call: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(call)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
@@ -325,9 +360,9 @@ class GroupMembers:
             for member in absent:
                 self._drop(member)
             try:
-                if self.members:
-                    self.membership = await self.begin()
-            except Conflict as conflict:
+                if self.members and await self._begin_or_share():
+                    return
+            except (Conflict, CodeError) as conflict:
                 _LOG.warning("group %s: %s", self.id, conflict)
                 self.close(Code.INCONSISTENT_GROUP_PROTOCOL)
                 return
@@ -343,6 +378,31 @@ class GroupMembers:
             else:
                 # All have left, or were given up meanwhile.
                 await self._leave_journal()
+
+    async def _begin_or_share(self) -> bool:
+        """Enter the next generation in the journal. True: its members share the group, and all have been answered."""
+        all_details = [member.details for member in self.members.values()]
+        assignors = shareable_assignors(all_details)
+        try:
+            self.membership = await self.begin(assignors)
+            owner = self.membership.metadata
+            if len(self.membership.state.members) == 1:
+                return False
+            reached("serve: members of the root wait for a server that owns the group")
+        except Conflict:
+            if not assignors:
+                raise
+            reached("serve: clients join a group that members of the root share")
+            owner = None
+        joined = await self.share(all_details, owner)
+        self.membership, self.is_shared, self.state, self.leader = None, True, STABLE, ""
+        for member, classic in zip(list(self.members.values()), joined, strict=True):
+            member.classic = classic
+            if member.joining is not None and not member.joining.done():
+                member.joining.set_result(self._joined_shared(member, classic))
+            member.joining = None
+            self.touch(member)
+        return True
 
     def _answer_joins(self) -> None:
         self.protocol = self._elected()
@@ -368,7 +428,7 @@ class GroupMembers:
     def _elected(self) -> str:
         """Return the assignor that all have and most prefer."""
         all_details = [member.details for member in self.members.values()]
-        common = _common_assignors(all_details)
+        common = common_assignors(all_details)
         votes = Counter(next(name for name, _ in one.protocols if name in common) for one in all_details)
         return max(sorted(votes), key=lambda name: votes[name])
 
@@ -376,19 +436,121 @@ class GroupMembers:
         """Remove a member; return the task that completes the resulting rebalance."""
         member.fail(Code.UNKNOWN_MEMBER_ID)
         self._drop(member)
+        if member.classic is not None:
+            if not self.members:
+                self.state, self.is_shared = EMPTY, False
+            return self._start(self._leave_shared(member.classic))
         if self.state in (STABLE, COMPLETING):
             self._prepare()
         return self._complete_soon(late=not self.members)
 
     def _expire(self, member: MemberState) -> None:
+        if member.turn.locked():
+            self.touch(member)
+            return
         # A member that waits for an answer cannot say more.
         if self.members.get(member.id) is member and member.joining is None and member.syncing is None:
-            _LOG.info("group %s: %s was silent for its session timeout", self.id, member.id)
+            _LOG.info("group %s: %s was silent for its session timeout, or did not rejoin in time", self.id, member.id)
             self._remove(member)
 
     def _drop(self, member: MemberState) -> None:
         _stop(member.expiry)
-        self.members.pop(member.id, None)
+        _stop(member.rejoining)
+        if self.members.get(member.id) is member:
+            del self.members[member.id]
+
+    # -- a group that members of the root share
+
+    async def share_group(self) -> None:
+        """Start the rebalance in which the clients become members of the journal, as other members wait for them."""
+        async with self.lock:
+            if self.state == STABLE and not self.is_shared:
+                self._prepare()
+
+    async def commit_shared(self, member: MemberState, offsets: Offsets) -> None:
+        """Commit offsets of a client that is a member of the journal."""
+        classic = member.classic
+        assert classic is not None
+        generation = classic.generation
+        async with member.turn:
+            try:
+                await self.run(classic.commit, generation, offsets)
+            except Fenced:
+                # Raises if it is no longer a member. Otherwise one of the partitions is another member's now.
+                self._of_journal(member, classic.must_rejoin)
+                raise CodeError(Code.REBALANCE_IN_PROGRESS) from None
+
+    async def _join_shared(self, member: MemberState, details: JoinDetails) -> Joined:
+        """Add a client to the journal, or apply the request of one that is a member."""
+        _stop(member.rejoining)
+        member.rejoining = None
+        try:
+            async with member.turn:
+                if member.classic is None:
+                    member.classic = (await self.share([details], None))[0]
+                else:
+                    await self.run(rejoin_journal, member.classic, details)
+        except Conflict as conflict:
+            self._drop(member)
+            _LOG.warning("group %s: %s", self.id, conflict)
+            raise CodeError(Code.INCONSISTENT_GROUP_PROTOCOL) from None
+        except Fenced:
+            self._drop(member)
+            raise CodeError(Code.UNKNOWN_MEMBER_ID) from None
+        except SparklogError:
+            if member.classic is None:
+                self._drop(member)
+            raise
+        member.details = details
+        self.touch(member)
+        return self._joined_shared(member, member.classic)
+
+    def _joined_shared(self, member: MemberState, classic: ClassicMember) -> Joined:
+        """Return the response of a group without a leader, as Kafka's to a classic member of a consumer group."""
+        self.protocol = common_assignor(classic.membership.state.members)
+        return Joined(classic.generation, self.protocol, "", member.id)
+
+    def _of_journal(self, member: MemberState, call: Callable[..., T], *arguments: object) -> T:
+        """Call a function of a member; if the group went on without it, drop it and tell the client."""
+        try:
+            return call(*arguments)
+        except Fenced:
+            assert member.classic is not None
+            others = member.classic.membership.state.members
+            self._drop(member)
+            is_replaced = member.details.instance in {other.instance_id for other in others} - {None}
+            raise CodeError(Code.FENCED_INSTANCE_ID if is_replaced else Code.UNKNOWN_MEMBER_ID) from None
+
+    async def _leave_shared(self, classic: ClassicMember) -> None:
+        await self.run(leave_journal, classic)
+
+    async def refresh_shared(self, group: Group) -> None:
+        """Read the group's journal, send heartbeats that are due, and drop clients that are no longer members.
+
+        Clients whose assignment has changed get their rebalance timeout to join again.
+        """
+        state = await self.run(group.log.refresh)
+        for member in list(self.members.values()):
+            classic = member.classic
+            if classic is None or member.turn.locked():
+                continue
+            async with member.turn:
+                try:
+                    await self.run(refresh_member, classic, state)
+                    must_rejoin = classic.must_rejoin()
+                except Fenced:
+                    reached("serve: a client is no longer a member of the journal")
+                    self._drop(member)
+                    continue
+            if must_rejoin and member.rejoining is None:
+                seconds = member.details.rebalance_ms / 1000
+                member.rejoining = asyncio.get_running_loop().call_later(seconds, self._expire, member)
+
+    def leave_shared(self) -> None:
+        """Remove all clients from the journal: the server stops."""
+        for member in list(self.members.values()):
+            if member.classic is not None:
+                leave_journal(member.classic)
 
 
 def _stop(timer: asyncio.TimerHandle | None) -> None:
@@ -396,14 +558,7 @@ def _stop(timer: asyncio.TimerHandle | None) -> None:
         timer.cancel()
 
 
-def _common_assignors(all_details: Sequence[JoinDetails]) -> set[str]:
-    return set.intersection(*({name for name, _ in details.protocols} for details in all_details))
-
-
 def _topics(metadata: bytes) -> object:
-    """Return the topics that a consumer has subscribed to; of another kind of member, or if unreadable, all it sent."""
-    try:
-        version, body = split_version(metadata, "subscription")
-        return sorted(decode_prefix(message("groups", "ConsumerProtocolSubscription"), version, body)[0]["topics"])
-    except Corrupt:
-        return metadata
+    """Return the topics of a consumer's subscription; of other members, or if unreadable, all that the client sent."""
+    subscription = subscription_in(metadata)
+    return metadata if subscription is None else subscription.topics

@@ -14,7 +14,8 @@ from sparklog.log.journal.clocks import SYSTEM
 from sparklog.log.topic.root import open_root
 from sparklog.serve.codes import Code, CodeError
 from sparklog.serve.coordinator import Coordinator
-from sparklog.serve.group_members import JoinDetails, MemberState
+from sparklog.serve.group_members import MemberState
+from sparklog.serve.join_details import JoinDetails
 from sparklog.serve.options import Address
 from sparklog.serve.peers import Peers
 from sparklog.storage.memory import MemoryStore
@@ -107,17 +108,17 @@ def test_a_sign_of_life_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPat
     async def run() -> None:
         signs: list[str] = []
 
-        async def call(function: Callable[..., Any]) -> None:
+        async def call(function: Callable[..., Any], *_: object) -> None:
             signs.append(function.__name__)
             raise RuntimeError("broken")
 
         asked = Coordinator(open_root(MemoryStore(SYSTEM.wall_ms), create=True), Peers([HERE]), call)
         join(asked)
         while len(signs) < 2:
-            assert not asked._signs.done()
+            assert not asked._watching.done()
             await asyncio.sleep(0)
 
-    monkeypatch.setattr("sparklog.serve.coordinator.ALIVE_SECONDS", 0)
+    monkeypatch.setattr("sparklog.serve.coordinator.POLL_SECONDS", 0)
     asyncio.run(run())
 
 

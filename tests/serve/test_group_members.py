@@ -13,9 +13,13 @@ from typing import Any, cast
 import pytest
 
 import sparklog
+from sparklog.groups.assignors import ALL
+from sparklog.groups.group_members import GroupMember
+from sparklog.groups.group_state import GroupMetadata, GroupState
 from sparklog.groups.membership import Membership
 from sparklog.serve.codes import Code, CodeError
-from sparklog.serve.group_members import EMPTY, STABLE, GroupMembers, JoinDetails, Joined
+from sparklog.serve.group_members import EMPTY, STABLE, GroupMembers, Joined
+from sparklog.serve.join_details import JoinDetails
 from sparklog.serve.options import Address
 from tests.serve.wire import Wire
 
@@ -26,6 +30,8 @@ class Entered:
     def __init__(self, generation: int) -> None:
         self.generation = generation
         self.left = False
+        self.metadata = GroupMetadata("g", generation, "serve@here:1")
+        self.state = GroupState("g", members=(GroupMember("serve@here:1", None, "", "", 1, (ALL,), ()),))
 
     def leave(self) -> None:
         self.left = True
@@ -33,7 +39,7 @@ class Entered:
 
 def group_of(begin: Callable[[], Awaitable[object]]) -> GroupMembers:
     numbers = count()
-    return GroupMembers("g", cast(Any, begin), lambda: str(next(numbers)))
+    return GroupMembers("g", cast(Any, begin), lambda: str(next(numbers)), cast(Any, None), cast(Any, None))
 
 
 def details(name: str, session_ms: int) -> JoinDetails:
@@ -48,7 +54,7 @@ def test_a_member_that_waits_for_a_slow_leader_stays() -> None:
     async def run() -> None:
         generations = count(1)
 
-        async def begin() -> Membership:
+        async def begin(_assignors: object) -> Membership:
             return cast(Membership, Entered(next(generations)))
 
         group = group_of(begin)
@@ -70,7 +76,7 @@ def test_a_member_that_asks_for_its_assignment_again_ends_its_former_request() -
     """That was of a connection which the client has left: it must not be held open until the group is gone."""
 
     async def run() -> None:
-        async def begin() -> Membership:
+        async def begin(_assignors: object) -> Membership:
             return cast(Membership, Entered(1))
 
         group = group_of(begin)
@@ -88,7 +94,7 @@ def test_members_are_answered_where_a_rebalance_ends_in_an_error_of_this_server(
     async def run() -> None:
         errors: list[Exception] = [RuntimeError("broken")]
 
-        async def begin() -> Membership:
+        async def begin(_assignors: object) -> Membership:
             if errors:
                 raise errors.pop()
             return cast(Membership, Entered(1))
@@ -106,7 +112,7 @@ def test_a_group_that_is_given_up_in_a_rebalance_ends_in_the_journal() -> None:
     async def run() -> None:
         entered, beginning, go = Entered(1), asyncio.Event(), asyncio.Event()
 
-        async def begin() -> Membership:
+        async def begin(_assignors: object) -> Membership:
             beginning.set()
             await go.wait()
             return cast(Membership, entered)

@@ -19,21 +19,22 @@ from sparklog.errors import BadRequest, Conflict, NotFound
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups.group import DEAD, Group
 from sparklog.groups.group_journal import MAX_METADATA
-from sparklog.groups.group_members import GroupMember, by_topic
+from sparklog.groups.group_members import by_topic
 from sparklog.groups.group_state import OffsetAndMetadata
 from sparklog.groups.lag import Groups
-from sparklog.kafka.messages.message_codec import encode_versioned
-from sparklog.kafka.messages.message_schema import Fields, message
+from sparklog.kafka.messages.message_schema import Fields
 from sparklog.log.journal.names import check_id
 from sparklog.serve.authorized_operations import group_operations
 from sparklog.serve.codes import FAILURES, Code, CodeError, errors_as, failure, partition_rows
 from sparklog.serve.coordinator import Coordinator, Positions
-from sparklog.serve.group_members import COMPLETING, GroupMembers, JoinDetails
+from sparklog.serve.group_members import COMPLETING, GroupMembers
+from sparklog.serve.join_details import CONSUMER, JoinDetails
 from sparklog.serve.served_log import MISSING
 from sparklog.serve.services import ServedRequest
+from sparklog.serve.shared_members import assignment_bytes
 from sparklog.serve.users import GROUP, READ
 
-CONSUMER, CLASSIC = "consumer", "classic"
+CLASSIC = "classic"
 OF_A_GROUP, OF_A_SHARE = 0, 2
 """Key types of FindCoordinator; 1 is a transaction."""
 GROUPS_VERSION, KEYS_VERSION = 8, 4
@@ -202,10 +203,11 @@ async def _commit(coordinator: Coordinator, fields: Fields, positions: Positions
             await coordinator.run(coordinator.group(group).alter, positions)
         return
     members = coordinator.members(group)
-    members.touch(members.checked(member, generation, fields["groupInstanceId"]))
+    sender = members.checked(member, generation, fields["groupInstanceId"])
+    members.touch(sender)
     if members.state == COMPLETING:
         raise CodeError(Code.REBALANCE_IN_PROGRESS)
-    await coordinator.commit(group, positions)
+    await coordinator.commit(group, positions, sender)
 
 
 async def offset_fetch(request: ServedRequest) -> Fields:
@@ -310,7 +312,7 @@ async def list_groups(request: ServedRequest) -> Fields:
     groups = Groups(coordinator.root)
     # A group that cannot be read is left out: questions about it name the error.
     descriptions = await coordinator.run(lambda: groups.descriptions(groups.names([]), []))
-    states = {name: (coordinator.held(name) or description).state for name, description in descriptions.items()}
+    states = {name: (coordinator.classic(name) or description).state for name, description in descriptions.items()}
     wanted, types = ({word.lower() for word in request.fields[name]} for name in ("statesFilter", "typesFilter"))
     rows = [
         {"groupId": name, "protocolType": CONSUMER, "groupState": state, "groupType": CLASSIC}
@@ -330,7 +332,7 @@ async def describe_groups(request: ServedRequest) -> Fields:
 @_with_code
 async def _described(request: ServedRequest, name: str) -> Fields:
     coordinator = _coordinator_of(request, name, reading=True)
-    members = coordinator.held(name)
+    members = coordinator.classic(name)
     if members is not None:
         return _members_here(members)
     await coordinator.check_owner(name)
@@ -341,19 +343,12 @@ async def _described(request: ServedRequest, name: str) -> Fields:
             "groupInstanceId": member.instance_id,
             "clientId": member.client_id or member.id,
             "clientHost": f"/{member.host}" if member.host else "",
-            "memberAssignment": _assignment(member),
+            "memberAssignment": assignment_bytes(member.owned) if member.owned else b"",
         }
         for member in description.members
     ]
     protocol_type = CONSUMER if description.state != DEAD else ""
     return {"groupState": description.state, "protocolType": protocol_type, "members": rows}
-
-
-def _assignment(member: GroupMember) -> bytes:
-    """Return the member's partitions as those of Kafka's are told of them; nothing where it has none."""
-    rows: list[Any] = [{"topic": topic, "partitions": numbers} for topic, numbers in by_topic(member.owned).items()]
-    fields = {"assignedPartitions": rows}
-    return encode_versioned(message("groups", "ConsumerProtocolAssignment"), 0, fields) if rows else b""
 
 
 def _members_here(members: GroupMembers) -> Fields:

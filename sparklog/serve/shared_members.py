@@ -1,0 +1,105 @@
+"""Clients of this server in a group that members of the root share: the requests to the group's journal.
+
+The clients are ordinary members of the journal (`classic_member`), and the server is their process: it sends their
+heartbeats, and removes clients that leave or are silent. Servers of one root may each have clients in such a group.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from sparklog.errors import SparklogError
+from sparklog.groups.classic_member import ClassicMember
+from sparklog.groups.group import Group
+from sparklog.groups.group_journal import GroupJournal
+from sparklog.groups.group_members import Partitions, by_topic
+from sparklog.groups.group_state import GroupMetadata, GroupState
+from sparklog.kafka.messages.message_codec import encode_versioned
+from sparklog.kafka.messages.message_schema import message
+from sparklog.serve.codes import Code, CodeError
+from sparklog.serve.join_details import JoinDetails
+
+_LOG = logging.getLogger("sparklog.serve")
+
+
+def join_journal(group: Group, joining: Sequence[JoinDetails], owner: GroupMetadata | None) -> list[ClassicMember]:
+    """Add clients to the group, all with one entry. `Conflict` if the members have no assignor in common.
+
+    Args:
+        owner: the exclusive owner that has stood for the clients. What cooperative ones still read they own from here
+            on; None: the clients are new to the group.
+
+    Raises:
+        CodeError: INCONSISTENT_GROUP_PROTOCOL for clients that are not consumers, or have assignors of their own.
+    """
+    claims = Counter(partition for details in joining for partition in _owned(details)) if owner is not None else {}
+    members = []
+    for details in joining:
+        owned = frozenset(partition for partition in _owned(details) if claims.get(partition) == 1)
+        member = details.group_member(owned)
+        if member is None:
+            raise CodeError(Code.INCONSISTENT_GROUP_PROTOCOL)
+        members.append(member)
+    topics = {topic for member in members for topic in member.topics}
+    return [ClassicMember(membership) for membership in group.share_as(members, partition_counts(group, topics), owner)]
+
+
+def rejoin_journal(classic: ClassicMember, details: JoinDetails) -> None:
+    """Apply the JoinGroup request of a client that is a member."""
+    subscription = details.subscription()
+    if subscription is None or not details.shared_assignors:
+        raise CodeError(Code.INCONSISTENT_GROUP_PROTOCOL)
+    counts = partition_counts(classic.membership.group, subscription.topics)
+    classic.rejoin(subscription.topics, details.shared_assignors, subscription.owned, counts)
+
+
+def leave_journal(classic: ClassicMember) -> None:
+    """Remove a member. If that fails, its session times out."""
+    try:
+        classic.membership.leave()
+    except SparklogError as error:
+        name = classic.membership.metadata.member_id
+        _LOG.warning("group %s: %s stays for its session timeout: %s", classic.membership.group.id, name, error)
+
+
+def refresh_member(classic: ClassicMember, state: GroupState) -> None:
+    """Go on with a state of the group, send a heartbeat if one is due, and report new partitions of topics."""
+    classic.membership.apply(state)
+    classic.membership.heartbeat_if_due()
+    _report_partitions(classic)
+
+
+def _report_partitions(classic: ClassicMember) -> None:
+    membership = classic.membership
+    topics, state = membership.member.topics, membership.state
+    # Topics that exist are polled for the clients' fetches.
+    counts = partition_counts(membership.group, topics, refresh=[t for t in topics if t not in state.partitions])
+    if any(count > state.partitions.get(topic, 0) for topic, count in counts.items()):
+        membership.subscribe(topics, counts)
+
+
+def partition_counts(
+    group: GroupJournal, topics: Collection[str], *, refresh: Collection[str] | None = None
+) -> Mapping[str, int]:
+    """Return the number of partitions of each topic that exists. `refresh`: topics to read anew (None: all)."""
+    counts = {}
+    for topic in topics:
+        log = group.root.engine.log(topic)
+        latest = log.refresh() if refresh is None or topic in refresh else log.current()
+        if latest.topic_state.exists:
+            counts[topic] = latest.topic_state.partitions
+    return counts
+
+
+def assignment_bytes(partitions: Partitions) -> bytes:
+    """Return partitions as a consumer reads them from a SyncGroup response."""
+    rows: list[Any] = [{"topic": topic, "partitions": numbers} for topic, numbers in by_topic(partitions).items()]
+    return encode_versioned(message("groups", "ConsumerProtocolAssignment"), 0, {"assignedPartitions": rows})
+
+
+def _owned(details: JoinDetails) -> Partitions:
+    subscription = details.subscription()
+    return frozenset() if subscription is None else subscription.owned
