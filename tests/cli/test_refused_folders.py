@@ -85,7 +85,7 @@ def test_no_command_writes_into_it(
     said = sparklog(*(word.format(**places) for word in words), code=1)
     (line,) = said.err.splitlines()
     assert ("not empty, found cron.d" in line) == (words in COMMANDS), line
-    assert words in COMMANDS or "is no sparklog root" in line
+    assert words in COMMANDS or "is not a sparklog root" in line
     assert content(folder) == before
 
 

@@ -33,7 +33,7 @@ def test_of_a_sound_root_every_byte_is_accounted_for(sparklog: Sparklog, log: Pa
     (line,) = sparklog("verify").lines
     assert line.startswith("every byte accounted for: 2 topics, 4 commits, 3 files, 2 slices, 2 batches, 4 records, ")
     (quick,) = sparklog("verify", "--quick").lines
-    assert quick.startswith("every file is there, none was opened: 2 topics, 4 commits, 3 files, 2 slices, ")
+    assert quick.startswith("every file exists, contents were not read: 2 topics, 4 commits, 3 files, 2 slices, ")
     found = json.loads(sparklog("verify", "--json").out)
     size = sum(path.stat().st_size for path in log.rglob("*") if path.is_file())
     assert (found["sound"], found["problems"], found["counts"]["bytes"]) == (True, [], size)
@@ -49,7 +49,7 @@ def test_damage_is_named_and_the_exit_code_says_so(sparklog: Sparklog, log: Path
     problem, verdict = sparklog("verify", code=1).lines
     assert problem.startswith(f"checksum: {file.relative_to(log)} at byte 70, bit 2 flipped, offset 0: ")
     assert problem.endswith("; restore the file from a backup")
-    assert verdict.startswith(f"DAMAGED: 1 problem in 1 file of {log}; looked at 2 topics")
+    assert verdict.startswith(f"DAMAGED: 1 problem in 1 file of {log}; checked 2 topics")
     assert sparklog("verify", "--topic", "clicks").code == 0
     assert sparklog("verify", "--root", log / "clicks").code == 0
     sparklog("verify", "--root", log / "orders", code=1)
@@ -75,7 +75,7 @@ def test_files_of_nobody_are_listed_and_no_damage(sparklog: Sparklog, log: Path)
     ("arguments", "said"),
     [
         (["--root", "{}/nothing"], "does not exist"),
-        (["--root", "{}/orders/append"], "is no sparklog root: it has no _root.json"),
+        (["--root", "{}/orders/append"], "is not a sparklog root: it has no _root.json"),
         (["--topic", "order"], "topic 'order' does not exist in {}; did you mean 'orders'?"),
         (["--root", "{}/orders", "--topic", "clicks"], "the folder is topic orders's"),
     ],
@@ -96,13 +96,13 @@ def test_the_folder_of_groups_is_no_damaged_root(sparklog: Sparklog, log: Path, 
     for arguments in ([], ["--quick"]):
         outcome = sparklog("verify", "--root", log / folder, *arguments, code=1)
         assert outcome.out == ""
-        assert "is no sparklog root" in outcome.err
+        assert "is not a sparklog root" in outcome.err
 
 
 def test_a_root_whose_id_is_gone(sparklog: Sparklog, log: Path) -> None:
     (log / "_root.json").unlink()
     problem, _ = sparklog("verify", code=1).lines
-    assert problem.startswith("missing: _root.json: expected the root's id")
+    assert problem.startswith("missing: _root.json: the root has topics, but no file with its id")
 
 
 def test_kafka_directories(sparklog: Sparklog, fixtures: Path) -> None:

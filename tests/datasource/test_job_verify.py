@@ -67,7 +67,7 @@ def test_wrong_input(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert verify.run(InProcess(), chosen(tmp_path / "nowhere")) == 1
     assert verify.run(InProcess(), chosen(place, "--topic", "order")) == 1
     first, second = capsys.readouterr().err.splitlines()
-    assert first.startswith(f"sparklog verify: {tmp_path / 'nowhere'} is no sparklog root")
+    assert first.startswith(f"sparklog verify: {tmp_path / 'nowhere'} is not a sparklog root")
     assert "did you mean 'orders'" in second
     for given in (["--now-ms", "5"], ["--topic", "a/b"]):
         with pytest.raises(SystemExit) as stopped:

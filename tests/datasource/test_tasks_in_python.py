@@ -584,7 +584,10 @@ def test_a_topic_is_made_with_its_configs_and_keeps_them(tmp_path: Path, caplog:
 @pytest.mark.parametrize(
     ("folder", "expected"),
     [
-        ("none", "There is no sparklog root at {path}: run `sparklog topics create TOPIC --root {path}`, or {let_it}"),
+        (
+            "none",
+            "There is no sparklog root at {path}: run `sparklog topics create TOPIC --root {path}`, or {let_it}",
+        ),
         (
             "log",
             "topic 'new' does not exist in {path}; it has no topics; root.ensure_topic('new') creates it; or {let_it}",

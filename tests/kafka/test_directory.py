@@ -67,7 +67,7 @@ def test_what_lies_beside_a_copied_partition_need_not_be_kafkas(tmp_path: Path) 
 
 
 def test_a_folder_that_is_no_kafka_directory_is_not_found(tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match=r"is no Kafka directory: expected folders like orders-0"):
+    with pytest.raises(NotFound, match=r"is not a Kafka directory: expected folders like orders-0"):
         KafkaView(tmp_path)
 
 

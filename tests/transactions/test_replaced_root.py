@@ -239,8 +239,8 @@ def test_verify_names_what_lies_beyond_a_gap(log: str) -> None:
     named = [finding for finding in report.findings if finding.kind == LOG]
     assert [finding.file for finding in named] == [stray]
     number = int(end.rsplit("/", 1)[1][:20]) + 1
-    assert f"is beyond a gap: {'commit' if log == 'topic' else 'entry'} {number} is not there" in named[0].message
-    assert "a process that outlived a restored root made it" in named[0].remedy
+    assert f"is beyond a gap: {'commit' if log == 'topic' else 'entry'} {number} is missing" in named[0].message
+    assert "a process that outlived a restored root wrote it" in named[0].remedy
     assert not any(orphan.file == end for orphan in report.orphans)
     old.store.delete(stray)
     old.go_on()

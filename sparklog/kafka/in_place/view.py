@@ -146,7 +146,7 @@ class KafkaView:
         self.layout = directory.kafka_layout(self.place)
         if self.layout is None:
             raise NotFound(
-                f"{self.location} is no Kafka directory: expected folders like orders-0 with files like"
+                f"{self.location} is not a Kafka directory: expected folders like orders-0 with files like"
                 " 00000000000000000000.log, or one such folder"
             )
         self._single = directory.split_folder_name(self.place) if self.layout == "partition" else None

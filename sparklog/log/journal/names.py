@@ -325,7 +325,7 @@ def refuse_foreign(store: Store) -> None:
     if store.stat(ROOT_KEY) is not None or any(info.key == ROOT_KEY for info in store.list(ROOT_KEY)):
         return
     folder = store.location
-    raise BadRequest(f"{folder} is no sparklog root and not empty, found {name}: {_remedy(store, folder)}")
+    raise BadRequest(f"{folder} is not a sparklog root and not empty, found {name}: {_remedy(store, folder)}")
 
 
 def _is_harmless(folder: str, name: str) -> bool:
@@ -375,7 +375,7 @@ def read_root_id(store: Store) -> str:
     try:
         data = store.get(ROOT_KEY)
     except NotFound:
-        problem = f"{store.location} is no sparklog root: it has no {ROOT_KEY}"
+        problem = f"{store.location} is not a sparklog root: it has no {ROOT_KEY}"
         create = advice(
             python="create a root: sparklog.open(..., create=True)", shell="create a root: sparklog topics create TOPIC"
         )

@@ -244,7 +244,7 @@ def _can_delete(orphan: Orphan, log: CheckedTopic | None) -> bool:
         return False
     if path.startswith(f"{naming.LOG_FOLDER}/checkpoints/"):
         table = path.rsplit("/", 1)[-1]
-        is_old = orphan.age_ms > HOUR_MS and int(table[:20]) < log.newest_checkpoint
+        is_old = orphan.age_ms > HOUR_MS and int(table[:20]) < log.latest_checkpoint
         return naming.is_checkpoint_table_name(table) and is_old
     if path.startswith(f"{naming.LOG_FOLDER}/"):
         version = naming.entry_number(path)

@@ -1,1 +1,1 @@
-"""Verification: every byte of a root, or of a Kafka log directory, is read and compared with what was written."""
+"""Verification: read every byte of a root, or of a Kafka log directory, and compare it with what was written."""

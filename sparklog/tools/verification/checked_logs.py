@@ -1,13 +1,13 @@
-"""Objects of a log, each read and checked: damage named to the byte, gaps, what is missing, what no reader reaches.
+"""Read all objects of a log and report damage, with its position, gaps, missing objects and unreachable objects.
 
-Logs of entries (decisions of a transactional id, offsets of a group, leases of a job) are read whole here: every entry,
-their chain, and every copy. Entries below the second newest copy may have been deleted, the oldest first; all others
-must exist. A copy must equal its entry byte for byte. Each entry carries the whole state: a damaged one that is not the
-newest loses its past alone. `topic_log` reads the log of a topic.
+This module checks journals whose entries contain the complete state (decisions of a transactional id, offsets of a
+group, leases of a job): every entry, the chain of entries, and every copy of an entry. Entries below the second latest
+copy may have been deleted, the oldest first; all other entries must exist. A copy must equal its entry byte for byte.
+If an entry that is not the latest is damaged, only past states are lost. `topic_log` checks the log of a topic.
 
-Numbers beyond a gap are named: a reader begins after the newest checkpoint and ends at the first number that is
-missing. Objects beyond it are the rest of a log that lost objects, or were made by a process that outlived its root and
-went on with its numbers.
+Readers start after the latest checkpoint and stop at the first missing number, so objects beyond a gap are reported.
+They are the rest of a log that lost objects, or were written by a process that outlived its root and continued with the
+old numbers.
 """
 
 from __future__ import annotations
@@ -40,17 +40,19 @@ from sparklog.tools.verification.findings import (
     Finding,
 )
 
-MOST_UNREACHED = 20
-MOST_MISSING = 20
-REMEDY = "build or restore what is missing before it, or delete it if a process that outlived a restored root made it"
-DELETE_COPY = "delete the copy: the entries say the same"
+MAX_UNREACHABLE = 20
+MAX_MISSING = 20
+BEYOND_GAP = (
+    "rebuild or restore the missing objects before it, or delete it if a process that outlived a restored root wrote it"
+)
+DELETE_COPY = "delete the copy: readers can use the entries"
 T = TypeVar("T")
 
 
 def log_end(numbers: Sequence[int], checkpoint: int) -> int:
-    """Return the last of `numbers` (ascending) that readers reach, who begin after `checkpoint` (-1: there is none).
+    """Return the last of `numbers` (ascending) that readers reach.
 
-    All numbers count as reached where nothing is below the gap.
+    Readers start after `checkpoint`, -1 if there is none. If no number is below the first gap, return the last number.
     """
     end = checkpoint
     for number in numbers:
@@ -61,41 +63,40 @@ def log_end(numbers: Sequence[int], checkpoint: int) -> int:
 
 
 _TRAILER = re.compile(rb'crc":([0-9]{1,10})\}\n\Z')
-_MARK = b',"crc":'
+_CRC_FIELD = b',"crc":'
 
 
 def damage_of(kind: str, stored: StoredObject[T]) -> list[Finding]:
-    """Return the damage of an object as a finding, with the position of the damage as far as it can be told."""
+    """Return the damage of an object as a finding, with the position of the damage if it can be determined."""
     if stored.damage is None:
         return []
     finding = Finding.of(kind, stored.damage, stored.key)
-    return [_placed(finding, stored.data) if stored.data else finding]
+    return [_located(finding, stored.data) if stored.data else finding]
 
 
-def _placed(finding: Finding, data: bytes) -> Finding:
-    """Add the place of the damage, as well as it can be told."""
+def _located(finding: Finding, data: bytes) -> Finding:
+    """Return the finding with the most likely position of the damage."""
     document = document_of(data)
     if len(document) < len(data) and checksum_holds(document):
-        return _placed_after(finding, document, data)
-    data = document
-    end = _TRAILER.search(data)
-    cut = data.rfind(_MARK)
-    if end is not None and cut >= 0 and cut + len(_MARK) == end.start(1):
-        expected, crc = int(end[1]), crc32c(data[:cut])
+        return _located_after_document(finding, document, data)
+    end = _TRAILER.search(document)
+    crc_field = document.rfind(_CRC_FIELD)
+    if end is not None and crc_field >= 0 and crc_field + len(_CRC_FIELD) == end.start(1):
+        expected, crc = int(end[1]), crc32c(document[:crc_field])
         if crc == expected:
             return finding
-        flipped = finding.at_flipped_bit(0, cut, crc, expected) if expected < 2**32 else None
-        # Else a digit of the checksum itself, or more than one bit.
+        flipped = finding.at_flipped_bit(0, crc_field, crc, expected) if expected < 2**32 else None
+        # Otherwise a digit of the checksum itself is wrong, or more than one bit.
         left, right = str(expected), str(crc)
         one_digit = len(left) == len(right) and sum(a != b for a, b in zip(left, right, strict=True)) == 1
-        return flipped or replace(finding, position=cut + len(_MARK) if one_digit else 0)
-    odd = next((position for position, byte in enumerate(data[:-1]) if not 0x20 <= byte < 0x7F), None)
-    # Nothing else is known to be odd: it is the checksum's own member, the last one.
-    return replace(finding, position=odd if odd is not None else max(data.rfind(b","), 0))
+        return flipped or replace(finding, position=crc_field + len(_CRC_FIELD) if one_digit else 0)
+    unprintable = (position for position, byte in enumerate(document[:-1]) if not 0x20 <= byte < 0x7F)
+    # If all bytes are printable, the field of the checksum, which is the last one, must be damaged.
+    return replace(finding, position=next(unprintable, max(document.rfind(b","), 0)))
 
 
-def _placed_after(finding: Finding, document: bytes, data: bytes) -> Finding:
-    """Add the place of damage to the part after a document that does not match its CRC-32C."""
+def _located_after_document(finding: Finding, document: bytes, data: bytes) -> Finding:
+    """Return the finding at the part after an intact document that does not match its CRC-32C."""
     start, parts = len(document), following(json.loads(document))
     if len(data) == start + sum(nbytes for nbytes, _ in parts):
         for nbytes, expected in parts:
@@ -108,9 +109,12 @@ def _placed_after(finding: Finding, document: bytes, data: bytes) -> Finding:
 
 @dataclass(slots=True)
 class CheckedLog:
-    """A log that is read whole. `what` its objects are called, `kind` of their findings.
+    """A log of which all objects are read.
 
-    `objects`: keys of the log, and of files, that are accounted for.
+    Attributes:
+        what: the noun for its objects in messages.
+        kind: the kind of findings about its objects.
+        objects: keys of the log, and of data files, that are known to belong to it.
     """
 
     store: Store
@@ -124,7 +128,7 @@ class CheckedLog:
     def report(self, kind: str, file: str, message: str, remedy: str = RESTORE) -> None:
         self.findings.append(Finding(kind, file, message, remedy))
 
-    def take(
+    def read(
         self,
         key: str,
         number: int,
@@ -135,7 +139,10 @@ class CheckedLog:
         remedy: str = RESTORE,
         accounted: bool = True,
     ) -> tuple[T | None, bytes]:
-        """Read and check an object; return it (None: damaged) and its bytes. `kind`: of findings, if not the log's."""
+        """Read and check an object; return it, or None if it is damaged, and its bytes.
+
+        `kind` is the kind of findings if it differs from that of the log.
+        """
         stored = read_object(self.store, key, decode, number)
         self.objects |= {key} if accounted else set()
         self.counts += replace(counts, nbytes=len(stored.data))
@@ -143,38 +150,41 @@ class CheckedLog:
         return stored.value, stored.data
 
     def find_obstacles(self) -> None:
-        """Name what is no object and has the name of one: no listing shows it, and it stops who comes there."""
+        """Report directories, links and special files with the name of an object, which prevent writing it.
+
+        Listings do not show them.
+        """
         for folder in (naming.log_folder(self.prefix), naming.checkpoint_prefix(self.prefix)):
             for name in self.store.obstacles(folder):
                 if naming.entry_number(name) is not None:
-                    expected = "expected a file or nothing, found a folder, a link or a special file"
+                    expected = "expected a file or nothing, found a directory, a link or a special file"
                     message = f"{expected}: no {self.what} can be written under this name"
                     self.report(self.kind, folder + name, message, "move it away")
 
-    def find_unreached(self, numbers: Iterable[int], end: int) -> None:
-        """Name objects beyond the end of the log. `NotFound` if the gap was one of the listing alone: list again."""
+    def find_unreachable(self, numbers: Iterable[int], end: int) -> None:
+        """Report objects beyond the end of the log. Raises `NotFound` if the listing was outdated: list again."""
         what, beyond = self.what, [number for number in numbers if number > end]
         if beyond and self.store.stat(naming.commit_key(self.prefix, end + 1)) is not None:
-            raise NotFound(f"{what} {end + 1} came to be while the log was listed")
-        for number in beyond[:MOST_UNREACHED]:
-            gap = f"beyond a gap: {what} {end + 1} is not there, and readers and writers refuse to go on"
-            self.report(LOG, naming.commit_key(self.prefix, number), f"{what} {number} is {gap}", REMEDY)
+            raise NotFound(f"{what} {end + 1} was written while the log was listed")
+        for number in beyond[:MAX_UNREACHABLE]:
+            message = f"{what} {number} is beyond a gap: {what} {end + 1} is missing, so readers and writers stop there"
+            self.report(LOG, naming.commit_key(self.prefix, number), message, BEYOND_GAP)
 
     def find_missing(self, first: int, end: int, existing: Iterable[int], remedy: str = RESTORE) -> None:
-        """Name objects from `first` up to `end` (not itself) that no collection deletes, and that are missing."""
+        """Report missing objects in `[first, end)`, where none may have been deleted."""
         inside = sorted(number for number in {*existing} if first <= number < end)
-        # Numbers are names: one that is far away makes a gap too long to be listed.
+        # A corrupt file name can have a huge number, so do not list all numbers of a gap.
         gaps = (number for low, high in pairwise([first - 1, *inside, end]) for number in range(low + 1, high))
-        for number in islice(gaps, MOST_MISSING):
+        for number in islice(gaps, MAX_MISSING):
             key = naming.commit_key(self.prefix, number)
-            self.report(MISSING, key, f"{self.what} {number} is not there, and later ones are", remedy)
+            self.report(MISSING, key, f"{self.what} {number} is missing, but later ones exist", remedy)
 
     def follows(self, number: int, prev_crc: int | None, crc: int | None) -> bool:
-        """True if an object names the CRC of the one before, as far as that is known; else it is a finding."""
+        """Return True if an object contains the CRC of its predecessor or that is unknown; otherwise report it."""
         if crc is None or prev_crc == crc:
             return True
-        broken = f"the chain is broken: {self.what} {number} was made after one with CRC-32C {prev_crc}"
-        self.report(CHAIN, naming.commit_key(self.prefix, number - 1), f"{broken}, this one has {crc}", RESTORE_BOTH)
+        message = f"the chain is broken: {self.what} {number} follows one with CRC-32C {prev_crc}, this one has {crc}"
+        self.report(CHAIN, naming.commit_key(self.prefix, number - 1), message, RESTORE_BOTH)
         return False
 
 
@@ -182,28 +192,27 @@ C = TypeVar("C", bound=CheckedLog)
 
 
 def read_again(read: Callable[[], C], unread: C) -> C:
-    """Read a log, again if objects are deleted meanwhile; `unread`: the result if that goes on."""
-    gone: NotFound | None = None
+    """Read a log, again if objects are deleted in the meantime; return `unread` if that happens each time."""
+    deleted: NotFound | None = None
     for _ in range(unread.store.limits.verify_tries):
         try:
             return read()
         except NotFound as error:
-            gone = error
-    unread.report(
-        MISSING, naming.log_folder(unread.prefix).rstrip("/"), f"objects of the log are listed and not there: {gone}"
-    )
+            deleted = error
+    message = f"objects of the log are listed but do not exist: {deleted}"
+    unread.report(MISSING, naming.log_folder(unread.prefix).rstrip("/"), message)
     return unread
 
 
 @dataclass(slots=True)
 class CheckedEntries(CheckedLog, Generic[E]):
-    """A log of entries. `newest`: its newest entry; None: none can be read."""
+    """A journal of entries; `latest` is its latest entry, None if no entry can be read."""
 
-    newest: E | None = None
+    latest: E | None = None
 
 
 def read_entries(store: Store, kind: EntryKind[E], folder: str) -> CheckedEntries[E]:
-    """Read the log in `folder` whole, again if objects are deleted meanwhile."""
+    """Read all of the journal in `folder`, again if objects are deleted in the meantime."""
 
     def empty() -> CheckedEntries[E]:
         return CheckedEntries(store, f"{kind.folder}/{folder}", "entry", kind.noun)
@@ -218,10 +227,10 @@ def _read(log: CheckedEntries[E], kind: EntryKind[E], folder: str) -> CheckedEnt
     if not entries and not copies:
         return log
     end = log_end(entries, copies[-1] if copies else -1)
-    log.find_unreached(entries, end)
+    log.find_unreachable(entries, end)
     decode = partial(kind.decode_in, log.prefix)
     _check_copies(log, copies, decode, _check_entries(log, numbers, decode, end))
-    log.find_missing(_first_needed(numbers, log.newest), max([*entries, *copies]) + 1, entries)
+    log.find_missing(_first_needed(numbers, log.latest), max([*entries, *copies]) + 1, entries)
     return log
 
 
@@ -230,10 +239,10 @@ def _check_entries(log: CheckedEntries[E], numbers: Numbers, decode: Callable[..
     stored: dict[int, bytes] = {}
     before, crc = -1, None
     for number in numbers.entries:
-        entry, data = log.take(naming.commit_key(log.prefix, number), number, decode, CheckCounts(entries=1))
+        entry, data = log.read(naming.commit_key(log.prefix, number), number, decode, CheckCounts(entries=1))
         if entry is not None:
             log.follows(number, entry.prev_crc, crc if number == before + 1 else None)
-            log.newest = entry if number <= end else log.newest
+            log.latest = entry if number <= end else log.latest
         before, crc = number, None if entry is None else entry.crc
         if number in numbers.copies:
             stored[number] = data
@@ -243,21 +252,21 @@ def _check_entries(log: CheckedEntries[E], numbers: Numbers, decode: Callable[..
 def _check_copies(
     log: CheckedEntries[E], copies: Sequence[int], decode: Callable[..., E], stored: Mapping[int, bytes]
 ) -> None:
-    """Check all copies, and compare them with their entries (`stored`)."""
+    """Check all copies, and compare them with the bytes of their entries in `stored`."""
     for number in copies:
         key, counts = naming.checkpoint_key(log.prefix, number), CheckCounts(checkpoints=1)
         remedy = DELETE_COPY if number in stored else RESTORE
-        entry, data = log.take(key, number, decode, counts, kind=CHECKPOINT, remedy=remedy)
+        entry, data = log.read(key, number, decode, counts, kind=CHECKPOINT, remedy=remedy)
         if entry is not None and number in stored and stored[number] != data:
-            log.report(CHECKPOINT, key, f"the copy is not what entry {number} says", f"{DELETE_COPY}; {TWO_WINNERS}")
-        if entry is not None and (log.newest is None or log.newest.number < number):
-            log.newest = entry
+            log.report(CHECKPOINT, key, f"the copy differs from entry {number}", f"{DELETE_COPY}; {TWO_WINNERS}")
+        if entry is not None and (log.latest is None or log.latest.number < number):
+            log.latest = entry
 
 
-def _first_needed(numbers: Numbers, newest: E | None) -> int:
-    """Return the first entry that no collection may have deleted."""
+def _first_needed(numbers: Numbers, latest: E | None) -> int:
+    """Return the first entry that cannot have been deleted by cleanup."""
     first = numbers.copies[-2] if len(numbers.copies) > 1 else 0
-    if newest is not None and EXPIRED_IDS in newest.read_features:
-        # What came before an id expired is deleted; the id continues with the number after it.
+    if latest is not None and EXPIRED_IDS in latest.read_features:
+        # Entries from before the id expired are deleted; the id continues with the next number.
         return max(first, numbers.copies[-1] + 1 if numbers.copies else numbers.entries[0])
     return first

@@ -1,17 +1,18 @@
-"""One data file, every byte of it: an append file by its footer and by what commits say, a segment by that alone.
+"""Check all bytes of a data file: an append file against its footer and the commits, a segment against the commits.
 
-| bytes                               | are right if                                                                  |
-|-------------------------------------|-------------------------------------------------------------------------------|
-| a slice                             | its CRC-32C, which commits and footer agree on, holds                         |
-| footer                              | its CRC-32C holds; its slices fill the file; its index is that of the batches |
-| `.index`, `.timeindex`, `.txnindex` | the CRC-32C in the commit holds; their entries name batches                   |
-| `.bloom`                            | its CRC-32Cs hold; it has all keys of its slices, as they are decoded anyway  |
+| bytes                               | checks                                                                      |
+|-------------------------------------|-----------------------------------------------------------------------------|
+| a slice                             | its CRC-32C, which commits and footer must agree on                         |
+| footer                              | its CRC-32C; its slices fill the file; its index matches the batches        |
+| `.index`, `.timeindex`, `.txnindex` | the CRC-32C in the commit; their entries match batches                      |
+| `.bloom`                            | its CRC-32Cs; it has all keys of its slices, which are decoded anyway       |
 
-A filter that is missing or damaged hides no record: a look-up reads the slice then. One that denies a key does.
+A missing or corrupt filter hides no record, because lookups then read the slice. A filter that denies an existing key
+does hide records.
 
-A footer also describes slices that no version names any more: they are checked as well. Slices are decoded, too:
-batches' checksums, offsets, counts, times. Files are checked in pieces of work, so that a Spark job can spread them
-over tasks; findings come back as a value.
+A footer can describe slices that no version references any more; these are checked as well. Slices are also decoded to
+check the checksums, offsets, counts and timestamps of batches. Files are checked in work items so that a Spark job can
+distribute them over tasks; each work item returns its findings as a value.
 """
 
 from __future__ import annotations
@@ -47,53 +48,54 @@ from sparklog.tools.verification.slice_checks import (
     walk,
 )
 
-MOST_FINDINGS = 100  # of one file: beyond, single places do not matter
-WITHOUT_FILTER = "restore it from a backup, or delete it; no record is lost, look-ups by key read more without it"
-DENIES = "the filter denies keys that the slice has, so that look-ups do not find them"
+MAX_FINDINGS = 100
+"""Findings reported per file; more positions would not help anyone."""
+DELETE_FILTER = "restore it from a backup or delete it: no record is lost, but lookups by key read more without it"
+MISSING_KEYS = "the filter lacks keys of the slice, so lookups do not find them"
 
 
 def check_file(store: Store, file: NamedFile, progress: Progress) -> CheckedFile:
-    """Read a file whole and compare it with its footer and all versions that name it."""
+    """Read an entire file and compare it with its footer and with all versions that reference it."""
     checked = CheckedFile(store, file, progress)
     try:
-        filters = _take_filters(checked)
+        filters = _read_filters(checked)
         (_check_segment if file.sealed else _check_append_file)(checked)
         checked.counts += filters
     except NotFound:
-        return CheckedFile(store, file, progress, gone=True)
+        return CheckedFile(store, file, progress, is_missing=True)
     except CutOff as cut:
         (size,) = cut.args
         checked.findings.append(Finding(SIZE, file.key, f"expected {file.size} bytes, found {size}", position=size))
-    del checked.findings[MOST_FINDINGS:]
+    del checked.findings[MAX_FINDINGS:]
     return checked
 
 
-def _goes_on(file: NamedFile) -> Finding:
-    return Finding(SIZE, file.key, f"expected {file.size} bytes, found more after them", position=file.size)
+def _too_long(file: NamedFile) -> Finding:
+    return Finding(SIZE, file.key, f"expected {file.size} bytes, found more", position=file.size)
 
 
 def _check_segment(checked: CheckedFile) -> None:
-    """Check a sealed segment and the index files beside it."""
+    """Check a sealed segment and its index files."""
     if checked.store.get(checked.file.key, checked.file.size, 1):
-        checked.findings.append(_goes_on(checked.file))
-    counted = CheckCounts(files=1)
+        checked.findings.append(_too_long(checked.file))
+    counts = CheckCounts(files=1)
     for claim in checked.file.claims:
         batches = CollectedBatches(filter=checked.filters.get(claim.position))
         walked = walk(checked, claim, batches)
-        counted += walked or CheckCounts(slices=1)
+        counts += walked or CheckCounts(slices=1)
         checked.findings += _against_filter(checked, claim, batches) if walked is not None else []
-        counted += _check_indexes(checked, claim, batches if walked is not None else None)
-    checked.counts = counted
+        counts += _check_indexes(checked, claim, batches if walked is not None else None)
+    checked.counts = counts
 
 
-def missing_beside(store: Store, file: NamedFile, listed: Container[str]) -> list[Finding]:
-    """Find the indexes and filters that are missing beside a file, in a listing (`listed`) and by now."""
+def find_missing_companions(store: Store, file: NamedFile, listed: Container[str]) -> list[Finding]:
+    """Return findings for the missing indexes and filters of a file; `listed` has the keys of existing objects."""
     suffixes = [suffix for suffix in SUFFIXES if file.sealed and any(_needed(suffix, claim) for claim in file.claims)]
     expected = [_no_index(file.index_key(suffix)) for suffix in suffixes]
     expected += [_no_filter(filter_path(file.key))] if file.filtered else []
-    gone = [finding for finding in expected if finding.file not in listed and store.stat(finding.file) is None]
-    # The vacuum may have deleted them with their file.
-    return gone if gone and store.stat(file.key) is not None else []
+    missing = [finding for finding in expected if finding.file not in listed and store.stat(finding.file) is None]
+    # The vacuum may have deleted them together with the data file.
+    return missing if missing and store.stat(file.key) is not None else []
 
 
 def _needed(suffix: str, claim: SliceClaim) -> bool:
@@ -101,15 +103,15 @@ def _needed(suffix: str, claim: SliceClaim) -> bool:
 
 
 def _no_index(key: str) -> Finding:
-    return Finding(MISSING, key, "expected an index beside the segment, found none", REBUILD)
+    return Finding(MISSING, key, "the index file of the segment is missing", REBUILD)
 
 
 def _no_filter(key: str) -> Finding:
-    return Finding(MISSING, key, "expected filters of keys beside the file, found none", WITHOUT_FILTER)
+    return Finding(MISSING, key, "the key filters of the data file are missing", DELETE_FILTER)
 
 
-def _take_filters(checked: CheckedFile) -> CheckCounts:
-    """Read the filters beside a file into `checked.filters`, those of slices that versions name."""
+def _read_filters(checked: CheckedFile) -> CheckCounts:
+    """Read the filters of the referenced slices into `checked.filters`."""
     file, key = checked.file, filter_path(checked.file.key)
     if not file.filtered:
         return CheckCounts()
@@ -124,7 +126,7 @@ def _take_filters(checked: CheckedFile) -> CheckCounts:
     try:
         filters = {stored.position: stored for stored in decode_filters(data, file=key)}
     except (Corrupt, BadRequest) as error:
-        checked.findings.append(Finding.of(INDEX, error, key, WITHOUT_FILTER))
+        checked.findings.append(Finding.of(INDEX, error, key, DELETE_FILTER))
         return counts
     for claim in file.claims:
         if claim.flags & SliceFlag.KEY_FILTER:
@@ -132,19 +134,19 @@ def _take_filters(checked: CheckedFile) -> CheckCounts:
             if stored is not None and (stored.nbytes, stored.crc) == (claim.size, claim.crc):
                 checked.filters[claim.position] = stored
             else:
-                message = f"expected a filter of the slice at byte {claim.position}, found none"
-                checked.findings.append(Finding(INDEX, key, message, WITHOUT_FILTER, offset=claim.base))
+                message = f"expected a filter for the slice at byte {claim.position}, found none"
+                checked.findings.append(Finding(INDEX, key, message, DELETE_FILTER, offset=claim.base))
     return counts
 
 
 def _against_filter(checked: CheckedFile, claim: SliceClaim, batches: CollectedBatches) -> list[Finding]:
     if not batches.keys_beyond_filter():
         return []
-    return [Finding(INDEX, filter_path(checked.file.key), DENIES, WITHOUT_FILTER, offset=claim.base)]
+    return [Finding(INDEX, filter_path(checked.file.key), MISSING_KEYS, DELETE_FILTER, offset=claim.base)]
 
 
 def _check_indexes(checked: CheckedFile, claim: SliceClaim, batches: CollectedBatches | None) -> CheckCounts:
-    """`batches` None: the segment is damaged, only the checksum of its indexes can be looked at."""
+    """Check the index files of a segment; if `batches` is None, the segment is corrupt, so check only the checksum."""
     store, file, before = checked.store, checked.file, len(checked.findings)
     indexes: dict[str, bytes] = {}
     for suffix in SUFFIXES:
@@ -155,43 +157,44 @@ def _check_indexes(checked: CheckedFile, claim: SliceClaim, batches: CollectedBa
                 if store.stat(file.key) is None:
                     raise
                 checked.findings.append(_no_index(file.index_key(suffix)))
-    counted = CheckCounts(files=len(indexes), nbytes=sum(map(len, indexes.values())))
-    whole = [indexes.get(suffix, b"") for suffix in SUFFIXES]
-    crc = index_crc(*whole)
+    counts = CheckCounts(files=len(indexes), nbytes=sum(map(len, indexes.values())))
+    contents = [indexes.get(suffix, b"") for suffix in SUFFIXES]
+    crc = index_crc(*contents)
     if crc == file.index_crc:
-        return counted
-    flipped = _flipped(file, whole, crc)
+        return counts
+    flipped = _flipped(file, contents, crc)
     if flipped is not None:
         checked.findings.append(flipped)
-        return counted
+        return counts
     base = int(file.key.rsplit("/", 1)[-1][:20])
     if batches is not None:
         for suffix, data in indexes.items():
             checked.findings += check_index(suffix, data, base, batches, file=file.index_key(suffix))
     if len(checked.findings) == before:
-        checked.findings += _of_no_entry(file, indexes, batches)
-    return counted
+        checked.findings += _mismatch(file, indexes, batches)
+    return counts
 
 
-def _of_no_entry(file: NamedFile, indexes: Mapping[str, bytes], batches: CollectedBatches | None) -> Iterator[Finding]:
-    """Yield findings where every entry is right by itself, so that some are missing or of another segment.
+def _mismatch(file: NamedFile, indexes: Mapping[str, bytes], batches: CollectedBatches | None) -> Iterator[Finding]:
+    """Yield findings if the checksum is wrong although each entry is right by itself.
 
-    Aborted transactions can be counted. Which of the files it is else cannot be known: an index has as many entries as
-    its writer wanted, and the last stable offset of an aborted transaction is known from other segments only.
+    Entries must then be missing or belong to another segment. The number of aborted transactions is known. Otherwise it
+    is unknown which file is wrong, because the number of index entries depends on the writer, and the last stable
+    offset of an aborted transaction depends on other segments.
     """
     entries = len(indexes.get("txnindex", b"")) // transaction_index.ENTRY_BYTES
     if batches is not None and entries < len(batches.aborts):
-        message = f"the index files beside the segment {_NO_MATCH}: entries are missing"
+        message = f"the index files of the segment {_NO_MATCH}: entries are missing"
         size = len(indexes.get("txnindex", b""))
         yield Finding(INDEX, file.index_key("txnindex"), message, REBUILD, size)
         return
     which = ", ".join(f".{suffix}" for suffix in indexes)
-    message = f"one of {which} does not match the CRC-32C of them all in the commit: entries are missing or others"
+    message = f"one of {which} is wrong, because together they {_NO_MATCH}: entries are missing or wrong"
     for suffix, data in indexes.items():
         yield Finding(INDEX, file.index_key(suffix), message, REBUILD, len(data))
 
 
-_NO_MATCH = "do not match the CRC-32C that the commit gives for them"
+_NO_MATCH = "do not match their CRC-32C in the commit"
 
 
 def _flipped(file: NamedFile, indexes: list[bytes], crc: int) -> Finding | None:
@@ -208,16 +211,16 @@ def _flipped(file: NamedFile, indexes: list[bytes], crc: int) -> Finding | None:
 
 @dataclass(frozen=True)
 class Verified(WorkResult):
-    """Findings of a piece; `gone`: files that are missing, which the driver looks up in a newer state."""
+    """The result of a work item; the driver checks the `missing` files against a later state of the topic."""
 
     findings: tuple[Finding, ...] = ()
     counts: CheckCounts = field(default_factory=CheckCounts)
-    gone: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class VerifyWork:
-    """Reads these files of one topic whole."""
+    """A work item that checks all bytes of some files of a topic."""
 
     store: Store
     topic: str
@@ -239,30 +242,30 @@ class VerifyWork:
         return len(self.files)
 
     def run(self, progress: Progress = silent) -> Verified:
-        """Read them. Damage is never raised: it comes as findings."""
+        """Check the files. Damage is returned as findings, never raised."""
         findings: list[Finding] = []
         counts = CheckCounts()
-        gone: list[str] = []
+        missing: list[str] = []
         for file in self.files:
             checked = check_file(self.store, file, progress)
             findings += checked.findings
             counts += checked.counts
-            if checked.gone:
-                gone.append(file.key)
-        return Verified((), (), (), tuple(findings), counts, tuple(gone))
+            if checked.is_missing:
+                missing.append(file.key)
+        return Verified((), (), (), tuple(findings), counts, tuple(missing))
 
 
-def pieces(files: Sequence[NamedFile], limits: Limits) -> Iterator[tuple[NamedFile, ...]]:
-    """Divide files into pieces of about `verify_piece_bytes`, in the order of the topic's folder."""
-    piece: tuple[NamedFile, ...] = ()
+def groups_of(files: Sequence[NamedFile], limits: Limits) -> Iterator[tuple[NamedFile, ...]]:
+    """Divide files into groups of about `verify_piece_bytes`, one per work item, keeping their order."""
+    group: tuple[NamedFile, ...] = ()
     nbytes = 0
     for file in files:
-        if piece and (nbytes + file.size > limits.verify_piece_bytes or len(piece) >= limits.verify_piece_files):
-            yield piece
-            piece, nbytes = (), 0
-        piece, nbytes = (*piece, file), nbytes + file.size
-    if piece:
-        yield piece
+        if group and (nbytes + file.size > limits.verify_piece_bytes or len(group) >= limits.verify_piece_files):
+            yield group
+            group, nbytes = (), 0
+        group, nbytes = (*group, file), nbytes + file.size
+    if group:
+        yield group
 
 
 def _check_append_file(checked: CheckedFile) -> None:
@@ -271,23 +274,23 @@ def _check_append_file(checked: CheckedFile) -> None:
     entries: dict[int, WrittenSlice] = {}
     if footer is not None:
         entries = {entry.position: entry for entry in footer.slices}
-        claims += _unnamed(footer, file)
+        claims += _footer_only_claims(footer, file)
         for claim in file.claims:
             checked.findings += _against_footer(file.key, claim, entries.get(claim.position))
-    counted = CheckCounts(files=1, nbytes=file.footer_length)
-    for run in _runs(sorted(claims, key=lambda claim: claim.position), checked.store.limits.span_bytes):
-        counted += _check_run(checked, run, entries)
-    # All bytes of a commit were counted with its log.
-    checked.counts = replace(counted, nbytes=0) if is_commit(f"/{file.key}") else counted
+    counts = CheckCounts(files=1, nbytes=file.footer_length)
+    for group in _adjacent(sorted(claims, key=lambda claim: claim.position), checked.store.limits.span_bytes):
+        counts += _check_adjacent(checked, group, entries)
+    # The bytes of a commit were already counted with its log.
+    checked.counts = replace(counts, nbytes=0) if is_commit(f"/{file.key}") else counts
 
 
 def _footer(checked: CheckedFile) -> Footer | None:
     store, file = checked.store, checked.file
     start = file.size - file.footer_length
-    # One byte more, to see that the file ends there.
+    # Request one more byte to check that the file ends there.
     data = store.get(file.key, start, file.footer_length + 1)
     if len(data) > file.footer_length:
-        checked.findings.append(_goes_on(file))
+        checked.findings.append(_too_long(file))
         data = data[: file.footer_length]
     if len(data) < file.footer_length:
         info = store.stat(file.key)
@@ -298,15 +301,15 @@ def _footer(checked: CheckedFile) -> Footer | None:
         finding = Finding.of(FOOTER, error, file.key)
     body, expected = data[:-TAIL_BYTES], int.from_bytes(data[-TAIL_BYTES : -TAIL_BYTES + 4], "big")
     crc = crc32c(body)
-    # The checksum does not cover length and magic of the tail; or it is a writer's fault.
+    # If the checksum is right, the length or magic bytes after it are damaged, or the writer had a defect.
     position = file.size - TAIL_BYTES + 4 if crc == expected else finding.position or start
     flipped = None if crc == expected else finding.at_flipped_bit(start, len(body), crc, expected)
     checked.findings.append(flipped or replace(finding, position=position))
     return None
 
 
-def _unnamed(footer: Footer, file: NamedFile) -> list[SliceClaim]:
-    """The slices that only the footer knows; of their offsets in the log it says nothing."""
+def _footer_only_claims(footer: Footer, file: NamedFile) -> list[SliceClaim]:
+    """Return claims for slices that only the footer describes. Their offsets in the log are unknown."""
     named = {claim.position for claim in file.claims}
     claims = []
     for entry in footer.slices:
@@ -317,9 +320,9 @@ def _unnamed(footer: Footer, file: NamedFile) -> list[SliceClaim]:
 
 
 def _against_footer(key: str, claim: SliceClaim, entry: WrittenSlice | None) -> list[Finding]:
-    """Commits and footer must say the same of a slice."""
+    """Check that the footer describes a slice as the commit does."""
     if entry is None:
-        message = f"expected the footer to name the slice at byte {claim.position}, as the commit does"
+        message = f"the footer lacks the slice at byte {claim.position}, which the commit has"
         return [Finding(FOOTER, key, message, position=claim.position, offset=claim.base)]
     expected = {name: getattr(claim, column) for name, column in WRITTEN.items()} | {"offsets": claim.end - claim.shift}
     if claim.append_time >= 0:
@@ -331,61 +334,66 @@ def _against_footer(key: str, claim: SliceClaim, entry: WrittenSlice | None) -> 
     ]
     if not wrong:
         return []
-    message = f"the footer should say of the slice what the commit says: {'; '.join(wrong)}"
+    message = f"the footer contradicts the commit: expected {'; '.join(wrong)}"
     return [Finding(FOOTER, key, message, position=claim.position, offset=claim.base)]
 
 
-def _runs(claims: Sequence[SliceClaim], span_bytes: int) -> Iterator[list[SliceClaim]]:
-    """Slices that are side by side and fit into one request; longer ones alone."""
-    run: list[SliceClaim] = []
+def _adjacent(claims: Sequence[SliceClaim], span_bytes: int) -> Iterator[list[SliceClaim]]:
+    """Yield groups of adjacent slices that fit into one request; a longer slice is a group by itself."""
+    group: list[SliceClaim] = []
     for claim in claims:
-        end = run[-1].position + run[-1].size if run else 0
-        if run and (claim.position != end or end + claim.size - run[0].position > span_bytes):
-            yield run
-            run = []
-        run.append(claim)
-    if run:
-        yield run
+        end = group[-1].position + group[-1].size if group else 0
+        if group and (claim.position != end or end + claim.size - group[0].position > span_bytes):
+            yield group
+            group = []
+        group.append(claim)
+    if group:
+        yield group
 
 
-def _check_run(checked: CheckedFile, run: Sequence[SliceClaim], entries: dict[int, WrittenSlice]) -> CheckCounts:
-    """Slices side by side, in one request: all at once if their checksums hold, else one by one, as long ones are."""
-    start = run[0].position
-    nbytes = run[-1].position + run[-1].size - start
-    starts = np.array([claim.position - start for claim in run], np.int64)
+def _check_adjacent(
+    checked: CheckedFile, claims: Sequence[SliceClaim], entries: dict[int, WrittenSlice]
+) -> CheckCounts:
+    """Check adjacent slices: in one request if their checksums are right, otherwise one by one, as for long slices."""
+    start = claims[0].position
+    nbytes = claims[-1].position + claims[-1].size - start
+    starts = np.array([claim.position - start for claim in claims], np.int64)
     headers = None
     if nbytes <= checked.store.limits.span_bytes:
         data = memoryview(checked.read(start, nbytes))
-        parts = [data[claim.position - start : claim.position - start + claim.size] for claim in run]
-        if all(crc32c(part) == claim.crc for part, claim in zip(parts, run, strict=True)):
+        slices = [data[claim.position - start : claim.position - start + claim.size] for claim in claims]
+        if all(crc32c(each) == claim.crc for each, claim in zip(slices, claims, strict=True)):
             headers = scan_headers(data, whole=False)
     if headers is None or headers.stop != "end" or not np.isin(starts, headers.position).all():
-        counted = CheckCounts()
-        for claim in run:
+        counts = CheckCounts()
+        for claim in claims:
             batches, entry = CollectedBatches(filter=checked.filters.get(claim.position)), entries.get(claim.position)
             walked = walk(checked, claim, batches)
             checked.findings += _against_filter(checked, claim, batches) if walked is not None else []
             if entry is not None and walked is not None:
                 checked.findings += _against_index(checked.file.key, claim, entry, batches)
-            counted += walked or CheckCounts(slices=1)
-        return counted
+            counts += walked or CheckCounts(slices=1)
+        return counts
     row_of = np.searchsorted(starts, headers.position, side="right") - 1
-    window = SliceWindow(data, start, headers, checked.file.key, run, row_of, checked.file.sealed)
+    window = SliceWindow(data, start, headers, checked.file.key, claims, row_of, checked.file.sealed)
     checked.findings += window.wrong_batches()
-    counted = window.count(checked)
-    for row, claim in enumerate(run):
+    counts = window.count(checked)
+    for row, claim in enumerate(claims):
         entry = entries.get(claim.position)
         if entry is not None and (entry.index is not None or len(entry.aborted)):
             batches = CollectedBatches(filter=checked.filters.get(claim.position))
             batches.add(data, headers[row_of == row], -int(starts[row]))
             checked.findings += _against_filter(checked, claim, batches)
             checked.findings += _against_index(checked.file.key, claim, entry, batches)
-    checked.progress(counted.records, nbytes)
-    return counted
+    checked.progress(counts.records, nbytes)
+    return counts
 
 
 def _against_index(key: str, claim: SliceClaim, entry: WrittenSlice, batches: CollectedBatches) -> list[Finding]:
-    """The footer's index and aborted transactions of one slice against its batches; positions from its start."""
+    """Compare a slice's index and aborted transactions in the footer with its batches.
+
+    Positions of `batches` count from the start of the slice.
+    """
     position, base, _, stamp, _ = batches.columns()
     built = build_index(position, base, stamp, claim.size)
     findings = []
@@ -393,14 +401,14 @@ def _against_index(key: str, claim: SliceClaim, entry: WrittenSlice, batches: Co
     if same and built is not None:
         same = all(np.array_equal(getattr(built, name), getattr(entry.index, name)) for name in _INDEX_COLUMNS)
     if not same:
-        message = "the footer's index is not that of the slice's batches"
+        message = "the index in the footer does not match the batches of the slice"
         findings.append(Finding(FOOTER, key, message, position=claim.position))
     for producer, last in zip(entry.aborted.producer_ids.tolist(), entry.aborted.last_offsets.tolist(), strict=True):
         if batches.aborts.get(last) != producer:
-            message = f"the footer says that producer {producer} aborts at {last}; no such marker is in the slice"
+            message = f"the footer has an ABORT of producer {producer} at {last}, but the slice has no such marker"
             findings.append(Finding(FOOTER, key, message, position=claim.position, offset=last + claim.shift))
     if bool(len(entry.aborted)) != bool(claim.flags & SliceFlag.KAFKA_ABORTED):
-        message = "flag 16 and the footer's aborted transactions do not agree"
+        message = "flag 16 of the slice and the aborted transactions in the footer disagree"
         findings.append(Finding(FOOTER, key, message, position=claim.position, offset=claim.base))
     return findings
 

@@ -1,4 +1,4 @@
-"""The copy of the root's defaults, apart from their journal, that tells lost defaults from none."""
+"""Check the copy of the root defaults. It is stored outside their journal, so a lost journal is noticed."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from sparklog.tools.verification.checked_logs import CheckedLog
 from sparklog.tools.verification.findings import MISSING, CheckCounts
 
 RUN_REPAIR = "run sparklog repair --execute, which restores it from the copy"
-DELETE_COPY = "delete the copy: the next run of a job makes another"
+DELETE_COPY = "delete the copy: the next run of a job writes a new one"
 
 
 def read_defaults_copy(store: Store) -> CheckedLog:
-    """Read the copies of entries of the root's defaults, and compare them with the entries."""
+    """Compare the copies of entries of the root defaults with the entries."""
     log = CheckedLog(store, DEFAULTS_FOLDER, "copy", DEFAULTS.noun)
     for info in store.list(f"{DEFAULTS_FOLDER}/"):
         number = entry_number(info.key)
@@ -23,20 +23,19 @@ def read_defaults_copy(store: Store) -> CheckedLog:
         try:
             _compare(log, info.key, number)
         except NotFound:
-            # A newer one has taken its place.
+            # A job has replaced this copy since it was listed.
             continue
     return log
 
 
 def _compare(log: CheckedLog, key: str, number: int) -> None:
-    copy, data = log.take(key, number, DEFAULTS.decode, CheckCounts(entries=1), remedy=DELETE_COPY)
+    copy, data = log.read(key, number, DEFAULTS.decode, CheckCounts(entries=1), remedy=DELETE_COPY)
     entry_key = commit_key(DEFAULTS.prefix(ID), number)
     if copy is None:
         return
     try:
         if log.store.get(entry_key) != data:
-            message = f"the copy is not what entry {number} of the root's defaults says"
-            log.report(DEFAULTS.noun, key, message, DELETE_COPY)
+            log.report(DEFAULTS.noun, key, f"the copy differs from entry {number} of the root defaults", DELETE_COPY)
     except NotFound:
-        message = f"entry {number} of the root's defaults is not there, and {key} is its copy: jobs and writers refuse"
+        message = f"entry {number} of the root defaults is missing, but its copy {key} exists: jobs and writers fail"
         log.report(MISSING, entry_key, message, RUN_REPAIR)

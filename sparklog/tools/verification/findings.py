@@ -1,4 +1,4 @@
-"""Report of a verification: damage, unreferenced files and counts, as data, for people and as JSON."""
+"""The report of a verification: damage, unreferenced files and counts, as data, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -13,21 +13,26 @@ from sparklog.output import json_value
 
 ROOT, LOG, CHAIN, CHECKPOINT, STATE = "root", "commit", "chain", "checkpoint", "state"
 MISSING, SIZE, CHECKSUM, FOOTER, INDEX, CONTENT = "missing", "size", "checksum", "footer", "index", "content"
-TRANSACTION, PROMISE = "transaction", "promise"
-"""Kinds of findings; those of the journals of groups, decisions and others are the `noun` of their `EntryKind`."""
+TRANSACTION, GUARANTEE = "transaction", "promise"
+"""Kinds of findings. For journals of groups, decisions and others, the kind is the `noun` of their `EntryKind`."""
 RESTORE = "restore the file from a backup"
-TWO_WINNERS = "if it was not changed, the store told two that they had created it: sparklog doctor tries that"
-RESTORE_BOTH = f"one of the two is another one's: restore both; {TWO_WINNERS}"
+TWO_WINNERS = "unless someone changed it, the store let two writers create it: check the store with sparklog doctor"
+RESTORE_BOTH = f"one of the two does not belong here: restore both; {TWO_WINNERS}"
 _ADVICE = re.compile(r"[;:] (?:restore|delete|run sparklog)\b.*\Z")
-"""Advice at the end of an error's message: here the remedy takes its place."""
+"""Advice at the end of an error message. A finding has a remedy instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Damage of one place. `message`: expected and found; `remedy`: what to do.
+    """One problem.
 
-    `file` is a key of the root (of a Kafka directory: a path below it); `position` counts bytes in it and `offset` is
-    one of the log, where they make sense. `bit`: the one bit whose flip explains all, at `position`.
+    Attributes:
+        file: the key in the root, or the path below the Kafka directory.
+        message: what was expected and what was found.
+        remedy: what to do.
+        position: the byte in the file, if known.
+        offset: the offset in the log, if known.
+        bit: the bit of the byte at `position` whose flip explains the problem, if there is one.
     """
 
     kind: str
@@ -40,27 +45,32 @@ class Finding:
 
     @classmethod
     def of(cls, kind: str, error: SparklogError, file: str, remedy: str = RESTORE) -> Finding:
-        """From an error that reading `file` raised."""
+        """Return the finding for an error that was raised while `file` was read."""
         if isinstance(error, Corrupt):
             message = _ADVICE.sub("", error.message)
             return cls(kind, error.file or file, message, remedy, error.position, error.offset)
         return cls(kind, file, str(error), remedy)
 
     def at_flipped_bit(self, start: int, nbytes: int, crc: int, expected: int) -> Finding | None:
-        """Return the finding at the one bit of `nbytes` bytes from `start` that explains a wrong CRC, or None."""
+        """Return the finding at the flipped bit in `nbytes` bytes from `start` that explains a wrong CRC, or None."""
         flip = flipped_bit(nbytes, crc, expected)
         return None if flip is None else replace(self, position=start + flip[0], bit=flip[1])
 
     def __str__(self) -> str:
         bit = "" if self.bit is None else f", bit {self.bit} flipped"
-        place = "" if self.position is None else f" at byte {self.position}{bit}"
+        position = "" if self.position is None else f" at byte {self.position}{bit}"
         offset = "" if self.offset is None else f", offset {self.offset}"
-        return one_line(f"{self.kind}: {self.file}{place}{offset}: {self.message}; {self.remedy}")
+        return one_line(f"{self.kind}: {self.file}{position}{offset}: {self.message}; {self.remedy}")
 
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """An unreferenced file; `age_ms` by the store's clock. `why`: what it may be."""
+    """An unreferenced file.
+
+    Attributes:
+        age_ms: its age according to the store's clock.
+        why: why it may be there, for people.
+    """
 
     file: str
     nbytes: int
@@ -70,7 +80,7 @@ class Orphan:
 
 @dataclass(frozen=True, slots=True)
 class CheckCounts:
-    """Number of things that were checked. `entries`: of the logs of transactional ids and groups."""
+    """Numbers of checked objects; `entries` counts those of journals, such as consumer groups and decisions."""
 
     topics: int = 0
     commits: int = 0
@@ -80,7 +90,7 @@ class CheckCounts:
     slices: int = 0
     batches: int = 0
     records: int = 0
-    gaps: int = 0  # offsets between slices: compacted, aborted, or never there in what was imported
+    gaps: int = 0  # offsets in no slice, because they were compacted, aborted or missing in an imported log
     nbytes: int = 0
 
     def __add__(self, other: CheckCounts) -> CheckCounts:
@@ -89,9 +99,13 @@ class CheckCounts:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The outcome. `quick`: files were not opened, only counted and measured.
+    """The result of a verification.
 
-    `notes`: possible damage, where no file tells; a report with notes alone is sound.
+    Attributes:
+        quick: True if data files were not read; only their existence and size were checked.
+        orphans: unreferenced files of sparklog, or left-over files of Kafka.
+        foreign: files whose names neither sparklog nor Kafka uses.
+        notes: observations that may be damage or normal behavior; they do not make the report unsound.
     """
 
     location: str
@@ -105,20 +119,21 @@ class Report:
 
     @property
     def sound(self) -> bool:
-        """True if nothing is damaged."""
+        """True if there are no findings."""
         return not self.findings
 
 
-SHOWN = 20  # unreferenced files shown by name; the JSON has all
+MAX_SHOWN_FILES = 20
+"""Unreferenced files listed as text; the JSON has all of them."""
 _UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s"))
 
 
 def summary(report: Report) -> str:
-    """Return problems one by one, then unreferenced files, then the verdict in one line."""
+    """Return all findings, then unreferenced files and notes, then the result in one line."""
     problems = [str(finding) for finding in report.findings]
     files = [*_listed("unreferenced", report.orphans), *_listed("not sparklog's", report.foreign)]
-    notes = [f"no damage by itself: {note}" for note in report.notes]
-    return "\n".join([*problems, *files, *notes, _verdict(report)])
+    notes = [f"not necessarily damage: {note}" for note in report.notes]
+    return "\n".join([*problems, *files, *notes, _result_line(report)])
 
 
 def _listed(what: str, files: Sequence[Orphan]) -> list[str]:
@@ -127,13 +142,16 @@ def _listed(what: str, files: Sequence[Orphan]) -> list[str]:
     total = sum(file.nbytes for file in files)
     lines = [f"{count(len(files), 'file')} {what}, {size_text(total)}:"]
     oldest = sorted(files, key=lambda file: -file.age_ms)
-    lines += [f"  {file.file}  {file.nbytes:,} bytes, {_age(file.age_ms)} old: {file.why}" for file in oldest[:SHOWN]]
-    if len(files) > SHOWN:
-        lines.append(f"  and {len(files) - SHOWN:,} younger ones (--json lists all)")
+    lines += [
+        f"  {file.file}  {file.nbytes:,} bytes, {_age(file.age_ms)} old: {file.why}"
+        for file in oldest[:MAX_SHOWN_FILES]
+    ]
+    if len(files) > MAX_SHOWN_FILES:
+        lines.append(f"  and {len(files) - MAX_SHOWN_FILES:,} newer files (--json lists all)")
     return lines
 
 
-def _verdict(report: Report) -> str:
+def _result_line(report: Report) -> str:
     counts = report.counts
     parts = [
         *(count(counts.topics, "topic"), count(counts.commits, "commit"), count(counts.checkpoints, "checkpoint")),
@@ -148,9 +166,9 @@ def _verdict(report: Report) -> str:
     if report.findings:
         files = len({finding.file for finding in report.findings})
         problems = count(len(report.findings), "problem")
-        return f"DAMAGED: {problems} in {count(files, 'file')} of {report.location}; looked at {checked} ({speed})"
+        return f"DAMAGED: {problems} in {count(files, 'file')} of {report.location}; checked {checked} ({speed})"
     if report.quick:
-        return f"every file is there, none was opened: {checked} ({speed})"
+        return f"every file exists, contents were not read: {checked} ({speed})"
     return f"every byte accounted for: {checked} ({speed})"
 
 

@@ -1,9 +1,10 @@
-"""A Kafka log directory, or one partition folder of it, verified in place. Nothing is written.
+"""Verify a Kafka log directory, or one partition directory, in place. Nothing is written.
 
-Most of Kafka's small files have no checksum. Some of their numbers cannot be compared with anything: those in the log
-dir's checkpoint files, and the id in `partition.metadata` where a topic has one partition here.
-A number above the log's end is no damage by itself: where Kafka cuts a log, after an unclean stop or to follow another
-leader, it writes some of these files later and others never. But it is noted, for a lost end looks the same.
+Most of Kafka's small files have no checksum, and some of their values cannot be compared with anything: those in the
+checkpoint files of the log directory, and the id in `partition.metadata` if the directory has one partition of a topic.
+An offset beyond the log end is not necessarily damage: when Kafka truncates a log, after an unclean shutdown or to
+follow another leader, it updates some of these files later and others never. Such offsets are noted, because the end of
+the log may also be lost.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from sparklog.kafka.in_place.files import DELETED, AnyPath, FilePath, file_path,
 from sparklog.kafka.in_place.segment_file import CLEANED, SWAP
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.tools.verification.findings import CHECKPOINT, CheckCounts, Finding, Orphan, Report
-from sparklog.tools.verification.kafka_partition import COMPARE, REPLICA, KafkaPartition
+from sparklog.tools.verification.kafka_partition import COMPARE, REPLICA, WRONG_FORMAT, KafkaPartition
 from sparklog.tools.verification.run import Say
 
 CHECKPOINTS = (
@@ -36,23 +37,23 @@ CHECKPOINTS = (
     *(checkpoint_files.RECOVERY_POINTS_FILE, CLEANER_OFFSETS_FILE),
 )
 CLEAN_SHUTDOWN_FILE = ".kafka_cleanshutdown"
-KNOWN = frozenset({*CHECKPOINTS, "meta.properties", "bootstrap.checkpoint", ".lock", CLEAN_SHUTDOWN_FILE})
-LEFT = (DELETED, CLEANED, SWAP)
+KNOWN_FILES = frozenset({*CHECKPOINTS, "meta.properties", "bootstrap.checkpoint", ".lock", CLEAN_SHUTDOWN_FILE})
+TEMPORARY_SUFFIXES = (DELETED, CLEANED, SWAP)
 SEGMENT_FILE = re.compile(r"\d{20}\.(?:log|index|timeindex|txnindex)")
-"""Files that a swap replaces: where one is there, they do not count."""
-LEFT_FOLDERS = ("-delete", "-future", "-stray")
+"""Files that a cleaner replaces when it finishes a swap; they do not count if the swap file exists."""
+TEMPORARY_FOLDERS = ("-delete", "-future", "-stray")
 
 
 def verify_log_dir(
     path: AnyPath, *, topics: Sequence[str] = (), say: Say = lambda line: None, env: Env = SYSTEM
 ) -> Report:
-    """Read a Kafka log directory or partition folder whole. `NotFound` if it is neither, or lacks a topic named."""
+    """Read all of a Kafka log directory or partition directory. `NotFound` if it is neither, or lacks a topic."""
     folder = file_path(path)
     layout = kafka_layout(folder)
     if layout is None:
-        message = f"{folder} is no Kafka directory: it has no folders like orders-0 with .log files; check the path"
-        raise NotFound(message)
-    begun = env.boot_ms()
+        message = f"{folder} is not a Kafka log directory: it has no directories such as orders-0 with .log files"
+        raise NotFound(f"{message}; check the path")
+    started_ms = env.boot_ms()
     folders = {split_folder_name(folder): folder} if layout == "partition" else partition_folders(folder)
     findings, counts, offsets = _checkpoints(folder, CHECKPOINTS if layout == "log-dir" else ())
     names = sorted({topic for topic, _ in folders})
@@ -69,23 +70,23 @@ def verify_log_dir(
         say(f"reading {folders[key].name}")
         log_start = offsets.get(LOG_STARTS_FILE, {}).get(key)
         cleaned = offsets.get(CLEANER_OFFSETS_FILE, {}).get(key, 0) if layout == "log-dir" else None
-        read[key] = part = KafkaPartition(folders[key], folder, cleaned, env, is_stopped)
-        part.read(log_start or 0)
-        _check_bounds(key, part, offsets)
-        findings += part.findings
-        notes += part.notes
-        counts += part.counts
+        read[key] = partition = KafkaPartition(folders[key], folder, cleaned, env, is_stopped)
+        partition.read(log_start or 0)
+        _check_bounds(key, partition, offsets)
+        findings += partition.findings
+        notes += partition.notes
+        counts += partition.counts
     findings += _ids(read, folder)
     exported = {GROUPS_FILE, *map(properties_name, names)}
-    orphans, foreign = _others(folder, layout, read, exported, env.wall_ms())
+    orphans, foreign = _other_files(folder, layout, read, exported, env.wall_ms())
     counts += CheckCounts(topics=len({topic for topic, _ in read}))
-    seconds = (env.boot_ms() - begun) / 1000
+    seconds = (env.boot_ms() - started_ms) / 1000
     unique = tuple(dict.fromkeys(findings))
     return Report(str(folder), unique, orphans, foreign, counts, seconds=seconds, notes=tuple(notes))
 
 
 class Checkpoints(NamedTuple):
-    """The checkpoint files of a log directory: their damage, and the offsets in each."""
+    """The findings about the checkpoint files of a log directory, and the offsets in each file."""
 
     findings: list[Finding]
     counts: CheckCounts
@@ -107,43 +108,46 @@ def _checkpoints(folder: FilePath, names: Sequence[str]) -> Checkpoints:
             findings.append(Finding.of(CHECKPOINT, error, name, REPLICA))
             continue
         if data and checkpoint_files.offsets_to_bytes(offsets[name]) != data:
-            findings.append(Finding(CHECKPOINT, name, "it is not written as Kafka writes it", REPLICA))
+            findings.append(Finding(CHECKPOINT, name, WRONG_FORMAT, REPLICA))
     return Checkpoints(findings, counts, offsets)
 
 
-def _check_bounds(key: TopicPartition, part: KafkaPartition, offsets: dict[str, dict[TopicPartition, int]]) -> None:
-    """Find offsets in checkpoint files that no log has, and note those that this one does not reach."""
-    # A log that was emptied, and whose start moved, ends where it starts.
-    end = max(part.log_end, offsets.get(LOG_STARTS_FILE, {}).get(key, 0))
+def _check_bounds(
+    key: TopicPartition, partition: KafkaPartition, offsets: dict[str, dict[TopicPartition, int]]
+) -> None:
+    """Report negative offsets in checkpoint files, and note offsets beyond the end of the log."""
+    # An emptied log whose start moved ends at its log start.
+    end = max(partition.log_end, offsets.get(LOG_STARTS_FILE, {}).get(key, 0))
     for name, values in offsets.items():
         offset = values.get(key, 0)
-        reached = part.log_end if name == LOG_STARTS_FILE else end
-        message = f"it says offset {offset} of {key[0]}-{key[1]}, whose log ends at {reached}"
+        log_end = partition.log_end if name == LOG_STARTS_FILE else end
+        message = f"it has offset {offset} for {key[0]}-{key[1]}, whose log ends at {log_end}"
         if offset < 0:
-            part.findings.append(Finding(CHECKPOINT, name, message, REPLICA, offset=offset))
-        elif offset > reached:
-            message += ": Kafka leaves it so where it has cut the log, or the end of the log is lost"
-            part.notes.append(Finding(CHECKPOINT, name, message, COMPARE, offset=offset))
+            partition.findings.append(Finding(CHECKPOINT, name, message, REPLICA, offset=offset))
+        elif offset > log_end:
+            message += ": either Kafka has truncated the log, or the end of the log is lost"
+            partition.notes.append(Finding(CHECKPOINT, name, message, COMPARE, offset=offset))
 
 
 def _ids(read: dict[TopicPartition, KafkaPartition], root: FilePath) -> list[Finding]:
     wrong = []
     for topic in sorted({name for name, _ in read}):
-        ids = {key: part.topic_id for key, part in read.items() if key[0] == topic and part.topic_id is not None}
-        usual = Counter(ids.values()).most_common()
-        if len(usual) > 1:
+        partitions = ((key, partition.topic_id) for key, partition in read.items() if key[0] == topic)
+        ids = {key: topic_id for key, topic_id in partitions if topic_id is not None}
+        common = Counter(ids.values()).most_common()
+        if len(common) > 1:
             for key, topic_id in ids.items():
-                if topic_id != usual[0][0] or usual[0][1] == usual[1][1]:
+                if topic_id != common[0][0] or common[0][1] == common[1][1]:
                     file = relative(read[key].folder.child(checkpoint_files.PARTITION_METADATA_FILE), root)
-                    message = f"topic '{topic}' has id {topic_id} here and {usual[0][0]} in another partition"
+                    message = f"topic '{topic}' has id {topic_id} here and {common[0][0]} in another partition"
                     wrong.append(Finding(CHECKPOINT, file, message, REPLICA))
     return wrong
 
 
-def _others(
+def _other_files(
     folder: FilePath, layout: str, read: dict[TopicPartition, KafkaPartition], exported: Set[str], now_ms: int
 ) -> tuple[tuple[Orphan, ...], tuple[Orphan, ...]]:
-    """Return the other files: Kafka's left-overs, and files that neither it nor an export (`exported`) writes."""
+    """Return the temporary files of Kafka, and the files that neither Kafka nor an export (`exported`) writes."""
     orphans: list[Orphan] = []
     foreign: list[Orphan] = []
 
@@ -151,20 +155,20 @@ def _others(
         with suppress(FileNotFoundError):
             stat = path.stat()
             age = max(0, now_ms - stat.st_mtime_ns // 1_000_000)
-            orphan = Orphan(relative(path, folder), stat.st_size, age, why or "Kafka gives no such name")
+            orphan = Orphan(relative(path, folder), stat.st_size, age, why or "Kafka does not use such a name")
             (orphans if why else foreign).append(orphan)
 
-    for part in read.values():
-        swapping = any(".log" + SWAP in name for name in part.names)
-        for name in sorted(set(part.folder.names()) - part.names):
-            left = name.endswith(LEFT) or (swapping and SEGMENT_FILE.match(name) is not None)
-            note(part.folder.child(name), "the broker removes or finishes it" if left else None)
+    for partition in read.values():
+        is_swapping = any(".log" + SWAP in name for name in partition.names)
+        for name in sorted(set(partition.folder.names()) - partition.names):
+            is_temporary = name.endswith(TEMPORARY_SUFFIXES) or (is_swapping and SEGMENT_FILE.match(name) is not None)
+            note(partition.folder.child(name), "the broker deletes or renames it" if is_temporary else None)
     if layout == "log-dir":
-        partitions = {part.folder.name for part in read.values()}
-        for name in sorted(set(folder.names()) - KNOWN - exported - partitions):
+        partitions = {partition.folder.name for partition in read.values()}
+        for name in sorted(set(folder.names()) - KNOWN_FILES - exported - partitions):
             path = folder.child(name)
             if not path.is_folder():
                 note(path, None)
-            elif name.endswith(LEFT_FOLDERS):
-                note(path, "a partition folder that the broker removes or moves")
+            elif name.endswith(TEMPORARY_FOLDERS):
+                note(path, "a partition directory that the broker deletes or moves")
     return tuple(orphans), tuple(foreign)

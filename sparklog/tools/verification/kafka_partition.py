@@ -1,15 +1,18 @@
-"""One partition folder as Kafka left it: every batch, and every file beside the segments.
+"""Check one partition directory of Kafka: every batch, and every file next to the segments.
 
-What is outside a batch's checksum is held against something else: base offsets and lengths against the batches around
-them, leader epochs against `leader-epoch-checkpoint` and the other way round.
+Fields outside a batch's checksum are compared with other data: base offsets and lengths with the neighboring batches,
+leader epochs with `leader-epoch-checkpoint`, and that file with the batches.
 
-No file of a log dir tells how far a log has been cleaned. `cleaner-offset-checkpoint` is written after a pass, so a
-broker that dies before leaves gaps above it; a replica that fetches a compacted log gets its gaps, and its own cleaner
-has not run yet. So above that checkpoint the batches beside a gap decide. A pass leaves no record without a key and no
-key twice, on either side of what it removed: where both batches, the one before and the one after, hold such records,
-no cleaner has been there and records are lost, unless the leader changed in between: a replica that cuts its log in the
-middle of a batch leaves a gap. All other gaps are undecided. Messages of formats v0 and v1 are left out: their gaps may
-be as old as their compression.
+A gap between offsets is normal if a cleaner made it, but no file of a log directory says how far a log has been
+cleaned. `cleaner-offset-checkpoint` is written after a pass, so a broker that dies earlier leaves gaps above it. A
+replica that fetches a compacted log also fetches its gaps, although its own cleaner has not run. Above that
+checkpoint, the batches next to a gap therefore decide:
+
+* A cleaner leaves no record without a key, and no key twice, on either side of removed records. If the batches before
+  and after a gap both contain such records, no cleaner has been there, and records are lost. This does not hold if the
+  leader changed in between, because a replica that truncates its log in the middle of a batch leaves a gap.
+* All other gaps are undecided. Messages of formats v0 and v1 are excluded, because their gaps may come from their
+  compression.
 """
 
 from __future__ import annotations
@@ -39,12 +42,13 @@ from sparklog.log.journal.clocks import Env
 from sparklog.tools.verification.findings import CHECKPOINT, CHECKSUM, CONTENT, INDEX, CheckCounts, Finding
 from sparklog.tools.verification.slice_checks import REBUILD, CollectedBatches, check_index
 
-MOST_LOST = 3  # gaps of one segment that are reported one by one
+MAX_LOST_GAPS = 3
+"""Gaps with lost records to report individually per segment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Offsets `[start, end)` that are not there; the batch after them is at byte `position`."""
+    """Missing offsets `[start, end)`; the next batch is at byte `position`."""
 
     start: int
     end: int
@@ -53,18 +57,30 @@ class Gap:
 
 @dataclass(slots=True)
 class Gaps:
-    """The gaps of one segment."""
+    """The gaps of one segment.
 
-    uncleaned: bool = False  # the last data batch so far shows that no cleaner has been there
-    leader_epoch: int = NO_LEADER_EPOCH  # of the last batch
-    offsets: int = 0  # in gaps of all kinds
-    lost: list[Gap] = field(default_factory=list)  # the first gaps that no cleaner made
-    first: Gap | None = None  # of those above the cleaner's checkpoint that are undecided
-    open: int = 0  # how many are undecided
-    open_offsets: int = 0
+    Attributes:
+        uncleaned: True if the last batch with records shows that no cleaner has been there.
+        leader_epoch: the leader epoch of the last batch.
+        offsets: the number of missing offsets in all gaps.
+        lost: the first gaps that no cleaner made.
+        first_undecided: the first undecided gap above the cleaner's checkpoint.
+        undecided: the number of undecided gaps, with `undecided_offsets` missing offsets.
+    """
+
+    uncleaned: bool = False
+    leader_epoch: int = NO_LEADER_EPOCH
+    offsets: int = 0
+    lost: list[Gap] = field(default_factory=list)
+    first_undecided: Gap | None = None
+    undecided: int = 0
+    undecided_offsets: int = 0
 
     def add(self, window: Window, records: RecordColumns | None, end: int, cleaned: int) -> None:
-        """Take in a window after offset `end` of a log that is cleaned below an offset; `records` None: unreadable."""
+        """Add the gaps of a window that follows offset `end`, in a log that was cleaned below offset `cleaned`.
+
+        `records` is None if the records cannot be decoded.
+        """
         headers = window.headers
         before = np.concatenate(([end], headers.next_offset[:-1]))
         gaps = headers.base_offset > before
@@ -73,19 +89,22 @@ class Gaps:
         epochs = np.concatenate(([self.leader_epoch], headers.leader_epoch))
         for row in np.flatnonzero(gaps & (before >= cleaned) & ~headers.is_legacy).tolist():
             gap = Gap(int(before[row]), int(headers.base_offset[row]), window.start + int(headers.position[row]))
-            one_leader = epochs[row] == epochs[row + 1] or NO_LEADER_EPOCH in epochs[row : row + 2]
-            if one_leader and data.uncleaned_from(row) and data.uncleaned_before(row):
-                self.lost += [gap] if len(self.lost) < MOST_LOST else []
+            same_leader = epochs[row] == epochs[row + 1] or NO_LEADER_EPOCH in epochs[row : row + 2]
+            if same_leader and data.is_uncleaned_from(row) and data.is_uncleaned_before(row):
+                self.lost += [gap] if len(self.lost) < MAX_LOST_GAPS else []
             else:
-                self.first = self.first or gap
-                self.open += 1
-                self.open_offsets += gap.end - gap.start
-        self.uncleaned = data.uncleaned_before(len(headers))
+                self.first_undecided = self.first_undecided or gap
+                self.undecided += 1
+                self.undecided_offsets += gap.end - gap.start
+        self.uncleaned = data.is_uncleaned_before(len(headers))
         self.leader_epoch = int(epochs[-1])
 
 
 class _DataBatches:
-    """Which batches of a window that hold records were never cleaned; `before`: of the last one before the window."""
+    """The batches with records in a window, and whether a cleaner can have rewritten them.
+
+    `before` is the answer for the last such batch before the window.
+    """
 
     def __init__(self, records: RecordColumns | None, before: bool) -> None:
         self._before = before
@@ -94,30 +113,32 @@ class _DataBatches:
         self._rows = np.flatnonzero(self._counts)
         self._starts = np.cumsum(self._counts) - self._counts
 
-    def uncleaned_from(self, row: int) -> bool:
-        """The first one from `row` on."""
+    def is_uncleaned_from(self, row: int) -> bool:
+        """Return True if no cleaner has rewritten the first batch from `row` on."""
         batch = int(np.searchsorted(self._rows, row))
-        return batch < len(self._rows) and self._uncleaned(int(self._rows[batch]))
+        return batch < len(self._rows) and self._is_uncleaned(int(self._rows[batch]))
 
-    def uncleaned_before(self, row: int) -> bool:
-        """The last one before `row`."""
+    def is_uncleaned_before(self, row: int) -> bool:
+        """Return True if no cleaner has rewritten the last batch before `row`."""
         batch = int(np.searchsorted(self._rows, row)) - 1
-        return self._before if batch < 0 else self._uncleaned(int(self._rows[batch]))
+        return self._before if batch < 0 else self._is_uncleaned(int(self._rows[batch]))
 
-    def _uncleaned(self, row: int) -> bool:
+    def _is_uncleaned(self, row: int) -> bool:
         if self._keys is None:
             return False
         keys = self._keys.slice(int(self._starts[row]), int(self._counts[row]))
         return bool(keys.null_count) or len(set(keys.to_pylist())) < len(keys)
 
 
-LOOKS = 3
+MAX_READS = 3
+"""How often to read a segment to which a broker may be writing."""
 PAUSE_SECONDS = 0.2
 REPLICA = "restore the file from another replica or a backup"
 COMPARE = "compare it with another replica"
-CUT_OFF = "a broker that starts after an unclean stop cuts it off there; " + REPLICA
-SNAPSHOT = "leave it: a broker that starts deletes it and builds the state again from the log"
-"""Without any snapshot a broker that was stopped cleanly begins with empty producer state."""
+CUT_OFF = "a broker that starts after an unclean shutdown truncates the log there; " + REPLICA
+SNAPSHOT = "leave it: a broker deletes it when it starts, and rebuilds the producer state from the log"
+"""Deleting the only snapshot would make a cleanly stopped broker start with empty producer state."""
+WRONG_FORMAT = "its format differs from what Kafka writes"
 INDEX_INTERVAL_BYTES = 4096
 """Kafka's default of `index.interval.bytes`."""
 T = TypeVar("T")
@@ -125,7 +146,14 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class SegmentRead:
-    """One segment; `damaged`: some of it is no sound batch; `torn`: that is the end of the log, not written whole."""
+    """One segment and the data read from it.
+
+    Attributes:
+        last: True for the last segment of the partition.
+        limit: the base offset of the next segment, None for the last segment.
+        damaged: True if some bytes are not valid batches.
+        torn: True if these bytes are the incompletely written end of the log.
+    """
 
     name: SegmentName
     last: bool
@@ -141,12 +169,16 @@ class SegmentRead:
 
 @dataclass(slots=True)
 class KafkaPartition:
-    """One folder, read whole; files are named relative to `root`.
+    """A partition directory, read completely. Findings contain paths relative to `root`.
 
-    * `cleaner_offset`: of the log dir's checkpoint, None: unknown; `cleaned`: a cleaner has been below
-    * `is_stopped`: its broker was stopped cleanly, so that the next start believes the files
-    * `passes_torn`: look for more after an end that is not written whole; `old`: formats v0, v1 were read
-    * `notes`: what may be damage or Kafka's doing; `names`: of its known files
+    Attributes:
+        cleaner_offset: the offset in the checkpoint of the log directory; None if unknown.
+        is_stopped: True after a clean shutdown of the broker, which therefore trusts the files when it starts again.
+        passes_torn: continue to search for batches after an incompletely written end.
+        notes: observations that may be damage or normal behavior of Kafka.
+        names: the names of its known files.
+        cleaned: the offset below which a cleaner may have been.
+        has_old_formats: True if messages of formats v0 or v1 were read.
     """
 
     folder: FilePath
@@ -163,10 +195,10 @@ class KafkaPartition:
     topic_id: str | None = None
     log_end: int = 0
     cleaned: int = 0
-    old: bool = False
+    has_old_formats: bool = False
 
     def read(self, log_start: int) -> None:
-        """Read all of it; `log_start`: in the log dir's checkpoint, 0 without."""
+        """Read all files; `log_start` is the offset in the checkpoint of the log directory, 0 without one."""
         self.cleaned = self.cleaner_offset or 0
         names = settled_segments(self.folder, env=self.env)
         limits = [*(name.base for name in names[1:]), None]
@@ -178,18 +210,18 @@ class KafkaPartition:
             end = self._segment(segment, end, before)
             before = segment.gaps
         self.log_end = end
-        self._undecided(segments)
+        self._note_undecided_gaps(segments)
         self._epochs(segments, max(first, log_start))
         self._transactions(segments)
         self._metadata()
         self._snapshots()
         self.counts += CheckCounts(slices=len(segments))
 
-    def _place(self, path: FilePath) -> str:
+    def _relative(self, path: FilePath) -> str:
         return relative(path, self.root)
 
-    def _report(self, kind: str, path: FilePath, message: str, remedy: str = REPLICA, **place: int | None) -> None:
-        self.findings.append(Finding(kind, self._place(path), message, remedy, **place))
+    def _report(self, kind: str, path: FilePath, message: str, remedy: str = REPLICA, **where: int | None) -> None:
+        self.findings.append(Finding(kind, self._relative(path), message, remedy, **where))
 
     def _data(self, path: FilePath) -> bytes | None:
         data = path.data()
@@ -202,47 +234,47 @@ class KafkaPartition:
     # -- segments
 
     def _segment(self, segment: SegmentRead, expected: int, before: Gaps) -> int:
-        """Read one segment and its indexes; return the offset after it. `before`: gaps of the segment before."""
+        """Read a segment and its indexes; return the next offset. `before` are the gaps of the previous segment."""
         path = segment.name.path
         self.names.add(path.name)
         if path.name.endswith(SWAP):
-            # A cleaner wrote it and died before it gave it its name. A pass goes from the log's start on: it has been
-            # everywhere up to the next segment.
+            # A cleaner died before it renamed this file. Each pass starts at the log start, so the cleaner has
+            # processed everything up to the next segment.
             self.cleaned = max(self.cleaned, segment.name.base if segment.limit is None else segment.limit)
-        for look in range(LOOKS):
+        for attempt in range(MAX_READS):
             findings = len(self.findings)
             segment.gaps = Gaps(before.uncleaned, before.leader_epoch)
             size, changed = self._walk(segment, expected)
             if len(self.findings) == findings or not segment.last:
                 break
-            # A broker may be writing: what is half there now is whole a moment later.
+            # A broker may be writing to this segment, so that a batch is complete only a moment later.
             self.env.sleep(PAUSE_SECONDS)
             now = path.stat()
-            if (now.st_size, now.st_mtime_ns) == (size, changed) or look == LOOKS - 1:
+            if (now.st_size, now.st_mtime_ns) == (size, changed) or attempt == MAX_READS - 1:
                 break
             del self.findings[findings:]
         self.counts += CheckCounts(files=1, nbytes=size, gaps=segment.gaps.offsets)
         for gap in () if segment.damaged else segment.gaps.lost:
-            message = f"expected a batch at offset {gap.start}, found one at {gap.end}: the cleaner has not been here"
+            message = f"expected a batch at offset {gap.start}, found one at {gap.end}, and no cleaner made this gap"
             self._report(CONTENT, path, message, position=gap.position, offset=gap.start)
         self._indexes(segment)
         return max(segment.end, segment.name.base)
 
     def _walk(self, segment: SegmentRead, expected: int) -> tuple[int, int]:
-        """Check the batches of a segment; return size and time of the file as it was read."""
+        """Check the batches of a segment; return the size and modification time of the file that was read."""
         segment.batches, segment.epochs, segment.events = CollectedBatches(), [], TransactionEvents()
         segment.damaged, segment.torn, segment.end = False, False, expected
         with SegmentFile(segment.name.path) as file:
             for found in checked_batches(file, 0, expected, limit=segment.limit):
                 if isinstance(found, Window):
-                    self._take(segment, found, file.place)
+                    self._add_window(segment, found, file.place)
                     continue
                 if segment.last and found.stop == "zeros":
                     break
                 segment.damaged, segment.torn = True, segment.last and found.unwritten
                 remedy = CUT_OFF if segment.torn else REPLICA
-                kind, place = CHECKSUM if found.wrong_crc else CONTENT, self._place(file.place)
-                finding = Finding(kind, place, found.reason, remedy, found.position, found.offset)
+                kind, name = CHECKSUM if found.wrong_crc else CONTENT, self._relative(file.place)
+                finding = Finding(kind, name, found.reason, remedy, found.position, found.offset)
                 self.findings.append(self._at_flipped_bit(file, found, finding))
                 if segment.torn and not self.passes_torn:
                     break
@@ -257,15 +289,15 @@ class KafkaPartition:
         body = file.read(start, header.size - CRC_START)
         return finding.at_flipped_bit(start, len(body), crc32c(body), header.crc) or finding
 
-    def _take(self, segment: SegmentRead, window: Window, path: FilePath) -> None:
-        headers, place = window.headers, self._place(path)
-        holds = ~headers.is_control & (headers.count > 0)
+    def _add_window(self, segment: SegmentRead, window: Window, path: FilePath) -> None:
+        headers, name = window.headers, self._relative(path)
+        has_records = ~headers.is_control & (headers.count > 0)
         records = None
         try:
-            records = replace(window, file=place).decode(("offset", "key"), holds)
+            records = replace(window, file=name).decode(("offset", "key"), has_records)
         except SparklogError as error:
-            self.findings.append(Finding.of(CONTENT, error, place, REPLICA))
-        self.old |= bool(headers.is_legacy.any())
+            self.findings.append(Finding.of(CONTENT, error, name, REPLICA))
+        self.has_old_formats |= bool(headers.is_legacy.any())
         segment.batches.add(window.data, headers, window.start)
         segment.events.add(window)
         segment.epochs.append((headers.base_offset, headers.leader_epoch, headers.position + window.start))
@@ -273,38 +305,38 @@ class KafkaPartition:
         segment.end = int(headers.next_offset[-1])
         self.counts += CheckCounts(batches=len(headers), records=int(headers.count[~headers.is_control].sum()))
 
-    def _undecided(self, segments: Sequence[SegmentRead]) -> None:
-        """Note gaps that a cleaner may have made, or not."""
-        sound = [segment for segment in segments if not segment.damaged]
-        firsts = [(segment.name.path, segment.gaps.first) for segment in sound if segment.gaps.first is not None]
+    def _note_undecided_gaps(self, segments: Sequence[SegmentRead]) -> None:
+        gaps = [(segment.name.path, segment.gaps) for segment in segments if not segment.damaged]
+        firsts = [(path, each.first_undecided) for path, each in gaps if each.first_undecided is not None]
         if not firsts or self.cleaner_offset is None:
             return
         path, gap = firsts[0]
-        many, offsets = sum(segment.gaps.open for segment in sound), sum(segment.gaps.open_offsets for segment in sound)
+        number = sum(each.undecided for _, each in gaps)
+        offsets = sum(each.undecided_offsets for _, each in gaps)
         message = (
-            f"expected a batch at offset {gap.start}, found one at {gap.end}; from here on {offsets} offsets in {many} "
-            f"gaps are above the cleaner's checkpoint ({self.cleaned}): a cleaner has removed them, where the log was "
-            "fetched from or before this broker died, the log was cut there for another leader, or they are lost"
+            f"expected a batch at offset {gap.start}, found one at {gap.end}; from here on, {offsets} offsets in "
+            f"{number} gaps above the cleaner's checkpoint ({self.cleaned}) are missing: a cleaner of another replica "
+            "or of a broker that died has removed them, a replica has truncated its log there, or they are lost"
         )
-        self.notes.append(Finding(CONTENT, self._place(path), message, COMPARE, gap.position, gap.start))
+        self.notes.append(Finding(CONTENT, self._relative(path), message, COMPARE, gap.position, gap.start))
 
     def _indexes(self, segment: SegmentRead) -> None:
         for suffix in SUFFIXES:
             path = companion(segment.name.path, suffix)
             data = self._data(path)
             if data is not None and not segment.damaged:
-                base, file = segment.name.base, self._place(path)
+                base, file = segment.name.base, self._relative(path)
                 findings = check_index(suffix, data, base, segment.batches, file=file, active=segment.last)
                 self.findings += findings
                 if suffix == "index" and not findings:
                     self._coverage(segment, data, file)
             elif data is None and suffix != "txnindex" and len(segment.epochs):
-                self._report(INDEX, path, "expected an index beside the segment, found none", REBUILD)
+                self._report(INDEX, path, "the index file of the segment is missing", REBUILD)
 
     def _coverage(self, segment: SegmentRead, data: bytes, file: str) -> None:
         index, positions = OffsetIndex.parse(data, segment.name.base), segment.batches.columns().position
         if not index.covers(positions, INDEX_INTERVAL_BYTES):
-            message = f"its {len(index)} entries leave out parts of the segment: seeks there read more than they need"
+            message = f"its {len(index)} entries do not cover the entire segment, so some seeks read too much"
             self.notes.append(Finding(INDEX, file, message, REBUILD))
 
     # -- files next to segments
@@ -315,7 +347,7 @@ class KafkaPartition:
         if epochs is None:
             return
         if data and checkpoint_files.leader_epochs_to_bytes(epochs) != data:
-            self._report(CHECKPOINT, path, "it is not written as Kafka writes it", position=_odd_byte(data))
+            self._report(CHECKPOINT, path, WRONG_FORMAT, position=_unexpected_byte(data))
         if epochs:
             for segment in segments:
                 self._epochs_of(segment, epochs, log_start, path)
@@ -325,20 +357,20 @@ class KafkaPartition:
         numbers = np.array([-1, *(entry.epoch for entry in epochs)], np.int64)
         for base, epoch, position in segment.epochs:
             stored = numbers[np.searchsorted(starts, base, "right")]
-            # Below the log start Kafka forgets them, and it begins to write them down when old formats end.
-            written = (stored >= 0) | ((base >= log_start) & (not self.old))
-            wrong = np.flatnonzero((epoch >= 0) & (stored != epoch) & written)
+            # Kafka removes epochs below the log start, and records none for old message formats.
+            is_recorded = (stored >= 0) | ((base >= log_start) & (not self.has_old_formats))
+            wrong = np.flatnonzero((epoch >= 0) & (stored != epoch) & is_recorded)
             if len(wrong):
                 row = int(wrong[0])
                 in_batch, in_file, offset = int(epoch[row]), int(stored[row]), int(base[row])
-                message = f"the batch's leader epoch is {in_batch}, {path.name} says {in_file}"
-                message += ": one of the two is damaged"
+                message = f"the batch has leader epoch {in_batch}, but {path.name} has {in_file}: one is corrupt"
                 self._report(CONTENT, segment.name.path, message, position=int(position[row]), offset=offset)
-                self._report(CHECKPOINT, path, f"it says epoch {in_file} for offset {offset}, the batch {in_batch}")
+                message = f"it has leader epoch {in_file} for offset {offset}, but the batch has {in_batch}"
+                self._report(CHECKPOINT, path, message)
                 return
 
     def _transactions(self, segments: Sequence[SegmentRead]) -> None:
-        """Check where aborted transactions began, unless a cleaner may have removed their first batches."""
+        """Check the first offsets of aborted transactions, unless a cleaner may have removed their first batches."""
         has_gaps = any(segment.damaged or segment.gaps.offsets for segment in segments)
         if self.cleaned or self.cleaner_offset is None or has_gaps:
             return
@@ -354,22 +386,22 @@ class KafkaPartition:
         pairs = zip(entries.first_offsets.tolist(), entries.last_stable_offsets.tolist(), strict=True)
         stored = dict(zip(entries.last_offsets.tolist(), pairs, strict=True))
         for entry, (last, pair) in enumerate(stored.items()):
-            right = markers.get(last)
-            # What began in segments that are gone is known to Kafka alone.
-            if right is None or right == pair or 0 <= min(pair) < oldest:
+            in_log = markers.get(last)
+            # The start of a transaction in deleted segments cannot be checked.
+            if in_log is None or in_log == pair or 0 <= min(pair) < oldest:
                 continue
             message = (
-                f"of the transaction that ends at offset {last} it says first offset {pair[0]} and last stable offset "
-                f"{pair[1]}, the log {right[0]} and {right[1]}"
+                f"for the transaction that ends at offset {last} it has first offset {pair[0]} and last stable offset "
+                f"{pair[1]}, but the log has {in_log[0]} and {in_log[1]}"
             )
-            place = entry * transaction_index.ENTRY_BYTES
-            self._report(INDEX, path, message, REBUILD, position=place, offset=last)
+            position = entry * transaction_index.ENTRY_BYTES
+            self._report(INDEX, path, message, REBUILD, position=position, offset=last)
         if missing := sorted(set(markers) - set(stored)):
-            message = f"it lacks the transaction that an ABORT marker ends at offset {missing[0]}"
+            message = f"it lacks the transaction whose ABORT marker is at offset {missing[0]}"
             if segment.last and not self.is_stopped:
-                # A broker writes the entry after the marker, and after an unclean stop it builds the index again.
-                message += ": a broker that runs adds it, one that was stopped cleanly would not miss it"
-                self.notes.append(Finding(INDEX, self._place(path), message, REBUILD, offset=missing[0]))
+                # A broker writes the entry after the marker, and rebuilds the index after an unclean shutdown.
+                message += ": a running broker adds it, but a cleanly stopped broker does not notice that it is missing"
+                self.notes.append(Finding(INDEX, self._relative(path), message, REBUILD, offset=missing[0]))
             else:
                 self._report(INDEX, path, message, REBUILD, offset=missing[0])
 
@@ -380,7 +412,7 @@ class KafkaPartition:
             return
         self.topic_id = topic_id
         if data.rstrip(b"\n") != checkpoint_files.partition_metadata_to_bytes(topic_id):
-            self._report(CHECKPOINT, path, "it is not written as Kafka writes it", position=_odd_byte(data))
+            self._report(CHECKPOINT, path, WRONG_FORMAT, position=_unexpected_byte(data))
 
     def _snapshots(self) -> None:
         for name in sorted(self.folder.names()):
@@ -388,17 +420,17 @@ class KafkaPartition:
                 self._parsed(self.folder.child(name), parse_snapshot, SNAPSHOT)
 
     def _parsed(self, path: FilePath, parse: Callable[..., T], remedy: str = REPLICA) -> tuple[bytes, T | None]:
-        """Return the bytes of a small file and their meaning: None if it is missing, or damaged, which is a finding."""
+        """Return the bytes of a small file and its parsed contents, which are None if it is missing or corrupt."""
         data = self._data(path)
         if data is None:
             return b"", None
         try:
-            return data, parse(data, file=self._place(path))
+            return data, parse(data, file=self._relative(path))
         except Corrupt as error:
-            self.findings.append(Finding.of(CHECKPOINT, error, self._place(path), remedy))
+            self.findings.append(Finding.of(CHECKPOINT, error, self._relative(path), remedy))
             return data, None
 
 
-def _odd_byte(data: bytes) -> int:
-    """Return the first byte that is neither a digit, nor a minus, nor a newline, nor one space; 0 if there is none."""
+def _unexpected_byte(data: bytes) -> int:
+    """Return the position of the first byte that is not a digit, minus, newline or space; 0 if there is none."""
     return next((position for position, byte in enumerate(data) if byte not in b"0123456789-\n "), 0)

@@ -1,12 +1,14 @@
-"""The log of one topic: every commit and checkpoint, and the data files that must exist.
+"""Check the log of one topic: every commit and checkpoint, and which data files must exist.
 
-Commits are replayed from the beginning of what is kept; each checkpoint on the way must say what the replay says. Where
-a commit is damaged the replay goes on from the next sound checkpoint.
+Commits are replayed from the first one that is kept, and each checkpoint on the way must equal the replayed state. If a
+commit is damaged, the replay continues from the next valid checkpoint.
 
-**What must exist.** Of the log: every commit from the anchor on, which is the newest checkpoint that is at or
-below both the upload floor and the second newest checkpoint: the vacuum deletes commits below that alone, the oldest
-first. Of data: what the state at the upload floor names, what any later version adds, and what a held version names: a
-reader may have planned on any version that is not older than the floor, and the vacuum keeps just that.
+**Commits that must exist:** all commits from the anchor on. The anchor is the latest checkpoint at or below both the
+retention floor and the second latest checkpoint. The vacuum deletes only commits below it, the oldest first.
+
+**Data files that must exist:** those in the state at the retention floor, those that later versions add, and those of
+leased versions. A reader may have planned a read of any version from the floor on, and the vacuum keeps exactly these
+files.
 """
 
 from __future__ import annotations
@@ -37,16 +39,16 @@ from sparklog.tools.verification.findings import CHECKPOINT, LOG, MISSING, STATE
 
 
 def differing_columns(left: SliceTable, right: SliceTable) -> list[str]:
-    """Return the columns in which two tables differ; `rows` if their numbers of rows differ."""
-    one, other = left.all(), right.all()
-    if len(one) != len(other):
+    """Return the names of the columns in which two tables differ; `rows` if their numbers of rows differ."""
+    left_rows, right_rows = left.all(), right.all()
+    if len(left_rows) != len(right_rows):
         return ["rows"]
     names = [*(name for name in COLUMN_TYPES if name not in ("file", "txn")), "file", "txn"]
-    return [name for name in names if not np.array_equal(_column(one, name), _column(other, name))]
+    return [name for name in names if not np.array_equal(_column(left_rows, name), _column(right_rows, name))]
 
 
 def _column(rows: Slices, name: str) -> np.ndarray:
-    """Return a column, of texts themselves: two tables may number them differently."""
+    """Return a column, with strings instead of their codes, which differ between tables."""
     if name not in ("file", "txn"):
         return rows.columns[name]
     codes, inverse = np.unique(rows.columns[name], return_inverse=True)
@@ -59,22 +61,20 @@ def gaps(state: TopicState, table: SliceTable) -> int:
     if state.deleted:
         return 0
     rows = table.all()
-    # Of several partitions an int64 has no room for the sums.
-    whole: int = sum((state.log_end - state.log_start).tolist())
-    within = np.minimum(rows.end, state.log_end[rows.partition]) - np.maximum(
-        rows.base, state.log_start[rows.partition]
-    )
+    # Sums over several partitions may exceed int64.
+    total: int = sum((head.log_end - head.log_start).tolist())
+    within = np.minimum(rows.end, head.log_end[rows.partition]) - np.maximum(rows.base, head.log_start[rows.partition])
     covered: int = sum(np.maximum(within, 0).tolist())
-    return whole - covered
+    return total - covered
 
 
-BUILD_AGAIN = "sparklog repair builds it again if a later commit carries its copy; else restore it from a backup"
-DELETE_CHECKPOINT = "delete the checkpoint: the one before will do, opening takes longer until the next one"
-State = tuple[TopicState, SliceTable]
+RUN_REPAIR = "run sparklog repair, which rebuilds it if a later commit has a copy; otherwise restore it from a backup"
+DELETE_CHECKPOINT = "delete the checkpoint: readers use the one before, and opening is slower until the next one"
+State = tuple[Head, SliceTable]
 
 
 class Outcome(NamedTuple):
-    """A transaction's outcome as a commit records it; `topic_id`: a name may have been given to several topics."""
+    """A transaction's outcome as recorded in a commit. `topic_id` distinguishes topics that had the same name."""
 
     version: int
     topic_id: str
@@ -82,7 +82,7 @@ class Outcome(NamedTuple):
 
 
 class TopicPrepare(NamedTuple):
-    """A commit of a transaction: its id, and the transaction's id and number."""
+    """The commit that prepares a transaction: the commit id, and the transaction's id and number."""
 
     commit_id: str
     txn: str
@@ -91,14 +91,20 @@ class TopicPrepare(NamedTuple):
 
 @dataclass(slots=True)
 class CheckedTopic(CheckedLog):
-    """The log of a topic. `first`: the oldest version that was replayed; `files`: those that must exist."""
+    """The checked log of a topic.
 
-    newest_checkpoint: int = -1
+    Attributes:
+        head: the latest state; None if no state could be rebuilt.
+        files: the data files that must exist.
+        first: the oldest version that was replayed.
+        latest: the latest version that readers reach.
+    """
 
-    state: TopicState | None = None  # None: no state could be rebuilt
+    latest_checkpoint: int = -1
+    head: Head | None = None
     files: list[NamedFile] = field(default_factory=list)
     first: int = 0
-    newest: int = -1
+    latest: int = -1
     prepares: dict[int, TopicPrepare] = field(default_factory=dict)
     outcomes: list[Outcome] = field(default_factory=list)
 
@@ -108,12 +114,15 @@ class CheckedTopic(CheckedLog):
 
 
 def read_topic(store: Store, name: str, now_ms: int) -> CheckedTopic:
-    """Read the log of a topic whole, again if the vacuum deletes objects meanwhile; `now_ms`: the store's clock."""
+    """Read the entire log of a topic, again if the vacuum deletes objects in the meantime.
+
+    `now_ms` is the time of the store's clock.
+    """
     return read_again(lambda: _Replay(store, name, now_ms).run(), CheckedTopic(store, name, "commit", LOG))
 
 
 def _without_records(data: bytes, key: str, version: int) -> Commit | None:
-    """Return a commit whose records alone are damaged, else None."""
+    """Return a commit whose document is intact although its inline records are corrupt, otherwise None."""
     try:
         return decode_commit(data, key, version, whole=False)
     except (Corrupt, BadRequest):
@@ -121,7 +130,13 @@ def _without_records(data: bytes, key: str, version: int) -> Commit | None:
 
 
 class _Replay:
-    """One pass over the log of a topic."""
+    """One pass over the log of a topic.
+
+    Attributes:
+        state: the replayed state; None if it is unknown because of damage.
+        added: the commits with files since the retention floor, as far as the floor is known.
+        documents: the documents of the most recent commits.
+    """
 
     def __init__(self, store: Store, name: str, now_ms: int) -> None:
         self.store = store
@@ -130,20 +145,20 @@ class _Replay:
         self.history = History(store, name)
         self.log = CheckedTopic(store, name, "commit", LOG)
         self.state: State | None = None
-        self.added: dict[int, Commit] = {}  # commits with files since the upload floor, as far as it is known
-        self.ids: set[str] = set()
-        self.documents: dict[int, bytes] = {}  # of the newest commits
+        self.added: dict[int, Commit] = {}
+        self.commit_ids: set[str] = set()
+        self.documents: dict[int, bytes] = {}
 
     def run(self) -> CheckedTopic:
         self.log.find_obstacles()
-        self.log.newest_checkpoint = max(self.history.checkpoints, default=-1)
+        self.log.latest_checkpoint = max(self.history.checkpoints, default=-1)
         versions = self.history.commits.version
         if not len(versions):
             if self.history.checkpoints or self.history.tables:
-                self.log.report(MISSING, commit_key(self.name, 0), "checkpoints without any commit")
+                self.log.report(MISSING, commit_key(self.name, 0), "there are checkpoints, but no commits")
             return self.log
         versions = versions[versions <= self._end_of_log(versions.tolist())]
-        self.log.newest = int(versions[-1])
+        self.log.latest = int(versions[-1])
         start = int(versions[first_of_run(versions)])
         self.log.first = start
         if start == 0:
@@ -151,24 +166,24 @@ class _Replay:
         elif start - 1 in self.history.checkpoints:
             self._checkpoint(start - 1, None)
         crc: int | None = None
-        for version in range(start, self.log.newest + 1):
+        for version in range(start, self.log.latest + 1):
             crc = self._commit(version, crc)
             if version in self.history.checkpoints:
                 self._checkpoint(version, crc)
-        for version in sorted(number for number in self.history.checkpoints if number > self.log.newest):
-            self._beyond(version)
-        self._older(versions, start)
-        self._end()
+        for version in sorted(number for number in self.history.checkpoints if number > self.log.latest):
+            self._report_checkpoint_beyond(version)
+        self._check_older(versions, start)
+        self._finish()
         return self.log
 
     def _end_of_log(self, versions: list[int]) -> int:
-        """Return the newest version that readers reach; commits beyond a gap become findings."""
+        """Return the latest version that readers reach; report commits beyond a gap."""
         end = log_end(versions, max(self.history.checkpoints, default=-1))
         if end not in versions:
             return versions[-1]
-        self.log.find_unreached(versions, end)
+        self.log.find_unreachable(versions, end)
         beyond = next((number for number in versions if number > end), end + 1)
-        self.log.find_missing(end + 1, beyond, (), BUILD_AGAIN)
+        self.log.find_missing(end + 1, beyond, (), RUN_REPAIR)
         for version in (number for number in versions if number > end):
             key = commit_key(self.name, version)
             self.log.objects.add(key)
@@ -180,17 +195,17 @@ class _Replay:
     # -- commits
 
     def _commit(self, version: int, crc: int | None) -> int | None:
-        """Take the next commit; `crc` of the one before, None if unknown. Returns the CRC of this one's bytes."""
+        """Replay the next commit and return its CRC; `crc` is that of the commit before, None if unknown."""
         key = commit_key(self.name, version)
-        commit, data = self.log.take(key, version, decode_commit, CheckCounts(commits=1))
+        commit, data = self.log.read(key, version, decode_commit, CheckCounts(commits=1))
         commit = _without_records(data, key, version) if commit is None else commit
         if commit is None:
             self.state = None
             return None
-        if commit.commit_id in self.ids:
-            self.log.report(LOG, key, f"commit id {commit.commit_id} is that of an earlier commit")
-        self.ids.add(commit.commit_id)
-        self._check_carried(commit, data, key)
+        if commit.commit_id in self.commit_ids:
+            self.log.report(LOG, key, f"commit id {commit.commit_id} is also the id of an earlier commit")
+        self.commit_ids.add(commit.commit_id)
+        self._check_embedded(commit, data, key)
         if not self.log.follows(version, commit.prev_crc, crc):
             self.state = None
         if commit.files:
@@ -199,22 +214,22 @@ class _Replay:
             self.added = {number: added for number, added in self.added.items() if number > commit.floor}
         if commit.txn is not None:
             self.log.prepares[version] = TopicPrepare(commit.commit_id, commit.txn.id, commit.txn.n)
-        self.log.outcomes += [Outcome(version, commit.topic_id, item) for item in commit.resolved]
+        self.log.outcomes += [Outcome(version, commit.topic_id, resolved) for resolved in commit.resolved]
         if self.state is not None:
             self._apply(commit, key, *self.state)
         return commit.crc
 
-    def _check_carried(self, commit: Commit, data: bytes, key: str) -> None:
-        """Hold the documents that a commit carries against those of the commits themselves, as far as they are here."""
+    def _check_embedded(self, commit: Commit, data: bytes, key: str) -> None:
+        """Compare the embedded commits of a commit with the commits themselves, if these were read."""
         self.documents.pop(commit.version - BLOCK_COMMITS, None)
         self.documents[commit.version] = data[: commit.nbytes]
         try:
             documents = decode_embedded(embedded_in(commit, data))
         except Corrupt:
-            return  # Its CRC-32C has said so.
+            return  # The CRC-32C of the commit has already reported it.
         for version, document in enumerate(documents, commit.version - len(documents)):
             if self.documents.get(version, document) != document:
-                self.log.report(LOG, key, f"carries another document than that of commit {version}: it is not used")
+                self.log.report(LOG, key, f"its embedded copy of commit {version} differs from that commit")
                 return
 
     def _apply(self, commit: Commit, key: str, state: TopicState, table: SliceTable) -> None:
@@ -232,45 +247,44 @@ class _Replay:
     # -- checkpoints
 
     def _checkpoint(self, version: int, crc: int | None) -> None:
-        """Compare a checkpoint with the replay, or go on from it."""
+        """Compare a checkpoint with the replayed state or, if that is unknown, continue from the checkpoint."""
         key, counts = checkpoint_key(self.name, version), CheckCounts(checkpoints=1)
-        checkpoint, _ = self.log.take(
+        checkpoint, _ = self.log.read(
             key, version, decode_checkpoint, counts, kind=CHECKPOINT, remedy=DELETE_CHECKPOINT
         )
         if checkpoint is None:
             return
         table = self._table(checkpoint, version)
-        if crc is not None and checkpoint.state.crc != crc:
-            message = f"it follows a commit with CRC-32C {checkpoint.state.crc}, commit {version} has {crc}"
+        if crc is not None and checkpoint.head.crc != crc:
+            message = f"it follows a commit with CRC-32C {checkpoint.head.crc}, but commit {version} has {crc}"
             self.log.report(CHECKPOINT, key, message, f"{DELETE_CHECKPOINT}; {TWO_WINNERS}")
         elif self.state is not None:
             self._compare(key, checkpoint, table, *self.state)
         elif table is not None:
             self.state = checkpoint.state, table
 
-    def _beyond(self, version: int) -> None:
-        """Report a checkpoint above the newest commit: readers refuse to take an older state for the newest."""
+    def _report_checkpoint_beyond(self, version: int) -> None:
+        """Report a checkpoint after the last commit. Readers fail rather than return an older state as the latest."""
         key, counts = checkpoint_key(self.name, version), CheckCounts(checkpoints=1)
-        remedy = f"restore the commits up to {version}, or move it away if there never were any"
-        checkpoint, _ = self.log.take(key, version, decode_checkpoint, counts, kind=CHECKPOINT, remedy=remedy)
+        remedy = f"restore the commits up to {version}, or move the checkpoint away if they never existed"
+        checkpoint, _ = self.log.read(key, version, decode_checkpoint, counts, kind=CHECKPOINT, remedy=remedy)
         if checkpoint is not None:
             self.log.objects.add(checkpoint_prefix(self.name) + checkpoint.table.name)
-            self.log.report(
-                MISSING, commit_key(self.name, version), f"checkpoint {version} is there, no commit", remedy
-            )
+            message = f"checkpoint {version} exists, but commit {version} is missing"
+            self.log.report(MISSING, commit_key(self.name, version), message, remedy)
 
     def _table(self, checkpoint: Checkpoint, version: int) -> SliceTable | None:
         ref = checkpoint.table
         key = checkpoint_prefix(self.name) + ref.name
         self.log.objects.add(key)
-        state = checkpoint_key(self.name, version)
+        document_key = checkpoint_key(self.name, version)
         try:
             data = self.store.get(key, 0, ref.size + 1)
         except NotFound:
-            # Heads are deleted before their tables: is it the vacuum?
-            if self.store.stat(state) is None:
+            # The vacuum deletes a checkpoint's document before its table.
+            if self.store.stat(document_key) is None:
                 raise
-            message = f"checkpoint {version} names this table, it is not there"
+            message = f"checkpoint {version} references this table, which is missing"
             self.log.report(MISSING, key, message, DELETE_CHECKPOINT)
             return None
         self.log.counts += CheckCounts(nbytes=len(data))
@@ -284,8 +298,8 @@ class _Replay:
             return None
         unsealed = int(np.count_nonzero(~table.all().sealed()))
         if unsealed != ref.unsealed:
-            message = f"it says {ref.unsealed} slices are not sealed, its table has {unsealed}"
-            self.log.report(CHECKPOINT, state, message, DELETE_CHECKPOINT)
+            message = f"it has {ref.unsealed} unsealed slices, but its table has {unsealed}"
+            self.log.report(CHECKPOINT, document_key, message, DELETE_CHECKPOINT)
         return table
 
     def _compare(
@@ -293,10 +307,10 @@ class _Replay:
     ) -> None:
         if not checkpoint.state.previous_partition_counts:
             # A checkpoint may be older than this member.
-            state = replace(state, previous_partition_counts=())
-        differs = "it differs from what the commits say in: "
-        if checkpoint.state != state:
-            left, right = TOPIC_STATE_JSON.to_json(state), TOPIC_STATE_JSON.to_json(checkpoint.state)
+            head = replace(head, previous_partition_counts=())
+        differs = "it differs from the state after the commits in: "
+        if checkpoint.head != head:
+            left, right = HEAD_JSON.to_json(head), HEAD_JSON.to_json(checkpoint.head)
             members = [name for name in {**left, **right} if left.get(name) != right.get(name)]
             self.log.report(CHECKPOINT, key, differs + (", ".join(members) or "features"), DELETE_CHECKPOINT)
         if table is not None and (columns := differing_columns(replayed, table)):
@@ -305,35 +319,33 @@ class _Replay:
 
     # -- the end
 
-    def _older(self, versions: np.ndarray, start: int) -> None:
-        """Check commits and checkpoints below the run that leads to the newest version."""
+    def _check_older(self, versions: np.ndarray, start: int) -> None:
+        """Check commits and checkpoints below `start`, from which on no commit is missing up to the latest version."""
         checkpoints = sorted(self.history.checkpoints)
         floor = self.state[0].floor if self.state is not None else 0
         limit = min(floor, checkpoints[-2]) if len(checkpoints) > 1 else -1
         anchor = max((version for version in checkpoints if version <= limit), default=-1)
         if self.state is not None:
-            self.log.find_missing(max(anchor, 0), start, versions.tolist(), BUILD_AGAIN)
+            self.log.find_missing(max(anchor, 0), start, versions.tolist(), RUN_REPAIR)
         for version in checkpoints:
             if version < start - 1:
-                self.state, kept = None, self.state
+                self.state, latest_state = None, self.state
                 self._checkpoint(version, None)
-                self.state = kept
-        held = set[int]() if self.state is None else self._held_versions(self.state[0])
-        last_held_version = max(held, default=-1)
+                self.state = latest_state
+        leased = set[int]() if self.state is None else self._leased_versions(self.state[0])
+        last_leased = max(leased, default=-1)
         for version in versions[versions < start].tolist():
-            # Of a held version; else they lead nowhere, and the vacuum that left them here, or the next, deletes them.
+            # Commits of a leased version are needed. Others are useless, and the vacuum deletes them.
             key = commit_key(self.name, version)
-            self.log.take(key, version, decode_commit, CheckCounts(commits=1), accounted=version <= last_held_version)
+            self.log.read(key, version, decode_commit, CheckCounts(commits=1), accounted=version <= last_leased)
 
-    def _end(self) -> None:
-        """Check the newest state, and list the files that must exist."""
+    def _finish(self) -> None:
+        """Check the latest state and list the files that must exist."""
         named = NamedFiles(self.name)
         log = self.log
         if self.state is None:
-            message = "no state can be rebuilt: no sound checkpoint has all commits up to the newest after it"
-            self.log.report(
-                STATE, commit_key(self.name, log.newest), message, "restore the commits that are named above"
-            )
+            message = "no state can be rebuilt: no valid checkpoint is followed by all commits up to the latest"
+            self.log.report(STATE, commit_key(self.name, log.latest), message, "restore the commits reported above")
             for commit in self.added.values():
                 named.add(added(commit))
             log.files = named.files()
@@ -350,27 +362,27 @@ class _Replay:
         for version, commit in self.added.items():
             if version > state.floor:
                 named.add(added(commit))
-        versions = {version: "is held" for version in self._held_versions(state) if version < state.version}
-        if 0 < state.floor < state.version:
-            versions[state.floor] = "is the upload floor"
+        versions = {version: "has a lease" for version in self._leased_versions(head) if version < head.version}
+        if 0 < head.floor < head.version:
+            versions[head.floor] = "is the retention floor"
         for version, why in sorted(versions.items()):
             try:
                 named.add(self.history.at(version).slices.all())
             except (NotFound, Corrupt) as error:
                 if isinstance(error, NotFound) and self.history.commits.has(version, version) and self._has_shrunk():
-                    # Not damage that is named above, but the vacuum: the next look says so.
+                    # The vacuum has deleted objects, so read the log again.
                     raise
                 message = f"version {version}, which {why}, cannot be rebuilt: {error}"
                 self.log.report(STATE, commit_key(self.name, version), message)
         log.files = named.files()
         log.counts += CheckCounts(topics=int(state.exists), gaps=gaps(state, table))
 
-    def _held_versions(self, state: TopicState) -> set[int]:
-        # A clone's hold outlives its time for as long as the clone needs it.
-        return held_versions(state, self.now_ms, [name for name in state.holds if clone_of_hold(name) is not None])
+    def _leased_versions(self, head: Head) -> set[int]:
+        # The lease of a clone lasts for as long as the clone needs it, even after it expires.
+        return held_versions(head, self.now_ms, [name for name in head.holds if clone_of_hold(name) is not None])
 
     def _has_shrunk(self) -> bool:
-        """True if objects of the log were deleted since it was listed."""
+        """Return True if objects of the log were deleted since it was listed."""
         now = History(self.store, self.name)
-        gone = set(self.history.commits.version.tolist()) - set(now.commits.version.tolist())
-        return bool(gone or set(self.history.checkpoints) - set(now.checkpoints))
+        deleted_commits = set(self.history.commits.version.tolist()) - set(now.commits.version.tolist())
+        return bool(deleted_commits or set(self.history.checkpoints) - set(now.checkpoints))

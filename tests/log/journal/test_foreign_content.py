@@ -49,7 +49,7 @@ def test_a_folder_with_foreign_content_becomes_no_root(tmp_path: Path, fill: obj
     with pytest.raises(BadRequest) as caught:
         sparklog.open(tmp_path, create=True)
     assert str(caught.value) == (
-        f"{tmp_path} is no sparklog root and not empty, found {first}: give an empty or new folder, such as "
+        f"{tmp_path} is not a sparklog root and not empty, found {first}: give an empty or new folder, such as "
         f"{tmp_path}/sparklog"
     )
     world = BackupWorld()

@@ -20,7 +20,7 @@ from sparklog.log.topic.root import Root, open_root
 from sparklog.storage.memory import MemoryStore
 from sparklog.testing.world import HOUR_MS, World
 from sparklog.testing.wrapper_stores import CountingStore
-from sparklog.tools.verification.findings import CHAIN, PROMISE, Finding
+from sparklog.tools.verification.findings import CHAIN, GUARANTEE, Finding
 from sparklog.tools.verification.run import verify_root
 from tests.log.protocol import Hooked
 
@@ -92,7 +92,7 @@ class Case:
 
     def promises(self, *topics: str) -> list[Finding]:
         findings = verify_root(self.store, topics=topics, env=self.world.env()).findings
-        return [each for each in findings if each.kind == PROMISE]
+        return [each for each in findings if each.kind == GUARANTEE]
 
 
 @pytest.fixture(autouse=True)

@@ -26,7 +26,7 @@ from sparklog.storage.probe import Clock, ProbeReport
 from sparklog.storage.store import Store
 from sparklog.testing.world import START_MS
 from sparklog.testing.wrapper_stores import WrapperStore
-from sparklog.tools.verification.findings import CHAIN, CHECKPOINT, PROMISE
+from sparklog.tools.verification.findings import CHAIN, CHECKPOINT, GUARANTEE
 from sparklog.tools.verification.run import verify_root
 from tests.log.simulation.test_replaced_root import Write, appending, consuming, deciding
 from tests.support.seeds import LYING_STORES
@@ -207,7 +207,7 @@ def writer(run: LyingRun, begin: Callable[[Root, Actor], Write]) -> Callable[[Ac
 def judge(run: LyingRun) -> None:
     """Nobody goes on after a lost commit, and each loss but the last of a life has a name."""
     findings = verify_root(run.world.store, quick=True).findings
-    named = [each.file for each in findings if each.kind in (PROMISE, CHAIN, CHECKPOINT)]
+    named = [each.file for each in findings if each.kind in (GUARANTEE, CHAIN, CHECKPOINT)]
     for process in run.lives:
         run.count("acked", len(process.acked))
         run.count("stopped", process.names_the_store)

@@ -41,7 +41,7 @@ def world() -> World:
 
 def test_a_root_is_created_once(world: World) -> None:
     store = world.store
-    with pytest.raises(NotFound, match=r"memory:test is no sparklog root: it has no _root.json"):
+    with pytest.raises(NotFound, match=r"memory:test is not a sparklog root: it has no _root.json"):
         open_root(store, env=world.env())
     first, second = world.root(store), world.root(store)
     assert first.id == second.id == read_root_id(store)
@@ -77,7 +77,7 @@ def test_a_damaged_root(world: World) -> None:
 
 def test_a_path(tmp_path: Path) -> None:
     place = tmp_path / "logs" / "here"
-    with pytest.raises(NotFound, match="is no sparklog root"):
+    with pytest.raises(NotFound, match="is not a sparklog root"):
         open_root(place)
     assert not place.exists()
     root = open_root(place, create=True)

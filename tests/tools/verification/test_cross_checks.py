@@ -68,7 +68,7 @@ def test_backups_are_no_root(store: MemoryStore) -> None:
     place = MemoryStore(World().clock, "memory:place")
     back_up(open_root(store, env=World().env()), place, at_once=1)
     assert place.stat(ROOT_KEY) is None
-    with pytest.raises(BadRequest, match="backups are in"):
+    with pytest.raises(BadRequest, match="is a backup repository, not a root"):
         verify_root(place, env=World().env())
 
 

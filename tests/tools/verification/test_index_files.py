@@ -70,12 +70,12 @@ def test_entries_that_lead_to_no_batch(data: bytes, entry: int, offset: int) -> 
     (finding,) = check("index", data)
     assert (finding.kind, finding.file, finding.remedy) == (INDEX, "f", REBUILD)
     assert (finding.position, finding.offset) == (8 * entry, offset)
-    assert f"as entry {entry} says" in finding.message
+    assert f"entry {entry} has offset" in finding.message
 
 
 def test_entries_of_a_segment_without_batches() -> None:
     (finding,) = check("index", offsets((109, 500)), CollectedBatches())
-    assert (finding.message, finding.position) == ("expected no entries, for the segment has no batches", 0)
+    assert (finding.message, finding.position) == ("expected no entries, because the segment has no batches", 0)
     assert check("index", b"", CollectedBatches()) == []
     assert check("timeindex", times((70, 109)), CollectedBatches()) == [], "of times nothing can be told"
 
@@ -84,7 +84,7 @@ def test_zeros_belong_to_the_active_segment_alone() -> None:
     data = offsets((109, 500)) + bytes(16)
     assert check("index", data, active=True) == []
     (finding,) = check("index", data)
-    assert (finding.message, finding.position) == ("expected 8 bytes, found 24: the rest is zeros", 8)
+    assert (finding.message, finding.position) == ("expected 8 bytes, found 24, the rest of them zeros", 8)
     torn = times((70, 109)) + bytes(12)
     assert check("timeindex", torn, active=True) == []
     assert [finding.position for finding in check("timeindex", torn)] == [12]
@@ -128,14 +128,14 @@ def test_times_of_the_first_batch_that_has_them(data: bytes) -> None:
 def test_times_of_no_first_batch(data: bytes, entry: int, offset: int) -> None:
     (finding,) = check("timeindex", data)
     assert (finding.position, finding.offset) == (12 * entry, offset)
-    assert "is not the first with timestamp" in finding.message
+    assert "the first batch with timestamp" in finding.message
 
 
 def test_the_last_entry_has_the_greatest_time_once_a_segment_is_closed() -> None:
     early = times((50, 104))
     assert check("timeindex", early, active=True) == []
     (finding,) = check("timeindex", early)
-    assert finding.message == "expected the last entry to have the greatest timestamp 70, found 50"
+    assert finding.message == "expected the last entry to have the maximum timestamp 70, found 50"
     assert finding.position == 12
     assert [item.message for item in check("timeindex", b"")] == [finding.message.replace("50", "-1")]
 

@@ -1,0 +1,71 @@
+"""Classification of unreferenced files: left-over or unfinished files of sparklog, and files of other programs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from sparklog.log.journal import names as naming
+from sparklog.log.journal.probe_results import is_note, is_probe_result
+from sparklog.maintenance.journals import JOURNAL_IN
+from sparklog.retention.vacuum_plan import data_file
+from sparklog.storage.store import PROBE_FOLDER, ObjectInfo, Store, key_kind
+from sparklog.tools.verification.findings import Orphan
+from sparklog.tools.verification.topic_log import CheckedTopic
+
+
+def classify_unreferenced(
+    store: Store,
+    listing: Sequence[ObjectInfo],
+    referenced: Collection[str],
+    topics: Mapping[str, CheckedTopic],
+    now_ms: int,
+) -> tuple[tuple[Orphan, ...], tuple[Orphan, ...]]:
+    """Return the unreferenced files of a listing: those of sparklog, and those of other programs.
+
+    `now_ms` is the time of the store's clock. Files that were written after the listing are in neither.
+    """
+
+    def orphan(info: ObjectInfo, why: str) -> Orphan:
+        return Orphan(info.key, info.size, max(0, now_ms - info.modified_ms), why)
+
+    unreferenced = (info for info in listing if info.key not in referenced and not _is_permanent(info.key))
+    explained = [(info, _explain(info, topics)) for info in unreferenced]
+    orphans = [orphan(info, why) for info, why in explained if why is not None]
+    orphans += [orphan(info, "temporary file: being written, or left behind") for info in store.temporary_files("")]
+    foreign = [orphan(info, "sparklog does not use such a name") for info, why in explained if why is None]
+    return tuple(orphans), tuple(foreign)
+
+
+def _is_permanent(key: str) -> bool:
+    """Return True for probe results, notes of lost commits and objects that repairs have set aside."""
+    return is_probe_result(key) or is_note(key) or key.startswith(f"{naming.REPAIR_FOLDER}/")
+
+
+def _explain(info: ObjectInfo, topics: Mapping[str, CheckedTopic]) -> str | None:
+    """Return why an unreferenced file may be there; None if the file is not sparklog's."""
+    owner, _, path = info.key.partition("/")
+    if owner == PROBE_FOLDER:
+        return "a probe is running or was interrupted"
+    kind = key_kind(info.key)
+    if owner in JOURNAL_IN:
+        return "written just now" if kind in ("commit", "checkpoint") and naming.LOG_FOLDER in path else None
+    topic = naming.key_topic(info.key)
+    if topic is None:
+        return None
+    log = topics.get(topic)
+    if path.startswith(f"{naming.LOG_FOLDER}/"):
+        if kind == "checkpoint" and naming.is_checkpoint_table_name(info.key.rsplit("/", 1)[-1]):
+            return "slice table without a checkpoint: its writer is about to write the checkpoint, or died"
+        if kind == "commit" and log is not None and int(info.key[-25:-5]) < log.first:
+            return "commit before a gap that no version needs: the vacuum deletes it"
+        return "written just now, or deleted since" if kind == "commit" or info.key.endswith(".json") else None
+    file = data_file(info)
+    if file is None:
+        return None
+    if log is None or log.head is None:
+        return "no state of its topic can be rebuilt"
+    if log.head.deleted:
+        return "its topic was deleted: the vacuum deletes it"
+    if file.read_version < log.head.floor:
+        return "replaced, expired or never committed: the vacuum deletes it"
+    return "upload in flight, or left by a writer that died: the vacuum deletes it later"
