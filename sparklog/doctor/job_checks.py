@@ -12,7 +12,7 @@ from sparklog.log.journal.clocks import reading_clock_ms
 from sparklog.log.topic.root import Root
 from sparklog.maintenance.overdue import MONITORED_JOBS, JobState, job_problems, never
 from sparklog.maintenance.work_items import Settings
-from sparklog.tools.report.job_states import Running, has_jobs, look_at_root
+from sparklog.tools.report.job_states import Running, has_jobs, read_job_status
 
 
 def check_jobs(root: Root, max_age_ms: int | None = None) -> list[Check]:
@@ -25,7 +25,7 @@ def check_jobs(root: Root, max_age_ms: int | None = None) -> list[Check]:
     now_ms = reading_clock_ms(root.store, root.env)
     try:
         # `check_root` names topics that cannot be read.
-        look = look_at_root(root, Settings(now_ms))
+        look = read_job_status(root, Settings(now_ms))
         states, running = look.states(), look.running()
     except SparklogError as error:
         fix = f"sparklog verify --root {shlex.quote(root.location)}"

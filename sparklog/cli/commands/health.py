@@ -209,13 +209,13 @@ def jobs(
     by the topic's configs; docs/guides/scheduled-jobs.md has the rules. Runs in progress are listed below the table.
     `sparklog doctor --max-age` has an exit code for monitoring probes.
     """
-    from sparklog.tools.report.job_states import has_jobs, look_at_root
+    from sparklog.tools.report.job_states import has_jobs, read_job_status
 
     source = open_source(root)
     settings = _report_settings(source, properties)
     if source.root is None or not has_jobs(source.root):
         raise BadRequest(f"{source.view.location} is a Kafka directory or a backup: no job of sparklog works there")
-    look = look_at_root(source.root, settings, source.narrowed(opt.topic_names(topic)))
+    look = read_job_status(source.root, settings, source.narrowed(opt.topic_names(topic)))
     states, running, newest_first = look.states(), look.running(), look.outcomes.runs[::-1]
 
     def show() -> None:

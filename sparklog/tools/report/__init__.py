@@ -1,1 +1,1 @@
-"""One page about a whole root: topics, consumer lag, the next maintenance run, and what needs attention."""
+"""The report of a root or a Kafka log directory, as a web page, as JSON and as Prometheus metrics."""

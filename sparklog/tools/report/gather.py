@@ -1,8 +1,8 @@
-"""Gather a report from a sparklog root, or from a Kafka directory read in place. Nothing is changed.
+"""Gather a report from a sparklog root, or from a Kafka log directory in place. Nothing is changed.
 
-Costs a listing of each topic's log and data files and the dry runs of maintenance: metadata only. A topic that cannot
-be read is a note, and the rest is reported. Records are read for their times only: the first one that a group has not
-read, and in a Kafka directory the first one of each open transaction.
+This costs a listing of each topic's log and data files and the dry runs of maintenance, which read metadata only. A
+topic that cannot be read becomes a note, and the rest is reported. Records are read for their timestamps only: the
+first record that a group has not read, and in a Kafka log directory the first record of each open transaction.
 """
 
 from __future__ import annotations
@@ -36,25 +36,26 @@ from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.expiry_plan import REASONS
 from sparklog.retention.retain import RetainReport, plan_topic, retain_root
 from sparklog.retention.vacuum import unreferenced
-from sparklog.tools.report.job_states import JobLook, has_jobs
+from sparklog.tools.report.job_states import JobStatus, has_jobs
 from sparklog.tools.report.report_data import (
     ATTENTION,
     HOURS,
     Activity,
     Disk,
-    Doing,
     GroupFacts,
     GroupPartition,
-    HeldBack,
     Note,
+    OpenTransaction,
     PartitionFacts,
+    PlannedWork,
+    Removal,
     RootReport,
     TopicFacts,
-    Waste,
     health,
 )
 
-BLOCK = 4096
+CHUNK_SLICES = 4096
+"""Slices per step of the computation of bytes by hour."""
 Times = npt.NDArray[np.int64]
 
 
@@ -66,18 +67,23 @@ def gather(
     made_by: str = "sparklog",
     maintenance: bool = True,
 ) -> RootReport:
-    """Gather a report of these topics (none given: all), as of `settings.now_ms`, which decides ages and what is due.
+    """Gather a report as of `settings.now_ms`.
 
-    `made_by`: the program and its version, for the report's foot. `maintenance`: also plan what its next run would do.
+    Args:
+        topics: names of topics; empty for all.
+        made_by: the program and its version, for the footer of the report.
+        maintenance: also plan what the next run of maintenance would do.
 
-    `NotFound` if a topic that is named does not exist; `BadRequest` for a view of another kind.
+    Raises:
+        NotFound: a topic does not exist.
+        BadRequest: the view is neither of a root nor of a Kafka log directory.
     """
     if isinstance(view, RootView):
-        report = _root(view, settings, tuple(dict.fromkeys(topics)), maintenance)
+        report = _gather_root(view, settings, tuple(dict.fromkeys(topics)), maintenance)
     elif isinstance(view, KafkaView):
-        report = _kafka(view, settings, tuple(dict.fromkeys(topics)))
+        report = _gather_kafka(view, settings, tuple(dict.fromkeys(topics)))
     else:
-        raise BadRequest(f"expected a sparklog root or a Kafka directory to report on, found {type(view).__name__}")
+        raise BadRequest(f"only sparklog roots and Kafka log directories have reports, got a {type(view).__name__}")
     usage = shutil.disk_usage(view.location) if os.path.isdir(view.location) else None
     return health(replace(report, made_by=made_by, disk=None if usage is None else Disk(usage.total, usage.free)))
 
@@ -85,62 +91,62 @@ def gather(
 # -- a sparklog root
 
 
-def _root(view: RootView, settings: Settings, topics: tuple[str, ...], maintenance: bool) -> RootReport:
+def _gather_root(view: RootView, settings: Settings, topics: tuple[str, ...], maintenance: bool) -> RootReport:
     root, notes = view.root, list[Note]()
     settings = settings.of_root(root)
     for name in topics:
         root.topic(name)
     jobs = _jobs(root, settings, notes)
     facts: list[TopicFacts] = []
-    held_back: list[HeldBack] = []
+    transactions: list[OpenTransaction] = []
     for name in topics or sorted(topic_names(root.store)):
         try:
             if root.engine.log(name).refresh().topic_state.exists:
                 snapshot = root.topic(name).log.read_snapshot()
-                waiting = unreferenced(root.topic(name))[1] if maintenance else None
+                unreferenced_bytes = unreferenced(root.topic(name))[1] if maintenance else None
                 backlog = None if jobs is None else jobs.add(snapshot)
                 topic = _topic(root, snapshot, settings)
-                facts.append(replace(topic, unreferenced_bytes=waiting, backlog=backlog))
-                held_back += _held_back(root, snapshot, settings.now_ms)
+                facts.append(replace(topic, unreferenced_bytes=unreferenced_bytes, backlog=backlog))
+                transactions += _open_transactions(root, snapshot, settings.now_ms)
         except SparklogError as error:
-            notes.append(Note(ATTENTION, name, f"cannot be read: {error} [{error.code}]"))
-    doing, removals = _next_run(root, settings, topics, facts, notes) if maintenance else (None, None)
+            notes.append(Note(ATTENTION, name, f"the topic cannot be read: {error} [{error.code}]"))
+    planned, removals = _plan_maintenance(root, settings, topics, facts, notes) if maintenance else (None, None)
     return RootReport(
         location=view.location,
         kind="root",
         now_ms=settings.now_ms,
         topics=tuple(facts),
         groups=tuple(_groups(root, settings.now_ms, topics, notes)),
-        held_back=tuple(held_back),
-        doing=doing,
+        held_back=tuple(transactions),
+        doing=planned,
         removals=removals,
         notes=tuple(notes),
         jobs=None if jobs is None else jobs.states(),
     )
 
 
-def _jobs(root: Root, settings: Settings, notes: list[Note]) -> JobLook | None:
+def _jobs(root: Root, settings: Settings, notes: list[Note]) -> JobStatus | None:
     try:
-        return JobLook(root, settings) if has_jobs(root) else None
+        return JobStatus(root, settings) if has_jobs(root) else None
     except SparklogError as error:
-        notes.append(Note(ATTENTION, "", f"what the jobs have recorded cannot be read: {error} [{error.code}]"))
+        notes.append(Note(ATTENTION, "", f"the recorded runs of jobs cannot be read: {error} [{error.code}]"))
         return None
 
 
-def _next_run(
+def _plan_maintenance(
     root: Root, settings: Settings, topics: tuple[str, ...], facts: Sequence[TopicFacts], notes: list[Note]
-) -> tuple[tuple[Doing, ...], tuple[Waste, ...]]:
-    """Plan the next run of maintenance: what it would do, and the files it would remove; what would fail is a note."""
+) -> tuple[tuple[PlannedWork, ...], tuple[Removal, ...]]:
+    """Return the work of the next maintenance run, and the files that it would delete; add notes of its failures."""
     compaction: Sequence[TopicReport] = ()
     if facts:
         options = CompactOptions(topics=[topic.topic for topic in facts], dry_run=True)
         compaction = compact_root(root, settings, InProcess(), options)
     retention = retain_root(root, settings, topics=topics, dry_run=True)
     for run in (*compaction, *retention):
-        notes += [Note(ATTENTION, item.topic, f"maintenance would fail: {item.line()}") for item in run.failures]
-    vacuums = [(run.topic, item) for run in retention if run.vacuum is not None for item in run.vacuum.removed]
-    waste = tuple(Waste(name, item.kind, item.reason, item.objects, item.nbytes) for name, item in vacuums)
-    return tuple(_doing(compaction, retention)), waste
+        notes += [Note(ATTENTION, fail.topic, f"maintenance would fail: {fail.line()}") for fail in run.failures]
+    vacuums = [(run.topic, files) for run in retention if run.vacuum is not None for files in run.vacuum.removed]
+    removals = tuple(Removal(name, files.kind, files.reason, files.objects, files.nbytes) for name, files in vacuums)
+    return tuple(_planned_work(compaction, retention)), removals
 
 
 def _topic(root: Root, snapshot: Snapshot, settings: Settings) -> TopicFacts:
@@ -149,24 +155,23 @@ def _topic(root: Root, snapshot: Snapshot, settings: Settings) -> TopicFacts:
     configs = dict(sorted(state.configs.explicit.items()))
     activity = _activity(root, name, snapshot, settings.now_ms)
     partitions, bytes_by_hour = _partitions(snapshot, settings), _slices_by_hour(snapshot.slices.all(), settings.now_ms)
-    internal = is_internal(name)
-    return TopicFacts(name, state.topic_id, internal, policy, configs, partitions, activity, bytes_by_hour)
+    return TopicFacts(name, head.topic_id, is_internal(name), policy, configs, partitions, activity, bytes_by_hour)
 
 
 def _partitions(snapshot: Snapshot, settings: Settings) -> tuple[PartitionFacts, ...]:
-    state, rows = snapshot.state, snapshot.slices.all()
-    stable, sealed = state.last_stable(), rows.sealed()
-    configs = settings.configs_of(snapshot.topic, state.configs)
-    timed_out = configs.is_deleting and configs.retention_ms >= 0
+    head, rows = snapshot.head, snapshot.slices.all()
+    stable, sealed = head.last_stable(), rows.sealed()
+    configs = settings.configs_of(snapshot.topic, head.configs)
+    has_time_limit = configs.is_deleting and configs.retention_ms >= 0
     partitions = []
     for expiry, segments in plan_topic(snapshot, settings):
         partition = expiry.partition
         span = rows.partition_rows(partition)
-        log_start = int(state.log_start[partition])
-        gone = int(rows.records[span][rows.end[span] <= expiry.log_start].sum())
+        log_start = int(head.log_start[partition])
+        expiring = int(rows.records[span][rows.end[span] <= expiry.log_start].sum())
         first_ms = segments[0].max_ts
-        oldest, newest = rows.min_ts[span], rows.max_ts[span]
-        timed = oldest >= 0
+        min_ts, max_ts = rows.min_ts[span], rows.max_ts[span]
+        has_times = min_ts >= 0
         partitions.append(
             PartitionFacts(
                 partition=partition,
@@ -175,14 +180,14 @@ def _partitions(snapshot: Snapshot, settings: Settings) -> tuple[PartitionFacts,
                 log_end=int(state.log_end[partition]),
                 records=int(rows.records[span].sum()),
                 bytes=int(rows.size[span].sum()),
-                oldest_ms=int(oldest[timed].min()) if timed.any() else None,
-                newest_ms=int(newest[timed].max()) if timed.any() else None,
+                oldest_ms=int(min_ts[has_times].min()) if has_times.any() else None,
+                newest_ms=int(max_ts[has_times].max()) if has_times.any() else None,
                 slices=span.stop - span.start,
                 unsealed=int((~sealed[span]).sum()),
-                # Of the first slice, records may have gone before (delete-records).
-                expiring=min(gone, expiry.log_start - log_start),
+                # delete-records may already have removed part of the first slice.
+                expiring=min(expiring, expiry.log_start - log_start),
                 next_log_start=expiry.log_start,
-                expires_ms=first_ms + configs.retention_ms if timed_out and first_ms >= 0 else None,
+                expires_ms=first_ms + configs.retention_ms if has_time_limit and first_ms >= 0 else None,
             )
         )
     return tuple(partitions)
@@ -192,98 +197,98 @@ def _activity(root: Root, name: str, snapshot: Snapshot, now_ms: int) -> Activit
     history = History(root.store, name)
     modified = history.commits.modified_ms
     age = now_ms - modified[modified <= now_ms]
-    newest = max(history.checkpoints, default=None)
+    checkpoint = max(history.checkpoints, default=None)
     return Activity(
         version=snapshot.version,
         newest_ms=snapshot.state.made_ms,
         last_hour=int((age < HOUR_MS).sum()),
         last_day=int((age < 24 * HOUR_MS).sum()),
-        since_checkpoint=None if newest is None else max(0, snapshot.version - newest),
-        commits_by_hour=_counted(modified[modified <= now_ms], None, now_ms),
+        since_checkpoint=None if checkpoint is None else max(0, snapshot.version - checkpoint),
+        commits_by_hour=_count_by_hour(modified[modified <= now_ms], None, now_ms),
     )
 
 
-def _held_back(root: Root, snapshot: Snapshot, now_ms: int) -> list[HeldBack]:
-    """Return the open transactions of this snapshot, which knows the decided ones. Ages are by the store's clock."""
-    name, held_back = snapshot.topic, list[HeldBack]()
-    for prepare in snapshot.state.open:
+def _open_transactions(root: Root, snapshot: Snapshot, now_ms: int) -> list[OpenTransaction]:
+    """Return the open transactions of a snapshot, with ages according to the store's clock."""
+    name, transactions = snapshot.topic, list[OpenTransaction]()
+    for prepare in snapshot.head.open:
         age = max(0, now_ms - root.engine.decisions.prepared_ms(name, prepare))
         owner = f"{prepare.txn.id} #{prepare.txn.n}"
-        held_back += [
-            HeldBack(name, partition, owner, first, prepare.end[partition], age, timeout_of(prepare))
+        transactions += [
+            OpenTransaction(name, partition, owner, first, prepare.end[partition], age, timeout_of(prepare))
             for partition, first in prepare.first.items()
         ]
-    for kafkas in snapshot.state.kafka_open:
-        # No timeout here: only Kafka, or an operator, ends these.
-        owner = f"Kafka's {kafkas.transactional_id or f'producer {kafkas.producer}'}"
-        since = None if kafkas.start_ms is None else max(0, now_ms - kafkas.start_ms)
-        held_back.append(HeldBack(name, kafkas.partition, owner, kafkas.first, kafkas.end, since, None))
-    return sorted(held_back, key=lambda held: (held.partition, held.first))
+    for imported in snapshot.head.kafka_open:
+        # Imported transactions have no timeout here: only Kafka, or an operator, ends them.
+        owner = f"Kafka's {imported.transactional_id or f'producer {imported.producer}'}"
+        since = None if imported.start_ms is None else max(0, now_ms - imported.start_ms)
+        transactions.append(OpenTransaction(name, imported.partition, owner, imported.first, imported.end, since, None))
+    return sorted(transactions, key=lambda transaction: (transaction.partition, transaction.first))
 
 
 def _groups(root: Root, now_ms: int, topics: tuple[str, ...], notes: list[Note]) -> Iterator[GroupFacts]:
-    """Return all groups, or those that read a chosen topic; a group that cannot be read becomes a note."""
-    damaged, hidden = list[SparklogError](), list[SparklogError]()
+    """Return all groups, or those that read one of `topics`; a group that cannot be read becomes a note."""
+    damaged, lag_failures = list[SparklogError](), list[SparklogError]()
     groups = Groups(root)
     described = groups.descriptions(groups.names(damaged), damaged)
-    alive = {name: group for name, group in described.items() if group.state != DEAD}
-    behind: dict[str, list[GroupPartition]] = {name: [] for name in alive}
-    # All at once: each topic is looked at once, however many groups read it.
-    for row in lag(root, alive, now_ms=now_ms, failures=hidden):
+    existing = {name: group for name, group in described.items() if group.state != DEAD}
+    partitions: dict[str, list[GroupPartition]] = {name: [] for name in existing}
+    # One call for all groups reads each topic once.
+    for row in lag(root, existing, now_ms=now_ms, failures=lag_failures):
         if not topics or row.topic in topics:
-            behind[row.group].append(_group_partition(row))
-    for name, group in alive.items():
-        if behind[name] or not topics:
-            owners = ", ".join(member.instance_id or member.id for member in group.members) or None
-            yield GroupFacts(name, group.state, owners, tuple(behind[name]), len(group.members))
+            partitions[row.group].append(_group_partition(row))
+    for name, group in existing.items():
+        if partitions[name] or not topics:
+            members = len(group.members) or int(group.instance is not None)
+            owners = group.instance or ", ".join(member.instance_id or member.id for member in group.members) or None
+            yield GroupFacts(name, group.state, owners, tuple(partitions[name]), members)
     notes += [Note(ATTENTION, "", f"a consumer group cannot be read: {error} [{error.code}]") for error in damaged]
-    notes += _hidden(hidden)
+    notes += _lag_notes(lag_failures)
 
 
-def _hidden(failures: Sequence[SparklogError]) -> list[Note]:
-    what = "how far groups are behind is not known everywhere"
-    return [Note(ATTENTION, "", message) for message in dict.fromkeys(f"{what}: {e} [{e.code}]" for e in failures)]
+def _lag_notes(failures: Sequence[SparklogError]) -> list[Note]:
+    messages = dict.fromkeys(f"the lag of some groups is unknown: {error} [{error.code}]" for error in failures)
+    return [Note(ATTENTION, "", message) for message in messages]
 
 
-def _doing(compaction: Sequence[TopicReport], retention: Sequence[RetainReport]) -> list[Doing]:
-    doing = []
-    for item in (item for report in compaction for item in report.planned):
-        left = item.why.startswith(("not due:", "refused:"))
-        doing.append(Doing(item.topic, item.partition, item.action, item.nbytes, not left, item.why))
+def _planned_work(compaction: Sequence[TopicReport], retention: Sequence[RetainReport]) -> list[PlannedWork]:
+    planned = []
+    for work in (work for report in compaction for work in report.planned):
+        is_due = not work.why.startswith(("not due:", "refused:"))
+        planned.append(PlannedWork(work.topic, work.partition, work.action, work.nbytes, is_due, work.why))
     for report in retention:
-        for part in report.expired:
-            for gone in part.gone:
-                of_all = f"{gone.segments:,} of {part.segments:,} segments"
-                why = f"{of_all} by {REASONS[gone.reason]}, to offset {part.log_start:,}"
-                doing.append(Doing(report.topic, part.partition, "expire", gone.nbytes, True, why))
-    return sorted(doing, key=lambda item: (not item.due, item.topic, item.partition))
+        for expired in report.expired:
+            for deleted in expired.gone:
+                segments = f"{deleted.segments:,} of {expired.segments:,} segments"
+                why = f"{segments} by {REASONS[deleted.reason]}, to offset {expired.log_start:,}"
+                planned.append(PlannedWork(report.topic, expired.partition, "expire", deleted.nbytes, True, why))
+    return sorted(planned, key=lambda work: (not work.due, work.topic, work.partition))
 
 
-# -- a Kafka directory
+# -- a Kafka log directory
 
 
-def _kafka(view: KafkaView, settings: Settings, topics: tuple[str, ...]) -> RootReport:
+def _gather_kafka(view: KafkaView, settings: Settings, topics: tuple[str, ...]) -> RootReport:
     notes: list[Note] = []
     facts: list[TopicFacts] = []
-    held_back: list[HeldBack] = []
+    transactions: list[OpenTransaction] = []
     for name in topics or view.topics():
         try:
             view.refresh([name])
             facts.append(_kafka_topic(view, name, settings.now_ms))
-            held_back += _kafka_open(view, name, settings.now_ms)
+            transactions += _kafka_transactions(view, name, settings.now_ms)
             notes += _kafka_damage(view, name)
         except SparklogError as error:
             if topics:
                 raise
-            notes.append(Note(ATTENTION, name, f"cannot be read: {error} [{error.code}]"))
-    groups, now_ms = _kafka_groups(view, facts, settings.now_ms, topics, notes), settings.now_ms
+            notes.append(Note(ATTENTION, name, f"the topic cannot be read: {error} [{error.code}]"))
     return RootReport(
         location=view.location,
         kind="kafka",
-        now_ms=now_ms,
+        now_ms=settings.now_ms,
         topics=tuple(facts),
-        groups=groups,
-        held_back=tuple(held_back),
+        groups=_kafka_groups(view, facts, settings.now_ms, topics, notes),
+        held_back=tuple(transactions),
         doing=None,
         removals=None,
         notes=tuple(notes),
@@ -298,7 +303,7 @@ def _kafka_topic(view: KafkaView, name: str, now_ms: int) -> TopicFacts:
     partitions = []
     for (partition, bound), contents in zip(bounds, stored, strict=True):
         first = firsts[partition]
-        newest = max((segment.max_timestamp for segment in states[partition].segments), default=-1)
+        max_timestamp = max((segment.max_timestamp for segment in states[partition].segments), default=-1)
         partitions.append(
             PartitionFacts(
                 partition=partition,
@@ -308,7 +313,7 @@ def _kafka_topic(view: KafkaView, name: str, now_ms: int) -> TopicFacts:
                 records=None,
                 bytes=contents.nbytes,
                 oldest_ms=None if first is None else first.timestamp,
-                newest_ms=newest if newest >= 0 and bound.log_end > bound.log_start else None,
+                newest_ms=max_timestamp if max_timestamp >= 0 and bound.log_end > bound.log_start else None,
                 slices=None,
                 unsealed=None,
             )
@@ -317,35 +322,40 @@ def _kafka_topic(view: KafkaView, name: str, now_ms: int) -> TopicFacts:
     return TopicFacts(name, view.topic_id(name), is_internal(name), None, None, tuple(partitions), None, bytes_by_hour)
 
 
-def _kafka_open(view: KafkaView, name: str, now_ms: int) -> list[HeldBack]:
-    bounds, opened = view.bounds(name), list[HeldBack]()
+def _kafka_transactions(view: KafkaView, name: str, now_ms: int) -> list[OpenTransaction]:
+    bounds, transactions = view.bounds(name), list[OpenTransaction]()
     for partition, state in sorted(view.partition_states(name).items()):
         bound = bounds[partition]
         if bound.last_stable == bound.log_end:
             continue
         for producer, first in sorted(state.transactions.open.items(), key=lambda item: item[1]):
-            begun = None
+            started_ms = None
             with suppress(SparklogError):
-                begun = view.first_time(OffsetRange(name, partition, max(first, bound.log_start), bound.log_end))
-            age = None if begun is None or begun < 0 else max(0, now_ms - begun)
-            opened.append(HeldBack(name, partition, f"Kafka's producer {producer}", first, bound.log_end, age, None))
-    return opened
+                started_ms = view.first_time(OffsetRange(name, partition, max(first, bound.log_start), bound.log_end))
+            age = None if started_ms is None or started_ms < 0 else max(0, now_ms - started_ms)
+            owner = f"Kafka's producer {producer}"
+            transactions.append(OpenTransaction(name, partition, owner, first, bound.log_end, age, None))
+    return transactions
 
 
 def _kafka_damage(view: KafkaView, name: str) -> Iterator[Note]:
-    """Yield a note for each partition with bytes that are no batch. What the broker has begun to write is no damage."""
+    """Yield a note for each partition with corrupt bytes. An incompletely written end of the log is not damage."""
     for partition, state in sorted(view.partition_states(name).items()):
-        damaged = (item for item in state.segments if item.stop == "corrupt" or (item.closed and item.stop != "end"))
-        if (first := next(damaged, None)) is not None:
-            where = f"partition {partition} is damaged in {first.name.path.name} at byte {first.end:,}"
-            remedy = "`sparklog verify` lists all damage; a replica of the partition, or a backup, has its records"
+        corrupt = (
+            segment
+            for segment in state.segments
+            if segment.stop == "corrupt" or (segment.closed and segment.stop != "end")
+        )
+        if (first := next(corrupt, None)) is not None:
+            where = f"partition {partition} is corrupt in {first.name.path.name} at byte {first.end:,}"
+            remedy = "run `sparklog verify` for all damage, and restore the file from a replica or a backup"
             yield Note(ATTENTION, name, f"{where}: {first.reason}; {remedy}")
 
 
 def _kafka_groups(
     view: KafkaView, topics: Sequence[TopicFacts], now_ms: int, names: tuple[str, ...], notes: list[Note]
 ) -> tuple[GroupFacts, ...] | None:
-    """Return the groups of the coordinator's topic, in the partitions that are here; None where that topic is not."""
+    """Return the groups in the local partitions of the coordinator's topic; None if the topic is not here."""
     if not has_groups(view):
         return None
     try:
@@ -354,11 +364,11 @@ def _kafka_groups(
     except SparklogError as error:
         notes.append(Note(ATTENTION, CONSUMER_OFFSETS, f"consumer groups cannot be read: {error} [{error.code}]"))
         return None
-    notes += _hidden(groups.failures)
-    parts: dict[str, list[GroupPartition]] = {name: [] for name in groups.names()}
+    notes += _lag_notes(groups.failures)
+    partitions: dict[str, list[GroupPartition]] = {name: [] for name in groups.names()}
     for row in rows:
-        parts[row.group].append(_group_partition(row))
-    return tuple(GroupFacts(name, UNKNOWN, None, tuple(rows)) for name, rows in parts.items() if rows or not names)
+        partitions[row.group].append(_group_partition(row))
+    return tuple(GroupFacts(name, UNKNOWN, None, tuple(mine)) for name, mine in partitions.items() if mine or not names)
 
 
 def _group_partition(row: Lag) -> GroupPartition:
@@ -367,38 +377,38 @@ def _group_partition(row: Lag) -> GroupPartition:
     )
 
 
-# -- counts by the hour: commits, and stored bytes by the times of their records; no record is read for it
+# -- counts by hour: commits, and stored bytes by record timestamp, computed without reading records
 
 
-def _edges(now_ms: int) -> Times:
-    """Return where the last `HOURS` hours by the clock begin, and where the last of them, the current one, ends."""
+def _hour_limits(now_ms: int) -> Times:
+    """Return the start of each of the last `HOURS` clock hours, the last of which is the current one, and its end."""
     end = (now_ms // HOUR_MS + 1) * HOUR_MS
     return end - HOUR_MS * np.arange(HOURS, -1, -1, dtype=np.int64)
 
 
 def _slices_by_hour(slices: Slices, now_ms: int) -> tuple[int, ...]:
-    """Return bytes, those of a slice spread evenly over the times of its records."""
-    limits = _edges(now_ms)
-    near = (slices.max_ts >= limits[0]) & (slices.min_ts >= 0)
-    first, size = slices.min_ts[near], slices.size[near]
-    span = slices.max_ts[near] - first + 1
+    """Return stored bytes, spreading the bytes of each slice evenly from its first to its last timestamp."""
+    limits = _hour_limits(now_ms)
+    recent = (slices.max_ts >= limits[0]) & (slices.min_ts >= 0)
+    first, size = slices.min_ts[recent], slices.size[recent]
+    span = slices.max_ts[recent] - first + 1
     before = np.zeros(len(limits))
-    for row in range(0, len(first), BLOCK):
-        part = slice(row, row + BLOCK)
-        before += np.clip((limits[:, None] - first[part]) / span[part], 0, 1) @ size[part]
+    for row in range(0, len(first), CHUNK_SLICES):
+        chunk = slice(row, row + CHUNK_SLICES)
+        before += np.clip((limits[:, None] - first[chunk]) / span[chunk], 0, 1) @ size[chunk]
     return tuple(np.diff(before).round().astype(np.int64).tolist())
 
 
 def _blocks_by_hour(states: Iterable[PartitionState], now_ms: int) -> tuple[int, ...]:
-    """Return bytes of a Kafka directory, those of a block by the time of its newest record."""
+    """Return stored bytes of a Kafka log directory, counting each block at its maximum timestamp."""
     times, sizes = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for segment in (segment for state in states for segment in state.segments):
         times.append(np.array(segment.block_timestamp, np.int64))
         starts = np.array([*segment.block_position, segment.end], np.int64)
         sizes.append(starts[1:] - starts[:-1])
-    return _counted(np.concatenate(times), np.concatenate(sizes), now_ms)
+    return _count_by_hour(np.concatenate(times), np.concatenate(sizes), now_ms)
 
 
-def _counted(times: Times, weights: Times | None, now_ms: int) -> tuple[int, ...]:
-    counts, _ = np.histogram(times, _edges(now_ms), weights=weights)
+def _count_by_hour(times: Times, weights: Times | None, now_ms: int) -> tuple[int, ...]:
+    counts, _ = np.histogram(times, _hour_limits(now_ms), weights=weights)
     return tuple(int(number) for number in counts)

@@ -1,7 +1,7 @@
-"""Gather what is known of the jobs on a root: outcomes of runs, work that waits, runs that have not ended.
+"""Read the status of the jobs on a root: recorded runs, backlogs, and active runs.
 
-A look costs two listings and two requests for the outcomes, one for the root, and the same again for each job's leases
-where they are asked for. Slice tables are those of snapshots that the caller has read.
+This costs two listings and two requests for the recorded runs, one request for the root, and the same again for the
+leases of each job if active runs are requested. Slice tables come from snapshots that the caller has read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sparklog.retention.retain import expiry_backlog
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A run that has not ended, by its lease. Not `alive`: its lease ran out, so it died, or sleeps."""
+    """An active run, which has a lease. If not `alive`, the lease has expired because the run died or is suspended."""
 
     job: str
     host: str
@@ -35,25 +35,27 @@ class Running:
     alive: bool
 
 
-class JobLook:
-    """A look at the jobs of a root, as of `settings.now_ms`.
+class JobStatus:
+    """The status of the jobs of a root, as of `settings.now_ms`.
 
-    Configs that a topic does not set are those of `settings`; without any there, those of each job's last run, which
-    may have had a properties file. `SparklogError` if what was recorded cannot be read.
+    Configs that a topic does not set come from `settings`, or, if that has none, from the last run of each job, which
+    may have read a properties file. Raises `SparklogError` if the recorded runs cannot be read.
+
+    Attributes:
+        failures: the errors of topics that cannot be read.
     """
 
     def __init__(self, root: Root, settings: Settings) -> None:
         self.outcomes: JobHistory = read_job_history(root)
         self.backlogs: dict[str, Backlog] = {}
         self.failures: list[SparklogError] = []
-        """Of topics that cannot be read."""
         self._root = root
         self._created_ms = root_created_ms(root.store)
         self._now_ms = settings.now_ms
         self._settings = {job: _with_defaults(settings, self.outcomes, job) for job in MONITORED_JOBS}
 
     def add(self, snapshot: Snapshot) -> Backlog:
-        """Take in what waits on a topic, and return it."""
+        """Add the backlog of a topic, and return it."""
         compact, retain = (self._settings[job] for job in MONITORED_JOBS)
         backlog, expiring = compaction_backlog(snapshot, compact), expiry_backlog(snapshot, retain)
         due = (*backlog.due, *expiring.due)
@@ -62,11 +64,11 @@ class JobLook:
         return backlog
 
     def states(self) -> tuple[JobState, ...]:
-        """Return the state of each job on each topic that was taken in."""
+        """Return the state of each job on each added topic."""
         return job_states(self.outcomes, self.backlogs, self._created_ms, self._now_ms)
 
     def running(self) -> tuple[Running, ...]:
-        """Return the runs that have not ended."""
+        """Return the active runs."""
         return tuple(
             Running(job, claim.host, claim.process, claim.since_ms, claim.topics, claim.is_valid_at(self._now_ms))
             for job in MONITORED_JOBS
@@ -75,23 +77,23 @@ class JobLook:
 
 
 def has_jobs(root: Root) -> bool:
-    """Return True unless the root is a backup that is read where it is: no job visits one."""
+    """Return False for a backup that is read in place, on which no jobs run."""
     return not isinstance(root.store, BackupStore)
 
 
-def look_at_root(root: Root, settings: Settings, topics: Sequence[str] = ()) -> JobLook:
-    """Look at these topics (none: all). `NotFound` if one that is named does not exist."""
-    look = JobLook(root, settings.of_root(root))
+def read_job_status(root: Root, settings: Settings, topics: Sequence[str] = ()) -> JobStatus:
+    """Return the job status of these topics, or of all if none are given. `NotFound` if a topic does not exist."""
+    status = JobStatus(root, settings.of_root(root))
     for name in topics:
         root.topic(name)
     for name in topics or sorted(topic_names(root.store)):
         try:
             log = root.engine.log(name)
-            if log.refresh().topic_state.exists:
-                look.add(log.snapshot(refresh=False))
+            if log.refresh().head.exists:
+                status.add(log.snapshot(refresh=False))
         except SparklogError as error:
-            look.failures.append(error)
-    return look
+            status.failures.append(error)
+    return status
 
 
 def _with_defaults(settings: Settings, outcomes: JobHistory, job: str) -> Settings:

@@ -1,11 +1,11 @@
-"""A report's figures as Prometheus reads them: the text exposition format, version 0.0.4.
+"""A report as Prometheus metrics, in the text exposition format, version 0.0.4.
 
     # HELP sparklog_group_lag Offsets between the committed offset and the log end.
     # TYPE sparklog_group_lag gauge
     sparklog_group_lag{group="billing",topic="orders",partition="0"} 12
 
-A file of these lines is what the node exporter's textfile collector takes in. Those of a report are gauges: offsets go
-back when a topic is created again. An unknown figure (the record counts of a Kafka directory) has no line.
+The node exporter's textfile collector can read a file of these lines. The metrics of a report are gauges, because
+offsets restart when a topic is created again. An unknown value (the record counts of a Kafka directory) has no line.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Labels = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One name, and a value (None: not known) for each set of labels."""
+    """A metric with a value for each set of labels; None for an unknown value."""
 
     name: str
     help: str
@@ -30,8 +30,10 @@ class Metric:
 
 
 def exposition(report: RootReport) -> str:
-    """Return the lines, each metric's together, labels in a fixed order; ends with a line feed."""
-    now = Metric("sparklog_metrics_timestamp_seconds", "When these figures were taken.", [({}, report.now_ms / 1000)])
+    """Return the report as text. The lines of a metric are together, and its labels have a fixed order."""
+    now = Metric(
+        "sparklog_metrics_timestamp_seconds", "When these metrics were collected.", [({}, report.now_ms / 1000)]
+    )
     return text_of([now, *_of_partitions(report), *_of_topics(report), *_of_jobs(report), *_of_groups(report)])
 
 
@@ -40,11 +42,11 @@ def text_of(metrics: Iterable[Metric]) -> str:
 
 
 def _metrics(prefix: str, rows: Sequence[tuple[Labels, Any]], columns: Iterable[Sequence[str]]) -> Iterator[Metric]:
-    """Yield a metric for each column: its name, its help, and the attribute of a row; one of ms becomes seconds."""
+    """Yield a metric for each column: name, help and attribute of a row. Attributes in ms are converted to seconds."""
     for name, text, attribute in columns:
         values = ((labels, getattr(row, attribute)) for labels, row in rows)
-        shown = [(labels, _seconds(value) if attribute.endswith("_ms") else value) for labels, value in values]
-        yield Metric(f"sparklog_{prefix}_{name}", text, shown)
+        converted = [(labels, _seconds(value) if attribute.endswith("_ms") else value) for labels, value in values]
+        yield Metric(f"sparklog_{prefix}_{name}", text, converted)
 
 
 def _of_partitions(report: RootReport) -> Iterator[Metric]:
@@ -52,12 +54,12 @@ def _of_partitions(report: RootReport) -> Iterator[Metric]:
     rows = [({"topic": name, "partition": part.partition}, part) for name, part in parts]
     columns = (
         ("log_start_offset", "First offset that can be read.", "log_start"),
-        ("last_stable_offset", "Where read_committed readers stop.", "last_stable"),
-        ("log_end_offset", "Offset that the next record will get.", "log_end"),
-        ("records", "Records that batches hold.", "records"),
+        ("last_stable_offset", "Offset at which read_committed readers stop.", "last_stable"),
+        ("log_end_offset", "Offset of the next record to be appended.", "log_end"),
+        ("records", "Records in record batches.", "records"),
         ("bytes", "Bytes of record batches.", "bytes"),
         ("unsealed_slices", "Slices that no job has sealed yet.", "unsealed"),
-        ("newest_timestamp_seconds", "Greatest record time.", "newest_ms"),
+        ("newest_timestamp_seconds", "Maximum record timestamp.", "newest_ms"),
     )
     return _metrics("partition", rows, columns)
 
@@ -65,18 +67,19 @@ def _of_partitions(report: RootReport) -> Iterator[Metric]:
 def _of_topics(report: RootReport) -> Iterator[Metric]:
     active = [({"topic": topic.topic}, topic.activity) for topic in report.topics if topic.activity is not None]
     versions = [(labels, activity.version) for labels, activity in active]
-    yield Metric("sparklog_topic_version", "Number of the newest commit.", versions)
+    yield Metric("sparklog_topic_version", "Version of the latest commit.", versions)
     times = [(labels, _seconds(activity.newest_ms)) for labels, activity in active]
-    yield Metric("sparklog_topic_commit_timestamp_seconds", "When the newest commit was made.", times)
+    yield Metric("sparklog_topic_commit_timestamp_seconds", "When the latest commit was written.", times)
     owners: dict[str, set[str]] = {topic.topic: set() for topic in report.topics}
     ages = []
-    for item in report.held_back:
-        owners[item.topic].add(item.owner)
-        labels = {"topic": item.topic, "partition": item.partition, "owner": item.owner, "first_offset": item.first}
-        ages.append((labels, _seconds(item.age_ms)))
-    yield Metric("sparklog_open_transaction_age_seconds", "Age of what holds back the last stable offset.", ages)
-    open_now = [({"topic": topic}, len(ids)) for topic, ids in owners.items()]
-    yield Metric("sparklog_topic_open_transactions", "Open transactions, by their owners.", open_now)
+    for txn in report.held_back:
+        owners[txn.topic].add(txn.owner)
+        labels = {"topic": txn.topic, "partition": txn.partition, "owner": txn.owner, "first_offset": txn.first}
+        ages.append((labels, _seconds(txn.age_ms)))
+    help_text = "Age of a transaction that holds back the last stable offset."
+    yield Metric("sparklog_open_transaction_age_seconds", help_text, ages)
+    open_transactions = [({"topic": topic}, len(ids)) for topic, ids in owners.items()]
+    yield Metric("sparklog_topic_open_transactions", "Owners with open transactions.", open_transactions)
     counts: dict[str, int] = {topic.topic: 0 for topic in report.topics} | {"": 0}
     for note in report.notes:
         counts[note.topic] = counts.get(note.topic, 0) + (note.level == ATTENTION)
@@ -86,25 +89,25 @@ def _of_topics(report: RootReport) -> Iterator[Metric]:
 
 def _of_jobs(report: RootReport) -> Iterator[Metric]:
     backlogs = [({"topic": topic.topic}, topic.backlog) for topic in report.topics if topic.backlog is not None]
-    expired = "Time of the oldest record that the next run of retain takes."
-    waiting = (
+    expired = "Timestamp of the oldest record that the next run of retain deletes."
+    backlog_columns = (
         ("unsealed_bytes", "Bytes that no job has sealed yet.", "unsealed_bytes"),
         ("dirty_ratio", "Dirty ratio of the dirtiest partition.", "dirty_ratio"),
         ("oldest_expired_timestamp_seconds", expired, "oldest_expired_ms"),
     )
-    yield from _metrics("topic", backlogs, waiting)
-    # Not `job`: that is the label of what Prometheus scrapes.
+    yield from _metrics("topic", backlogs, backlog_columns)
+    # The label `job` has another meaning in Prometheus.
     rows = [({"maintenance": state.job, "topic": state.topic}, state) for state in report.jobs or ()]
     columns = (
-        ("last_run_timestamp_seconds", "When the last run began.", "last_run_ms"),
-        ("last_success_timestamp_seconds", "When the last run began that did not fail.", "last_success_ms"),
-        ("last_run_seconds", "How long the last run worked on the topic.", "seconds"),
-        ("interval_seconds", "Time between two runs, as they came.", "interval_ms"),
+        ("last_run_timestamp_seconds", "When the last run started.", "last_run_ms"),
+        ("last_success_timestamp_seconds", "When the last successful run started.", "last_success_ms"),
+        ("last_run_seconds", "Duration of the last run on the topic.", "seconds"),
+        ("interval_seconds", "Observed time between two runs.", "interval_ms"),
     )
     yield from _metrics("job", rows, columns)
     failed = [(labels, int(bool(state.failure))) for labels, state in rows]
     yield Metric("sparklog_job_failed", "1 if the last run failed.", failed)
-    overdue = ("overdue_seconds", "For how long a run is overdue, 0 while it is not.", "overdue_ms")
+    overdue = ("overdue_seconds", "How long a run has been overdue, 0 if it is not.", "overdue_ms")
     yield from _metrics("job", rows, [overdue])
 
 
@@ -113,16 +116,18 @@ def _of_groups(report: RootReport) -> Iterator[Metric]:
     active = [({"group": group.group}, int(group.member is not None)) for group in groups]
     yield Metric("sparklog_group_active", "1 while the group has a member.", active)
     members = [({"group": group.group}, group.members) for group in groups]
-    yield Metric("sparklog_group_members", "Members that share the group's partitions, or 1 that owns them.", members)
+    yield Metric(
+        "sparklog_group_members", "Members that share the group's partitions, or 1 for an exclusive member.", members
+    )
     rows = [
         ({"group": group.group, "topic": part.topic, "partition": part.partition}, part)
         for group in groups
         for part in group.partitions
     ]
     columns = (
-        ("current_offset", "Committed offset: the next to read.", "offset"),
+        ("current_offset", "Committed offset, the next one to read.", "offset"),
         ("lag", "Offsets between the committed offset and the log end.", "lag"),
-        ("lag_seconds", "How long the first unread record has waited.", "seconds_behind"),
+        ("lag_seconds", "Age of the first unread record.", "seconds_behind"),
     )
     yield from _metrics("group", rows, columns)
 

@@ -1,7 +1,7 @@
-"""A report as one HTML page that needs nothing else: no network, styles, charts and a few lines of script inside.
+"""Render a report as one self-contained HTML page: styles, charts and a short script, without network access.
 
-Everything that comes from outside (names of topics, groups and transactions, errors) goes through the template's
-escaping. The script sorts and filters tables; the page says the same without it, and opens a topic's partitions by CSS.
+All external text (names of topics, groups and transactions, errors) is escaped by the template. The script sorts and
+filters tables; without it the page shows the same data, and the partitions of a topic open with CSS.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from sparklog.common.units import HOUR_MS, UNKNOWN, ago, day_text, duration, num
 from sparklog.tools.report.report_data import (
     ATTENTION,
     HOURS,
-    Doing,
     GroupFacts,
     GroupPartition,
     Note,
     PartitionFacts,
+    PlannedWork,
     RootReport,
     TopicFacts,
     total,
@@ -30,20 +30,21 @@ if TYPE_CHECKING:
     from jinja2.runtime import Context
 
 
-MOST_PARTITIONS = 200  # of a topic on the page, the largest
-MOST_BARS = 100
+MAX_PARTITIONS = 200
+"""Partitions shown per topic, the largest ones."""
+MAX_BARS = 100
 LARGEST_TOPICS = 12
 
 
 def as_html(report: RootReport) -> str:
-    """Return the page. The same report gives the same text."""
+    """Return the page. The result depends on the report alone."""
     template = _environment().get_template("report.html")
     largest = nlargest(LARGEST_TOPICS, report.topics, key=lambda topic: topic.bytes)
     text: str = template.render(
         report=report,
         largest=[topic for topic in largest if topic.bytes],
-        due=by_topic([item for item in report.doing or () if item.due]),
-        waiting=by_topic([item for item in report.doing or () if not item.due]),
+        due=by_topic([work for work in report.doing or () if work.due]),
+        waiting=by_topic([work for work in report.doing or () if not work.due]),
         records=total(topic.records for topic in report.topics),
         progress=progress(report.groups or ()),
         newest_ms=max((topic.newest_ms for topic in report.topics if topic.newest_ms is not None), default=None),
@@ -63,7 +64,7 @@ def as_html(report: RootReport) -> str:
 
 
 class NoteBox(NamedTuple):
-    """The notes about one topic, or about the root."""
+    """The notes about one topic, or about the root if `topic` is empty."""
 
     level: str
     topic: str
@@ -79,37 +80,42 @@ def boxes(notes: Sequence[Note]) -> list[NoteBox]:
 
 
 class Chart(NamedTuple):
-    """Bars of one height for each hour, 10 wide and up to 60 high, as an SVG path; `days`: (percent from the left, when
-    the day begins)."""
+    """A bar chart with one bar per hour.
+
+    Attributes:
+        path: the bars as an SVG path; each is 10 wide and up to 60 high.
+        max: the largest value, in the hour that starts at `max_ms`.
+        days: for each start of a day, its distance from the left in percent and its time.
+    """
 
     path: str
     total: int
-    most: int
-    most_ms: int
+    max: int
+    max_ms: int
     days: list[tuple[float, int]]
 
 
 def chart(values: Sequence[int], now_ms: int) -> Chart | None:
-    """Draw numbers of the last hours, the current one last; None without any."""
+    """Draw the values of the last hours, the current hour last; return None if all are 0."""
     if not any(values):
         return None
-    most = max(values)
+    largest = max(values)
     first_ms = (now_ms // HOUR_MS + 1 - len(values)) * HOUR_MS
-    heights = [(hour, max(1.0, 60 * number / most)) for hour, number in enumerate(values) if number > 0]
+    heights = [(hour, max(1.0, 60 * value / largest)) for hour, value in enumerate(values) if value > 0]
     path = "".join(f"M{10 * hour + 1} 60v-{height:.1f}h8v{height:.1f}z" for hour, height in heights)
     times = [(100 * hour / len(values), first_ms + hour * HOUR_MS) for hour in range(len(values))]
     days = [(percent, ms) for percent, ms in times if ms % (24 * HOUR_MS) == 0]
-    return Chart(path, sum(values), most, first_ms + list(values).index(most) * HOUR_MS, days)
+    return Chart(path, sum(values), largest, first_ms + list(values).index(largest) * HOUR_MS, days)
 
 
 def summed(rows: Iterable[Sequence[int]]) -> list[int]:
-    """Return the sum of each hour, of rows that have one."""
-    whole = [row for row in rows if len(row) == HOURS]
-    return [sum(column) for column in zip(*whole, strict=True)]
+    """Return the sum of each hour, over the rows that have a value for each hour."""
+    complete = [row for row in rows if len(row) == HOURS]
+    return [sum(column) for column in zip(*complete, strict=True)]
 
 
 class PlannedRow(NamedTuple):
-    """Work of a run on some partitions of one topic, as one row."""
+    """One action of the next run on some partitions of a topic, as a row."""
 
     topic: str
     action: str
@@ -118,61 +124,64 @@ class PlannedRow(NamedTuple):
     why: str
 
 
-def by_topic(items: Sequence[Doing]) -> list[PlannedRow]:
-    """Return one row for each topic and action; where reasons differ, that of the partition with the most bytes."""
-    groups: dict[tuple[str, str], list[Doing]] = {}
-    for item in items:
-        groups.setdefault((item.topic, item.action), []).append(item)
+def by_topic(planned: Sequence[PlannedWork]) -> list[PlannedRow]:
+    """Return one row per topic and action. If reasons differ, show that of the partition with the most bytes."""
+    groups: dict[tuple[str, str], list[PlannedWork]] = {}
+    for work in planned:
+        groups.setdefault((work.topic, work.action), []).append(work)
     rows = []
-    for (topic, action), mine in groups.items():
-        largest = max(mine, key=lambda item: item.bytes)
-        alike = all(item.why == largest.why for item in mine)
-        where = "" if alike else f"partition {largest.partition}: "
-        partitions = tuple(sorted({item.partition for item in mine}))
-        rows.append(PlannedRow(topic, action, partitions, sum(item.bytes for item in mine), where + largest.why))
+    for (topic, action), works in groups.items():
+        largest = max(works, key=lambda work: work.bytes)
+        same_reason = all(work.why == largest.why for work in works)
+        where = "" if same_reason else f"partition {largest.partition}: "
+        partitions = tuple(sorted({work.partition for work in works}))
+        rows.append(PlannedRow(topic, action, partitions, sum(work.bytes for work in works), where + largest.why))
     return sorted(rows, key=lambda row: (row.topic, row.action))
 
 
 class GroupRow(NamedTuple):
-    """Consumer lag of a group in one topic, as one row; None where nothing is committed."""
+    """Consumer lag of a group in one topic, as a row; `topic` is empty for a group without committed offsets.
+
+    `ms_behind` is that of the partition that is furthest behind.
+    """
 
     group: GroupFacts
-    topic: str  # empty for a group without offsets
+    topic: str
     partitions: Sequence[GroupPartition]
     lag: int | None
     largest_lag: int | None
-    ms_behind: float | None  # of the partition that is furthest behind
+    ms_behind: float | None
 
 
 def progress(groups: Sequence[GroupFacts]) -> list[GroupRow]:
     """Return one row for each group and topic."""
     rows = []
     for group in groups:
-        parts_of: dict[str, list[GroupPartition]] = {}
+        partitions: dict[str, list[GroupPartition]] = {}
         for part in group.partitions:
-            parts_of.setdefault(part.topic, []).append(part)
-        for topic, parts in (parts_of or {"": []}).items():
+            partitions.setdefault(part.topic, []).append(part)
+        for topic, parts in (partitions or {"": []}).items():
             lags = [part.lag for part in parts if part.lag is not None]
             behind = [1000 * part.seconds_behind for part in parts if part.seconds_behind is not None]
-            total = sum(lags) if lags else None
-            rows.append(GroupRow(group, topic, parts, total, max(lags, default=None), max(behind, default=None)))
+            total_lag = sum(lags) if lags else None
+            rows.append(GroupRow(group, topic, parts, total_lag, max(lags, default=None), max(behind, default=None)))
     return rows
 
 
 def numbers(partitions: Sequence[int]) -> str:
-    """Return `0-3, 7`."""
-    runs: list[list[int]] = []
-    for number in partitions:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1][1:] = [number]
+    """Return partitions as text such as `0-3, 7`."""
+    ranges: list[list[int]] = []
+    for partition in partitions:
+        if ranges and partition == ranges[-1][-1] + 1:
+            ranges[-1][1:] = [partition]
         else:
-            runs.append([number])
-    return ", ".join("-".join(map(str, run)) for run in runs)
+            ranges.append([partition])
+    return ", ".join("-".join(map(str, limits)) for limits in ranges)
 
 
 @cache
 def _environment() -> Environment:
-    """Return the environment of all reports: compiling the templates takes longer than a small page."""
+    """Return the template environment. It is cached because compiling the templates takes longer than a small page."""
     from jinja2 import Environment, PackageLoader, StrictUndefined, pass_context
 
     @pass_context
@@ -192,26 +201,24 @@ def _environment() -> Environment:
 
 
 def seconds_text(seconds: float | None) -> str:
-    """Return `1,234.5`."""
+    """Return seconds as text such as `1,234.5`."""
     return UNKNOWN if seconds is None else f"{seconds:,.1f}"
 
 
 def shown_partitions(topic: TopicFacts) -> list[PartitionFacts]:
-    """Return partitions in order; of very many the largest."""
-    largest = nlargest(MOST_PARTITIONS, topic.partitions, key=lambda part: part.bytes)
+    """Return the largest partitions, in the order of their numbers."""
+    largest = nlargest(MAX_PARTITIONS, topic.partitions, key=lambda part: part.bytes)
     return sorted(largest, key=lambda part: part.partition)
 
 
 def never_expires(topic: TopicFacts) -> bool:
     configs = topic.configs or {}
-    kept = all(
-        configs.get(name, default) == "-1" for name, default in (("retention.ms", ""), ("retention.bytes", "-1"))
-    )
-    return kept or "delete" not in (topic.cleanup_policy or "")
+    has_no_limits = configs.get("retention.ms") == "-1" and configs.get("retention.bytes", "-1") == "-1"
+    return has_no_limits or "delete" not in (topic.cleanup_policy or "")
 
 
 class Bar(NamedTuple):
-    """The bytes of a partition; `height`: over those of the largest."""
+    """The bytes of a partition; `height` is relative to the largest partition."""
 
     partition: int
     height: float
@@ -220,5 +227,5 @@ class Bar(NamedTuple):
 
 def bars(topic: TopicFacts) -> list[Bar]:
     """Return the bars of the first partitions."""
-    most = max((part.bytes for part in topic.partitions), default=0) or 1
-    return [Bar(part.partition, part.bytes / most, part.bytes) for part in topic.partitions[:MOST_BARS]]
+    largest = max((part.bytes for part in topic.partitions), default=0) or 1
+    return [Bar(part.partition, part.bytes / largest, part.bytes) for part in topic.partitions[:MAX_BARS]]

@@ -1,4 +1,7 @@
-"""Facts of a report: gathered once, judged, shown as a page or as JSON. Times are ms since the epoch, sizes bytes."""
+"""The data of a report, and the notes that follow from it. Times are ms since the epoch, sizes are in bytes.
+
+The dataclasses define the JSON of a report: their fields, and the properties that `COMPUTED` lists.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,23 @@ HOURS = 72
 
 
 def total(numbers: Iterable[int | None]) -> int | None:
-    """Return the sum; None if one of them is not known."""
+    """Return the sum, or None if one of the numbers is unknown."""
     terms = list(numbers)
     return None if None in terms else sum(number for number in terms if number is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionFacts:
-    """One partition. Offsets as Kafka counts them; None what Kafka's directories do not tell without reading."""
+    """One partition. In a Kafka log directory, values that would require reading records are None.
+
+    Attributes:
+        oldest_ms: the minimum record timestamp, or that of the first record in a Kafka log directory; None without
+            timestamps.
+        unsealed: slices that are not sealed yet.
+        expiring: records that the next run of retention deletes; None in a Kafka log directory.
+        next_log_start: the log start after that run.
+        expires_ms: when the first segment becomes older than retention.ms; None if it never does.
+    """
 
     COMPUTED: ClassVar = ("offsets",)
 
@@ -33,25 +45,31 @@ class PartitionFacts:
     log_end: int
     records: int | None
     bytes: int
-    oldest_ms: int | None  # smallest record time, of a Kafka directory the first record's; None without times
+    oldest_ms: int | None
     newest_ms: int | None
     slices: int | None
-    unsealed: int | None  # slices that are not sealed yet
-    expiring: int | None = None  # records that the next run of retention deletes; None in Kafka's directories
-    next_log_start: int | None = None  # after that run
-    expires_ms: int | None = None  # when its first segment is older than retention.ms; None: never by time
+    unsealed: int | None
+    expiring: int | None = None
+    next_log_start: int | None = None
+    expires_ms: int | None = None
 
     @property
     def offsets(self) -> int:
-        """Offsets between log start and log end: at least as many as there are records."""
+        """The number of offsets from log start to log end, which is at least the number of records."""
         return self.log_end - self.log_start
 
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """Activity of a topic's commit log: its version, when that was committed, commits of the last hour and day that are
-    kept, and the number of commits after its newest checkpoint (None: it has none). `commits_by_hour`: of the last
-    `HOURS` hours by the clock, the current one last."""
+    """Activity of a topic's commit log.
+
+    Attributes:
+        newest_ms: when the latest version was committed.
+        last_hour: commits of the last hour, as far as they are kept.
+        last_day: commits of the last 24 hours, as far as they are kept.
+        since_checkpoint: commits after the latest checkpoint; None without a checkpoint.
+        commits_by_hour: commits in each of the last `HOURS` clock hours, the current hour last.
+    """
 
     version: int
     newest_ms: int
@@ -63,10 +81,14 @@ class Activity:
 
 @dataclass(frozen=True, slots=True)
 class TopicFacts:
-    """One topic. `cleanup_policy`, `configs` (those that were set), `activity`: None in Kafka's directories.
+    """One topic. `cleanup_policy`, `configs` and `activity` are None in a Kafka log directory.
 
-    `bytes_by_hour`: stored bytes by the times of their records, of the last `HOURS` hours by the clock; of slices that
-    span several hours evenly.
+    Attributes:
+        configs: the configs that are set for this topic.
+        bytes_by_hour: stored bytes by record timestamp, for each of the last `HOURS` clock hours. The bytes of a slice
+            that spans several hours are spread evenly.
+        unreferenced_bytes: bytes of files that the vacuum will delete; None if not requested.
+        backlog: work that waits for the jobs; None if not requested.
     """
 
     COMPUTED: ClassVar = (
@@ -82,8 +104,8 @@ class TopicFacts:
     partitions: tuple[PartitionFacts, ...]
     activity: Activity | None
     bytes_by_hour: tuple[int, ...] = ()
-    unreferenced_bytes: int | None = None  # of files that only wait for the vacuum; None: not looked at
-    backlog: Backlog | None = None  # what waits for the jobs; None: not looked at
+    unreferenced_bytes: int | None = None
+    backlog: Backlog | None = None
 
     @property
     def bytes(self) -> int:
@@ -120,12 +142,12 @@ class TopicFacts:
 
     @property
     def held_back(self) -> int:
-        """Offsets that read_committed readers cannot reach yet."""
+        """The number of offsets that read_committed readers cannot reach yet."""
         return sum(part.log_end - part.last_stable for part in self.partitions)
 
     @property
     def skew(self) -> float | None:
-        """The largest partition's bytes over the mean; None where there is nothing to compare."""
+        """The bytes of the largest partition divided by the mean; None with fewer than two partitions or no data."""
         if len(self.partitions) < 2 or not self.bytes:
             return None
         return max(part.bytes for part in self.partitions) * len(self.partitions) / self.bytes
@@ -133,9 +155,13 @@ class TopicFacts:
 
 @dataclass(frozen=True, slots=True)
 class GroupPartition:
-    """Consumer lag in one partition. `offset`, `lag`: None where none is committed; a negative lag is of committed
-    offsets that the log does not have. `seconds_behind`: how long the first record that it has not read has been
-    waiting; None where that record has no time, or cannot be read."""
+    """Consumer lag in one partition.
+
+    Attributes:
+        offset: the committed offset, None if there is none.
+        lag: log end minus committed offset, None without one; negative if the log does not reach that offset.
+        seconds_behind: the age of the first unread record; None if it has no timestamp or cannot be read.
+    """
 
     COMPUTED: ClassVar = ("lost",)
 
@@ -149,13 +175,18 @@ class GroupPartition:
 
     @property
     def lost(self) -> int:
-        """Offsets that were gone before the group read them."""
+        """The number of offsets that were deleted before the group read them."""
         return 0 if self.offset is None else max(0, self.log_start - self.offset)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupFacts:
-    """One consumer group; `state` in Kafka's words, `member`: names of its `members` while it is active."""
+    """One consumer group.
+
+    Attributes:
+        state: the state under Kafka's name.
+        member: the ids of its members, None without members.
+    """
 
     COMPUTED: ClassVar = ("lag", "seconds_behind")
 
@@ -175,9 +206,14 @@ class GroupFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldBack:
-    """An open transaction: read_committed readers of the partition stop at `first`. `owner`: a transactional id, or
-    one of Kafka's producers; `age_ms`, `timeout_ms`: None where the files do not say."""
+class OpenTransaction:
+    """An open transaction in one partition, where read_committed readers stop at offset `first`.
+
+    Attributes:
+        owner: the transactional id, or a producer of Kafka.
+        age_ms: how long it has been open, None if unknown.
+        timeout_ms: its timeout, None if unknown.
+    """
 
     COMPUTED: ClassVar = ("overdue",)
 
@@ -191,14 +227,18 @@ class HeldBack:
 
     @property
     def overdue(self) -> bool:
-        """True if any writer may abort it by now; the next commit or maintenance run does."""
+        """True if its timeout has passed, so that the next commit or maintenance run aborts it."""
         return self.age_ms is not None and self.timeout_ms is not None and self.age_ms > self.timeout_ms
 
 
 @dataclass(frozen=True, slots=True)
-class Doing:
-    """Work of the next maintenance run on a partition: `action` is seal, merge, compact or expire. Where it
-    is not `due`, `why` says why not."""
+class PlannedWork:
+    """Work on a partition in the next maintenance run.
+
+    Attributes:
+        action: seal, merge, compact or expire.
+        due: False if the work is not done yet, for the reason `why`.
+    """
 
     topic: str
     partition: int
@@ -209,7 +249,7 @@ class Doing:
 
 
 @dataclass(frozen=True, slots=True)
-class Waste:
+class Removal:
     """Files of a topic that the next vacuum would delete."""
 
     topic: str
@@ -221,7 +261,7 @@ class Waste:
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """The disk of a root, in bytes."""
+    """Size and free space of the disk of a root."""
 
     total: int
     free: int
@@ -229,7 +269,7 @@ class Disk:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A note: `level` is `attention` or `information`; `topic` is empty where it is about the whole root."""
+    """A note about a topic, or about the entire root if `topic` is empty; `level` is attention or information."""
 
     level: str
     topic: str
@@ -238,8 +278,13 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class RootReport:
-    """All facts. `kind` is `root` or `kafka`; `doing`, `removals`, `groups` and `jobs` are None where they do not
-    apply."""
+    """The report of a root or a Kafka log directory.
+
+    Attributes:
+        kind: root or kafka.
+        doing: the work of the next maintenance run; None if it was not planned.
+        removals: the files that the next vacuum deletes; None if it was not planned.
+    """
 
     COMPUTED: ClassVar = ("bytes",)
 
@@ -248,9 +293,9 @@ class RootReport:
     now_ms: int
     topics: tuple[TopicFacts, ...]
     groups: tuple[GroupFacts, ...] | None
-    held_back: tuple[HeldBack, ...]
-    doing: tuple[Doing, ...] | None
-    removals: tuple[Waste, ...] | None
+    held_back: tuple[OpenTransaction, ...]
+    doing: tuple[PlannedWork, ...] | None
+    removals: tuple[Removal, ...] | None
     notes: tuple[Note, ...]
     made_by: str = "sparklog"
     disk: Disk | None = None
@@ -269,17 +314,20 @@ class RootReport:
         return sum(len(topic.partitions) for topic in self.topics)
 
 
-MANY_UNSEALED = 500  # slices of one partition: after a run of `sparklog compact` there are some 32
-MANY_COMMITS = 1_000  # after the newest checkpoint; writers make one every 128
-SOME_SKEW, MUCH_SKEW = 3.0, 4.0  # the largest partition over the mean
-SKEW_BYTES = 64 << 20  # below that skew is chance
+MANY_UNSEALED = 500
+"""Unsealed slices in a partition that get a note; a run of `sparklog compact` leaves about 32."""
+MANY_COMMITS = 1_000
+"""Commits since the latest checkpoint that get a note; writers write a checkpoint every 128 commits."""
+SOME_SKEW, MUCH_SKEW = 3.0, 4.0
+MIN_SKEW_BYTES = 64 << 20
+"""Skew of smaller topics is random."""
 LONG_OPEN_MS = HOUR_MS
 LONG_BEHIND_MS = 24 * HOUR_MS
-LEAST_FREE = 0.05  # of the disk
+MIN_FREE_SHARE = 0.05
 
 
 def health(report: RootReport) -> RootReport:
-    """Return the report with the notes that follow from it, those that need attention first."""
+    """Return the report with notes about its data, sorted so that notes that need attention come first."""
     notes = [*report.notes, *_transactions(report), *_space(report), *_jobs(report)]
     for group in report.groups or ():
         notes += _group(report, group)
@@ -290,62 +338,63 @@ def health(report: RootReport) -> RootReport:
 
 
 def _transactions(report: RootReport) -> Iterator[Note]:
-    late: dict[str, list[HeldBack]] = {}
-    long: dict[tuple[str, bool], list[HeldBack]] = {}
+    late: dict[str, list[OpenTransaction]] = {}
+    long: dict[tuple[str, bool], list[OpenTransaction]] = {}
     for transaction in report.held_back:
         if transaction.overdue:
             late.setdefault(transaction.topic, []).append(transaction)
         elif transaction.age_ms is not None and transaction.age_ms > LONG_OPEN_MS:
             long.setdefault((transaction.topic, transaction.timeout_ms is None), []).append(transaction)
-    for topic, mine in sorted(late.items()):
-        hold = f"transactions past their timeout hold readers back ({_owners(mine)})"
-        yield Note(ATTENTION, topic, f"{hold}: the next commit or maintenance run aborts them")
-    for (topic, kafkas), mine in sorted(long.items()):
-        oldest = max(mine, key=lambda transaction: transaction.age_ms or 0)
-        where = f"partition {oldest.partition} from offset {oldest.first:,}"
-        since = f"open for {duration(oldest.age_ms)} ({_owners(mine)}): readers of committed records wait in {where}"
+    for topic, transactions in sorted(late.items()):
+        what = f"transactions past their timeout hold readers back ({_owners(transactions)})"
+        yield Note(ATTENTION, topic, f"{what}: the next commit or maintenance run aborts them")
+    for (topic, is_imported), transactions in sorted(long.items()):
+        oldest = max(transactions, key=lambda transaction: transaction.age_ms or 0)
+        what = f"a transaction has been open for {duration(oldest.age_ms)} ({_owners(transactions)})"
+        where = f"partition {oldest.partition} at offset {oldest.first:,}"
         if report.kind == "kafka":
             arguments = f"--topic {quote(topic)} --partition {oldest.partition} --start-offset {oldest.first}"
-            remedy = f"if its producer is gone, `kafka-transactions.sh --bootstrap-server … abort {arguments}`"
-        elif kafkas:
-            remedy = "no timeout ends it: import again once Kafka has, or `sparklog transactions abort`"
+            remedy = f"if its producer is dead, run `kafka-transactions.sh --bootstrap-server … abort {arguments}`"
+        elif is_imported:
+            remedy = "it has no timeout here: end it in Kafka and import again, or run `sparklog transactions abort`"
         else:
-            remedy = f"if its producer is gone, `sparklog transactions abort {quote(oldest.owner.rsplit(' #', 1)[0])}`"
-        yield Note(ATTENTION, topic, f"a transaction is {since}; {remedy}")
+            id_ = quote(oldest.owner.rsplit(" #", 1)[0])
+            remedy = f"if its producer is dead, run `sparklog transactions abort {id_}`"
+        yield Note(ATTENTION, topic, f"{what}: read_committed readers wait in {where}; {remedy}")
 
 
-def _owners(mine: list[HeldBack]) -> str:
-    owners = list(dict.fromkeys(transaction.owner for transaction in mine))
+def _owners(transactions: list[OpenTransaction]) -> str:
+    owners = list(dict.fromkeys(transaction.owner for transaction in transactions))
     return ", ".join(owners[:5]) + (f" and {len(owners) - 5:,} more" if len(owners) > 5 else "")
 
 
 def _space(report: RootReport) -> Iterator[Note]:
-    gone = sum(removal.bytes for removal in report.removals or ())
-    if gone > max(report.bytes, 1 << 20):
-        waste = f"unreferenced files take {size_text(gone)}, more than the log itself"
-        yield Note(ATTENTION, "", f"{waste}, and wait only for the vacuum: run `sparklog retain`")
+    unreferenced = sum(removal.bytes for removal in report.removals or ())
+    if unreferenced > max(report.bytes, 1 << 20):
+        what = f"unreferenced files take {size_text(unreferenced)}, more than the log itself"
+        yield Note(ATTENTION, "", f"{what}: run `sparklog retain`, whose vacuum deletes them")
     disk = report.disk
-    if disk is not None and disk.free < LEAST_FREE * disk.total:
-        left = f"the disk is almost full: {size_text(disk.free)} of {size_text(disk.total)} are free"
-        frees = (
-            f"run `sparklog retain`, which frees {size_text(gone)} now" if gone else "shorten retention or add space"
-        )
-        yield Note(ATTENTION, "", f"{left}; {frees}")
+    if disk is not None and disk.free < MIN_FREE_SHARE * disk.total:
+        what = f"the disk is almost full: {size_text(disk.free)} of {size_text(disk.total)} are free"
+        remedy = "shorten retention or add space"
+        if unreferenced:
+            remedy = f"run `sparklog retain`, which frees {size_text(unreferenced)} now"
+        yield Note(ATTENTION, "", f"{what}; {remedy}")
 
 
 def _jobs(report: RootReport) -> Iterator[Note]:
-    for trouble in job_problems(report.jobs or ()):
-        topic = trouble.topics[0] if len(trouble.topics) == 1 else ""
-        yield Note(ATTENTION, topic, f"{trouble.text}; look at `sparklog jobs`, and at the schedule's own log")
+    for problem in job_problems(report.jobs or ()):
+        topic = problem.topics[0] if len(problem.topics) == 1 else ""
+        yield Note(ATTENTION, topic, f"{problem.text}; check `sparklog jobs` and the log of the scheduler")
 
 
 def _group(report: RootReport, group: GroupFacts) -> Iterator[Note]:
     lost = [part for part in group.partitions if part.lost]
     if lost:
         first, where = lost[0], count(len(lost), "partition")
-        expired = f"records expired before group {group.group} had read them, in {where}"
+        what = f"records expired in {where} before group {group.group} read them"
         remedy = "keep records longer (retention.ms), or run its consumer more often"
-        yield Note(ATTENTION, first.topic, f"{expired} (partition {first.partition}: {first.lost:,} offsets); {remedy}")
+        yield Note(ATTENTION, first.topic, f"{what} (partition {first.partition}: {first.lost:,} offsets); {remedy}")
     starts = {
         (topic.topic, part.partition): part.next_log_start
         for topic in report.topics
@@ -356,48 +405,48 @@ def _group(report: RootReport, group: GroupFacts) -> Iterator[Note]:
         mine = [part for part in group.partitions if part.topic == topic and part.offset is not None]
         behind = max((part.seconds_behind or 0 for part in mine), default=0) * 1000
         if behind > LONG_BEHIND_MS:
-            lag = f"group {group.group} is behind: its oldest unread record has waited for {duration(behind)}"
+            lag = f"group {group.group} is behind: its first unread record is {duration(behind)} old"
             remedy = "start its consumer, or delete the group if it is no longer used"
             yield Note(ATTENTION, topic, f"{lag}; {remedy}")
         losing = [p.partition for p in mine if (p.offset or 0) < (starts.get((topic, p.partition)) or 0)]
         if losing:
             where = f"{count(len(losing), 'partition')}, such as {losing[0]}"
-            unread = (
-                f"the next run of `sparklog retain` deletes records that group {group.group} has not read ({where})"
-            )
-            yield Note(ATTENTION, topic, f"{unread}: run its consumer before, or raise retention.ms")
+            what = f"the next run of `sparklog retain` deletes records that group {group.group} has not read ({where})"
+            yield Note(ATTENTION, topic, f"{what}: run its consumer first, or raise retention.ms")
 
 
 def _expiry(report: RootReport, topic: TopicFacts) -> Iterator[Note]:
     if topic.expiring:
-        much = 2 * topic.expiring >= (topic.records or 0)
-        of = f"{topic.expiring:,} of {count(topic.records or 0, 'record')}"
-        keep = f"`sparklog configs alter {quote(topic.topic)} --add-config retention.ms=-1` keeps them" if much else ""
-        text = f"the next run of `sparklog retain` deletes {of}, by retention.ms or retention.bytes"
-        yield Note(ATTENTION if much else INFORMATION, topic.topic, f"{text}{'; ' if keep else ''}{keep}")
+        records = f"{topic.expiring:,} of {count(topic.records or 0, 'record')}"
+        text = f"the next run of `sparklog retain` deletes {records} because of retention.ms or retention.bytes"
+        if 2 * topic.expiring < (topic.records or 0):
+            yield Note(INFORMATION, topic.topic, text)
+        else:
+            remedy = f"to keep them, run `sparklog configs alter {quote(topic.topic)} --add-config retention.ms=-1`"
+            yield Note(ATTENTION, topic.topic, f"{text}; {remedy}")
 
 
 def _layout(report: RootReport, topic: TopicFacts) -> Iterator[Note]:
-    worst = max((part.unsealed or 0 for part in topic.partitions), default=0)
-    if worst > MANY_UNSEALED:
-        small = f"{worst:,} small slices in one partition"
-        yield Note(ATTENTION, topic.topic, f"{small}: reads get slower; run `sparklog compact`, hourly")
+    unsealed = max((part.unsealed or 0 for part in topic.partitions), default=0)
+    if unsealed > MANY_UNSEALED:
+        small = f"one partition has {unsealed:,} small slices"
+        yield Note(ATTENTION, topic.topic, f"{small}, which makes reads slower: run `sparklog compact` every hour")
     if topic.activity is not None:
         behind = topic.activity.since_checkpoint
         if behind is None and topic.activity.version >= MANY_COMMITS:
-            yield Note(ATTENTION, topic.topic, "no checkpoint: every start reads the whole log of commits; run verify")
+            what = "the topic has no checkpoint, so opening it reads all of its commits"
+            yield Note(ATTENTION, topic.topic, f"{what}: run `sparklog verify`")
         elif behind is not None and behind > MANY_COMMITS:
-            slow = f"{behind:,} commits since the last checkpoint: starts get slower"
-            yield Note(ATTENTION, topic.topic, f"{slow}; run `sparklog verify`")
+            what = f"the topic has {behind:,} commits since its last checkpoint, which makes opening it slower"
+            yield Note(ATTENTION, topic.topic, f"{what}: run `sparklog verify`")
     if topic.backlog is not None and topic.backlog.future:
-        yield from (
-            Note(ATTENTION, topic.topic, f"{record}; look at the producers' clocks") for record in topic.backlog.future
-        )
+        for record in topic.backlog.future:
+            yield Note(ATTENTION, topic.topic, f"{record}; check the clocks of the producers")
     elif topic.newest_ms is not None and topic.newest_ms > report.now_ms + HOUR_MS:
-        kept = "retention.ms keeps their segments until that time has passed; look at the producers' clocks"
-        yield Note(ATTENTION, topic.topic, f"records are stamped in the future: {kept}")
-    if topic.skew is not None and topic.skew >= SOME_SKEW and topic.bytes > SKEW_BYTES:
+        effect = "retention.ms keeps their segments until that time has passed; check the clocks of the producers"
+        yield Note(ATTENTION, topic.topic, f"some records have timestamps in the future: {effect}")
+    if topic.skew is not None and topic.skew >= SOME_SKEW and topic.bytes > MIN_SKEW_BYTES:
         largest = max(topic.partitions, key=lambda part: part.bytes)
-        skew = f"partition {largest.partition} holds {topic.skew:.1f} times the mean ({size_text(largest.bytes)})"
-        remedy = "keys are spread unevenly: use finer keys, or give the partition with each row"
+        skew = f"partition {largest.partition} has {topic.skew:.1f} times the mean size ({size_text(largest.bytes)})"
+        remedy = "keys are distributed unevenly: use finer keys, or set the partition of each row"
         yield Note(ATTENTION if topic.skew >= MUCH_SKEW else INFORMATION, topic.topic, f"{skew}; {remedy}")

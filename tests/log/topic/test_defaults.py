@@ -20,7 +20,7 @@ from sparklog.storage.parallel_reads import map_requests
 from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, FaultyStore, Script, Seeded
 from sparklog.testing.world import DAY_MS, World
 from sparklog.tools.report.gather import gather
-from sparklog.tools.report.job_states import look_at_root
+from sparklog.tools.report.job_states import read_job_status
 from sparklog.tools.verification.run import verify_root
 from tests.support.counted_root import CountedRoot
 
@@ -83,7 +83,7 @@ def test_what_is_said_to_be_due_goes_by_them() -> None:
 
     def oldest_expired() -> set[bool]:
         report = gather(RootView(root), settings)
-        backlogs = look_at_root(root, settings).backlogs["t"], report.topics[0].backlog
+        backlogs = read_job_status(root, settings).backlogs["t"], report.topics[0].backlog
         return {backlog is None or backlog.oldest_expired_ms is None for backlog in backlogs}
 
     assert oldest_expired() == {False}

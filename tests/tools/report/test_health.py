@@ -15,10 +15,10 @@ from sparklog.tools.report.report_data import (
     Disk,
     GroupFacts,
     GroupPartition,
-    HeldBack,
+    OpenTransaction,
+    Removal,
     RootReport,
     TopicFacts,
-    Waste,
     health,
 )
 from tests.tools.report.test_page import NOW_MS, report, topic
@@ -53,10 +53,10 @@ def test_each_rule_notes_what_it_is_for() -> None:
     assert texts(report(worse))[0][:2] == (ATTENTION, "uneven")
     assert "partition 0 holds 7.5 times the mean (1.0 GB); keys are spread unevenly" in texts(report(worse))[0][2]
     assert not texts(report(topic("small", (10**6, 10, 10, 10))))
-    held = HeldBack("orders", 0, "job #1", 0, 5, 61_000, 60_000)
+    held = OpenTransaction("orders", 0, "job #1", 0, 5, 61_000, 60_000)
     assert "job #1" in texts(report(base, held_back=(held,)))[0][2]
     assert not texts(report(base, held_back=(replace(held, age_ms=59_000),)))
-    waste = Waste("gone", "append", "unnamed", 9, 10**9)
+    waste = Removal("gone", "append", "unnamed", 9, 10**9)
     assert "run `sparklog retain`" in texts(report(base, removals=(waste,)))[0][2]
 
 
@@ -75,8 +75,8 @@ def test_attention_comes_first() -> None:
     assert [(level, name) for level, name, _ in found] == [(ATTENTION, "b"), (INFORMATION, "a")]
 
 
-def held(**changes: object) -> HeldBack:
-    base = HeldBack("orders", 3, "job; x #12", 62, 75, 27 * HOUR_MS, 48 * HOUR_MS)
+def held(**changes: object) -> OpenTransaction:
+    base = OpenTransaction("orders", 3, "job; x #12", 62, 75, 27 * HOUR_MS, 48 * HOUR_MS)
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
@@ -123,7 +123,7 @@ DELETES = "the next run of `sparklog retain` deletes "
          DELETES + "3 of 160 records, by retention.ms or retention.bytes"),
         (report(topic(), disk=Disk(10**9, 49 * 10**6)), ATTENTION,
          "the disk is almost full: 49.0 MB of 1.0 GB are free; shorten retention or add space"),
-        (report(topic(sizes=(10**9, 10**9)), disk=Disk(10**9, 0), removals=(Waste("t", "segment", "x", 1, 10**7),)),
+        (report(topic(sizes=(10**9, 10**9)), disk=Disk(10**9, 0), removals=(Removal("t", "segment", "x", 1, 10**7),)),
          ATTENTION, "the disk is almost full: 0 B of 1.0 GB are free; run `sparklog retain`, which frees 10.0 MB now"),
         (report(topic(), disk=Disk(10**9, 51 * 10**6)), "", ""),
     ],

@@ -8,21 +8,21 @@ from html.parser import HTMLParser
 import pytest
 
 from sparklog.common.units import ago, day_text, duration, size_text, time_text
-from sparklog.tools.report.page import MOST_PARTITIONS, as_html, by_topic, chart, numbers
+from sparklog.tools.report.page import MAX_PARTITIONS, as_html, by_topic, chart, numbers
 from sparklog.tools.report.report_data import (
     ATTENTION,
     HOURS,
     INFORMATION,
     Activity,
-    Doing,
     GroupFacts,
     GroupPartition,
-    HeldBack,
     Note,
+    OpenTransaction,
     PartitionFacts,
+    PlannedWork,
+    Removal,
     RootReport,
     TopicFacts,
-    Waste,
 )
 
 NOW_MS = 1_700_000_000_000
@@ -115,9 +115,15 @@ def everything() -> RootReport:
         topic(HOSTILE, configs={"x": HOSTILE}, cleanup_policy=HOSTILE),
         location=HOSTILE,
         groups=(GroupFacts(HOSTILE, "Stable", HOSTILE, parts), GroupFacts("none", "Empty", None, ())),
-        held_back=(HeldBack(HOSTILE, 1, HOSTILE, 3, 9, 4000, 60_000), HeldBack("t", 0, "p", 3, 9, None, None)),
-        doing=(Doing(HOSTILE, 0, "merge", 10, True, HOSTILE), Doing(HOSTILE, 1, "compact", 0, False, HOSTILE)),
-        removals=(Waste(HOSTILE, "commit", HOSTILE, 3, 4000),),
+        held_back=(
+            OpenTransaction(HOSTILE, 1, HOSTILE, 3, 9, 4000, 60_000),
+            OpenTransaction("t", 0, "p", 3, 9, None, None),
+        ),
+        doing=(
+            PlannedWork(HOSTILE, 0, "merge", 10, True, HOSTILE),
+            PlannedWork(HOSTILE, 1, "compact", 0, False, HOSTILE),
+        ),
+        removals=(Removal(HOSTILE, "commit", HOSTILE, 3, 4000),),
         notes=(Note(ATTENTION, HOSTILE, HOSTILE), Note(INFORMATION, "", HOSTILE)),
     )
 
@@ -308,16 +314,16 @@ def test_a_thousand_topics_make_a_page_that_can_be_searched() -> None:
 
 
 def test_of_very_many_partitions_the_largest_are_shown() -> None:
-    page = Page.of(as_html(report(topic("wide", tuple(range(MOST_PARTITIONS + 50))))))
+    page = Page.of(as_html(report(topic("wide", tuple(range(MAX_PARTITIONS + 50))))))
     rows = next(rows for name, rows in page.tables.items() if rows[0][0] == "Partition")
-    assert [int(row[0]) for row in rows[1:]] == list(range(50, MOST_PARTITIONS + 50))
-    assert f"The {MOST_PARTITIONS} largest of {MOST_PARTITIONS + 50}" in page.text
+    assert [int(row[0]) for row in rows[1:]] == list(range(50, MAX_PARTITIONS + 50))
+    assert f"The {MAX_PARTITIONS} largest of {MAX_PARTITIONS + 50}" in page.text
 
 
 def test_partitions_that_are_alike_are_one_row() -> None:
-    items = [Doing("t", n, "merge", 10 + n, True, "5 slices into 1") for n in (0, 1, 2, 7)]
-    items.append(Doing("t", 3, "seal", 5, True, "full"))
-    items += [Doing("u", n, "merge", n, True, f"{n} slices into 1") for n in (4, 9)]
+    items = [PlannedWork("t", n, "merge", 10 + n, True, "5 slices into 1") for n in (0, 1, 2, 7)]
+    items.append(PlannedWork("t", 3, "seal", 5, True, "full"))
+    items += [PlannedWork("u", n, "merge", n, True, f"{n} slices into 1") for n in (4, 9)]
     found = [(each.topic, each.action, numbers(each.partitions), each.bytes, each.why) for each in by_topic(items)]
     assert found == [
         ("t", "merge", "0-2, 7", 50, "5 slices into 1"),
