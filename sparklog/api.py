@@ -263,12 +263,12 @@ def restore(
         restored = sparklog.restore("/data/backup", "/data/log-again", topics=["orders"])
         print(restored.files)
     """
-    from sparklog.tools.backup.restore_point import Wanted
+    from sparklog.tools.backup.restore_point import RestorePoint
     from sparklog.tools.backup.restoring import plan_restore
     from sparklog.tools.backup.restoring import restore as restore_backup
 
     warn_of_seconds(time_ms=time_ms)
-    wanted = Wanted(None if topics is None else tuple(dict.fromkeys(topics)), number, version, time_ms)
+    wanted = RestorePoint(None if topics is None else tuple(dict.fromkeys(topics)), number, version, time_ms)
     refuse_inside(os.fspath(to))
     if dry_run:
         return plan_restore(open_store(source), wanted, rename=rename)

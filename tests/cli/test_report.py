@@ -73,7 +73,7 @@ def test_what_the_jobs_are_given_counts(sparklog: Sparklog, root: Path, tmp_path
 def test_a_kafka_directory_is_reported_on_in_place(sparklog: Sparklog, page: Path) -> None:
     before = sorted((path, path.stat().st_mtime_ns) for path in KAFKA.rglob("*"))
     sparklog("report", "--root", KAFKA, "--html", page)
-    assert "A Kafka broker's data directory" in page.read_text()
+    assert "A Kafka broker's log directory" in page.read_text()
     found = json.loads(sparklog("report", "--root", KAFKA / "txn-a-0", "--json").out)
     assert [topic["topic"] for topic in found["topics"]] == ["txn-a"]
     assert sorted((path, path.stat().st_mtime_ns) for path in KAFKA.rglob("*")) == before

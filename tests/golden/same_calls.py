@@ -37,7 +37,7 @@ from sparklog.retention.retain import retain_root
 from sparklog.storage.memory import MemoryStore
 from sparklog.tools.backup.backing_up import back_up
 from sparklog.tools.backup.repository import prune
-from sparklog.tools.backup.restore_point import Wanted
+from sparklog.tools.backup.restore_point import RestorePoint
 from sparklog.tools.backup.restoring import restore
 from sparklog.transactions.producer import transactional
 from tests.fixture_data import fixture_tree
@@ -303,9 +303,9 @@ class Calls:
         Groups(restored).group("readers").alter({"events": {0: 3}})
 
     def restore_older(self) -> None:
-        wanted = Wanted(topics=("orders", "events"), number=1)
+        wanted = RestorePoint(topics=("orders", "events"), number=1)
         restore(self.backups, self.new_store("restored-older"), wanted, at_once=1, env=self.env())
-        at = Wanted(time_ms=self.now_ms - DAY_MS)
+        at = RestorePoint(time_ms=self.now_ms - DAY_MS)
         restore(self.store, self.new_store("restored-then"), at, at_once=1, env=self.env())
         prune(self.backups, keep=1, env=self.env())
 

@@ -23,7 +23,7 @@ from sparklog.storage import LocalStore
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import Store
 from sparklog.tools.backup.backing_up import back_up
-from sparklog.tools.backup.restore_point import Wanted
+from sparklog.tools.backup.restore_point import RestorePoint
 from sparklog.tools.backup.restoring import restore
 from sparklog.tools.verification.run import verify_root
 from sparklog.transactions.producer import transactional
@@ -207,7 +207,7 @@ def test_the_releases_backups_are_restored(machine: Machine, tree: Path, expecte
         assert committed(restored)[name][: len(records)] == records
         assert restored["topics"][name]["configs"] == expected["topics"][name]["configs"]
     assert restored["groups"] == expected["groups"]
-    restore(place, first, Wanted(number=1), rename={"both": "both-before"}, env=machine.env)
+    restore(place, first, RestorePoint(number=1), rename={"both": "both-before"}, env=machine.env)
     before = committed(machine.facts(first))["both-before"]
     assert before == expected["topics"]["both"]["read_committed"][: len(before)]
     assert len(before) == len(expected["topics"]["both"]["read_committed"]) - 130

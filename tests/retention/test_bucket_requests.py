@@ -18,7 +18,7 @@ from sparklog.retention.vacuum import DeleteWork, vacuum
 from sparklog.testing.world import DAY_MS, World
 from sparklog.testing.wrapper_stores import CountingStore, WrapperStore
 from sparklog.tools.backup.backing_up import back_up
-from sparklog.tools.backup.repository import Repository, named_keys, prune
+from sparklog.tools.backup.repository import Repository, needed_keys, prune
 from tests.support.compaction import compact_topic
 from tests.support.counted_root import Bucket, CountedRoot
 from tests.support.records import rows
@@ -118,7 +118,7 @@ def test_a_prune_that_breaks_off_leaves_no_backup_without_its_files() -> None:
     assert len(repository.manifests()) == 2
     for manifest in repository.manifests():
         # A file of rows may have a filter of keys beside it, or none.
-        assert {key for key in named_keys(target, manifest) if not key.endswith(".bloom")} <= left
+        assert {key for key in needed_keys(target, manifest) if not key.endswith(".bloom")} <= left
     world.now_ms += DAY_MS
     assert len(prune(target, keep=1, env=world.env()).dropped) == 1
 

@@ -27,7 +27,7 @@ from sparklog.testing.world import DAY_MS, World
 from sparklog.testing.wrapper_stores import CountingStore
 from sparklog.tools.backup.backing_up import back_up
 from sparklog.tools.backup.repository import prune
-from sparklog.tools.backup.restore_point import Wanted
+from sparklog.tools.backup.restore_point import RestorePoint
 from sparklog.tools.backup.restoring import restore
 from sparklog.tools.inspection.dump import DumpOptions, dump
 from sparklog.tools.inspection.dump_source import find
@@ -173,7 +173,7 @@ def test_backups_and_restores(world: World, of: str) -> None:
     assert back_up(root, place, at_once=1).objects < 40
     for number, expected in ((1, 40), (2, 41)):
         target = MemoryStore(world.clock, f"restored {number}")
-        restore(place, target, Wanted(number=number), at_once=1, env=world.env())
+        restore(place, target, RestorePoint(number=number), at_once=1, env=world.env())
         again = World(target, now_ms=world.now_ms, seed=500 + number).root()
         assert len(values(again.topic("t"))) == expected
         assert len(values(again.topic("copy"))) == 41
@@ -189,7 +189,7 @@ def test_backups_and_restores(world: World, of: str) -> None:
         assert verify_root(last).findings == ()
     prune(place, keep=1, env=world.env())
     only = MemoryStore(world.clock, "only")
-    restore(place, only, Wanted(number=second.number + 1), at_once=1, env=world.env())
+    restore(place, only, RestorePoint(number=second.number + 1), at_once=1, env=world.env())
     assert len(values(World(only, seed=900).root().topic("t"))) == 41
 
 

@@ -1,4 +1,4 @@
-"""A place of backups that is served, and read as a root is: its newest backup, and nothing is written."""
+"""a backup repository that is served, and read as a root is: its newest backup, and nothing is written."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_a_backup_is_read_as_a_root(tmp_path: Path) -> None:
         lambda: sparklog.backup(root, tmp_path / "other"),
         lambda: root.store.delete("t/_log/00000000000000000001.json"),
     ):
-        with pytest.raises(BadRequest, match="place of backups"):
+        with pytest.raises(BadRequest, match="backup repository"):
             write()
     with pytest.raises(BadRequest, match="restore them into another folder"):
         sparklog.open(place, create=True)

@@ -20,7 +20,7 @@ from sparklog.output import StatusLine, json_value
 if TYPE_CHECKING:
     from sparklog.log.topic.backup_manifest import Manifest
     from sparklog.tools.backup.repository import Pruned
-    from sparklog.tools.backup.restore_point import Wanted
+    from sparklog.tools.backup.restore_point import RestorePoint
     from sparklog.tools.backup.restoring import Restored
     from sparklog.tools.repartition import Repartitioned
 
@@ -147,11 +147,11 @@ class Past:
     topic: opt.TopicsOption = None
     rename: Annotated[list[str] | None, Option(metavar="OLD=NEW", help="Another name of a topic; repeatable.")] = None
 
-    def wanted(self) -> Wanted:
-        from sparklog.tools.backup.restore_point import Wanted
+    def wanted(self) -> RestorePoint:
+        from sparklog.tools.backup.restore_point import RestorePoint
 
         version, time_ms = opt.parse_as_of(None if self.as_of == "latest" else self.as_of)
-        return Wanted(opt.topic_names(self.topic) or None, self.number, version, time_ms)
+        return RestorePoint(opt.topic_names(self.topic) or None, self.number, version, time_ms)
 
 
 @app.add("restore", "sparklog restore /backup/log --to /data/log-tuesday --as-of 2026-01-27T12:00:00 --topic orders")

@@ -127,7 +127,7 @@ def serve(
             metavar="LOCATION",
             envvar="SPARKLOG_ROOT",
             parser=root_of_name,
-            help="A root, a topic's folder, a place of backups, a Kafka log directory or partition; or SPARKLOG_ROOT.",
+            help="A root, a topic's folder, a backup repository, a Kafka log directory or partition; or SPARKLOG_ROOT.",
         ),
     ] = None,
     *,

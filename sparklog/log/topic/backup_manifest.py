@@ -1,14 +1,14 @@
 """The manifest of a backup: the topics, ids and groups that it has, and where each of their journals ends.
 
-Manifests are below `_backups/` in a place of backups, next to what they name, which is under the keys that it has in a
+Manifests are below `_backups/` in a backup repository, next to what they name, which is under the keys that it has in a
 root. docs/reference/format-backups.md says what the members mean.
 
-A place of backups has all that its backups name, and what other backups and a run at work have copied. `BackupStore`,
+A backup repository has all that its backups name, and what other backups and a run at work have copied. `BackupStore`,
 which `open_root` opens there, shows what one backup has, as a root that is only read:
 
 * `_root.json` is the place's `_backup.json`, which has the same members.
 * The journal of a topic, a group or an id ends where the backup says; one that it does not have is not there.
-* The last entry of a group or an id is its checkpoint as well: a place of backups need not have the first ones.
+* The last entry of a group or an id is its checkpoint as well: a backup repository need not have the first ones.
 * Data files are all there: only commits name them.
 """
 
@@ -135,7 +135,7 @@ class Manifest:
         return max([0, *topics, *entries])
 
 
-REPOSITORY_JSON = StoredDocument("place of backups", RootId, *ROOT_MEMBERS)
+REPOSITORY_JSON = StoredDocument("backup repository", RootId, *ROOT_MEMBERS)
 
 
 def _check_versions(item: Fields, topic: TopicBackup) -> None:
@@ -222,7 +222,7 @@ READS = ("get", "stat", "list", "list_folders", "now_ms")
 
 
 def latest_backup(store: Store) -> BackupStore | None:
-    """Return the newest backup, best of all topics; None: no place of backups. `NotFound` where none is finished."""
+    """Return the newest backup, best of all topics; None: no backup repository. `NotFound` where none is finished."""
     if store.stat(PLACE_KEY) is None:
         return None
     newest: Manifest | None = None
@@ -245,7 +245,7 @@ def one_backup(store: Store, number: int) -> BackupStore:
 
 
 class BackupStore(WrapperStore):
-    """See the module. `inner`: the place of backups."""
+    """See the module. `inner`: the backup repository."""
 
     needs_probe = False
     writable = False
@@ -259,7 +259,7 @@ class BackupStore(WrapperStore):
     def request(self, verb: str, key: str, send: Callable[[], T]) -> T:
         if verb not in READS:
             raise BadRequest(
-                f"{self.location} is a place of backups, which is only read: `sparklog restore` makes a root"
+                f"{self.location} is a backup repository, which is only read: `sparklog restore` makes a root"
             )
         return send()
 

@@ -276,7 +276,7 @@ ROOT = ValueType(
 def open_root(
     location: str | os.PathLike[str] | Store, *, create: bool = False, env: Env = SYSTEM, limits: Limits | None = None
 ) -> Root:
-    """Open a root, or the newest backup in a place of backups as one that is only read.
+    """Open a root, or the newest backup in a backup repository as one that is only read.
 
     Args:
         location: a path, a bucket's URL such as `s3://bucket/log`, or a store.

@@ -1,1 +1,1 @@
-"""Backups of a root in another place, and roots made from them, or from a root as it was."""
+"""Backups: copies of a root that can be restored as of each backup, or as of earlier versions and times."""

@@ -1,16 +1,17 @@
-"""`backup`: copy a root into a repository, from which it can be restored as it was at the backup or before.
+"""`backup`: copy a root into a backup repository, from which it can be restored as of the backup or earlier.
 
-1. Mark the run in the repository, so that no prune deletes what it relies on.
-2. Take a cut of all topics, decisions and groups, and the next number (see `repository`); then hold the version of each
-   topic, so that the vacuum keeps what it names. A version that fell below the upload floor meanwhile is refused: take
-   a new cut.
-3. Copy the entries of decisions and groups, then data files, then commits and a checkpoint of each topic's cut. What
-   is there already is not read again; every byte that is copied is checked.
-4. Create the manifest, unless a prune took this run for dead: from here on it is a backup. Release the holds.
+1. Write a mark of the run into the repository, so that no prune deletes objects that the run relies on.
+2. Take a consistent cut of all topics, decisions and groups, and claim the next backup number (see `repository`). Then
+   lease the version of each topic, so that the vacuum keeps its files. If a version is already below the retention
+   floor, take a new cut.
+3. Copy the entries of decisions and groups, then data files, then the commits and a checkpoint of each topic's version.
+   Existing objects are not read again, and every copied byte is checked.
+4. Create the manifest, which publishes the backup, unless a prune has given up the number. Release the leases.
 
-Whatever it is killed at, there is a backup or there is none; the next run uses what was copied. Holds of a dead run
-end by themselves after a day, its mark after six hours. Between the last backup's cut and this one's all commits are
-copied, too, and the files that these versions name as far as they are still there, so that any can be restored.
+If the process is killed at any point, either the backup is complete or there is none, and the next run reuses what was
+copied. The leases of a dead run expire after a day, its mark after six hours. All commits between the previous backup
+and this one are copied too, together with the files of these versions that still exist, so that each of these versions
+can be restored.
 """
 
 from __future__ import annotations
@@ -57,16 +58,16 @@ from sparklog.storage.store import Store
 from sparklog.tools.backup import copying
 from sparklog.tools.backup.consistent_cut import Cut, cut_now, writers_in
 from sparklog.tools.backup.damaged_logs import DamagedLogs
-from sparklog.tools.backup.repository import BACKUP, Mark, Repository, begun_key, newest_number, take_number
+from sparklog.tools.backup.repository import BACKUP, Mark, Repository, claim_key, claim_number, latest_number
 
 _LOG = logging.getLogger("sparklog.backup")
-HOLD_MS = 86_400_000
-CUTS = 5
+LEASE_MS = 86_400_000
+MAX_CUTS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A backup that is not made: versions of `topics`, files and bytes to copy, damaged logs that would be left out."""
+    """The plan of a backup: versions of topics, files and bytes to copy, and damaged journals to skip."""
 
     topics: Mapping[str, int]
     decisions: int
@@ -77,29 +78,32 @@ class Plan:
 
 
 @dataclass
-class Holds:
-    """A run's holds in the source; renewed while it runs. There are none in a source that cannot be written."""
+class Leases:
+    """The leases of a run in the source, which it renews. In a source that is read-only there are none."""
 
     root: Root
     name: str
     versions: dict[str, int] = field(default_factory=dict)
     since_ms: int = 0
 
-    def take(self, versions: Mapping[str, int], *, may_be_below: bool = False) -> None:
-        """Hold versions of topics. `Conflict` if one is below the upload floor by now; or it `may_be_below`, unheld."""
+    def acquire(self, versions: Mapping[str, int], *, may_be_below: bool = False) -> None:
+        """Lease versions of topics.
+
+        Raises `Conflict` if a version is below the retention floor; with `may_be_below` it gets no lease instead.
+        """
         if not self.root.store.writable:
             _LOG.warning(
-                "%s is read-only for this user: it is copied without leases, so a sparklog retain that runs elsewhere "
-                "meanwhile may take files away; run again if one is missing",
+                "%s is read-only for this user and is copied without leases, so a concurrent sparklog retain may "
+                "delete files; if a file is missing, run the command again",
                 self.root.store.location,
             )
             return
         self.since_ms = self.root.store.now_ms()
         for name, version in versions.items():
-            # The answer may be lost: what was asked for is released.
+            # If the response is lost, the lease may exist, so it must be released.
             self.versions[name] = version
             try:
-                self._commit(name, VersionLease(version, self.since_ms + HOLD_MS))
+                self._commit(name, Hold(version, self.since_ms + LEASE_MS))
             except Conflict:
                 if not may_be_below:
                     raise
@@ -107,24 +111,24 @@ class Holds:
 
     def renew(self) -> None:
         """Renew the leases when half of their time is over."""
-        if self.versions and self.root.store.now_ms() - self.since_ms > HOLD_MS // 2:
-            self.take(self.versions)
+        if self.versions and self.root.store.now_ms() - self.since_ms > LEASE_MS // 2:
+            self.acquire(self.versions)
 
     def release(self) -> None:
-        """Release the holds; where that fails they end by themselves."""
+        """Release the leases. If that fails, they expire."""
         for name in self.versions:
             with suppress(SparklogError, OSError):
                 self._commit(name, None)
 
     def _commit(self, name: str, hold: VersionLease | None) -> None:
         log = self.root.engine.log(name)
-        # The cut may have read further than the root has.
-        log.commit(MaintainIntent(log.refresh().topic_state.topic_id, holds={self.name: hold}))
+        # The cut may have read later versions than the root has seen.
+        log.commit(MaintainIntent(log.refresh().head.topic_id, holds={self.name: hold}))
 
 
 def plan_backup(root: Root, target: Store, *, topics: Collection[str] | None = None) -> Plan:
-    """Plan what `back_up` would copy now. Changes nothing."""
-    _refuse_backup(root)
+    """Return what `back_up` would copy now. Changes nothing."""
+    _reject_backup(root)
     cut = cut_now(root, topics)
     snapshots = (History(root.store, name, root.env).at(state.version) for name, state in cut.topics.items())
     files = merged(file for snapshot in snapshots for file in named_files(snapshot).files())
@@ -144,38 +148,48 @@ def back_up(
     at_once: int = copying.AT_ONCE,
     progress: copying.Progress = copying.silent,
 ) -> Manifest:
-    """Back a root up into a repository (made if there is none). Returns the manifest of the new backup.
+    """Back up a root into a repository, which is created if it does not exist.
 
-    `topics`: only these (None: all, and deleted ones whose data is still there); damaged logs of ids and groups that
-    have nothing to do with these are left out, as the manifest says. `link`: hard links where both are on
-    one disk, which protects from deletion and not from damage. Raises `Corrupt` naming the file and position of
-    damaged bytes, then there is no backup; `Conflict` while a prune is at work; `BadRequest` if another root's backups
-    or `target` holds anything else.
+    Args:
+        topics: back up only these topics, and skip damaged journals of ids and groups that do not concern them. None
+            for all topics, including deleted topics whose data still exists.
+        link: create hard links if both are on one disk, which protects from deletion but not from corruption.
+        at_once: the number of files to copy concurrently.
+        progress: called after each file.
+
+    Returns:
+        The manifest of the new backup.
+
+    Raises:
+        Corrupt: a file is corrupt, and no backup is written; the error has the file and position.
+        Conflict: a prune is running.
+        BadRequest: `target` has backups of another root, or other files.
     """
-    _refuse_backup(root)
+    _reject_backup(root)
     for name in topics or ():
-        # Before the repository is made: a mistyped name leaves nothing behind.
+        # Check names before the repository is created, so that a mistyped name leaves nothing behind.
         root.topic(name)
     repository = Repository.open_or_create(target, root.id, root.env)
     options = copying.CopyOptions(link, at_once, progress, root.env)
-    for left in reversed(range(root.store.limits.backup_tries)):
+    for remaining in reversed(range(root.store.limits.backup_tries)):
         with Mark(repository, root.env, BACKUP) as mark:
             run = _BackupRun(root, repository, mark, options)
             try:
                 return run.make(topics)
             except NotFound:
-                # The vacuum or another maintenance took a commit or an entry that had just been listed: look again.
-                if not left:
+                # Maintenance has deleted a commit or an entry that was just listed, so start again.
+                if not remaining:
                     raise
             finally:
                 run.release()
     raise AssertionError("unreachable")
 
 
-def _refuse_backup(root: Root) -> None:
-    """`BadRequest` for a backup, which is no newer state of its root."""
+def _reject_backup(root: Root) -> None:
+    """Raise `BadRequest` if the root is itself a backup."""
     if isinstance(root.store, BackupStore):
-        raise BadRequest(f"{root.location} is a place of backups, expected a root: copy its folder, or restore it")
+        message = f"{root.location} is a backup repository, expected a root: copy the directory, or restore a backup"
+        raise BadRequest(message)
 
 
 class _BackupRun:
@@ -185,7 +199,7 @@ class _BackupRun:
         self.mark = mark
         self.options = options
         self.id = root.env.new_id()
-        self.holds = Holds(root, f"backup:{self.id}")
+        self.leases = Leases(root, f"backup:{self.id}")
         self.copied = copying.Copied()
         self.damaged = DamagedLogs(root.store, env=root.env)
         self.started_ms = 0
@@ -193,28 +207,28 @@ class _BackupRun:
         self.undecided = False
 
     def release(self) -> None:
-        """Release the holds, and the number if it is known whether the backup was published."""
-        self.holds.release()
+        """Release the leases, and the claim on the number if it is known whether the backup was published."""
+        self.leases.release()
         if self.number and not self.undecided:
             with suppress(SparklogError, OSError):
-                self.repository.store.delete(begun_key(self.number))
+                self.repository.store.delete(claim_key(self.number))
             self.number = 0
 
     def make(self, topics: Collection[str] | None) -> Manifest:
         before = self.repository.manifests()
-        cut = self._held_cut(topics)
+        cut = self._leased_cut(topics)
         self.damaged = DamagedLogs(self.root.store, strict=topics is None, env=self.root.env)
-        # Entries first: those of groups may be gone when files have been copied for days, and nothing holds them.
+        # Copy entries first: no lease protects them, and copying files can take days.
         decisions = self._all_entries(DECISIONS, cut.decisions, [manifest.decisions for manifest in before])
         groups = self._all_entries(GROUPS, cut.groups, [manifest.groups for manifest in before])
         state = self.root.defaults()
         defaults = self._all_entries(DEFAULTS, {ID: state} if state.number >= 0 else {}, ())
-        topic_files = {name: self._named(name, topic_state, before) for name, topic_state in sorted(cut.topics.items())}
+        topic_files = {name: self._topic_files(name, head, before) for name, head in sorted(cut.topics.items())}
         missing = self._copy_files(topic_files)
-        items = tuple(self._topic(name, named, missing) for name, named in topic_files.items())
+        backups = tuple(self._topic(name, files, missing) for name, files in topic_files.items())
         if self.damaged.damage:
-            writers = {writer for named in topic_files.values() for writer in writers_in(named.last.slices)}
-            self.damaged.check({item.topic: item.topic_id for item in items}, writers, cut.groups.values())
+            writers = {writer for files in topic_files.values() for writer in writers_in(files.last.slices)}
+            self.damaged.check({backup.topic: backup.topic_id for backup in backups}, writers, cut.groups.values())
         self.mark.check()
         return self._publish(
             Manifest(
@@ -225,113 +239,119 @@ class _BackupRun:
                 self.root.env.wall_ms(),
                 self.copied.objects,
                 self.copied.nbytes,
-                items,
+                backups,
                 decisions,
                 groups,
                 None if topics is None else tuple(sorted(set(topics))),
-                tuple(sorted({*cut.left_out, *self.damaged.left_out()}, key=lambda item: item.folder)),
+                tuple(sorted({*cut.left_out, *self.damaged.left_out()}, key=lambda skipped: skipped.folder)),
                 defaults,
             )
         )
 
-    def _held_cut(self, topics: Collection[str] | None) -> Cut:
-        for left in reversed(range(CUTS)):
-            newest = newest_number(self.repository.store)
+    def _leased_cut(self, topics: Collection[str] | None) -> Cut:
+        for remaining in reversed(range(MAX_CUTS)):
+            latest = latest_number(self.repository.store)
             self.started_ms = self.root.env.wall_ms()
             try:
                 cut = cut_now(self.root, topics)
-                if not take_number(self.repository.store, newest + 1, self.id, self.root.env):
+                if not claim_number(self.repository.store, latest + 1, self.id, self.root.env):
                     location = self.repository.store.location
-                    raise Conflict(f"other backups into {location} are begun all the time; try again later")
-                self.number = newest + 1
-                self.holds.take(cut.versions())
+                    raise Conflict(f"other backups into {location} keep starting; try again later")
+                self.number = latest + 1
+                self.leases.acquire(cut.versions())
                 return cut
             except (Conflict, Unavailable):
-                # Another backup was begun meanwhile, or the cut was so slow that the vacuum has passed it, or it was
-                # deleted meanwhile, or hidden by a cache for a moment.
-                if not left:
+                # Another backup has claimed the number, or the vacuum has deleted a version of the cut, or a cache has
+                # hidden an object for a moment.
+                if not remaining:
                     raise
                 self.release()
         raise AssertionError("unreachable")
 
-    def _named(self, name: str, state: TopicState, before: Sequence[Manifest]) -> FilesOfVersions:
+    def _topic_files(self, name: str, head: Head, before: Sequence[Manifest]) -> FilesOfVersions:
+        """Return the files of all versions since the topic's last backup."""
         history = History(self.root.store, name, self.root.env)
         last = next(filter(None, (manifest.topic(name) for manifest in reversed(before))), None)
         if last is not None and last.version > state.version:
             raise Corrupt(
-                f"topic '{name}' is at version {state.version}, its last backup has version {last.version}: this is "
-                "not the log that was backed up"
+                f"topic '{name}' is at version {head.version}, but its last backup has version {last.version}: this is "
+                "not the root that was backed up; use another repository"
             )
-        base = oldest_base(history, state.version)
-        if last is not None and last.version >= base and history.commits.has(last.version + 1, state.version):
-            # The state comes from the backup itself, the rest along the source's chain: they must be one log.
-            begin = History(self.repository.store, name).at(last.version)
-            if begin.state.crc != last.crc:
-                raise Corrupt(f"version {last.version} of topic '{name}' is not what its backup says; delete the place")
+        base = oldest_base(history, head.version)
+        if last is not None and last.version >= base and history.commits.has(last.version + 1, head.version):
+            # The state comes from the backup, and later commits from the source: check that they are the same log.
+            start = History(self.repository.store, name).at(last.version)
+            if start.head.crc != last.crc:
+                raise Corrupt(
+                    f"version {last.version} of topic '{name}' in {self.repository.store.location} has CRC-32C "
+                    f"{start.head.crc}, but its manifest has {last.crc}: delete the repository and back up again"
+                )
         else:
-            begin = start_at(history, base)
-        named = files_of_versions(history, begin, state.version)
-        if named.last.state.crc != state.crc:
-            raise Corrupt(f"version {state.version} of topic '{name}' is not what its log leads to: run verify")
-        return named
+            start = start_at(history, base)
+        files = files_of_versions(history, start, head.version)
+        if files.last.head.crc != head.crc:
+            raise Corrupt(f"version {head.version} of topic '{name}' contradicts the commits before it: run verify")
+        return files
 
     def _copy_files(self, topic_files: Mapping[str, FilesOfVersions]) -> set[str]:
-        """Copy what all these versions name; return keys of files of older versions that are gone."""
-        files = merged(file for named in topic_files.values() for file in named.files.values())
-        needed = {file.key for named in topic_files.values() for file in named.of_last()}
+        """Copy the files of all versions; return the keys of missing files that only earlier versions reference."""
+        files = merged(file for each in topic_files.values() for file in each.files.values())
+        needed = {file.key for each in topic_files.values() for file in each.of_last()}
         missing: set[str] = set()
 
-        def lost(item: copying.FileCopy) -> None:
-            if item.to in needed:
-                raise NotFound(f"{item.to} is missing, and the newest version names it: run verify")
-            missing.add(item.to)
+        def on_missing(copy: copying.FileCopy) -> None:
+            if copy.to in needed:
+                raise NotFound(f"{copy.to} is missing, although the latest version references it: run verify")
+            missing.add(copy.to)
 
-        def look() -> None:
-            self.holds.renew()
+        def renew() -> None:
+            self.leases.renew()
             self.mark.check()
 
-        # What the cut names first: it is held, and the rest is not.
+        # Copy the files of the cut first: only these have leases, and others may be deleted in the meantime.
         in_order = [copying.FileCopy(files[key], key) for key in sorted(files, key=lambda key: key not in needed)]
-        self.copied += copying.copy_all(self.root.store, self.repository.store, in_order, self.options, look, lost)
+        source, target = self.root.store, self.repository.store
+        self.copied += copying.copy_all(source, target, in_order, self.options, renew, on_missing)
         return missing
 
-    def _topic(self, name: str, named: FilesOfVersions, missing: set[str]) -> TopicBackup:
+    def _topic(self, name: str, files: FilesOfVersions, missing: set[str]) -> TopicBackup:
+        """Copy the commits of a topic and write its checkpoints."""
         store = self.repository.store
-        for version in range(named.base.version + 1, named.last.version + 1):
+        for version in range(files.base.version + 1, files.last.version + 1):
             self._put(commit_key(name, version), self.root.store.get(commit_key(name, version)))
-        for snapshot in (named.base, named.last):
+        for snapshot in (files.base, files.last):
             if snapshot.version >= 0:
                 self.copied += write_checkpoint(store, snapshot, self.root.env.new_id(), self.root.env)
-        state = named.last.state
-        since = named.since(missing & named.files.keys())
+        head = files.last.head
+        since = files.since(missing & files.files.keys())
         return TopicBackup(
             name,
-            state.topic_id,
-            state.version,
-            state.crc or 0,
-            state.made_ms,
-            state.deleted,
-            named.base.version,
+            head.topic_id,
+            head.version,
+            head.crc or 0,
+            head.made_ms,
+            head.deleted,
+            files.base.version,
             since,
-            named.times.get(since, named.base.state.made_ms),
-            sum(file.size for file in named.of_last()),
+            files.times.get(since, files.base.head.made_ms),
+            sum(file.size for file in files.of_last()),
         )
 
     def _all_entries(
         self, kind: EntryKind[E], states: Mapping[str, E], before: Sequence[Sequence[EntriesBackup]]
     ) -> tuple[EntriesBackup, ...]:
-        last = {item.id: item for entries in before for item in entries}
+        last = {backup.id: backup for entries in before for backup in entries}
         copied = [self._entries(kind, state, last.get(name)) for name, state in sorted(states.items())]
-        return tuple(item for item in copied if item is not None)
+        return tuple(backup for backup in copied if backup is not None)
 
     def _entries(self, kind: EntryKind[E], state: E, last: EntriesBackup | None) -> EntriesBackup | None:
-        """Copy the entries of an id since its last backup, as far as they are there; None: damaged, and left out."""
+        """Copy the existing entries of an id since its last backup; return None if its journal is damaged."""
         chain = EntryChain(self.root.store, kind, state.id, self.root.env)
-        kept = chain.span()
-        if not kept.first <= state.number <= kept.last:
-            raise NotFound(f"{kind.title(state.id)} lost its entries while they were read; try again")
-        # Always the one before the last, too: a restored log has two entries to be opened from.
-        first = min(kept.first if last is None else max(kept.first, last.number), max(kept.first, state.number - 1))
+        span = chain.span()
+        if not span.first <= state.number <= span.last:
+            raise NotFound(f"entries of {kind.title(state.id)} were deleted while they were read; try again")
+        # Always copy the last two entries, because a restored journal starts with two.
+        first = min(span.first if last is None else max(span.first, last.number), max(span.first, state.number - 1))
         link: int | None = None
         since_ms = 0
         for number in range(first, state.number + 1):
@@ -339,56 +359,56 @@ class _BackupRun:
             if stored is None:
                 return None
             data, entry = stored
-            if number == first and kept.first > (0 if last is None else last.number):
+            if number == first and span.first > (0 if last is None else last.number):
                 since_ms = entry.made_ms
             link = entry.crc
             self._put(commit_key(chain.prefix, number), data)
         return EntriesBackup(state.id, first, state.number, since_ms)
 
     def _put(self, key: str, data: bytes) -> None:
-        """Create a small object; what is there already must be the same."""
+        """Create a small object. If it exists, it must have the same bytes."""
         store = self.repository.store
         existing = create_or_read(store, key, data, self.root.env)
         if existing is None:
             self.copied += copying.Copied(1, len(data))
         elif data not in (existing, store.get(key)):
-            # Read again, as a bit may have flipped on the way.
-            raise Corrupt(f"{store.location} holds something else under this key; delete it there", file=key)
+            # It was read twice, in case a bit was flipped in transit.
+            raise Corrupt(f"the object with this key in {store.location} has other bytes: delete it there", file=key)
 
     def _publish(self, manifest: Manifest) -> Manifest:
-        """Create the manifest. `Conflict` if a prune has decided meanwhile that there is no such backup."""
+        """Create the manifest. `Conflict` if a prune has given up this backup in the meantime."""
         key, data = backup_key(manifest.number), MANIFEST_JSON.encode(manifest)
-        # Until there is an answer: it may be there, or come to be there later.
+        # Until the store responds, it is unknown whether the manifest exists or will exist.
         self.undecided = True
         published = create_or_read(self.repository.store, key, data, self.root.env) in (None, data)
         self.undecided = False
         if not published:
             raise Conflict(
-                f"this run stood still for too long in {self.repository.store.location}, and a prune has given backup "
-                f"{manifest.number} up; run it again"
+                f"this run was paused for too long, and a prune has given up backup {manifest.number} in "
+                f"{self.repository.store.location}; run the backup again"
             )
         return manifest
 
 
 def _read_entry(chain: EntryChain[E], number: int, link: int | None) -> tuple[bytes, E]:
-    """Return an entry and its bytes; `link`: CRC-32C of the entry before, None: the first that is copied."""
+    """Return an entry and its bytes; `link` is the CRC-32C of the entry before, None for the first entry."""
     stored = chain.read(number)
     if stored is None:
-        raise NotFound(f"entry {number} of {chain.kind.title(chain.id)} is no longer kept")
+        raise NotFound(f"entry {number} of {chain.kind.title(chain.id)} has been deleted")
     if link is not None and stored[1].prev_crc != link:
-        raise Corrupt(f"entry {number} does not follow the one before", file=commit_key(chain.prefix, number))
+        raise Corrupt(f"entry {number} does not follow entry {number - 1}", file=commit_key(chain.prefix, number))
     return stored
 
 
 def write_checkpoint(store: Store, snapshot: Snapshot, unique: str, env: Env) -> copying.Copied:
-    """Write a checkpoint of a state, unless one that can be read is there: table first, then head."""
+    """Write the table and then the document of a checkpoint, unless a readable checkpoint exists."""
     key = checkpoint_key(snapshot.topic, snapshot.version)
     with suppress(NotFound):
         decode_checkpoint(store.get(key), key, snapshot.version)
         return copying.Copied()
     table_key, data, table = slice_table(snapshot, unique)
     if create_or_read(store, table_key, data, env) not in (None, data):
-        raise Unavailable(f"{table_key} in {store.location} is not what was written; try again later")
-    state = encode_checkpoint(Checkpoint(snapshot.state, table))
-    create_or_read(store, key, state, env)
-    return copying.Copied(2, table.size + len(state))
+        raise Unavailable(f"{table_key} in {store.location} has other bytes than were written; try again later")
+    document = encode_checkpoint(Checkpoint(snapshot.head, table))
+    create_or_read(store, key, document, env)
+    return copying.Copied(2, table.size + len(document))

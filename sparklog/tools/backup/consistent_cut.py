@@ -1,23 +1,24 @@
 """A consistent cut: versions of topics and entries of decisions and group offsets that fit together.
 
-States that are read one after the other do not fit. A COMMIT names prepares of topics that were read before these were
-made; a group has read further than its topic. So logs are read in an order that leaves little to put right. Each is
-then read on, entry by entry, as far as another one asks for and no further:
+States that are read one after the other do not fit together: a COMMIT may reference prepares that were written after
+their topic was read, and a group may have progressed beyond the end of its topic. Logs are therefore read in an order
+that leaves few contradictions. Each log is then read further, entry by entry, as far as another log requires:
 
-| an object says                                        | so the cut must have                                    |
-|-------------------------------------------------------|---------------------------------------------------------|
-| a topic names versions of its siblings                | these versions                                          |
-| a commit to a topic recorded the outcome of a (id, n) | the decision of n                                       |
-| a COMMIT, or a prepare that a job recorded            | the versions of topics and entries of groups it names   |
-| a decided transaction is forgotten: all recorded it   | the record, in topics and groups where it is open       |
-| an offset of a group                                  | the version at which the topic ends there or beyond     |
+| an object                                                  | requires                                             |
+|------------------------------------------------------------|------------------------------------------------------|
+| a topic has versions of other participants                 | these versions                                       |
+| a commit to a topic recorded the outcome of transaction n  | the decision of n                                    |
+| a COMMIT, or a prepare that a job recorded                 | the referenced versions of topics and group entries  |
+| a decided transaction was pruned, because all participants | that record, in topics and groups where the          |
+| have recorded it                                           | transaction is open                                  |
+| an offset of a group                                       | the version at which the topic's log end reaches it  |
 
-An object asks only for older ones. So this ends however busy writers are, and with the least such cut above the states
-that were read first. In a live root a cache of names may hide an object for a while; then it is waited for.
+Objects only require older objects, so this ends however busy writers are, with the smallest such cut above the states
+that were read first. In a live root a cache of names may hide an object for a while, so missing objects are awaited.
 
-Logs are read in this order: decisions, groups, topics, decisions again. All entries of the decisions between the two
-count: the newest one does not name a COMMIT that all topics have recorded meanwhile. For the same reason all entries
-count that are younger than caches last: a later read may show an older state there.
+Logs are read in this order: decisions, groups, topics, and decisions again. All decision entries between the two reads
+count, because the latest entry no longer has a COMMIT that all topics have recorded since the first read. For the same
+reason, entries count that are younger than the lifetime of caches, because a later read may return an older state.
 """
 
 from __future__ import annotations
@@ -50,10 +51,11 @@ Transaction = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """States that fit together, by name or id, deleted topics among them.
+    """States that fit together, by name or id, including deleted topics.
 
-    `exact`: the topics are at just the versions that were asked for, and groups may have read further. `defaults`: the
-    entry of the root's newest defaults, None if it has none.
+    Attributes:
+        exact: True if the topics are at exactly the requested versions, so that groups may have progressed further.
+        defaults: the latest entry of the root defaults, None if there is none.
     """
 
     topics: Mapping[str, TopicState]
@@ -70,10 +72,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class CutBounds:
-    """The logs that a cut of earlier states is made of.
-
-    `topics`: by name a state that is known, and the version wanted.
-    """
+    """The logs for a cut of earlier states; `topics` has a known state and the requested version of each topic."""
 
     topics: Mapping[str, tuple[Snapshot, int]]
     decisions: Collection[EntrySpan[Decisions]]
@@ -82,7 +81,20 @@ class CutBounds:
 
 @dataclass
 class _Cutter:
-    """States that were read, what they require of each other, and reading on until nothing is required."""
+    """Reads logs until the states fit together.
+
+    Attributes:
+        chosen: the names of the topics in the cut; None for all.
+        versions: the required version of each topic.
+        entries: the required entry of each group.
+        decided: transactions whose decisions are required.
+        undecided: transactions without a decision up to the end of their log.
+        ended: records and offsets that were not found up to the end of their log, because the transaction was aborted
+            or the topic does not exist.
+        writers: transactional ids that the topics contain.
+        live: the decisions of a live root, where a cache may hide objects; None in a repository, which does not change.
+        moved: True if the last round has read anything.
+    """
 
     store: Store
     chosen: Collection[str] | None
@@ -94,31 +106,28 @@ class _Cutter:
     entries: dict[str, int] = field(default_factory=dict)
     decided: set[Transaction] = field(default_factory=set)
     undecided: set[Transaction] = field(default_factory=set)
-    """Looked for to the end of their logs."""
     ended: set[object] = field(default_factory=set)
-    """Looked for to the end of their logs: aborted, or of a topic that is not there."""
     writers: set[str] = field(default_factory=set)
     live: DecisionLogs | None = None
-    """Decisions of a live root, where a cache may hide what exists; None in a repository, where nothing is added."""
     moved: bool = False
 
     def note_commit(self, commit: Commit) -> None:
-        self.decided |= {(item.id, item.n) for item in commit.resolved}
-        self.writers |= {item.id for item in commit.resolved}
+        self.decided |= {(resolved.id, resolved.n) for resolved in commit.resolved}
+        self.writers |= {resolved.id for resolved in commit.resolved}
 
     def note_decisions(self, state: Decisions) -> None:
-        for item in [*state.prepared, *(item for commit in state.commits for item in commit.prepares)]:
-            self.require_version(item.topic, item.version)
-        for group in [*state.prepared_groups, *(item for commit in state.commits for item in commit.groups)]:
+        for prepare in [*state.prepared, *(prepare for commit in state.commits for prepare in commit.prepares)]:
+            self.require_version(prepare.topic, prepare.version)
+        for group in [*state.prepared_groups, *(group for commit in state.commits for group in commit.groups)]:
             if not self.is_damaged(GROUPS, group.group):
                 self.entries[group.group] = max(group.number, self.entries.get(group.group, -1))
 
     def note_offsets(self, state: GroupState) -> None:
-        """Take in the next state of a group, or its first: transactions that are pending no more are decided."""
+        """Add the next or first state of a group. Transactions that are no longer pending must be decided."""
         before = self.groups.get(state.id)
         if before is not None:
-            waiting = {(item.txn, item.n) for item in before.pending}
-            self.decided |= waiting - {(item.txn, item.n) for item in state.pending}
+            was_pending = {(pending.txn, pending.n) for pending in before.pending}
+            self.decided |= was_pending - {(pending.txn, pending.n) for pending in state.pending}
         self.groups[state.id] = state
 
     def require_version(self, topic: str, version: int) -> None:
@@ -161,8 +170,8 @@ class _Cutter:
         self.moved = True
         return True
 
-    def settle(self) -> Cut:
-        """Read on until nothing is required. `Unavailable` if something that is required does not exist."""
+    def complete(self) -> Cut:
+        """Read until nothing more is required. `Unavailable` if a required object does not exist."""
         self.moved = True
         while self.moved:
             self.moved = False
@@ -175,16 +184,16 @@ class _Cutter:
             for group, number in list(self.entries.items()):
                 while self._number(group) < number:
                     self._step(group, self.next_offsets)
-            self._begin()
+            self._require_previous_decisions()
             self._decide()
             self._record()
             self._reach()
         return self.cut()
 
     def cut(self) -> Cut:
-        """Return the present state. Raises the damage of a log that was left out, if it may concern the topics."""
-        for state in self.heads.values():
-            self.writers |= {transactional_id for transactional_id, _ in open_transactions(state)}
+        """Return the current states. Raises the error of a skipped damaged journal that may concern the topics."""
+        for head in self.heads.values():
+            self.writers |= {transactional_id for transactional_id, _ in open_transactions(head)}
         if not self.damaged.strict:
             topics = {name: state.topic_id for name, state in self.heads.items()}
             self.damaged.check(topics, self.writers, self.groups.values())
@@ -198,10 +207,10 @@ class _Cutter:
 
     def _step(self, name: str, step: Callable[[str], bool]) -> None:
         if not self._awaited(partial(step, name)):
-            raise Unavailable(f"a transaction names what '{name}' does not show; try again later")
+            raise Unavailable(f"a transaction references an entry of '{name}' that does not exist; try again later")
 
     def _awaited(self, step: Callable[[], bool]) -> bool:
-        """Read the next object of a log; False if there is none, in a live root after longer than caches last."""
+        """Read the next object of a log; return False if there is none, in a live root after caches have expired."""
         if step():
             return True
         if self.live is None:
@@ -212,17 +221,15 @@ class _Cutter:
                 return True
         return False
 
-    def _begin(self) -> None:
-        """Ask for the decisions before each open transaction: it was begun after them."""
+    def _require_previous_decisions(self) -> None:
+        """Require the decision before each open transaction, because the transaction started after it."""
         if self.live is not None:
-            opened = {
-                transaction for topic_state in self.heads.values() for transaction in open_transactions(topic_state)
-            }
-            opened |= {(item.txn, item.n) for state in self.groups.values() for item in state.pending}
+            opened = {transaction for head in self.heads.values() for transaction in open_transactions(head)}
+            opened |= {(pending.txn, pending.n) for state in self.groups.values() for pending in state.pending}
             self.decided |= {(transactional_id, n - 1) for transactional_id, n in opened if n > 0}
 
     def _decide(self) -> None:
-        """Read decisions on to what was recorded. A prepare that a later one of its group overtook may be undecided."""
+        """Read the required decisions. A prepare that a later one of its group has overtaken may be undecided."""
         for transactional_id, n in sorted(self.decided - self.undecided):
             step = partial(self.next_decisions, transactional_id)
             while not self.decisions.get(transactional_id, Decisions(transactional_id)).decided(n):
@@ -230,16 +237,17 @@ class _Cutter:
                     self.undecided.add((transactional_id, n))
                     break
 
-    def _forgotten(self, transaction: Transaction) -> bool:
+    def _is_pruned(self, transaction: Transaction) -> bool:
         state, n = self.decisions.get(transaction[0]), transaction[1]
         return state is not None and state.decided(n) and state.commit_of(n) is None and not state.surely_aborted(n)
 
     def _reads_record(
         self, transaction: Transaction, step: Callable[[], bool], is_named: Callable[[Decisions], bool]
     ) -> bool:
-        """Read on to where the outcome of a transaction may be recorded; False: it was aborted.
+        """Read the next object of a log that may record the outcome of a transaction; return False if it was aborted.
 
-        `is_named`: its COMMIT is about what is read; then the record is there, however long a cache hides it.
+        `is_named` returns True if the transaction's COMMIT references this log. The record then exists, although a
+        cache may hide it.
         """
         if step():
             return True
@@ -257,18 +265,18 @@ class _Cutter:
             return True
         what = "may be" if outcome is None else "is"
         raise Unavailable(
-            f"transaction {n} of '{transactional_id}' {what} committed, and a topic or group that has recorded it does "
-            "not show that; try again later"
+            f"transaction {n} of '{transactional_id}' {what} committed, but the record in its topic or group is not "
+            "visible; try again later"
         )
 
     def _record(self) -> None:
-        """Record the outcome of open transactions whose decision is forgotten, or abort them."""
+        """Read the recorded outcomes of open transactions whose decisions were pruned."""
         for topic in list(self.heads):
             for transaction in open_transactions(self.heads[topic]):
                 self._record_in_topic(topic, transaction)
         for group in list(self.groups):
-            for item in self.groups[group].pending:
-                self._record_in_group(group, item)
+            for pending in self.groups[group].pending:
+                self._record_in_group(group, pending)
 
     def _record_in_topic(self, topic: str, transaction: Transaction) -> None:
         def is_open() -> bool:
@@ -279,14 +287,14 @@ class _Cutter:
 
         self._read_record((topic, transaction), transaction, is_open, partial(self.next_commit, topic), is_named)
 
-    def _record_in_group(self, group: str, item: Pending) -> None:
+    def _record_in_group(self, group: str, pending: Pending) -> None:
         def is_open() -> bool:
-            return any(pending.number == item.number for pending in self.groups[group].pending)
+            return any(other.number == pending.number for other in self.groups[group].pending)
 
         def is_named(state: Decisions) -> bool:
-            return state.commits_group(item.n, group, item.number)
+            return state.commits_group(pending.n, group, pending.number)
 
-        key, transaction = (group, item.txn, item.number), (item.txn, item.n)
+        key, transaction = (group, pending.txn, pending.number), (pending.txn, pending.n)
         self._read_record(key, transaction, is_open, partial(self.next_offsets, group), is_named)
 
     def _read_record(
@@ -297,23 +305,23 @@ class _Cutter:
         step: Callable[[], bool],
         is_named: Callable[[Decisions], bool],
     ) -> None:
-        while key not in self.ended and is_open() and self._forgotten(transaction):
+        while key not in self.ended and is_open() and self._is_pruned(transaction):
             if not self._reads_record(transaction, step, is_named):
                 self.ended.add(key)
 
     def _reach(self) -> None:
-        """No group is beyond the end of its topic."""
+        """Read topics until no offset of a group is beyond the log end."""
         for state in list(self.groups.values()):
-            for item in all_offsets(state):
-                if self.chosen is None or item.topic in self.chosen:
-                    for partition, offset in zip(item.partition, item.offset, strict=True):
-                        self._reach_offset(item.topic, item.topic_id, partition, offset)
+            for offsets in all_offsets(state):
+                if self.chosen is None or offsets.topic in self.chosen:
+                    for partition, offset in zip(offsets.partition, offsets.offset, strict=True):
+                        self._reach_offset(offsets.topic, offsets.topic_id, partition, offset)
 
     def _reach_offset(self, topic: str, topic_id: str, partition: int, offset: int) -> None:
         key = (topic, topic_id, partition, offset)
         if key in self.ended or _ends_at(self._head(topic), topic_id, partition) >= offset:
             return
-        # Any offset may be committed, also one that the topic never reaches: look ahead before reading on.
+        # A group may commit any offset, even one that the topic never reaches, so read ahead on a copy first.
         ahead = _Cutter(self.store, self.chosen, self.damaged, heads=dict(self.heads))
         step = partial(ahead.next_commit, topic)
         while _ends_at(ahead._head(topic), topic_id, partition) < offset:
@@ -323,29 +331,34 @@ class _Cutter:
         self.require_version(topic, ahead._head(topic).version)
         self.moved = True
 
-    def _is_hidden(self, topic: str, state: TopicState) -> bool:
-        """True if a listing of a live root shows the next commit of a topic: a cache of names denies it for a while."""
-        following = commit_key(topic, state.version + 1)
-        listed = () if self.live is None else list_entries(self.store, topic, commit_key(topic, state.version))
-        return any(info.key == following for info in listed)
+    def _is_hidden(self, topic: str, head: Head) -> bool:
+        """Return True if a listing of a live root shows the next commit of a topic, which a cache hides for a while."""
+        next_key = commit_key(topic, head.version + 1)
+        listed = () if self.live is None else list_entries(self.store, topic, commit_key(topic, head.version))
+        return any(info.key == next_key for info in listed)
 
 
 def all_offsets(state: GroupState) -> list[TopicOffsets]:
-    return [*state.offsets, *(offsets for waiting in state.pending for offsets in waiting.offsets)]
+    """Return the committed and pending offsets of a group."""
+    return [*state.offsets, *(offsets for pending in state.pending for offsets in pending.offsets)]
 
 
-def _ends_at(state: TopicState, topic_id: str, partition: int) -> int:
-    """The log end of a partition, -1 in another topic of the name."""
-    if state.deleted or state.topic_id != topic_id or partition >= state.partitions:
+def _ends_at(head: Head, topic_id: str, partition: int) -> int:
+    """Return the log end of a partition, -1 if the topic has another id or lacks the partition."""
+    if head.deleted or head.topic_id != topic_id or partition >= head.partitions:
         return -1
     return int(state.log_end[partition])
 
 
 def cut_now(root: Root, chosen: Collection[str] | None = None) -> Cut:
-    """A cut of a live root as it is now, of these topics (None: of all, deleted ones too) and of all groups.
+    """Return a current cut of a live root: the chosen topics (None for all, even deleted ones), and all groups.
 
-    With `chosen`, damaged logs of ids and groups that have nothing to do with these are left out. `NotFound` if a
-    chosen topic never was one; `Corrupt` if a log is damaged; `Unavailable`: try again.
+    If topics are chosen, damaged journals of ids and groups that do not concern these topics are skipped.
+
+    Raises:
+        NotFound: a chosen topic never existed.
+        Corrupt: a log is damaged.
+        Unavailable: an object is not visible yet; try again.
     """
     store = root.store
     damaged = DamagedLogs(store, strict=chosen is None, env=root.env)
@@ -376,21 +389,21 @@ def cut_now(root: Root, chosen: Collection[str] | None = None) -> Cut:
     if damaged.damage:
         for name in cutter.heads:
             cutter.writers |= writers_in(root.engine.log(name).snapshot(refresh=False).slices)
-    return cutter.settle()
+    return cutter.complete()
 
 
 def _before(chain: EntryChain[E], since_ms: int) -> E:
-    """Return the newest state that no cache can hide: the store has had it since that time. Else the oldest."""
-    newest = chain.latest()
+    """Return the latest state written before `since_ms`, which no cache can hide; if there is none, the oldest."""
+    latest = chain.latest()
     number = chain.latest_number_before(since_ms)
     number = chain.span().first if number is None else number
-    state = None if number >= newest.number else chain.state_at(number)
-    return newest if state is None else state
+    state = None if number >= latest.number else chain.state_at(number)
+    return latest if state is None else state
 
 
 def _recent(chain: EntryChain[E], since_ms: int) -> list[E]:
-    begin = _before(chain, since_ms)
-    return [begin, *chain.walk(begin, chain.latest().number)]
+    start = _before(chain, since_ms)
+    return [start, *chain.walk(start, chain.latest().number)]
 
 
 def _recent_commits(store: Store, topic: str, version: int, since_ms: int) -> Iterator[Commit]:
@@ -403,15 +416,15 @@ def _recent_commits(store: Store, topic: str, version: int, since_ms: int) -> It
                 continue
 
 
-def _since(chain: EntryChain[Decisions], begin: Decisions | None) -> list[Decisions]:
-    """The states from one to the newest, or from the oldest there is; none if all of it went meanwhile."""
-    newest = chain.latest()
-    if newest.number < 0 or (begin is not None and newest.number < begin.number):
-        # Every topic had recorded all of it a week ago.
+def _since(chain: EntryChain[Decisions], start: Decisions | None) -> list[Decisions]:
+    """Return the states from `start`, or from the oldest one, to the latest; none if the id was deleted."""
+    latest = chain.latest()
+    if latest.number < 0 or (start is not None and latest.number < start.number):
+        # The id was deleted, which happens a week after all topics have recorded its decisions.
         return []
-    if begin is None:
-        begin = chain.state_at(chain.span().first) or newest
-    return [begin, *chain.walk(begin, newest.number)]
+    if start is None:
+        start = chain.state_at(chain.span().first) or latest
+    return [start, *chain.walk(start, latest.number)]
 
 
 def _committed_in(table: SliceTable) -> set[Transaction]:
@@ -421,15 +434,16 @@ def _committed_in(table: SliceTable) -> set[Transaction]:
 
 
 def writers_in(table: SliceTable) -> set[str]:
+    """Return the transactional ids in a slice table."""
     rows = table.all()
     return {rows.txn_ids[code] for code in np.unique(rows.txn).tolist() if code >= 0}
 
 
 def cut_between(store: Store, bounds: CutBounds, time_ms: int, damaged: DamagedLogs, *, exact: bool) -> Cut:
-    """The least cut at or above the versions of topics and what ids and groups had written by a time.
+    """Return the smallest cut at or above the given versions of topics, with the entries of ids and groups at a time.
 
-    With `exact` topics stay at just these versions, and decisions that name newer ones do not count; groups may be
-    beyond.
+    With `exact`, topics stay at exactly these versions, decisions that reference later versions are ignored, and groups
+    may have progressed beyond the log ends.
     """
     cutter = _Cutter(store, frozenset(bounds.topics), damaged)
     for name, (base, version) in bounds.topics.items():
@@ -439,20 +453,20 @@ def cut_between(store: Store, bounds: CutBounds, time_ms: int, damaged: DamagedL
         cutter.heads[name] = base.state
         while cutter.heads[name].version < version:
             if not cutter.next_commit(name):
-                raise NotFound(f"version {version} of topic '{name}' is no longer kept")
+                raise NotFound(f"version {version} of topic '{name}' has been deleted")
     for offsets in bounds.groups:
         state = damaged.read(offsets.chain.prefix, offsets.state_by, time_ms)
         if state is not None and state.number >= 0:
             cutter.groups[state.id] = state
     for decisions in bounds.decisions:
         for later in damaged.read(decisions.chain.prefix, decisions.states_by, time_ms) or ():
-            if exact and _names_newer(cutter, later):
+            if exact and _references_later(cutter, later):
                 break
             cutter.decisions[later.id] = later
             cutter.note_decisions(later)
     if not exact:
-        return cutter.settle()
-    # Topics are not read on: what was recorded is decided, and what a COMMIT names of groups is there.
+        return cutter.complete()
+    # Topics stay as they are, but recorded outcomes must be decided, and the group entries of a COMMIT must be there.
     cutter._decide()
     for group, number in cutter.entries.items():
         while cutter._number(group) < number and cutter.next_offsets(group):
@@ -460,6 +474,7 @@ def cut_between(store: Store, bounds: CutBounds, time_ms: int, damaged: DamagedL
     return replace(cutter.cut(), exact=True)
 
 
-def _names_newer(cutter: _Cutter, state: Decisions) -> bool:
-    prepares = [item for commit in state.commits for item in commit.prepares]
-    return any(item.topic in cutter.heads and item.version > cutter.heads[item.topic].version for item in prepares)
+def _references_later(cutter: _Cutter, state: Decisions) -> bool:
+    heads = cutter.heads
+    prepares = [prepare for commit in state.commits for prepare in commit.prepares]
+    return any(each.topic in heads and each.version > heads[each.topic].version for each in prepares)

@@ -1,8 +1,8 @@
-"""Copy data files, several at once, each whole or not at all.
+"""Copy data files concurrently, each completely or not at all.
 
-What a commit says of a file is held against the bytes as they pass: size, the CRC-32C of each slice, the footer's own,
-and that of the index files. Bytes that do not match are read once more, then they are an error that names the place,
-and nothing of the file is left at the other end.
+The bytes are checked against the commit while they are copied: size, the CRC-32C of each slice, the footer and its
+CRC-32C, and the CRC-32C of the index files. If they do not match, they are read once more. If they still do not match,
+the error has the file and position, and no part of the file remains at the target.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from sparklog.storage import LocalStore
 from sparklog.storage.store import Store
 
 T = TypeVar("T")
-CHUNK = 4 << 20
+CHUNK_BYTES = 4 << 20
 AT_ONCE = 4
-"""Files copied at once: more wait for the same disk."""
+"""Files copied concurrently; more would only wait for the same disk."""
 Progress = Callable[[int, int, int, int], None]
-"""Files done, files in all, bytes done, bytes in all."""
-LOOK_MS = 60_000
-"""How often a run that copies looks after its holds and its mark."""
+"""Called with the number of copied files and of all files, and of copied bytes and all bytes."""
+RENEW_MS = 60_000
+"""How often a copying run renews its leases and its mark."""
 
 
 def silent(files: int, of_files: int, nbytes: int, of_nbytes: int) -> None:
@@ -41,7 +41,7 @@ def silent(files: int, of_files: int, nbytes: int, of_nbytes: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CopyOptions:
-    """Options of a run that copies: hard links where both are on one disk, files at once, progress."""
+    """Options for copying: hard links if both are on one disk, concurrent files, progress."""
 
     link: bool = False
     at_once: int = AT_ONCE
@@ -51,7 +51,7 @@ class CopyOptions:
 
 @dataclass(frozen=True, slots=True)
 class FileCopy:
-    """A file to copy, and the key that it gets."""
+    """A file to copy, and its key at the target."""
 
     file: NamedFile
     to: str
@@ -59,7 +59,7 @@ class FileCopy:
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """Objects and bytes that were copied; `linked`: bytes of files that became hard links instead."""
+    """Numbers of copied objects and bytes; `linked` counts the bytes of hard-linked files."""
 
     objects: int = 0
     nbytes: int = 0
@@ -74,102 +74,107 @@ def copy_all(
     target: Store,
     files: Iterable[FileCopy],
     options: CopyOptions,
-    look: Callable[[], None],
-    lost: Callable[[FileCopy], None] | None = None,
+    renew: Callable[[], None],
+    on_missing: Callable[[FileCopy], None] | None = None,
 ) -> Copied:
-    """Copy the files that the target does not have, in their order; `look` is called every minute.
+    """Copy the files that the target does not have, in the given order.
 
-    `lost` takes the files that are missing, where that is no error. Raises `Corrupt` for damage, after all others have
-    been copied, `NotFound` for a missing file.
+    Args:
+        renew: called every minute.
+        on_missing: called for each missing file; if None, a missing file raises `NotFound`.
+
+    Raises:
+        Corrupt: a file is corrupt; raised after all other files have been copied.
     """
     files = list(files)
     present = listed(target, (file.to for file in files))
-    # A segment without its index files is copied again: a run may have died between the two.
-    new = [item for item in files if item.to not in present or item.file.sealed]
-    missing_bytes = sum(item.file.size for item in new if item.to not in present)
-    looked_ms = options.env.boot_ms()
+    # A segment without its index files is copied again, because a run may have died between the two.
+    new = [copy for copy in files if copy.to not in present or copy.file.sealed]
+    missing_bytes = sum(copy.file.size for copy in new if copy.to not in present)
+    renewed_ms = options.env.boot_ms()
     total = Copied()
-    damage: list[Corrupt] = []
+    corrupt: list[Corrupt] = []
 
-    def one(file: FileCopy) -> Copied | Corrupt | None:
+    def copy_one(copy: FileCopy) -> Copied | Corrupt | None:
         try:
-            return _copy(source, target, file, present, options)
+            return _copy(source, target, copy, present, options)
         except NotFound:
-            if lost is None:
+            if on_missing is None:
                 raise
             return None
         except Corrupt as error:
             return error
 
-    for files_done, (file, copied) in enumerate(zip(new, _spread(one, new, options.at_once), strict=True), 1):
-        if isinstance(copied, Copied):
-            total += copied
+    results = zip(new, _map_concurrently(copy_one, new, options.at_once), strict=True)
+    for files_done, (file, result) in enumerate(results, 1):
+        if isinstance(result, Copied):
+            total += result
             options.progress(files_done, len(new), total.nbytes + total.linked, missing_bytes)
-            if options.env.boot_ms() - looked_ms > LOOK_MS:
-                looked_ms = options.env.boot_ms()
-                look()
-        elif copied is None and lost is not None:
-            lost(file)
-        elif isinstance(copied, Corrupt):
-            damage.append(copied)
-    if damage:
-        first = damage[0]
-        more = f" ({len(damage) - 1} more files are damaged)" if len(damage) > 1 else ""
+            if options.env.boot_ms() - renewed_ms > RENEW_MS:
+                renewed_ms = options.env.boot_ms()
+                renew()
+        elif result is None and on_missing is not None:
+            on_missing(file)
+        elif isinstance(result, Corrupt):
+            corrupt.append(result)
+    if corrupt:
+        first = corrupt[0]
+        more = f" ({len(corrupt) - 1} more files are corrupt)" if len(corrupt) > 1 else ""
         raise Corrupt(f"{first.message}{more}", file=first.file, position=first.position, offset=first.offset)
     return total
 
 
-def _spread(one: Callable[[FileCopy], T], files: Iterable[FileCopy], at_once: int) -> Iterator[T]:
-    if at_once <= 1:
-        yield from map(one, files)
+def _map_concurrently(function: Callable[[FileCopy], T], files: Iterable[FileCopy], threads: int) -> Iterator[T]:
+    if threads <= 1:
+        yield from map(function, files)
         return
-    with ThreadPoolExecutor(at_once, thread_name_prefix="sparklog-copy") as pool:
+    with ThreadPoolExecutor(threads, thread_name_prefix="sparklog-copy") as pool:
         try:
-            yield from pool.map(one, files)
+            yield from pool.map(function, files)
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
 
 
-def _copy(source: Store, target: Store, item: FileCopy, present: Mapping[str, int], options: CopyOptions) -> Copied:
-    file, done = item.file, Copied()
+def _copy(source: Store, target: Store, copy: FileCopy, present: Mapping[str, int], options: CopyOptions) -> Copied:
+    file, done = copy.file, Copied()
     if file.sealed:
-        done += _copy_indexes(source, target, item, present, options.env)
+        done += _copy_indexes(source, target, copy, present, options.env)
     if file.filtered:
-        done += _copy_filters(source, target, item, present, options.env)
-    if item.to in present:
-        if present[item.to] != file.size:
-            message = f"{target.location} holds {present[item.to]} bytes of it, expected {file.size}: delete it there"
-            raise Corrupt(message, file=item.to)
+        done += _copy_filters(source, target, copy, present, options.env)
+    if copy.to in present:
+        if present[copy.to] != file.size:
+            found = f"{target.location} has {present[copy.to]} bytes of this file, expected {file.size}"
+            raise Corrupt(f"{found}: delete it there", file=copy.to)
         return done
     try:
-        return done + _copy_data(source, target, item, options.link)
+        return done + _copy_data(source, target, copy, options.link)
     except Corrupt:
-        # A bit that flipped on the way: read again before calling it damaged.
-        return done + _copy_data(source, target, item, options.link)
+        # Read the file again, in case a bit was flipped in transit.
+        return done + _copy_data(source, target, copy, options.link)
 
 
-def _copy_data(source: Store, target: Store, item: FileCopy, link: bool) -> Copied:
-    size = item.file.size
-    if link and _linked(source, target, item):
+def _copy_data(source: Store, target: Store, copy: FileCopy, link: bool) -> Copied:
+    size = copy.file.size
+    if link and _linked(source, target, copy):
         try:
-            for _ in _checked(source, item.file):
+            for _ in _checked(source, copy.file):
                 pass
         except BaseException:
-            target.delete(item.to)
+            target.delete(copy.to)
             raise
         return Copied(1, 0, size)
-    writer = target.writer(item.to)
+    writer = target.writer(copy.to)
     try:
-        for data in _checked(source, item.file):
+        for data in _checked(source, copy.file):
             writer.write(data)
         writer.close()
     except Unavailable:
         writer.discard()
-        info = target.stat(item.to)
+        info = target.stat(copy.to)
         if info is None or info.size != size:
             raise
-        # Another run has copied it meanwhile, or our own answer was lost.
+        # Another run has copied the file in the meantime, or the response to this run was lost.
         return Copied()
     except BaseException:
         writer.discard()
@@ -177,25 +182,25 @@ def _copy_data(source: Store, target: Store, item: FileCopy, link: bool) -> Copi
     return Copied(1, size)
 
 
-def _linked(source: Store, target: Store, item: FileCopy) -> bool:
-    """Make a hard link of the file. False if that is not possible, as from one disk to another."""
+def _linked(source: Store, target: Store, copy: FileCopy) -> bool:
+    """Create a hard link of the file; return False if that is not possible, for example between disks."""
     if not isinstance(source, LocalStore) or not isinstance(target, LocalStore):
         return False
-    path = os.path.join(source.location, item.file.key)
+    path = os.path.join(source.location, copy.file.key)
     try:
-        return target.link(path, os.stat(path).st_ino, item.to)
+        return target.link(path, os.stat(path).st_ino, copy.to)
     except OSError:
         return False
 
 
 def _checked(source: Store, file: NamedFile) -> Iterator[bytes]:
-    """Yield the bytes of a file in chunks; `Corrupt` at the first that is not what the commit says."""
+    """Yield the bytes of a file in chunks. `Corrupt` at the first slice that does not match the commit."""
     slices = sorted({(claim.position, claim.size, claim.crc, claim.base) for claim in file.claims})
     sums = [0] * len(slices)
     footer: list[bytes] = []
     start = first = 0
     while start < file.size:
-        data = source.get(file.key, start, min(CHUNK, file.size - start))
+        data = source.get(file.key, start, min(CHUNK_BYTES, file.size - start))
         if not data:
             break
         end = start + len(data)
@@ -209,7 +214,8 @@ def _checked(source: Store, file: NamedFile) -> Iterator[bytes]:
             if position + size <= end:
                 if sums[i] != crc:
                     raise Corrupt(
-                        "bytes are not what the commit says: restore the file, or move the log start beyond it",
+                        "the CRC-32C of a slice does not match the commit: restore the file, or move the log start "
+                        "beyond it",
                         file=file.key,
                         position=position,
                         offset=base,
@@ -227,19 +233,18 @@ def _checked(source: Store, file: NamedFile) -> Iterator[bytes]:
         decode_footer(b"".join(footer), file_size=file.size, file=file.key)
 
 
-def _copy_indexes(source: Store, target: Store, item: FileCopy, present: Mapping[str, int], env: Env) -> Copied:
-    file, names = item.file, [f"{item.to.removesuffix('log')}{suffix}" for suffix in SUFFIXES]
-    if item.to in present and all(name in present for name in names[:2]):
+def _copy_indexes(source: Store, target: Store, copy: FileCopy, present: Mapping[str, int], env: Env) -> Copied:
+    file, names = copy.file, [f"{copy.to.removesuffix('log')}{suffix}" for suffix in SUFFIXES]
+    if copy.to in present and all(name in present for name in names[:2]):
         return Copied()
     for again in (True, False):
         contents = [read_if_there(source, file.index_key(suffix)) for suffix in SUFFIXES]
         if not file.index_crc or index_crc(*(data or b"" for data in contents)) == file.index_crc:
             break
         if None in contents[:2]:
-            raise NotFound(f"the index files beside {file.key} are missing")
+            raise NotFound(f"the index files of {file.key} are missing")
         if not again:
-            message = "the index files beside it are not what the commit says: restore them, or seal the segment again"
-            raise Corrupt(message, file=file.key)
+            raise Corrupt("its index files do not match the commit: restore them or run sparklog repair", file=file.key)
     done = Copied()
     for name, data in zip(names, contents, strict=True):
         if data is not None and name not in present:
@@ -247,10 +252,10 @@ def _copy_indexes(source: Store, target: Store, item: FileCopy, present: Mapping
     return done
 
 
-def _copy_filters(source: Store, target: Store, item: FileCopy, present: Mapping[str, int], env: Env) -> Copied:
-    """Copy the filters of keys beside a file. Without them, or where they are damaged, it is just read more often."""
-    name = filter_path(item.to)
-    data = None if name in present else read_if_there(source, filter_path(item.file.key))
+def _copy_filters(source: Store, target: Store, copy: FileCopy, present: Mapping[str, int], env: Env) -> Copied:
+    """Copy the key filters of a file. Missing or corrupt filters are skipped, because they only save reads."""
+    name = filter_path(copy.to)
+    data = None if name in present else read_if_there(source, filter_path(copy.file.key))
     if data is None:
         return Copied()
     try:
@@ -265,7 +270,7 @@ def _create(target: Store, key: str, data: bytes, env: Env) -> Copied:
 
 
 def listed(store: Store, keys: Iterable[str]) -> dict[str, int]:
-    """Return the sizes of the data files in the folders of the topics of `keys`; of commits only where one is a key."""
+    """Return the sizes of the data files of the topics in `keys`, and of their commits if a key is a commit."""
     folders = set()
     for key in keys:
         owner, _, path = key.partition("/")

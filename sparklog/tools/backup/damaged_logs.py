@@ -1,18 +1,19 @@
-"""Logs of entries (decisions, group offsets) that a backup takes in, and damaged ones that it leaves out.
+"""The journals (decisions, group offsets) that a cut reads, and the damaged ones that a backup skips.
 
-Each entry carries the whole state, and a checkpoint is a copy of one: either of the two will do. A copy of all topics
-has the logs of all ids and groups, or there is none. A copy of some topics does without damaged logs that have nothing
-to do with these topics. A damaged log does not say what it is about, so everything else that may is asked:
+Each entry contains the complete state, and a checkpoint of a journal is a copy of an entry, so either is enough. A
+backup of all topics must have the journals of all ids and groups. A backup of some topics can skip damaged journals
+that do not concern these topics. A damaged journal cannot say what it concerns, so the other evidence is checked:
 
-| concerns the chosen topics                                            | because                                      |
-|-----------------------------------------------------------------------|----------------------------------------------|
-| an id that one of them names, open or recorded                        | its decision is missing, or its replay rule  |
-| an id that has offsets of one of them pending in a group              | the same                                     |
-| a log in whose objects one of them is named, damaged ones as text     | sound or not, this is what it is about       |
-| a group whose newest entry is no text any more (zeros, cut off)       | it cannot be told                            |
+| concerns the chosen topics                                              | because                                |
+|-------------------------------------------------------------------------|----------------------------------------|
+| an id with open or recorded transactions in one of them                 | its decision or replay rule is missing |
+| an id with pending offsets of one of them in a group                    | the same                               |
+| a journal whose objects, even corrupt ones, contain the name or id      | that is what it is about               |
+| of one of them as text                                                  |                                        |
+| a group whose latest entry is not text any more (zeros, truncated)      | it is unknown what it is about         |
 
-A log that concerns them is an error that names the file; any other is left out, whole, and listed. Names of topics
-are next to their ids in every object, so what flips one of the two leaves the other.
+A damaged journal that concerns the topics raises an error with the file. Any other is skipped completely and listed.
+Every object has names of topics next to their ids, so damage that hits one of the two leaves the other.
 """
 
 from __future__ import annotations
@@ -35,33 +36,38 @@ from sparklog.storage.store import Store
 
 P = ParamSpec("P")
 T = TypeVar("T")
-OTHER_BYTES = 4
-"""Entries are one line of ASCII: with more other bytes than these it is no text."""
+MAX_OTHER_BYTES = 4
+"""Entries are one line of ASCII text. Data with more than this many other bytes does not count as text."""
 
 
 @dataclass
 class DamagedLogs:
-    """Logs that cannot be read, by their folder; with `strict` the first one is raised instead."""
+    """Journals that cannot be read.
+
+    Attributes:
+        strict: raise the first error instead of recording it.
+        damage: the error of each damaged journal, by its directory.
+        env: the environment of a live root, where a cache may hide entries for a while.
+    """
 
     store: Store
     strict: bool = True
     damage: dict[str, Corrupt | BadRequest] = field(default_factory=dict)
     env: Env | None = None
-    """Of a live root, where caches of names may hide entries for a while."""
 
     def chains(self, kind: EntryKind[E]) -> Iterator[EntryChain[E]]:
-        """Yield the logs of a kind that can be read."""
+        """Yield the readable journals of a kind."""
         for folder in self.store.list_folders(f"{kind.folder}/"):
             id_ = self.read(f"{kind.folder}/{folder}", id_in, self.store, kind, folder)
             if id_ is not None:
                 yield EntryChain(self.store, kind, id_, self.env)
 
-    def read(self, prefix: str, look: Callable[P, T], *args: P.args, **named: P.kwargs) -> T | None:
-        """Call `look`, which reads the log under a prefix; None if the log is left out."""
+    def read(self, prefix: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        """Call a function that reads the journal under a prefix; return None if the journal is damaged."""
         if prefix in self.damage:
             return None
         try:
-            return look(*args, **named)
+            return function(*args, **kwargs)
         except (Corrupt, BadRequest) as error:
             if self.strict:
                 raise
@@ -72,62 +78,67 @@ class DamagedLogs:
         return tuple(LeftOut(prefix, _id_of(prefix), str(error)) for prefix, error in sorted(self.damage.items()))
 
     def check(self, topics: Mapping[str, str], writers: Collection[str], groups: Iterable[GroupState]) -> None:
-        """Raise what was met if it may concern the chosen topics.
+        """Raise the error of a damaged journal that may concern the chosen topics.
 
-        `topics`: their names and ids; `writers`: transactional ids that they name; `groups`: those that are copied.
+        Args:
+            topics: the id of each topic, by name.
+            writers: the transactional ids that appear in the topics.
+            groups: the groups that are copied.
         """
         for prefix, error in self.damage.items():
-            if (named := self._concerned(prefix, topics, writers, groups)) is not None:
-                why = f"; it {named}, so it cannot be left out"
+            if (relation := self._relation(prefix, topics, writers, groups)) is not None:
+                why = f"; it cannot be skipped because it {relation}"
                 if isinstance(error, BadRequest):
                     raise BadRequest(f"{error}{why}")
                 raise Corrupt(f"{error.message}{why}", file=error.file, position=error.position, offset=error.offset)
 
-    def _concerned(
+    def _relation(
         self, prefix: str, topics: Mapping[str, str], writers: Collection[str], groups: Iterable[GroupState]
     ) -> str | None:
-        """Say how a damaged log concerns the chosen topics; None if it does not."""
+        """Return how a damaged journal concerns the chosen topics; None if it does not."""
         if prefix in map(DECISIONS.prefix, writers):
-            return f"is of an id that wrote to {_listed(topics)}"
+            return f"belongs to a transactional id that wrote to {_quoted(topics)}"
         for group in groups:
-            for item in group.pending:
-                if DECISIONS.prefix(item.txn) == prefix and any(offsets.topic in topics for offsets in item.offsets):
-                    return f"has offsets pending in group '{group.id}'"
-        newest = b""
+            for pending in group.pending:
+                is_same_id = DECISIONS.prefix(pending.txn) == prefix
+                if is_same_id and any(offsets.topic in topics for offsets in pending.offsets):
+                    return f"has pending offsets in group '{group.id}'"
+        latest = b""
         for info in self.store.list(f"{prefix}/_log/"):
             data = read_if_there(self.store, info.key)
             if data is None:
                 continue
             for name, topic_id in topics.items():
                 if f'"topic":"{name}"'.encode() in data or (topic_id and f'"{topic_id}"'.encode() in data):
-                    return f"names topic '{name}'"
+                    return f"contains topic '{name}'"
             if info.key.startswith(f"{prefix}/_log/0"):
-                newest = data
-        if prefix.startswith(f"{GROUPS.folder}/") and not _is_text(newest):
-            return f"cannot be read at all, and may be about {_listed(topics)}"
+                latest = data
+        if prefix.startswith(f"{GROUPS.folder}/") and not _is_text(latest):
+            return f"cannot be read at all and may concern {_quoted(topics)}"
         return None
 
 
 def _id_of(prefix: str) -> str:
-    """Return the id whose log is there, as far as its folder says."""
+    """Return the id of a journal, decoded from its directory name if possible."""
     folder = prefix.partition("/")[2]
     return folder if folder.startswith("=") else unquote(folder)
 
 
-def _listed(topics: Collection[str]) -> str:
+def _quoted(topics: Collection[str]) -> str:
     return ", ".join(f"'{name}'" for name in sorted(topics))
 
 
 def _is_text(data: bytes) -> bool:
-    """True if it is a line of JSON to its end, but for some bytes."""
+    """Return True if the data is a complete line of JSON, except for a few bytes."""
     line = data.removesuffix(b"\n")
     others = sum(not 32 <= byte < 127 for byte in line)
-    return others <= OTHER_BYTES and (line[-1:] == b"}" or b'"crc":' in line[-20:])
+    return others <= MAX_OTHER_BYTES and (line[-1:] == b"}" or b'"crc":' in line[-20:])
 
 
-def shown_left_out(items: Iterable[LeftOut]) -> list[SparklogError]:
+def shown_left_out(skipped: Iterable[LeftOut]) -> list[SparklogError]:
+    """Return a printable error for each skipped journal."""
     errors: list[SparklogError] = []
-    for item in items:
-        kind = JOURNAL_IN[item.folder.partition("/")[0]]
-        errors.append(Corrupt(f"{kind.title(item.id)} was left out, it names no chosen topic: {item.damage}"))
+    for journal in skipped:
+        title = JOURNAL_IN[journal.folder.partition("/")[0]].title(journal.id)
+        errors.append(Corrupt(f"{title} was skipped because it does not concern a chosen topic: {journal.damage}"))
     return errors

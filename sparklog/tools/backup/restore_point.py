@@ -1,16 +1,20 @@
-"""The state that a restore brings back: from a backup or a live root, of a number, a version, a time, or the newest.
+"""The state that a restore brings back: from a backup or a live root, by number, version or time, or the latest.
 
-An error says which state can be restored instead. A time is in the first backup that was begun after it, as far back
-as that backup has all files; a live root goes back as far as its vacuum has kept files.
+If the requested state cannot be restored, the error says which states can. A time is restored from the first backup
+that started after it, as far back as that backup has all files. A live root can be restored as far back as the vacuum
+has kept files.
 
-In the restored root the state is this:
+The state of a topic in the restored root:
 
-* A checkpoint of the version, and one commit after it, which is never seen as the newest elsewhere: it records what is
-  decided of open transactions and moves the leader epoch on, for batches of the source that came later had the old one.
-* Topic id, offsets, configs, registry and undecided transactions stay as they were.
-* Records in commits become append files, which hold all bytes of the commit: its number is not the new root's.
-* Holds go: they are of versions that are not here. Files of other topics, in a clone, become its own. Siblings that are
-  not restored are forgotten: a topic of that name would never catch up with them.
+* It has a checkpoint of the version and one commit after it, which never was the latest commit of another root. This
+  commit records the decided outcomes of open transactions and increments the leader epoch, because later batches of the
+  source have the old epoch.
+* Topic id, offsets, configs, registry and undecided transactions are unchanged.
+* Inline records become append files with all bytes of the commit, because the commit's number may be different in the
+  new root.
+* Leases are removed, because their versions do not exist here. A clone gets its own copies of the files of other
+  topics. Participants that are not restored are removed, because a new topic of that name would never reach their
+  versions.
 """
 
 from __future__ import annotations
@@ -45,10 +49,10 @@ from sparklog.tools.backup.repository import Repository
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """The state to bring back: at most one of `number` (of a backup), `version` (of one topic) and `time_ms`.
+class RestorePoint:
+    """The state to restore: at most one of the number of a backup, the version of a topic, and a time.
 
-    `topics`: only these; None: all.
+    `topics` are the topics to restore; None for all.
     """
 
     topics: tuple[str, ...] | None = None
@@ -57,142 +61,144 @@ class Wanted:
     time_ms: int | None = None
 
     def check(self) -> None:
-        """`BadRequest` if more than one is given, or a version without its topic."""
-        if sum(item is not None for item in (self.number, self.version, self.time_ms)) > 1:
-            raise BadRequest("give one of a backup's number, a version and a time")
+        """Raise `BadRequest` if more than one is given, or a version without one topic."""
+        if sum(value is not None for value in (self.number, self.version, self.time_ms)) > 1:
+            raise BadRequest("give only one of the number of a backup, a version and a time")
         if self.version is not None and (self.topics is None or len(self.topics) != 1):
-            raise BadRequest("a version is one of one topic: name the topic, or give a time")
+            raise BadRequest("a version belongs to one topic: give exactly one topic, or a time instead")
 
 
 def _unknown(name: str, names: Collection[str], where: str) -> NotFound:
-    return NotFound(f"there is no topic '{name}' in {where}{did_you_mean(name, names)}")
+    return NotFound(f"topic '{name}' does not exist in {where}{did_you_mean(name, names)}")
 
 
-def from_backups(repository: Repository, wanted: Wanted) -> tuple[Manifest, Cut]:
+def from_backups(repository: Repository, wanted: RestorePoint) -> tuple[Manifest, Cut]:
     wanted.check()
     if wanted.version is not None:
         return _version_in(repository, (wanted.topics or ("",))[0], wanted.version)
     if wanted.time_ms is not None:
         return _time_in(repository, wanted.time_ms, wanted.topics)
     manifest = repository.chosen(wanted.number, wanted.topics)
-    items = _items(manifest, wanted.topics)
-    # The manifest is a cut: what it has of ids and groups fits as it is.
+    topics = _topic_backups(manifest, wanted.topics)
+    # A manifest is a consistent cut, so its entries of ids and groups can be used as they are.
     return manifest, Cut(
-        {item.topic: _head(repository.store, item.topic, item.version) for item in items},
-        {item.id: _entry(repository.store, DECISIONS, item) for item in manifest.decisions},
-        {item.id: _entry(repository.store, GROUPS, item) for item in manifest.groups},
+        {topic.topic: _head(repository.store, topic.topic, topic.version) for topic in topics},
+        {entries.id: _entry(repository.store, DECISIONS, entries) for entries in manifest.decisions},
+        {entries.id: _entry(repository.store, GROUPS, entries) for entries in manifest.groups},
         manifest.left_out,
     )
 
 
-def _entry(store: Store, kind: EntryKind[E], item: EntriesBackup) -> E:
-    entry = EntryChain(store, kind, item.id).state_at(item.number)
+def _entry(store: Store, kind: EntryKind[E], entries: EntriesBackup) -> E:
+    entry = EntryChain(store, kind, entries.id).state_at(entries.number)
     if entry is None:
-        raise NotFound(f"entry {item.number} of '{item.id}' is missing in {store.location}; take another backup")
+        raise NotFound(
+            f"entry {entries.number} of '{entries.id}' is missing in {store.location}; restore another backup"
+        )
     return entry
 
 
-def _items(manifest: Manifest, topics: tuple[str, ...] | None) -> list[TopicBackup]:
+def _topic_backups(manifest: Manifest, topics: tuple[str, ...] | None) -> list[TopicBackup]:
     if topics is None:
         return list(manifest.topics)
-    items = {item.topic: item for item in manifest.topics}
+    by_name = {topic.topic: topic for topic in manifest.topics}
     for name in topics:
-        if name not in items:
-            raise _unknown(name, items, f"backup {manifest.number}")
-    return [items[name] for name in topics]
+        if name not in by_name:
+            raise _unknown(name, by_name, f"backup {manifest.number}")
+    return [by_name[name] for name in topics]
 
 
 def _head(store: Store, topic: str, version: int) -> TopicState:
     return start_at(History(store, topic), version).state
 
 
-def _spans(store: Store, kind: EntryKind[E], items: Collection[EntriesBackup]) -> list[EntrySpan[E]]:
-    return [EntrySpan(EntryChain(store, kind, item.id), item.first, item.number) for item in items]
+def _spans(store: Store, kind: EntryKind[E], backups: Collection[EntriesBackup]) -> list[EntrySpan[E]]:
+    return [EntrySpan(EntryChain(store, kind, backup.id), backup.first, backup.number) for backup in backups]
 
 
 def _version_in(repository: Repository, topic: str, version: int) -> tuple[Manifest, Cut]:
     ranges = []
     for manifest in repository.manifests():
-        item = manifest.topic(topic)
-        if item is None:
+        backup = manifest.topic(topic)
+        if backup is None:
             continue
-        ranges.append(f"{item.since} to {item.version}" if item.since < item.version else str(item.version))
-        if item.since <= version <= item.version:
+        has_range = backup.since < backup.version
+        ranges.append(f"{backup.since} to {backup.version}" if has_range else str(backup.version))
+        if backup.since <= version <= backup.version:
             return manifest, _cut(repository.store, manifest, {topic: version}, None)
     if not ranges:
-        raise NotFound(f"there is no backup of topic '{topic}' in {repository.store.location}")
-    raise NotFound(f"version {version} of topic '{topic}' is in no backup; there are versions {', '.join(ranges)}")
+        raise NotFound(f"{repository.store.location} has no backup of topic '{topic}'")
+    raise NotFound(f"version {version} of topic '{topic}' is in no backup: choose one of versions {', '.join(ranges)}")
 
 
 def _time_in(repository: Repository, time_ms: int, topics: tuple[str, ...] | None) -> tuple[Manifest, Cut]:
     manifests = repository.covering(topics)
-    manifest = next((item for item in manifests if item.started_ms >= time_ms), None)
+    manifest = next((manifest for manifest in manifests if manifest.started_ms >= time_ms), None)
     if manifest is None:
         raise NotFound(
-            f"the newest backup was begun at {iso_time(manifests[-1].started_ms)}, before {iso_time(time_ms)}: take "
-            "another one, or give `latest`"
+            f"the latest backup started at {iso_time(manifests[-1].started_ms)}, before {iso_time(time_ms)}: make "
+            "another backup first, or restore `latest`"
         )
     versions = {}
-    for item in _items(manifest, topics):
-        version = _version_at(repository.store, item, time_ms)
+    for backup in _topic_backups(manifest, topics):
+        version = _version_at(repository.store, backup, time_ms)
         if version is None:
             continue
-        if version < item.since:
+        if version < backup.since:
             raise NotFound(
-                f"topic '{item.topic}' can be restored as of {iso_time(item.since_ms)} to "
-                f"{iso_time(manifest.started_ms)} from backup {manifest.number}, and as of the backups before it; not "
-                f"of {iso_time(time_ms)}"
+                f"topic '{backup.topic}' cannot be restored as of {iso_time(time_ms)}: backup {manifest.number} covers "
+                f"{iso_time(backup.since_ms)} to {iso_time(manifest.started_ms)}; before that, only the times of "
+                "earlier backups are possible"
             )
-        versions[item.topic] = version
+        versions[backup.topic] = version
     return manifest, _cut(repository.store, manifest, versions, time_ms)
 
 
-def _version_at(store: Store, item: TopicBackup, time_ms: int) -> int | None:
-    history = History(store, item.topic)
-    version = latest_at(history.commit, item.base + 1, item.version, time_ms)
-    if version > item.base:
+def _version_at(store: Store, backup: TopicBackup, time_ms: int) -> int | None:
+    """Return the version of a topic at a time; None if the topic did not exist, -1 if the backup does not have it."""
+    history = History(store, backup.topic)
+    version = latest_at(history.commit, backup.base + 1, backup.version, time_ms)
+    if version > backup.base:
         return version
-    if item.base < 0:
+    if backup.base < 0:
         return None
-    # Made before the base, or a version that only an older backup has.
-    return item.base if history.at(item.base).state.made_ms <= time_ms else -1
+    return backup.base if history.at(backup.base).head.made_ms <= time_ms else -1
 
 
 def _cut(store: Store, manifest: Manifest, versions: Mapping[str, int], time_ms: int | None) -> Cut:
     topics = {
-        item.topic: (start_at(History(store, item.topic), item.base), versions[item.topic])
-        for item in manifest.topics
-        if item.topic in versions
+        backup.topic: (start_at(History(store, backup.topic), backup.base), versions[backup.topic])
+        for backup in manifest.topics
+        if backup.topic in versions
     }
-    damaged = DamagedLogs(store, damage={item.folder: Corrupt(item.damage) for item in manifest.left_out})
+    damaged = DamagedLogs(store, damage={skipped.folder: Corrupt(skipped.damage) for skipped in manifest.left_out})
     decisions, groups = _spans(store, DECISIONS, manifest.decisions), _spans(store, GROUPS, manifest.groups)
     return _cut_at(store, CutBounds(topics, decisions, groups), time_ms, damaged)
 
 
 def _cut_at(store: Store, bounds: CutBounds, time_ms: int | None, damaged: DamagedLogs) -> Cut:
-    """The least cut at or above these versions and what ids and groups had written by `time_ms`.
+    """Return the smallest cut at or above these versions, with the entries of ids and groups at `time_ms`.
 
-    None: just these versions, with what had been written when the newest of them was committed.
+    If the time is None, return exactly these versions, with the entries at the time of the latest of these commits.
     """
     if time_ms is not None:
         _check_groups(bounds, time_ms, damaged)
         return cut_between(store, bounds, time_ms, damaged, exact=False)
-    newest_ms = max(_head(store, name, version).made_ms for name, (_, version) in bounds.topics.items())
-    return cut_between(store, bounds, newest_ms, damaged, exact=True)
+    latest_ms = max(_head(store, name, version).made_ms for name, (_, version) in bounds.topics.items())
+    return cut_between(store, bounds, latest_ms, damaged, exact=True)
 
 
 def _check_groups(bounds: CutBounds, time_ms: int, damaged: DamagedLogs) -> None:
-    """`NotFound` if it is no longer known how far a group had read one of these topics by a time.
+    """Raise `NotFound` if the offsets that a group had committed for these topics at a time are no longer known.
 
-    What it had read later would drag its topics along, away from that time.
+    With later offsets, the cut would need later versions of the topics.
     """
     for span in bounds.groups:
         state = damaged.read(span.chain.prefix, span.first_after, time_ms)
-        if state is not None and any(item.topic in bounds.topics for item in all_offsets(state)):
-            since = f"as of {iso_time(state.made_ms)} and later, not of {iso_time(time_ms)}"
+        if state is not None and any(offsets.topic in bounds.topics for offsets in all_offsets(state)):
             raise NotFound(
-                f"group '{state.id}' can be restored {since}: what its offsets were is no longer kept; choose a later "
-                "time, or a version of one topic"
+                f"the offsets of group '{state.id}' are known from {iso_time(state.made_ms)} on, not as of "
+                f"{iso_time(time_ms)}: choose a later time, or a version of one topic"
             )
 
 
@@ -200,11 +206,11 @@ def _topic_names(store: Store) -> list[str]:
     return list(naming.topic_names(store))
 
 
-def from_root(root: Root, wanted: Wanted) -> Cut:
-    """Return the cut that is wanted of a root as it is, or as it was as far as its files are still there."""
+def from_root(root: Root, wanted: RestorePoint) -> Cut:
+    """Return the requested cut of a live root, whose current state or an earlier state with all files is possible."""
     wanted.check()
     if wanted.number is not None:
-        raise BadRequest(f"{root.location} is a root and holds no backups: give a version or a time")
+        raise BadRequest(f"{root.location} is a root, which has no numbered backups: give a version or a time")
     store = root.store
     if wanted.topics is not None:
         names = _topic_names(store)
@@ -221,35 +227,37 @@ def from_root(root: Root, wanted: Wanted) -> Cut:
     return _cut_at(store, CutBounds(topics, decisions, groups), wanted.time_ms, damaged)
 
 
-def _as_of(root: Root, name: str, wanted: Wanted) -> tuple[Snapshot, int] | None:
-    """The oldest state known and the version wanted; None: the topic was made later. `NotFound`: files are gone."""
-    newest = root.engine.log(name).refresh().topic_state.version
-    if newest < 0:
+def _as_of(root: Root, name: str, wanted: RestorePoint) -> tuple[Snapshot, int] | None:
+    """Return the oldest known state and the requested version; None if the topic was created later.
+
+    Raises `NotFound` if files of the version have been deleted.
+    """
+    latest = root.engine.log(name).refresh().head.version
+    if latest < 0:
         if wanted.topics is not None:
             root.topic(name)
         return None
     history = History(root.store, name, root.env)
-    oldest = oldest_base(history, newest)
+    oldest = oldest_base(history, latest)
     base = start_at(history, oldest)
     if wanted.version is not None:
         version = wanted.version
-        if not max(oldest, 0) <= version <= newest:
-            raise NotFound(f"topic '{name}' has versions {max(oldest, 0)} to {newest}, found {version}")
+        if not max(oldest, 0) <= version <= latest:
+            raise NotFound(f"topic '{name}' has versions {max(oldest, 0)} to {latest}, but not version {version}")
     else:
         try:
-            version = min(history.version_at(wanted.time_ms or 0), newest)
+            version = min(history.version_at(wanted.time_ms or 0), latest)
         except NotFound:
             if oldest < 0:
                 return None
             raise
-    named = files_of_versions(history, base, newest)
-    present = listed(root.store, named.files)
-    since = named.since([key for key in named.files if key not in present])
+    files = files_of_versions(history, base, latest)
+    present = listed(root.store, files.files)
+    since = files.since([key for key in files.files if key not in present])
     if version < since:
-        first = named.times.get(since, 0)
         raise NotFound(
-            f"files of version {version} of topic '{name}' are gone: from this root it can be restored from version "
-            f"{since} ({iso_time(first)}) on; older ones from a backup"
+            f"the vacuum has deleted files of version {version} of topic '{name}': choose version {since} "
+            f"({iso_time(files.times.get(since, 0))}) or later, or restore from a backup"
         )
     return base, version
 
@@ -258,7 +266,10 @@ MAX_EPOCH = 2**31 - 1
 
 
 def own_path(path: str, version: int) -> str:
-    """The path of a file in the folder of its new topic; a clone's source may count higher versions."""
+    """Return the path of a file in the directory of the restored topic.
+
+    The read version in the name is limited to `version`, because the source of a clone may have higher versions.
+    """
     if naming.is_commit(path):
         return naming.copied_path(path, version)
     if not path.startswith("/"):
@@ -268,6 +279,7 @@ def own_path(path: str, version: int) -> str:
 
 
 def files_of(topic: str, snapshot: Snapshot) -> list[FileCopy]:
+    """Return the files of a snapshot, to be copied to the topic named `topic`."""
     return [
         FileCopy(file, naming.file_key(topic, own_path(path, snapshot.version)))
         for path, file in sorted(named_files(snapshot).by_path())
@@ -275,7 +287,7 @@ def files_of(topic: str, snapshot: Snapshot) -> list[FileCopy]:
 
 
 def stand_alone(snapshot: Snapshot, store: Store, names: Mapping[str, str]) -> Snapshot:
-    """The state of a topic in its new root; `names` are those of all topics restored, old to new."""
+    """Return the state of a topic in its new root; `names` has the new name of each restored topic by its old name."""
     version, rows = snapshot.version, snapshot.slices.all()
     codes, inverse = np.unique(rows.file, return_inverse=True)
     own_paths = [own_path(path, version) for path in rows.paths.take(codes)]
@@ -284,13 +296,14 @@ def stand_alone(snapshot: Snapshot, store: Store, names: Mapping[str, str]) -> S
     columns = dict(rows.columns)
     columns["file"] = np.array(code_of, np.int32)[inverse]
     columns["read_version"] = np.minimum(rows.read_version, version)
-    part = Slices(columns, paths, rows.txn_ids)
-    table = SliceTable(version, (part,) if len(part) else (), paths, rows.txn_ids)
-    state = replace(snapshot.state, holds={}, siblings=_siblings(snapshot.state.siblings, names))
-    return Snapshot(names[snapshot.topic], store, state, table)
+    slices = Slices(columns, paths, rows.txn_ids)
+    table = SliceTable(version, (slices,) if len(slices) else (), paths, rows.txn_ids)
+    head = replace(snapshot.head, holds={}, siblings=_siblings(snapshot.head.siblings, names))
+    return Snapshot(names[snapshot.topic], store, head, table)
 
 
 def created_alone(commit: Commit) -> Commit:
+    """Return the first commit of a clone with its own files instead of those of the source."""
     return replace(commit, files=tuple(replace(file, path=own_path(file.path, 0)) for file in commit.files))
 
 
@@ -306,58 +319,63 @@ def first_commit(
     commit_id: str,
     time_ms: int,
 ) -> Commit:
-    """The commit after the version that was restored; `topic` is its name in the source."""
+    """Return the commit after the restored version; `topic` is the name in the source."""
     resolved: list[Resolved] = []
     for transactional_id, n in open_transactions(topic_state):
         state = decisions.get(transactional_id)
         if state is not None and state.decided(n):
             outcome = state.resolved(topic, topic_state.topic_id, n)
             resolved.append(replace(outcome, siblings=_siblings(outcome.siblings, names)))
-    # Nothing is kept of what came before: the floor says so.
-    epoch = min(topic_state.leader_epoch + 1, MAX_EPOCH)
-    draft = Draft(MAINTAIN, leader_epoch=epoch, resolved=tuple(resolved), floor=topic_state.version)
-    return draft.commit(topic_state, commit_id, time_ms)
+    # Earlier versions do not exist in the new root, so the retention floor is the restored version.
+    epoch = min(head.leader_epoch + 1, MAX_EPOCH)
+    draft = Draft(MAINTAIN, leader_epoch=epoch, resolved=tuple(resolved), floor=head.version)
+    return draft.commit(head, commit_id, time_ms)
 
 
 def decisions_of(state: Decisions, names: Mapping[str, str], groups: Mapping[str, int]) -> Decisions:
-    """Decisions in the restored root, of its topics (`names`: old to new) and groups (`groups`: entries restored).
+    """Return the decisions for the restored root, limited to its topics and groups.
 
-    Of what is not there no outcome would ever be recorded.
+    Topics and groups that do not exist there would never record an outcome.
+
+    Args:
+        names: the new name of each restored topic, by its old name.
+        groups: the restored entry of each group.
     """
 
-    def topics(items: tuple[Prepared, ...]) -> tuple[Prepared, ...]:
-        return tuple(replace(item, topic=names[item.topic]) for item in items if item.topic in names)
+    def topics(prepares: tuple[Prepared, ...]) -> tuple[Prepared, ...]:
+        return tuple(replace(prepare, topic=names[prepare.topic]) for prepare in prepares if prepare.topic in names)
 
-    def restored(items: tuple[PreparedGroup, ...]) -> tuple[PreparedGroup, ...]:
-        return tuple(item for item in items if item.number <= groups.get(item.group, -1))
+    def restored(prepares: tuple[PreparedGroup, ...]) -> tuple[PreparedGroup, ...]:
+        return tuple(prepare for prepare in prepares if prepare.number <= groups.get(prepare.group, -1))
 
     return replace(
         state,
         prepared=topics(state.prepared),
         prepared_groups=restored(state.prepared_groups),
         commits=tuple(
-            replace(item, prepares=topics(item.prepares), groups=restored(item.groups)) for item in state.commits
+            replace(commit, prepares=topics(commit.prepares), groups=restored(commit.groups))
+            for commit in state.commits
         ),
     )
 
 
 def group_of(state: GroupState, names: Mapping[str, str], ids: Collection[str]) -> GroupState:
-    """A group in the restored root, its topics renamed; what is pending of other ids goes."""
+    """Return a group for the restored root, with renamed topics and only the pending offsets of restored ids."""
 
-    def renamed(items: tuple[TopicOffsets, ...]) -> tuple[TopicOffsets, ...]:
-        moved = (replace(item, topic=names.get(item.topic, item.topic)) for item in items)
-        return tuple(sorted(moved, key=lambda item: item.place))
+    def renamed(offsets: tuple[TopicOffsets, ...]) -> tuple[TopicOffsets, ...]:
+        new = (replace(each, topic=names.get(each.topic, each.topic)) for each in offsets)
+        return tuple(sorted(new, key=lambda each: each.place))
 
-    return replace(
-        state,
-        offsets=renamed(state.offsets),
-        pending=tuple(replace(item, offsets=renamed(item.offsets)) for item in state.pending if item.txn in ids),
-    )
+    pending = (replace(each, offsets=renamed(each.offsets)) for each in state.pending if each.txn in ids)
+    return replace(state, offsets=renamed(state.offsets), pending=tuple(pending))
 
 
 @dataclass(frozen=True, slots=True)
 class MovedOffset:
-    """An offset of a group that lay beyond the end of a restored topic (by its name in the source), and that end."""
+    """An offset of a group that was beyond the log end of a restored topic, and was set to the log end.
+
+    `topic` is the name in the source.
+    """
 
     group: str
     topic: str
@@ -366,27 +384,28 @@ class MovedOffset:
     now: int
 
 
-def at_the_end(state: GroupState, heads: Mapping[str, TopicState]) -> tuple[GroupState, list[MovedOffset]]:
-    """Set the offsets of a group that are beyond the topics' ends to the end; return those that were moved, too.
+def limited_to_log_ends(state: GroupState, heads: Mapping[str, Head]) -> tuple[GroupState, list[MovedOffset]]:
+    """Set offsets of a group that are beyond the log ends of its topics to the log end, and return these offsets, too.
 
-    What was between is not there, so nothing is skipped, and what is written next is read. A consumer of Kafka that
-    finds its log cut off goes on likewise (KIP-320). The leader epoch was that of a record that is not there.
+    The records in between do not exist, so the group skips nothing and reads the next records. A Kafka consumer does
+    the same after log truncation (KIP-320). The leader epoch is removed because it belongs to a missing record.
     """
     moved: list[MovedOffset] = []
 
-    def cut_off(item: TopicOffsets) -> TopicOffsets:
-        topic_state = heads.get(item.topic)
-        if topic_state is None or topic_state.topic_id != item.topic_id:
-            return item
-        rows = item.rows()
+    def truncated(offsets: TopicOffsets) -> TopicOffsets:
+        head = heads.get(offsets.topic)
+        if head is None or head.topic_id != offsets.topic_id:
+            return offsets
+        rows = offsets.rows()
         for partition, (offset, time_ms, _, metadata) in rows.items():
             end = int(topic_state.log_end[partition]) if partition < topic_state.partitions else 0
             if offset > end:
                 rows[partition] = end, time_ms, NO_EPOCH, metadata
-                moved.append(MovedOffset(state.id, item.topic, partition, offset, end))
-        return topic_offsets(item.topic, item.topic_id, rows)
+                moved.append(MovedOffset(state.id, offsets.topic, partition, offset, end))
+        return topic_offsets(offsets.topic, offsets.topic_id, rows)
 
-    offsets = tuple(map(cut_off, state.offsets))
-    of_group = list(moved)
-    pending = tuple(replace(item, offsets=tuple(map(cut_off, item.offsets))) for item in state.pending)
-    return replace(state, offsets=offsets, pending=pending), of_group
+    offsets = tuple(map(truncated, state.offsets))
+    # Report only committed offsets, not pending ones.
+    moved_offsets = list(moved)
+    pending = tuple(replace(each, offsets=tuple(map(truncated, each.offsets))) for each in state.pending)
+    return replace(state, offsets=offsets, pending=pending), moved_offsets

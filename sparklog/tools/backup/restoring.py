@@ -1,15 +1,15 @@
-"""`restore`: make a new root of a backup, or of a root as it was.
+"""`restore`: create a new root from a backup, or from an earlier or current state of a root.
 
-1. Choose the cut and write it down in the new root, as `_restore.json`, with all that is random: root id, commit ids,
-   names, time. Whatever this is killed at, the next run with the same request does the same, byte for byte, and skips
-   what it finds.
-2. Write decisions and groups, each as one entry that says everything.
-3. Copy the data files of the cut, every byte checked, and write of each topic a checkpoint and one commit (see
-   `restored`).
-4. Create `_root.json`: from here on it is a root, another one than its source. Remove `_restore.json`.
+1. Choose the cut and write it to `_restore.json` in the new root, together with everything random: root id, commit ids,
+   names, time. If the process is killed at any point, the next run with the same request writes the same bytes and
+   skips existing objects.
+2. Write decisions and groups, each with one entry that contains the complete state.
+3. Copy the data files of the cut, checking every byte, and write a checkpoint and one commit of each topic (see
+   `restore_point`).
+4. Create `_root.json`, which makes it a root with a new id. Delete `_restore.json`.
 
-Topic ids stay: streaming queries and consumer groups go on where they were. A live root is held meanwhile, as for a
-backup, where the versions are not older than what the vacuum keeps.
+Topic ids do not change, so streaming queries and consumer groups can resume where they were. In a live source the
+versions are leased meanwhile, as for a backup, unless they are older than the retention floor.
 """
 
 from __future__ import annotations
@@ -48,14 +48,13 @@ from sparklog.log.state.topic_state import EMPTY, TopicState
 from sparklog.log.topic.backup_manifest import LEFT_OUT_JSON, LeftOut, backup_numbers
 from sparklog.log.topic.root import open_root
 from sparklog.storage.store import Store
-from sparklog.tools.backup.backing_up import Holds, write_checkpoint
+from sparklog.tools.backup.backing_up import Leases, write_checkpoint
 from sparklog.tools.backup.consistent_cut import Cut
 from sparklog.tools.backup.copying import AT_ONCE, Copied, CopyOptions, FileCopy, Progress, copy_all, silent
 from sparklog.tools.backup.repository import Repository, is_repository, refuse_inside
 from sparklog.tools.backup.restore_point import (
     MovedOffset,
-    Wanted,
-    at_the_end,
+    RestorePoint,
     created_alone,
     decisions_of,
     files_of,
@@ -63,13 +62,14 @@ from sparklog.tools.backup.restore_point import (
     from_backups,
     from_root,
     group_of,
+    limited_to_log_ends,
     stand_alone,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class _TopicPlan:
-    """The name and version of a topic to restore; the ids of its commit and of its checkpoints' tables."""
+    """The new name of a topic, the version to restore, and the ids of its commit and of its checkpoints' tables."""
 
     to: str
     version: int
@@ -79,7 +79,7 @@ class _TopicPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """The part of a restore that is random or may change meanwhile, written down first; see the module."""
+    """Everything in a restore that is random or may change, stored first so that a restore can be repeated."""
 
     request: str
     backup: int | None
@@ -114,7 +114,7 @@ RESTORE_JSON = StoredDocument(
 
 @dataclass(frozen=True, slots=True)
 class RestoredTopic:
-    """A topic of a restored root: what it was called, and the version of the source that it shows."""
+    """A topic of a restored root, with its name and version in the source."""
 
     topic: str
     source: str
@@ -127,11 +127,13 @@ class RestoredTopic:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """The outcome of a restore, or of a plan of one.
+    """The result of a restore, or of planning one.
 
-    `backup`: its number, None: from a live root; `root_id`: empty in a plan.
-    `moved`: offsets of groups that lay beyond the end of a topic and are set to it; `left_out`: damaged logs of ids and
-    groups that have nothing to do with the topics that were chosen, here or in the backup.
+    Attributes:
+        backup: the number of the backup, None if the source is a live root.
+        root_id: the id of the new root, empty in a plan.
+        moved: offsets of groups that were beyond the log end of a topic and were set to the log end.
+        left_out: damaged journals that do not concern the chosen topics and were skipped, now or in the backup.
     """
 
     backup: int | None
@@ -148,52 +150,52 @@ class Restored:
 
 def _neither(source: Store) -> NotFound:
     return NotFound(
-        f"{source.location} is neither a place of backups (it has no {naming.PLACE_KEY}) nor a root; check the path"
+        f"{source.location} is neither a backup repository (it has no {naming.PLACE_KEY}) nor a root; check the path"
     )
 
 
-def _chosen(source: Store, wanted: Wanted, env: Env) -> tuple[int | None, Cut]:
-    """Return the number of the backup to restore (None: from a live root), and the cut that is wanted of it."""
+def _chosen(source: Store, wanted: RestorePoint, env: Env) -> tuple[int | None, Cut]:
+    """Return the number of the backup to restore, None if the source is a live root, and the requested cut."""
     if is_repository(source):
         manifest, cut = from_backups(Repository.open(source), wanted)
-        return manifest.number, replace(cut, defaults=next((item.number for item in manifest.defaults), None))
+        return manifest.number, replace(cut, defaults=next((entries.number for entries in manifest.defaults), None))
     try:
         root = open_root(source, env=env)
     except NotFound:
         raise _neither(source) from None
     cut = from_root(root, wanted)
-    # Drawn and not used, so that seeded runs write the same ids as before.
+    # This id is not used, but drawing it keeps the ids of seeded runs the same as in earlier releases.
     env.new_id()
     defaults = root.defaults().number
     return None, replace(cut, defaults=None if defaults < 0 else defaults)
 
 
-def _names(cut: Cut, wanted: Wanted, rename: Mapping[str, str]) -> dict[str, str]:
-    existing = {name for name, state in cut.topics.items() if state.exists}
+def _names(cut: Cut, wanted: RestorePoint, rename: Mapping[str, str]) -> dict[str, str]:
+    existing = {name for name, head in cut.topics.items() if head.exists}
     missing = [name for name in wanted.topics or () if name not in existing]
     if missing:
-        raise NotFound(f"topic '{missing[0]}' did not exist then; choose another time")
+        raise NotFound(f"topic '{missing[0]}' did not exist at that time; choose another time")
     if wanted.time_ms is not None and not existing:
         raise NotFound(f"there was no topic at {iso_time(wanted.time_ms)}; choose a later time")
     for name, new in rename.items():
         naming.check_topic_name(new)
         if name not in existing:
             names_there = ", ".join(sorted(existing)) or "none"
-            raise NotFound(f"there is no topic '{name}' to be renamed; there are {names_there}")
+            raise NotFound(f"topic '{name}', which is to be renamed, does not exist; existing topics: {names_there}")
     names = {name: rename.get(name, name) for name in sorted(existing)}
     lower: dict[str, str] = {}
     for name, new in names.items():
         if new.lower() in lower:
-            raise BadRequest(f"topics '{lower[new.lower()]}' and '{name}' would both be called '{new}'; rename one")
+            raise BadRequest(f"topics '{lower[new.lower()]}' and '{name}' would both be named '{new}'; rename one")
         lower[new.lower()] = name
     return names
 
 
 def plan_restore(
-    source: Store, wanted: Wanted | None = None, *, rename: Mapping[str, str] | None = None, env: Env = SYSTEM
+    source: Store, wanted: RestorePoint | None = None, *, rename: Mapping[str, str] | None = None, env: Env = SYSTEM
 ) -> Restored:
-    """Plan what `restore` would bring back. Changes nothing."""
-    wanted = wanted or Wanted()
+    """Return what `restore` would restore. Changes nothing."""
+    wanted = wanted or RestorePoint()
     backup, cut = _chosen(source, wanted, env)
     names = _names(cut, wanted, rename or {})
     snapshots = _snapshots(source, {name: cut.topics[name].version for name in names})
@@ -205,7 +207,7 @@ def plan_restore(
 def restore(
     source: Store,
     target: Store,
-    wanted: Wanted | None = None,
+    wanted: RestorePoint | None = None,
     *,
     rename: Mapping[str, str] | None = None,
     link: bool = False,
@@ -213,12 +215,21 @@ def restore(
     progress: Progress = silent,
     env: Env = SYSTEM,
 ) -> Restored:
-    """Make `target`, which must be empty, a root with what is `wanted` of a repository, or of a root.
+    """Create a root in `target`, which must be empty, from a backup repository or from another root.
 
-    `rename`: topic to another name. `BadRequest` if the target holds anything, or another restore is unfinished there;
-    `NotFound` if what is wanted is not there, saying what is; `Corrupt` naming the file and position of damaged bytes.
+    Args:
+        wanted: the state to restore; the latest if None.
+        rename: new names of topics, by their old names.
+        link: create hard links if both are on one disk.
+        at_once: the number of files to copy concurrently.
+        progress: called after each file.
+
+    Raises:
+        BadRequest: the target is not empty, or has another unfinished restore.
+        NotFound: the requested state does not exist; the error says which states do.
+        Corrupt: a file is corrupt; the error has the file and position.
     """
-    wanted = wanted or Wanted()
+    wanted = wanted or RestorePoint()
     request = _request(source, wanted, rename or {})
     plan = _read_plan(target, request)
     numbers = set(backup_numbers(source))
@@ -228,42 +239,43 @@ def restore(
         return _RestoreRun(source, target, plan, CopyOptions(link, at_once, progress, env)).make()
     except (NotFound, Corrupt) as error:
         used = set() if plan is None or plan.backup is None else {plan.backup}
-        gone = (numbers | used) - set(backup_numbers(source))
-        if not gone:
+        pruned = (numbers | used) - set(backup_numbers(source))
+        if not pruned:
             raise
-        numbers_gone = ", ".join(map(str, sorted(gone)))
         raise NotFound(
-            f"backups were dropped from {source.location} before one was restored ({numbers_gone}); empty "
-            f"{target.location} and restore again"
+            f"backups {', '.join(map(str, sorted(pruned)))} were pruned from {source.location} during the restore: "
+            f"empty {target.location} and restore again"
         ) from error
 
 
-def _request(source: Store, wanted: Wanted, rename: Mapping[str, str]) -> str:
-    """Return the request as text: a run that was killed goes on with the same."""
-    place = is_repository(source)
-    if not place and source.stat(naming.ROOT_KEY) is None:
+def _request(source: Store, wanted: RestorePoint, rename: Mapping[str, str]) -> str:
+    """Return the request as text. An interrupted restore resumes only with the same request."""
+    from_backup = is_repository(source)
+    if not from_backup and source.stat(naming.ROOT_KEY) is None:
         raise _neither(source)
-    source_id = Repository.open(source).root_id if place else naming.read_root_id(source)
-    parts: list[object] = [source_id, place, wanted.number, wanted.version, wanted.time_ms]
-    parts += [None if wanted.topics is None else sorted(wanted.topics), dict(sorted(rename.items()))]
-    return json.dumps(parts)
+    source_id = Repository.open(source).root_id if from_backup else naming.read_root_id(source)
+    values: list[object] = [source_id, from_backup, wanted.number, wanted.version, wanted.time_ms]
+    values += [None if wanted.topics is None else sorted(wanted.topics), dict(sorted(rename.items()))]
+    return json.dumps(values)
 
 
 def _read_plan(target: Store, request: str) -> _Plan | None:
     data = read_if_there(target, naming.RESTORE_KEY)
     if data is None:
         if (first := naming.foreign_name(target)) is not None:
-            raise BadRequest(f"{target.location} is not empty, found {first}: restore into an empty folder")
+            raise BadRequest(f"{target.location} is not empty, found {first}: restore into an empty directory")
         return None
     plan = RESTORE_JSON.decode(data, naming.RESTORE_KEY)
     if plan.request != request:
-        location = target.location
-        raise BadRequest(f"another restore is unfinished in {location}: ask for the same again, or empty the folder")
+        raise BadRequest(
+            f"another restore is unfinished in {target.location}: repeat it with the same options, or empty the "
+            "directory"
+        )
     return plan
 
 
 def _write_plan(
-    source: Store, target: Store, wanted: Wanted, rename: Mapping[str, str], request: str, env: Env
+    source: Store, target: Store, wanted: RestorePoint, rename: Mapping[str, str], request: str, env: Env
 ) -> _Plan:
     from sparklog.log.journal.probe_results import ensure_probed
 
@@ -274,10 +286,10 @@ def _write_plan(
     plan = _planned(backup, cut, names, request, env.new_id, env.wall_ms)
     data = RESTORE_JSON.encode(plan)
     if create_or_read(target, naming.RESTORE_KEY, data, env) not in (None, data):
-        # Another run was first: what is there counts.
+        # A concurrent run has stored its plan first, so use that.
         stored = _read_plan(target, request)
         if stored is None:
-            raise Unavailable(f"{naming.RESTORE_KEY} was not written as it should; try again")
+            raise Unavailable(f"{naming.RESTORE_KEY} in {target.location} disappeared after it was written; try again")
         return stored
     return plan
 
@@ -313,13 +325,13 @@ def _files(snapshots: Mapping[str, Snapshot], names: Mapping[str, str]) -> list[
     return [file for name, snapshot in snapshots.items() for file in files_of(names[name], snapshot)]
 
 
-def _heads(snapshots: Mapping[str, Snapshot], exact: bool) -> dict[str, TopicState]:
-    """Return the topics whose ends groups may be beyond: those of a cut that is `exact`."""
-    return {name: snapshot.state for name, snapshot in snapshots.items()} if exact else {}
+def _heads(snapshots: Mapping[str, Snapshot], exact: bool) -> dict[str, Head]:
+    """Return the topics whose log ends a group may be beyond, which are those of an `exact` cut."""
+    return {name: snapshot.head for name, snapshot in snapshots.items()} if exact else {}
 
 
-def _moved(groups: Iterable[GroupState], heads: Mapping[str, TopicState]) -> list[MovedOffset]:
-    return [item for state in groups for item in at_the_end(state, heads)[1]]
+def _moved(groups: Iterable[GroupState], heads: Mapping[str, Head]) -> list[MovedOffset]:
+    return [offset for state in groups for offset in limited_to_log_ends(state, heads)[1]]
 
 
 def _restored(
@@ -330,15 +342,24 @@ def _restored(
         state = snapshot.state
         starts, ends = tuple(state.log_start.tolist()), tuple(state.log_end.tolist())
         topic = plan.topics[name].to
-        topics.append(RestoredTopic(topic, name, state.version, state.partitions, starts, ends, state.made_ms))
-    nbytes = sum(item.file.size for item in files)
-    numbers = len(plan.decisions), len(plan.groups), len(files), nbytes
-    return Restored(plan.backup, plan.root_id, tuple(topics), *numbers, copied, tuple(moved), plan.left_out)
+        topics.append(RestoredTopic(topic, name, head.version, head.partitions, starts, ends, head.made_ms))
+    return Restored(
+        backup=plan.backup,
+        root_id=plan.root_id,
+        topics=tuple(topics),
+        decisions=len(plan.decisions),
+        groups=len(plan.groups),
+        files=len(files),
+        nbytes=sum(copy.file.size for copy in files),
+        copied=copied,
+        moved=tuple(moved),
+        left_out=plan.left_out,
+    )
 
 
 @dataclass
 class _RestoreRun:
-    """The rest of a restore that is written down."""
+    """A restore whose plan is stored in the target."""
 
     source: Store
     target: Store
@@ -347,97 +368,102 @@ class _RestoreRun:
     copied: Copied = field(default_factory=Copied)
 
     def __post_init__(self) -> None:
-        self.names = {name: item.to for name, item in self.plan.topics.items()}
+        self.names = {name: topic.to for name, topic in self.plan.topics.items()}
 
     def make(self) -> Restored:
-        versions = {name: item.version for name, item in self.plan.topics.items()}
+        versions = {name: topic.version for name, topic in self.plan.topics.items()}
         if self.target.stat(naming.ROOT_KEY) is not None:
             if naming.read_root_id(self.target) != self.plan.root_id:
                 raise BadRequest(
                     f"{self.target.location} became another root before the restore was finished: restore into an "
-                    "empty folder"
+                    "empty directory"
                 )
-            # Killed after it was done: only the plan is left.
+            # The restore was complete when it was killed: only the plan must be deleted.
             snapshots = _snapshots(self.source, versions)
             self.target.delete(naming.RESTORE_KEY)
-            # Offsets that the earlier run has set to the ends of topics, as far as the source still has them.
+            # Report the offsets that the earlier run moved, if the source still has them.
             groups = self.plan.groups.items() if self.plan.exact else ()
             states = (EntryChain(self.source, GROUPS, name).state_at(number) for name, number in groups)
             moved = _moved(filter(None, states), _heads(snapshots, True))
             return _restored(self.plan, snapshots, [], self.copied, moved)
-        holds = self._hold(versions)
+        leases = self._lease(versions)
         try:
             snapshots = _snapshots(self.source, versions)
             files = _files(snapshots, self.names)
-            # Entries first: nothing holds them while files are copied, maybe for days.
+            # Copy entries first: no lease protects them, and copying files can take days.
             self._write_defaults()
             decisions = self._write_decisions()
             moved = self._write_groups(_heads(snapshots, self.plan.exact))
-            look = holds.renew if holds is not None else lambda: None
-            self.copied += copy_all(self.source, self.target, files, self.options, look)
+            renew = leases.renew if leases is not None else lambda: None
+            self.copied += copy_all(self.source, self.target, files, self.options, renew)
             self._write_topics(snapshots, decisions)
         finally:
-            if holds is not None:
-                holds.release()
+            if leases is not None:
+                leases.release()
         self._put(naming.ROOT_KEY, naming.ROOT_JSON.encode(naming.RootId(self.plan.root_id, self.plan.time_ms)))
         self.target.delete(naming.RESTORE_KEY)
         return _restored(self.plan, snapshots, files, self.copied, moved)
 
-    def _hold(self, versions: Mapping[str, int]) -> Holds | None:
-        """Hold the versions in a live root against its vacuum; older ones are read as long as they are there."""
+    def _lease(self, versions: Mapping[str, int]) -> Leases | None:
+        """Lease the versions in a live root; versions below the retention floor are read without a lease."""
         if is_repository(self.source):
             return None
         env = self.options.env
-        holds = Holds(open_root(self.source, env=env), f"restore:{env.new_id()}")
-        holds.take(versions, may_be_below=True)
-        return holds
+        leases = Leases(open_root(self.source, env=env), f"restore:{env.new_id()}")
+        leases.acquire(versions, may_be_below=True)
+        return leases
 
     def _write_decisions(self) -> dict[str, Decisions]:
-        """Write the decisions of each id; return those of the source."""
+        """Write the decisions of each id, and return those of the source."""
         decisions = {name: self._entry(DECISIONS, name, number) for name, number in self.plan.decisions.items()}
         for state in decisions.values():
             self._put_entries(DECISIONS, state, lambda entry: decisions_of(entry, self.names, self.plan.groups))
         return decisions
 
     def _write_defaults(self) -> None:
-        """Write the defaults of the source as the first entry of the root's own."""
+        """Write the root defaults of the source as the first entry of the new root's defaults."""
         if self.plan.defaults is not None:
             first = replace(self._entry(DEFAULTS, ID, self.plan.defaults), number=0, prev_crc=None)
             self._put(naming.commit_key(DEFAULTS.prefix(ID), 0), DEFAULTS.table.encode(first))
             self._put(naming.defaults_copy_key(0), DEFAULTS.table.encode(first))
 
-    def _write_groups(self, heads: Mapping[str, TopicState]) -> list[MovedOffset]:
-        """Write the offsets of each group; return those that were set to the end of a topic (`heads`)."""
+    def _write_groups(self, heads: Mapping[str, Head]) -> list[MovedOffset]:
+        """Write the offsets of each group, and return those that were set to the log end of a topic in `heads`."""
         ids, groups = self.plan.decisions, [self._entry(GROUPS, *group) for group in self.plan.groups.items()]
+
+        def restored(entry: GroupState) -> GroupState:
+            return group_of(limited_to_log_ends(entry, heads)[0], self.names, ids)
+
         for group in groups:
-            self._put_entries(GROUPS, group, lambda entry: group_of(at_the_end(entry, heads)[0], self.names, ids))
+            self._put_entries(GROUPS, group, restored)
         return _moved(groups, heads)
 
     def _write_topics(self, snapshots: Mapping[str, Snapshot], decisions: Mapping[str, Decisions]) -> None:
         for name, snapshot in snapshots.items():
-            item = self.plan.topics[name]
+            plan = self.plan.topics[name]
             alone, last_of_source = self._stand_alone(name, snapshot)
-            check_state(alone.state, alone.slices)
-            commit = first_commit(alone.state, name, decisions, self.names, item.commit, self.plan.time_ms)
+            check_state(alone.head, alone.slices)
+            commit = first_commit(alone.head, name, decisions, self.names, plan.commit, self.plan.time_ms)
             data = encode_commit(commit)
-            after = alone.state.apply(decode_commit(data, naming.commit_key(item.to, commit.version), commit.version))
-            check_commit(alone.state, commit, after)
-            self.copied += write_checkpoint(self.target, alone, item.table, self.options.env)
+            after = alone.head.apply(decode_commit(data, naming.commit_key(plan.to, commit.version), commit.version))
+            check_commit(alone.head, commit, after)
+            self.copied += write_checkpoint(self.target, alone, plan.table, self.options.env)
             if last_of_source is not None:
-                # Its checkpoint and the next commit both name its CRC.
-                self._put(naming.commit_key(item.to, alone.version), last_of_source)
-            self._put(naming.commit_key(item.to, commit.version), data)
-            last = Snapshot(item.to, self.target, after, alone.slices.apply(commit, after))
-            self.copied += write_checkpoint(self.target, last, item.table, self.options.env)
+                # The checkpoint and the next commit both contain the CRC of this commit.
+                self._put(naming.commit_key(plan.to, alone.version), last_of_source)
+            self._put(naming.commit_key(plan.to, commit.version), data)
+            last = Snapshot(plan.to, self.target, after, alone.slices.apply(commit, after))
+            self.copied += write_checkpoint(self.target, last, plan.table, self.options.env)
 
     def _stand_alone(self, name: str, snapshot: Snapshot) -> tuple[Snapshot, bytes | None]:
-        """Return the state of a topic in its new root, and the commit that made it, if that is still there."""
+        """Return the state of a topic in its new root, and the last commit of the source, if it still exists."""
         alone = stand_alone(snapshot, self.target, self.names)
         key = naming.commit_key(name, snapshot.version)
         data = read_if_there(self.source, key)
         if data is None or snapshot.version > 0:
             return alone, data
-        # Nothing comes before it, so the state is what it says, and that of a clone names files of others.
+        # Without earlier commits, the state follows from this commit alone. A clone's commit references files of its
+        # source, so encode the commit again with the clone's own files.
         data = encode_commit(created_alone(decode_commit(data, key, 0)))
         commit = decode_commit(data, naming.commit_key(alone.topic, 0), 0)
         state = EMPTY.apply(commit)
@@ -446,15 +472,15 @@ class _RestoreRun:
     def _entry(self, kind: EntryKind[E], name: str, number: int) -> E:
         entry = EntryChain(self.source, kind, name).state_at(number)
         if entry is None:
-            raise NotFound(f"entry {number} of {kind.title(name)} is no longer there; restore into another folder")
+            raise NotFound(f"entry {number} of {kind.title(name)} has been deleted; restore into another directory")
         return entry
 
     def _put_entries(self, kind: EntryKind[E], state: E, renamed: Callable[[E], E]) -> None:
-        """Write an entry and the one before it, and copies of both as checkpoints: what came before is not here."""
+        """Write an entry and its predecessor, and copies of both, because earlier entries are not restored."""
         if state.number < 0:
             return
         prefix = kind.prefix(state.id)
-        # Of an expired id a register has the last entry, byte by byte: so it must not follow one that was renamed.
+        # The archive of expired ids has the exact bytes of the last entry, so that must not follow a changed entry.
         has_before = state.number > 0 and not (isinstance(state, Decisions) and state.op == EXPIRE)
         before = EntryChain(self.source, kind, state.id).state_at(state.number - 1) if has_before else None
         crc = state.prev_crc
@@ -469,4 +495,4 @@ class _RestoreRun:
         if existing is None:
             self.copied += Copied(1, len(data))
         elif existing != data:
-            raise BadRequest(f"{self.target.location} holds another {key}: empty the folder and restore again")
+            raise BadRequest(f"{self.target.location} has a different {key}: empty the directory and restore again")

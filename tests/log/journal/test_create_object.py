@@ -1,4 +1,4 @@
-"""Objects that are created once, whatever the store answers; and all of these in a root and a place of backups."""
+"""Objects that are created once, whatever the store answers; and all of these in a root and a backup repository."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from sparklog.storage.store import Store
 from sparklog.testing.faulty_store import Call, Fault, FaultKind
 from sparklog.testing.world import MINUTE_MS, START_MS, World
 from sparklog.tools.backup.backing_up import back_up
-from sparklog.tools.backup.restore_point import Wanted
+from sparklog.tools.backup.restore_point import RestorePoint
 from sparklog.tools.backup.restoring import Restored, restore
 from sparklog.transactions.completion import resolve_topic
 from sparklog.transactions.listing import abort_transaction, describe_transaction, list_transactions
@@ -61,7 +61,7 @@ class BackupWorld(World):
 
 
 class RestoringWorld(BackupWorld):
-    """A source, a place of backups, and roots restored from it."""
+    """A source, a backup repository, and roots restored from it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,14 +71,14 @@ class RestoringWorld(BackupWorld):
     def back_up(self, **more: object) -> Manifest:
         return back_up(self.root(), self.place, at_once=1, **more)  # type: ignore[arg-type]
 
-    def restore(self, source: MemoryStore | None = None, wanted: Wanted | None = None, **more: object) -> Root:
+    def restore(self, source: MemoryStore | None = None, wanted: RestorePoint | None = None, **more: object) -> Root:
         self.restored += 1
         target = self.another(f"restored-{self.restored}")
         self.restore_into(source, target, wanted, **more)
         return self.root(target)
 
     def restore_into(
-        self, source: MemoryStore | None, target: MemoryStore, wanted: Wanted | None = None, **more: object
+        self, source: MemoryStore | None, target: MemoryStore, wanted: RestorePoint | None = None, **more: object
     ) -> Restored:
         source = self.place if source is None else source
         return restore(source, target, wanted, at_once=1, env=self.env(), **more)  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from sparklog.log.topic.root import Root
 from sparklog.storage.memory import MemoryStore
 from sparklog.testing.world import HOUR_MS
 from sparklog.tools.backup.backing_up import back_up, plan_backup
-from sparklog.tools.backup.restore_point import Wanted
+from sparklog.tools.backup.restore_point import RestorePoint
 from sparklog.tools.backup.restoring import plan_restore
 from sparklog.tools.verification.run import verify_root
 from sparklog.transactions.completion import collect
@@ -216,8 +216,13 @@ def test_a_transaction_of_a_chosen_topic_and_a_group_that_is_left_out(world: Res
     world.root().topic("a").append(batch([b"later"]))
     world.now_ms += 1
     world.back_up(topics=["a"])
-    as_of = Wanted(time_ms=world.now_ms - 2)
-    for wanted in (Wanted(number=1), Wanted(), as_of, Wanted(topics=("a",), version=manifest.topics[0].version)):
+    as_of = RestorePoint(time_ms=world.now_ms - 2)
+    for wanted in (
+        RestorePoint(number=1),
+        RestorePoint(),
+        as_of,
+        RestorePoint(topics=("a",), version=manifest.topics[0].version),
+    ):
         restored = world.restore(wanted=wanted)
         assert [value for _, value, _ in rows_of(restored.topic("a")).values()].count(b"moved") == 3
         assert not verify_root(restored.store, env=world.env()).findings
@@ -233,13 +238,18 @@ def test_from_a_root_itself(world: RestoringWorld) -> None:
     world.now_ms += HOUR_MS
     damaged(world)
     for wanted in (
-        Wanted(topics=("a",)),
-        Wanted(topics=("a",), version=version),
-        Wanted(topics=("a",), time_ms=time_ms),
+        RestorePoint(topics=("a",)),
+        RestorePoint(topics=("a",), version=version),
+        RestorePoint(topics=("a",), time_ms=time_ms),
     ):
         assert len(plan_restore(world.store, wanted, env=world.env()).left_out) == 2
         check_restored(world, world.restore(world.store, wanted))
-    for wanted in (Wanted(), Wanted(time_ms=time_ms), Wanted(topics=("z",)), Wanted(topics=("z",), version=1)):
+    for wanted in (
+        RestorePoint(),
+        RestorePoint(time_ms=time_ms),
+        RestorePoint(topics=("z",)),
+        RestorePoint(topics=("z",), version=1),
+    ):
         with pytest.raises(SparklogError, match="restore it"):
             world.restore(world.store, wanted)
 
@@ -261,16 +271,16 @@ class TestBackupsOfSomeTopicsAmongOthers:
         world.now_ms += 1
         world.back_up()
         before = contents(world.root())
-        assert contents(world.restore(wanted=Wanted(number=2))) == {"a": before["a"]}
-        between = contents(world.restore(wanted=Wanted(time_ms=time_ms)))
+        assert contents(world.restore(wanted=RestorePoint(number=2))) == {"a": before["a"]}
+        between = contents(world.restore(wanted=RestorePoint(time_ms=time_ms)))
         assert between["a"] == before["a"]
         assert len(before["b"]) == len(between["b"]) + 1
-        assert contents(world.restore(wanted=Wanted(topics=("b",), time_ms=time_ms))) == {"b": between["b"]}
+        assert contents(world.restore(wanted=RestorePoint(topics=("b",), time_ms=time_ms))) == {"b": between["b"]}
 
     def test_the_newest_that_has_the_topics_that_are_asked_for(self) -> None:
         world = RestoringWorld()
         for name in ("a", "b"):
             world.fill(name, 2, {})
             world.back_up(topics=[name])
-        assert list(contents(world.restore(wanted=Wanted(topics=("a",))))) == ["a"]
+        assert list(contents(world.restore(wanted=RestorePoint(topics=("a",))))) == ["a"]
         assert list(contents(world.restore())) == ["b"]

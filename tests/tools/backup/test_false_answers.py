@@ -1,4 +1,4 @@
-"""A place of backups, and a restored root, in a store whose "it exists" is wrong: a bucket's 409, or a lost answer."""
+"""a backup repository, and a restored root, in a store whose "it exists" is wrong: a bucket's 409, or a lost answer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from sparklog.log.topic.backup_manifest import backup_key
 from sparklog.testing.faulty_store import Call, Fault, FaultKind, FaultyStore
 from sparklog.tools.backup.backing_up import back_up
-from sparklog.tools.backup.repository import Repository, begun_key, prune, take_number
+from sparklog.tools.backup.repository import Repository, claim_key, claim_number, prune
 from sparklog.tools.backup.restoring import restore
 from tests.tools.backup.backup_world import RestoringWorld, contents
 
@@ -49,8 +49,8 @@ def test_a_number_that_a_prune_gives_up_is_given_up() -> None:
     world = RestoringWorld()
     world.fill(appends=1)
     world.back_up()
-    assert take_number(world.place, 2, "a run that is slow", world.env())
+    assert claim_number(world.place, 2, "a run that is slow", world.env())
     prune(FaultyStore(world.place, FirstAnswers(FaultKind.FALSE_EXISTS), world.sleep), keep=1, env=world.env())
-    assert world.place.stat(begun_key(2)) is None
+    assert world.place.stat(claim_key(2)) is None
     assert b"givenUpMs" in world.place.get(backup_key(2))
     assert [item.number for item in Repository.open(world.place).manifests()] == [1]

@@ -18,7 +18,7 @@ from sparklog.testing.world import DAY_MS, HOUR_MS
 from sparklog.tools.backup import backing_up, consistent_cut
 from sparklog.tools.backup import repository as place_module
 from sparklog.tools.backup.backing_up import back_up
-from sparklog.tools.backup.restore_point import Wanted
+from sparklog.tools.backup.restore_point import RestorePoint
 from sparklog.tools.backup.restoring import restore
 from sparklog.transactions.completion import collect
 from sparklog.transactions.producer import transactional
@@ -120,7 +120,7 @@ class Story:
         back_up(self.world.root(source), FaultyStore(self.place, decide), at_once=1)
         return self.restored()
 
-    def restored(self, wanted: Wanted | None = None) -> Root:
+    def restored(self, wanted: RestorePoint | None = None) -> Root:
         target = self.world.another("restored")
         restore(self.place, target, wanted, at_once=1, env=self.world.env())
         return self.world.root(target)
@@ -291,7 +291,7 @@ def test_a_backup_of_an_hour_ago_is_still_there_while_times_between_are_asked_fo
         story.world.now_ms += 1
     story.back_up()
     for time_ms, moved in times:
-        root = story.restored(Wanted(time_ms=time_ms))
+        root = story.restored(RestorePoint(time_ms=time_ms))
         moves = [value for _, value, _ in rows_of(root.topic("b")).values() if value and value.startswith(b"move")]
         assert len(moves) == moved
         story.check(root, moved)
@@ -302,7 +302,7 @@ class TestMutations:
     """The sweeps see what they are for. Each begins a few requests before the one that shows it."""
 
     def test_no_holds(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(backing_up.Holds, "take", lambda self, heads: None)
+        monkeypatch.setattr(backing_up.Leases, "acquire", lambda self, heads: None)
         with small_limits(backup_tries=1), pytest.raises((AssertionError, SparklogError)):
             sweep("tidy", 1, 60)
 
@@ -310,7 +310,7 @@ class TestMutations:
         def as_read(self: consistent_cut._Cutter) -> consistent_cut.Cut:
             return consistent_cut.Cut(dict(self.heads), dict(self.decisions), dict(self.groups))
 
-        monkeypatch.setattr(consistent_cut._Cutter, "settle", as_read)
+        monkeypatch.setattr(consistent_cut._Cutter, "complete", as_read)
         with pytest.raises((AssertionError, SparklogError)):
             sweep("move, all recorded", 1, 35)
 
@@ -366,9 +366,9 @@ def test_a_hold_below_the_floor_is_refused_and_the_cut_taken_anew() -> None:
     story = begun()
     story.back_up()
     taken: list[int] = []
-    take = backing_up.Holds.take
+    take = backing_up.Leases.acquire
 
-    def slow(self: backing_up.Holds, heads: object) -> None:
+    def slow(self: backing_up.Leases, heads: object) -> None:
         taken.append(1)
         if len(taken) == 1:
             for _ in range(3):
@@ -376,7 +376,7 @@ def test_a_hold_below_the_floor_is_refused_and_the_cut_taken_anew() -> None:
         take(self, heads)  # type: ignore[arg-type]
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(backing_up.Holds, "take", slow)
+        patched.setattr(backing_up.Leases, "acquire", slow)
         root = story.back_up()
     assert len(taken) == 2
     assert contents(root) == contents(story.world.root())

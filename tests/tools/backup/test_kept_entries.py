@@ -10,7 +10,7 @@ from sparklog.errors import NotFound
 from sparklog.groups.lag import Groups
 from sparklog.log.journal.names import groups_prefix
 from sparklog.testing.world import DAY_MS, HOUR_MS, MINUTE_MS
-from sparklog.tools.backup.restore_point import Wanted
+from sparklog.tools.backup.restore_point import RestorePoint
 from sparklog.tools.verification.run import verify_root
 from tests.support.small_limits import small_limits
 from tests.tools.backup.backup_world import RestoringWorld, batch, contents
@@ -53,14 +53,14 @@ def test_a_root_is_restored_as_of_the_last_day_and_says_from_when_on() -> None:
     left = [info.key for info in world.store.list(f"{groups_prefix('g')}/_log/0")]
     assert int(left[0][-25:-5]) == 8
     for time_ms, offset in steps[7:]:
-        root = world.restore(world.store, Wanted(time_ms=time_ms))
+        root = world.restore(world.store, RestorePoint(time_ms=time_ms))
         assert offsets(root)["a", 0] == offset
         assert len(contents(root)["a"]) == before + offset
     # The topics of then are all there. With the offsets that are, they would be of a day later.
     with pytest.raises(NotFound, match=r"group 'g' can be restored as of .* and later, not of .*; choose a later time"):
-        world.restore(world.store, Wanted(time_ms=steps[2][0]))
-    assert contents(world.restore(world.store, Wanted(time_ms=steps[2][0], topics=("b",))))["b"]
-    assert contents(world.restore(world.store, Wanted(version=3, topics=("a",))))["a"]
+        world.restore(world.store, RestorePoint(time_ms=steps[2][0]))
+    assert contents(world.restore(world.store, RestorePoint(time_ms=steps[2][0], topics=("b",))))["b"]
+    assert contents(world.restore(world.store, RestorePoint(version=3, topics=("a",))))["a"]
     assert not verify_root(world.store, env=world.env()).findings
 
 
@@ -73,7 +73,7 @@ def test_daily_backups_have_all_offsets_and_rarer_ones_say_from_when_on() -> Non
     assert kept_ms in [time_ms for time_ms, _ in first]
     assert gap.from_ms == kept_ms
     with pytest.raises(NotFound, match="group 'g' can be restored as of"):
-        world.restore(wanted=Wanted(time_ms=kept_ms - 1))
+        world.restore(wanted=RestorePoint(time_ms=kept_ms - 1))
     world.now_ms += MINUTE_MS
     member = Groups(world.root()).group("g").join("two")
     second = []
@@ -88,7 +88,7 @@ def test_daily_backups_have_all_offsets_and_rarer_ones_say_from_when_on() -> Non
     whole = world.back_up()
     assert whole.groups[0].since_ms == 0
     for time_ms, offset in [each for each in first if each[0] >= kept_ms] + second:
-        assert offsets(world.restore(wanted=Wanted(time_ms=time_ms)))["a", 0] == offset
+        assert offsets(world.restore(wanted=RestorePoint(time_ms=time_ms)))["a", 0] == offset
 
 
 def test_a_backup_and_a_restore_that_take_days() -> None:

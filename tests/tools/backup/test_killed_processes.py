@@ -22,7 +22,7 @@ from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.retain import retain_root
 from sparklog.storage import LocalStore
 from sparklog.tools.backup.repository import Repository
-from sparklog.tools.backup.restore_point import Wanted
+from sparklog.tools.backup.restore_point import RestorePoint
 from sparklog.tools.backup.restoring import restore
 from sparklog.tools.verification.run import verify_root
 from sparklog.transactions.producer import transactional
@@ -145,7 +145,7 @@ def test_killed_and_run_again_while_four_write(tmp_path: Path, seed: int) -> Non
     source_now = sparklog.open(source)
     for manifest in Repository.open(LocalStore(place)).manifests():
         target = tmp_path / f"restored-{manifest.number}"
-        restore(LocalStore(place), LocalStore(target), Wanted(number=manifest.number))
+        restore(LocalStore(place), LocalStore(target), RestorePoint(number=manifest.number))
         check(target, source_now)
     process = backup_process(source, place)
     _, said = process.communicate(timeout=400)

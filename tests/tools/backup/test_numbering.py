@@ -12,8 +12,8 @@ from sparklog.storage.store import Store
 from sparklog.testing.faulty_store import Call, Crash, Fault, FaultyStore
 from sparklog.testing.world import DAY_MS, HOUR_MS
 from sparklog.tools.backup.backing_up import back_up
-from sparklog.tools.backup.repository import Repository, begun_key, newest_number, prune, take_number
-from sparklog.tools.backup.restore_point import Wanted
+from sparklog.tools.backup.repository import Repository, claim_key, claim_number, latest_number, prune
+from sparklog.tools.backup.restore_point import RestorePoint
 from tests.tools.backup.backup_world import Dying, RestoringWorld, batch, contents
 
 
@@ -68,7 +68,7 @@ def test_a_cut_that_another_has_overtaken_is_taken_anew() -> None:
         world.back_up()
         world.root().topic("a").append(batch([b"newest"], keys=[b"n"]))
 
-    later = back_up(world.root(), before(world.place, "create", begun_key(1), another), at_once=1)
+    later = back_up(world.root(), before(world.place, "create", claim_key(1), another), at_once=1)
     assert later.number == 2
     found = versions(world)
     assert found[1] < found[2]
@@ -86,7 +86,7 @@ def test_begun_all_the_time_it_gives_up() -> None:
             world.place.create(call.key, b"another's")
         return None
 
-    with pytest.raises(Conflict, match=r"other backups into .* are begun all the time"):
+    with pytest.raises(Conflict, match=r"other backups into .* keep starting"):
         back_up(world.root(), FaultyStore(world.place, overtaken), at_once=1)
     assert versions(world) == {}
 
@@ -103,11 +103,13 @@ def test_a_backup_that_stood_still_until_a_prune_took_its_files_is_not_published
         world.now_ms += 7 * HOUR_MS
         assert prune(world.place, keep=keep, env=world.env()).objects > 0
 
-    with pytest.raises(Conflict, match=r"stood still for too long .* a prune has given backup 2 up; run it again"):
+    with pytest.raises(
+        Conflict, match=r"was paused for too long, and a prune has given up backup 2 .*; run the backup again"
+    ):
         back_up(world.root(), before(world.place, "create", backup_key(2), stand_still), at_once=1)
     assert sorted(versions(world)) == [1]
     with pytest.raises(NotFound, match=r"there is no backup 2 in .*; there are 1"):
-        world.restore(wanted=Wanted(number=2))
+        world.restore(wanted=RestorePoint(number=2))
     assert contents(world.restore())["a"] == before_it
     assert begun(world) == []
     assert world.back_up().number == 3
@@ -133,7 +135,7 @@ def test_a_manifest_that_lands_after_its_run_and_a_prune_does_not_count() -> Non
 
     with pytest.raises(Unavailable):
         back_up(world.root(), Late(world.place, lambda call: None), at_once=1)
-    assert begun(world) == [begun_key(2)]
+    assert begun(world) == [claim_key(2)]
     assert prune(world.place, keep=5, env=world.env()).objects > 0
     assert world.place.create(*held[0]) is False
     assert sorted(versions(world)) == [1]
@@ -152,7 +154,7 @@ def test_killed_at_any_request_its_number_is_never_another_ones() -> None:
         world.place.restore(place)
         with pytest.raises(Crash):
             back_up(world.root(), FaultyStore(world.place, Dying(lambda call, at=number: call.number >= at)), at_once=1)
-        taken = newest_number(world.place)
+        taken = latest_number(world.place)
         world.now_ms += DAY_MS
         prune(world.place, keep=5, env=world.env())
         assert begun(world) == []
@@ -164,8 +166,8 @@ def test_a_number_is_taken_once_and_its_answer_may_be_lost() -> None:
     world = RestoringWorld()
     world.fill(appends=1)
     world.back_up()
-    assert take_number(world.place, 2, "one", world.env())
-    assert take_number(world.place, 2, "one", world.env())
-    assert not take_number(world.place, 2, "two", world.env())
-    assert not take_number(world.place, 1, "two", world.env())
+    assert claim_number(world.place, 2, "one", world.env())
+    assert claim_number(world.place, 2, "one", world.env())
+    assert not claim_number(world.place, 2, "two", world.env())
+    assert not claim_number(world.place, 1, "two", world.env())
     assert world.back_up().number == 3

@@ -11,8 +11,8 @@ from sparklog.log.journal.names import RESTORE_KEY, ROOT_KEY
 from sparklog.testing.faulty_store import Call, Crash, FaultyStore
 from sparklog.testing.world import DAY_MS, HOUR_MS
 from sparklog.tools.backup.backing_up import back_up
-from sparklog.tools.backup.repository import BACKUP, PRUNE, Mark, Repository, named_keys, prune
-from sparklog.tools.backup.restore_point import Wanted
+from sparklog.tools.backup.repository import BACKUP, PRUNE, Mark, Repository, needed_keys, prune
+from sparklog.tools.backup.restore_point import RestorePoint
 from sparklog.tools.backup.restoring import restore
 from tests.tools.backup.backup_world import Dying, RestoringWorld, Rows, batch, contents
 
@@ -40,10 +40,10 @@ def test_backups_that_are_kept_stay_whole() -> None:
     assert (found.kept, found.dropped) == ((4, 5), (1, 2, 3))
     assert len(list(world.place.list(""))) == before - found.objects
     for number in (4, 5):
-        assert contents(world.restore(wanted=Wanted(number=number)))["a"] == rows[number - 1]
+        assert contents(world.restore(wanted=RestorePoint(number=number)))["a"] == rows[number - 1]
     with pytest.raises(NotFound, match="there are 4, 5"):
-        world.restore(wanted=Wanted(number=3))
-    named = set().union(*(named_keys(world.place, item) for item in Repository.open(world.place).manifests()))
+        world.restore(wanted=RestorePoint(number=3))
+    named = set().union(*(needed_keys(world.place, item) for item in Repository.open(world.place).manifests()))
     left = {info.key for info in world.place.list("") if not info.key.startswith("_backup")}
     assert left <= named
     world.now_ms += DAY_MS
@@ -108,7 +108,7 @@ def test_a_backup_gives_way_to_a_prune_and_stops_when_it_was_taken_for_dead() ->
         world.back_up()
         world.now_ms += DAY_MS + HOUR_MS
         prune(world.place, keep=1, env=env)
-        with pytest.raises(Conflict, match="stood still for too long"):
+        with pytest.raises(Conflict, match="was paused for too long"):
             mark.check()
 
 
@@ -123,7 +123,9 @@ def test_killed_at_any_request_a_prune_leaves_whole_backups() -> None:
         with pytest.raises(Crash):
             prune(FaultyStore(world.place, Dying(lambda call, at=number: call.number >= at)), keep=2, env=world.env())
         for manifest in Repository.open(world.place).manifests():
-            assert contents(world.restore(wanted=Wanted(number=manifest.number)))["a"] == rows[manifest.number - 1]
+            assert (
+                contents(world.restore(wanted=RestorePoint(number=manifest.number)))["a"] == rows[manifest.number - 1]
+            )
     world.now_ms += DAY_MS + HOUR_MS
     assert prune(world.place, keep=2, env=world.env()).kept == (4, 5)
 
@@ -134,7 +136,7 @@ def test_backups_that_are_dropped_while_one_is_restored() -> None:
     rows = five_days(world)
     full = world.place.snapshot()
     counted = FaultyStore(world.place, lambda call: None)
-    restore(counted, world.another("counted"), Wanted(number=1), at_once=1, env=world.env())
+    restore(counted, world.another("counted"), RestorePoint(number=1), at_once=1, env=world.env())
     outcomes = Counter[str]()
     for moment in range(0, sum(counted.calls.values()), 3):
         world.place.restore(full)
@@ -145,13 +147,13 @@ def test_backups_that_are_dropped_while_one_is_restored() -> None:
                 prune(world.place, keep=1, env=world.env())
 
         try:
-            restore(FaultyStore(world.place, drop), target, Wanted(number=1), at_once=1, env=world.env())
+            restore(FaultyStore(world.place, drop), target, RestorePoint(number=1), at_once=1, env=world.env())
         except NotFound as error:
             outcomes[str(error).partition(" in memory")[0].partition(" from memory")[0]] += 1
             assert ROOT_KEY not in target.snapshot()
             if RESTORE_KEY in target.snapshot():
                 with pytest.raises(NotFound, match=r"dropped from .* \(1\); empty"):
-                    world.restore_into(None, target, Wanted(number=1))
+                    world.restore_into(None, target, RestorePoint(number=1))
         else:
             outcomes["restored"] += 1
             assert contents(world.root(target))["a"] == rows[0]

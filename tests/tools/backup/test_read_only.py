@@ -14,7 +14,7 @@ import pytest
 import sparklog as package
 from sparklog.storage import LocalStore
 from sparklog.tools.backup.backing_up import back_up, plan_backup
-from sparklog.tools.backup.restore_point import Wanted
+from sparklog.tools.backup.restore_point import RestorePoint
 from sparklog.tools.backup.restoring import restore
 from sparklog.tools.verification.run import verify_root
 from tests.support.read_only import read_only
@@ -58,7 +58,7 @@ def test_a_backup_without_leases(world: RestoringWorld, caplog: pytest.LogCaptur
 
 def test_a_restore_from_a_read_only_root(world: RestoringWorld, caplog: pytest.LogCaptureFixture) -> None:
     restored = world.another("restored")
-    restore(read_only(world.store), restored, Wanted(), env=world.env())
+    restore(read_only(world.store), restored, RestorePoint(), env=world.env())
     assert contents(world.root(restored)) == contents(world.root())
     assert [WITHOUT_LEASES in each.getMessage() for each in caplog.records].count(True) == 1
     assert verify_root(read_only(restored), env=world.env()).sound

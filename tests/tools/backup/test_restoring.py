@@ -17,8 +17,8 @@ from sparklog.storage import LocalStore
 from sparklog.testing.faulty_store import Crash, FaultyStore
 from sparklog.testing.world import DAY_MS, HOUR_MS
 from sparklog.tools.backup.backing_up import back_up, plan_backup
-from sparklog.tools.backup.repository import Repository, named_keys
-from sparklog.tools.backup.restore_point import MovedOffset, Wanted
+from sparklog.tools.backup.repository import Repository, needed_keys
+from sparklog.tools.backup.restore_point import MovedOffset, RestorePoint
 from sparklog.tools.backup.restoring import plan_restore, restore
 from sparklog.tools.verification.run import verify_root
 from sparklog.transactions.producer import transactional
@@ -59,7 +59,7 @@ class TestTheCut:
         world.store.replace(damaged, b"?")
         manifest = world.back_up()
         kept = {info.key for info in world.place.list("") if info.key.endswith(".bloom")}
-        assert kept <= named_keys(world.place, manifest)
+        assert kept <= needed_keys(world.place, manifest)
         copied = [each.store for each in (world.restore(), world.restore(world.store))]
         for store in (world.place, *copied):
             filters = [info.key.split("/")[0] for info in store.list("") if info.key.endswith(".bloom")]
@@ -137,7 +137,7 @@ class TestTheCut:
         root = world.restore()
         assert contents(root) == before
         assert not [path for name in "abc" for path in root.topic(name).log.snapshot().slices.paths() if path[0] == "/"]
-        only = world.restore(wanted=Wanted(topics=("c",)))
+        only = world.restore(wanted=RestorePoint(topics=("c",)))
         assert contents(only) == {"c": before["c"]}
         for each in (root, only):
             for _ in range(3):
@@ -166,7 +166,7 @@ class TestTheCut:
         world.fill("b")
         before = contents(world.root())
         world.back_up()
-        root = world.restore(wanted=Wanted(topics=("a",)), rename={"a": "old-a"})
+        root = world.restore(wanted=RestorePoint(topics=("a",)), rename={"a": "old-a"})
         assert contents(root) == {"old-a": before["a"]}
         root = world.restore(rename={"a": "b", "b": "a"})
         assert contents(root) == {"a": before["b"], "b": before["a"]}
@@ -175,7 +175,7 @@ class TestTheCut:
         with pytest.raises(NotFound, match="no topic 'x' to be renamed"):
             world.restore(rename={"x": "y"})
         with pytest.raises(NotFound, match="no topic 'c' in backup 1"):
-            world.restore(wanted=Wanted(topics=("c",)))
+            world.restore(wanted=RestorePoint(topics=("c",)))
 
     def test_deleted_topics_are_not_restored_and_come_back_as_of_before(self) -> None:
         world = RestoringWorld()
@@ -186,7 +186,7 @@ class TestTheCut:
         world.root().delete_topic("b")
         world.back_up()
         assert list(contents(world.restore())) == ["a"]
-        assert contents(world.restore(wanted=Wanted(time_ms=alive_ms)))["b"] == rows
+        assert contents(world.restore(wanted=RestorePoint(time_ms=alive_ms)))["b"] == rows
 
 
 class TestTransactionsAndGroups:
@@ -245,26 +245,26 @@ class TestPointsInTime:
     def test_every_time_and_version_between_daily_backups(self) -> None:
         world = RestoringWorld()
         for time_ms, version, rows in self.history(world):
-            assert contents(world.restore(wanted=Wanted(time_ms=time_ms)))["a"] == rows
-            assert contents(world.restore(wanted=Wanted(topics=("a",), version=version)))["a"] == rows
+            assert contents(world.restore(wanted=RestorePoint(time_ms=time_ms)))["a"] == rows
+            assert contents(world.restore(wanted=RestorePoint(topics=("a",), version=version)))["a"] == rows
 
     def test_each_backup_by_its_number_and_what_is_out_of_reach(self) -> None:
         world = RestoringWorld()
         found = self.history(world)
         for number in range(1, 5):
-            rows = contents(world.restore(wanted=Wanted(number=number)))["a"]
+            rows = contents(world.restore(wanted=RestorePoint(number=number)))["a"]
             assert {key: value for key, value, _ in rows.values()} == {
                 key: value for key, value, _ in found[6 * number - 1][2].values()
             }
         for wanted, says in (
-            (Wanted(number=9), "there are 1, 2, 3, 4"),
-            (Wanted(time_ms=world.now_ms + 1), "take another one"),
-            (Wanted(time_ms=5), "there was no topic at 1970"),
-            (Wanted(topics=("a",), version=10_000), "there are versions 0 to"),
+            (RestorePoint(number=9), "there are 1, 2, 3, 4"),
+            (RestorePoint(time_ms=world.now_ms + 1), "take another one"),
+            (RestorePoint(time_ms=5), "there was no topic at 1970"),
+            (RestorePoint(topics=("a",), version=10_000), "there are versions 0 to"),
         ):
             with pytest.raises(NotFound, match=says):
                 world.restore(wanted=wanted)
-        for wanted in (Wanted(version=3), Wanted(number=1, time_ms=4)):
+        for wanted in (RestorePoint(version=3), RestorePoint(number=1, time_ms=4)):
             with pytest.raises(BadRequest):
                 world.restore(wanted=wanted)
 
@@ -287,10 +287,10 @@ class TestPointsInTime:
         assert item is not None
         assert item.since > version
         with pytest.raises(NotFound, match="can be restored as of"):
-            world.restore(wanted=Wanted(time_ms=lost_ms))
+            world.restore(wanted=RestorePoint(time_ms=lost_ms))
         with pytest.raises(NotFound, match=f"there are versions 0 to 5, {item.since} to {item.version}"):
-            world.restore(wanted=Wanted(topics=("a",), version=version))
-        assert contents(world.restore(wanted=Wanted(topics=("a",), version=item.since)))["a"]
+            world.restore(wanted=RestorePoint(topics=("a",), version=version))
+        assert contents(world.restore(wanted=RestorePoint(topics=("a",), version=item.since)))["a"]
 
     def test_a_group_that_read_further_than_the_version_is_at_its_end(self) -> None:
         """By a clock that runs behind; what it had left to read stays so, and so does another topic."""
@@ -303,7 +303,7 @@ class TestPointsInTime:
         world.root().topic("a").append(batch([b"later"] * 4))
         read = {"a": {0: ends[0] + 3, 1: 1}, "b": {0: 2}}
         Groups(world.root()).group("g").join("one").commit(read)
-        wanted = Wanted(topics=("a",), version=version)
+        wanted = RestorePoint(topics=("a",), version=version)
         world.back_up()
         for source in (world.place, world.store):
             planned = plan_restore(source, wanted, env=world.env())
@@ -328,7 +328,7 @@ class TestPointsInTime:
         world.root().topic("a").append(batch([b"later"] * 4))
         Groups(world.root()).group("g").join("one").commit({"a": {0: 5}})
         world.back_up()
-        wanted = Wanted(topics=("a",), version=version)
+        wanted = RestorePoint(topics=("a",), version=version)
         counted = FaultyStore(world.another("counted"), lambda call: None)
         right = world.restore_into(None, counted, wanted).moved  # type: ignore[arg-type]
         assert right
@@ -357,14 +357,14 @@ class TestPointsInTime:
         now = rows_of(world.root().topic("a"))
         source = world.store
         assert contents(world.restore(source))["a"] == now
-        assert contents(world.restore(source, Wanted(time_ms=time_ms)))["a"] == rows
-        assert contents(world.restore(source, Wanted(topics=("a",), version=version)))["a"] == rows
-        assert not world.root().topic("a").log.state().holds
+        assert contents(world.restore(source, RestorePoint(time_ms=time_ms)))["a"] == rows
+        assert contents(world.restore(source, RestorePoint(topics=("a",), version=version)))["a"] == rows
+        assert not world.root().topic("a").log.head().holds
         world.now_ms += 3 * DAY_MS
         world.root().topic("a").append(batch([b"y"], keys=[b"y"]))
         world.retain()
         with pytest.raises(NotFound, match="from this root it can be restored from version"):
-            world.restore(source, Wanted(time_ms=time_ms))
+            world.restore(source, RestorePoint(time_ms=time_ms))
 
 
 class TestRefusals:
@@ -380,7 +380,7 @@ class TestRefusals:
         other.create("something", b"")
         with pytest.raises(BadRequest, match="is not empty"):
             back_up(world.root(), other)
-        with pytest.raises(NotFound, match="neither a place of backups"):
+        with pytest.raises(NotFound, match="neither a backup repository"):
             world.restore(other)
         with pytest.raises(NotFound, match="no backups are in"):
             Repository.open(other)
@@ -446,7 +446,7 @@ class TestRefusals:
         world.fill()
         world.store.create("notes/readme", b"")
         with pytest.raises(NotFound, match="topic 'notes' does not exist"):
-            world.restore(world.store, Wanted(topics=("notes",), version=1))
+            world.restore(world.store, RestorePoint(topics=("notes",), version=1))
 
     def test_dry_runs_change_nothing(self) -> None:
         world = RestoringWorld()
@@ -504,4 +504,4 @@ class TestRefusals:
         assert [item.topic for item in world.back_up(topics=["a"]).topics] == ["a"]
         assert list(contents(world.restore())) == ["a"]
         with pytest.raises(NotFound, match="no topic 'b' in backup 1"):
-            world.restore(wanted=Wanted(topics=("b",)))
+            world.restore(wanted=RestorePoint(topics=("b",)))

@@ -209,7 +209,7 @@ def test_an_index_that_leaves_out_its_segment_is_built_again(tmp_path: Path, dat
     for sparse in (data, whole[: 8 * 100], whole[8 * 180 :]):
         index.write_bytes(sparse)
         (note,) = verify_log_dir(tmp_path, env=ENV).notes
-        assert "leave out parts of the segment" in note.message
+        assert "do not cover the entire segment" in note.message
         assert repair_log_dir(tmp_path, execute=True, env=ENV).sound
         assert index.read_bytes() == whole
     assert verify_log_dir(tmp_path, env=ENV).notes == ()

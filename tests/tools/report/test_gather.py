@@ -302,7 +302,7 @@ def test_an_open_transaction_of_a_kafka_directory_has_an_age(fixtures: Path) -> 
     assert {(each.topic, each.partition, each.first): each.age_ms for each in report.held_back} == {
         place: now_ms - since for place, since in begun.items()
     }
-    noted = {note.topic for note in report.notes if "a transaction is open for 27 h" in note.text}
+    noted = {note.topic for note in report.notes if "a transaction has been open for 27 h" in note.text}
     assert noted == {topic for topic, _, _ in begun}
     assert sum(sum(topic.bytes_by_hour) for topic in report.topics) == report.bytes
 
@@ -312,11 +312,11 @@ def test_damage_in_a_kafka_directory_is_a_note_unless_it_is_being_written(fixtur
     file = next(log_dir.glob("txn-a-0/*.log"))
     whole = file.read_bytes()
     file.write_bytes(whole + whole[:70])
-    assert not [note for note in gather(KafkaView(log_dir), Settings(0)).notes if "damaged" in note.text]
+    assert not [note for note in gather(KafkaView(log_dir), Settings(0)).notes if "corrupt" in note.text]
     file.write_bytes(whole + bytes(8) + b"\0\0\0\1" + b"\x7f" * 100)
-    [note] = [note for note in gather(KafkaView(log_dir), Settings(0)).notes if "damaged" in note.text]
+    [note] = [note for note in gather(KafkaView(log_dir), Settings(0)).notes if "corrupt" in note.text]
     assert note.topic == "txn-a"
-    assert f"partition 0 is damaged in {file.name} at byte {len(whole):,}" in note.text
+    assert f"partition 0 is corrupt in {file.name} at byte {len(whole):,}" in note.text
 
 
 def test_groups_of_a_kafka_directory_are_those_of_its_coordinator(fixtures: Path) -> None:
@@ -372,7 +372,7 @@ def test_damage_in_kafkas_groups_is_a_note(fixtures: Path, tmp_path: Path) -> No
 
 
 def test_only_logs_can_be_reported_on(world: TopicsWorld) -> None:
-    with pytest.raises(BadRequest, match="expected a sparklog root or a Kafka directory"):
+    with pytest.raises(BadRequest, match="only sparklog roots and Kafka log directories have reports"):
         gather(object(), Settings(0))  # type: ignore[arg-type]
 
 

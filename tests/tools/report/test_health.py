@@ -46,12 +46,14 @@ def test_each_rule_notes_what_it_is_for() -> None:
     young = replace(base, activity=Activity(MANY_COMMITS - 1, NOW_MS, 0, 0, None))
     assert not texts(report(young))
     ahead = replace(base, partitions=(replace(part, newest_ms=NOW_MS + 86_400_000),))
-    assert "stamped in the future" in texts(report(ahead))[0][2]
+    assert "timestamps in the future" in texts(report(ahead))[0][2]
     uneven = topic("uneven", (10**9, 10**8, 10**8, 10**8))
     assert texts(report(uneven))[0][0] == INFORMATION
     worse = topic("uneven", (10**9, *[10**7] * 7))
     assert texts(report(worse))[0][:2] == (ATTENTION, "uneven")
-    assert "partition 0 holds 7.5 times the mean (1.0 GB); keys are spread unevenly" in texts(report(worse))[0][2]
+    assert (
+        "partition 0 has 7.5 times the mean size (1.0 GB); keys are distributed unevenly" in texts(report(worse))[0][2]
+    )
     assert not texts(report(topic("small", (10**6, 10, 10, 10))))
     held = OpenTransaction("orders", 0, "job #1", 0, 5, 61_000, 60_000)
     assert "job #1" in texts(report(base, held_back=(held,)))[0][2]
@@ -65,7 +67,7 @@ def test_records_that_expired_before_a_group_read_them_are_noted() -> None:
     group = GroupFacts("readers", "Empty", None, (part, replace(part, partition=4, offset=150)))
     [(level, name, text)] = texts(report(topic(), groups=(group,)))
     assert (level, name) == (ATTENTION, "orders")
-    assert "before group readers had read them, in 1 partition (partition 3: 50 offsets)" in text
+    assert "records expired in 1 partition before group readers read them (partition 3: 50 offsets)" in text
 
 
 def test_attention_comes_first() -> None:
@@ -91,7 +93,7 @@ def reader(offset: int | None, seconds: float | None) -> GroupFacts:
     return GroupFacts("bill", "Empty", None, (GroupPartition("orders", 0, offset, 10, 100, 5, seconds),))
 
 
-OPEN = "a transaction is open for 27 h (job; x #12): readers of committed records wait in partition 3 from offset 62; "
+OPEN = "a transaction has been open for 27 h (job; x #12): read_committed readers wait in partition 3 at offset 62; "
 BEHIND = "group bill is behind: "
 DELETES = "the next run of `sparklog retain` deletes "
 
@@ -100,24 +102,24 @@ DELETES = "the next run of `sparklog retain` deletes "
     ("facts", "level", "text"),
     [
         (report(topic(), held_back=(held(),)), ATTENTION,
-         OPEN + "if its producer is gone, `sparklog transactions abort 'job; x'`"),
+         OPEN + "if its producer is dead, run `sparklog transactions abort 'job; x'`"),
         (report(topic(), held_back=(held(timeout_ms=None),)), ATTENTION,
-         OPEN + "no timeout ends it: import again once Kafka has, or `sparklog transactions abort`"),
+         OPEN + "it has no timeout here: end it in Kafka and import again, or run `sparklog transactions abort`"),
         (report(topic(), held_back=(held(timeout_ms=None),), kind="kafka"), ATTENTION,
-         OPEN + "if its producer is gone, `kafka-transactions.sh --bootstrap-server … abort --topic orders "
+         OPEN + "if its producer is dead, run `kafka-transactions.sh --bootstrap-server … abort --topic orders "
          "--partition 3 --start-offset 62`"),
         (report(topic(), held_back=(held(age_ms=HOUR_MS),)), "", ""),
         (report(topic(), held_back=(held(age_ms=None),)), "", ""),
         (report(expiring(3)), INFORMATION, DELETES + "3 of 160 records, by retention.ms or retention.bytes"),
-        (report(expiring(80)), ATTENTION, DELETES + "80 of 160 records, by retention.ms or retention.bytes; "
-         "`sparklog configs alter orders --add-config retention.ms=-1` keeps them"),
+        (report(expiring(80)), ATTENTION, DELETES + "80 of 160 records because of retention.ms or retention.bytes; "
+         "to keep them, run `sparklog configs alter orders --add-config retention.ms=-1`"),
         (report(topic(), groups=(reader(10, 86_401),)), ATTENTION,
-         BEHIND + "its oldest unread record has waited for 24 h; start its consumer, or delete the group if it is no "
+         BEHIND + "its first unread record is 24 h old; start its consumer, or delete the group if it is no "
          "longer used"),
         (report(topic(), groups=(reader(10, 86_399),)), "", ""),
         (report(topic(), groups=(reader(10, None),)), "", ""),
         (report(expiring(3), groups=(reader(12, 60),)), ATTENTION,
-         DELETES + "records that group bill has not read (1 partition, such as 0): run its consumer before, or raise "
+         DELETES + "records that group bill has not read (1 partition, such as 0): run its consumer first, or raise "
          "retention.ms"),
         (report(expiring(3), groups=(reader(13, 60),)), INFORMATION,
          DELETES + "3 of 160 records, by retention.ms or retention.bytes"),

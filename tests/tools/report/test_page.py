@@ -225,8 +225,8 @@ def test_hours_are_bars_with_a_text_that_says_the_same() -> None:
     busy = replace(base, activity=replace(base.activity, commits_by_hour=tuple(commits)))
     text = as_html(report(busy))
     page = Page.of(text)
-    assert "9 in all; most, 6, in the hour from 2023-11-14 20:00:00" in page.text
-    assert "1.5 MB in all; most, 1.5 MB, in the hour from 2023-11-11 23:00:00" in page.text
+    assert "total 9; peak 6 in the hour from 2023-11-14 20:00:00" in page.text
+    assert "total 1.5 MB; peak 1.5 MB in the hour from 2023-11-11 23:00:00" in page.text
     drawn = chart(commits, NOW_MS)
     assert drawn is not None
     assert drawn.path == "M691 60v-60.0h8v60.0z" + "M711 60v-30.0h8v30.0z"

@@ -84,7 +84,9 @@ def test_where_every_entry_is_right_all_indexes_of_the_checksum_are_named(whole:
         findings = verified(whole, key).findings
     assert data[-8:] != bytes(8)
     assert {finding.file for finding in findings} == {key.replace("txnindex", each) for each in SUFFIXES}
-    assert all("one of .index, .timeindex, .txnindex does not match" in finding.message for finding in findings)
+    assert all(
+        "one of .index, .timeindex, .txnindex is wrong, because together" in finding.message for finding in findings
+    )
 
 
 @pytest.mark.slow

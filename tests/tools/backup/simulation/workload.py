@@ -29,7 +29,7 @@ from sparklog.testing.faulty_store import Call, Crash, Decide, Fault, FaultKind,
 from sparklog.testing.world import HOUR_MS
 from sparklog.tools.backup.backing_up import back_up
 from sparklog.tools.backup.repository import Repository, prune
-from sparklog.tools.backup.restore_point import Wanted
+from sparklog.tools.backup.restore_point import RestorePoint
 from sparklog.tools.backup.restoring import restore
 from sparklog.transactions.producer import transactional
 from tests.support.compaction import compact_topic
@@ -46,11 +46,8 @@ Rows = dict[tuple[int, int], tuple[bytes | None, bytes | None, int]]
 
 
 @dataclass
-class BackupRun(SimulatedRun):
-    """Writers, jobs and backups of one root: the world has its store, `repository` is the store of the backups.
-
-    Profiles: `names` and `folders` are caches of the machine that makes backups, and no requests fail; `faults`.
-    """
+class Story:
+    """A run: the world with the source's store, the backup repository, and who was told what."""
 
     acknowledged: list[tuple[int, bytes]] = field(default_factory=list)
     """When a writer was told that its value is in the log."""
@@ -293,7 +290,7 @@ def check(run: BackupRun, source: random.Random) -> None:
     held = {name: rows_of(root.topic(name)) for name in root.topics()}
     manifests = Repository.open(run.repository).manifests()
     for manifest in manifests:
-        restored = restored_root(run, Wanted(number=manifest.number))
+        restored = restored_root(story, RestorePoint(number=manifest.number))
         found = {name: rows_of(restored.topic(name)) for name in restored.topics()}
         check_root(run, restored, held, manifest.started_ms)
         if manifest.number == last.number:
@@ -301,7 +298,7 @@ def check(run: BackupRun, source: random.Random) -> None:
     for _ in range(3):
         time_ms = source.randint(manifests[0].started_ms, manifests[-1].started_ms)
         try:
-            restored = restored_root(run, Wanted(time_ms=time_ms))
+            restored = restored_root(story, RestorePoint(time_ms=time_ms))
         except NotFound as error:
             expect("can be restored as of" in str(error), str(error))
             run.count("times lost")
@@ -310,10 +307,10 @@ def check(run: BackupRun, source: random.Random) -> None:
         run.count("times restored")
 
 
-def restored_root(run: BackupRun, wanted: Wanted) -> Root:
-    target = MemoryStore(lambda: run.world.now_ms, f"restored-{run.seed}")
-    restore(run.repository, target, wanted, at_once=1, env=run.outsider().env)
-    return run.outsider(store=target)
+def restored_root(story: Story, wanted: RestorePoint) -> Root:
+    target = MemoryStore(lambda: story.world.now_ms, f"restored-{story.seed}")
+    restore(story.place, target, wanted, at_once=1, env=story.outsider().env)
+    return story.outsider(target)
 
 
 def check_root(run: BackupRun, root: Root, held: dict[str, Rows], since_ms: int) -> None:
