@@ -103,7 +103,7 @@ class Leases:
             # If the response is lost, the lease may exist, so it must be released.
             self.versions[name] = version
             try:
-                self._commit(name, Hold(version, self.since_ms + LEASE_MS))
+                self._commit(name, VersionLease(version, self.since_ms + LEASE_MS))
             except Conflict:
                 if not may_be_below:
                     raise
@@ -120,10 +120,10 @@ class Leases:
             with suppress(SparklogError, OSError):
                 self._commit(name, None)
 
-    def _commit(self, name: str, hold: VersionLease | None) -> None:
+    def _commit(self, name: str, lease: VersionLease | None) -> None:
         log = self.root.engine.log(name)
         # The cut may have read later versions than the root has seen.
-        log.commit(MaintainIntent(log.refresh().head.topic_id, holds={self.name: hold}))
+        log.commit(MaintainIntent(log.refresh().topic_state.topic_id, holds={self.name: lease}))
 
 
 def plan_backup(root: Root, target: Store, *, topics: Collection[str] | None = None) -> Plan:
@@ -223,7 +223,7 @@ class _BackupRun:
         groups = self._all_entries(GROUPS, cut.groups, [manifest.groups for manifest in before])
         state = self.root.defaults()
         defaults = self._all_entries(DEFAULTS, {ID: state} if state.number >= 0 else {}, ())
-        topic_files = {name: self._topic_files(name, head, before) for name, head in sorted(cut.topics.items())}
+        topic_files = {name: self._topic_files(name, state, before) for name, state in sorted(cut.topics.items())}
         missing = self._copy_files(topic_files)
         backups = tuple(self._topic(name, files, missing) for name, files in topic_files.items())
         if self.damaged.damage:
@@ -268,29 +268,29 @@ class _BackupRun:
                 self.release()
         raise AssertionError("unreachable")
 
-    def _topic_files(self, name: str, head: Head, before: Sequence[Manifest]) -> FilesOfVersions:
+    def _topic_files(self, name: str, state: TopicState, before: Sequence[Manifest]) -> FilesOfVersions:
         """Return the files of all versions since the topic's last backup."""
         history = History(self.root.store, name, self.root.env)
         last = next(filter(None, (manifest.topic(name) for manifest in reversed(before))), None)
         if last is not None and last.version > state.version:
             raise Corrupt(
-                f"topic '{name}' is at version {head.version}, but its last backup has version {last.version}: this is "
+                f"topic '{name}' is at version {state.version}, but its last backup has version {last.version}: this is "
                 "not the root that was backed up; use another repository"
             )
-        base = oldest_base(history, head.version)
-        if last is not None and last.version >= base and history.commits.has(last.version + 1, head.version):
+        base = oldest_base(history, state.version)
+        if last is not None and last.version >= base and history.commits.has(last.version + 1, state.version):
             # The state comes from the backup, and later commits from the source: check that they are the same log.
             start = History(self.repository.store, name).at(last.version)
-            if start.head.crc != last.crc:
+            if start.state.crc != last.crc:
                 raise Corrupt(
                     f"version {last.version} of topic '{name}' in {self.repository.store.location} has CRC-32C "
-                    f"{start.head.crc}, but its manifest has {last.crc}: delete the repository and back up again"
+                    f"{start.state.crc}, but its manifest has {last.crc}: delete the repository and back up again"
                 )
         else:
             start = start_at(history, base)
-        files = files_of_versions(history, start, head.version)
-        if files.last.head.crc != head.crc:
-            raise Corrupt(f"version {head.version} of topic '{name}' contradicts the commits before it: run verify")
+        files = files_of_versions(history, start, state.version)
+        if files.last.state.crc != state.crc:
+            raise Corrupt(f"version {state.version} of topic '{name}' contradicts the commits before it: run verify")
         return files
 
     def _copy_files(self, topic_files: Mapping[str, FilesOfVersions]) -> set[str]:
@@ -322,18 +322,18 @@ class _BackupRun:
         for snapshot in (files.base, files.last):
             if snapshot.version >= 0:
                 self.copied += write_checkpoint(store, snapshot, self.root.env.new_id(), self.root.env)
-        head = files.last.head
+        state = files.last.state
         since = files.since(missing & files.files.keys())
         return TopicBackup(
             name,
-            head.topic_id,
-            head.version,
-            head.crc or 0,
-            head.made_ms,
-            head.deleted,
+            state.topic_id,
+            state.version,
+            state.crc or 0,
+            state.made_ms,
+            state.deleted,
             files.base.version,
             since,
-            files.times.get(since, files.base.head.made_ms),
+            files.times.get(since, files.base.state.made_ms),
             sum(file.size for file in files.of_last()),
         )
 
@@ -409,6 +409,6 @@ def write_checkpoint(store: Store, snapshot: Snapshot, unique: str, env: Env) ->
     table_key, data, table = slice_table(snapshot, unique)
     if create_or_read(store, table_key, data, env) not in (None, data):
         raise Unavailable(f"{table_key} in {store.location} has other bytes than were written; try again later")
-    document = encode_checkpoint(Checkpoint(snapshot.head, table))
+    document = encode_checkpoint(Checkpoint(snapshot.state, table))
     create_or_read(store, key, document, env)
     return copying.Copied(2, table.size + len(document))

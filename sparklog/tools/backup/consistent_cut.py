@@ -99,7 +99,7 @@ class _Cutter:
     store: Store
     chosen: Collection[str] | None
     damaged: DamagedLogs
-    heads: dict[str, TopicState] = field(default_factory=dict)
+    topic_states: dict[str, TopicState] = field(default_factory=dict)
     decisions: dict[str, Decisions] = field(default_factory=dict)
     groups: dict[str, GroupState] = field(default_factory=dict)
     versions: dict[str, int] = field(default_factory=dict)
@@ -138,13 +138,13 @@ class _Cutter:
         return kind.prefix(id_) in self.damaged.damage
 
     def next_commit(self, topic: str) -> bool:
-        state = self._head(topic)
+        state = self._topic_state(topic)
         key = commit_key(topic, state.version + 1)
         try:
             commit = decode_commit(self.store.get(key), key, state.version + 1)
         except NotFound:
             return False
-        self.heads[topic] = state.apply(commit)
+        self.topic_states[topic] = state.apply(commit)
         self.note_commit(commit)
         self.moved = True
         return True
@@ -175,11 +175,11 @@ class _Cutter:
         self.moved = True
         while self.moved:
             self.moved = False
-            for state in list(self.heads.values()):
+            for state in list(self.topic_states.values()):
                 for other, version in state.siblings.items():
                     self.require_version(other, version)
             for topic, version in list(self.versions.items()):
-                while self._head(topic).version < version:
+                while self._topic_state(topic).version < version:
                     self._step(topic, self.next_commit)
             for group, number in list(self.entries.items()):
                 while self._number(group) < number:
@@ -192,15 +192,15 @@ class _Cutter:
 
     def cut(self) -> Cut:
         """Return the current states. Raises the error of a skipped damaged journal that may concern the topics."""
-        for head in self.heads.values():
-            self.writers |= {transactional_id for transactional_id, _ in open_transactions(head)}
+        for topic_state in self.topic_states.values():
+            self.writers |= {transactional_id for transactional_id, _ in open_transactions(topic_state)}
         if not self.damaged.strict:
-            topics = {name: state.topic_id for name, state in self.heads.items()}
+            topics = {name: state.topic_id for name, state in self.topic_states.items()}
             self.damaged.check(topics, self.writers, self.groups.values())
-        return Cut(dict(self.heads), dict(self.decisions), dict(self.groups), self.damaged.left_out())
+        return Cut(dict(self.topic_states), dict(self.decisions), dict(self.groups), self.damaged.left_out())
 
-    def _head(self, topic: str) -> TopicState:
-        return self.heads.get(topic, EMPTY)
+    def _topic_state(self, topic: str) -> TopicState:
+        return self.topic_states.get(topic, EMPTY)
 
     def _number(self, group: str) -> int:
         return self.groups[group].number if group in self.groups else -1
@@ -224,7 +224,11 @@ class _Cutter:
     def _require_previous_decisions(self) -> None:
         """Require the decision before each open transaction, because the transaction started after it."""
         if self.live is not None:
-            opened = {transaction for head in self.heads.values() for transaction in open_transactions(head)}
+            opened = {
+                transaction
+                for topic_state in self.topic_states.values()
+                for transaction in open_transactions(topic_state)
+            }
             opened |= {(pending.txn, pending.n) for state in self.groups.values() for pending in state.pending}
             self.decided |= {(transactional_id, n - 1) for transactional_id, n in opened if n > 0}
 
@@ -271,8 +275,8 @@ class _Cutter:
 
     def _record(self) -> None:
         """Read the recorded outcomes of open transactions whose decisions were pruned."""
-        for topic in list(self.heads):
-            for transaction in open_transactions(self.heads[topic]):
+        for topic in list(self.topic_states):
+            for transaction in open_transactions(self.topic_states[topic]):
                 self._record_in_topic(topic, transaction)
         for group in list(self.groups):
             for pending in self.groups[group].pending:
@@ -280,10 +284,10 @@ class _Cutter:
 
     def _record_in_topic(self, topic: str, transaction: Transaction) -> None:
         def is_open() -> bool:
-            return transaction in open_transactions(self.heads[topic])
+            return transaction in open_transactions(self.topic_states[topic])
 
         def is_named(state: Decisions) -> bool:
-            return bool(state.resolved(topic, self.heads[topic].topic_id, transaction[1]).committed)
+            return bool(state.resolved(topic, self.topic_states[topic].topic_id, transaction[1]).committed)
 
         self._read_record((topic, transaction), transaction, is_open, partial(self.next_commit, topic), is_named)
 
@@ -319,22 +323,22 @@ class _Cutter:
 
     def _reach_offset(self, topic: str, topic_id: str, partition: int, offset: int) -> None:
         key = (topic, topic_id, partition, offset)
-        if key in self.ended or _ends_at(self._head(topic), topic_id, partition) >= offset:
+        if key in self.ended or _ends_at(self._topic_state(topic), topic_id, partition) >= offset:
             return
         # A group may commit any offset, even one that the topic never reaches, so read ahead on a copy first.
-        ahead = _Cutter(self.store, self.chosen, self.damaged, heads=dict(self.heads))
+        ahead = _Cutter(self.store, self.chosen, self.damaged, topic_states=dict(self.topic_states))
         step = partial(ahead.next_commit, topic)
-        while _ends_at(ahead._head(topic), topic_id, partition) < offset:
-            if not step() and not (self._is_hidden(topic, ahead._head(topic)) and self._awaited(step)):
+        while _ends_at(ahead._topic_state(topic), topic_id, partition) < offset:
+            if not step() and not (self._is_hidden(topic, ahead._topic_state(topic)) and self._awaited(step)):
                 self.ended.add(key)
                 return
-        self.require_version(topic, ahead._head(topic).version)
+        self.require_version(topic, ahead._topic_state(topic).version)
         self.moved = True
 
-    def _is_hidden(self, topic: str, head: Head) -> bool:
+    def _is_hidden(self, topic: str, topic_state: TopicState) -> bool:
         """Return True if a listing of a live root shows the next commit of a topic, which a cache hides for a while."""
-        next_key = commit_key(topic, head.version + 1)
-        listed = () if self.live is None else list_entries(self.store, topic, commit_key(topic, head.version))
+        next_key = commit_key(topic, topic_state.version + 1)
+        listed = () if self.live is None else list_entries(self.store, topic, commit_key(topic, topic_state.version))
         return any(info.key == next_key for info in listed)
 
 
@@ -343,11 +347,11 @@ def all_offsets(state: GroupState) -> list[TopicOffsets]:
     return [*state.offsets, *(offsets for pending in state.pending for offsets in pending.offsets)]
 
 
-def _ends_at(head: Head, topic_id: str, partition: int) -> int:
+def _ends_at(topic_state: TopicState, topic_id: str, partition: int) -> int:
     """Return the log end of a partition, -1 if the topic has another id or lacks the partition."""
-    if head.deleted or head.topic_id != topic_id or partition >= head.partitions:
+    if topic_state.deleted or topic_state.topic_id != topic_id or partition >= topic_state.partitions:
         return -1
-    return int(state.log_end[partition])
+    return int(topic_state.log_end[partition])
 
 
 def cut_now(root: Root, chosen: Collection[str] | None = None) -> Cut:
@@ -376,7 +380,7 @@ def cut_now(root: Root, chosen: Collection[str] | None = None) -> Cut:
     for name in folders if chosen is None else chosen:
         topic_state = root.engine.log(name).refresh().topic_state
         if topic_state.version >= 0:
-            cutter.heads[name] = topic_state
+            cutter.topic_states[name] = topic_state
             for commit in _recent_commits(store, name, topic_state.version, since_ms):
                 cutter.note_commit(commit)
         elif chosen is not None:
@@ -387,7 +391,7 @@ def cut_now(root: Root, chosen: Collection[str] | None = None) -> Cut:
             cutter.note_decisions(state)
             cutter.decisions[name] = state
     if damaged.damage:
-        for name in cutter.heads:
+        for name in cutter.topic_states:
             cutter.writers |= writers_in(root.engine.log(name).snapshot(refresh=False).slices)
     return cutter.complete()
 
@@ -450,8 +454,8 @@ def cut_between(store: Store, bounds: CutBounds, time_ms: int, damaged: DamagedL
         committed = _committed_in(base.slices)
         cutter.decided |= committed
         cutter.writers |= {transactional_id for transactional_id, _ in committed}
-        cutter.heads[name] = base.state
-        while cutter.heads[name].version < version:
+        cutter.topic_states[name] = base.state
+        while cutter.topic_states[name].version < version:
             if not cutter.next_commit(name):
                 raise NotFound(f"version {version} of topic '{name}' has been deleted")
     for offsets in bounds.groups:
@@ -475,6 +479,6 @@ def cut_between(store: Store, bounds: CutBounds, time_ms: int, damaged: DamagedL
 
 
 def _references_later(cutter: _Cutter, state: Decisions) -> bool:
-    heads = cutter.heads
+    topic_states = cutter.topic_states
     prepares = [prepare for commit in state.commits for prepare in commit.prepares]
-    return any(each.topic in heads and each.version > heads[each.topic].version for each in prepares)
+    return any(each.topic in topic_states and each.version > topic_states[each.topic].version for each in prepares)

@@ -341,9 +341,9 @@ def needed_keys(store: Store, manifest: Manifest) -> set[str]:
         topic = backup.topic
         history = History(store, topic)
         files = files_of_versions(history, start_at(history, backup.base), backup.version)
-        if files.last.head.crc != backup.crc:
+        if files.last.state.crc != backup.crc:
             raise Corrupt(
-                f"version {backup.version} of topic '{topic}' has CRC-32C {files.last.head.crc}, but backup "
+                f"version {backup.version} of topic '{topic}' has CRC-32C {files.last.state.crc}, but backup "
                 f"{manifest.number} has {backup.crc}; nothing was deleted"
             )
         keys |= {naming.commit_key(topic, version) for version in range(backup.base + 1, backup.version + 1)}

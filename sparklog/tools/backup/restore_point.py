@@ -82,7 +82,7 @@ def from_backups(repository: Repository, wanted: RestorePoint) -> tuple[Manifest
     topics = _topic_backups(manifest, wanted.topics)
     # A manifest is a consistent cut, so its entries of ids and groups can be used as they are.
     return manifest, Cut(
-        {topic.topic: _head(repository.store, topic.topic, topic.version) for topic in topics},
+        {topic.topic: _topic_state(repository.store, topic.topic, topic.version) for topic in topics},
         {entries.id: _entry(repository.store, DECISIONS, entries) for entries in manifest.decisions},
         {entries.id: _entry(repository.store, GROUPS, entries) for entries in manifest.groups},
         manifest.left_out,
@@ -108,7 +108,7 @@ def _topic_backups(manifest: Manifest, topics: tuple[str, ...] | None) -> list[T
     return [by_name[name] for name in topics]
 
 
-def _head(store: Store, topic: str, version: int) -> TopicState:
+def _topic_state(store: Store, topic: str, version: int) -> TopicState:
     return start_at(History(store, topic), version).state
 
 
@@ -162,7 +162,7 @@ def _version_at(store: Store, backup: TopicBackup, time_ms: int) -> int | None:
         return version
     if backup.base < 0:
         return None
-    return backup.base if history.at(backup.base).head.made_ms <= time_ms else -1
+    return backup.base if history.at(backup.base).state.made_ms <= time_ms else -1
 
 
 def _cut(store: Store, manifest: Manifest, versions: Mapping[str, int], time_ms: int | None) -> Cut:
@@ -184,7 +184,7 @@ def _cut_at(store: Store, bounds: CutBounds, time_ms: int | None, damaged: Damag
     if time_ms is not None:
         _check_groups(bounds, time_ms, damaged)
         return cut_between(store, bounds, time_ms, damaged, exact=False)
-    latest_ms = max(_head(store, name, version).made_ms for name, (_, version) in bounds.topics.items())
+    latest_ms = max(_topic_state(store, name, version).made_ms for name, (_, version) in bounds.topics.items())
     return cut_between(store, bounds, latest_ms, damaged, exact=True)
 
 
@@ -232,7 +232,7 @@ def _as_of(root: Root, name: str, wanted: RestorePoint) -> tuple[Snapshot, int] 
 
     Raises `NotFound` if files of the version have been deleted.
     """
-    latest = root.engine.log(name).refresh().head.version
+    latest = root.engine.log(name).refresh().topic_state.version
     if latest < 0:
         if wanted.topics is not None:
             root.topic(name)
@@ -298,8 +298,8 @@ def stand_alone(snapshot: Snapshot, store: Store, names: Mapping[str, str]) -> S
     columns["read_version"] = np.minimum(rows.read_version, version)
     slices = Slices(columns, paths, rows.txn_ids)
     table = SliceTable(version, (slices,) if len(slices) else (), paths, rows.txn_ids)
-    head = replace(snapshot.head, holds={}, siblings=_siblings(snapshot.head.siblings, names))
-    return Snapshot(names[snapshot.topic], store, head, table)
+    state = replace(snapshot.state, holds={}, siblings=_siblings(snapshot.state.siblings, names))
+    return Snapshot(names[snapshot.topic], store, state, table)
 
 
 def created_alone(commit: Commit) -> Commit:
@@ -327,9 +327,9 @@ def first_commit(
             outcome = state.resolved(topic, topic_state.topic_id, n)
             resolved.append(replace(outcome, siblings=_siblings(outcome.siblings, names)))
     # Earlier versions do not exist in the new root, so the retention floor is the restored version.
-    epoch = min(head.leader_epoch + 1, MAX_EPOCH)
-    draft = Draft(MAINTAIN, leader_epoch=epoch, resolved=tuple(resolved), floor=head.version)
-    return draft.commit(head, commit_id, time_ms)
+    epoch = min(topic_state.leader_epoch + 1, MAX_EPOCH)
+    draft = Draft(MAINTAIN, leader_epoch=epoch, resolved=tuple(resolved), floor=topic_state.version)
+    return draft.commit(topic_state, commit_id, time_ms)
 
 
 def decisions_of(state: Decisions, names: Mapping[str, str], groups: Mapping[str, int]) -> Decisions:
@@ -384,7 +384,9 @@ class MovedOffset:
     now: int
 
 
-def limited_to_log_ends(state: GroupState, heads: Mapping[str, Head]) -> tuple[GroupState, list[MovedOffset]]:
+def limited_to_log_ends(
+    state: GroupState, topic_states: Mapping[str, TopicState]
+) -> tuple[GroupState, list[MovedOffset]]:
     """Set offsets of a group that are beyond the log ends of its topics to the log end, and return these offsets, too.
 
     The records in between do not exist, so the group skips nothing and reads the next records. A Kafka consumer does
@@ -393,8 +395,8 @@ def limited_to_log_ends(state: GroupState, heads: Mapping[str, Head]) -> tuple[G
     moved: list[MovedOffset] = []
 
     def truncated(offsets: TopicOffsets) -> TopicOffsets:
-        head = heads.get(offsets.topic)
-        if head is None or head.topic_id != offsets.topic_id:
+        topic_state = topic_states.get(offsets.topic)
+        if topic_state is None or topic_state.topic_id != offsets.topic_id:
             return offsets
         rows = offsets.rows()
         for partition, (offset, time_ms, _, metadata) in rows.items():

@@ -171,7 +171,7 @@ def _chosen(source: Store, wanted: RestorePoint, env: Env) -> tuple[int | None, 
 
 
 def _names(cut: Cut, wanted: RestorePoint, rename: Mapping[str, str]) -> dict[str, str]:
-    existing = {name for name, head in cut.topics.items() if head.exists}
+    existing = {name for name, state in cut.topics.items() if state.exists}
     missing = [name for name in wanted.topics or () if name not in existing]
     if missing:
         raise NotFound(f"topic '{missing[0]}' did not exist at that time; choose another time")
@@ -199,7 +199,7 @@ def plan_restore(
     backup, cut = _chosen(source, wanted, env)
     names = _names(cut, wanted, rename or {})
     snapshots = _snapshots(source, {name: cut.topics[name].version for name in names})
-    moved = _moved([state for _, state in sorted(cut.groups.items())], _heads(snapshots, cut.exact))
+    moved = _moved([state for _, state in sorted(cut.groups.items())], _topic_states(snapshots, cut.exact))
     plan = _planned(backup, cut, names, "", lambda: "", lambda: 0)
     return _restored(plan, snapshots, _files(snapshots, names), Copied(), moved)
 
@@ -325,13 +325,13 @@ def _files(snapshots: Mapping[str, Snapshot], names: Mapping[str, str]) -> list[
     return [file for name, snapshot in snapshots.items() for file in files_of(names[name], snapshot)]
 
 
-def _heads(snapshots: Mapping[str, Snapshot], exact: bool) -> dict[str, Head]:
+def _topic_states(snapshots: Mapping[str, Snapshot], exact: bool) -> dict[str, TopicState]:
     """Return the topics whose log ends a group may be beyond, which are those of an `exact` cut."""
-    return {name: snapshot.head for name, snapshot in snapshots.items()} if exact else {}
+    return {name: snapshot.state for name, snapshot in snapshots.items()} if exact else {}
 
 
-def _moved(groups: Iterable[GroupState], heads: Mapping[str, Head]) -> list[MovedOffset]:
-    return [offset for state in groups for offset in limited_to_log_ends(state, heads)[1]]
+def _moved(groups: Iterable[GroupState], topic_states: Mapping[str, TopicState]) -> list[MovedOffset]:
+    return [offset for state in groups for offset in limited_to_log_ends(state, topic_states)[1]]
 
 
 def _restored(
@@ -342,7 +342,7 @@ def _restored(
         state = snapshot.state
         starts, ends = tuple(state.log_start.tolist()), tuple(state.log_end.tolist())
         topic = plan.topics[name].to
-        topics.append(RestoredTopic(topic, name, head.version, head.partitions, starts, ends, head.made_ms))
+        topics.append(RestoredTopic(topic, name, state.version, state.partitions, starts, ends, state.made_ms))
     return Restored(
         backup=plan.backup,
         root_id=plan.root_id,
@@ -384,7 +384,7 @@ class _RestoreRun:
             # Report the offsets that the earlier run moved, if the source still has them.
             groups = self.plan.groups.items() if self.plan.exact else ()
             states = (EntryChain(self.source, GROUPS, name).state_at(number) for name, number in groups)
-            moved = _moved(filter(None, states), _heads(snapshots, True))
+            moved = _moved(filter(None, states), _topic_states(snapshots, True))
             return _restored(self.plan, snapshots, [], self.copied, moved)
         leases = self._lease(versions)
         try:
@@ -393,7 +393,7 @@ class _RestoreRun:
             # Copy entries first: no lease protects them, and copying files can take days.
             self._write_defaults()
             decisions = self._write_decisions()
-            moved = self._write_groups(_heads(snapshots, self.plan.exact))
+            moved = self._write_groups(_topic_states(snapshots, self.plan.exact))
             renew = leases.renew if leases is not None else lambda: None
             self.copied += copy_all(self.source, self.target, files, self.options, renew)
             self._write_topics(snapshots, decisions)
@@ -427,26 +427,26 @@ class _RestoreRun:
             self._put(naming.commit_key(DEFAULTS.prefix(ID), 0), DEFAULTS.table.encode(first))
             self._put(naming.defaults_copy_key(0), DEFAULTS.table.encode(first))
 
-    def _write_groups(self, heads: Mapping[str, Head]) -> list[MovedOffset]:
-        """Write the offsets of each group, and return those that were set to the log end of a topic in `heads`."""
+    def _write_groups(self, topic_states: Mapping[str, TopicState]) -> list[MovedOffset]:
+        """Write the offsets of each group, and return those that were set to the log end of a topic in `topic_states`."""
         ids, groups = self.plan.decisions, [self._entry(GROUPS, *group) for group in self.plan.groups.items()]
 
         def restored(entry: GroupState) -> GroupState:
-            return group_of(limited_to_log_ends(entry, heads)[0], self.names, ids)
+            return group_of(limited_to_log_ends(entry, topic_states)[0], self.names, ids)
 
         for group in groups:
             self._put_entries(GROUPS, group, restored)
-        return _moved(groups, heads)
+        return _moved(groups, topic_states)
 
     def _write_topics(self, snapshots: Mapping[str, Snapshot], decisions: Mapping[str, Decisions]) -> None:
         for name, snapshot in snapshots.items():
             plan = self.plan.topics[name]
             alone, last_of_source = self._stand_alone(name, snapshot)
-            check_state(alone.head, alone.slices)
-            commit = first_commit(alone.head, name, decisions, self.names, plan.commit, self.plan.time_ms)
+            check_state(alone.state, alone.slices)
+            commit = first_commit(alone.state, name, decisions, self.names, plan.commit, self.plan.time_ms)
             data = encode_commit(commit)
-            after = alone.head.apply(decode_commit(data, naming.commit_key(plan.to, commit.version), commit.version))
-            check_commit(alone.head, commit, after)
+            after = alone.state.apply(decode_commit(data, naming.commit_key(plan.to, commit.version), commit.version))
+            check_commit(alone.state, commit, after)
             self.copied += write_checkpoint(self.target, alone, plan.table, self.options.env)
             if last_of_source is not None:
                 # The checkpoint and the next commit both contain the CRC of this commit.

@@ -155,19 +155,19 @@ def _topic(root: Root, snapshot: Snapshot, settings: Settings) -> TopicFacts:
     configs = dict(sorted(state.configs.explicit.items()))
     activity = _activity(root, name, snapshot, settings.now_ms)
     partitions, bytes_by_hour = _partitions(snapshot, settings), _slices_by_hour(snapshot.slices.all(), settings.now_ms)
-    return TopicFacts(name, head.topic_id, is_internal(name), policy, configs, partitions, activity, bytes_by_hour)
+    return TopicFacts(name, state.topic_id, is_internal(name), policy, configs, partitions, activity, bytes_by_hour)
 
 
 def _partitions(snapshot: Snapshot, settings: Settings) -> tuple[PartitionFacts, ...]:
-    head, rows = snapshot.head, snapshot.slices.all()
-    stable, sealed = head.last_stable(), rows.sealed()
-    configs = settings.configs_of(snapshot.topic, head.configs)
+    state, rows = snapshot.state, snapshot.slices.all()
+    stable, sealed = state.last_stable(), rows.sealed()
+    configs = settings.configs_of(snapshot.topic, state.configs)
     has_time_limit = configs.is_deleting and configs.retention_ms >= 0
     partitions = []
     for expiry, segments in plan_topic(snapshot, settings):
         partition = expiry.partition
         span = rows.partition_rows(partition)
-        log_start = int(head.log_start[partition])
+        log_start = int(state.log_start[partition])
         expiring = int(rows.records[span][rows.end[span] <= expiry.log_start].sum())
         first_ms = segments[0].max_ts
         min_ts, max_ts = rows.min_ts[span], rows.max_ts[span]
@@ -211,14 +211,14 @@ def _activity(root: Root, name: str, snapshot: Snapshot, now_ms: int) -> Activit
 def _open_transactions(root: Root, snapshot: Snapshot, now_ms: int) -> list[OpenTransaction]:
     """Return the open transactions of a snapshot, with ages according to the store's clock."""
     name, transactions = snapshot.topic, list[OpenTransaction]()
-    for prepare in snapshot.head.open:
+    for prepare in snapshot.state.open:
         age = max(0, now_ms - root.engine.decisions.prepared_ms(name, prepare))
         owner = f"{prepare.txn.id} #{prepare.txn.n}"
         transactions += [
             OpenTransaction(name, partition, owner, first, prepare.end[partition], age, timeout_of(prepare))
             for partition, first in prepare.first.items()
         ]
-    for imported in snapshot.head.kafka_open:
+    for imported in snapshot.state.kafka_open:
         # Imported transactions have no timeout here: only Kafka, or an operator, ends them.
         owner = f"Kafka's {imported.transactional_id or f'producer {imported.producer}'}"
         since = None if imported.start_ms is None else max(0, now_ms - imported.start_ms)
@@ -239,9 +239,8 @@ def _groups(root: Root, now_ms: int, topics: tuple[str, ...], notes: list[Note])
             partitions[row.group].append(_group_partition(row))
     for name, group in existing.items():
         if partitions[name] or not topics:
-            members = len(group.members) or int(group.instance is not None)
-            owners = group.instance or ", ".join(member.instance_id or member.id for member in group.members) or None
-            yield GroupFacts(name, group.state, owners, tuple(partitions[name]), members)
+            owners = ", ".join(member.instance_id or member.id for member in group.members) or None
+            yield GroupFacts(name, group.state, owners, tuple(partitions[name]), len(group.members))
     notes += [Note(ATTENTION, "", f"a consumer group cannot be read: {error} [{error.code}]") for error in damaged]
     notes += _lag_notes(lag_failures)
 

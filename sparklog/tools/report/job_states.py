@@ -89,7 +89,7 @@ def read_job_status(root: Root, settings: Settings, topics: Sequence[str] = ()) 
     for name in topics or sorted(topic_names(root.store)):
         try:
             log = root.engine.log(name)
-            if log.refresh().head.exists:
+            if log.refresh().topic_state.exists:
                 status.add(log.snapshot(refresh=False))
         except SparklogError as error:
             status.failures.append(error)

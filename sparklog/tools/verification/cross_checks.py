@@ -29,9 +29,9 @@ def check_transactions(
     for state in states.values():
         yield from _check_prepares(state, topics)
     for topic in topics.values():
-        if topic.head is None:
+        if topic.state is None:
             continue
-        for prepare in topic.head.open:
+        for prepare in topic.state.open:
             txn = prepare.txn
             what = f"slices of transaction {txn.n} of '{txn.id}' are open since version {prepare.version}"
             key = naming.commit_key(topic.name, prepare.version)
@@ -75,7 +75,7 @@ def _check_prepares(state: Decisions, topics: Mapping[str, CheckedTopic]) -> Ite
     """Check that the prepares of each COMMIT exist, as far back as the logs of the topics go."""
     for n, named in ((commit.n, named) for commit in state.commits for named in commit.prepares):
         topic = topics.get(named.topic)
-        if topic is None or topic.head is None or topic.head.topic_id != named.topic_id:
+        if topic is None or topic.state is None or topic.state.topic_id != named.topic_id:
             continue
         what = f"transaction {n} of '{state.id}' commits version {named.version} of topic '{named.topic}'"
         if named.version > topic.latest:
@@ -110,7 +110,7 @@ def _check_outcomes(topic: CheckedTopic, state_of: StateOf) -> Iterator[Finding]
 def check_participants(store: Store, topics: Mapping[str, CheckedTopic]) -> Iterator[Finding]:
     """Check that no topic is behind the version that a committed transaction with another topic has recorded."""
     for topic in topics.values():
-        for name, version in {} if topic.head is None else topic.head.siblings.items():
+        for name, version in {} if topic.state is None else topic.state.siblings.items():
             other = topics.get(name)
             if other is None or version <= other.latest:
                 continue

@@ -268,7 +268,7 @@ class _Verification:
         works: list[VerifyWork] = []
         for name, files in by_topic.items() if not self.quick else ():
             log = self.logs.get(name)
-            topic_id = "" if log is None or log.head is None else log.head.topic_id
+            topic_id = "" if log is None or log.state is None else log.state.topic_id
             works += [VerifyWork(self.store, name, topic_id, group) for group in groups_of(files, self.store.limits)]
         all_files, all_bytes = sum(work.file_count for work in works), sum(work.nbytes for work in works)
         files_done = bytes_done = 0

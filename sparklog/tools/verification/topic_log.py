@@ -62,15 +62,17 @@ def gaps(state: TopicState, table: SliceTable) -> int:
         return 0
     rows = table.all()
     # Sums over several partitions may exceed int64.
-    total: int = sum((head.log_end - head.log_start).tolist())
-    within = np.minimum(rows.end, head.log_end[rows.partition]) - np.maximum(rows.base, head.log_start[rows.partition])
+    total: int = sum((state.log_end - state.log_start).tolist())
+    within = np.minimum(rows.end, state.log_end[rows.partition]) - np.maximum(
+        rows.base, state.log_start[rows.partition]
+    )
     covered: int = sum(np.maximum(within, 0).tolist())
     return total - covered
 
 
 RUN_REPAIR = "run sparklog repair, which rebuilds it if a later commit has a copy; otherwise restore it from a backup"
 DELETE_CHECKPOINT = "delete the checkpoint: readers use the one before, and opening is slower until the next one"
-State = tuple[Head, SliceTable]
+State = tuple[TopicState, SliceTable]
 
 
 class Outcome(NamedTuple):
@@ -94,14 +96,14 @@ class CheckedTopic(CheckedLog):
     """The checked log of a topic.
 
     Attributes:
-        head: the latest state; None if no state could be rebuilt.
+        state: the latest state; None if no state could be rebuilt.
         files: the data files that must exist.
         first: the oldest version that was replayed.
         latest: the latest version that readers reach.
     """
 
     latest_checkpoint: int = -1
-    head: Head | None = None
+    state: TopicState | None = None
     files: list[NamedFile] = field(default_factory=list)
     first: int = 0
     latest: int = -1
@@ -255,8 +257,8 @@ class _Replay:
         if checkpoint is None:
             return
         table = self._table(checkpoint, version)
-        if crc is not None and checkpoint.head.crc != crc:
-            message = f"it follows a commit with CRC-32C {checkpoint.head.crc}, but commit {version} has {crc}"
+        if crc is not None and checkpoint.state.crc != crc:
+            message = f"it follows a commit with CRC-32C {checkpoint.state.crc}, but commit {version} has {crc}"
             self.log.report(CHECKPOINT, key, message, f"{DELETE_CHECKPOINT}; {TWO_WINNERS}")
         elif self.state is not None:
             self._compare(key, checkpoint, table, *self.state)
@@ -307,10 +309,10 @@ class _Replay:
     ) -> None:
         if not checkpoint.state.previous_partition_counts:
             # A checkpoint may be older than this member.
-            head = replace(head, previous_partition_counts=())
+            state = replace(state, previous_partition_counts=())
         differs = "it differs from the state after the commits in: "
-        if checkpoint.head != head:
-            left, right = HEAD_JSON.to_json(head), HEAD_JSON.to_json(checkpoint.head)
+        if checkpoint.state != state:
+            left, right = TOPIC_STATE_JSON.to_json(state), TOPIC_STATE_JSON.to_json(checkpoint.state)
             members = [name for name in {**left, **right} if left.get(name) != right.get(name)]
             self.log.report(CHECKPOINT, key, differs + (", ".join(members) or "features"), DELETE_CHECKPOINT)
         if table is not None and (columns := differing_columns(replayed, table)):
@@ -362,9 +364,9 @@ class _Replay:
         for version, commit in self.added.items():
             if version > state.floor:
                 named.add(added(commit))
-        versions = {version: "has a lease" for version in self._leased_versions(head) if version < head.version}
-        if 0 < head.floor < head.version:
-            versions[head.floor] = "is the retention floor"
+        versions = {version: "has a lease" for version in self._leased_versions(state) if version < state.version}
+        if 0 < state.floor < state.version:
+            versions[state.floor] = "is the retention floor"
         for version, why in sorted(versions.items()):
             try:
                 named.add(self.history.at(version).slices.all())
@@ -377,9 +379,9 @@ class _Replay:
         log.files = named.files()
         log.counts += CheckCounts(topics=int(state.exists), gaps=gaps(state, table))
 
-    def _leased_versions(self, head: Head) -> set[int]:
+    def _leased_versions(self, state: TopicState) -> set[int]:
         # The lease of a clone lasts for as long as the clone needs it, even after it expires.
-        return held_versions(head, self.now_ms, [name for name in head.holds if clone_of_hold(name) is not None])
+        return held_versions(state, self.now_ms, [name for name in state.holds if clone_of_hold(name) is not None])
 
     def _has_shrunk(self) -> bool:
         """Return True if objects of the log were deleted since it was listed."""

@@ -62,10 +62,10 @@ def _explain(info: ObjectInfo, topics: Mapping[str, CheckedTopic]) -> str | None
     file = data_file(info)
     if file is None:
         return None
-    if log is None or log.head is None:
+    if log is None or log.state is None:
         return "no state of its topic can be rebuilt"
-    if log.head.deleted:
+    if log.state.deleted:
         return "its topic was deleted: the vacuum deletes it"
-    if file.read_version < log.head.floor:
+    if file.read_version < log.state.floor:
         return "replaced, expired or never committed: the vacuum deletes it"
     return "upload in flight, or left by a writer that died: the vacuum deletes it later"

@@ -308,7 +308,7 @@ class TestMutations:
 
     def test_a_cut_that_is_not_settled(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def as_read(self: consistent_cut._Cutter) -> consistent_cut.Cut:
-            return consistent_cut.Cut(dict(self.heads), dict(self.decisions), dict(self.groups))
+            return consistent_cut.Cut(dict(self.topic_states), dict(self.decisions), dict(self.groups))
 
         monkeypatch.setattr(consistent_cut._Cutter, "complete", as_read)
         with pytest.raises((AssertionError, SparklogError)):

@@ -359,7 +359,7 @@ class TestPointsInTime:
         assert contents(world.restore(source))["a"] == now
         assert contents(world.restore(source, RestorePoint(time_ms=time_ms)))["a"] == rows
         assert contents(world.restore(source, RestorePoint(topics=("a",), version=version)))["a"] == rows
-        assert not world.root().topic("a").log.head().holds
+        assert not world.root().topic("a").log.state().holds
         world.now_ms += 3 * DAY_MS
         world.root().topic("a").append(batch([b"y"], keys=[b"y"]))
         world.retain()

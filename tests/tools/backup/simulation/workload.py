@@ -46,8 +46,11 @@ Rows = dict[tuple[int, int], tuple[bytes | None, bytes | None, int]]
 
 
 @dataclass
-class Story:
-    """A run: the world with the source's store, the backup repository, and who was told what."""
+class BackupRun(SimulatedRun):
+    """Writers, jobs and backups of one root: the world has its store, `repository` is the store of the backups.
+
+    Profiles: `names` and `folders` are caches of the machine that makes backups, and no requests fail; `faults`.
+    """
 
     acknowledged: list[tuple[int, bytes]] = field(default_factory=list)
     """When a writer was told that its value is in the log."""
@@ -290,7 +293,7 @@ def check(run: BackupRun, source: random.Random) -> None:
     held = {name: rows_of(root.topic(name)) for name in root.topics()}
     manifests = Repository.open(run.repository).manifests()
     for manifest in manifests:
-        restored = restored_root(story, RestorePoint(number=manifest.number))
+        restored = restored_root(run, RestorePoint(number=manifest.number))
         found = {name: rows_of(restored.topic(name)) for name in restored.topics()}
         check_root(run, restored, held, manifest.started_ms)
         if manifest.number == last.number:
@@ -298,7 +301,7 @@ def check(run: BackupRun, source: random.Random) -> None:
     for _ in range(3):
         time_ms = source.randint(manifests[0].started_ms, manifests[-1].started_ms)
         try:
-            restored = restored_root(story, RestorePoint(time_ms=time_ms))
+            restored = restored_root(run, RestorePoint(time_ms=time_ms))
         except NotFound as error:
             expect("can be restored as of" in str(error), str(error))
             run.count("times lost")
@@ -307,10 +310,10 @@ def check(run: BackupRun, source: random.Random) -> None:
         run.count("times restored")
 
 
-def restored_root(story: Story, wanted: RestorePoint) -> Root:
-    target = MemoryStore(lambda: story.world.now_ms, f"restored-{story.seed}")
-    restore(story.place, target, wanted, at_once=1, env=story.outsider().env)
-    return story.outsider(target)
+def restored_root(run: BackupRun, wanted: RestorePoint) -> Root:
+    target = MemoryStore(lambda: run.world.now_ms, f"restored-{run.seed}")
+    restore(run.repository, target, wanted, at_once=1, env=run.outsider().env)
+    return run.outsider(store=target)
 
 
 def check_root(run: BackupRun, root: Root, held: dict[str, Rows], since_ms: int) -> None:
