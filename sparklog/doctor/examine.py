@@ -1,4 +1,4 @@
-"""All checks, in the order in which troubles are best put right. A store is probed by small objects below `_probe`."""
+"""Run all checks, in the order in which problems are best fixed. Probes of a store write small objects to `_probe`."""
 
 from __future__ import annotations
 
@@ -30,10 +30,14 @@ def examine(
     max_age_ms: int | None = None,
     machine: Machine = HERE,
 ) -> list[Check]:
-    """Look at Python, Java, packages and Spark's settings, and at a root if one is given.
+    """Check Python, Java, packages and Spark's settings, and a root if one is given.
 
-    `conf_file`: instead of the spark-defaults.conf that Spark would read; `start_spark`: start a local session and ask
-    it; `max_age_ms`: of the last success of each job. `BadRequest` if that file cannot be read.
+    Args:
+        root: the location of the root.
+        conf_file: read this file instead of Spark's spark-defaults.conf; `BadRequest` if it cannot be read.
+        start_spark: start a local session and check its settings.
+        max_age_ms: report a failure if the last success of a job is older.
+        machine: the host to check.
     """
     settings = checks.spark_settings(machine, conf_file)
     spark = checks.has_spark(machine)
@@ -45,70 +49,71 @@ def examine(
         checks.check_java(machine, spark=spark),
     ]
     if start_spark:
-        settings, answers = checks.ask_spark()
-        findings += [*answers, *(checks.check_settings(machine, settings) if settings.source is not None else [])]
+        settings, session = checks.check_session()
+        findings += [*session, *(checks.check_settings(machine, settings) if settings.source is not None else [])]
     elif spark or conf_file is not None:
         findings += checks.check_settings(machine, settings)
     return findings if root is None else [*findings, *examine_root(root, machine, max_age_ms)]
 
 
 def examine_root(root: str, machine: Machine = HERE, max_age_ms: int | None = None) -> list[Check]:
-    """The place and the state of a root. A Kafka directory is only told to be one: nothing is written there."""
+    """Check the store and the state of a root. A Kafka log directory is only recognized, because it is not written."""
     from sparklog.doctor.job_checks import check_jobs
 
     try:
         location = resolve(root)
         if location.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION):
-            return [Check("root", OK, f"{location.path} is a {location.kind}: read where it is, never written")]
+            return [Check("root", OK, f"{location.path} is a {location.kind}, which is read in place")]
         if location.kind == NOTHING and not is_url(location.path) and not exists(location):
             return [Check("root", FAIL, f"{location.path} does not exist", f"mkdir -p {location.path}")]
         store = open_store(location.root)
         if location.kind == NOTHING:
             refuse_foreign(store)
-        tried = check_store(store) if store.writable else [_unwritable(location.root)]
-        findings = tried if is_url(location.root) else [*checks.check_disk(machine, location.root), *tried]
+        findings = check_store(store) if store.writable else [_unwritable(location.root)]
+        if not is_url(location.root):
+            findings = [*checks.check_disk(machine, location.root), *findings]
         if location.kind == NOTHING:
-            message = f"{location.path} is no root yet: the first topic makes it one"
+            message = f"{location.path} is not a root yet: creating a topic creates it"
             fix = f"sparklog topics create <topic> --root {shlex.quote(location.path)}"
             return [*findings, Check("root", WARN, message, fix)]
         opened = open_log(location)
         return [*findings, *check_jobs(opened, max_age_ms), *checks.check_root(opened)]
     except SparklogError as error:
-        return [Check("root", FAIL, str(error), "put that right, or give another --root")]
+        return [Check("root", FAIL, str(error), "fix this error, or give another --root")]
 
 
 def _unwritable(path: str) -> Check:
-    """Say what this user lacks: the store may be fit for a root."""
-    message = f"this user may read {path}, not write: reads, verify and backup work, writers and both jobs do not"
+    """Return the finding for a store that this user cannot write."""
+    message = f"this user can read {path} but not write it: reads, verify and backup work, writers and jobs do not"
     fix = f"run as its owner, or sudo chown -R {os.getuid()} {shlex.quote(path)}"
     if os.statvfs(path).f_flag & os.ST_RDONLY:
-        fix = "mount its file system writable: it is mounted read-only"
+        fix = "mount the file system writable, it is mounted read-only"
     return Check("store", FAIL, message, fix)
 
 
 def failed(findings: Sequence[Check]) -> bool:
-    """True if something does not work; a warning could only be better."""
+    """Return True if a check failed. A warning is not a failure."""
     return any(check.status == FAIL for check in findings)
 
 
-WORTH_A_WORD_MS = 10_000
+CLOCK_WARNING_MS = 10_000
 
 
 def check_store(store: Store) -> list[Check]:
-    """Check exclusive create, read-back, hard links, fsync of a directory, and the clock; cache a root's result."""
+    """Probe a store and check its clock. For a root, the result of the probe is cached."""
     try:
         report = probing.probe(store) if store.stat(ROOT_KEY) is None else probe_anew(store)
     except SparklogError as error:
         fix = "use a local disk, or a mounted file system with hard links and fsync, as --root"
         if not isinstance(store, LocalStore):
-            fix = f"sparklog doctor --store {shlex.quote(store.location)} tests each guarantee by itself"
+            fix = f"run sparklog doctor --store {shlex.quote(store.location)}, which tests each guarantee separately"
         return [Check("store", FAIL, str(error), fix)]
-    message = f"{report.location} creates exclusively (8 threads, one winner), durably, and tells case apart"
+    message = f"{report.location} creates objects exclusively and durably, with case-sensitive names"
     return [Check("store", OK, f"{message}; {report.took_ms:.0f} ms"), _clock(report.clock_ahead_ms)]
 
 
 def examine_store(location: str) -> list[Check]:
-    """Test every guarantee of the store at a location, which may hold a root or nothing, and leave nothing there."""
+    """Test each guarantee of the store at a location, which may be a root or empty, and leave nothing there."""
     try:
         store = open_store(location)
         if isinstance(store, LocalStore) and not os.path.isdir(store.location):
@@ -122,11 +127,11 @@ def examine_store(location: str) -> list[Check]:
     if broken:
         discard_result(store)
     if failed:
-        problem = "cannot hold a root" if broken else "could not be tested"
+        problem = "is not suitable for a root" if broken else "could not be tested"
         message = f"{report.location} {problem}: {', '.join(result.guarantee.name for result in failed)}"
-        return [*findings, Check("store", FAIL, message, "mend what fails above, or use another store")]
+        return [*findings, Check("store", FAIL, message, "fix the failures above, or use another store")]
     races = f"{report.rounds} race{'s' if report.rounds > 1 else ''} of {THREADS} threads"
-    message = f"{report.location} can hold a root: {races}, {report.took_ms:.0f} ms"
+    message = f"{report.location} is suitable for a root: {races}, {report.took_ms:.0f} ms"
     return [*findings, Check("store", OK, message)]
 
 
@@ -134,18 +139,18 @@ def _finding(store: Store, result: GuaranteeResult, ahead_ms: int) -> Check:
     guarantee, error = result.guarantee, result.error
     if error is None:
         return _clock(ahead_ms) if guarantee.name == "clock" else Check(guarantee.name, OK, guarantee.description)
-    again = f"grant or mend what the line names, then: sparklog doctor --store {shlex.quote(store.location)}"
+    retry = f"fix the error, then run sparklog doctor --store {shlex.quote(store.location)}"
     if guarantee is DELETE:
-        return Check(guarantee.name, WARN, str(error), f"{guarantee.remedy}: {again}")
-    return Check(guarantee.name, FAIL, str(error), guarantee.remedy if isinstance(error, BadRequest) else again)
+        return Check(guarantee.name, WARN, str(error), f"{guarantee.remedy}: {retry}")
+    return Check(guarantee.name, FAIL, str(error), guarantee.remedy if isinstance(error, BadRequest) else retry)
 
 
 def _clock(ahead_ms: int) -> Check:
     fix = "sudo timedatectl set-ntp true"
     side = "ahead of" if ahead_ms > 0 else "behind"
-    message = f"this machine's clock is {abs(ahead_ms) / 1000:.1f} s {side} the store's"
+    message = f"the clock of this host is {abs(ahead_ms) / 1000:.1f} s {side} the store's"
     if ahead_ms > MAX_AHEAD_MS:
-        return Check("clock", FAIL, f"{message}; beyond {MAX_AHEAD_MS // 1000} s nothing is committed", fix)
-    if abs(ahead_ms) > WORTH_A_WORD_MS:
+        return Check("clock", FAIL, f"{message}; if it is over {MAX_AHEAD_MS // 1000} s ahead, commits fail", fix)
+    if abs(ahead_ms) > CLOCK_WARNING_MS:
         return Check("clock", WARN, message, fix)
-    return Check("clock", OK, message if ahead_ms else "this machine's clock is the store's")
+    return Check("clock", OK, message if ahead_ms else "the clock of this host is also the store's")

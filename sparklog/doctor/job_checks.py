@@ -1,4 +1,4 @@
-"""Checks of the jobs on a root: do they run, did their last runs do all, and is anything overdue?"""
+"""Checks of the jobs on a root: whether they run, whether their last runs succeeded, and what is overdue."""
 
 from __future__ import annotations
 
@@ -16,49 +16,47 @@ from sparklog.tools.report.job_states import Running, has_jobs, read_job_status
 
 
 def check_jobs(root: Root, max_age_ms: int | None = None) -> list[Check]:
-    """Check each job on all topics; nothing where there are none, and of a backup.
+    """Check each job on all topics; return nothing for a backup or without topics.
 
-    `max_age_ms`: a topic on which a job has not succeeded for longer is a failure, not a warning.
+    With `max_age_ms`, a topic on which a job has not succeeded for longer is a failure instead of a warning.
     """
     if not has_jobs(root):
         return []
     now_ms = reading_clock_ms(root.store, root.env)
     try:
-        # `check_root` names topics that cannot be read.
-        look = read_job_status(root, Settings(now_ms))
-        states, running = look.states(), look.running()
+        # `check_root` reports topics that cannot be read.
+        status = read_job_status(root, Settings(now_ms))
+        states, running = status.states(), status.running()
     except SparklogError as error:
         fix = f"sparklog verify --root {shlex.quote(root.location)}"
-        return [Check("jobs", WARN, f"what the jobs have recorded cannot be read: {error}", fix)]
+        return [Check("jobs", WARN, f"the recorded runs of jobs cannot be read: {error}", fix)]
     findings: list[Check] = []
     for job in MONITORED_JOBS:
-        mine = [state for state in states if state.job == job]
-        if mine:
+        of_job = [state for state in states if state.job == job]
+        if of_job:
             fix = f"sparklog {job} --root {shlex.quote(root.location)}, every hour (see `sparklog conf crontab`)"
-            findings += _check_job(job, mine, fix, now_ms)
-            findings += _check_age(job, mine, fix, max_age_ms, now_ms)
-    for topic, backlog in look.backlogs.items():
-        fix = f"sparklog delete-records --root {shlex.quote(root.location)}, and the clocks of its producers"
+            findings += _check_job(job, of_job, fix, now_ms)
+            findings += _check_age(job, of_job, fix, max_age_ms, now_ms)
+    for topic, backlog in status.backlogs.items():
+        fix = f"sparklog delete-records --root {shlex.quote(root.location)}, and check the clocks of its producers"
         findings += [Check("retain", WARN, f"topic {topic}: {record}", fix) for record in backlog.future]
     return [*findings, *_check_running(running, states, now_ms)]
 
 
 def _check_job(job: str, states: Sequence[JobState], fix: str, now_ms: int) -> Iterator[Check]:
-    wrong = job_problems(states)
-    for trouble in wrong:
-        yield Check(job, WARN, trouble.text, fix)
-    if wrong:
+    problems = job_problems(states)
+    for problem in problems:
+        yield Check(job, WARN, problem.text, fix)
+    if problems:
         return
     successes = [state.last_success_ms for state in states if state.last_success_ms is not None]
     if not successes:
         yield Check(job, OK, f"{never(job)}; it is not overdue yet")
         return
     interval_ms = max((state.interval_ms for state in states if state.interval_ms is not None), default=None)
-    often = "" if interval_ms is None else f", every {duration(interval_ms)}"
-    message = (
-        f"succeeded on {count(len(states), 'topic')}{often}; the oldest success began {ago(min(successes), now_ms)}"
-    )
-    yield Check(job, OK, message)
+    interval = "" if interval_ms is None else f", every {duration(interval_ms)}"
+    oldest = f"the oldest successful run started {ago(min(successes), now_ms)}"
+    yield Check(job, OK, f"succeeded on {count(len(states), 'topic')}{interval}; {oldest}")
 
 
 def _check_age(job: str, states: Sequence[JobState], fix: str, max_age_ms: int | None, now_ms: int) -> Iterator[Check]:
@@ -68,19 +66,18 @@ def _check_age(job: str, states: Sequence[JobState], fix: str, max_age_ms: int |
     if old:
         oldest = min(old, key=lambda state: state.last_success_ms or 0)
         when = "never" if oldest.last_success_ms is None else ago(oldest.last_success_ms, now_ms)
-        limit = f"for longer than {duration(max_age_ms)} on {count(len(old), 'topic')}"
-        yield Check(job, FAIL, f"has not succeeded {limit}; on {oldest.topic} {when}", fix)
+        message = f"has not succeeded for {duration(max_age_ms)} on {count(len(old), 'topic')}"
+        yield Check(job, FAIL, f"{message}; last success on {oldest.topic}: {when}", fix)
 
 
 def _check_running(running: Sequence[Running], states: Sequence[JobState], now_ms: int) -> Iterator[Check]:
-    """Name the runs that keep an overdue job from its work, and those that died."""
+    """Report runs that block an overdue job, and runs that died."""
     late = {state.job for state in states if state.overdue_ms}
     for run in running:
-        where = f"the run on {run.host} (process {run.process}), begun {ago(run.since_ms, now_ms)},"
+        which = f"the run on {run.host} (process {run.process}), started {ago(run.since_ms, now_ms)},"
         if not run.alive:
-            yield Check(
-                run.job, WARN, f"{where} ended without an outcome", "look why it died: memory, a restart, a signal"
-            )
+            fix = "find out why it died: memory, a restart or a signal"
+            yield Check(run.job, WARN, f"{which} ended without a recorded result", fix)
         elif run.job in late:
-            fix = f"look what it waits for; once process {run.process} on {run.host} has ended, the next run takes over"
-            yield Check(run.job, WARN, f"{where} still works, and other runs leave its topics alone", fix)
+            fix = f"check why it is slow; once process {run.process} on {run.host} has ended, the next run takes over"
+            yield Check(run.job, WARN, f"{which} is still active, so other runs skip its topics", fix)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from sparklog.datasource.session import LAUNCHER, workers_python
 from sparklog.doctor.checks import FAIL, OK, WARN, Check, Machine
 
-_ASK = (
+_SCRIPT = (
     "import json, sys; facts = {'version': list(sys.version_info[:3]), 'executable': sys.executable}\n"
     "for name in ('pyarrow', 'numba', 'sparklog'):\n"
     "    try: facts[name] = getattr(__import__(name), '__version__', '')\n"
@@ -67,7 +67,7 @@ def _check(machine: Machine, choice: NamedPython, *, spark: bool) -> Check:
     fix = f"export PYSPARK_PYTHON={workers_python()}"
     if choice.setting == "spark.pyspark.python":
         fix = f"spark.pyspark.python {workers_python()} in spark-defaults.conf"
-    problem, here, executable = _ask(machine, choice)
+    problem, here, executable = _describe(machine, choice)
     if problem:
         if choice.setting is None:
             others = f"sparklog's commands and programs that call sparklog.configure use {sys.executable}"
@@ -80,7 +80,7 @@ def _check(machine: Machine, choice: NamedPython, *, spark: bool) -> Check:
 
 
 def _check_data_source(machine: Machine, choice: NamedPython, tasks: NamedPython) -> Check:
-    problem, here, _ = _ask(machine, choice)
+    problem, here, _ = _describe(machine, choice)
     message = (
         f"{problem or here}; it plans, reads and writes in programs that call neither sparklog.configure nor "
         f"sparklog.register, instead of {tasks.program} ({tasks.source})"
@@ -89,22 +89,22 @@ def _check_data_source(machine: Machine, choice: NamedPython, tasks: NamedPython
     return Check(DATA_SOURCE, WARN, message, fix)
 
 
-def _ask(machine: Machine, choice: NamedPython) -> tuple[str, str, str]:
+def _describe(machine: Machine, choice: NamedPython) -> tuple[str, str, str]:
     """Return the problem of a Python, its description, and the path of its executable; empty if not applicable."""
     path = machine.which(choice.program)
     if path is None:
         return f"{choice.source} is {choice.program}, which does not exist", "", ""
-    answer = machine.run([path, "-c", _ASK])
+    output = machine.run([path, "-c", _SCRIPT])
     try:
-        worker = json.loads(answer.text.splitlines()[-1]) if answer.code == 0 else None
+        worker = json.loads(output.text.splitlines()[-1]) if output.code == 0 else None
     except (ValueError, IndexError):
         worker = None
     if not isinstance(worker, dict):
-        return f"{path} ({choice.source}) does not run: {' '.join(answer.text.split())[-120:]}", "", ""
-    version, wanted = (".".join(map(str, numbers)) for numbers in (worker["version"], sys.version_info[:2]))
+        return f"{path} ({choice.source}) does not run: {' '.join(output.text.split())[-120:]}", "", ""
+    version, required = (".".join(map(str, numbers)) for numbers in (worker["version"], sys.version_info[:2]))
     here = f"Python {version} ({worker['executable']}, by {choice.source})"
     if tuple(worker["version"][:2]) != sys.version_info[:2]:
-        return f"{here}, expected {wanted} like the driver: Spark does not support different versions", "", ""
+        return f"{here}, expected {required} like the driver: Spark does not support different versions", "", ""
     missing = [name for name in ("sparklog", "pyarrow", "numba") if worker[name] is None]
     if missing:
         return f"{here} cannot import {', '.join(missing)}: {worker['error']}", "", ""

@@ -101,7 +101,7 @@ def test_damage_that_has_nothing_to_do_with_the_topics_is_left_out_and_said(
     assert f"_groups/billing/_log/{entry.name}" in strict.err
     assert strict.err.count("\n") == 1
     assert (
-        "names topic 'orders', so it cannot be left out"
+        "it cannot be skipped because it contains topic 'orders'"
         in sparklog("backup", "--to", place, "-t", "orders", code=1).err
     )
     for arguments in (
@@ -112,7 +112,9 @@ def test_damage_that_has_nothing_to_do_with_the_topics_is_left_out_and_said(
     ):
         outcome = sparklog(*arguments, code=1)
         assert "1 topic" in outcome.out
-        assert outcome.err.startswith("sparklog: group 'billing' was left out, it names no chosen topic: ")
+        assert outcome.err.startswith(
+            "sparklog: group 'billing' was skipped because it does not concern a chosen topic: "
+        )
         assert entry.name in outcome.err
         assert outcome.err.count("\n") == 1
     assert sparklog("topics", "list", "--root", new).lines == ["quiet"]
@@ -151,19 +153,23 @@ def test_a_group_beyond_the_version_is_set_to_the_end(
         (("restore", "{root}", "--to", "{place}/new"), 1, "lies inside {place}, where backups are"),
         (("topics", "create", "t", "--root", "{place}/new"), 1, "{place} is a backup repository, which is only read"),
         (("backup", "--to", "{new}", "-t", "ordres"), 1, "did you mean 'orders'"),
-        (("backup", "--to", "{new}", "--list"), 1, "no backups are in"),
-        (("backup", "--to", "{new}", "--prune", "--keep", "1"), 1, "no backups are in"),
+        (("backup", "--to", "{new}", "--list"), 1, "is not a backup repository"),
+        (("backup", "--to", "{new}", "--prune", "--keep", "1"), 1, "is not a backup repository"),
         (("backup", "--to", "{place}", "--prune"), 2, "--prune needs --keep or --keep-days"),
         (("backup", "--to", "{place}", "--keep", "0"), 2, "--keep"),
         (("backup",), 2, "--to"),
         (("restore", "{new}", "--to", "{new}2"), 1, "neither a backup repository"),
         (("restore", "{place}", "--to", "{root}"), 1, "is not empty"),
-        (("restore", "{place}", "--to", "{new}", "--as-of", "3"), 1, "a version is one of one topic"),
+        (("restore", "{place}", "--to", "{new}", "--as-of", "3"), 1, "a version belongs to one topic"),
         (("restore", "{place}", "--to", "{new}", "--as-of", "tuesday"), 2, "--as-of"),
         (("restore", "{place}", "--to", "{new}", "--as-of", "2001-01-01"), 1, "there was no topic at 2001-01-01"),
         (("restore", "{place}", "--to", "{new}", "--as-of", "2999-01-01"), 1, "the newest backup was begun at"),
-        (("restore", "{place}", "--to", "{new}", "--as-of", "9" * 18), 1, f", before {'9' * 18}: take another one"),
-        (("restore", "{place}", "--to", "{new}", "--backup", "7"), 1, "there is no backup 7"),
+        (
+            ("restore", "{place}", "--to", "{new}", "--as-of", "9" * 18),
+            1,
+            f", before {'9' * 18}: make another backup first",
+        ),
+        (("restore", "{place}", "--to", "{new}", "--backup", "7"), 1, "backup 7 does not exist"),
         (("restore", "{place}", "--to", "{new}", "-t", "ordres"), 1, "did you mean 'orders'"),
         (("restore", "{place}", "--to", "{new}", "--rename", "orders"), 2, "OLD=NEW"),
         (("restore", "{place}", "--to", "{new}", "--rename", "orders=a/b"), 1, "a/b"),

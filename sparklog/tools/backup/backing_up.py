@@ -274,8 +274,8 @@ class _BackupRun:
         last = next(filter(None, (manifest.topic(name) for manifest in reversed(before))), None)
         if last is not None and last.version > state.version:
             raise Corrupt(
-                f"topic '{name}' is at version {state.version}, but its last backup has version {last.version}: this is "
-                "not the root that was backed up; use another repository"
+                f"topic '{name}' is at version {state.version}, but its last backup has version {last.version}: this "
+                "is not the root that was backed up; use another repository"
             )
         base = oldest_base(history, state.version)
         if last is not None and last.version >= base and history.commits.has(last.version + 1, state.version):

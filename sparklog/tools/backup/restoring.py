@@ -242,9 +242,10 @@ def restore(
         pruned = (numbers | used) - set(backup_numbers(source))
         if not pruned:
             raise
+        numbers_text = ", ".join(map(str, sorted(pruned)))
+        which = f"backup {numbers_text} was" if len(pruned) == 1 else f"backups {numbers_text} were"
         raise NotFound(
-            f"backups {', '.join(map(str, sorted(pruned)))} were pruned from {source.location} during the restore: "
-            f"empty {target.location} and restore again"
+            f"{which} pruned from {source.location} during the restore: empty {target.location} and restore again"
         ) from error
 
 
@@ -428,7 +429,7 @@ class _RestoreRun:
             self._put(naming.defaults_copy_key(0), DEFAULTS.table.encode(first))
 
     def _write_groups(self, topic_states: Mapping[str, TopicState]) -> list[MovedOffset]:
-        """Write the offsets of each group, and return those that were set to the log end of a topic in `topic_states`."""
+        """Write the offsets of each group, and return those that were set to a log end in `topic_states`."""
         ids, groups = self.plan.decisions, [self._entry(GROUPS, *group) for group in self.plan.groups.items()]
 
         def restored(entry: GroupState) -> GroupState:

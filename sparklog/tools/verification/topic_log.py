@@ -63,9 +63,8 @@ def gaps(state: TopicState, table: SliceTable) -> int:
     rows = table.all()
     # Sums over several partitions may exceed int64.
     total: int = sum((state.log_end - state.log_start).tolist())
-    within = np.minimum(rows.end, state.log_end[rows.partition]) - np.maximum(
-        rows.base, state.log_start[rows.partition]
-    )
+    ends = np.minimum(rows.end, state.log_end[rows.partition])
+    within = ends - np.maximum(rows.base, state.log_start[rows.partition])
     covered: int = sum(np.maximum(within, 0).tolist())
     return total - covered
 

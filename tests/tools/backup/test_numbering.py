@@ -108,7 +108,7 @@ def test_a_backup_that_stood_still_until_a_prune_took_its_files_is_not_published
     ):
         back_up(world.root(), before(world.place, "create", backup_key(2), stand_still), at_once=1)
     assert sorted(versions(world)) == [1]
-    with pytest.raises(NotFound, match=r"there is no backup 2 in .*; there are 1"):
+    with pytest.raises(NotFound, match=r"backup 2 does not exist in .*: choose one of 1"):
         world.restore(wanted=RestorePoint(number=2))
     assert contents(world.restore())["a"] == before_it
     assert begun(world) == []

@@ -41,7 +41,7 @@ def test_backups_that_are_kept_stay_whole() -> None:
     assert len(list(world.place.list(""))) == before - found.objects
     for number in (4, 5):
         assert contents(world.restore(wanted=RestorePoint(number=number)))["a"] == rows[number - 1]
-    with pytest.raises(NotFound, match="there are 4, 5"):
+    with pytest.raises(NotFound, match="choose one of 4, 5"):
         world.restore(wanted=RestorePoint(number=3))
     named = set().union(*(needed_keys(world.place, item) for item in Repository.open(world.place).manifests()))
     left = {info.key for info in world.place.list("") if not info.key.startswith("_backup")}
@@ -88,7 +88,7 @@ def test_what_a_dead_run_has_copied_goes() -> None:
     dead = Dying(lambda call: call.verb == "create" and call.key.startswith("_backups/0"))
     with pytest.raises(Crash):
         back_up(world.root(), FaultyStore(world.place, dead), at_once=1)
-    with pytest.raises(Conflict, match="a backup or another prune is at work"):
+    with pytest.raises(Conflict, match="a backup or another prune is running"):
         prune(world.place, keep=1, env=world.env())
     world.now_ms += DAY_MS + HOUR_MS
     found = prune(world.place, keep=1, env=world.env())
@@ -102,7 +102,7 @@ def test_a_backup_gives_way_to_a_prune_and_stops_when_it_was_taken_for_dead() ->
     world.fill()
     world.back_up()
     env = world.env()
-    with Mark(Repository.open(world.place), env, PRUNE), pytest.raises(Conflict, match="a prune is at work"):
+    with Mark(Repository.open(world.place), env, PRUNE), pytest.raises(Conflict, match="a prune is running"):
         world.back_up()
     with Mark(Repository.open(world.place), env, BACKUP) as mark:
         world.back_up()
@@ -152,12 +152,12 @@ def test_backups_that_are_dropped_while_one_is_restored() -> None:
             outcomes[str(error).partition(" in memory")[0].partition(" from memory")[0]] += 1
             assert ROOT_KEY not in target.snapshot()
             if RESTORE_KEY in target.snapshot():
-                with pytest.raises(NotFound, match=r"dropped from .* \(1\); empty"):
+                with pytest.raises(NotFound, match=r"backup 1 was pruned from .*: empty"):
                     world.restore_into(None, target, RestorePoint(number=1))
         else:
             outcomes["restored"] += 1
             assert contents(world.root(target))["a"] == rows[0]
-    assert outcomes.keys() == {"restored", "backups were dropped", "there is no backup 1"}
+    assert outcomes.keys() == {"restored", "backup 1 was pruned", "backup 1 does not exist"}
     assert contents(world.restore())["a"] == rows[-1]
 
 

@@ -21,7 +21,7 @@ from tests.support.read_only import read_only
 from tests.tools.backup.backup_world import RestoringWorld, contents
 
 NOBODY = 65_534
-WITHOUT_LEASES = "is read-only for this user: it is copied without leases"
+WITHOUT_LEASES = "is read-only for this user and is copied without leases"
 COMMANDS = (
     ("backup", "--root", "{root}", "--to", "{to}/backup"),
     ("backup", "--root", "{root}", "--to", "{to}/backup", "--dry-run"),

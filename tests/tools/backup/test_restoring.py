@@ -100,7 +100,7 @@ class TestTheCut:
         world.back_up()
         root = world.restore()
         root.topic("a").append(batch([b"x"], keys=[b"x"]))
-        with pytest.raises(BadRequest, match="holds backups of root"):
+        with pytest.raises(BadRequest, match="has backups of root"):
             back_up(world.root(root.store), world.place)
         other = world.another("other")
         back_up(world.root(root.store), other, at_once=1)
@@ -170,11 +170,11 @@ class TestTheCut:
         assert contents(root) == {"old-a": before["a"]}
         root = world.restore(rename={"a": "b", "b": "a"})
         assert contents(root) == {"a": before["b"], "b": before["a"]}
-        with pytest.raises(BadRequest, match="would both be called 'b'"):
+        with pytest.raises(BadRequest, match="would both be named 'b'"):
             world.restore(rename={"a": "b"})
-        with pytest.raises(NotFound, match="no topic 'x' to be renamed"):
+        with pytest.raises(NotFound, match="topic 'x', which is to be renamed, does not exist"):
             world.restore(rename={"x": "y"})
-        with pytest.raises(NotFound, match="no topic 'c' in backup 1"):
+        with pytest.raises(NotFound, match="topic 'c' does not exist in backup 1"):
             world.restore(wanted=RestorePoint(topics=("c",)))
 
     def test_deleted_topics_are_not_restored_and_come_back_as_of_before(self) -> None:
@@ -257,8 +257,8 @@ class TestPointsInTime:
                 key: value for key, value, _ in found[6 * number - 1][2].values()
             }
         for wanted, says in (
-            (RestorePoint(number=9), "there are 1, 2, 3, 4"),
-            (RestorePoint(time_ms=world.now_ms + 1), "take another one"),
+            (RestorePoint(number=9), "choose one of 1, 2, 3, 4"),
+            (RestorePoint(time_ms=world.now_ms + 1), "make another backup first"),
             (RestorePoint(time_ms=5), "there was no topic at 1970"),
             (RestorePoint(topics=("a",), version=10_000), "there are versions 0 to"),
         ):
@@ -286,7 +286,7 @@ class TestPointsInTime:
         item = manifest.topic("a")
         assert item is not None
         assert item.since > version
-        with pytest.raises(NotFound, match="can be restored as of"):
+        with pytest.raises(NotFound, match="cannot be restored as of"):
             world.restore(wanted=RestorePoint(time_ms=lost_ms))
         with pytest.raises(NotFound, match=f"there are versions 0 to 5, {item.since} to {item.version}"):
             world.restore(wanted=RestorePoint(topics=("a",), version=version))
@@ -363,7 +363,7 @@ class TestPointsInTime:
         world.now_ms += 3 * DAY_MS
         world.root().topic("a").append(batch([b"y"], keys=[b"y"]))
         world.retain()
-        with pytest.raises(NotFound, match="from this root it can be restored from version"):
+        with pytest.raises(NotFound, match="the vacuum has deleted files of version"):
             world.restore(source, RestorePoint(time_ms=time_ms))
 
 
@@ -382,7 +382,7 @@ class TestRefusals:
             back_up(world.root(), other)
         with pytest.raises(NotFound, match="neither a backup repository"):
             world.restore(other)
-        with pytest.raises(NotFound, match="no backups are in"):
+        with pytest.raises(NotFound, match="is not a backup repository"):
             Repository.open(other)
 
     def test_another_restore_is_unfinished(self) -> None:
@@ -434,9 +434,9 @@ class TestRefusals:
         back_up(world.root(), place)
         for outer in ("root", "place"):
             inner = LocalStore(tmp_path / outer / "deep" / "inner", durable=False)
-            with pytest.raises(BadRequest, match="choose a folder outside of it"):
+            with pytest.raises(BadRequest, match="choose another directory"):
                 back_up(world.root(), inner)
-            with pytest.raises(BadRequest, match="choose a folder outside of it"):
+            with pytest.raises(BadRequest, match="choose another directory"):
                 restore(place, inner)
             assert not list(inner.list(""))
         assert root.topics() == []
@@ -488,7 +488,7 @@ class TestRefusals:
         world.root().topic("a").append(batch([b"x"], keys=[b"x"]))
         world.back_up()
         world.store.restore(before)
-        with pytest.raises(Corrupt, match="not the log that was backed up"):
+        with pytest.raises(Corrupt, match="not the root that was backed up"):
             world.back_up()
         for _ in range(3):
             world.root().topic("a").append(batch([b"y"], keys=[b"y"]))
@@ -503,5 +503,5 @@ class TestRefusals:
             world.back_up(topics=["c"])
         assert [item.topic for item in world.back_up(topics=["a"]).topics] == ["a"]
         assert list(contents(world.restore())) == ["a"]
-        with pytest.raises(NotFound, match="no topic 'b' in backup 1"):
+        with pytest.raises(NotFound, match="topic 'b' does not exist in backup 1"):
             world.restore(wanted=RestorePoint(topics=("b",)))
