@@ -163,7 +163,7 @@ def test_a_group_beyond_the_version_is_set_to_the_end(
         (("restore", "{place}", "--to", "{new}", "--as-of", "3"), 1, "a version belongs to one topic"),
         (("restore", "{place}", "--to", "{new}", "--as-of", "tuesday"), 2, "--as-of"),
         (("restore", "{place}", "--to", "{new}", "--as-of", "2001-01-01"), 1, "there was no topic at 2001-01-01"),
-        (("restore", "{place}", "--to", "{new}", "--as-of", "2999-01-01"), 1, "the newest backup was begun at"),
+        (("restore", "{place}", "--to", "{new}", "--as-of", "2999-01-01"), 1, "the latest backup started at"),
         (
             ("restore", "{place}", "--to", "{new}", "--as-of", "9" * 18),
             1,
