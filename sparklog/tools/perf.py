@@ -1,8 +1,8 @@
-"""Records a second of a store and a machine, and their waits, as Kafka's performance tools measure them.
+"""Throughput and latency of a store and a host, measured as by Kafka's performance tools.
 
-Records are sent one by one, as by `kafka-producer-perf-test`. Latency is from `send` to the commit of the record. It is
-asked of as many records as change no figure: a future with a callback costs a producer as much as the record. They are
-read by a consumer, as by `kafka-consumer-perf-test`: with and without joining.
+`produce` sends records one by one, as `kafka-producer-perf-test` does. Latency is the time from `send` to the commit
+of the record. It is sampled, because a future with a callback costs a producer as much as a record. `consume` reads
+records with a consumer, as `kafka-consumer-perf-test` does, and reports the time with and without joining the group.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from sparklog.log.journal.clocks import Env
 from sparklog.storage.fork_safety import ForkLock
 
 if TYPE_CHECKING:
-    # `perf consume` loads no producer, nor `perf produce` a consumer.
+    # `perf consume` does not load the producer, and `perf produce` does not load the consumer.
     from sparklog.clients.consumer.consumer import Consumer
     from sparklog.clients.producer.futures import RecordFuture
     from sparklog.clients.producer.producer import Producer
 
 MIB = 1 << 20
-"""What Kafka's tools call MB."""
+"""Kafka's tools call this a MB."""
 SAMPLE_MS = 1
-"""Between two records whose latency is asked for, at least."""
+"""Minimum time between two records whose latency is measured."""
 PAYLOADS = 1_024
-"""Random values that are made before the first is sent."""
+"""Number of random values, which are created before the first record is sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """Records and bytes that were sent in `ms` milliseconds, and latencies (ms) of some of them, in ascending order."""
+    """Records and bytes sent in `ms` milliseconds, and the latencies of a sample in ms, in ascending order."""
 
     records: int
     nbytes: int
@@ -52,7 +52,7 @@ class Throughput:
         return self.nbytes / MIB / max(self.ms, 0.001) * 1000
 
     def percentile(self, share: float) -> float:
-        """Return the latency that this share of records stays below; 0 where none was sampled."""
+        """Return the latency at this share of the sample; 0 without a sample."""
         return self.sampled[min(int(share * len(self.sampled)), len(self.sampled) - 1)] if self.sampled else 0.0
 
     @property
@@ -60,15 +60,17 @@ class Throughput:
         return sum(self.sampled) / len(self.sampled) if self.sampled else 0.0
 
     @property
-    def greatest(self) -> float:
+    def maximum(self) -> float:
         return self.sampled[-1] if self.sampled else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class ProduceRun:
-    """The records to send: how many, their values, how many a second at most (-1: as fast as it goes).
+    """The records to send.
 
-    `transaction_ms`: a transaction is committed after so long; None: no transactions.
+    Attributes:
+        throughput: the maximum number of records per second; -1 for no limit.
+        transaction_ms: the duration of each transaction; None for no transactions.
     """
 
     topic: str
@@ -78,8 +80,8 @@ class ProduceRun:
     transaction_ms: float | None = None
 
 
-class _Watch:
-    """Throughput as callbacks bring them, from the producer's thread; those since the last `window` apart."""
+class _LatencySampler:
+    """Collects latencies from callbacks on the producer's thread, in total and since the last call of `window`."""
 
     def __init__(self, now_ms: Callable[[], float]) -> None:
         self._now_ms = now_ms
@@ -115,14 +117,14 @@ class _Watch:
 def produce(
     producer: Producer, run: ProduceRun, env: Env, report: Callable[[Throughput], object], interval_ms: float
 ) -> Throughput:
-    """Send the records and wait until they are durable; `report` is given what was sent in each interval.
+    """Send the records and wait until they are durable; call `report` with the throughput of each interval.
 
-    Raises what `Producer.send` and the commits raise: the first record that fails ends the run.
+    Raises the errors of `Producer.send` and of commits. The first failed record ends the run.
     """
     now_ms = env.boot_ms
-    watch, begun = _Watch(now_ms), now_ms()
-    reported = transaction = begun
-    sampled = begun - SAMPLE_MS
+    sampler, started = _LatencySampler(now_ms), now_ms()
+    reported = transaction = started
+    sampled = started - SAMPLE_MS
     sent = nbytes = sent_before = nbytes_before = 0
     if run.transaction_ms is not None:
         producer.begin_transaction()
@@ -130,40 +132,40 @@ def produce(
         future = producer.send(run.topic, payload)
         sent, nbytes, now = sent + 1, nbytes + len(payload), now_ms()
         if now - sampled >= SAMPLE_MS:
-            watch.follow(future)
+            sampler.follow(future)
             sampled = now
         if now - reported >= interval_ms:
-            report(Throughput(sent - sent_before, nbytes - nbytes_before, now - reported, watch.window()))
+            report(Throughput(sent - sent_before, nbytes - nbytes_before, now - reported, sampler.window()))
             reported, sent_before, nbytes_before = now, sent, nbytes
-        if watch.error is not None:
-            raise watch.error
+        if sampler.error is not None:
+            raise sampler.error
         if run.transaction_ms is not None and now - transaction >= run.transaction_ms:
             producer.commit_transaction()
             producer.begin_transaction()
             transaction = now
-        ahead_ms = sent * 1000 / run.throughput - (now - begun) if run.throughput > 0 else 0.0
+        ahead_ms = sent * 1000 / run.throughput - (now - started) if run.throughput > 0 else 0.0
         if ahead_ms > 0:
             env.sleep(ahead_ms / 1000)
     if run.transaction_ms is not None:
         producer.commit_transaction()
     producer.flush()
-    if watch.error is not None:
-        raise watch.error
-    return Throughput(sent, nbytes, now_ms() - begun, watch.total())
+    if sampler.error is not None:
+        raise sampler.error
+    return Throughput(sent, nbytes, now_ms() - started, sampler.total())
 
 
 def random_payloads(size: int, random: Random) -> Iterator[bytes]:
-    """Return values of so many random capital letters, as Kafka's tool makes them; the first ones again and again."""
-    made = [bytes(random.choices(range(65, 91), k=size)) for _ in range(PAYLOADS)]
-    return (random.choice(made) for _ in repeat(None))
+    """Yield random strings of `size` capital letters, as in Kafka's tool, repeating a fixed number of values."""
+    values = [bytes(random.choices(range(65, 91), k=size)) for _ in range(PAYLOADS)]
+    return (random.choice(values) for _ in repeat(None))
 
 
 def payloads_of_file(text: str, delimiter: str, random: Random) -> Iterator[bytes]:
-    """Return parts of a text in random order, again and again. `BadRequest` if it has none."""
-    parts = [part.encode() for part in text.split(delimiter) if part]
-    if not parts:
-        raise BadRequest("the payload file has no records")
-    return (random.choice(parts) for _ in repeat(None))
+    """Yield the values in a text in random order, repeatedly. `BadRequest` if there are none."""
+    values = [value.encode() for value in text.split(delimiter) if value]
+    if not values:
+        raise BadRequest(f"the payload file has no values separated by {delimiter!r}")
+    return (random.choice(values) for _ in repeat(None))
 
 
 def ascending_payloads() -> Iterator[bytes]:
@@ -175,9 +177,11 @@ POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class ConsumeRun:
-    """Records and bytes of keys and values that were read between two times (`begin_ms`, `end_ms`: since the epoch).
+    """Records and bytes of keys and values that were read in an interval.
 
-    `join_ms`: the part of the time before a member of a group had its partitions.
+    Attributes:
+        begin_ms: the start of the interval, in ms since the epoch; `end_ms`: its end.
+        join_ms: the time until the group member had its partitions.
     """
 
     begin_ms: int
@@ -207,29 +211,29 @@ def consume(
     report: Callable[[ConsumeRun], object],
     interval_ms: float,
 ) -> ConsumeRun:
-    """Read until there were so many records, or none for `timeout_ms`; `report` is given each interval by itself."""
-    begin_ms, begun = env.wall_ms(), env.boot_ms()
-    heard = reported = begun
+    """Read `messages` records, or until none arrives for `timeout_ms`; call `report` with each interval."""
+    begin_ms, started = env.wall_ms(), env.boot_ms()
+    last_received = reported = started
     reported_ms, joined_ms = begin_ms, None if not consumer.assignment() else 0.0
-    joined_here = 0.0
+    joined_in_interval = 0.0
     records = nbytes = records_before = nbytes_before = 0
-    while records < messages and env.boot_ms() - heard < timeout_ms:
+    while records < messages and env.boot_ms() - last_received < timeout_ms:
         batches = consumer.poll(POLL_S)
         now = env.boot_ms()
         if joined_ms is None and consumer.assignment():
-            joined_ms = joined_here = now - begun
+            joined_ms = joined_in_interval = now - started
         if batches:
-            heard = now
+            last_received = now
             records += sum(batch.num_rows for batch in batches)
             nbytes += sum(map(_bytes, batches))
         if now - reported >= interval_ms:
             counts = records - records_before, nbytes - nbytes_before
-            report(ConsumeRun(reported_ms, env.wall_ms(), *counts, now - reported, joined_here))
+            report(ConsumeRun(reported_ms, env.wall_ms(), *counts, now - reported, joined_in_interval))
             reported, reported_ms, records_before, nbytes_before = now, env.wall_ms(), records, nbytes
-            joined_here = 0.0
-    # The wait for more that never came is no part of the work.
-    end = heard if records < messages else env.boot_ms()
-    return ConsumeRun(begin_ms, begin_ms + int(end - begun), records, nbytes, end - begun, joined_ms or 0.0)
+            joined_in_interval = 0.0
+    # After a timeout, do not count the time since the last record.
+    end = last_received if records < messages else env.boot_ms()
+    return ConsumeRun(begin_ms, begin_ms + int(end - started), records, nbytes, end - started, joined_ms or 0.0)
 
 
 def _bytes(batch: pa.RecordBatch) -> int:

@@ -1,33 +1,35 @@
-"""The copy of a topic into one with another number of partitions: by key, each record once.
+"""Copy a topic into one with another number of partitions: by key, each record once.
 
-**Where a record goes.** One with a key to the partition of Kafka's default partitioner (murmur2), also one whose
-partition was chosen by hand. One without a key to its old partition modulo the new number. The records of an old
-partition are copied in their order: those of a key keep theirs, and so do those without a key of one old partition. Of
-a key that is in several old partitions (chosen by hand, or because the topic has grown) no order is known.
+**Partition of a record.** A record with a key goes to the partition of Kafka's default partitioner (murmur2), even if
+its old partition was chosen by hand. A record without a key goes to its old partition modulo the new number. The
+records of an old partition are copied in their order, so the records of a key keep their order, and so do records
+without a key from one old partition. If the records of a key are in several old partitions (chosen by hand, or because
+the topic has grown), their relative order is unknown.
 
-**Exactly once.** Each commit of copied records carries, for each old partition, a writer (`KafkaWriterKey`): `batch`
-is the old offset to go on from, `count` the number of records copied so far. It is refused unless it follows the
-position that it began at. So a run that was killed, or two at the same time, copy nothing twice. The commit that
-creates the topic has these writers too, with positions of 0: their ids name the old topic by its id.
+**Exactly once.** Each commit of copied records has, for each old partition, a writer (`KafkaWriterKey`) whose `batch`
+is the next old offset to copy and whose `count` is the number of records copied so far. The commit is rejected unless
+it continues from the latest position. Killed or concurrent runs therefore copy nothing twice. The commit that creates
+the topic has these writers too, at position 0. Their ids contain the id of the old topic.
 
-Each new offset is a copied record's, as long as nothing else is appended: log ends are together the number of copied
-records. If they are not, older records would come after newer ones of their keys, and no more is copied.
+As long as nothing else is appended, the sum of the new log ends is the number of copied records. If it is not, the copy
+stops, because the remaining records would come after newer records of their keys.
 
-**In steps.** A step takes the same share of each old partition, and is one commit. So records stay about in the order
-of time: for retention, and for groups, which have read about as much of each partition.
+**Steps.** Each step copies the same share of each old partition in one commit. Records therefore stay roughly in time
+order, which retention relies on, as do groups that have read about the same share of each partition.
 
-**Groups.** In each new partition a group goes on from the smallest offset at which there may be a record that it has
-not read in the old topic. Nothing is skipped; records after that offset may be read again.
+**Groups.** In each new partition a group continues from the smallest offset at which there may be a record that it has
+not read in the old topic. No record is skipped; records after that offset may be read again.
 
-The commits of the copy are the mapping. Each says up to which old offsets it copies, and how many records it adds to
-each new partition. They are read from the newest back, down to one before which a group has read everything: of a group
-that has read all, that is the newest.
+The commits of the copy define the mapping: each has the old offsets up to which it copies, and the number of records
+that it adds to each new partition. They are read backwards from the latest, until a group has read everything before a
+commit. For a group that has read everything, that is the latest commit.
 
 If a group has read some of the old records of a commit, they are read again and counted by old and new partition. If a
-new partition gets records of one old partition only, as when 4 partitions become 12, the count of those that the group
-has read is the exact position. If it gets records of several, their order is not known: the group continues after the
-smallest count of an old partition with unread records. The commit counts as unread from its start if the old topic has
-lost some of its records since then, and after `MAX_COUNTED` commits. `again` is the bound for all of this.
+new partition gets records of one old partition only, for example when 4 partitions become 12, the number of records
+that the group has read is its exact position. If it gets records of several old partitions, whose relative order is
+unknown, the group continues after the smallest count of an old partition with unread records. If the old topic has
+lost some of these records since, or after `MAX_COUNTED` commits, all records of a commit count as unread. `again` is
+an upper bound for all of this.
 """
 
 from __future__ import annotations
@@ -68,42 +70,42 @@ if TYPE_CHECKING:
 
 
 STEP_BYTES = 64 << 20
-"""Stored bytes of the old topic that become one commit."""
+"""Stored bytes of the old topic per commit."""
 MAX_COUNTED = 16
-"""Commits of the copy whose old records are read again to place groups: at most 1 GiB."""
+"""Commits whose old records are read again to find the positions of groups: at most 1 GiB."""
 COLUMNS = ("key", "value", "headers", "timestamp")
-PLACE = {"partition": np.int32, "offset": np.int64}
-AS_THEY_ARE = {
+POSITION_COLUMNS = {"partition": np.int32, "offset": np.int64}
+KEEP_TIMESTAMPS = {
     "message.timestamp.type": "CreateTime",
     "message.timestamp.before.max.ms": INT64_MAX,
     "message.timestamp.after.max.ms": INT64_MAX,
 }
-"""Configs of the new topic for copied records alone: they keep their times."""
-GROWN = "topic %s had %s partitions before: a key may be in several, and their order is not known"
+"""Configs of the new topic while it is copied, so that records keep their timestamps."""
+GROWN_MESSAGE = "topic %s had %s partitions before: the order of records of a key that is in several of them is unknown"
 _LOG = logging.getLogger("sparklog.tools")
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 
 CopyProgress: TypeAlias = Callable[[int, int, int], object]
-"""Called with records copied so far, and with bytes done and bytes in all, as the old topic stores them."""
+"""Called with the number of copied records, and with copied and total bytes as stored in the old topic."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CopyPositions:
-    """Progress by old partition, int64[partitions]: the offset after the last copied record; records so far."""
+    """Progress per old partition, int64[partitions]: the offset after the last copied record, and copied records."""
 
     offsets: Int64s
     records: Int64s
 
 
 def writer_ids(source: TopicState) -> list[str]:
-    """Return the ids of the writers that carry the positions in the partitions of a topic."""
+    """Return the ids of the writers that record the positions in the partitions of a topic."""
     return [f"repartition-{source.topic_id}-{partition}" for partition in range(source.partitions)]
 
 
 def copied_by(writers: Mapping[str, Writer] | Mapping[str, WriterEntry], source: TopicState) -> CopyPositions | None:
-    """Return the positions that writers of a commit, or of a topic, carry; None if they copy another topic."""
+    """Return the positions recorded by the writers of a commit or topic; None if they do not copy `source`."""
     entries = [writers.get(id_) for id_ in writer_ids(source)]
     if not any(entries):
         return None
@@ -113,7 +115,7 @@ def copied_by(writers: Mapping[str, Writer] | Mapping[str, WriterEntry], source:
 
 
 class Copying:
-    """A copy of the topic `source`, as a snapshot shows it, in the topic `name`, which is created or continued."""
+    """A copy of the snapshot `source` to the topic `name`, which is created or continued."""
 
     def __init__(self, root: Root, source: Snapshot, name: str, partitions: int) -> None:
         self.root, self.source, self.name, self.partitions = root, source, name, partitions
@@ -122,7 +124,7 @@ class Copying:
         self._reached = source.state.log_start
 
     def create(self) -> bool:
-        """Create the new topic, with the configs of the old one. False: it exists, and can be gone on with."""
+        """Create the new topic with the configs of the old one; return False if it exists and can be continued."""
         source = self.source.state
         writers = tuple(Writer(TXN, id_, 0, None, 0) for id_ in writer_ids(source))
         intent = CreateIntent(self.root.env.new_id(), self.partitions, source.configs, writers=writers)
@@ -130,55 +132,57 @@ class Copying:
             try:
                 self.root.engine.create(self.name, intent)
             except Conflict:
-                # Another run was faster, or the name is not allowed.
+                # A concurrent run has created it, or the name is not allowed.
                 if not self.log.refresh().topic_state.exists:
                     raise
             else:
                 if earlier := source.previous_partition_counts:
-                    _LOG.warning(GROWN, self.source.topic, ", ".join(map(str, earlier)))
+                    _LOG.warning(GROWN_MESSAGE, self.source.topic, ", ".join(map(str, earlier)))
                 return True
         self.copied()
         return False
 
     def copied(self) -> CopyPositions:
-        """Return how far the newest known state is. `Conflict` if the new topic is not such a copy."""
+        """Return the positions in the latest known state. `Conflict` if the new topic is not a copy of the old one."""
         state, source = self.log.state(refresh=False), self.source
         copied = copied_by(state.registry, source.state)
         if copied is None:
             raise Conflict(
-                f"topic '{self.name}' exists, and is no copy that repartition made of topic '{source.topic}' (id "
+                f"topic '{self.name}' exists, but is not a copy by repartition of topic '{source.topic}' (id "
                 f"{source.state.topic_id}): choose another name, or delete it"
             )
         if state.partitions != self.partitions:
             existing = units.count(state.partitions, "partition")
             raise Conflict(
-                f"topic '{self.name}' was created with {existing}, found {self.partitions}: continue with "
+                f"topic '{self.name}' was created with {existing}, not {self.partitions}: continue with "
                 f"{state.partitions}, or choose another name"
             )
         return copied
 
     def run(self, step_bytes: int, progress: CopyProgress) -> int:
-        """Copy what is left, step by step; return the number of records."""
+        """Copy the remaining records, step by step; return the number of records."""
         starts = np.maximum(self._reached, self.copied().offsets)
-        left = stored_in(self._selected(self._ranges(starts, self.ends)))
-        nbytes = sum(part.nbytes for part in left)
+        remaining = stored_in(self._selected(self._ranges(starts, self.ends)))
+        nbytes = sum(stored.nbytes for stored in remaining)
         count = max(1, -(-nbytes // step_bytes))
         records = 0
-        if left:
+        if remaining:
             progress(records, 0, nbytes)
-        for step, ends in enumerate(self._steps(starts, left, count), 1):
+        for step, ends in enumerate(self._steps(starts, remaining, count), 1):
             while (copied := self._step(ends)) is None:
-                # Another run was faster. What it took is not taken again.
+                # A concurrent run has committed first, so continue from its positions.
                 pass
             records += copied
             progress(records, nbytes * step // count, nbytes)
         return records
 
-    def _steps(self, starts: Int64s, left: Sequence[Stored], count: int) -> Iterator[Int64s]:
-        """Yield the ends of steps: the same share of the stored bytes that are left of each partition."""
-        ends = [part.at_bytes(*(part.nbytes * step // count for step in range(1, count + 1))) for part in left]
+    def _steps(self, starts: Int64s, remaining: Sequence[Stored], count: int) -> Iterator[Int64s]:
+        """Yield the end offsets of each step, which takes the same share of the remaining bytes of each partition."""
+        ends = [
+            stored.at_bytes(*(stored.nbytes * step // count for step in range(1, count + 1))) for stored in remaining
+        ]
         partitions = np.flatnonzero(starts < self.ends)
-        for step in range(count if left else 0):
+        for step in range(count if remaining else 0):
             step_ends = starts.copy()
             step_ends[partitions] = [of_partition[step] for of_partition in ends]
             yield step_ends
@@ -191,7 +195,7 @@ class Copying:
         return select_ranges({self.source.topic: self.source}, ranges)
 
     def _step(self, ends: Int64s) -> int | None:
-        """Copy up to these old offsets in one commit; return the number of records, None if another run was faster."""
+        """Copy up to these old offsets in one commit; return the number of records, None if another run was first."""
         from sparklog.log.write.arrow_data import write_files
 
         target = self.log.append_target()
@@ -200,7 +204,7 @@ class Copying:
         if not ranges:
             return 0
         check_alone(self, self.log.state(refresh=False).log_end, before)
-        target = replace(target, configs=target.configs.changed(AS_THEY_ARE))
+        target = replace(target, configs=target.configs.changed(KEEP_TIMESTAMPS))
         after = CopyPositions(before.offsets.copy(), before.records.copy())
         records = self._rows(ranges, after)
         files = write_files(records, target, self.root.env, options=None, writer=None, copied=True)
@@ -208,7 +212,7 @@ class Copying:
             rows = zip(writer_ids(self.source.state), after.offsets.tolist(), after.records.tolist(), strict=True)
             follows = {id_: entry.batch for id_, entry in registry.items()}
             writers = tuple(KafkaWriterKey(id_, offset, follows.get(id_), count) for id_, offset, count in rows)
-            # What is copied must not outlive the records that it is of, nor what decided them.
+            # Make the old records and their decisions durable first, so that the copy cannot outlive them.
             source = self.root.engine.log(self.source.topic)
             for prepare in source.current().topic_state.open:
                 self.root.engine.decisions.log(prepare.txn.id).make_durable()
@@ -221,17 +225,17 @@ class Copying:
         return int((after.records - before.records).sum())
 
     def _rows(self, ranges: list[OffsetRange], copied: CopyPositions) -> Iterator[pa.RecordBatch]:
-        """Yield the records with their new partitions, and move `copied` over them."""
+        """Yield the records with their new partitions, and advance `copied`."""
         import pyarrow as pa
 
         from sparklog.format.arrow_numpy import fixed_array
 
-        for batch, old, offset, new in self._placed(ranges, COLUMNS):
+        for batch, old, offset, new in self._partitioned(ranges, COLUMNS):
             np.add.at(copied.records, old, 1)
             np.maximum.at(copied.offsets, old, offset + 1)
             yield batch.select(COLUMNS).append_column("partition", fixed_array(new, pa.int32()))
 
-    def _placed(
+    def _partitioned(
         self, ranges: list[OffsetRange], columns: Sequence[str]
     ) -> Iterator[tuple[pa.RecordBatch, Int32s, Int64s, Int32s]]:
         """Yield the records with their old partitions, old offsets and new partitions."""
@@ -239,41 +243,45 @@ class Copying:
         from sparklog.format.key_hash import partition_for_key
 
         parts = plan_parts(self._selected(ranges), READ_COMMITTED)
-        # What retention deletes meanwhile is in no topic then.
-        for batch in read_parts([replace(part, fail_on_data_loss=False) for part in parts], (*columns, *PLACE)):
-            old, offset = (fixed_values(batch.column(name), kind) for name, kind in PLACE.items())
+        # Records that retention deletes in the meantime are not copied.
+        for batch in read_parts(
+            [replace(part, fail_on_data_loss=False) for part in parts], (*columns, *POSITION_COLUMNS)
+        ):
+            old, offset = (fixed_values(batch.column(name), kind) for name, kind in POSITION_COLUMNS.items())
             by_key = partition_for_key(batch.column("key"), self.partitions)
             yield batch, old, offset, np.where(by_key < 0, old % self.partitions, by_key).astype(np.int32)
 
     def read_again(self, step: CopyStep) -> StepRecords | None:
-        """Read the old records of a commit of the copy; None if the old topic does not have all of them any more."""
+        """Read the old records of a commit again; return None if the old topic no longer has all of them."""
         if np.any(step.after.offsets > self.ends):
-            # Another run has copied more than this one knows of.
+            # A concurrent run has copied records that are not in this snapshot.
             return None
         starts = np.maximum(step.before.offsets, self.source.state.log_start)
-        placed = [rows[1:] for rows in self._placed(self._ranges(starts, step.after.offsets), ("key",))]
-        if not placed:
+        rows = [columns[1:] for columns in self._partitioned(self._ranges(starts, step.after.offsets), ("key",))]
+        if not rows:
             return None
-        old, offset, new = map(np.concatenate, zip(*placed, strict=True))
+        old, offset, new = map(np.concatenate, zip(*rows, strict=True))
         counts = np.bincount(new, minlength=self.partitions)
         return StepRecords(old, offset, new) if np.array_equal(counts, step.added) else None
 
 
 def check_alone(copying: Copying, log_ends: Int64s, copied: CopyPositions) -> None:
-    """Raise `Conflict` if others have appended to the new topic, which ends so."""
+    """Raise `Conflict` if other writers have appended to the new topic."""
     others = int(log_ends.sum() - copied.records.sum())
     if others:
         raise Conflict(
-            f"topic '{copying.name}' has {others} records of other writers, and what is left of topic "
-            f"'{copying.source.topic}' would come after newer records of its keys: copy the rest by consume and produce"
+            f"topic '{copying.name}' has {others} records of other writers, so the remaining records of topic "
+            f"'{copying.source.topic}' would come after newer records of their keys: use consume and produce instead"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class MovedGroup:
-    """A group of the old topic: offsets that it has in the new one now, and what was set.
+    """A group of the old topic, with its offsets in the new topic.
 
-    `again`: records that it reads again, at most. `problem`: why its offsets were not set.
+    Attributes:
+        again: the maximum number of records that it will read again.
+        problem: why its offsets were not set; empty if they were.
     """
 
     group: str
@@ -284,7 +292,13 @@ class MovedGroup:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CopyStep:
-    """A commit of the copy: old positions before and after it, ends of the new partitions before it, records added."""
+    """A commit of the copy.
+
+    Attributes:
+        before: the positions in the old partitions before the commit; `after`: after it.
+        ends: the log ends of the new partitions before the commit.
+        added: the records added to each new partition.
+    """
 
     before: CopyPositions
     after: CopyPositions
@@ -294,17 +308,17 @@ class CopyStep:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepRecords:
-    """The records of a commit of the copy: old partition, old offset and new partition, of each."""
+    """The old partition, old offset and new partition of each record in a commit of the copy."""
 
     old: Int32s
     offset: Int64s
     new: Int32s
 
     def unread(self, read: Int64s, partitions: int) -> tuple[Int64s, int]:
-        """Return what a group has not read that has `read` so far in the old partitions, int64[old partitions].
+        """Return the unread records of a group with offsets `read` (int64[old partitions]).
 
-        The first array holds the number of records in each new partition that surely precede its first unread one; -1
-        if it has none. The second value is the number of unread records.
+        The first value is, for each new partition, the number of records that certainly precede its first unread
+        record, -1 if it has none. The second value is the number of unread records.
         """
         is_unread = self.offset >= read[self.old]
         # Only the order of records from the same old partition is known.
@@ -317,10 +331,13 @@ class StepRecords:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Places:
-    """By group: offsets in the new partitions, int64[groups, partitions]; records that it reads again, at most.
+class _NewPositions:
+    """The positions of groups in the new topic.
 
-    `is_certain`: False where commits that tell are gone; bool[groups].
+    Attributes:
+        offsets: the offsets in the new partitions, int64[groups, partitions].
+        again: the maximum number of records that each group will read again.
+        is_certain: False if the necessary commits have been deleted, bool[groups].
     """
 
     offsets: Int64s
@@ -329,7 +346,7 @@ class _Places:
 
 
 def set_offsets(copying: Copying) -> list[MovedGroup]:
-    """Set offsets in the new topic for each group that has some in the old one; none goes back."""
+    """Set the offsets of each group of the old topic in the new topic. No offset moves backwards."""
     source, root = copying.source, copying.root
     groups = Groups(root)
     committed = read_each(root.store, lambda name: groups.group(name).committed(), groups.names(), None)
@@ -339,45 +356,45 @@ def set_offsets(copying: Copying) -> list[MovedGroup]:
     read = np.zeros((len(names), source.state.partitions), np.int64)
     for row, name in enumerate(names):
         for (topic, partition), item in committed[name].items():
-            # Of a partition that came a moment ago nothing is copied.
+            # Nothing has been copied from partitions that were added since the snapshot.
             if topic == source.topic and partition < source.state.partitions:
                 read[row, partition] = item.offset
-    places = _places(read, copying)
+    positions = _new_positions(read, copying)
     moved = []
     for row, name in enumerate(names):
         before = {p: item.offset for (topic, p), item in committed[name].items() if topic == copying.name}
-        moved.append(_move(groups.group(name), copying.name, before, places, row))
+        moved.append(_move(groups.group(name), copying.name, before, positions, row))
     return moved
 
 
-def _move(group: Group, topic: str, before: Mapping[int, int], places: _Places, row: int) -> MovedGroup:
-    if not places.is_certain[row]:
+def _move(group: Group, topic: str, before: Mapping[int, int], positions: _NewPositions, row: int) -> MovedGroup:
+    if not positions.is_certain[row]:
         problem = (
-            f"the commits that copied what it has not read are no longer kept: sparklog groups reset {group.id} "
-            f"--topic {topic} --to-datetime sets its offsets by time"
+            "the commits that copied its unread records have been deleted: set its offsets by time with sparklog "
+            f"groups reset {group.id} --topic {topic} --to-datetime"
         )
         return MovedGroup(group.id, before, problem=problem)
-    offsets = dict(enumerate(places.offsets[row].tolist()))
+    offsets = dict(enumerate(positions.offsets[row].tolist()))
     further = {partition: offset for partition, offset in offsets.items() if offset > before.get(partition, -1)}
     if further:
         try:
             group.alter({topic: further})
         except Conflict as error:
             return MovedGroup(group.id, before, problem=str(error))
-    return MovedGroup(group.id, {**offsets, **before, **further}, int(places.again[row]))
+    return MovedGroup(group.id, {**offsets, **before, **further}, int(positions.again[row]))
 
 
-def _places(read: Int64s, copying: Copying) -> _Places:
-    """Return where groups go on that have `read` so far in the old partitions, int64[groups, old partitions]."""
+def _new_positions(read: Int64s, copying: Copying) -> _NewPositions:
+    """Return the new positions of groups with offsets `read` in the old partitions, int64[groups, old partitions]."""
     steps, total, is_certain = _steps_back(read, copying)
-    offsets, is_placed = np.tile(total, (len(read), 1)), np.zeros((len(read), len(total)), np.bool_)
+    offsets, is_set = np.tile(total, (len(read), 1)), np.zeros((len(read), len(total)), np.bool_)
     unread, counted = np.zeros(len(read), np.int64), 0
     for step in reversed(steps):
         grown = step.after.records > step.before.records
-        is_unread = np.any(grown & (step.after.offsets > read), axis=1)
-        is_whole = np.all(~grown | (step.before.offsets >= read), axis=1)
-        unread += np.where(is_unread & is_whole, step.added.sum(), 0)
-        partly_read = np.flatnonzero(is_unread & ~is_whole).tolist()
+        has_unread = np.any(grown & (step.after.offsets > read), axis=1)
+        is_all_unread = np.all(~grown | (step.before.offsets >= read), axis=1)
+        unread += np.where(has_unread & is_all_unread, step.added.sum(), 0)
+        partly_read = np.flatnonzero(has_unread & ~is_all_unread).tolist()
         records = None
         if partly_read and counted < MAX_COUNTED:
             records = copying.read_again(step)
@@ -385,22 +402,23 @@ def _places(read: Int64s, copying: Copying) -> _Places:
         for row in partly_read:
             if records is None:
                 break
-            first, left = records.unread(read[row], len(total))
-            unread[row] += left
-            is_here = (first >= 0) & ~is_placed[row]
-            offsets[row, is_here] = (step.ends + first)[is_here]
-            is_placed[row] |= is_here
-            is_unread[row] = False
-        is_here = is_unread[:, None] & (step.added > 0) & ~is_placed
-        offsets = np.where(is_here, step.ends, offsets)
-        is_placed |= is_here
-    return _Places(offsets, (total - offsets).sum(axis=1) - unread, is_certain)
+            first, count = records.unread(read[row], len(total))
+            unread[row] += count
+            is_first = (first >= 0) & ~is_set[row]
+            offsets[row, is_first] = (step.ends + first)[is_first]
+            is_set[row] |= is_first
+            has_unread[row] = False
+        is_first = has_unread[:, None] & (step.added > 0) & ~is_set
+        offsets = np.where(is_first, step.ends, offsets)
+        is_set |= is_first
+    return _NewPositions(offsets, (total - offsets).sum(axis=1) - unread, is_certain)
 
 
 def _steps_back(read: Int64s, copying: Copying) -> tuple[list[CopyStep], Int64s, npt.NDArray[np.bool_]]:
-    """Return commits of the copy, the latest first, down to one before which each group has read everything.
+    """Return the commits of the copy, the latest first, back to one before which each group has read everything.
 
-    Also the ends of the new partitions after the copy, and by group whether the commits go back so far.
+    Also returns the log ends of the new partitions after the copy, and for each group whether the existing commits go
+    back far enough.
     """
     total = ends = copying.log.state(refresh=False).log_end
     is_certain = np.zeros(len(read), np.bool_)
@@ -410,7 +428,7 @@ def _steps_back(read: Int64s, copying: Copying) -> tuple[list[CopyStep], Int64s,
         before = copied_by({writer.id: writer for writer in commit.writers}, copying.source.state)
         if before is not None:
             if not steps:
-                # What others have appended since is new to each group. Before it was the copy alone.
+                # Later records of other writers are unread by all groups. Before them, only the copy has appended.
                 check_alone(copying, ends, before)
                 total = ends
             steps.append(CopyStep(before, after, ends, added))
@@ -424,7 +442,7 @@ def _steps_back(read: Int64s, copying: Copying) -> tuple[list[CopyStep], Int64s,
 
 
 def _commits_back(log: TopicLog) -> Iterator[Commit]:
-    """Yield the commits of a topic from the newest one back, as far as they are kept."""
+    """Yield the commits of a topic backwards from the latest, as far as they exist."""
     state = log.state(refresh=False)
     history = History(log.store, log.topic, log.env)
     crc = state.crc
@@ -434,7 +452,7 @@ def _commits_back(log: TopicLog) -> Iterator[Commit]:
         except NotFound:
             return
         if commit.crc != crc:
-            # A stalled writer has used the number of one that was collected.
+            # A stalled writer has written a commit under the number of a deleted one.
             return
         yield commit
         crc = commit.prev_crc
@@ -450,9 +468,14 @@ def _appended(commit: Commit, partitions: int) -> Int64s:
 
 @dataclass(frozen=True, slots=True)
 class Repartitioned:
-    """Report of a run: `records` that it copied, `total` of all runs, and the groups that it was asked to move.
+    """The result of a run.
 
-    `created`: by this run. `waiting`: offsets after the first open transaction of a partition, which were not copied.
+    Attributes:
+        created: True if this run created the topic.
+        records: the records that this run copied.
+        total: the records that all runs have copied.
+        waiting: offsets after the first open transaction of each partition, which were not copied.
+        groups: the moved groups, if that was requested.
     """
 
     source: str
@@ -476,24 +499,24 @@ def repartition(
     progress: Callable[[int], object] = lambda records: None,
     step_bytes: int = STEP_BYTES,
 ) -> Repartitioned:
-    """Copy a topic into one with another number of partitions, by key, each record once; run again, it goes on.
+    """Copy a topic into one with another number of partitions, by key, each record once. Repeated calls continue.
 
     Args:
         root: an open root, or its location.
-        topic: the topic to copy, up to its end of now. It stays as it is.
-        name: the topic to create with the same configs, or to go on with.
-        partitions: of the new topic.
-        move_groups: set offsets in the new topic for the groups that have some in the old one. First stop the writers.
-        progress: is called with the number of records copied, after each step.
-        step_bytes: of the old topic, as stored, that become one commit.
+        topic: the topic to copy, up to its current end. It does not change.
+        name: the topic to create with the same configs, or to continue.
+        partitions: the number of partitions of the new topic.
+        move_groups: set the offsets of the old topic's groups in the new topic. Stop the writers first.
+        progress: called with the number of copied records after each step.
+        step_bytes: stored bytes of the old topic per commit.
 
     Returns:
-        How many records were copied, now and in all; and the groups, with a `problem` where one was not moved.
+        The number of copied records, now and in total, and the groups, with a `problem` for each that was not moved.
 
     Raises:
-        NotFound: there is no such topic.
-        Conflict: the new topic exists and is no such copy, has other partitions, or records of other writers.
-        BadRequest: a name or a number is not valid.
+        NotFound: the topic does not exist.
+        Conflict: the new topic exists and is not such a copy, has other partitions, or has records of other writers.
+        BadRequest: a name or a number is invalid.
 
     Example:
         made = sparklog.repartition("/data/log", "orders", "orders-12", partitions=12)
@@ -511,11 +534,11 @@ def repartition(
 def copy_topic(
     root: Root, topic: str, name: str, partitions: int, move_groups: bool, progress: CopyProgress, step_bytes: int
 ) -> Repartitioned:
-    """Do what `repartition` does, with more about its progress."""
+    """Implement `repartition` with more detailed progress."""
     if check_topic_name(name) == check_topic_name(topic):
-        raise BadRequest(f"expected another name than that of topic '{topic}', whose records stay where they are")
+        raise BadRequest(f"topic '{topic}' cannot be copied to itself: choose another name")
     if not 1 <= partitions <= MAX_PARTITIONS:
-        raise BadRequest(f"a topic has 1 to {MAX_PARTITIONS} partitions, found {partitions!r}")
+        raise BadRequest(f"a topic must have 1 to {MAX_PARTITIONS} partitions, got {partitions!r}")
     source = root.topic(topic).log.read_snapshot()
     copying = Copying(root, source, name, partitions)
     created = copying.create()

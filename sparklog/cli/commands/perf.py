@@ -172,7 +172,7 @@ def _sent(root: Root, run: ProduceRun, options: dict[str, Any], interval_ms: int
     percentiles = ", ".join(f"{total.percentile(share):.0f} ms {name}" for name, share in shares.items())
     _say(
         f"{total.records} records sent, {total.records_per_second:.1f} records/sec ({total.mb_per_second:.2f} MB/sec), "
-        f"{total.average:.2f} ms avg latency, {total.greatest:.2f} ms max latency, {percentiles}."
+        f"{total.average:.2f} ms avg latency, {total.maximum:.2f} ms max latency, {percentiles}."
     )
     return total
 
@@ -181,7 +181,7 @@ def _window(window: Throughput) -> str:
     return (
         f"{window.records} records sent, {window.records_per_second:.1f} records/sec "
         f"({window.mb_per_second:.2f} MB/sec), {window.average:.1f} ms avg latency, "
-        f"{window.greatest:.1f} ms max latency."
+        f"{window.maximum:.1f} ms max latency."
     )
 
 

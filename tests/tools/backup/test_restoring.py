@@ -260,7 +260,7 @@ class TestPointsInTime:
             (RestorePoint(number=9), "choose one of 1, 2, 3, 4"),
             (RestorePoint(time_ms=world.now_ms + 1), "make another backup first"),
             (RestorePoint(time_ms=5), "there was no topic at 1970"),
-            (RestorePoint(topics=("a",), version=10_000), "there are versions 0 to"),
+            (RestorePoint(topics=("a",), version=10_000), "choose one of versions 0 to"),
         ):
             with pytest.raises(NotFound, match=says):
                 world.restore(wanted=wanted)
@@ -288,7 +288,7 @@ class TestPointsInTime:
         assert item.since > version
         with pytest.raises(NotFound, match="cannot be restored as of"):
             world.restore(wanted=RestorePoint(time_ms=lost_ms))
-        with pytest.raises(NotFound, match=f"there are versions 0 to 5, {item.since} to {item.version}"):
+        with pytest.raises(NotFound, match=f"choose one of versions 0 to 5, {item.since} to {item.version}"):
             world.restore(wanted=RestorePoint(topics=("a",), version=version))
         assert contents(world.restore(wanted=RestorePoint(topics=("a",), version=item.since)))["a"]
 

@@ -157,7 +157,7 @@ def test_commits_that_are_gone() -> None:
     ends = log_ends(world, "new")
     world.store.delete("new/_log/00000000000000000002.json")
     groups = moved(world, root)
-    assert "the commits that copied what it has not read are no longer kept" in groups["far"].problem
+    assert "the commits that copied its unread records have been deleted" in groups["far"].problem
     assert "sparklog groups reset far --topic new --to-datetime" in groups["far"].problem
     assert groups["end"].offsets == ends
 
