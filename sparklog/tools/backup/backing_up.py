@@ -78,7 +78,7 @@ class Plan:
 
 
 @dataclass
-class Leases:
+class VersionLeases:
     """The leases of a run in the source, which it renews. In a source that is read-only there are none."""
 
     root: Root
@@ -199,7 +199,7 @@ class _BackupRun:
         self.mark = mark
         self.options = options
         self.id = root.env.new_id()
-        self.leases = Leases(root, f"backup:{self.id}")
+        self.leases = VersionLeases(root, f"backup:{self.id}")
         self.copied = copying.Copied()
         self.damaged = DamagedLogs(root.store, env=root.env)
         self.started_ms = 0

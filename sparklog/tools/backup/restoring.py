@@ -48,7 +48,7 @@ from sparklog.log.state.topic_state import EMPTY, TopicState
 from sparklog.log.topic.backup_manifest import LEFT_OUT_JSON, LeftOut, backup_numbers
 from sparklog.log.topic.root import open_root
 from sparklog.storage.store import Store
-from sparklog.tools.backup.backing_up import Leases, write_checkpoint
+from sparklog.tools.backup.backing_up import VersionLeases, write_checkpoint
 from sparklog.tools.backup.consistent_cut import Cut
 from sparklog.tools.backup.copying import AT_ONCE, Copied, CopyOptions, FileCopy, Progress, copy_all, silent
 from sparklog.tools.backup.repository import Repository, is_repository, refuse_inside
@@ -405,12 +405,12 @@ class _RestoreRun:
         self.target.delete(naming.RESTORE_KEY)
         return _restored(self.plan, snapshots, files, self.copied, moved)
 
-    def _lease(self, versions: Mapping[str, int]) -> Leases | None:
+    def _lease(self, versions: Mapping[str, int]) -> VersionLeases | None:
         """Lease the versions in a live root; versions below the retention floor are read without a lease."""
         if is_repository(self.source):
             return None
         env = self.options.env
-        leases = Leases(open_root(self.source, env=env), f"restore:{env.new_id()}")
+        leases = VersionLeases(open_root(self.source, env=env), f"restore:{env.new_id()}")
         leases.acquire(versions, may_be_below=True)
         return leases
 

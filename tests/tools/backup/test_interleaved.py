@@ -302,7 +302,7 @@ class TestMutations:
     """The sweeps see what they are for. Each begins a few requests before the one that shows it."""
 
     def test_no_holds(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(backing_up.Leases, "acquire", lambda self, heads: None)
+        monkeypatch.setattr(backing_up.VersionLeases, "acquire", lambda self, heads: None)
         with small_limits(backup_tries=1), pytest.raises((AssertionError, SparklogError)):
             sweep("tidy", 1, 60)
 
@@ -366,9 +366,9 @@ def test_a_hold_below_the_floor_is_refused_and_the_cut_taken_anew() -> None:
     story = begun()
     story.back_up()
     taken: list[int] = []
-    take = backing_up.Leases.acquire
+    take = backing_up.VersionLeases.acquire
 
-    def slow(self: backing_up.Leases, heads: object) -> None:
+    def slow(self: backing_up.VersionLeases, heads: object) -> None:
         taken.append(1)
         if len(taken) == 1:
             for _ in range(3):
@@ -376,7 +376,7 @@ def test_a_hold_below_the_floor_is_refused_and_the_cut_taken_anew() -> None:
         take(self, heads)  # type: ignore[arg-type]
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(backing_up.Leases, "acquire", slow)
+        patched.setattr(backing_up.VersionLeases, "acquire", slow)
         root = story.back_up()
     assert len(taken) == 2
     assert contents(root) == contents(story.world.root())
