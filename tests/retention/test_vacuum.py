@@ -151,7 +151,7 @@ class TestWriters:
         world.advance(DAY_MS + 1)
         world.vacuum()
         assert file.path not in world.files()
-        with pytest.raises(Conflict, match="upload it again"):
+        with pytest.raises(Conflict, match="write the records again"):
             writer.commit([file], target)
         assert file.path not in world.log.file_versions
         writer.append({0: 5})
@@ -198,7 +198,7 @@ class TestWriters:
             world.vacuum()
 
         writer.at("create:commit", away)
-        with pytest.raises(Conflict, match="upload it again"):
+        with pytest.raises(Conflict, match="write the records again"):
             writer.commit([file], target)
         world.assert_promises()
         assert file.path not in world.log.file_versions
@@ -216,7 +216,7 @@ class TestWriters:
         topic = world.process().topic()
         vacuum(topic, Settings(world.now_ms + skew))
         if skew > 0:
-            with pytest.raises(Conflict, match="upload it again"):
+            with pytest.raises(Conflict, match="write the records again"):
                 writer.commit([file], target)
         else:
             writer.commit([file], target)

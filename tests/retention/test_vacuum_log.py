@@ -169,7 +169,7 @@ class TestCommits:
         world.advance(30 * DAY_MS)
         world.vacuum()
         assert world.commits()[0] == 3
-        with pytest.raises(Conflict, match="below the upload floor"):
+        with pytest.raises(Conflict, match="below the retention floor"):
             world.hold("late", 2)
 
 

@@ -356,8 +356,8 @@ def reader_of(store: Store, topic: str) -> Newer:
 def with_outcomes(snapshot: Snapshot, outcomes: Sequence[Resolved]) -> Snapshot:
     if not outcomes:
         return snapshot
-    state = snapshot.state.settled(outcomes)
-    return Snapshot(snapshot.topic, snapshot.store, state, snapshot.slices.settled(outcomes))
+    state = snapshot.state.with_decisions(outcomes)
+    return Snapshot(snapshot.topic, snapshot.store, state, snapshot.slices.with_decisions(outcomes))
 
 
 def _read_decisions(logs: DecisionLogs, raw: Mapping[str, Snapshot], decisions: _Round) -> None:
@@ -402,7 +402,7 @@ def _behind_merges(
     """
     named: dict[str, int] = {}
     for name, snapshot in raw.items() if decisions.undecided and len(raw) > 1 else ():
-        for other, version in snapshot.state.settled(seen[name]).siblings.items():
+        for other, version in snapshot.state.with_decisions(seen[name]).siblings.items():
             named[other] = max(version, named.get(other, version))
     late: set[str] = set()
     for (transactional_id, n), topics in decisions.undecided.items() if named else ():
@@ -419,7 +419,7 @@ def _needed(raw: Mapping[str, Snapshot], seen: Mapping[str, Sequence[Resolved]])
     """Return topics that are older than the version which another one names, and that version."""
     needed: dict[str, int] = {}
     for name, snapshot in raw.items():
-        for other, version in snapshot.state.settled(seen[name]).siblings.items():
+        for other, version in snapshot.state.with_decisions(seen[name]).siblings.items():
             if other in raw and raw[other].version < version:
                 needed[other] = max(version, needed.get(other, version))
     return needed

@@ -235,7 +235,7 @@ class Fetcher:
         for cursor, planned, start in job.taken:
             body = data[planned.position - request.start :][: planned.size]
             # Cached bytes may be those of an object that has been replaced: read it from the store again.
-            if (sound := crc32c(body) == planned.crc) is False and RECENT_RECORDS.forget(cursor.store, planned.file):
+            if (sound := crc32c(body) == planned.crc) is False and RECENT_RECORDS.evict(cursor.store, planned.file):
                 data = memoryview(read_request(request))
                 body = data[planned.position - request.start :][: planned.size]
                 sound = crc32c(body) == planned.crc

@@ -1,7 +1,7 @@
-"""The offsets of an append: the intent that appends files, whose slices get the offsets at which their partitions end.
+"""The intent that appends files. Each slice gets the log end of its partition as base offset.
 
-Writers count offsets from 0 within a slice, so tasks need not know of one another. The commit says where each slice
-begins: at the log end of the newest state. A lost race assigns again, and no byte of a batch changes.
+Writers count offsets from 0 within a slice, so that tasks need no coordination. The commit records the base offset of
+each slice, the log end of the latest state. After a lost race offsets are assigned again; no byte of a batch changes.
 """
 
 from __future__ import annotations
@@ -23,15 +23,17 @@ from sparklog.log.state.writer_runs import KafkaWriterKey, WriterKey, decide
 
 @dataclass(frozen=True, slots=True)
 class AppendIntent:
-    """Append whole files. One of them may be not written: it becomes the commit's tail."""
+    """Append entire files. At most one of them is an inline file, whose bytes go into the commit."""
 
     topic_id: str
     files: tuple[FileSlices, ...]
-    now_ms: int  # when it was asked for; an epoch far ahead of that supersedes no run
+    now_ms: int  # time of the request; a run whose epoch is far ahead of it supersedes no other
     key: WriterKey | None = None  # makes it idempotent
-    txn: Txn | None = None  # holds its slices open
+    txn: Txn | None = None  # its slices stay open until this is decided
     kafka_writers: tuple[KafkaWriterKey, ...] = ()  # whose batches are in the files
-    written_for: tuple[int, TopicConfigs] | None = None  # what the topic must still have; None: whichever
+    written_for: tuple[int, TopicConfigs] | None = (
+        None  # partition count and configs that the topic must still have; None: any
+    )
     needs_table: ClassVar[bool] = False
 
     @property
@@ -47,33 +49,33 @@ class AppendIntent:
         writer = None
         if self.key is not None:
             entry = state.registry.get(self.key.id)
-            verdict = decide(entry, self.key, self.count, f"topic '{topic}'", self.now_ms)
+            decision = decide(entry, self.key, self.count, f"topic '{topic}'", self.now_ms)
             writer = self.key.writer(self.count, entry)
-            if entry is not None and not verdict.write:
-                if verdict.take_over:
+            if entry is not None and not decision.write:
+                if decision.take_over:
                     return Draft(TAKEOVER, writer=writer)
-                return Nothing(verdict.note, entry.version, skipped=True)
+                return Nothing(decision.note, entry.version, skipped=True)
         if self.written_for not in (None, (state.partitions, state.configs)):
-            raise Conflict(f"topic '{topic}' takes rows otherwise by now: write them again")
+            raise Conflict(f"topic '{topic}' has other partitions or configs by now: write the rows again")
         files = [file for file in self.files if file.partition]
         if not files:
             return Nothing("nothing to append", state.version)
         written = [file for file in files if file.path != INLINE_PATH]
         check_floor(topic, written, state.floor)
         if state.configs.is_compacted and any(flags & HAS_NULL_KEYS for file in files for flags in file.flags):
-            raise BadRequest(f"topic '{topic}' is compacted: every record needs a key, found records without one")
+            raise BadRequest(f"topic '{topic}' is compacted, so every record needs a key; found records without one")
         inline = None
         if len(written) < len(files):
             inline = InlineRecords.of(next(file.data for file in files if file.path == INLINE_PATH))
-        placed = assign_offsets(topic, files, state)
+        based = assign_offsets(topic, files, state)
         writers = tuple([writer.writer(state.registry.get(writer.id), topic) for writer in self.kafka_writers])
-        return Draft(APPEND, writer=writer, writers=writers, files=placed, inline=inline, txn=self.txn)
+        return Draft(APPEND, writer=writer, writers=writers, files=based, inline=inline, txn=self.txn)
 
 
 def assign_offsets(topic: str, files: Sequence[FileSlices], state: TopicState) -> tuple[FileSlices, ...]:
-    """Give each slice the offset it starts at: log ends moved over the files in their order."""
+    """Return the files with the base offset of each slice: the log end of its partition, after the slices before it."""
     end = state.log_end.tolist()
-    placed = []
+    based = []
     for file in files:
         bases = []
         for partition, offsets in zip(file.partition, file.offsets, strict=True):
@@ -81,10 +83,10 @@ def assign_offsets(topic: str, files: Sequence[FileSlices], state: TopicState) -
                 raise BadRequest(f"topic '{topic}' has partitions 0 to {len(end) - 1}, found {partition}")
             if offsets > INT64_MAX - end[partition]:
                 raise BadRequest(
-                    f"partition {partition} of topic '{topic}' ends at offset {end[partition]}: {offsets} more do not "
-                    f"fit below {INT64_MAX}, so it takes no more records; write to another partition or topic"
+                    f"partition {partition} of topic '{topic}' ends at offset {end[partition]}; {offsets} more would "
+                    f"exceed the maximum offset {INT64_MAX}; write to another partition or topic"
                 )
             bases.append(end[partition])
             end[partition] += offsets
-        placed.append(file.based(tuple(bases)))
-    return tuple(placed)
+        based.append(file.based(tuple(bases)))
+    return tuple(based)

@@ -1,25 +1,28 @@
-"""A commit: one numbered JSON object, the only way in which anything happens to a topic.
+"""A commit: one numbered JSON object. Every change of a topic is a commit.
 
-`COMMIT_JSON` and the tables above it are its members; docs/reference/format-commits.md says what they mean.
+`COMMIT_JSON` and the tables above it define the fields; docs/reference/format-commits.md describes them.
 
-An edit's inputs are the removed slices, its outputs the slices of `files`, of its partition that are in `[start, end)`.
-Edits of one commit do not overlap, so no slice needs to name its edit.
+An edit replaces slices of one partition. Its inputs are the slices in `remove`, its outputs the slices in `files`, of
+its partition and with offsets in `[start, end)`. Edits of one commit do not overlap, so slices do not refer to edits.
 
-A commit object may contain records (`InlineRecords`): the document is followed by the bytes of an append file.
-One of `files` then has the path "" in the document, and the size of the tail. Decoded it is a file like any other: it
-has the commit's own path, the size of the whole object, and positions from the start of the object.
+A commit object has up to three sections, back to back:
 
-Between the two may be copies of earlier commits' documents: see `sparklog.log.state.embedded_commits`.
+1. the document: canonical JSON, one line
+2. copies of earlier commits' documents (`EmbeddedCommits`), see `sparklog.log.state.embedded_commits`
+3. the inline records (`InlineRecords`): the bytes of an append file
+
+If there are inline records, one of `files` has the path "" and positions relative to section 3 in the document.
+`decode_commit` makes it a file like any other: with the commit's own path, the size of the entire object, and
+positions relative to the start of the object.
 """
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, repeat
 from operator import add, gt
-from typing import Any
 
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.format import crc32c
@@ -71,16 +74,21 @@ OPS = CREATE, DELETE, APPEND, IMPORT, ALTER, DELETE_RECORDS, RETAIN, MERGE, SEAL
     "retain", "merge", "seal", "compact", "takeover", "maintain",
 )  # fmt: skip
 FILLING = (CREATE, IMPORT)
-"""Ops that bring whole partitions at the offsets they have elsewhere: a clone is created with what it holds."""
+"""Ops that add entire partitions with the offsets they have elsewhere: `create` of a clone, and `import`."""
 INLINE_CONFIG = "inline.records.bytes"
 CARRIED_CONFIG = "carried.commits"
 MAX_EMBEDDED = 127
-"""Commits whose documents one may carry, at most."""
+"""The maximum number of earlier commits whose documents a commit contains."""
+_EMBEDDED_SIZE = re.compile(rb'"carried":{"commits":\d+,"bytes":(\d+),"crc":\d+}')
+"""The size of the embedded documents in a document. No text in JSON matches, because its quotes are escaped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """The writer: `kind` is `stream` or `txn`, `count` its records. Release 0.1.0 wrote no `epoch` and no `content`."""
+    """A batch of a writer: `kind` is `stream` or `txn`, `count` the number of records.
+
+    Commits of release 0.1.0 have no `epoch` and no `content`.
+    """
 
     kind: str
     id: str
@@ -93,7 +101,7 @@ class Writer:
 
 @dataclass(frozen=True, slots=True)
 class RemovedSlices:
-    """Slices of one file that edits replace, one entry of each tuple per slice."""
+    """Slices of one file that edits replace; each tuple has one value per slice."""
 
     path: str
     partition: tuple[int, ...]
@@ -103,7 +111,10 @@ class RemovedSlices:
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Offsets `[start, end)` of a partition are rewritten; compacted below `first_dirty_offset` (None: as before)."""
+    """A rewrite of offsets `[start, end)` of a partition.
+
+    `first_dirty_offset` is the partition's first dirty offset after the edit; None leaves it as it is.
+    """
 
     partition: int
     start: int
@@ -113,7 +124,10 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class Txn:
-    """The transaction that holds slices open; `siblings`: versions of other topics prepared before this one."""
+    """The open transaction that a commit's slices belong to.
+
+    `siblings`: for each topic that the transaction prepared before this one, the version of that prepare.
+    """
 
     id: str
     n: int
@@ -123,7 +137,7 @@ class Txn:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """A decision found: prepares of (id, n) whose versions `committed` lists are committed, all others aborted."""
+    """The decision on transaction (id, n): its prepares at the versions in `committed` count, others are aborted."""
 
     id: str
     n: int
@@ -133,7 +147,7 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True)
 class VersionLease:
-    """The vacuum keeps what `version` names, until `expires_ms` (None: until let go)."""
+    """A lease of `version`: the vacuum keeps its files until `expires_ms` (None: until the lease is released)."""
 
     version: int
     expires_ms: int | None = None
@@ -141,7 +155,7 @@ class VersionLease:
 
 @dataclass(frozen=True, slots=True)
 class InlineRecords:
-    """The tail of a commit: its bytes and their CRC-32C. `data` goes to the encoder only; readers keep few tails."""
+    """The records in a commit object: size and CRC-32C. Only the encoder needs `data`; decoded commits have none."""
 
     nbytes: int
     crc: int
@@ -154,7 +168,10 @@ class InlineRecords:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedCommits:
-    """The documents of `commits` before this one, compressed, and their CRC-32C. `data` goes to the encoder only."""
+    """The compressed documents of the `commits` commits before this one: their size and CRC-32C.
+
+    Only the encoder needs `data`; decoded commits have none.
+    """
 
     commits: int
     nbytes: int
@@ -164,10 +181,11 @@ class EmbeddedCommits:
 
 @dataclass(slots=True, kw_only=True)
 class Changes:
-    """Changes of a commit to a topic; a field without a value changes nothing.
+    """The changes that a commit makes to a topic. A field with its default value changes nothing.
 
-    Not frozen, nor are commits: a read of a thousand topics makes thousands, and takes three times as long for each.
-    They are not changed even so.
+    Changes and commits are mutable until they are published: `embed_commits` and `decode_commit` complete a commit
+    before other code sees it, and nothing changes it afterwards. They are not frozen because creating a frozen object
+    takes three times as long, and a read of a thousand topics creates thousands.
     """
 
     writer: Writer | None = None
@@ -192,7 +210,7 @@ class Changes:
 
 @dataclass(slots=True)
 class Commit(Changes):
-    """One commit."""
+    """One commit; see `Changes` for when it may be changed."""
 
     version: int
     topic_id: str
@@ -203,20 +221,20 @@ class Commit(Changes):
     op: str
     read_features: tuple[str, ...] = ()
     write_features: tuple[str, ...] = ()
-    clock_ms: int | None = None  # when it was made, None where that is `time_ms`
+    clock_ms: int | None = None  # the writer's clock; None if it is `time_ms`
     clock_since: int | None = None  # see `sparklog.log.journal.clocks`
     embedded: EmbeddedCommits | None = None
-    crc: int = field(default=0, compare=False)  # of its stored bytes; 0 until it has some
-    nbytes: int = field(default=0, compare=False)  # of its document
+    crc: int = field(default=0, compare=False)  # of the stored object; 0 before it is encoded
+    nbytes: int = field(default=0, compare=False)  # size of the document
 
     @property
     def inline_start(self) -> int:
-        """The place of the tail in the object."""
+        """The position of the inline records in the object."""
         return self.nbytes + (0 if self.embedded is None else self.embedded.nbytes)
 
     @property
     def made_ms(self) -> int:
-        """The time of the commit (ms): LogAppendTime of the records it appends."""
+        """The time of the commit (ms), which is the LogAppendTime of its records."""
         return self.time_ms if self.clock_ms is None else self.clock_ms
 
 
@@ -275,7 +293,7 @@ def _path(item: Fields, name: str) -> str:
         return INLINE_PATH
     path = item.text(name)
     if path_read_version(path) is None:
-        raise item.bad(name, "a path of a data file")
+        raise item.bad(name, "the path of a data file")
     return path
 
 
@@ -284,9 +302,9 @@ def _check_file(item: Fields, file: FileSlices) -> None:
     if file.footer_length > min(size, INT32_MAX):
         item.integer("footerLength", 0, min(size, INT32_MAX))
     if (file.footer_length == 0) != is_sealed(file.path):
-        raise item.bad("footerLength", "0 in a sealed segment and more in any other file")
+        raise item.bad("footerLength", "0 in a sealed segment and positive in any other file")
     if not file.position and sum(file.nbytes) + file.footer_length > size:
-        raise item.bad("bytes", f"at most the file's size {size} together")
+        raise item.bad("bytes", f"at most the file's size {size} in total")
     if file.position and any(map(gt, map(add, file.position, file.nbytes), repeat(size - file.footer_length))):
         raise item.bad("position", f"such that each slice ends before the footer of a file of {size} bytes")
     if any(map(gt, map(add, file.base, file.offsets), repeat(INT64_MAX))):
@@ -338,11 +356,12 @@ COMMIT_JSON = StoredDocument(
 )
 
 
-def features_of(changes: Changes, op: str) -> dict[str, Any]:
-    """Return the features that a commit needs: records in it, files that are commits (of a clone), configs, writers.
+def features_of(changes: Changes, op: str) -> tuple[str, ...]:
+    """Return the features that a release must know to read or write the topic after these changes.
 
-    With the configs, and from birth where their defaults count, so that software that takes the first commit with
-    records or with carried documents for damage meets the feature in a commit that it can read.
+    A commit that sets a config, or creates a topic on which the config's default applies, already requires the feature.
+    Otherwise an older release would read the first commit with inline records or embedded documents as corrupt,
+    instead of finding the required feature in a commit that it can read.
     """
 
     def is_set(config: str) -> bool:
@@ -356,11 +375,11 @@ def features_of(changes: Changes, op: str) -> dict[str, Any]:
         features.append(INLINE_RECORDS)
     if changes.writers:
         features.append(KAFKA_WRITERS)
-    return {"read_features": tuple(features), "write_features": tuple(features)}
+    return tuple(features)
 
 
 def embed_commits(commit: Commit, embedded: EmbeddedCommits) -> Commit:
-    """Add the documents that it carries to a commit in the making, with the feature for them; return it."""
+    """Add copies of earlier documents, and their feature, to a commit that is not published yet; return it."""
     commit.embedded = embedded
     commit.read_features = tuple(sorted({*commit.read_features, CARRIED_COMMITS}))
     commit.write_features = tuple(sorted({*commit.write_features, CARRIED_COMMITS}))
@@ -368,22 +387,33 @@ def embed_commits(commit: Commit, embedded: EmbeddedCommits) -> Commit:
 
 
 def encode_commit(commit: Commit) -> bytes:
-    """Return the bytes of a commit that was not decoded: its document, what it carries, and its records."""
+    """Return the bytes of a new commit: its document, the embedded documents and the inline records."""
     parts = [part.data for part in (commit.embedded, commit.inline) if part is not None]
     data = b"".join([COMMIT_JSON.encode(commit), *parts])
     if len(data) > MAX_DOCUMENT:
         raise BadRequest(
-            f"a commit of {len(data)} bytes is not written, at most {MAX_DOCUMENT} are; write less at once"
+            f"the commit has {len(data)} bytes, the maximum is {MAX_DOCUMENT}; write fewer records or changes at a time"
         )
     return data
 
 
 def decode_commit(data: bytes, key: str, version: int, *, whole: bool = True) -> Commit:
-    """Return the commit in `data`. `BadRequest`: too new; `Corrupt`: damaged, or what follows it with `whole`."""
+    """Return the commit in `data`.
+
+    Args:
+        data: The object, or only its document
+        key: The object's key, for messages
+        version: The number that the commit must have
+        whole: Whether to check also the sections after the document
+
+    Raises:
+        BadRequest: If a newer release wrote it
+        Corrupt: If it is damaged
+    """
     document = document_of(data)
     item = COMMIT_JSON.fields(document, key)
     if (stored := item.integer("version", 0)) != version:
-        raise Corrupt(f"commit {version} should be here, found version {stored}; restore it", file=key)
+        raise Corrupt(f"expected commit {version}, found version {stored}; restore the object", file=key)
     attributes = COMMIT_JSON.attributes(item)
     embedded, inline, files = attributes.get("embedded"), attributes.get("inline"), attributes.get("files", ())
     _check_inline(item, files, inline)
@@ -394,44 +424,47 @@ def decode_commit(data: bytes, key: str, version: int, *, whole: bool = True) ->
     for part in parts:
         crc = appended_crc(crc, part.nbytes, part.crc)
     if inline is not None:
-        _place(files, commit_path(version), nbytes + (0 if embedded is None else embedded.nbytes))
+        start = nbytes + (0 if embedded is None else embedded.nbytes)
+        _locate_inline_file(files, commit_path(version), start)
     return Commit(**attributes, crc=crc, nbytes=nbytes)
 
 
 def inline_records_of(data: bytes) -> bytes:
-    """Return the tail of a commit's bytes; empty if there is none."""
+    """Return the inline records of a commit object; empty if there are none."""
     document = document_of(data)
-    embedded = json.loads(document).get("carried") if len(document) < len(data) else None
-    return data[len(document) + (embedded["bytes"] if embedded else 0) :]
+    embedded = _EMBEDDED_SIZE.search(document)
+    return data[len(document) + (int(embedded[1]) if embedded else 0) :]
 
 
 def _check_parts(parts: Sequence[EmbeddedCommits | InlineRecords], rest: memoryview, key: str) -> None:
-    """Raise `Corrupt` unless the bytes after the document are those that it names."""
+    """Raise `Corrupt` unless the sections after the document have the sizes and CRC-32Cs in it."""
     if len(rest) != (expected := sum(part.nbytes for part in parts)):
-        where = f"expected {expected} bytes after the document"
-        raise Corrupt(f"commit: {where}, found {len(rest)}; restore it", file=key)
+        raise Corrupt(f"commit: expected {expected} bytes after the document, found {len(rest)}; restore it", file=key)
     for part in parts:
         if crc32c.crc32c(rest[: part.nbytes]) != part.crc:
-            what = "records" if isinstance(part, InlineRecords) else "documents of earlier commits"
-            raise Corrupt(f"commit: the {what} in it do not match their CRC-32C; restore it", file=key)
+            what = "inline records" if isinstance(part, InlineRecords) else "embedded documents"
+            raise Corrupt(f"commit: the {what} do not match their CRC-32C; restore the commit", file=key)
         rest = rest[part.nbytes :]
 
 
 def _check_inline(item: Fields, files: Sequence[FileSlices], inline: InlineRecords | None) -> None:
-    """Raise `Corrupt` unless the document names its records as one file's."""
-    here = [file for file in files if file.path == INLINE_PATH]
-    if len(here) != (inline is not None):
-        raise item.bad("inline", f"there with one file without a path (there are {len(here)})")
-    for file in here:
+    """Raise `Corrupt` unless exactly one file without a path describes the inline records."""
+    inline_files = [file for file in files if file.path == INLINE_PATH]
+    if len(inline_files) != (inline is not None):
+        raise item.bad("inline", f"present together with one file without a path (there are {len(inline_files)})")
+    for file in inline_files:
         if not file.position and inline and file.size == inline.nbytes == sum(file.nbytes) + file.footer_length:
             continue
-        raise item.bad("inline", f"as many bytes as its file of {file.size}, which its slices and its footer fill")
+        raise item.bad("inline", f"of the size of its file, {file.size}, which its slices and its footer fill")
 
 
-def _place(files: Sequence[FileSlices], path: str, start: int) -> None:
-    """Give the file in a commit, just read, the commit's own path, and the place of its tail, which is at `start`."""
+def _locate_inline_file(files: Sequence[FileSlices], path: str, start: int) -> None:
+    """Give the inline file of a commit just read the commit's own path, and positions in the object.
+
+    `start`: the position of the inline records in the object.
+    """
     for file in files:
         if file.path == INLINE_PATH:
-            # Back to back, as `_check_inline` has seen.
+            # Its slices are back to back: `_check_inline` has checked that they fill it.
             file.position = tuple(accumulate(file.nbytes, initial=start))[: len(file)]
             file.path, file.size = path, start + file.size

@@ -1,30 +1,30 @@
-"""Intents: changes that a caller wants to commit, checked against each state they are tried on.
+"""Intents: changes to commit, which are validated against the latest state before each attempt.
 
-`draft(head)` of an `Intent` is called for the first attempt and again after every lost race, so nothing is ever judged
-on a state that is no longer the newest. It answers with a `Draft`, or `Nothing` if nothing is to be written, or raises.
+`Intent.draft(state)` is called for the first attempt and again after every lost race, so that a change is never
+validated against an outdated state. It returns a `Draft`, or `Nothing` if no commit is needed, or raises.
 
-| intent     | module                       | against commits in between                                               |
-|------------|------------------------------|--------------------------------------------------------------------------|
-| append     | `log.state.append_offsets`   | new offsets; registry, topic id, upload floor, null keys checked again   |
-| log starts | here                         | applied as a maximum                                                     |
-| alter      | here                         | a conflict if the same config or the partition count was changed         |
-| create     | here                         | a conflict if the topic exists meanwhile                                 |
-| delete     | here                         | not found if it is gone; a conflict if it was created again              |
-| maintain   | here                         | floor as a maximum; holds not below it, or held already; entries if idle |
-| import     | here                         | a conflict unless each piece begins where its log ends here              |
-| rewrite    | `log.state.rewrites`         | an edit is dropped if an input is gone, unless below the log start       |
-| give up    | `log.topic.cloning`          | nothing if the clone, or another topic, exists                           |
-| clone      | `log.topic.cloning`          | a conflict if the name's log has moved on, or a hold has ended           |
-| end Kafka  | `log.write.kafka_markers`    | nothing if all transactions have ended; a conflict if some have          |
-| take over  | `transactions.publishing`    | registry checked again; nothing if the run is known                      |
-| upkeep     | `retention.vacuum`           | drafted from the holds and writers of the newest state                   |
+| intent     | module                       | validation after concurrent commits                                     |
+|------------|------------------------------|-------------------------------------------------------------------------|
+| append     | `log.state.append_offsets`   | new offsets; checks registry, topic id, retention floor, null keys      |
+| log starts | here                         | applied as a maximum                                                    |
+| alter      | here                         | a conflict if the same config or the partition count was changed        |
+| create     | here                         | a conflict if the topic exists by now                                   |
+| delete     | here                         | not found if deleted; a conflict if created again                       |
+| maintain   | here                         | floor as a maximum; leases above it, or of leased versions; idle writers |
+| import     | here                         | a conflict unless each partition still ends where the import starts     |
+| rewrite    | `log.state.rewrites`         | an edit is dropped if an input is gone, unless it is below the log start |
+| give up    | `log.topic.cloning`          | nothing if the clone, or another topic, exists                          |
+| clone      | `log.topic.cloning`          | a conflict if the log of that name has changed, or a lease has ended    |
+| end Kafka  | `log.write.kafka_markers`    | nothing if all transactions have ended; a conflict if some have         |
+| take over  | `transactions.publishing`    | checks the registry; nothing if the run is known                        |
+| upkeep     | `retention.vacuum`           | drafted from the leases and writers of the latest state                 |
 
-Upkeep and maintain both draft MAINTAIN. A `MaintainIntent` lists what a caller has found in one state, and is checked;
-an `UpkeepIntent` has rules alone (what has expired by now), and holds for whichever topic has the name.
+Upkeep and maintain both draft MAINTAIN. A `MaintainIntent` lists what a caller found in one state, and is validated
+against the latest. An `UpkeepIntent` consists of rules (remove what has expired) and applies to any topic of that name.
 
-An import brings whole partitions, or the next piece of each, at their offsets in Kafka. It alone may leave gaps and say
-where a log ends, because Kafka's logs can end after their last record. So each partition that it takes from has an edit
-without inputs: its range is what is new of the log, its `first_dirty_offset` Kafka's cleaner checkpoint.
+An import adds entire partitions, or their next records, with Kafka's offsets. Only imports may leave gaps and set a log
+end, because a Kafka log can end after its last record. So an import has an edit without inputs for each partition: its
+range is the imported offsets, and its `first_dirty_offset` Kafka's cleaner checkpoint.
 """
 
 from __future__ import annotations
@@ -69,7 +69,10 @@ HAS_NULL_KEYS = int(SliceFlag.HAS_NULL_KEYS)
 
 @dataclass(slots=True)
 class Draft(Changes):
-    """The part of a commit that an intent decides; `None` takes the head's. `dropped`: edits that no longer stand."""
+    """The part of a commit that an intent decides. None stands for the topic's current value.
+
+    `dropped`: edits of the intent that no longer apply.
+    """
 
     op: str
     topic_id: str | None = None
@@ -77,8 +80,9 @@ class Draft(Changes):
     dropped: tuple[Edit, ...] = ()
 
     def commit(self, state: TopicState, commit_id: str, now_ms: int, store_ms: int | None = None) -> Commit:
-        """Return the commit that follows `state`, by the writer's clock and the store's (None: the same)."""
+        """Return the commit after `state`. `now_ms`: the writer's clock, `store_ms`: the store's (None: the same)."""
         check_features(state)
+        features = features_of(self, self.op)
         times = next_times(state, state.version + 1, now_ms, now_ms if store_ms is None else store_ms)
         return Commit(
             version=state.version + 1,
@@ -88,14 +92,18 @@ class Draft(Changes):
             **times,
             leader_epoch=state.leader_epoch if self.leader_epoch is None else self.leader_epoch,
             op=self.op,
-            **features_of(self, self.op),
+            read_features=features,
+            write_features=features,
             **dict(zip(_CHANGES, _changes(self), strict=True)),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Nothing:
-    """No commit is needed, as `note` explains; `version`: of the commit that did the same before, or the head's."""
+    """No commit is needed, for the reason in `note`.
+
+    `version`: the commit that made the same change before, if one did, else the topic's version.
+    """
 
     note: str
     version: int
@@ -104,9 +112,10 @@ class Nothing:
 
 
 class Intent(Protocol):
-    """A change. `origin` is the head that the caller looked at, `table` is given if `needs_table`.
+    """A change to commit.
 
-    `repeatable`: tried again after it has landed, it changes nothing.
+    `draft` gets the latest state, the state that the caller decided on (`origin`) and, if `needs_table`, the slice
+    table. An intent is `repeatable` if committing it a second time changes nothing.
     """
 
     @property
@@ -117,46 +126,49 @@ class Intent(Protocol):
 
 
 def check_features(state: TopicState) -> None:
-    """Raise `BadRequest` if the log asks for features this release cannot write: a checkpoint would lose them, too."""
+    """Raise `BadRequest` if the topic requires features that this release cannot write.
+
+    Checkpoints need the check as well, because they would lose the fields of an unknown feature.
+    """
     if not KNOWN_WRITE_FEATURES.issuperset(state.write_features):
         unknown = ", ".join(sorted(set(state.write_features) - KNOWN_WRITE_FEATURES))
         raise BadRequest(f"this topic needs the sparklog features {unknown} to be written; upgrade sparklog")
 
 
 def check_topic(topic: str, state: TopicState, topic_id: str) -> None:
-    """Raise `NotFound` without a topic, `Conflict` if it is not the one the caller looked at."""
+    """Raise `NotFound` if the topic does not exist, `Conflict` if its id is not the one that the caller read."""
     if state.deleted:
         raise NotFound(f"topic '{topic}' was deleted; create it again")
     check_topic_id(topic, state, topic_id)
 
 
 def check_topic_id(topic: str, state: TopicState, topic_id: str) -> None:
-    """Raise `Conflict` if the topic, which may be deleted, is not the one the caller looked at."""
+    """Raise `Conflict` if the id of the topic, which may be deleted, is not the one that the caller read."""
     if state.topic_id != topic_id:
         raise Conflict(
             f"topic '{topic}' was deleted and created again: expected topic id {topic_id}, found "
-            f"{state.topic_id}; look again"
+            f"{state.topic_id}; refresh and retry"
         )
 
 
 def check_floor(topic: str, files: Sequence[FileSlices], floor: int) -> None:
-    """Raise `Conflict` if a file was begun before the upload floor: the vacuum may have deleted it."""
+    """Raise `Conflict` if a file is based on a version below the retention floor, so that it may be deleted."""
     for file in files:
         read_version = path_read_version(file.path)
         if read_version is None:
-            raise BadRequest(f"'{file.path}' is no path of a data file of topic '{topic}'")
-        # The floor says what the vacuum of this topic may delete. A path from the root is another topic's file: a hold
-        # in the log of that topic keeps it, whatever its version.
+            raise BadRequest(f"'{file.path}' is not the path of a data file of topic '{topic}'")
+        # The floor limits what the vacuum of this topic deletes. An absolute path is a file of another topic, which a
+        # lease in that topic's log protects, whatever its version.
         if read_version < floor and not file.path.startswith("/"):
             raise Conflict(
-                f"{file.path} was begun at version {read_version} of topic '{topic}', below the upload floor {floor}: "
-                "the vacuum may have deleted it; upload it again"
+                f"{file.path} is based on version {read_version} of topic '{topic}', below the retention floor "
+                f"{floor}: the vacuum may have deleted it; write the records again"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class LogStartIntent:
-    """Move log starts (retention, delete-records): a maximum, so concurrent ones commute."""
+    """Advance log starts (retention, delete-records). They are applied as a maximum, so their order does not matter."""
 
     topic_id: str
     log_starts: Mapping[int, int]
@@ -166,7 +178,7 @@ class LogStartIntent:
 
     def draft(self, topic: str, state: TopicState, origin: TopicState, table: SliceTable | None) -> Draft | Nothing:
         check_topic(topic, state, self.topic_id)
-        moved = {}
+        advanced = {}
         for partition, offset in sorted(self.log_starts.items()):
             if not 0 <= partition < state.partitions:
                 raise NotFound(f"topic '{topic}' has partitions 0 to {state.partitions - 1}, found {partition}")
@@ -176,13 +188,18 @@ class LogStartIntent:
                     f"expected 0 to {state.log_end[partition]}"
                 )
             if offset > state.log_start[partition]:
-                moved[partition] = offset
-        return Draft(self.op, log_starts=moved) if moved else Nothing("no log start moves", state.version)
+                advanced[partition] = offset
+        if not advanced:
+            return Nothing("no log start advances", state.version)
+        return Draft(self.op, log_starts=advanced)
 
 
 @dataclass(frozen=True, slots=True)
 class AlterIntent:
-    """Change configs (None: default), add partitions. `drop_keyless`: compact a topic that has records without keys."""
+    """Set configs (None: reset to the default) and add partitions.
+
+    `drop_keyless` allows compaction of a topic with records without keys, which drops them.
+    """
 
     topic_id: str
     configs: Mapping[str, object | None]
@@ -202,8 +219,8 @@ class AlterIntent:
             before, now = origin.configs.explicit.get(name), state.configs.explicit.get(name)
             if before != now:
                 raise Conflict(
-                    f"config {name} of topic '{topic}' was changed by another process meanwhile: expected "
-                    f"{before or 'the default'}, found {now or 'the default'}; look again"
+                    f"another process changed config {name} of topic '{topic}': expected "
+                    f"{before or 'the default'}, found {now or 'the default'}; refresh and retry"
                 )
             if (after := altered.explicit.get(name)) != now:
                 changes[name] = after
@@ -211,13 +228,13 @@ class AlterIntent:
         if count is not None:
             if state.partitions != origin.partitions:
                 raise Conflict(
-                    f"partitions of topic '{topic}' were changed by another process meanwhile: expected "
-                    f"{origin.partitions}, found {state.partitions}; look again"
+                    f"another process changed the partitions of topic '{topic}': expected "
+                    f"{origin.partitions}, found {state.partitions}; refresh and retry"
                 )
             if not state.partitions < count <= MAX_PARTITIONS:
                 raise BadRequest(
-                    f"topic '{topic}' has {units.count(state.partitions, 'partition')}, and their number can only grow "
-                    f"(to at most {MAX_PARTITIONS}); found {count}"
+                    f"topic '{topic}' has {units.count(state.partitions, 'partition')}, and their number can only "
+                    f"grow, up to {MAX_PARTITIONS}; found {count}"
                 )
         if not changes and count is None:
             return Nothing("nothing changes", state.version)
@@ -232,7 +249,7 @@ def _check_keys(topic: str, table: SliceTable) -> None:
     if len(keyless):
         row = int(keyless[0])
         raise BadRequest(
-            f"topic '{topic}' holds records without a key ({len(keyless)} of {len(rows)} slices, the first is "
+            f"topic '{topic}' holds records without a key (in {len(keyless)} of {len(rows)} slices, the first is "
             f"partition {rows.partition[row]}, offsets {rows.base[row]} to {rows.end[row]}): compaction would "
             "drop them; copy the topic with keys, or alter it with force"
         )
@@ -240,7 +257,7 @@ def _check_keys(topic: str, table: SliceTable) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CreateIntent:
-    """Begin a topic where there is none: commit 0, or the next after a delete. `writers`: known from the start."""
+    """Create a topic: commit 0, or the commit after a delete. `writers` are the first entries of its registry."""
 
     topic_id: str
     partitions: int
@@ -267,7 +284,7 @@ class CreateIntent:
 
 @dataclass(frozen=True, slots=True)
 class DeleteIntent:
-    """End a topic. `version`: only if no commit has come since, else `Conflict`."""
+    """Delete a topic. With `version`, a later commit is a `Conflict`."""
 
     topic_id: str
     version: int | None = None
@@ -283,13 +300,13 @@ class DeleteIntent:
 
 @dataclass(frozen=True, slots=True)
 class MaintainIntent:
-    """Maintenance to write down. It fits a deleted topic as well, whose files may still be held."""
+    """Maintenance to record. It also applies to a deleted topic, because leases may still need its files."""
 
     topic_id: str
-    holds: Mapping[str, VersionLease | None] = field(default_factory=dict)  # by name; None lets go of one
-    floor: int | None = None  # the upload floor, the lowest read version of files that a commit may still bring
-    expired: Mapping[str, int] = field(default_factory=dict)  # idle writers by id, at the entry's version that was idle
-    resolved: tuple[Resolved, ...] = ()  # outcomes of open transactions
+    holds: Mapping[str, VersionLease | None] = field(default_factory=dict)  # by name; None releases it
+    floor: int | None = None  # the retention floor: the minimum read version of files in later commits
+    expired: Mapping[str, int] = field(default_factory=dict)  # by id of the idle writer, the version of its last entry
+    resolved: tuple[Resolved, ...] = ()  # decisions on open transactions
     needs_table: ClassVar[bool] = False
     repeatable: ClassVar[bool] = True
 
@@ -297,47 +314,48 @@ class MaintainIntent:
         check_topic_id(topic, state, self.topic_id)
         floor = self.floor if self.floor is not None and self.floor > state.floor else None
         holds = self._new_holds(topic, state, state.floor if floor is None else floor)
-        newest = {name: entry.version for name, entry in state.registry.items()}
-        expired = {name: version for name, version in self.expired.items() if newest.get(name) == version}
-        waiting = {(prepare.txn.id, prepare.txn.n) for prepare in state.open}
-        resolved = tuple(item for item in self.resolved if (item.id, item.n) in waiting)
+        latest = {name: entry.version for name, entry in state.registry.items()}
+        expired = {name: version for name, version in self.expired.items() if latest.get(name) == version}
+        undecided = {(prepare.txn.id, prepare.txn.n) for prepare in state.open}
+        resolved = tuple(item for item in self.resolved if (item.id, item.n) in undecided)
         if floor is None and not holds and not expired and not resolved:
             return Nothing("nothing changes", state.version)
         return Draft(MAINTAIN, holds=holds, floor=floor, expired=expired, resolved=resolved)
 
     def _new_holds(self, topic: str, state: TopicState, floor: int) -> dict[str, VersionLease | None]:
-        # What another hold keeps can be held once more: the vacuum lets go of nothing that the newest state holds.
-        kept = {hold.version for hold in state.holds.values()}
-        for name, hold in self.holds.items():
-            if hold is not None and hold.version < floor and hold.version not in kept:
+        # A version below the floor can be leased if another lease protects it: the vacuum deletes nothing that the
+        # latest state leases.
+        leased = {lease.version for lease in state.holds.values()}
+        for name, lease in self.holds.items():
+            if lease is not None and lease.version < floor and lease.version not in leased:
                 raise Conflict(
-                    f"hold '{name}' asks for version {hold.version} of topic '{topic}', below the "
-                    f"upload floor {floor}; hold a newer version"
+                    f"lease '{name}' needs version {lease.version} of topic '{topic}', below the "
+                    f"retention floor {floor}; lease a later version"
                 )
-        return {name: hold for name, hold in self.holds.items() if state.holds.get(name) != hold}
+        return {name: lease for name, lease in self.holds.items() if state.holds.get(name) != lease}
 
 
 @dataclass(frozen=True, slots=True)
 class ImportedPartition:
-    """A piece of a partition as it was found: `[since, log_end)`."""
+    """Offsets `[since, log_end)` of a partition of a Kafka log, to import."""
 
     partition: int
     log_start: int
     log_end: int
-    first_dirty_offset: int | None  # compacted below it (None: never, or what was taken before is not)
+    first_dirty_offset: int | None  # None: not compacted, or not where the import starts
     leader_epoch: int
-    files: tuple[FileSlices, ...]  # with the base of each slice, in offset order; the first may begin before the log
+    files: tuple[FileSlices, ...]  # with slice base offsets, in offset order; the first may start below `log_start`
     open: tuple[KafkaOpen, ...] = ()  # transactions that no marker up to `log_end` ends
     since: int = 0
-    ended: tuple[KafkaEnded, ...] = ()  # those that were known open, and that one does
-    imported: ImportedEnd | None = None  # what the next import goes on from (None: no batch is known)
+    ended: tuple[KafkaEnded, ...] = ()  # open transactions in the topic that end before `log_end`
+    imported: ImportedEnd | None = None  # where the next import continues (None: no batch is known)
 
     def edit(self) -> Edit:
         start = min([max(self.log_start, self.since), *(base for file in self.files for base in file.base)])
         cleaned = self.first_dirty_offset
         if cleaned is not None and not 0 <= cleaned <= self.log_end:
-            # The log has lost its end, or the number is damaged: as in Kafka, all of it counts as dirty. Taken for
-            # clean, a tombstone in it would one day go without the values that it hides.
+            # The log has lost its end, or the checkpoint is corrupt. As in Kafka, the entire log counts as dirty: if it
+            # counted as clean, a tombstone could be removed before the values that it hides.
             cleaned = None
         return Edit(self.partition, start, self.log_end, cleaned)
 
@@ -346,33 +364,33 @@ class ImportedPartition:
         return self.imported or ImportedEnd(self.log_end)
 
     def still_open(self) -> tuple[KafkaOpen, ...]:
-        """Return the open transactions of which something is above the log start."""
+        """Return the open transactions with offsets above the log start."""
         return tuple(transaction for transaction in self.open if transaction.end > self.log_start)
 
-    def landed(self, state: TopicState) -> bool:
-        """True if a topic in this state has all of it."""
+    def is_in(self, state: TopicState) -> bool:
+        """Return True if a topic in this state already has these offsets."""
         if self.log_end == 0:
             return True
         end = state.kafka_source.ends.get(self.partition) if state.kafka_source else None
         if end != self.end or state.log_end[self.partition] != self.log_end:
             return False
-        still = {transaction for transaction in state.kafka_open if transaction.partition == self.partition}
-        return bool(state.log_start[self.partition] >= self.log_start) and still == set(self.still_open())
+        is_open = {transaction for transaction in state.kafka_open if transaction.partition == self.partition}
+        return bool(state.log_start[self.partition] >= self.log_start) and is_open == set(self.still_open())
 
-    def check_begin(self, topic: str, state: TopicState) -> None:
-        """Raise `Conflict` unless the piece begins where its log ends here: nothing is taken twice."""
+    def check_since(self, topic: str, state: TopicState) -> None:
+        """Raise `Conflict` unless the partition ends at `since`, so that no record is imported twice."""
         end = int(state.log_end[self.partition])
         if end != self.since:
-            expected = "an empty one, it" if self.since == 0 else f"one that ends at {self.since}, it"
+            expected = "an empty partition" if self.since == 0 else f"log end {self.since}"
             raise Conflict(
-                f"cannot import into partition {self.partition} of topic '{topic}': expected {expected} ends at "
-                f"{end}; another writer wrote to it, or imports the same: look again, or import under another name"
+                f"cannot import into partition {self.partition} of topic '{topic}': expected {expected}, found log end "
+                f"{end}; another process writes or imports to it: retry, or import under another name"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class ImportIntent:
-    """Fill partitions, or go on where they end; a later leader epoch follows. `kafka_topic_id`: empty if not known."""
+    """Import partitions, or their next records. The leader epoch increases. `kafka_topic_id` is "" if unknown."""
 
     topic_id: str
     partitions: tuple[ImportedPartition, ...]
@@ -385,10 +403,10 @@ class ImportIntent:
         for part in self.partitions:
             if part.partition >= state.partitions:
                 last = state.partitions - 1
-                raise Conflict(f"topic '{topic}' has partitions 0 to {last}, found {part.partition}: look again")
-        missing = [part for part in self.partitions if not part.landed(state)]
+                raise Conflict(f"topic '{topic}' has partitions 0 to {last}, found {part.partition}; refresh and retry")
+        missing = [part for part in self.partitions if not part.is_in(state)]
         for part in missing:
-            part.check_begin(topic, state)
+            part.check_since(topic, state)
         if not missing:
             return Nothing("there is nothing to import", state.version)
         files = tuple(file for part in missing for file in part.files)

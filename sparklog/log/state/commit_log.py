@@ -200,8 +200,8 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         # Damaged records are for those who read them; what the document says of the topic holds.
         commit = decode_commit(data, key, number, whole=False)
         if commit.inline is not None:
-            RECENT_RECORDS.keep(self.store, key, commit.inline_start, data[commit.inline_start :])
-        self._documents.keep(commit, data, self.store.limits.checkpoint_bytes)
+            RECENT_RECORDS.add(self.store, key, commit.inline_start, data[commit.inline_start :])
+        self._documents.add(commit, data, self.store.limits.checkpoint_bytes)
         return commit
 
     def _opened(self, checkpoints: Sequence[int], seen: ClockReading) -> Advance[LogState, Commit]:
@@ -253,7 +253,7 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         now_ms = self.env.wall_ms()
         commit = draft.commit(state.topic_state, commit_id, now_ms, self._guard.store_ms(now_ms))
         most, most_bytes = state.topic_state.carried_commits, self.store.limits.checkpoint_bytes
-        embedded = self._documents.before(commit.version, state.crc, most, most_bytes) if most else None
+        embedded = self._documents.copies_for(commit.version, state.crc, most, most_bytes) if most else None
         return encode_commit(commit if embedded is None else embed_commits(commit, embedded))
 
     def _check(self, state: LogState, entry: Commit) -> None:

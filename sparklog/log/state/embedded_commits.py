@@ -1,18 +1,19 @@
-"""Documents that a commit carries of those before it: a log is opened, or a day of it read, by few objects.
+"""Copies of earlier commits' documents in a commit, so that opening a log, or reading a day of it, takes few objects.
 
-Commit n carries the documents of the 2^j - 1 commits before it, where 2^j, at most 128, is the largest power of two
-that divides n + 1. So commits are read as the ones in the binary digits of their number. Of each eight the sixth
-carries all five before it: with the commit before the newest, which a reader looks at anyway, no way is longer than
-six. In the object they are between its own document, which has their count, length and CRC-32C, and its records: a
-zstd frame, in the order of their numbers.
+Commit n contains the documents of the 2^j - 1 commits before it, where 2^j, at most 128, is the largest power of two
+that divides n + 1. As in a Fenwick tree, reading a block of 128 up to commit n takes at most one object per 1 bit of
+n + 1. The sixth of every eight commits contains the five before it; with the second latest commit, which readers fetch
+anyway, six objects are always enough. The copies are one zstd frame, in order of their numbers, between the commit's
+own document, which has their count, length and CRC-32C, and its records.
 
-A carried document is a copy. It counts only as a link of the chain: the commit after it names the CRC-32C of its whole
-object, which follows from the document alone. Where one is missing or does not fit, commits are read one by one, as if
-none were carried. A writer carries what it knows: fewer, or none, where it does not know them.
+A copy is valid only as a link of the chain: the next commit has the CRC-32C of the entire object, which can be computed
+from its document alone. If a copy is missing or does not match, commits are read one by one, as if none were embedded.
+A writer embeds only documents that it knows, so there may be fewer or none. The topic config `carried.commits` limits
+their number; the stored field and the feature are named after it.
 
-Records in commits are kept for a while as well (`RecentRecords`), of all topics and stores: a follower reads each new
-commit whole, and would ask for its records a moment later. The store counts: a reader checks the CRC-32C of what it
-takes from here, and on a difference forgets it and asks.
+`RecentRecords` caches the inline records of recent commits, for all topics and stores: a follower reads each new commit
+object, and would request its records a moment later. The store is authoritative: readers check the CRC-32C of cached
+bytes, and on a mismatch evict them and read the store.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ from sparklog.storage.fork_safety import ForkLock
 from sparklog.storage.store import Store
 
 BLOCK_COMMITS = MAX_EMBEDDED + 1
-"""The last commit of a block of so many numbers carries all others of it."""
+"""Commits per block; the last commit of a block contains the documents of all others."""
 
 
 def embedded_count(number: int) -> int:
-    """Return how many commits before it a commit carries."""
+    """Return the number of earlier commits that a commit contains."""
     return 5 if number % 8 == 5 else min((number + 1) & -(number + 1), BLOCK_COMMITS) - 1
 
 
 def commits_to_read(first: int, last: int) -> list[int]:
-    """Return the numbers of the commits that have the documents `first` to `last`, the newest first."""
+    """Return the numbers of the commits that contain the documents `first` to `last`, latest first."""
     numbers = []
     while last >= first:
         numbers.append(last)
@@ -55,18 +56,18 @@ def encode_embedded(documents: Sequence[bytes]) -> EmbeddedCommits:
 
 
 def decode_embedded(embedded: EmbeddedCommits | None) -> list[bytes]:
-    """Return the documents in the order of their numbers; `Corrupt` if `data` is not what was written."""
+    """Return the documents in order of their numbers; `Corrupt` if `data` is damaged."""
     if embedded is None:
         return []
     if len(embedded.data) == embedded.nbytes and crc32c(embedded.data) == embedded.crc:
         documents = decompress("zstd", embedded.data).splitlines(keepends=True)
         if len(documents) == embedded.commits:
             return documents
-    raise Corrupt("commit: the documents of earlier commits in it are not what was written; restore it")
+    raise Corrupt("commit: the embedded documents are damaged; restore the commit")
 
 
 def embedded_in(commit: Commit, data: bytes) -> EmbeddedCommits | None:
-    """Return what a commit carries, from the bytes of its object."""
+    """Return the embedded documents of a commit, given the bytes of its object."""
     embedded = commit.embedded
     if embedded is None:
         return None
@@ -74,7 +75,7 @@ def embedded_in(commit: Commit, data: bytes) -> EmbeddedCommits | None:
 
 
 def with_embedded_copies(topic: str, objects: Mapping[int, tuple[Commit, bytes]], first: int) -> dict[int, Commit]:
-    """Return commits by number: those of the objects, and from `first` on those that they carry."""
+    """Return commits by number: those of the objects, and the embedded ones from `first` on."""
     commits = {number: commit for number, (commit, _) in objects.items()}
     for number, (commit, data) in objects.items():
         try:
@@ -88,7 +89,10 @@ def with_embedded_copies(topic: str, objects: Mapping[int, tuple[Commit, bytes]]
 
 
 def verified_chain(commits: Mapping[int, Commit], first: int, last: int, crc: int | None) -> list[Commit] | None:
-    """Return commits `first` to `last`; None unless each was made after the one before, the first after `crc`."""
+    """Return commits `first` to `last`, or None if one is missing or does not follow its predecessor.
+
+    `crc`: the CRC-32C of the commit before `first`.
+    """
     chain = []
     for number in range(first, last + 1):
         commit = commits.get(number)
@@ -108,37 +112,46 @@ class _RecentCommit:
 
 
 class RecentDocuments:
-    """Documents of the newest commits that a process has read or made, in the form of an opening: few are not carried.
+    """Documents of the latest commits that this process has read or written, most of them as embedded copies.
 
-    Commits that no log has, of lost races, may be among them: the chain tells. Threads may share it.
+    They may include commits that lost a race; the chain excludes these. Threads may share it.
     """
 
     def __init__(self) -> None:
         self._commits: dict[int, _RecentCommit] = {}
 
-    def keep(self, commit: Commit, data: bytes, most_bytes: int) -> None:
-        """Keep what a commit's object has; in all up to `most_bytes`, besides the newest."""
-        number, kept = commit.version, self._commits
-        kept[number] = _RecentCommit(commit.crc, commit.prev_crc, data[: commit.nbytes], embedded_in(commit, data))
-        before = kept.get(number - 1)
-        others = len(kept) - 1
-        if others == 0 or (others == 1 and before is not None and len(before.document) + commit.nbytes <= most_bytes):
+    def add(self, commit: Commit, data: bytes, max_bytes: int) -> None:
+        """Cache a commit's documents: up to `max_bytes` in total, and always the latest commit."""
+        number, commits = commit.version, self._commits
+        commits[number] = _RecentCommit(commit.crc, commit.prev_crc, data[: commit.nbytes], embedded_in(commit, data))
+        previous = commits.get(number - 1)
+        others = len(commits) - 1
+        if others == 0 or (
+            others == 1 and previous is not None and len(previous.document) + commit.nbytes <= max_bytes
+        ):
             return
-        is_known = before is not None and before.crc == commit.prev_crc
-        low = number - 1 - (before.embedded.commits if is_known and before is not None and before.embedded else 0)
+        # The previous commit contains the documents `[first_copy, number - 1)`, if it is this commit's predecessor.
+        is_predecessor = previous is not None and previous.crc == commit.prev_crc
+        copies = previous.embedded.commits if is_predecessor and previous is not None and previous.embedded else 0
+        first_copy = number - 1 - copies
         nbytes = 0
-        for other, item in sorted(kept.items(), reverse=True):
+        for other, item in sorted(commits.items(), reverse=True):
             nbytes += len(item.document)
-            if other < number - BLOCK_COMMITS or low <= other < number - 1 or (nbytes > most_bytes and other < number):
-                kept.pop(other, None)
+            has_copy = first_copy <= other < number - 1
+            if other < number - BLOCK_COMMITS or has_copy or (nbytes > max_bytes and other < number):
+                commits.pop(other, None)
 
     def clear(self) -> None:
         self._commits.clear()
 
-    def before(self, number: int, crc: int | None, most: int, most_bytes: int) -> EmbeddedCommits | None:
-        """Return what a commit carries that is made after one with this CRC: up to `most`, as many as are known."""
-        wanted, documents, nbytes = min(embedded_count(number), most), list[bytes](), 0
-        while len(documents) < wanted:
+    def copies_for(self, number: int, prev_crc: int | None, max_commits: int, max_bytes: int) -> EmbeddedCommits | None:
+        """Return the documents to embed in commit `number`: as many as are known, up to the limits.
+
+        `prev_crc`: the CRC-32C of commit `number - 1`.
+        """
+        count, documents, nbytes = min(embedded_count(number), max_commits), list[bytes](), 0
+        crc = prev_crc
+        while len(documents) < count:
             item = self._commits.get(number - 1 - len(documents))
             if item is None or item.crc != crc:
                 break
@@ -148,8 +161,8 @@ class RecentDocuments:
             except (Corrupt, ValueError, LookupError):
                 earlier, crc = [], item.prev_crc
             documents += (item.document, *reversed(earlier))
-        del documents[wanted:]
-        while documents and (nbytes := sum(map(len, documents))) > most_bytes:
+        del documents[count:]
+        while documents and (nbytes := sum(map(len, documents))) > max_bytes:
             documents.pop()
         return encode_embedded(documents[::-1]) if nbytes else None
 
@@ -164,42 +177,40 @@ class _CachedRecords:
 
 
 class RecentRecords:
-    """Tails by store and key, the newest ones last. Threads may share it."""
+    """Cached inline records by store and key, latest last. Threads may share it."""
 
     def __init__(self) -> None:
         self._lock = ForkLock()
-        self._kept: OrderedDict[tuple[int, str], _CachedRecords] = OrderedDict()
+        self._cached: OrderedDict[tuple[int, str], _CachedRecords] = OrderedDict()
         self._bytes = 0
 
-    def keep(self, store: Store, key: str, start: int, tail: bytes) -> None:
-        """Keep the tail of a commit, which begins at `start` of its object."""
+    def add(self, store: Store, key: str, start: int, records: bytes) -> None:
+        """Cache the inline records of a commit, which begin at byte `start` of its object."""
         with self._lock:
-            self._drop((id(store), key))
-            self._kept[id(store), key] = _CachedRecords(weakref.ref(store), start, tail)
-            self._bytes += len(tail)
-            limits = store.limits
-            while self._kept and (
-                len(self._kept) > limits.cached_inline_commits or self._bytes > limits.cached_inline_bytes
-            ):
-                self._drop(next(iter(self._kept)))
+            self._evict((id(store), key))
+            self._cached[id(store), key] = _CachedRecords(weakref.ref(store), start, records)
+            self._bytes += len(records)
+            max_commits, max_bytes = store.limits.cached_inline_commits, store.limits.cached_inline_bytes
+            while self._cached and (len(self._cached) > max_commits or self._bytes > max_bytes):
+                self._evict(next(iter(self._cached)))
 
     def read(self, store: Store, key: str, start: int, length: int) -> bytes | None:
-        """Return bytes of an object, None if they are not kept."""
-        kept = self._kept.get((id(store), key))
-        if kept is None or kept.store() is not store:
+        """Return bytes of an object, None if they are not cached."""
+        cached = self._cached.get((id(store), key))
+        if cached is None or cached.store() is not store:
             return None
-        low = start - kept.start
-        return kept.data[low : low + length] if 0 <= low <= len(kept.data) - length else None
+        low = start - cached.start
+        return cached.data[low : low + length] if 0 <= low <= len(cached.data) - length else None
 
-    def forget(self, store: Store, key: str) -> bool:
-        """Keep no bytes of an object any more; False if none were."""
+    def evict(self, store: Store, key: str) -> bool:
+        """Evict an object's bytes; return False if none were cached."""
         with self._lock:
-            return self._drop((id(store), key))
+            return self._evict((id(store), key))
 
-    def _drop(self, place: tuple[int, str]) -> bool:
-        kept = self._kept.pop(place, None)
-        self._bytes -= 0 if kept is None else len(kept.data)
-        return kept is not None
+    def _evict(self, key: tuple[int, str]) -> bool:
+        cached = self._cached.pop(key, None)
+        self._bytes -= 0 if cached is None else len(cached.data)
+        return cached is not None
 
 
 RECENT_RECORDS = RecentRecords()

@@ -220,14 +220,14 @@ class SliceTable:
             if added_now and len(pending) >= PENDING_COMMITS:
                 table.parts()
         if commit.resolved:
-            table = table.settled(commit.resolved)
+            table = table.with_decisions(commit.resolved)
         if commit.log_starts or commit.edits:
             # An edit may be re-based over a retention commit that dropped what its outputs cover.
             parts = tuple(_above(part, state.log_start) for part in table.parts())
             table = _swept(commit.version, tuple(part for part in parts if len(part)), *self.texts)
         return table
 
-    def settled(self, outcomes: Sequence[Resolved]) -> SliceTable:
+    def with_decisions(self, outcomes: Sequence[Resolved]) -> SliceTable:
         """Return the table of the same version with these outcomes of open transactions recorded."""
         parts = tuple(_resolved(part, outcomes) for part in self.parts())
         return SliceTable(self.version, parts, *self.texts)

@@ -7,7 +7,7 @@ are stored here instead of being derived from slices, so that rewriting and expi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -45,7 +45,6 @@ from sparklog.log.state.commit import (
     TXN_JSON,
     VERSION_LEASE_JSON,
     Commit,
-    Edit,
     Resolved,
     Txn,
     VersionLease,
@@ -60,7 +59,7 @@ NO_PARTITIONS: Offsets = np.frombuffer(b"", np.int64)
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Slices that one commit appended for a transaction not resolved yet: per partition `[first, end)`."""
+    """Slices that one commit appended to an open transaction: offsets `[first, end)` of each partition."""
 
     txn: Txn
     version: int
@@ -72,7 +71,7 @@ class Prepare:
 
 @dataclass(frozen=True)
 class TopicState:
-    """State of a topic at `version`; `version` -1 is a log without commits. Arrays are per partition and not writable.
+    """State of a topic at `version`, or before the first commit (-1). Arrays have one value per partition, read-only.
 
     * `crc` and the times: those of the latest commit
     * `previous_partition_counts`: the partition counts that the topic had before, ascending
@@ -126,39 +125,43 @@ class TopicState:
                 stable[partition] = min(stable[partition], first)
         for transaction in self.kafka_open:
             stable[transaction.partition] = min(stable[transaction.partition], transaction.first)
-        # Retention may pass an open slice: the last stable offset is never below the log start.
+        # Retention may remove an open slice, so the last stable offset is at least the log start.
         return _frozen(np.maximum(stable, self.log_start))
 
     def inline_bytes(self, configs: TopicConfigs) -> int:
-        """The largest tail of a commit; 0 in a topic of an older release on which `inline.records.bytes` is not set."""
+        """Return the maximum size of inline records; 0 if an older release created the topic without that config."""
         return configs.inline_records_bytes if INLINE_RECORDS in self.write_features else 0
 
     @property
     def carried_commits(self) -> int:
-        """Commits that one may carry; 0 in a topic of an older release on which `carried.commits` is not set."""
+        """The maximum of embedded commits; 0 if an older release created the topic without `carried.commits`."""
         return self.configs.carried_commits if CARRIED_COMMITS in self.write_features else 0
 
     def last_stable(self) -> Offsets:
-        """Per partition, the offset below which every transaction is decided and recorded here."""
+        """Return per partition the offset below which this state has the decision of every transaction."""
         return self._last_stable
 
-    def settled(self, outcomes: Sequence[Resolved]) -> TopicState:
-        """Return the head as if these outcomes of open transactions were recorded: what readers see before they are."""
-        if not outcomes:
+    def with_decisions(self, decisions: Sequence[Resolved]) -> TopicState:
+        """Return the state as if a commit had recorded these decisions; readers apply decisions before one does."""
+        if not decisions:
             return self
-        prepares, siblings = _resolve(self, self.open, outcomes)
+        prepares, siblings = _resolve(self, self.open, decisions)
         return replace(self, open=prepares, siblings=siblings)
 
     def apply(self, commit: Commit) -> TopicState:
-        """The head after the next commit. `Corrupt` if it does not follow this head (number, chain, topic id)."""
-        self._follows(commit)
+        """Return the state after the next commit.
+
+        Raises:
+            Corrupt: If the commit's number, previous CRC-32C or topic id does not follow this state
+        """
+        self._check_follows(commit)
         before, changes = self, dict[str, Any]()
         if commit.op in (CREATE, DELETE):
-            # Numbering, holds and the upload floor outlive a topic: its files may still be held or waited for.
+            # Version numbers, leases and the retention floor outlive a topic, because a lease may still need its files.
             before = EMPTY if self is EMPTY else EMPTY._with({"holds": self.holds, "floor": self.floor})
             changes = {"topic_id": commit.topic_id, "deleted": commit.op == DELETE}
         if commit.op != DELETE:
-            _change(before, commit, changes)
+            changes |= _change(before, commit)
         changes |= {
             "version": commit.version,
             "crc": commit.crc,
@@ -179,23 +182,23 @@ class TopicState:
         attributes.update(changes)
         return state
 
-    def _follows(self, commit: Commit) -> None:
+    def _check_follows(self, commit: Commit) -> None:
         if commit.version != self.version + 1:
             raise Corrupt(
-                f"commit {self.version + 1} should follow, found version {commit.version}; open the topic again"
+                f"expected commit {self.version + 1} next, found version {commit.version}; open the topic again"
             )
         if commit.prev_crc != self.crc:
             raise Corrupt(
-                f"the chain of commits is broken: commit {commit.version} was made after a commit with CRC-32C "
-                f"{commit.prev_crc}, commit {self.version} has {self.crc}; one of the two is not what was written, or "
-                "the store does not create objects exclusively (sparklog doctor tries it)"
+                f"the chain of commits is broken: commit {commit.version} follows a commit with CRC-32C "
+                f"{commit.prev_crc}, but commit {self.version} has {self.crc}; one of the two is corrupt, or the store "
+                "does not create objects exclusively (`sparklog doctor` tests this)"
             )
         if commit.op == CREATE:
             fits = self.deleted and commit.topic_id != self.topic_id and commit.partitions is not None
         else:
-            # A deleted topic still has files: its upload floor and holds go on being written down.
-            may_go_on = self.exists or (commit.op == MAINTAIN and self.version >= 0)
-            fits = may_go_on and commit.topic_id == self.topic_id
+            # A deleted topic still has files, so maintenance still records its retention floor and leases.
+            is_allowed = self.exists or (commit.op == MAINTAIN and self.version >= 0)
+            fits = is_allowed and commit.topic_id == self.topic_id
         if not fits:
             raise Corrupt(
                 f"commit {commit.version} ({commit.op}, topic id {commit.topic_id}) does not fit the topic "
@@ -222,7 +225,7 @@ def _check_partitions(item: Fields, state: TopicState) -> None:
     named += [transaction.partition for transaction in state.kafka_open]
     named += state.kafka_source.ends if state.kafka_source else ()
     if named and max(named) >= n:
-        raise item.bad("logEnd", f"a list of more than {max(named)} log ends, as others name that partition")
+        raise item.bad("logEnd", f"a list of more than {max(named)} log ends, as other fields refer to that partition")
 
 
 OFFSETS = MemberKind(lambda item, name: _frozen(np.array(item.integers(name, None, 0), np.int64)), np.ndarray.tolist)
@@ -260,83 +263,70 @@ TOPIC_STATE_JSON = Document(
     *members(whole(0), "clockMs", "clockSince", optional=True),
     check=_check_partitions,
 )
-"""The head as a checkpoint stores it, without its features: equal heads give equal objects."""
+"""The state as a checkpoint stores it, without its features: equal states have equal objects."""
 EMPTY = TopicState()
 
 
-def _change(state: TopicState, commit: Commit, changes: dict[str, Any]) -> None:
-    """Put in what a commit changes of an existing topic, or one just created; without what all commits change."""
+def _change(state: TopicState, commit: Commit) -> dict[str, Any]:
+    """Return the fields of an existing topic, or of one just created, after a commit.
+
+    The fields that every commit changes, of a deleted topic too, are not among them: `apply` adds these.
+    """
+    log_start, log_end = _log_offsets(state, commit)
+    prepares, siblings = _resolve(state, (*state.open, *_prepare(commit, log_end)), commit.resolved)
+    return {name: update(state, commit) for name, update in _UPDATES.items()} | {
+        "log_start": log_start,
+        "log_end": log_end,
+        "open": _above(prepares, log_start) if commit.log_starts else prepares,
+        "siblings": siblings,
+        "kafka_open": _kafka_open(state, commit, log_start),
+    }
+
+
+def _log_offsets(state: TopicState, commit: Commit) -> tuple[Offsets, Offsets]:
+    """Return the log starts and the log ends after a commit."""
     start, end = state.log_start, state.log_end
     if commit.partitions is not None:
         start, end = _longer(start, commit.partitions), _longer(end, commit.partitions)
-        changes["previous_partition_counts"] = state.previous_partition_counts
-        if 0 < state.partitions < commit.partitions:
-            changes["previous_partition_counts"] += (state.partitions,)
-    if named := [*commit.log_starts, *[edit.partition for edit in commit.edits]]:
-        if max(named) >= len(end):
-            raise Corrupt(f"commit {commit.version} names partition {max(named)} of a topic with {len(end)}")
+    if commit.log_starts or commit.edits:
+        last = max([*commit.log_starts, *[edit.partition for edit in commit.edits]])
+        if last >= len(end):
+            raise Corrupt(f"commit {commit.version} changes partition {last} of a topic with {len(end)} partitions")
+    if commit.log_starts:
         start = start.copy()
         for partition, offset in commit.log_starts.items():
             start[partition] = max(start[partition], offset)
-    if named or commit.files:
+    if _has_appends(commit):
         end = end.copy()
-    prepares, changes["siblings"] = _resolve(state, (*state.open, *_append(commit, end)), commit.resolved)
-    if named and commit.op in FILLING:
+        for file in commit.files:
+            for partition, base, offsets in zip(file.partition, file.base, file.offsets, strict=True):
+                if partition >= len(end):
+                    which = f"partition {partition} of a topic with {len(end)} partitions"
+                    raise Corrupt(f"commit {commit.version} appends to {which}")
+                if end[partition] < base + offsets:
+                    end[partition] = base + offsets
+    if commit.op in FILLING and (commit.edits or commit.log_starts):
         # A log that Kafka wrote, or a clone, may end after its last record.
+        end = end.copy()
         for partition, offset in (*((edit.partition, edit.end) for edit in commit.edits), *commit.log_starts.items()):
             end[partition] = max(end[partition], offset)
-    start.flags.writeable = end.flags.writeable = False
-    changes["leader_epoch"] = commit.leader_epoch
-    changes["log_start"], changes["log_end"] = start, end
-    changes["open"] = _forget(prepares, start) if commit.log_starts else prepares
-    if commit.partitions is not None or commit.edits:
-        changes["first_dirty_offset"] = _cleaned_through(_longer(state.first_dirty_offset, len(end)), commit.edits)
-    if commit.previous_partition_counts:
-        changes["previous_partition_counts"] = commit.previous_partition_counts
-    if commit.configs:
-        merged = sorted({**state.configs.explicit, **commit.configs}.items())
-        changes["configs"] = TopicConfigs({name: text for name, text in merged if text is not None})
-    if state.kafka_open or commit.kafka_open or commit.kafka_ended:
-        changes["kafka_open"] = _kafka_open(state, commit, start)
-    if commit.kafka_source is not None:
-        before = state.kafka_source
-        changes["kafka_source"] = commit.kafka_source if before is None else before.after(commit.kafka_source)
-    if commit.writer is not None or commit.writers or commit.expired:
-        changes["registry"] = _registry(state, commit)
-    if commit.holds:
-        held = {**state.holds, **commit.holds}
-        changes["holds"] = {name: hold for name, hold in held.items() if hold is not None}
-    if commit.floor is not None:
-        changes["floor"] = max(state.floor, commit.floor)
+    return _frozen(start), _frozen(end)
 
 
-def _append(commit: Commit, end: Offsets) -> tuple[Prepare, ...]:
-    """Move log ends over what the commit appends; return its slices as a prepare if a transaction holds them open."""
-    if not commit.files or (commit.edits and commit.op not in FILLING):
+def _has_appends(commit: Commit) -> bool:
+    return bool(commit.files) and (not commit.edits or commit.op in FILLING)
+
+
+def _prepare(commit: Commit, log_end: Offsets) -> tuple[Prepare, ...]:
+    """Return the slices that a commit appends to an open transaction, if it does, as a prepare."""
+    if commit.txn is None or not _has_appends(commit):
         return ()
     first: dict[int, int] = {}
     for file in commit.files:
-        for partition, base, offsets in zip(file.partition, file.base, file.offsets, strict=True):
-            if partition >= len(end):
-                raise Corrupt(f"commit {commit.version} appends to partition {partition} of a topic with {len(end)}")
-            if base < first.setdefault(partition, base):
-                first[partition] = base
-            if end[partition] < base + offsets:
-                end[partition] = base + offsets
-    if commit.txn is None:
-        return ()
-    ends = {partition: int(end[partition]) for partition in first}
-    return (Prepare(commit.txn, commit.version, commit.commit_id, commit.made_ms, first, ends),)
-
-
-def _cleaned_through(cleaned: Offsets, edits: Sequence[Edit]) -> Offsets:
-    if not edits:
-        return cleaned
-    cleaned = cleaned.copy()
-    for edit in edits:
-        if edit.first_dirty_offset is not None:
-            cleaned[edit.partition] = max(cleaned[edit.partition], edit.first_dirty_offset)
-    return _frozen(cleaned)
+        for partition, base in zip(file.partition, file.base, strict=True):
+            first[partition] = min(base, first.get(partition, base))
+    end = {partition: int(log_end[partition]) for partition in first}
+    return (Prepare(commit.txn, commit.version, commit.commit_id, commit.made_ms, first, end),)
 
 
 def _kafka_open(state: TopicState, commit: Commit, log_start: Offsets) -> tuple[KafkaOpen, ...]:
@@ -347,29 +337,88 @@ def _kafka_open(state: TopicState, commit: Commit, log_start: Offsets) -> tuple[
             first = min(missing)
             which = f"a transaction of producer {first.producer} in partition {first.partition}"
             raise Corrupt(f"commit {commit.version} ends {which} that is not open")
-        # What an import found open before and still does goes on: the same transaction, with all that is known of it.
+        # An import lists a transaction again if it is still open: the new entry replaces the old one.
         again = {(transaction.ended, transaction.first) for transaction in commit.kafka_open}
-        kept = (item for item in transactions if item.ended not in ended and (item.ended, item.first) not in again)
-        transactions = (*kept, *commit.kafka_open)
+        others = (item for item in transactions if item.ended not in ended and (item.ended, item.first) not in again)
+        transactions = (*others, *commit.kafka_open)
     if commit.log_starts:
         transactions = tuple(item for item in transactions if item.end > log_start[item.partition])
     return transactions
 
 
+def _first_dirty_offset(state: TopicState, commit: Commit) -> Offsets:
+    offsets = state.first_dirty_offset
+    if commit.partitions is not None:
+        offsets = _longer(offsets, commit.partitions)
+    if not commit.edits:
+        return offsets
+    offsets = offsets.copy()
+    for edit in commit.edits:
+        if edit.first_dirty_offset is not None:
+            offsets[edit.partition] = max(offsets[edit.partition], edit.first_dirty_offset)
+    return _frozen(offsets)
+
+
+def _previous_partition_counts(state: TopicState, commit: Commit) -> tuple[int, ...]:
+    if commit.previous_partition_counts:
+        return commit.previous_partition_counts
+    if commit.partitions is not None and 0 < state.partitions < commit.partitions:
+        return (*state.previous_partition_counts, state.partitions)
+    return state.previous_partition_counts
+
+
+def _configs(state: TopicState, commit: Commit) -> TopicConfigs:
+    if not commit.configs:
+        return state.configs
+    merged = sorted({**state.configs.explicit, **commit.configs}.items())
+    return TopicConfigs({name: text for name, text in merged if text is not None})
+
+
+def _kafka_source(state: TopicState, commit: Commit) -> KafkaSource | None:
+    if commit.kafka_source is None or state.kafka_source is None:
+        return commit.kafka_source or state.kafka_source
+    return state.kafka_source.after(commit.kafka_source)
+
+
 def _registry(state: TopicState, commit: Commit) -> Mapping[str, WriterEntry]:
+    if commit.writer is None and not commit.writers and not commit.expired:
+        return state.registry
     registry = dict(state.registry)
     for item in commit.writers if commit.writer is None else (commit.writer, *commit.writers):
         registry[item.id] = advance(state.registry.get(item.id), item, commit.version, commit.made_ms)
     if commit.expired:
-        # The commit's own writer was entered just above: an entry that it renews is not idle.
+        # The loop above has renewed the entries of the commit's own writers, so these are not idle.
         registry = {id_: entry for id_, entry in registry.items() if commit.expired.get(id_) != entry.version}
     return registry
+
+
+def _holds(state: TopicState, commit: Commit) -> Mapping[str, VersionLease]:
+    if not commit.holds:
+        return state.holds
+    return {name: lease for name, lease in {**state.holds, **commit.holds}.items() if lease is not None}
+
+
+def _floor(state: TopicState, commit: Commit) -> int:
+    return state.floor if commit.floor is None else max(state.floor, commit.floor)
+
+
+_UPDATES: Mapping[str, Callable[[TopicState, Commit], object]] = {
+    "leader_epoch": lambda state, commit: commit.leader_epoch,
+    "previous_partition_counts": _previous_partition_counts,
+    "first_dirty_offset": _first_dirty_offset,
+    "configs": _configs,
+    "kafka_source": _kafka_source,
+    "registry": _registry,
+    "holds": _holds,
+    "floor": _floor,
+}
+"""For each field that does not depend on others, its value after a commit to an existing topic."""
 
 
 def _resolve(
     state: TopicState, prepares: tuple[Prepare, ...], resolved: Sequence[Resolved]
 ) -> tuple[tuple[Prepare, ...], Mapping[str, int]]:
-    """Close what was decided; a committed transaction leaves the versions of its siblings."""
+    """Remove decided prepares; of a committed transaction, add the versions of its other topics to the siblings."""
     if not resolved:
         return prepares, state.siblings
     outcomes = {(item.id, item.n): item for item in resolved}
@@ -377,25 +426,27 @@ def _resolve(
     for prepare in prepares:
         item = outcomes.get((prepare.txn.id, prepare.txn.n))
         if item is not None and prepare.version in item.committed:
-            for named in (prepare.txn.siblings, item.siblings):
-                for topic, version in named.items():
+            for versions in (prepare.txn.siblings, item.siblings):
+                for topic, version in versions.items():
                     siblings[topic] = max(version, siblings.get(topic, version))
-    left = tuple(prepare for prepare in prepares if (prepare.txn.id, prepare.txn.n) not in outcomes)
-    return left, siblings
+    undecided = tuple(prepare for prepare in prepares if (prepare.txn.id, prepare.txn.n) not in outcomes)
+    return undecided, siblings
 
 
-def _forget(prepares: tuple[Prepare, ...], log_start: Offsets) -> tuple[Prepare, ...]:
-    """Drop open slices that are wholly below the log start; a prepare without slices is over."""
-    left = []
+def _above(prepares: tuple[Prepare, ...], log_start: Offsets) -> tuple[Prepare, ...]:
+    """Return the prepares without slices that are entirely below the log start; empty prepares are dropped."""
+    remaining = []
     for prepare in prepares:
         end = {partition: end for partition, end in prepare.end.items() if end > log_start[partition]}
         if end:
-            left.append(replace(prepare, first={partition: prepare.first[partition] for partition in end}, end=end))
-    return tuple(left)
+            remaining.append(
+                replace(prepare, first={partition: prepare.first[partition] for partition in end}, end=end)
+            )
+    return tuple(remaining)
 
 
 def _longer(values: Offsets, partitions: int) -> Offsets:
-    """Return these values, and zeros up to so many: an array that is not written to."""
+    """Return the values extended with zeros to one per partition, as a read-only array."""
     more = partitions - len(values)
     if more <= 0:
         return values
@@ -404,7 +455,7 @@ def _longer(values: Offsets, partitions: int) -> Offsets:
 
 @lru_cache(maxsize=8)
 def _zeros(count: int) -> Offsets:
-    # What topics begin with: those of a root have few numbers of partitions.
+    # New topics start with these. The topics of a root have few different partition counts.
     return _frozen(np.zeros(count, np.int64))
 
 

@@ -143,25 +143,25 @@ def head_of_another_version(patch: Patch) -> None:
 def features_are_forgotten(patch: Patch) -> None:
     """A commit with records in it does not say so: older software would take it for damage."""
     real = commit_intents.features_of
-    patch.setattr(commit_intents, "features_of", lambda changes, op: real(changes, op) if op == CREATE else {})
+    patch.setattr(commit_intents, "features_of", lambda changes, op: real(changes, op) if op == CREATE else ())
 
 
 def a_lost_race_keeps_the_path(patch: Patch) -> None:
     """Records in a commit are named by the number of the first attempt."""
     paths: dict[tuple[int, ...], str] = {}
-    real = commit._place
+    real = commit._locate_inline_file
 
     def first(files: Sequence[FileSlices], path: str, start: int) -> None:
         (inline,) = [file for file in files if file.path == INLINE_PATH]
         real(files, paths.setdefault(inline.crc, path), start)
 
-    patch.setattr(commit, "_place", first)
+    patch.setattr(commit, "_locate_inline_file", first)
 
 
 def positions_count_from_the_tail(patch: Patch) -> None:
     """Slices in a commit are looked for where its document is."""
-    real = commit._place
-    patch.setattr(commit, "_place", lambda files, path, start: real(files, path, 0))
+    real = commit._locate_inline_file
+    patch.setattr(commit, "_locate_inline_file", lambda files, path, start: real(files, path, 0))
 
 
 def what_a_listing_shows(patch: Patch) -> None:
@@ -182,7 +182,7 @@ def no_feature_for_copies(patch: Patch) -> None:
     """A commit that carries documents does not say so: older software would take it for damage."""
     patch.setattr(commit_log, "embed_commits", lambda made, embedded: replace(made, embedded=embedded))
     real = commit_intents.features_of
-    patch.setattr(commit_intents, "features_of", lambda changes, op: real(changes, op) if op == CREATE else {})
+    patch.setattr(commit_intents, "features_of", lambda changes, op: real(changes, op) if op == CREATE else ())
 
 
 def copies_in_another_order(patch: Patch) -> None:
@@ -193,7 +193,7 @@ def copies_in_another_order(patch: Patch) -> None:
 
 def copies_of_lost_races(patch: Patch) -> None:
     """A loser carries what it drafted for the number that it has lost."""
-    real = embedded_commits.RecentDocuments.keep
+    real = embedded_commits.RecentDocuments.add
 
     def first(self: embedded_commits.RecentDocuments, made: Commit, data: bytes, most_bytes: int) -> None:
         if made.version not in self._commits:
@@ -207,8 +207,8 @@ def copies_of_lost_races(patch: Patch) -> None:
         ]
         return embedded_commits.encode_embedded(lines) if lines else None
 
-    patch.setattr(embedded_commits.RecentDocuments, "keep", first)
-    patch.setattr(embedded_commits.RecentDocuments, "before", unchained)
+    patch.setattr(embedded_commits.RecentDocuments, "add", first)
+    patch.setattr(embedded_commits.RecentDocuments, "copies_for", unchained)
 
 
 INLINE = {"inline": 700}

@@ -102,7 +102,7 @@ class TestUploadFloor:
         file = slow.upload(target, {0: 1})
         world.commits(3)
         self.raise_floor(world, 2)
-        with pytest.raises(Conflict, match=r"below the upload floor 2.*upload it again"):
+        with pytest.raises(Conflict, match=r"below the retention floor 2.*write the records again"):
             slow.commit([file], target)
         assert world.times_named(file) == 0
         fresh = slow.target()
@@ -118,7 +118,7 @@ class TestUploadFloor:
             self.raise_floor(world, 2)
 
         slow.at("create:commit", vacuum)
-        with pytest.raises(Conflict, match="upload floor"):
+        with pytest.raises(Conflict, match="retention floor"):
             slow.append({0: 1}, target)
         assert world.log.state.log_end == (3, 0)
 
@@ -140,7 +140,7 @@ class TestUploadFloor:
         world.commits(4)
         self.raise_floor(world, 3)
         topic = world.process().topic()
-        with pytest.raises(Conflict, match="below the upload floor"):
+        with pytest.raises(Conflict, match="below the retention floor"):
             maintain(topic, holds={"clone": VersionLease(2)})
         maintain(topic, holds={"clone": VersionLease(3)})
         assert topic.log.state().holds == {"clone": VersionLease(3)}

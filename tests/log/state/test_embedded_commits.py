@@ -350,10 +350,10 @@ def test_a_draft_that_never_landed_is_not_carried(world: World) -> None:
     data = stored(world, 6)
     landed = decode_commit(data, commit_key("t", 6), 6)
     recent = embedded_commits.RecentDocuments()
-    recent.keep(replace(landed, crc=landed.crc ^ 1), data, 1 << 20)
-    assert recent.before(7, landed.crc, 127, 1 << 20) is None
-    recent.keep(landed, data, 1 << 20)
-    assert decode_embedded(recent.before(7, landed.crc, 127, 1 << 20)) == [document_of(data)]
+    recent.add(replace(landed, crc=landed.crc ^ 1), data, 1 << 20)
+    assert recent.copies_for(7, landed.crc, 127, 1 << 20) is None
+    recent.add(landed, data, 1 << 20)
+    assert decode_embedded(recent.copies_for(7, landed.crc, 127, 1 << 20)) == [document_of(data)]
     assert topic.log.state().crc == landed.crc
 
 

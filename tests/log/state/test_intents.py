@@ -117,7 +117,9 @@ def test_an_append_below_the_upload_floor() -> None:
         chain.append((0, 1))
     chain.add(op=MAINTAIN, floor=3)
     draft(AppendIntent("topic-one", (file_of([(0, 1)], read_version=3),), NOW), chain)
-    with pytest.raises(Conflict, match=r"begun at version 2 of topic 't', below the upload floor 3.*upload it again"):
+    with pytest.raises(
+        Conflict, match=r"based on version 2 of topic 't', below the retention floor 3.*write the records again"
+    ):
         draft(AppendIntent("topic-one", (file_of([(0, 1)], read_version=2),), NOW), chain)
 
 
@@ -127,7 +129,7 @@ def test_null_keys_and_a_switch_to_compact() -> None:
     intent = AppendIntent("topic-one", (file_of([(0, 1)], flags=flags),), NOW)
     draft(intent, chain)
     chain.add(op=ALTER, configs={"cleanup.policy": "compact,delete"})
-    with pytest.raises(BadRequest, match="topic 't' is compacted: every record needs a key"):
+    with pytest.raises(BadRequest, match="topic 't' is compacted, so every record needs a key"):
         draft(intent, chain)
     draft(AppendIntent("topic-one", (file_of([(0, 1)]),), NOW), chain)
 
@@ -355,7 +357,7 @@ def test_a_rewrite_of_a_file_below_the_floor() -> None:
         chain.append((0, 1))
     chain.add(op=MAINTAIN, floor=3)
     intent = RewriteIntent(SEAL, "topic-one", (first, second), (output_of(0, 0, 10, read_version=2),))
-    with pytest.raises(Conflict, match="below the upload floor 3"):
+    with pytest.raises(Conflict, match="below the retention floor 3"):
         draft(intent, chain)
     # A part of a file that the base names is no upload.
     part = replace(file_of([(0, 10)], name="f0"), size=240, position=(0,), nbytes=(50,)).based((0,))
@@ -382,7 +384,7 @@ def test_log_starts() -> None:
     found = draft(LogStartIntent("topic-one", {0: 4, 1: 0}), chain)
     assert (found.op, dict(found.log_starts)) == (DELETE_RECORDS, {0: 4})
     land(chain, LogStartIntent("topic-one", {0: 6}))
-    assert nothing(LogStartIntent("topic-one", {0: 4, 1: 0}), chain).note == "no log start moves"
+    assert nothing(LogStartIntent("topic-one", {0: 4, 1: 0}), chain).note == "no log start advances"
 
 
 @pytest.mark.parametrize(("starts", "expected"), [({0: 11}, "offset 11"), ({0: -2}, "offset -2"), ({2: 0}, "found 2")])
@@ -402,7 +404,7 @@ def test_altering_the_same_config_at_once() -> None:
     draft(intent, chain, origin)
     chain.add(op=ALTER, configs={"retention.ms": "6"})
     with pytest.raises(
-        Conflict, match=r"config retention.ms of topic 't' was changed by another process.*expected 5, found 6"
+        Conflict, match=r"another process changed config retention.ms of topic 't'.*expected 5, found 6"
     ):
         draft(intent, chain, origin)
 
@@ -453,7 +455,7 @@ def test_maintenance() -> None:
     assert (dict(found.holds), found.floor, dict(found.expired)) == ({"h": VersionLease(2)}, 2, {})
     assert found.resolved == (Resolved("t", 1),)
     assert nothing(intent, chain).note == "nothing changes"
-    with pytest.raises(Conflict, match=r"hold 'x' asks for version 1 .* below the upload floor 2"):
+    with pytest.raises(Conflict, match=r"lease 'x' needs version 1 .* below the retention floor 2"):
         draft(MaintainIntent("topic-one", {"x": VersionLease(1)}), chain)
     assert dict(draft(MaintainIntent("topic-one", expired={"q": 3}), chain).expired) == {"q": 3}
 

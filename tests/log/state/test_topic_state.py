@@ -185,7 +185,7 @@ def test_deleting_keeps_the_numbering_the_floor_and_holds_only() -> None:
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ({"version": 7}, "commit 1 should follow, found version 7"),
+        ({"version": 7}, "expected commit 1 next, found version 7"),
         ({"prev_crc": 1}, "the chain of commits is broken: commit 1"),
         ({"topic_id": "other"}, r"commit 1 \(append, topic id other\) does not fit the topic"),
         ({"op": CREATE, "partitions": 1, "topic_id": "x"}, "does not fit the topic"),

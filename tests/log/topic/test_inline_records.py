@@ -248,16 +248,16 @@ def test_a_follower_makes_no_request_for_records_it_has_read(world: World) -> No
 def test_tails_that_are_kept_are_few_and_never_trusted(world: World) -> None:
     tails = RecentRecords()
     for number in range(600):
-        tails.keep(world.store, f"t/_log/{number:020d}.json", 10, bytes(16 << 10))
+        tails.add(world.store, f"t/_log/{number:020d}.json", 10, bytes(16 << 10))
     assert tails._bytes <= world.store.limits.cached_inline_bytes
-    assert len(tails._kept) <= 256
+    assert len(tails._cached) <= 256
     topic = inline_topic(world)
     topic.append(rows(4))
     key, data = commit_key("t", 1), world.store.get(commit_key("t", 1))
     start = len(document_of(data))
-    RECENT_RECORDS.keep(topic.store, key, start, bytes(len(data) - start))
+    RECENT_RECORDS.add(topic.store, key, start, bytes(len(data) - start))
     assert len(values(topic)) == 4
-    assert not RECENT_RECORDS.forget(topic.store, key)
+    assert not RECENT_RECORDS.evict(topic.store, key)
 
 
 def test_merging_takes_them_out_of_commits(world: World) -> None:

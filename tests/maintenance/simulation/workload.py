@@ -289,7 +289,7 @@ def appender(run: Run, decide: Decide, appends: int) -> Callable[[Actor], None]:
                     if run.recreating and "created again" in str(error):
                         raise
                     expect(slow or run.stalling, f"a quick append was refused: {error}")
-                    expect("upload floor" in str(error), str(error))
+                    expect("retention floor" in str(error), str(error))
                     run.count("stalled writer refused")
                     continue
                 acknowledged(run, files, outcome)
