@@ -368,7 +368,7 @@ def test_a_topic_with_keyless_records_becomes_compacted_only_by_force(world: Wor
     topic = world.root().create_topic("t", partitions=2)
     append(topic, (0, 10))
     append(topic, (1, 4), flags=int(SliceFlag.HAS_NULL_KEYS))
-    with pytest.raises(BadRequest, match=r"without a key \(in 1 of 2 slices, the first is partition 1, offsets 0 to 4\)"):
+    with pytest.raises(BadRequest, match=r"without a key \(in 1 of 2 slices, the first is partition 1, offsets 0"):
         topic.alter(configs={"cleanup.policy": "compact"})
     assert not topic.log.state().configs.is_compacted
     assert topic.alter(configs={"cleanup.policy": "compact,delete"}, force=True).configs.is_compacted
