@@ -178,15 +178,20 @@ def _in_order(item: Fields, name: str) -> tuple[GroupMember, ...]:
     ids = [member.id for member in members]
     if ids != sorted(set(ids)):
         raise item.bad(name, "in the order of ids, each once")
+    if not are_consistent(members):
+        raise item.bad(name, "of members that own each partition once, or of one exclusive owner and others that wait")
+    return members
+
+
+def are_consistent(members: Sequence[GroupMember]) -> bool:
+    """Return True if no partition has two owners, and no member owns a partition beside an exclusive owner."""
     owned: set[TopicPartition] = set()
     for member in members:
         if not owned.isdisjoint(member.owned) or not member.revoked <= member.owned:
-            raise item.bad(name, "of members that own each partition once")
+            return False
         owned |= member.owned
     owners = sum(member.is_exclusive for member in members)
-    if owners > 1 or (owners and owned):
-        raise item.bad(name, "of members of which one is an exclusive owner, or none")
-    return members
+    return owners == 0 or (owners == 1 and not owned)
 
 
 MEMBERS_BY_ID = MemberKind(_in_order, lambda members: list(map(MEMBER_JSON.to_json, members)))

@@ -322,7 +322,6 @@ def check_member(state: GroupState, member: GroupMetadata, offsets: Sequence[Top
     others = {partition: item.id for item in state.members if item.id != member.member_id for partition in item.owned}
     lost = [place for item in offsets for partition in item.partition if (place := (item.topic, partition)) in others]
     if lost:
-        reached("groups: offsets of a partition of another member are refused")
         topic, partition = lost[0]
         raise Fenced(
             f"{topic}-{partition} of group '{state.id}' is {others[lost[0]]}'s now, not {member.member_id}'s: its "

@@ -35,7 +35,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from sparklog.common.reached import reached
 from sparklog.errors import Conflict, Fenced, SparklogError
 from sparklog.groups.classic_member import ClassicMember
 from sparklog.groups.group import Group
@@ -388,11 +387,9 @@ class GroupMembers:
             owner = self.membership.metadata
             if len(self.membership.state.members) == 1:
                 return False
-            reached("serve: members of the root wait for a server that owns the group")
         except Conflict:
             if not assignors:
                 raise
-            reached("serve: clients join a group that members of the root share")
             owner = None
         joined = await self.share(all_details, owner)
         self.membership, self.is_shared, self.state, self.leader = None, True, STABLE, ""
@@ -539,7 +536,6 @@ class GroupMembers:
                     await self.run(refresh_member, classic, state)
                     must_rejoin = classic.must_rejoin()
                 except Fenced:
-                    reached("serve: a client is no longer a member of the journal")
                     self._drop(member)
                     continue
             if must_rejoin and member.rejoining is None:

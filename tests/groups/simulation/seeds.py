@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from sparklog.format.checkpoint_files import TopicPartition
+from sparklog.groups.classic_member import ClassicMember
 from sparklog.groups.group import Group
 from sparklog.groups.group_state import GROUPS, GroupState, Row, TopicOffsets
 from sparklog.groups.membership import JoinRequest
@@ -20,6 +21,7 @@ from tests.groups.simulation.actors import (
     owner_of_all,
     partitions_of,
 )
+from tests.groups.simulation.servers import server
 from tests.support.simulation.faults import ANSWERS, CACHES, CRASHES, ERRORS, LOST
 from tests.support.simulation.scheduler import Actor, expect
 from tests.support.simulation.sweeps import Simulation
@@ -32,6 +34,9 @@ FAULTS = {
     "crashes": CRASHES,
     "everything": ERRORS + ANSWERS + CRASHES,
 }
+
+
+SHARED_ASSIGNORS = (("cooperative-sticky", "range"), ("range", "cooperative-sticky"), ("roundrobin", "range"))
 
 
 class GroupRun(MembersRun):
@@ -55,6 +60,20 @@ class GroupRun(MembersRun):
             return self.stalling_faults(name, [0.01, 0.03], kinds, stall_rate, 2 * SESSION_MS)
 
         skews = [0, 0, 0, source.randint(-3_600_000, 4 * 60_000)]
+        self.draw_members(decide, skews)
+        if source.random() < 0.3:
+            self.spawn("owner", owner_of_all(self, decide("owner"), 4), within_ms=30_000)
+        if source.random() < 0.3:
+            self.world.spawn("grower", grower(self, decide("grower")))
+        if profile == LOST:
+            # A process that starts at a gap in a bucket makes 2,000 requests before it gives up.
+            self.world.max_steps *= 4
+            self.lose_objects(source.randint(1, 4), 40.0)
+        if profile == "clocks":
+            self.world.spawn("clock", self.step_clock)
+
+    def draw_members(self, decide: Callable[[str], Decide], skews: Sequence[int]) -> None:
+        source = self.source
         assignors = source.choice(ASSIGNORS)
         for number in range(source.randint(2, 4)):
             topics = tuple(sorted(source.sample(TOPICS, source.randint(1, 3))))
@@ -68,16 +87,6 @@ class GroupRun(MembersRun):
             )
             label = f"member-{number}"
             self.spawn(label, member(self, decide(label), plan), skews=skews, within_ms=9_000)
-        if source.random() < 0.3:
-            self.spawn("owner", owner_of_all(self, decide("owner"), 4), within_ms=30_000)
-        if source.random() < 0.3:
-            self.world.spawn("grower", grower(self, decide("grower")))
-        if profile == LOST:
-            # A process that starts at a gap in a bucket makes 2,000 requests before it gives up.
-            self.world.max_steps *= 4
-            self.lose_objects(source.randint(1, 4), 40.0)
-        if profile == "clocks":
-            self.world.spawn("clock", self.step_clock)
 
     def step_clock(self, actor: Actor) -> None:
         """Move the store's clock, and with it each machine's, ahead by more than a session, three times."""
@@ -99,7 +108,57 @@ class GroupRun(MembersRun):
             expect(commit in steps, f"{commit} was acknowledged, and another commit took its place")
 
 
+class MixedRun(GroupRun):
+    """Members of the root, and clients of one or two servers, in one group."""
+
+    STREAM = "draw mixed members"
+
+    def draw_members(self, decide: Callable[[str], Decide], skews: Sequence[int]) -> None:
+        source = self.source
+        assignors = source.choice(SHARED_ASSIGNORS)
+        for number in range(source.randint(1, 2)):
+            eager = tuple(source.random() < 0.5 for _ in range(source.randint(1, 3)))
+            static = f"client-{number}" if source.random() < 0.2 else None
+            plan = Plan(TOPICS, assignors, source.randint(6, 14), source.choice([0.3, 2.0]), static)
+            label = f"server-{number}"
+            self.spawn(label, server(self, decide(label), plan, eager), skews=skews, within_ms=9_000)
+        for number in range(source.randint(1, 2)):
+            plan = Plan(
+                TOPICS,
+                assignors if source.random() < 0.9 else ("sticky",),
+                source.randint(4, 10),
+                source.choice([0.3, 2.0, 4.0]),
+                transactional_id=f"txn-{number}" if source.random() < 0.2 else None,
+            )
+            label = f"member-{number}"
+            self.spawn(label, member(self, decide(label), plan), skews=skews, within_ms=20_000)
+
+    def judge(self) -> None:
+        """Check also that a client of a server and a member of the root get their shares in a few rounds."""
+        super().judge()
+        root = self.outsider("second judge")
+        self.world.now_ms += 100 * SESSION_MS
+        counts, group = partitions_of(root, TOPICS), Group(root, GROUP)
+        request = JoinRequest(topics=TOPICS, assignors=SHARED_ASSIGNORS[0])
+        one = group.share(request, counts)
+        two = ClassicMember(group.share_as([request.member("last client", "host")], counts)[0])
+        reading = two.sync(two.generation)
+        for _ in range(4):
+            one.refresh()
+            if one.revoking():
+                one.revoke()
+            two.membership.refresh()
+            if two.must_rejoin():
+                two.rejoin(TOPICS, request.assignors, frozenset(), counts)
+                reading = two.sync(two.generation)
+        everything = {(topic, partition) for topic, n in counts.items() for partition in range(n)}
+        shares = one.assigned(), reading
+        expect(one.is_settled() and not two.must_rejoin(), f"members wait for ever: {one.state.members}")
+        expect(all(shares) and shares[0] | shares[1] == everything, f"partitions without a member: {shares}")
+
+
 MEMBERS = Simulation(GroupRun, "tests/groups/simulation/test_simulation.py")
+MIXED = Simulation(MixedRun, "tests/groups/simulation/test_mixed_members.py")
 
 
 def entries(run: MembersRun) -> list[GroupState]:

@@ -8,11 +8,12 @@ from dataclasses import replace
 import pytest
 
 from sparklog.groups import group_members, group_steps
+from sparklog.groups.classic_member import ClassicMember
 from sparklog.groups.group import Group
 from sparklog.groups.group_members import GroupMember
 from sparklog.groups.group_state import GroupMetadata, GroupState
 from sparklog.groups.membership import MemberLeases
-from tests.groups.simulation.seeds import MEMBERS
+from tests.groups.simulation.seeds import MEMBERS, MIXED
 from tests.support.simulation.sweeps import BrokenRule, Patch, broken_rules
 
 pytestmark = pytest.mark.sweep
@@ -56,6 +57,63 @@ def nobody_waits_for_what_is_pending(patch: Patch) -> None:
 def nobody_times_out(patch: Patch) -> None:
     """A member that stopped keeps its partitions."""
     patch.setattr(MemberLeases, "expired", lambda self, state, **how: {})
+
+
+def partitions_are_owned_beside_an_exclusive_owner(patch: Patch) -> None:
+    """A member that joins while a server owns the group owns its target at once."""
+
+    def handed_out(members: Sequence[GroupMember]) -> tuple[GroupMember, ...]:
+        owners = [item for item in members if item.is_exclusive]
+        others = real([item for item in members if not item.is_exclusive])
+        return tuple(sorted([*owners, *others], key=lambda item: item.id))
+
+    real = group_members.handed_out
+    for module in (group_members, group_steps):
+        patch.setattr(module, "handed_out", handed_out)
+    patch.setattr(group_members, "are_consistent", lambda members: True)
+
+
+def a_fenced_owner_is_replaced_by_its_clients(patch: Patch) -> None:
+    """The clients of a server that was fenced take over what it has assigned to them."""
+    real = group_steps.join
+
+    def join(state, joining, partitions, expired, owner=None):  # type: ignore[no-untyped-def]
+        return real(state, joining, partitions, expired, owner if owner and is_member(state, owner) else None)
+
+    is_member = group_steps.is_member
+    patch.setattr(group_steps, "join", join)
+    patch.setattr(group_members, "are_consistent", lambda members: True)
+
+
+def cooperative_clients_give_up_what_they_read(patch: Patch) -> None:
+    """JoinGroup gives up all revoked partitions, also those that the client reads on."""
+    real = ClassicMember.rejoin
+    patch.setattr(
+        ClassicMember,
+        "rejoin",
+        lambda self, topics, assignors, owned, counts: real(self, topics, assignors, frozenset(), counts),
+    )
+
+
+def commits_of_clients_name_no_generation(patch: Patch) -> None:
+    """A commit that a client sent before its latest JoinGroup counts."""
+    patch.setattr(ClassicMember, "check_generation", lambda self, generation: None)
+
+
+def clients_are_never_told_to_rejoin(patch: Patch) -> None:
+    """Heartbeats of clients do not report rebalances."""
+    patch.setattr(ClassicMember, "must_rejoin", lambda self: False)
+
+
+@broken_rules(
+    BrokenRule(a_fenced_owner_is_replaced_by_its_clients, "stalls", range(150, 180), first=153),
+    BrokenRule(cooperative_clients_give_up_what_they_read, "calm", range(40)),
+    BrokenRule(commits_of_clients_name_no_generation, "calm", range(40)),
+    BrokenRule(clients_are_never_told_to_rejoin, "calm", range(5)),
+    BrokenRule(partitions_are_owned_beside_an_exclusive_owner, "calm", range(40)),
+)
+def test_some_seed_of_a_mixed_group_fails_without_the_rule(rule: BrokenRule, monkeypatch: Patch) -> None:
+    MIXED.assert_fails(rule, monkeypatch)
 
 
 @broken_rules(
