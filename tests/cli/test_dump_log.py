@@ -131,7 +131,7 @@ def test_a_file_that_ends_early_is_told_in_one_line(sparklog: Sparklog, folder: 
     outcome = sparklog("dump-log", copy, code=1)
     assert outcome.lines == whole
     assert outcome.err.count("\n") == 1
-    assert "expected a record batch, found none: only zeros follow" in outcome.err
+    assert "expected a record batch: only zeros follow" in outcome.err
     assert f"file {copy}, position {copy.stat().st_size - 40}" in outcome.err
     copy.write_bytes(copy.read_bytes()[:-30])
     assert sparklog("dump-log", copy).lines == [*whole, f"Found 10 invalid bytes at the end of {LOG}"]
@@ -141,15 +141,15 @@ def test_a_file_that_ends_early_is_told_in_one_line(sparklog: Sparklog, folder: 
     ("arguments", "said"),
     [
         ((), "which file?"),
-        (("missing/file.log",), "there is no file or folder"),
-        (("missing.log",), "there is no file or folder"),
+        (("missing/file.log",), "does not exist"),
+        (("missing.log",), "does not exist"),
         (("--files", LOG, "--key-decoder", "avro"), "choose one of string, int, long"),
         (("--files", LOG, "--cluster-metadata-decoder"), "kafka-dump-log"),
         (("notes.txt",), "no file that can be dumped"),
-        (("empty",), "holds no segments"),
+        (("empty",), "has no segments"),
         (("alone.index",), "20 digits"),
         (("00000000000000000007.index",), "00000000000000000007.log, which is missing"),
-        (("x.log", "--root", "empty"), "there is no file or folder"),
+        (("x.log", "--root", "empty"), "does not exist"),
         (("damaged.slices",), "of an append file"),
         (("damaged.json",), "expected a JSON object"),
         (("damaged.arrow",), "expected an Arrow file"),

@@ -1,5 +1,5 @@
-"""Contents of a log's files, for people.
+"""Inspection of log files.
 
-`inspect` gives batches, files, gaps, transactions and indexes as Arrow tables; `dump` prints files line for line as
-Kafka's dump tool does.
+`inspect` returns batches, files, gaps, transactions and indexes as Arrow tables. `dump` prints files line by line as
+Kafka's DumpLogSegments does.
 """

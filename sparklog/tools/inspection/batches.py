@@ -1,12 +1,13 @@
-"""The batches of a partition as a table, one row each: what its header says, and what its records are like.
+"""The batches of a partition as a table with one row each: the fields of the header, and figures about the records.
 
-A partition is a list of runs in offset order: whole batches, back to back, in one file. Of a Kafka directory a run is a
-segment up to the log's end; of a root it is a slice, in an append file or a sealed segment. Facts that the batches
-lack come with the run: the shift of their offsets, their append time, the transaction that holds them.
+A partition is a list of batch ranges in offset order, each of which is entire adjacent batches in one file. In a Kafka
+log directory a range is a segment up to the end of the log. In a root it is a slice of an append file or of a sealed
+segment. A range also has facts that its batches lack: the shift of their offsets, their append time, and the
+transaction that they belong to.
 
-Checksums are verified. What its producer wrote is shown as it is: nothing is left out by an isolation level. Records
-are looked at by the kernels and by numpy, window by window; of each only a hash of its key is kept, so that keys can be
-counted over a whole partition, and of the largest keys their bytes.
+Checksums are verified. Batches are shown as their producer wrote them, whatever the isolation level. Records are
+processed by kernels and numpy, window by window. Only a hash of each key is kept, to count keys over an entire
+partition, and the bytes of the largest keys.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from sparklog.log.read.aborted import aborted_ranges
 from sparklog.log.state.slice_table import ABORTED, COMMITTED, OPEN, Snapshot
 from sparklog.log.state.view import Bounds
 from sparklog.storage import Store
-from sparklog.tools.inspection.dump_batches import per_batch
+from sparklog.tools.inspection.columns import header_columns, per_batch
 from sparklog.tools.inspection.dump_source import DumpFile, ObjectBatches
 
 SEGMENT, SEALED, APPEND = "Kafka segment", "sealed segment", "append file"
@@ -45,81 +46,93 @@ _OUTCOMES = {OPEN: "open", COMMITTED: "committed", ABORTED: "aborted"}
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """Bytes `[position, position + size)` of an object: whole batches of one partition."""
+class BatchRange:
+    """Bytes `[position, position + size)` of an object, which are entire batches of one partition.
+
+    Attributes:
+        name: the path of the file relative to the directory of the topic or partition.
+        kind: SEGMENT, SEALED or APPEND.
+        base: the first offset of the segment or slice; `end`: the next offset after it, None if unknown.
+        shift: the number to add to the offsets in the batch headers.
+        append_time: the append time in ms under LogAppendTime; -1 if the batches have it.
+        transaction: the sparklog transaction that wrote the range and its outcome; empty without one.
+    """
 
     store: Store
     key: str
-    name: str  # the file as it is shown, below the topic's or partition's folder
-    kind: str  # SEGMENT, SEALED or APPEND
+    name: str
+    kind: str
     position: int
     size: int
-    base: int  # the segment's or slice's first offset
-    end: int | None  # the offset after them, None if unknown
-    shift: int = 0  # what to add to a batch header's base offset
-    append_time: int = -1  # ms, of records under LogAppendTime; -1: their batches carry it
+    base: int
+    end: int | None
+    shift: int = 0
+    append_time: int = -1
     leader_epoch: int = -1
     footer_length: int = 0
     file_size: int = 0
-    transaction: str = ""  # of sparklog's that wrote the run; empty if none did, as is its outcome
+    transaction: str = ""
     outcome: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionLog:
-    """One partition. `aborted`, `open`: Kafka's transactions in it; `open` gives each producer's first open offset."""
+    """One partition, with its aborted and open Kafka transactions; `open` has producer ids and first offsets."""
 
     topic: str
     partition: int
     bounds: Bounds
-    runs: tuple[Run, ...]
+    ranges: tuple[BatchRange, ...]
     aborted: AbortedTransactions
     open: tuple[tuple[int, int], ...]
 
 
-def of_kafka(topic: str, partition: int, state: PartitionState, bounds: Bounds) -> PartitionLog:
-    """Return a partition folder of Kafka's, up to the end of its log."""
-    runs = tuple(_segment(segment) for segment in state.segments)
+def kafka_partition(topic: str, partition: int, state: PartitionState, bounds: Bounds) -> PartitionLog:
+    """Return a partition of a Kafka log directory, up to the end of its log."""
+    ranges = tuple(_segment(segment) for segment in state.segments)
     aborted = state.aborted(state.first_base, max(state.log_end, state.first_base))
-    return PartitionLog(topic, partition, bounds, runs, aborted, tuple(state.transactions.open.items()))
+    return PartitionLog(topic, partition, bounds, ranges, aborted, tuple(state.transactions.open.items()))
 
 
-def _segment(state: SegmentState) -> Run:
+def _segment(state: SegmentState) -> BatchRange:
     store, key = state.name.path.as_object()
     size = state.size if state.is_cut else state.end
-    return Run(store, key, state.name.path.name, SEGMENT, 0, size, state.name.base, state.limit, file_size=state.size)
+    return BatchRange(
+        store, key, state.name.path.name, SEGMENT, 0, size, state.name.base, state.limit, file_size=state.size
+    )
 
 
-def of_root(snapshot: Snapshot, partition: int, bounds: Bounds) -> PartitionLog:
-    """Return a partition of a root's topic at one version: every slice that it names."""
+def root_partition(snapshot: Snapshot, partition: int, bounds: Bounds) -> PartitionLog:
+    """Return a partition of a topic in a root, with all slices of the snapshot."""
     state, rows = snapshot.state, snapshot.slices.select(partition)
     store, topic = snapshot.store, snapshot.topic
     names = ("position", "size", "base", "end", "shift", "append_time", "leader_epoch", "footer_length", "file_size")
     columns = {name: rows.columns[name].tolist() for name in names}
     status, number = rows.status.tolist(), rows.txn_n.tolist()
-    runs = []
+    ranges = []
     for row in range(len(rows)):
         path, outcome = rows.path(row), _OUTCOMES.get(status[row], "")
         kind = SEALED if is_sealed(path) else APPEND
         whose = f"{rows.txn_id(row)} #{number[row]}" if outcome else ""
         facts = {name: column[row] for name, column in columns.items()}
-        runs.append(Run(store, file_key(topic, path), path, kind, **facts, transaction=whose, outcome=outcome))
+        ranges.append(BatchRange(store, file_key(topic, path), path, kind, **facts, transaction=whose, outcome=outcome))
     first = min(int(rows.base[0]), bounds.log_start) if len(rows) else bounds.log_start
     aborted = aborted_ranges(store, topic, snapshot.slices, partition, first, bounds.log_end)
     open_ = tuple((opened.producer, opened.first) for opened in state.kafka_open if opened.partition == partition)
-    return PartitionLog(topic, partition, bounds, tuple(runs), aborted or transaction_index.none(), open_)
+    return PartitionLog(topic, partition, bounds, tuple(ranges), aborted or transaction_index.none(), open_)
 
 
-def of_file(path: AnyPath) -> list[PartitionLog]:
-    """Return the partitions in one file: a `.log` of Kafka's or a sealed one, or an append file of any number of them.
+def file_partitions(path: AnyPath) -> list[PartitionLog]:
+    """Return the partitions in one file: a `.log` segment has one, an append file any number.
 
-    A segment's transactions are judged by all of its folder. Offsets in an append file count from 0 within each slice:
-    only a commit gives their place in the log. `NotFound` if there is no such file, `BadRequest` for any other file.
+    The outcomes of transactions in a segment come from all segments in its directory. Offsets in an append file count
+    from 0, because only commits assign the actual offsets. `NotFound` if the file does not exist, `BadRequest` for
+    other files.
     """
     location = file_path(path)
     folder, name = location.parent, location.name
     if not location.is_file():
-        raise NotFound(f"there is no file {location}: give a .log or .slices file, a topic or a log directory")
+        raise NotFound(f"{location} does not exist: give a .log or .slices file, a topic or a log directory")
     if name.endswith(".slices"):
         return _append_file(*location.as_object())
     stem, _, suffix = name.partition(".")
@@ -130,10 +143,10 @@ def of_file(path: AnyPath) -> list[PartitionLog]:
     state.refresh()
     segment = next((part for part in state.segments if part.name.base == int(stem)), None)
     if segment is None:
-        raise NotFound(f"{location} is no segment of its folder's log: a cleaner that died left it behind")
+        raise NotFound(f"{location} does not belong to the log in its directory: a cleaner that died has left it")
     end = segment.next_offset
-    whole = of_kafka(topic, partition, state, Bounds(int(stem), end, end, end))
-    return [replace(whole, runs=(_segment(segment),))]
+    log = kafka_partition(topic, partition, state, Bounds(int(stem), end, end, end))
+    return [replace(log, ranges=(_segment(segment),))]
 
 
 def _append_file(store: Store, name: str) -> list[PartitionLog]:
@@ -143,18 +156,18 @@ def _append_file(store: Store, name: str) -> list[PartitionLog]:
     logs: dict[int, PartitionLog] = {}
     for entry in footer.slices:
         before = logs.get(entry.partition)
-        base, runs = (before.bounds.log_end, before.runs) if before else (0, ())
+        base, ranges = (before.bounds.log_end, before.ranges) if before else (0, ())
         end = base + entry.offsets
-        run = Run(
+        run = BatchRange(
             store, name, name, APPEND, entry.position, entry.nbytes, base, end, base, -1, -1, footer.footer_length, size
         )
         bounds, none = Bounds(0, end, end, end), transaction_index.none()
-        logs[entry.partition] = PartitionLog(name, entry.partition, bounds, (*runs, run), none, ())
+        logs[entry.partition] = PartitionLog(name, entry.partition, bounds, (*ranges, run), none, ())
     return [logs[partition] for partition in sorted(logs)]
 
 
 NO_TIMESTAMP = -1
-# Keys are counted, never compacted, by this hash: a collision made on purpose does no harm.
+# This hash only counts keys, so a fixed seed, which allows deliberate collisions, does no harm.
 _HASH_KEY = HashKey(0, 0)
 TIME = pa.timestamp("ms", tz="UTC")
 OUTCOMES = ("plain", "committed", "aborted", "open", "marker")
@@ -165,42 +178,42 @@ SCHEMA = pa.schema(
     [
         ("topic", pa.string()),
         ("partition", pa.int32()),
-        ("file", pa.string()),  # as `runs.Run.name`
+        ("file", pa.string()),  # `BatchRange.name`
         ("position", pa.int64()),  # of the batch in the file
         ("size", pa.int64()),
-        ("base_offset", pa.int64()),  # inclusive, as is the last one: cleaning may have taken the record at either
+        ("base_offset", pa.int64()),  # both offsets are inclusive, even if cleaning has removed their records
         ("last_offset", pa.int64()),
-        ("records", pa.int32()),  # as many as are left
-        ("missing", pa.int64()),  # offsets of the batch without a record: cleaned away
-        ("gap_before", pa.int64()),  # offsets between the batch before it, or the log start, and this one
+        ("records", pa.int32()),  # remaining records
+        ("missing", pa.int64()),  # offsets without a record, because it was cleaned
+        ("gap_before", pa.int64()),  # offsets between this batch and the one before, or the log start
         ("magic", pa.int8()),  # 2; 0 and 1 for messages of old formats, which count as batches
         ("codec", pa.string()),  # none, gzip, snappy, lz4, zstd
-        ("uncompressed_bytes", pa.int64()),  # of its records
-        ("ratio", pa.float64()),  # uncompressed over stored bytes of its records; 1 for plain batches
-        ("keys_distinct", pa.int64()),  # this and the next of its data records
+        ("uncompressed_bytes", pa.int64()),  # of the records
+        ("ratio", pa.float64()),  # uncompressed bytes divided by stored bytes; 1 without compression
+        ("keys_distinct", pa.int64()),  # this column and the next ones count data records only
         ("keys_null", pa.int64()),
-        ("keys_new", pa.int64()),  # keys that no earlier batch of the partition has
-        ("keys_latest", pa.int64()),  # records whose key nothing after them has: compaction keeps them
+        ("keys_new", pa.int64()),  # keys that are in no earlier batch of the partition
+        ("keys_latest", pa.int64()),  # latest records of their keys, which compaction keeps
         ("key_bytes", pa.int64()),
         ("tombstones", pa.int64()),  # records without a value
-        ("min_timestamp", TIME),  # this and the next of its records; null where they have none
+        ("min_timestamp", TIME),  # null for both if no record has a timestamp
         ("max_timestamp", TIME),
         ("timestamp_type", pa.string()),  # CreateTime, LogAppendTime; null in format v0
-        ("late_records", pa.int64()),  # records older than some record before them in the partition
-        ("latest_by_ms", pa.int64()),  # by how much at most
-        ("leader_epoch", pa.int32()),  # this and the next three: -1 for none
+        ("late_records", pa.int64()),  # records older than an earlier record of the partition
+        ("latest_by_ms", pa.int64()),  # the maximum delay of a late record
+        ("leader_epoch", pa.int32()),  # -1 for none, as in the next three columns
         ("producer_id", pa.int64()),
         ("producer_epoch", pa.int16()),
         ("base_sequence", pa.int32()),
-        ("transactional", pa.bool_()),  # by Kafka's bit, or held by a transaction of sparklog's
-        ("transaction", pa.string()),  # of a transaction of sparklog's: id and number; else null
+        ("transactional", pa.bool_()),  # Kafka's attribute, or written by a sparklog transaction
+        ("transaction", pa.string()),  # id and number of a sparklog transaction; otherwise null
         ("control", pa.string()),  # commit, abort, or another control type; null for data
         ("outcome", pa.string()),  # plain, committed, aborted, open; marker for control batches
-        ("delete_horizon", TIME),  # from when on cleaning drops its tombstones or marker; null: none yet
-        ("damage", pa.string()),  # why it cannot be read; null: sound. Its figures of records are null then
+        ("delete_horizon", TIME),  # when cleaning may remove its tombstones or marker; null if not set
+        ("damage", pa.string()),  # why the batch cannot be read; null if valid. Columns of records are then null
     ]
 )
-_OF_RECORDS = (
+_RECORD_COLUMNS = (
     *("uncompressed_bytes", "keys_null", "keys_distinct", "key_bytes", "tombstones"),
     *("min_timestamp", "late_records", "latest_by_ms"),
 )
@@ -213,41 +226,41 @@ KEYS = pa.schema(
         *(("records", pa.int64()), ("bytes", pa.int64())),
     ]
 )
-"""One row per key and partition, largest first; `bytes` those of its records before compression."""
+"""One row per key and partition, largest first; `bytes` is the uncompressed size of its records."""
 
-MOST_KEYS = 1 << 18
-"""Keys of a partition that are kept. Of a partition with more, those that are small so far are forgotten."""
+MAX_KEYS = 1 << 18
+"""Keys of a partition to keep. If there are more, the keys that are smallest so far are dropped."""
 
 
 @dataclass
 class HotKeys:
-    """Adds up records by key, window by window, in bounded memory."""
+    """Sums of records and bytes by key, collected window by window in bounded memory."""
 
-    most: int = MOST_KEYS
-    parts: list[pa.Table] = field(default_factory=lambda: [KEYS.empty_table().select(["key", "records", "bytes"])])
+    max_keys: int = MAX_KEYS
+    tables: list[pa.Table] = field(default_factory=lambda: [KEYS.empty_table().select(["key", "records", "bytes"])])
 
     def add(self, body: Payloads, records: RecordFields, hashes: npt.NDArray[np.uint64], keyed: BoolArray) -> None:
-        """Add the records that are `keyed` (bool[n]); `hashes` are those of their keys (uint64[n])."""
+        """Add the records with keys (`keyed`, bool[n]); `hashes` (uint64[n]) are the hashes of their keys."""
         rows = np.flatnonzero(keyed)
         _, first, group = np.unique(hashes[rows], return_index=True, return_inverse=True)
-        # One key stands for all of its hash.
+        # Keys with the same hash are counted as the first of them.
         start, length = records.key_start[rows[first]], records.key_length[rows[first]]
         data = body.data.data
         keys = [bytes(data[low : low + size]) for low, size in zip(start.tolist(), length.tolist(), strict=True)]
         sizes = np.bincount(group, (records.end - records.start)[rows], len(first)).astype(np.int64)
         counts = np.bincount(group, minlength=len(first)).astype(np.int64)
-        self.parts.append(pa.table([pa.array(keys, pa.binary()), counts, sizes], ["key", "records", "bytes"]))
-        if sum(map(len, self.parts)) > 2 * self.most:
-            self.parts = [self._largest()]
+        self.tables.append(pa.table([pa.array(keys, pa.binary()), counts, sizes], ["key", "records", "bytes"]))
+        if sum(map(len, self.tables)) > 2 * self.max_keys:
+            self.tables = [self._largest()]
 
     def _largest(self) -> pa.Table:
-        sums = pa.concat_tables(self.parts).group_by("key", use_threads=False)
+        sums = pa.concat_tables(self.tables).group_by("key", use_threads=False)
         table = sums.aggregate([("records", "sum"), ("bytes", "sum")]).select(["key", "records_sum", "bytes_sum"])
         order = [("bytes", "descending"), ("records", "descending"), ("key", "ascending")]
-        return table.rename_columns(["key", "records", "bytes"]).sort_by(order).slice(0, self.most)
+        return table.rename_columns(["key", "records", "bytes"]).sort_by(order).slice(0, self.max_keys)
 
     def table(self, topic: str, partition: int) -> pa.Table:
-        """Return the keys so far (`KEYS`)."""
+        """Return the collected keys, with the schema `KEYS`."""
         table = self._largest()
         partition_columns = [pa.repeat(topic, len(table)), pa.repeat(partition, len(table))]
         return pa.table([*partition_columns, *table.columns], KEYS.names).cast(KEYS)
@@ -255,27 +268,38 @@ class HotKeys:
 
 @dataclass
 class RecordFacts:
-    """Walks over the batches of one partition in offset order."""
+    """Collects facts about the records of a partition, whose batches are added in offset order.
 
-    seen: int = 0
-    newest: int = NO_TIMESTAMP
-    hashes: list[npt.NDArray[np.uint64]] = field(default_factory=list)  # of each data record with a key
-    batches: list[Int64Array] = field(default_factory=list)  # and the number of its batch in the partition
+    Attributes:
+        batch_count: the number of batches so far.
+        latest_timestamp: the maximum timestamp so far.
+        hashes: the hash of the key of each data record that has one; `batches`: the number of its batch.
+    """
+
+    batch_count: int = 0
+    latest_timestamp: int = NO_TIMESTAMP
+    hashes: list[npt.NDArray[np.uint64]] = field(default_factory=list)
+    batches: list[Int64Array] = field(default_factory=list)
     hot: HotKeys = field(default_factory=HotKeys)
 
     def add(
-        self, data: BytesLike, headers: BatchHeaders, sound: npt.NDArray[np.bool_], append_time: int
+        self, data: BytesLike, headers: BatchHeaders, valid: npt.NDArray[np.bool_], append_time: int
     ) -> tuple[dict[str, Int64Array], dict[int, str]]:
-        """Add the next batches; only those that are `sound` (bool[m]) are opened. `append_time` as in `runs.Run`.
+        """Add the next batches, of which only the `valid` ones (bool[m]) are decoded.
 
-        Returns `_OF_RECORDS`, int64[m] each, -1 where a batch could not be opened, and the reasons by batch.
+        Returns the columns `_RECORD_COLUMNS`, int64[m] each, with -1 for a batch that could not be decoded, and the
+        errors by row.
         """
-        columns = {name: np.full(len(headers), -1, np.int64) for name in _OF_RECORDS}
-        damage = _tried(np.flatnonzero(sound), lambda rows: self._open(data, headers, rows, append_time, columns))
-        self.seen += len(headers)
+        columns = {name: np.full(len(headers), -1, np.int64) for name in _RECORD_COLUMNS}
+
+        def decode(rows: Int64Array) -> None:
+            self._decode(data, headers, rows, append_time, columns)
+
+        damage = _bisect_failures(np.flatnonzero(valid), decode)
+        self.batch_count += len(headers)
         return columns, damage
 
-    def _open(
+    def _decode(
         self, data: BytesLike, headers: BatchHeaders, rows: Int64Array, append_time: int, into: dict[str, Int64Array]
     ) -> None:
         selection = headers[rows]
@@ -288,7 +312,7 @@ class RecordFacts:
             into[name][rows] = values
         keyed = records.has_key & ~selection.is_control[records.batch]
         self.hashes.append(hashes[keyed])
-        self.batches.append(self.seen + rows[records.batch[keyed]])
+        self.batches.append(self.batch_count + rows[records.batch[keyed]])
         self.hot.add(body, records, hashes, keyed)
 
     def _columns(
@@ -316,22 +340,22 @@ class RecordFacts:
         }
 
     def _behind(self, times: Int64Array) -> Int64Array:
-        """Return by how many ms each record is older than the newest one before it in the partition."""
+        """Return how many ms each record is older than the maximum timestamp before it in the partition."""
         if not len(times):
             return times
-        running = np.maximum(np.maximum.accumulate(times), self.newest)
-        self.newest = int(running[-1])
+        running = np.maximum(np.maximum.accumulate(times), self.latest_timestamp)
+        self.latest_timestamp = int(running[-1])
         return np.where(times > NO_TIMESTAMP, running - times, 0)
 
     def key_counts(self, ignored: npt.NDArray[np.bool_]) -> tuple[Int64Array, Int64Array]:
-        """Count, for each batch, the keys that no record before it has, and records whose key no later record has.
+        """Count, for each batch, the first records of their keys and the latest records of their keys.
 
-        `ignored`: bool of all batches, whose records are not visible.
+        `ignored` (bool[batches]) marks batches whose records are not visible.
         """
         hashes = np.concatenate([*self.hashes, np.zeros(0, np.uint64)])
         batch = np.concatenate([*self.batches, np.zeros(0, np.int64)])
-        shown = ~ignored[batch]
-        hashes, batch = hashes[shown], batch[shown]
+        visible = ~ignored[batch]
+        hashes, batch = hashes[visible], batch[visible]
         order = np.argsort(hashes, kind="stable")
         ordered = hashes[order]
         first = np.ones(len(order), np.bool_)
@@ -343,20 +367,20 @@ class RecordFacts:
         return new, latest
 
 
-def _tried(rows: Int64Array, work: Callable[[Int64Array], None]) -> dict[int, str]:
-    """Call `work` with rows, and where it fails with halves of them; return the reasons by row, of single ones."""
+def _bisect_failures(rows: Int64Array, work: Callable[[Int64Array], None]) -> dict[int, str]:
+    """Call `work` with all rows, and again with each half if it fails; return the errors of single rows by row."""
     damage: dict[int, str] = {}
-    waiting = [rows] if len(rows) else []
-    while waiting:
-        some = waiting.pop()
+    pending = [rows] if len(rows) else []
+    while pending:
+        batch = pending.pop()
         try:
-            work(some)
+            work(batch)
         except (Corrupt, BadRequest) as error:
-            # One of them cannot be opened, or they are too much at once.
-            if len(some) == 1:
-                damage[int(some[0])] = error.message if isinstance(error, Corrupt) else str(error)
+            # One of the batches cannot be decoded, or together they are too large.
+            if len(batch) == 1:
+                damage[int(batch[0])] = error.message if isinstance(error, Corrupt) else str(error)
             else:
-                waiting += [some[len(some) // 2 :], some[: len(some) // 2]]
+                pending += [batch[len(batch) // 2 :], batch[: len(batch) // 2]]
     return damage
 
 
@@ -369,31 +393,32 @@ def _distinct(batch: npt.NDArray[np.int32], hashes: npt.NDArray[np.uint64], batc
 
 
 def batch_table(log: PartitionLog) -> tuple[pa.Table, pa.Table, dict[str, str]]:
-    """The batches of a partition in offset order (`SCHEMA`), its keys (`KEYS`), and by file where and why it is broken.
+    """Return the batches of a partition in offset order (`SCHEMA`), its keys (`KEYS`), and the damage of files by name.
 
-    Damage is shown, not raised. `NotFound` or `Unavailable` if a file is gone or cannot be read.
+    Damage is not raised. `NotFound` or `Unavailable` if a file does not exist or cannot be read.
     """
-    walk = _Walk(log)
+    columns = _BatchColumns(log)
     stops: dict[str, str] = {}
-    for run in log.runs:
-        file = ObjectBatches(DumpFile(run.store, run.key, run.name, run.name), run.position + run.size)
-        limit = None if run.end is None else run.end - run.shift
-        for found in checked_batches(file, run.position, run.base - run.shift, limit=limit):
+    for batches in log.ranges:
+        source = DumpFile(batches.store, batches.key, batches.name, batches.name)
+        file = ObjectBatches(source, batches.position + batches.size)
+        limit = None if batches.end is None else batches.end - batches.shift
+        for found in checked_batches(file, batches.position, batches.base - batches.shift, limit=limit):
             if isinstance(found, Window):
-                walk.add(run, found)
+                columns.add(batches, found)
                 continue
             body = file.read(found.position, found.size)
             headers = scan_headers(body, whole=False, contents=False)
             if len(headers):
-                walk.add(run, Window(body, found.position, headers, run.name), found.reason)
+                columns.add(batches, Window(body, found.position, headers, batches.name), found.reason)
             else:
-                stops[run.name] = f"no batch at byte {found.position}: {found.reason or 'the file was cut off'}"
-    return walk.table(), walk.facts.hot.table(log.topic, log.partition), stops
+                stops[batches.name] = f"no batch at byte {found.position}: {found.reason or 'the file was cut off'}"
+    return columns.table(), columns.facts.hot.table(log.topic, log.partition), stops
 
 
 @dataclass
-class _Walk:
-    """Collects columns, window by window."""
+class _BatchColumns:
+    """Collects the columns of a partition's batches, window by window."""
 
     log: PartitionLog
     facts: RecordFacts = field(default_factory=RecordFacts)
@@ -402,44 +427,33 @@ class _Walk:
         default_factory=lambda: {"file": [], "transaction": [], "control": [], "damage": []}
     )
 
-    def add(self, run: Run, window: Window, reason: str = "") -> None:
+    def add(self, batches: BatchRange, window: Window, reason: str = "") -> None:
         """Add valid batches or, with a reason, one damaged batch."""
-        data, headers, position = window.data, window.headers, window.start
+        data, headers = window.data, window.headers
         damage = {0: reason} if reason else {}
-        sound = np.full(len(headers), not reason)
-        of_records, unread = self.facts.add(data, headers, sound, run.append_time)
-        damage.update(unread)
-        base = headers.base_offset + run.shift
-        stamped = headers.is_log_append_time & (run.append_time >= 0)
-        columns = dict(
-            position=position + headers.position,
-            size=headers.size,
-            base_offset=base,
-            last_offset=headers.last_offset + run.shift,
-            records=headers.count,
-            magic=np.full(len(headers), 2) if headers.magic is None else headers.magic,
-            codec=np.minimum(headers.codec, len(CODECS)),
-            max_timestamp=np.where(stamped, run.append_time, headers.max_timestamp),
-            timestamp_type=headers.timestamp_type,
-            leader_epoch=headers.leader_epoch if run.leader_epoch < 0 else np.full(len(headers), run.leader_epoch),
-            producer_id=headers.producer_id,
-            producer_epoch=headers.producer_epoch,
-            base_sequence=headers.base_sequence,
-            transactional=headers.is_transactional | bool(run.outcome),
-            outcome=self._outcome(run, headers, base),
-            delete_horizon=np.where(headers.has_delete_horizon, headers.base_timestamp, -1),
-            stored=headers.size - np.where(headers.is_legacy, MIN_LEGACY_BYTES, HEADER_BYTES),
-            **of_records,
-        )
+        valid = np.full(len(headers), not reason)
+        record_columns, errors = self.facts.add(data, headers, valid, batches.append_time)
+        damage.update(errors)
+        columns = header_columns(window) | record_columns
+        columns["base_offset"] += batches.shift
+        columns["last_offset"] += batches.shift
+        columns["codec"] = np.minimum(columns["codec"], len(CODECS))
+        columns["transactional"] |= bool(batches.outcome)
+        columns["outcome"] = self._outcome(batches, headers, columns["base_offset"])
+        columns["stored"] = columns["size"] - np.where(headers.is_legacy, MIN_LEGACY_BYTES, HEADER_BYTES)
+        if batches.append_time >= 0:
+            columns["max_timestamp"][headers.is_log_append_time] = batches.append_time
+        if batches.leader_epoch >= 0:
+            columns["leader_epoch"] = np.full(len(headers), batches.leader_epoch, np.int64)
         for name, values in columns.items():
-            self.columns.setdefault(name, []).append(np.asarray(values, np.int64))
-        self.texts["file"] += [run.name] * len(headers)
-        self.texts["transaction"] += [run.transaction or None] * len(headers)
+            self.columns.setdefault(name, []).append(values)
+        self.texts["file"] += [batches.name] * len(headers)
+        self.texts["transaction"] += [batches.transaction or None] * len(headers)
         self.texts["control"] += _controls(data, headers, damage)
         self.texts["damage"] += [damage.get(row) for row in range(len(headers))]
 
-    def _outcome(self, run: Run, headers: BatchHeaders, base: Int64Array) -> npt.NDArray[np.int64]:
-        outcome = np.full(len(headers), OUTCOMES.index(run.outcome or "plain"), np.int64)
+    def _outcome(self, batches: BatchRange, headers: BatchHeaders, base: Int64Array) -> npt.NDArray[np.int64]:
+        outcome = np.full(len(headers), OUTCOMES.index(batches.outcome or "plain"), np.int64)
         in_transaction = headers.is_transactional & ~headers.is_control
         outcome[in_transaction] = OUTCOMES.index("committed")
         for producer, first in self.log.open:
@@ -451,30 +465,30 @@ class _Walk:
     def table(self) -> pa.Table:
         if not self.columns:
             return SCHEMA.empty_table()
-        columns = {name: np.concatenate(parts) for name, parts in self.columns.items()}
+        columns = {name: np.concatenate(values) for name, values in self.columns.items()}
         rows = len(columns["size"])
         hidden = np.isin(columns["outcome"], [OUTCOMES.index("aborted"), OUTCOMES.index("open")])
         new, latest = self.facts.key_counts(hidden)
-        closed = columns["uncompressed_bytes"] < 0
+        undecoded = columns["uncompressed_bytes"] < 0
         offsets = columns["last_offset"] - columns["base_offset"] + 1
         start = np.array([self.log.bounds.log_start - 1], np.int64)
         before = np.concatenate((start, np.maximum.accumulate(columns["last_offset"])[:-1]))
         columns["missing"] = offsets - columns["records"]
         columns["gap_before"] = np.maximum(columns["base_offset"] - before - 1, 0)
-        columns["keys_new"] = np.where(closed, -1, new)
-        columns["keys_latest"] = np.where(closed, -1, latest)
+        columns["keys_new"] = np.where(undecoded, -1, new)
+        columns["keys_latest"] = np.where(undecoded, -1, latest)
         ratio = columns["uncompressed_bytes"] / np.maximum(columns["stored"], 1)
         ratio[(columns["codec"] == 0) | (columns["stored"] <= 0)] = 1.0
         arrays = {
             "topic": pa.array([self.log.topic] * rows, pa.string()),
             "partition": np.full(rows, self.log.partition, np.int32),
-            "ratio": pa.array(ratio, mask=closed),
-            "codec": _named(columns["codec"], CODECS),
-            "timestamp_type": _named(columns["timestamp_type"], _TYPES),
-            "outcome": _named(columns["outcome"], OUTCOMES),
+            "ratio": pa.array(ratio, mask=undecoded),
+            "codec": _decode_names(columns["codec"], CODECS),
+            "timestamp_type": _decode_names(columns["timestamp_type"], _TYPES),
+            "outcome": _decode_names(columns["outcome"], OUTCOMES),
             **{name: pa.array(texts, pa.string()) for name, texts in self.texts.items()},
         }
-        arrays |= {column.name: _column(column, columns[column.name]) for column in SCHEMA if column.name not in arrays}
+        arrays |= {field.name: _column(field, columns[field.name]) for field in SCHEMA if field.name not in arrays}
         return pa.table([arrays[name] for name in SCHEMA.names], SCHEMA.names).cast(SCHEMA)
 
 
@@ -482,18 +496,18 @@ _SIGNED = frozenset({"leader_epoch", "producer_id", "producer_epoch", "base_sequ
 
 
 def _column(column: pa.Field, values: Int64Array) -> pa.Array:
-    """-1 stands for nothing where no header says -1 itself."""
-    nothing = None if column.name in _SIGNED else values < 0
-    return pa.array(values, pa.int64(), mask=nothing).cast(column.type)
+    """Return a column in which -1 becomes null, unless headers can contain -1."""
+    is_null = None if column.name in _SIGNED else values < 0
+    return pa.array(values, pa.int64(), mask=is_null).cast(column.type)
 
 
-def _named(codes: Int64Array, names: tuple[str, ...]) -> pa.Array:
-    unnamed = (codes < 0) | (codes >= len(names))
-    return pa.array(np.array(names, object)[np.where(unnamed, 0, codes)], pa.string(), mask=unnamed)
+def _decode_names(codes: Int64Array, names: tuple[str, ...]) -> pa.Array:
+    is_null = (codes < 0) | (codes >= len(names))
+    return pa.array(np.array(names, object)[np.where(is_null, 0, codes)], pa.string(), mask=is_null)
 
 
 def _controls(data: bytes, headers: BatchHeaders, damage: dict[int, str]) -> list[str | None]:
-    """The word for each control batch; an emptied one, or one that cannot be read, is `unknown`."""
+    """Return the type of each control batch, `unknown` if it is empty or cannot be read; None for data batches."""
     names: list[str | None] = [None if data_batch else "unknown" for data_batch in (~headers.is_control).tolist()]
 
     def name(rows: Int64Array) -> None:
@@ -501,5 +515,5 @@ def _controls(data: bytes, headers: BatchHeaders, damage: dict[int, str]) -> lis
             names[row] = _CONTROL[kind] if kind >= 0 else "unknown"
 
     rows = np.flatnonzero(headers.is_control)
-    damage.update(_tried(rows[~np.isin(rows, list(damage))], name))
+    damage.update(_bisect_failures(rows[~np.isin(rows, list(damage))], name))
     return names

@@ -1,20 +1,20 @@
-"""`dump-log`: files line by line, as Kafka's DumpLogSegments prints them, or as JSON objects.
+"""`dump-log`: print files line by line as Kafka's DumpLogSegments does, or as JSON objects.
 
     for line in dump(find(["/data/log/orders-0"]), DumpOptions()):
         print(line.text)
 
-Lines of sound files are those of Kafka's tool: files on standard output, and after all files the findings (what does
-not agree) on standard error. A damaged file's lines end where it cannot be read. The other files are printed all the
-same, and the error comes at the end. Kafka's tool does not know these:
+For intact files the output is that of Kafka's tool: the contents on standard output, and after all files the findings
+on standard error. The lines of a corrupt file end where it cannot be read. Other files are printed nevertheless, and
+the error is raised at the end. Kafka's tool does not support these files:
 
 | file                                    | lines                                                              |
 |-----------------------------------------|--------------------------------------------------------------------|
-| `.json` of a log of commits or entries  | plain members on one line and whether its checksum holds, then one |
-|                                         | line for each element of its other members; then the records in a  |
-|                                         | commit as of a `.slices` file                                      |
-| `.arrow` (a checkpoint's slice table)   | one per slice                                                      |
-| `.slices` (appended batches)            | one per slice, then its batches as of a `.log`; their offsets      |
-|                                         | count from the slice's first                                       |
+| `.json` (commits and journal entries)   | simple fields and the validity of the checksum on one line, one    |
+|                                         | line per element of other fields, then the inline records of a     |
+|                                         | commit as in a `.slices` file                                      |
+| `.arrow` (slice table of a checkpoint)  | one per slice                                                      |
+| `.slices` (append file)                 | one per slice, then its batches as in a `.log`, whose offsets      |
+|                                         | count from the start of the slice                                  |
 | `*-checkpoint`, `partition.metadata`,   | one per entry                                                      |
 | `meta.properties`                       |                                                                    |
 """
@@ -38,18 +38,18 @@ from sparklog.tools.inspection.dump_batches import LogOptions, OffsetGaps, log_r
 from sparklog.tools.inspection.dump_index import GAP, Findings, IndexOptions
 from sparklog.tools.inspection.dump_source import TEXT_FILES, DumpFile, Row, check_name, plain_text
 
-PIECE_BYTES = 4 << 20
+CHUNK_BYTES = 4 << 20
 
 
 def json_rows(source: DumpFile) -> Iterator[Row]:
-    """Give the lines of a commit, a checkpoint's head, an entry of a decision or group log, or `_root.json`."""
+    """Yield the lines of a commit, the document of a checkpoint, an entry of a journal, or `_root.json`."""
     data = document_of(source.read())
     try:
         document = json.loads(data)
     except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):
-        raise Corrupt("expected a JSON object, found something else", file=source.shown)
+        raise Corrupt("expected a JSON object", file=source.shown)
     valid = checksum_holds(data)
     plain = {name: _text(value) for name, value in document.items() if not value or not isinstance(value, (list, dict))}
     yield Row(_with_validity(plain, valid), {"type": "object", "valid": valid, "content": document})
@@ -69,7 +69,7 @@ def _text(value: object) -> str:
 
 
 def table_rows(source: DumpFile) -> Iterator[Row]:
-    """Give the lines of a checkpoint's slice table."""
+    """Yield the lines of the slice table of a checkpoint."""
     import pyarrow as pa
 
     try:
@@ -86,8 +86,8 @@ def _slice_row(source: DumpFile, number: int, entry: WrittenSlice) -> Row:
     from sparklog.format.crc32c import crc32c
 
     crc, end = 0, entry.position + entry.nbytes
-    for start in range(entry.position, end, PIECE_BYTES):
-        crc = crc32c(source.read(start, min(PIECE_BYTES, end - start)), crc)
+    for start in range(entry.position, end, CHUNK_BYTES):
+        crc = crc32c(source.read(start, min(CHUNK_BYTES, end - start)), crc)
     fields = {
         "slice": number,
         "partition": entry.partition,
@@ -142,15 +142,17 @@ class Line:
 
 
 def dump(sources: Iterable[DumpFile], options: DumpOptions) -> Iterator[Line]:
-    """Give the lines of these files, in order.
+    """Yield the lines of these files, in order.
 
-    Raises `Corrupt` at the end if one of them could not be read to its end, `NotFound` for one that is gone,
-    `BadRequest` before the first line for a name that tells no kind of file.
+    Raises:
+        Corrupt: a file could not be read to its end; raised after all lines.
+        NotFound: a file does not exist.
+        BadRequest: a file cannot be dumped according to its name; raised before the first line.
     """
     files, as_json = list(sources), options.log.json
     for source in files:
         check_name(source)
-    findings, damaged = Findings(), list[Corrupt]()
+    findings, corrupt = Findings(), list[Corrupt]()
     for source in files:
         if not as_json:
             yield Line(f"Dumping {source.shown}")
@@ -162,18 +164,18 @@ def dump(sources: Iterable[DumpFile], options: DumpOptions) -> Iterator[Line]:
                     yield _object({"file": source.shown, **row.fields})
         except Corrupt as error:
             file = error.file or source.shown
-            damaged.append(Corrupt(error.message, file=file, position=error.position, offset=error.offset))
+            corrupt.append(Corrupt(error.message, file=file, position=error.position, offset=error.offset))
             if as_json:
-                yield _object({"type": "error", "file": source.shown, "message": str(damaged[-1])})
+                yield _object({"type": "error", "file": source.shown, "message": str(corrupt[-1])})
             elif len(files) > 1:
-                yield Line(str(damaged[-1]), error=True)
+                yield Line(str(corrupt[-1]), error=True)
     if as_json:
         yield from map(_object, findings.objects())
     else:
         yield from (Line(text, error=True) for text in findings.lines())
-    if damaged:
-        summary = Corrupt(f"{len(damaged)} of {len(files)} files could not be read to their end")
-        raise damaged[0] if len(files) == 1 else summary
+    if corrupt:
+        summary = Corrupt(f"{len(corrupt)} of {len(files)} files could not be read to their end")
+        raise corrupt[0] if len(files) == 1 else summary
 
 
 def _object(fields: dict[str, Any]) -> Line:
@@ -193,10 +195,8 @@ def _rows(source: DumpFile, options: DumpOptions, findings: Findings) -> Iterato
         case "snapshot":
             return dump_index.snapshot_rows(source)
         case "json":
-            # After it the records in a commit, if there are any.
-            return chain(
-                json_rows(source), _slice_rows(source, options.log) if inline_records_of(source.read()) else ()
-            )
+            inline_rows = _slice_rows(source, options.log) if inline_records_of(source.read()) else ()
+            return chain(json_rows(source), inline_rows)
         case "arrow":
             return table_rows(source)
         case "slices":
@@ -207,14 +207,14 @@ def _rows(source: DumpFile, options: DumpOptions, findings: Findings) -> Iterato
 
 def _log_rows(source: DumpFile, options: LogOptions, findings: Findings) -> Iterator[Row]:
     if source.name.endswith(".log"):
-        first = f"Log starting offset: {source.base_offset}"
+        header = f"Log starting offset: {source.base_offset}"
     elif source.name == "bootstrap.checkpoint":
-        first = "KRaft bootstrap snapshot"
+        header = "KRaft bootstrap snapshot"
     elif snapshot := _METADATA_SNAPSHOT.fullmatch(source.name):
-        first = f"Snapshot end offset: {int(snapshot[1])}, epoch: {int(snapshot[2])}"
+        header = f"Snapshot end offset: {int(snapshot[1])}, epoch: {int(snapshot[2])}"
     else:
-        raise Corrupt("expected the name of a snapshot of Kafka's metadata log, <offset>-<epoch>.checkpoint")
-    yield Row(first, {})
+        raise Corrupt("a snapshot of Kafka's metadata log must be named <offset>-<epoch>.checkpoint")
+    yield Row(header, {})
     gaps = OffsetGaps()
     try:
         yield from log_rows(source, options, gaps)
@@ -226,6 +226,5 @@ def _slice_rows(source: DumpFile, options: LogOptions) -> Iterator[Row]:
     footer = read_footer(source.read, source.size(), file=source.shown)
     for number, entry in enumerate(footer.slices):
         yield _slice_row(source, number, entry)
-        part = (entry.position, entry.position + entry.nbytes)
-        for row in log_rows(source, options, OffsetGaps(), part):
+        for row in log_rows(source, options, OffsetGaps(), entry.position, entry.position + entry.nbytes):
             yield Row(row.text, {**row.fields, "slice": number} if row.fields else {})

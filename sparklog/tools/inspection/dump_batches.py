@@ -1,15 +1,15 @@
-"""A `.log` (or a snapshot of Kafka's metadata log) as lines of Kafka's DumpLogSegments, or as JSON objects.
+"""Print a `.log`, or a snapshot of Kafka's metadata log, as lines of Kafka's DumpLogSegments or as JSON objects.
 
 | mode          | lines                                                 |
 |---------------|-------------------------------------------------------|
-| shallow       | one for each batch                                    |
-| deep          | and one for each record                               |
-| with contents | and each record's key and value, shown by a decoder   |
+| shallow       | one per batch                                         |
+| deep          | also one per record                                   |
+| with contents | also the key and value of each record, decoded        |
 
-Checksums are shown, not required: records of a batch with a wrong one are printed as far as they can be decoded. Where
-no batch begins, or records cannot be decoded, the lines end with `Corrupt`.
+Checksums are printed but not required: the records of a batch with a wrong checksum are printed if they can be decoded.
+At bytes that are not a batch, or at records that cannot be decoded, the lines end with `Corrupt`.
 
-Whole windows of batches are read and decoded at once; a line is one f-string.
+Batches are read and decoded window by window, and each line is formatted with one f-string, which keeps this fast.
 """
 
 from __future__ import annotations
@@ -34,27 +34,38 @@ from sparklog.format.record_batch import (
     BoolArray,
     Int64Array,
 )
+from sparklog.tools.inspection.columns import header_columns
 from sparklog.tools.inspection.dump_decoders import Decoders, control_object, control_text, plain
 from sparklog.tools.inspection.dump_source import MAX_INT, DumpFile, ObjectBatches, Row
 
 WINDOW_BYTES = 1 << 20
-PIECE_RECORDS = 20_000
+CHUNK_RECORDS = 20_000
 TIME_TYPES = {-1: "NoTimestampType", 0: "CreateTime", 1: "LogAppendTime"}
 
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    deep: bool = False  # records
-    contents: bool = False  # their keys and values
-    metadata: bool = True  # the rest of a record
-    max_bytes: int = MAX_INT  # read of each file
+    """What to print of a log.
+
+    Attributes:
+        deep: print records.
+        contents: print the keys and values of records.
+        metadata: print the other fields of records.
+        max_bytes: the number of bytes to read from each file.
+        json: print JSON objects instead of lines.
+    """
+
+    deep: bool = False
+    contents: bool = False
+    metadata: bool = True
+    max_bytes: int = MAX_INT
     decoders: Decoders = field(default_factory=plain)
-    json: bool = False  # objects instead of lines
+    json: bool = False
 
 
 @dataclass(slots=True)
 class OffsetGaps:
-    """Neighbouring offsets of a file's records that do not follow one another, in order."""
+    """Pairs of adjacent records of a file whose offsets are not consecutive."""
 
     gaps: list[tuple[int, int]] = field(default_factory=list)
     last: int = -1
@@ -69,7 +80,7 @@ class OffsetGaps:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DumpWindow(Window):
-    """Batches of a file to dump; `valid`: whose checksums hold."""
+    """Batches of a file to dump; `valid` tells which of them have the right checksum."""
 
     valid: BoolArray
 
@@ -77,21 +88,11 @@ class DumpWindow(Window):
         return replace(self, headers=self.headers[rows], valid=self.valid[rows])
 
 
-def per_batch(ufunc: np.ufunc, values: Int64Array, rows: Int64Array, none: int) -> Int64Array:
-    """Reduce the values of each batch, which has `rows` of them; `none` where it has none."""
-    reduced = np.full(len(rows), none, np.int64)
-    filled = rows > 0
-    if filled.any():
-        starts = np.cumsum(rows) - rows
-        reduced[filled] = ufunc.reduceat(values, starts[filled])
-    return reduced
-
-
 class LogWalk:
-    """Iterates over the batches of a file, window by window. After it `end` is where it stopped."""
+    """Iterates over the batches of a file, window by window. Afterwards, `end` is the position where it stopped."""
 
     def __init__(self, source: DumpFile, start: int = 0, *, limit: int = MAX_INT, contents: bool = True) -> None:
-        """Walk bytes `[start, limit)`. Without `contents`, compressed messages of formats v0 and v1 are not opened."""
+        """Walk bytes `[start, limit)`. Without `contents`, compressed messages of formats v0 and v1 stay compressed."""
         self.source = source
         self.stop = min(source.size(), limit)
         self._walk = BatchWalk(ObjectBatches(source, self.stop), start, contents=contents)
@@ -101,11 +102,11 @@ class LogWalk:
         return self._walk.end
 
     def __iter__(self) -> Iterator[DumpWindow]:
-        """Give windows. `Corrupt` after the last one if what follows is no batch, nor the part of one at the end."""
+        """Yield windows. Raises `Corrupt` after the last one unless the file ends with it, or with part of a batch."""
         for window in self._walk:
             yield from self._known_codecs(window)
         if self._walk.stop not in ("end", "partial") and self.stop - self.end >= MIN_SCAN_BYTES:
-            raise self._corrupt(f"expected a record batch, found none: {self._walk.reason}", self.end)
+            raise self._corrupt(f"expected a record batch: {self._walk.reason}", self.end)
 
     def _known_codecs(self, window: Window) -> Iterator[DumpWindow]:
         data, start, headers = window.data, window.start, window.headers
@@ -116,42 +117,41 @@ class LogWalk:
         yield DumpWindow(data, start, readable, self.source.shown, valid)
         if len(unknown):
             row = int(unknown[0])
-            number, position = int(headers.codec[row]), start + int(headers.position[row])
-            raise self._corrupt(f"expected a codec of 0 to {len(CODECS) - 1}, found {number}", position)
+            codec, position = int(headers.codec[row]), start + int(headers.position[row])
+            raise self._corrupt(f"expected a codec of 0 to {len(CODECS) - 1}, found {codec}", position)
 
     def _corrupt(self, message: str, position: int) -> Corrupt:
         return Corrupt(message, file=self.source.shown, position=position)
 
 
 def log_rows(
-    source: DumpFile, options: LogOptions, gaps: OffsetGaps, part: tuple[int, int] | None = None
+    source: DumpFile, options: LogOptions, gaps: OffsetGaps, start: int = 0, end: int = MAX_INT
 ) -> Iterator[Row]:
-    """Give the lines of a log; `part`: only these bytes, from batch to batch. `Corrupt` where they cannot be read."""
-    start, end = part or (0, MAX_INT)
+    """Yield the lines of the batches in bytes `[start, end)` of a log. `Corrupt` at bytes that cannot be read."""
     walk = LogWalk(source, start, limit=min(end, start + options.max_bytes), contents=options.deep)
     for window in walk:
         if not options.deep:
             yield from _batch_rows(window, options.json)
             continue
-        for piece in pieces(window):
-            yield from _deep_rows(piece, options, gaps)
-    left = walk.stop - walk.end
-    if left > 0 and options.max_bytes == MAX_INT:
-        text = f"Found {left} invalid bytes at the end of {source.name}"
-        yield Row(text, {"type": "trailing", "position": walk.end, "bytes": left})
+        for chunk in chunks(window):
+            yield from _deep_rows(chunk, options, gaps)
+    remaining = walk.stop - walk.end
+    if remaining > 0 and options.max_bytes == MAX_INT:
+        text = f"Found {remaining} invalid bytes at the end of {source.name}"
+        yield Row(text, {"type": "trailing", "position": walk.end, "bytes": remaining})
 
 
-def pieces(window: DumpWindow, records: int = PIECE_RECORDS) -> Iterator[DumpWindow]:
-    """Give a window in parts of about so many records: compressed batches may become a thousand times as large."""
-    numbers = np.cumsum(window.headers.count.clip(0)) // records
-    cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(window.headers)]
+def chunks(window: DumpWindow, records: int = CHUNK_RECORDS) -> Iterator[DumpWindow]:
+    """Divide a window into chunks of about `records` records, because compressed batches can become much larger."""
+    chunk = np.cumsum(window.headers.count.clip(0)) // records
+    cuts = [0, *(np.flatnonzero(np.diff(chunk)) + 1).tolist(), len(window.headers)]
     for first, last in pairwise(cuts):
         if first < last:
             yield window.select(slice(first, last))
 
 
 _Records: TypeAlias = Iterable[tuple[Any, ...]]
-"""Of each record in log order: its batch (a row of the window's headers), offset, timestamp, sequence, key, value,
+"""For each record in log order: its batch (a row of the window's headers), offset, timestamp, sequence, key, value,
 headers, and its CRC in formats v0 and v1 (None in v2)."""
 
 
@@ -173,12 +173,12 @@ def _deep_rows(window: DumpWindow, options: LogOptions, gaps: OffsetGaps) -> Ite
         try:
             yield from islice(rows, count)
         except Corrupt as error:
-            file, place = window.file, window.start + position
-            raise Corrupt(error.message, file=file, position=place, offset=error.offset) from None
+            at = window.start + position
+            raise Corrupt(error.message, file=window.file, position=at, offset=error.offset) from None
 
 
 def _decoded(window: DumpWindow) -> tuple[list[int], list[int], _Records]:
-    """Return how many records each batch has, their offsets, and the records."""
+    """Return the number of records in each batch, the offsets of all records, and the records."""
     headers = window.headers
     columns = window.decode(("key", "value", "headers"))
     assert columns.key is not None
@@ -208,29 +208,37 @@ def _message_crcs(window: DumpWindow, rows: Int64Array) -> list[int | None]:
     return crcs
 
 
+_NAMES = {
+    "base_offset": "baseOffset",
+    "last_offset": "lastOffset",
+    "records": "count",
+    "base_sequence": "baseSequence",
+    "last_sequence": "lastSequence",
+    "producer_id": "producerId",
+    "producer_epoch": "producerEpoch",
+    "leader_epoch": "partitionLeaderEpoch",
+    "transactional": "isTransactional",
+    "control": "isControl",
+    "delete_horizon": "deleteHorizonMs",
+    "position": "position",
+    "timestamp_type": "timestampType",
+    "max_timestamp": "maxTimestamp",
+    "size": "size",
+    "magic": "magic",
+    "codec": "codec",
+    "crc": "crc",
+}
+"""The names of columns in JSON, in the order of the lines."""
+
+
 def _batch_rows(window: DumpWindow, as_json: bool) -> Iterator[Row]:
-    headers = window.headers
-    columns: dict[str, list[Any]] = {
-        "baseOffset": headers.base_offset.tolist(),
-        "lastOffset": headers.last_offset.tolist(),
-        "count": headers.count.tolist(),
-        "baseSequence": headers.base_sequence.tolist(),
-        "lastSequence": headers.last_sequence.tolist(),
-        "producerId": headers.producer_id.tolist(),
-        "producerEpoch": headers.producer_epoch.tolist(),
-        "partitionLeaderEpoch": headers.leader_epoch.tolist(),
-        "isTransactional": headers.is_transactional.tolist(),
-        "isControl": headers.is_control.tolist(),
-        "deleteHorizonMs": np.where(headers.has_delete_horizon, headers.base_timestamp, -1).tolist(),
-        "position": (headers.position + window.start).tolist(),
-        "timestampType": [TIME_TYPES[kind] for kind in headers.timestamp_type.tolist()],
-        "maxTimestamp": headers.max_timestamp.tolist(),
-        "size": headers.size.tolist(),
-        "magic": [MAGIC] * len(headers) if headers.magic is None else headers.magic.tolist(),
-        "codec": [CODECS[codec] for codec in headers.codec.tolist()],
-        "crc": headers.crc.tolist(),
-        "valid": window.valid.tolist(),
-    }
+    headers = header_columns(window)
+    columns: dict[str, list[Any]] = {name: headers[column].tolist() for column, name in _NAMES.items()}
+    for name in ("isTransactional", "isControl"):
+        columns[name] = list(map(bool, columns[name]))
+    columns["timestampType"] = [TIME_TYPES[kind] for kind in columns["timestampType"]]
+    columns["codec"] = [CODECS[codec] for codec in columns["codec"]]
+    columns["valid"] = window.valid.tolist()
     for values in zip(*columns.values(), strict=True):
         yield Row("", _batch_object(columns, values)) if as_json else Row(_batch_line(values), {})
 
@@ -281,7 +289,7 @@ def _record_lines(window: DumpWindow, records: _Records, options: LogOptions) ->
             else:
                 line += f" isValid: {_java(bool(window.valid[row]))} crc: {crc}}}"
         if is_control[row]:
-            # As in Kafka's tool, nothing is left of a control record without metadata.
+            # Kafka's tool prints an empty line for a control record without metadata.
             line = f"{line} {control_text(key, value)}" if options.metadata else line
         elif options.contents:
             shown_key, payload = options.decoders(offset, key, value)

@@ -1,9 +1,9 @@
-"""Keys and values of records as `dump-log` shows them: text, numbers, or records of Kafka's internal topics.
+"""Decoders of keys and values for `dump-log`: text, numbers, or records of Kafka's internal topics.
 
-A decoder turns bytes into the text that is printed and the value that JSON gets. It is named by a short name or by the
-class that Kafka's tool takes for --key-decoder-class and --value-decoder-class:
+A decoder converts bytes to the printed text and to a value for JSON. It has a short name, and the name of the class
+that Kafka's tool accepts for --key-decoder-class and --value-decoder-class:
 
-| name          | class                                  | shows                                                       |
+| name          | class                                  | prints                                                      |
 |---------------|----------------------------------------|-------------------------------------------------------------|
 | string        | org.apache.kafka.tools.api.StringDecoder  | UTF-8, other bytes replaced by U+FFFD                    |
 | int, long     | ...IntegerDecoder, ...LongDecoder      | 4 or 8 bytes, big-endian, signed                            |
@@ -11,7 +11,7 @@ class that Kafka's tool takes for --key-decoder-class and --value-decoder-class:
 | bytes-base64  |                                        | base64                                                      |
 | json          |                                        | JSON text on one line; other text as it is                  |
 
-Records of internal topics and control records are shown in the JSON that Kafka's converters write.
+Records of internal topics and control records are printed as the JSON of Kafka's converters.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from sparklog.kafka.messages.message_schema import (
 )
 
 Shown: TypeAlias = tuple[str, Any]
-"""The text that is printed, and the value that JSON gets."""
+"""The printed text, and the value in JSON."""
 Decoder: TypeAlias = Callable[[bytes], Shown]
 
 DELETE = "<DELETE>"
@@ -51,7 +51,7 @@ _CONTROL = {
 
 
 Decoders: TypeAlias = Callable[[int, bytes | None, bytes | None], tuple[Shown | None, Shown | None]]
-"""Shows key and value of the record at an offset; None where nothing is shown."""
+"""Decodes the key and value of the record at an offset; None if nothing is printed."""
 
 
 def _same(text: str) -> Shown:
@@ -90,7 +90,7 @@ _PACKAGES = ("", "org.apache.kafka.tools.api", "kafka.serializer")
 
 
 def plain(key: str = "string", value: str = "string") -> Decoders:
-    """Return the decoders of these names. `BadRequest` for an unknown one."""
+    """Return the decoders with these names. `BadRequest` for an unknown name."""
     of_key, of_value = _named(key), _named(value)
 
     def show(offset: int, key: bytes | None, value: bytes | None) -> tuple[Shown | None, Shown | None]:
@@ -106,12 +106,12 @@ def _named(name: str) -> Decoder:
     package, _, last = name.rpartition(".")
     short = _CLASSES.get(last, name) if package in _PACKAGES else name
     if short not in _DECODERS:
-        raise BadRequest(f"there is no decoder {name!r}: choose one of {', '.join(_DECODERS)}, {', '.join(_CLASSES)}")
+        raise BadRequest(f"unknown decoder {name!r}: choose one of {', '.join(_DECODERS)}, {', '.join(_CLASSES)}")
     return _DECODERS[short]
 
 
 def coordinator(folder: str) -> Decoders:
-    """Return the decoders of a coordinator's topic; `folder` of its records: groups, transactions or shares."""
+    """Return the decoders of a coordinator's topic; `folder` has its schemas: groups, transactions or shares."""
 
     def show(offset: int, key: bytes | None, value: bytes | None) -> tuple[Shown | None, Shown | None]:
         try:
@@ -124,7 +124,7 @@ def coordinator(folder: str) -> Decoders:
 
 def _coordinators(folder: str, offset: int, key: bytes | None, value: bytes | None) -> tuple[Shown, Shown | None]:
     if key is None:
-        raise Corrupt("a coordinator's record has a key, this one has none")
+        raise Corrupt("the record of a coordinator has no key")
     number, body = split_version(key, "key")
     kind = record_types(folder).get(number)
     if kind is None:
@@ -150,7 +150,7 @@ def _fields(schema: Struct, version: int, data: bytes) -> Fields:
 
 
 def _open_members(data: Fields) -> None:
-    """Show subscriptions and assignments of a consumer group's members, as far as they can be read."""
+    """Replace the subscriptions and assignments of a group's members by their decoded contents, if possible."""
     for member in data["members"]:
         member["subscription"] = _opened(member["subscription"], "ConsumerProtocolSubscription")
         member["assignment"] = _opened(member["assignment"], "ConsumerProtocolAssignment")
@@ -165,10 +165,10 @@ def _opened(shown: Value, name: str) -> Value:
 
 
 def control_text(key: bytes | None, value: bytes | None) -> str:
-    """Return a control record as Kafka's tool prints it: `endTxnMarker: COMMIT coordinatorEpoch: 0`, for example.
+    """Return a control record as printed by Kafka's tool, for example `endTxnMarker: COMMIT coordinatorEpoch: 0`.
 
-    End-of-transaction markers are in every topic with transactions, the other types in Kafka's metadata log. `Corrupt`
-    for a record that cannot be read.
+    Topics with transactions have end-of-transaction markers; the other types occur in Kafka's metadata log. Raises
+    `Corrupt` if the record cannot be read.
     """
     record = control.parse_control_record(key, value)
     if record.type in (control.ABORT, control.COMMIT):
@@ -182,6 +182,6 @@ def control_text(key: bytes | None, value: bytes | None) -> str:
 
 
 def control_object(key: bytes | None, value: bytes | None) -> dict[str, Any]:
-    """Return the same as an object."""
+    """Return a control record as a JSON object."""
     epoch = control.parse_control_record(key, value).coordinator_epoch
     return {"kind": control_text(key, value), "coordinatorEpoch": epoch}

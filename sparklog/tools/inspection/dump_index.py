@@ -1,7 +1,7 @@
-"""`.index`, `.timeindex`, `.txnindex` and `.snapshot` files as lines, and findings about them.
+"""Print `.index`, `.timeindex`, `.txnindex` and `.snapshot` files as lines, with findings about them.
 
-Every entry of an index is looked up in the `.log` next to it, at its own position, whatever damage is before it. What
-does not agree is collected, and printed after all files' lines as Kafka's tool does.
+Each entry of an index is looked up in the `.log` next to it, at its own position, even after corrupt bytes. Mismatches
+are collected and printed after the lines of all files, as in Kafka's tool.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from sparklog.format.batch_scan import begins_with_header
 from sparklog.format.producer_snapshot import parse_snapshot
 from sparklog.format.record_batch import HEADER_BYTES, Int64Array
 from sparklog.format.segment_indexes import OffsetIndex, TimeIndex
-from sparklog.tools.inspection.dump_batches import DumpWindow, LogWalk, per_batch
+from sparklog.tools.inspection.columns import per_batch
+from sparklog.tools.inspection.dump_batches import DumpWindow, LogWalk
 from sparklog.tools.inspection.dump_source import MAX_INT, DumpFile, Row, plain_text
 
 _OFFSET_ENTRY = np.dtype([("relative", ">i4"), ("value", ">i4")])
@@ -27,13 +28,20 @@ _TIME_ENTRY = np.dtype([("value", ">i8"), ("relative", ">i4")])
 
 
 class FindingKind(NamedTuple):
-    """A kind of finding: its name in JSON, Kafka's title for a file and line for a pair of numbers, and their names."""
+    """A kind of finding.
+
+    Attributes:
+        name: its name in JSON.
+        title: Kafka's heading for a file.
+        line: Kafka's line for a pair of numbers.
+        members: the names of the two numbers in JSON.
+    """
 
     name: str
     title: str
     line: str
     members: tuple[str, str]
-    newest_first: bool = False
+    latest_first: bool = False
 
 
 OFFSET_MISMATCH = FindingKind(
@@ -65,7 +73,7 @@ _KINDS = (OFFSET_MISMATCH, TIMESTAMP_MISMATCH, TIMESTAMP_ORDER, NOT_FOUND, GAP)
 
 @dataclass(slots=True)
 class Findings:
-    """Pairs of numbers that do not agree, by kind and file, in file order."""
+    """Pairs of mismatching numbers, by kind and file, in file order."""
 
     pairs: dict[tuple[FindingKind, str], list[tuple[int, int]]] = field(default_factory=dict)
 
@@ -74,33 +82,41 @@ class Findings:
             self.pairs.setdefault((kind, file), []).extend(pairs)
 
     def lines(self) -> Iterator[str]:
-        """Give the findings as Kafka's tool prints them."""
+        """Yield the findings as printed by Kafka's tool."""
         for kind, file, pairs in self._each():
             yield kind.title.format(file)
-            for pair in reversed(pairs) if kind.newest_first else pairs:
+            for pair in reversed(pairs) if kind.latest_first else pairs:
                 yield kind.line.format(*pair)
 
     def objects(self) -> Iterator[dict[str, Any]]:
-        """Give the same as objects, one for each pair."""
+        """Yield the findings as JSON objects, one per pair."""
         for kind, file, pairs in self._each():
             for pair in pairs:
                 yield {"type": kind.name, "file": file, **dict(zip(kind.members, pair, strict=True))}
 
     def _each(self) -> list[tuple[FindingKind, str, list[tuple[int, int]]]]:
-        by_kind = sorted(self.pairs.items(), key=lambda item: _KINDS.index(item[0][0]))
+        by_kind = sorted(self.pairs.items(), key=lambda entry: _KINDS.index(entry[0][0]))
         return [(kind, file, pairs) for (kind, file), pairs in by_kind]
 
 
 @dataclass(frozen=True, slots=True)
 class IndexOptions:
-    sanity: bool = False  # only the check of a broker that starts
-    verify: bool = False  # only findings, no entries
-    max_message_size: int = 5 * 1024 * 1024  # of a batch that an entry of an `.index` may name
+    """What to print of an index.
+
+    Attributes:
+        sanity: only make the sanity check of a starting broker.
+        verify: print findings, but no entries.
+        max_message_size: the maximum size of a batch that an entry of an `.index` refers to.
+    """
+
+    sanity: bool = False
+    verify: bool = False
+    max_message_size: int = 5 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class _Entries:
-    """Entries of an index file: absolute `offsets`, and `values` (positions or timestamps), int64[n] each."""
+    """The entries of an index file: absolute offsets, and values (positions or timestamps), int64[n] each."""
 
     source: DumpFile
     offsets: Int64Array
@@ -115,24 +131,25 @@ class _Entries:
         return cls(source, offsets, rows["value"].astype(np.int64), len(data))
 
     def used(self) -> _Entries:
-        """Return the entries before the zeros of a preallocated file; an entry in front of them may be zero itself."""
+        """Return the entries before the zeros of a preallocated file. The first entry may be zero itself."""
         zeros = np.flatnonzero(self.offsets[1:] == self.source.base_offset)
         count = int(zeros[0]) + 1 if len(zeros) else len(self.offsets)
         return _Entries(self.source, self.offsets[:count], self.values[:count], self.nbytes)
 
     def check(self, entry_bytes: int) -> Row:
-        """Check what a starting broker checks. `Corrupt` if it would rebuild the index."""
+        """Make the sanity check of a starting broker. `Corrupt` if it would rebuild the index."""
         file, base = self.source.shown, self.source.base_offset
         if self.nbytes % entry_bytes:
-            raise Corrupt(f"expected a multiple of {entry_bytes} bytes, found {self.nbytes}: rebuild it", file=file)
+            found = f"expected a multiple of {entry_bytes} bytes, found {self.nbytes}"
+            raise Corrupt(f"{found}: run sparklog repair", file=file)
         if len(self.offsets) and self.offsets[-1] < base:
             last = int(self.offsets[-1])
-            raise Corrupt(f"expected a last offset of {base} or more, found {last}: rebuild it", file=file)
+            raise Corrupt(f"expected a last offset of {base} or more, found {last}: run sparklog repair", file=file)
         return Row(f"{file} passed sanity check.", {"type": "sane"})
 
 
 def index_rows(source: DumpFile, findings: Findings, options: IndexOptions) -> Iterator[Row]:
-    """Give the lines of an `.index`. `Corrupt` at an entry that leads to no batch."""
+    """Yield the lines of an `.index`. `Corrupt` at an entry whose position is not that of a batch."""
     log = _Log(source)
     entries = _Entries.read(source, _OFFSET_ENTRY)
     if not len(entries.offsets):
@@ -156,12 +173,13 @@ def index_rows(source: DumpFile, findings: Findings, options: IndexOptions) -> I
 
 
 def time_index_rows(source: DumpFile, findings: Findings, options: IndexOptions) -> Iterator[Row]:
-    """Give the lines of a `.timeindex`. `Corrupt` at an entry whose batch cannot be decoded."""
+    """Yield the lines of a `.timeindex`. `Corrupt` at an entry whose batch cannot be decoded."""
     entries = _Entries.read(source, _TIME_ENTRY)
     if options.sanity:
         if len(entries.values) and entries.values[-1] < entries.values[0]:
             first, last = int(entries.values[0]), int(entries.values[-1])
-            raise Corrupt(f"expected a last timestamp of {first} or more, found {last}: rebuild it", file=source.shown)
+            found = f"expected a last timestamp of {first} or more, found {last}"
+            raise Corrupt(f"{found}: run sparklog repair", file=source.shown)
         yield entries.check(TimeIndex.ENTRY_BYTES)
         return
     before = -1
@@ -184,7 +202,7 @@ def time_index_rows(source: DumpFile, findings: Findings, options: IndexOptions)
 
 
 def _positions(index: DumpFile, offsets: Int64Array) -> list[int]:
-    """Return where to begin to look for these offsets: the position of the entry at or before each; 0: none."""
+    """Return the seek position for each offset: that of the index entry at or before it, 0 without one."""
     if index.store.stat(index.key) is None:
         return [0] * len(offsets)
     entries = _Entries.read(index, _OFFSET_ENTRY).used()
@@ -194,24 +212,24 @@ def _positions(index: DumpFile, offsets: Int64Array) -> list[int]:
 
 
 def transaction_index_rows(source: DumpFile) -> Iterator[Row]:
-    """Give the lines of a `.txnindex`. `Corrupt` at an entry of another version, and for bytes after the last one."""
+    """Yield the lines of a `.txnindex`. `Corrupt` at an entry of another version, and for extra bytes at the end."""
     data = source.read()
     names = ("version", "producerId", "firstOffset", "lastOffset", "lastStableOffset")
     size = transaction_index.ENTRY_BYTES
-    whole = len(data) - len(data) % size
-    for number, values in enumerate(np.frombuffer(data[:whole], transaction_index.ENTRY).tolist()):
+    end = len(data) - len(data) % size
+    for number, values in enumerate(np.frombuffer(data[:end], transaction_index.ENTRY).tolist()):
         if values[0] != transaction_index.VERSION:
             message = f"expected an aborted transaction of version {transaction_index.VERSION}, found {values[0]}"
             raise Corrupt(message, file=source.shown, position=number * size)
         fields = dict(zip(names, values, strict=True))
         yield Row(plain_text(fields), {"type": "txnindex", **fields})
-    if whole < len(data):
-        message = f"expected entries of {size} bytes, found {len(data) - whole} bytes after them"
-        raise Corrupt(message, file=source.shown, position=whole)
+    if end < len(data):
+        message = f"expected entries of {size} bytes, found {len(data) - end} bytes after them"
+        raise Corrupt(message, file=source.shown, position=end)
 
 
 def snapshot_rows(source: DumpFile) -> Iterator[Row]:
-    """Give the lines of a producer snapshot. `Corrupt` if it is damaged: then none of it can be trusted."""
+    """Yield the lines of a producer snapshot. `Corrupt` if it is damaged, in which case no line can be trusted."""
     for entry in parse_snapshot(source.read(), file=source.shown):
         open_since, last = entry.open_since, entry.last_sequence
         fields: dict[str, Any] = {
@@ -225,7 +243,7 @@ def snapshot_rows(source: DumpFile) -> Iterator[Row]:
         fields["currentTxnFirstOffset"] = open_since if open_since >= 0 else None
         if entry.last_offset >= 0:
             batch = {
-                # Before sequence 0 comes 2^31 - 1.
+                # Sequence 0 follows 2^31 - 1.
                 "firstSequence": (last - entry.offset_delta) & MAX_INT if entry.offset_delta else last,
                 "lastSequence": last,
                 "lastOffset": entry.last_offset,
@@ -238,10 +256,14 @@ def snapshot_rows(source: DumpFile) -> Iterator[Row]:
 
 
 @dataclass(frozen=True, slots=True)
-class _LogStretch:
-    """Batches of a `.log` that follow one another: `starts`, `sizes` and last offsets, int64[n] each; `damage` follows.
+class _BatchRange:
+    """Adjacent batches of a `.log`.
 
-    `ends`: the greatest of the last offsets so far; `latest`: greatest timestamps by start, as far as asked for.
+    Attributes:
+        starts: the position of each batch, int64[n]; `sizes`, `lasts`: its size and last offset.
+        ends: the maximum last offset up to each batch, int64[n].
+        damage: why the batches end, as text for an error message; empty at the end of the log.
+        latest: the maximum timestamp of each requested batch, by position.
     """
 
     starts: Int64Array
@@ -252,19 +274,22 @@ class _LogStretch:
     latest: dict[int, int]
 
     @classmethod
-    def read(cls, log: DumpFile, start: int, asked: Int64Array | None) -> _LogStretch:
-        """Walk from a byte of the log to damage, or its end. `asked`: last offsets of batches whose times are read."""
+    def read(cls, log: DumpFile, start: int, requested: Int64Array | None) -> _BatchRange:
+        """Read batches from byte `start` up to corrupt bytes or the end of the log.
+
+        `requested` has the last offsets of batches whose timestamps are needed.
+        """
         columns: list[list[Int64Array]] = [[np.empty(0, np.int64)] for _ in range(3)]
         latest: dict[int, int] = {}
         damage = ""
         try:
             for window in LogWalk(log, start):
                 headers = window.headers
-                parts = (headers.position + window.start, headers.size, headers.last_offset)
-                for column, part in zip(columns, parts, strict=True):
-                    column.append(part)
-                if asked is not None:
-                    _add_latest(latest, window, np.flatnonzero(np.isin(headers.last_offset, asked)))
+                values = (headers.position + window.start, headers.size, headers.last_offset)
+                for column, of_window in zip(columns, values, strict=True):
+                    column.append(of_window)
+                if requested is not None:
+                    _add_latest(latest, window, np.flatnonzero(np.isin(headers.last_offset, requested)))
         except Corrupt as error:
             damage = f" ({log.shown}: {error.message})"
         starts, sizes, lasts = (np.concatenate(column) for column in columns)
@@ -276,61 +301,61 @@ class _LogStretch:
 
 
 class _Log:
-    """The `.log` next to an index, from byte 0 to the first damage, and after that from where an entry leads."""
+    """The `.log` next to an index: its batches from byte 0 on, and after corrupt bytes from positions of entries."""
 
-    def __init__(self, index: DumpFile, asked: Int64Array | None = None) -> None:
-        """Walk over the log. `asked`: last offsets of batches whose timestamps will be asked for."""
+    def __init__(self, index: DumpFile, requested: Int64Array | None = None) -> None:
+        """Read the log; `requested` has the last offsets of batches whose timestamps will be needed."""
         self.source = index.beside("log")
         info = self.source.store.stat(self.source.key)
         if info is None:
-            raise NotFound(f"{index.shown} is an index of {self.source.shown}, which is missing")
-        self._size, self._asked = info.size, asked
-        self._runs = [_LogStretch.read(self.source, 0, asked)]
+            raise NotFound(f"{self.source.shown}, to which {index.shown} belongs, does not exist")
+        self._size, self._requested = info.size, requested
+        self._ranges = [_BatchRange.read(self.source, 0, requested)]
 
     def last_offset_at(self, position: int, max_size: int) -> int:
-        """Return the last offset of the batch at a position, whatever is before it. `Corrupt` where none begins."""
-        run, row = self._find(position)
+        """Return the last offset of the batch at a position. `Corrupt` if no batch starts there."""
+        batches, row = self._find(position)
         if row is None:
-            raise Corrupt(f"expected the position of a batch, found {position}, where none begins{run.damage}")
-        if run.sizes[row] > max_size:
-            raise Corrupt(f"the batch at {position} has {int(run.sizes[row])} bytes: raise --max-message-size")
-        return int(run.lasts[row])
+            raise Corrupt(f"no batch starts at position {position} of the entry{batches.damage}")
+        if batches.sizes[row] > max_size:
+            raise Corrupt(f"the batch at {position} has {int(batches.sizes[row])} bytes: raise --max-message-size")
+        return int(batches.lasts[row])
 
     def batch_of(self, offset: int, position: int) -> tuple[int, int]:
-        """Look from a position on for the batch that ends at or after an offset; return its last offset, and the
-        greatest of its timestamps.
+        """Return the last offset and maximum timestamp of the first batch from a position that reaches an offset.
 
-        -1 stands for no such batch, and for a batch without records. `Corrupt` if the records cannot be decoded.
+        Returns -1 for both if there is no such batch, and a timestamp of -1 for a batch without records. `Corrupt` if
+        the records cannot be decoded.
         """
-        run, first = self._find(position)
-        row = len(run.lasts) if first is None else max(first, int(np.searchsorted(run.ends, offset)))
-        while row < len(run.lasts) and run.lasts[row] < offset:
+        batches, first = self._find(position)
+        row = len(batches.lasts) if first is None else max(first, int(np.searchsorted(batches.ends, offset)))
+        while row < len(batches.lasts) and batches.lasts[row] < offset:
             row += 1
-        if row == len(run.lasts):
+        if row == len(batches.lasts):
             return -1, -1
-        last, start = int(run.lasts[row]), int(run.starts[row])
-        if last == offset and start not in run.latest:
-            (window,) = LogWalk(self.source, start, limit=start + int(run.sizes[row]))
-            run.latest[start] = int(_latest(window)[0])
-        return last, run.latest[start] if last == offset else -1
+        last, start = int(batches.lasts[row]), int(batches.starts[row])
+        if last == offset and start not in batches.latest:
+            (window,) = LogWalk(self.source, start, limit=start + int(batches.sizes[row]))
+            batches.latest[start] = int(_latest(window)[0])
+        return last, batches.latest[start] if last == offset else -1
 
-    def _find(self, position: int) -> tuple[_LogStretch, int | None]:
-        """Return the batch at a position, and those after it; None: none begins there."""
-        for run in self._runs:
-            row = run.row_at(position)
+    def _find(self, position: int) -> tuple[_BatchRange, int | None]:
+        """Return the range of batches that has one at a position, and its row; None if no batch starts there."""
+        for batches in self._ranges:
+            row = batches.row_at(position)
             if row is not None:
-                return run, row
-        within = 0 <= position < self._size
-        if within and begins_with_header(self.source.read(position, HEADER_BYTES)):
-            run = _LogStretch.read(self.source, position, self._asked)
-            if len(run.starts):
-                self._runs.insert(0, run)
-                return run, 0
-        return self._runs[-1], None
+                return batches, row
+        is_inside = 0 <= position < self._size
+        if is_inside and begins_with_header(self.source.read(position, HEADER_BYTES)):
+            batches = _BatchRange.read(self.source, position, self._requested)
+            if len(batches.starts):
+                self._ranges.insert(0, batches)
+                return batches, 0
+        return self._ranges[-1], None
 
 
 def _add_latest(latest: dict[int, int], window: DumpWindow, rows: Int64Array) -> None:
-    """Decode many batches at once; those of a window that cannot be decoded are tried one by one when asked for."""
+    """Decode many batches together. If that fails, they are decoded one by one when they are needed."""
     batches = window.select(rows)
     try:
         times = _latest(batches)
@@ -340,6 +365,6 @@ def _add_latest(latest: dict[int, int], window: DumpWindow, rows: Int64Array) ->
 
 
 def _latest(window: DumpWindow) -> Int64Array:
-    """Return the greatest timestamp of each batch's records, -1 without records."""
+    """Return the maximum timestamp of the records in each batch, -1 without records."""
     records = window.decode(())
     return per_batch(np.maximum, records.timestamp, records.batch_rows, -1)

@@ -1,4 +1,4 @@
-"""Files that `dump-log` prints: found by the paths that a person names, read wherever they are."""
+"""The files that `dump-log` prints, found by path in a file system or a store."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ _ORDER = (*SEGMENT_SUFFIXES, "snapshot")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line as text, and the same as a JSON object (empty: the object before it has the line's content)."""
+    """A line as text and as a JSON object, which is empty if the object before it has the contents of this line."""
 
     text: str
     fields: dict[str, Any]
 
 
 def plain_text(fields: dict[str, Any]) -> str:
-    """Return `name: value name: value`."""
+    """Return the fields as `name: value name: value`."""
     return " ".join(f"{name}: {value}" for name, value in fields.items())
 
 
 @dataclass(frozen=True, slots=True)
 class DumpFile:
-    """An object of a store. `shown`: its path as the caller gave it; `absolute`: as findings name it."""
+    """An object of a store; `shown` is its path as given by the caller, `absolute` its path in findings."""
 
     store: Store
     key: str
@@ -59,30 +59,29 @@ class DumpFile:
 
     @property
     def stem(self) -> str:
-        """The name up to its first dot: a segment's base offset."""
+        """The name up to its first dot, which is the base offset of a segment."""
         return self.name.partition(".")[0]
 
     @property
     def base_offset(self) -> int:
-        """The base offset that a segment's file is named by. `BadRequest` for another name."""
+        """The base offset in the name of a segment's file. `BadRequest` for other names."""
         if not (self.stem.isascii() and self.stem.isdigit()):
-            message = f"{self.shown} is no segment's file: its name should begin with a base offset of 20 digits"
-            raise BadRequest(message)
+            raise BadRequest(f"{self.shown} is not a segment file: its name must start with a base offset of 20 digits")
         return int(self.stem)
 
     def size(self) -> int:
-        """Return the bytes. `NotFound` if the file is gone."""
+        """Return the size in bytes. `NotFound` if the file does not exist."""
         info = self.store.stat(self.key)
         if info is None:
-            raise NotFound(f"there is no file {self.shown}")
+            raise NotFound(f"file {self.shown} does not exist")
         return info.size
 
     def read(self, position: int = 0, length: int | None = None) -> bytes:
-        """Return bytes from `position`; fewer than `length` only at the file's end."""
+        """Return bytes from `position` on; fewer than `length` only at the end of the file."""
         return self.store.get(self.key, position, length)
 
     def beside(self, suffix: str) -> DumpFile:
-        """Return the file of the same segment with another suffix."""
+        """Return the file with another suffix of the same segment."""
         old, new = self.name, f"{self.stem}.{suffix}"
         shown, absolute = (path.removesuffix(old) + new for path in (self.shown, self.absolute))
         return DumpFile(self.store, self.key.removesuffix(old) + new, shown, absolute)
@@ -100,10 +99,10 @@ class ObjectBatches(BatchFile):
 
 
 def find(paths: Sequence[str], root: str | None = None) -> list[DumpFile]:
-    """Return the files that paths name, in their order; with `root`, paths are keys below it.
+    """Return the files at the given paths, in this order. With `root`, paths are keys in that root.
 
-    A folder (a partition, a topic, a log directory, a root) stands for all files below it that can be dumped, by folder
-    and base offset. `NotFound` for a path that is missing, and for a folder without such files.
+    A directory (of a partition or topic, a log directory, a root) stands for all files in it that can be dumped, sorted
+    by directory and base offset. Raises `NotFound` if a path does not exist, or a directory has no such files.
     """
     sources: list[DumpFile] = []
     for path in paths:
@@ -111,26 +110,25 @@ def find(paths: Sequence[str], root: str | None = None) -> list[DumpFile]:
             store, key = open_store(root), path.strip("/")
             shown = f"{without_settings(root).rstrip('/')}/{key}"
         elif is_url(path):
-            place = file_path(path)
-            (store, key), shown = place.as_object(), str(place)
+            location = file_path(path)
+            (store, key), shown = location.as_object(), str(location)
         elif os.path.isdir(path):
             store, key, shown = open_store(path), "", path.rstrip("/") or "/"
         else:
             if not os.path.exists(path):
-                local_path(path)  # refuses what is meant for a store
+                local_path(path)  # raises an error for the location of a store
             folder, key = os.path.split(path)
             if not key or not os.path.isdir(folder or "."):
-                raise NotFound(f"there is no file or folder {path}")
+                raise NotFound(f"{path} does not exist")
             store, shown = open_store(folder or "."), path
         sources += _sources(store, key, shown)
     return sources
 
 
 def check_name(source: DumpFile) -> None:
-    """Raise `BadRequest` for a file whose name tells no kind that can be dumped."""
+    """Raise `BadRequest` for a file that cannot be dumped according to its name."""
     if not _is_known(source.name):
-        expected = f"expected one that ends in {', '.join(SUFFIXES)}"
-        raise BadRequest(f"{source.shown} is no file that can be dumped: {expected}")
+        raise BadRequest(f"{source.shown} cannot be dumped: give a file that ends in {', '.join(SUFFIXES)}")
     if source.suffix in SEGMENT_SUFFIXES:
         _ = source.base_offset
 
@@ -145,10 +143,10 @@ def _sources(store: Store, key: str, shown: str) -> list[DumpFile]:
     prefix = f"{key}/" if key else ""
     keys = [info.key for info in store.list(prefix)]
     if not keys and key:
-        raise NotFound(f"there is no file or folder {shown}")
+        raise NotFound(f"{shown} does not exist")
     dumped = sorted((key for key in keys if _is_known(key.rpartition("/")[2])), key=_rank)
     if not dumped:
-        raise NotFound(f"{shown} holds no segments, indexes or commits: expected a partition, a topic or a file")
+        raise NotFound(f"{shown} has no segments, indexes or commits: give a partition, a topic or a file")
     return [_source(store, key, f"{shown}/{key.removeprefix(prefix)}") for key in dumped]
 
 

@@ -1,4 +1,4 @@
-"""Tables of a topic, a partition or a file: its batches, files with their indexes, gaps, transactions, keys.
+"""Tables about a topic, a partition or a file: batches, files with their indexes, gaps, transactions and keys.
 
 tables = inspect_topic(open_view(resolve("/data/kafka-logs"), tailing=False), "orders")
 tables.batches.group_by("codec").aggregate([("size", "sum")])
@@ -29,12 +29,12 @@ from sparklog.tools.inspection.batches import (
     KEYS,
     SCHEMA,
     TIME,
+    BatchRange,
     PartitionLog,
-    Run,
     batch_table,
-    of_file,
-    of_kafka,
-    of_root,
+    file_partitions,
+    kafka_partition,
+    root_partition,
 )
 
 _Fields: TypeAlias = list[tuple[str, pa.DataType]]
@@ -47,7 +47,7 @@ def _fields(kind: pa.DataType, *names: str) -> _Fields:
 _PARTITION: _Fields = [("topic", pa.string()), ("partition", pa.int32())]
 
 GAPS = pa.schema([*_PARTITION, *_fields(pa.int64(), "start", "end", "missing"), ("where", pa.string())])
-"""Offsets `[start, end)` of which `missing` hold no record: `between batches` all of them, `inside a batch` some."""
+"""Offsets `[start, end)`, of which `missing` have no record: all of them between batches, some inside a batch."""
 
 TRANSACTIONS = pa.schema(
     [
@@ -56,7 +56,7 @@ TRANSACTIONS = pa.schema(
         *(*_fields(pa.int64(), "batches", "records", "bytes"), *_fields(TIME, "first_timestamp", "last_timestamp")),
     ]
 )
-"""One row per transaction and partition. `last_offset` is that of its marker where it has one (Kafka's)."""
+"""One row per transaction and partition. `last_offset` of a Kafka transaction is the offset of its marker."""
 
 FILES = pa.schema(
     [
@@ -67,47 +67,48 @@ FILES = pa.schema(
         *(("time_index_entries", pa.int64()), ("damage", pa.string())),
     ]
 )
-"""One row per file and partition, `bytes` those of its batches.
+"""One row per file and partition; `bytes` is the size of its batches.
 
-* `written`: when the file was last written, by the clock of its disk or store
-* `written_after_ms`: how much later than its newest record that was: the delay of an append, or the time until Kafka or
-  maintenance wrote the file as it is; below 0 where producers' clocks are ahead
-* `bytes_per_entry`: how much a reader that seeks may have to read in vain; null without an index
+* `written`: when the file was last written, according to its disk or store
+* `written_after_ms`: the time from the maximum record timestamp to `written`, which is the delay of an append, or of
+  the job or broker that wrote the file; negative if clocks of producers are ahead
+* `bytes_per_entry`: the number of bytes that a seek may read unnecessarily; null without an index
 """
 
 _ENTRY = [*_fields(pa.int64(), "offset", "position"), ("timestamp", TIME)]
 INDEX = pa.schema([*_PARTITION, *_fields(pa.string(), "file", "index"), *_ENTRY])
-"""Entries of `.index` (offset, position), `.timeindex` (timestamp, offset) and of the footers of append files (all)."""
+"""The entries of `.index` (offset, position), `.timeindex` (timestamp, offset) and append file footers (all three)."""
 
 BOUNDS = pa.schema([*_PARTITION, *_fields(pa.int64(), "log_start", "last_stable", "log_end")])
 
 
 def gap_table(batches: pa.Table) -> pa.Table:
-    """Return the offsets without records, in offset order, of batches of any number of partitions."""
+    """Return the offsets without records, in the order of the given batches, which may be of several partitions."""
     before, inside = batches["gap_before"].to_numpy(), batches["missing"].to_numpy()
     base, last = batches["base_offset"].to_numpy(), batches["last_offset"].to_numpy()
     rows = np.concatenate((np.flatnonzero(before > 0), np.flatnonzero(inside > 0)))
-    between = np.arange(len(rows)) < int((before > 0).sum())
-    order = np.lexsort((~between, rows))
-    rows, between = rows[order], between[order]
-    start = np.where(between, base[rows] - before[rows], base[rows])
-    end = np.where(between, base[rows], last[rows] + 1)
+    is_between = np.arange(len(rows)) < int((before > 0).sum())
+    order = np.lexsort((~is_between, rows))
+    rows, is_between = rows[order], is_between[order]
+    start = np.where(is_between, base[rows] - before[rows], base[rows])
+    end = np.where(is_between, base[rows], last[rows] + 1)
     return pa.table(
         {
             "topic": batches["topic"].take(pa.array(rows)),
             "partition": batches["partition"].take(pa.array(rows)),
             "start": start,
             "end": end,
-            "missing": np.where(between, before[rows], inside[rows]),
-            "where": pa.array(np.where(between, "between batches", "inside a batch"), pa.string()),
+            "missing": np.where(is_between, before[rows], inside[rows]),
+            "where": pa.array(np.where(is_between, "between batches", "inside a batch"), pa.string()),
         }
     ).cast(GAPS)
 
 
 def transaction_table(batches: pa.Table) -> pa.Table:
-    """Return the transactions in the batches of one partition, by their first offset.
+    """Return the transactions in the batches of one partition, sorted by first offset.
 
-    Kafka's: from a producer's first transactional batch to its marker; sparklog's: the batches that one holds.
+    A Kafka transaction is the batches of a producer up to a marker; a sparklog transaction is the batches it has
+    written.
     """
     relevant = batches.filter(
         pc.or_(batches["transactional"], pc.is_in(batches["control"], pa.array(["commit", "abort"], pa.string())))
@@ -121,13 +122,13 @@ def transaction_table(batches: pa.Table) -> pa.Table:
     order = np.lexsort((relevant["base_offset"].to_numpy(), producer, owner))
     relevant = relevant.take(pa.array(order))
     marker, owner, producer = marker[order], owner[order], producer[order]
-    # A transaction begins where its owner changes, and after a marker.
+    # A transaction starts after a marker, or if the owner changes.
     starts = np.ones(len(order), np.bool_)
     starts[1:] = (owner[1:] != owner[:-1]) | (producer[1:] != producer[:-1]) | marker[:-1]
     first = np.flatnonzero(starts)
     last = np.append(first[1:], len(order)) - 1
     table = _transactions(relevant, first, last, marker)
-    # A marker alone ended nothing here: its transaction had no records in this partition, or cleaning took them.
+    # Drop markers of transactions that have no records in this partition, or whose records were cleaned.
     return table.filter(pc.greater(table["batches"], 0)).sort_by("first_offset")
 
 
@@ -140,10 +141,10 @@ def _transactions(rows: pa.Table, first: Int64Array, last: Int64Array, marker: B
     def text(name: str) -> pa.ChunkedArray:
         return rows[name].take(pa.array(first))
 
-    earliest = pc.fill_null(rows["min_timestamp"].cast(pa.int64()), 2**62).to_numpy()
-    newest = pc.fill_null(rows["max_timestamp"].cast(pa.int64()), -1).to_numpy()
-    begun = np.minimum.reduceat(np.where(marker, 2**62, earliest), first)
-    ended = np.maximum.reduceat(newest, first)
+    min_timestamp = pc.fill_null(rows["min_timestamp"].cast(pa.int64()), 2**62).to_numpy()
+    max_timestamp = pc.fill_null(rows["max_timestamp"].cast(pa.int64()), -1).to_numpy()
+    started = np.minimum.reduceat(np.where(marker, 2**62, min_timestamp), first)
+    ended = np.maximum.reduceat(max_timestamp, first)
     kafka = pc.binary_join_element_wise("producer", text("producer_id").cast(pa.string()), " ")
     return pa.table(
         {
@@ -157,7 +158,7 @@ def _transactions(rows: pa.Table, first: Int64Array, last: Int64Array, marker: B
             "batches": np.add.reduceat(data, first),
             "records": total("records"),
             "bytes": total("size"),
-            "first_timestamp": pa.array(begun, mask=begun == 2**62).cast(TIME),
+            "first_timestamp": pa.array(started, mask=started == 2**62).cast(TIME),
             "last_timestamp": pa.array(ended, mask=ended < 0).cast(TIME),
         }
     ).cast(TRANSACTIONS)
@@ -165,27 +166,29 @@ def _transactions(rows: pa.Table, first: Int64Array, last: Int64Array, marker: B
 
 def file_tables(log: PartitionLog, batches: pa.Table, stops: dict[str, str]) -> tuple[pa.Table, pa.Table]:
     """Return the files of a partition (`FILES`), in offset order, and the entries of their indexes (`INDEX`)."""
-    files: dict[str, list[Run]] = {}
-    for run in log.runs:
-        files.setdefault(run.name, []).append(run)
+    files: dict[str, list[BatchRange]] = {}
+    for batch_range in log.ranges:
+        files.setdefault(batch_range.name, []).append(batch_range)
     entries = [INDEX.empty_table()]
     rows = []
-    for name, runs in files.items():
-        row = _file_row(log, runs)
+    for name, ranges in files.items():
+        row = _file_row(log, ranges)
         try:
-            entries += _append_index(log, runs, row) if runs[0].kind == APPEND else _segment_indexes(log, runs[0], row)
+            entries += (
+                _append_index(log, ranges, row) if ranges[0].kind == APPEND else _segment_indexes(log, ranges[0], row)
+            )
         except Corrupt as error:
             row["damage"] = error.message
         if row.get("index_entries"):
             row["bytes_per_entry"] = row["bytes"] / row["index_entries"]
         rows.append(row | ({"damage": stops[name]} if name in stops else {}))
-    of_batches = {*_OF_BATCHES.values(), "written_after_ms"}
-    plain = pa.Table.from_pylist(rows, pa.schema([column for column in FILES if column.name not in of_batches]))
-    return _with_batches(plain, batches), pa.concat_tables(entries)
+    aggregated = {*_AGGREGATES.values(), "written_after_ms"}
+    table = pa.Table.from_pylist(rows, pa.schema([column for column in FILES if column.name not in aggregated]))
+    return _with_aggregates(table, batches), pa.concat_tables(entries)
 
 
-def _file_row(log: PartitionLog, runs: Sequence[Run]) -> dict[str, Any]:
-    first = runs[0]
+def _file_row(log: PartitionLog, ranges: Sequence[BatchRange]) -> dict[str, Any]:
+    first = ranges[0]
     info = first.store.stat(first.key)
     return {
         "topic": log.topic,
@@ -193,12 +196,12 @@ def _file_row(log: PartitionLog, runs: Sequence[Run]) -> dict[str, Any]:
         "file": first.name,
         "kind": first.kind,
         "base_offset": first.base,
-        "bytes": sum(run.size for run in runs),
+        "bytes": sum(each.size for each in ranges),
         "written": None if info is None else info.modified_ms,
     }
 
 
-_OF_BATCHES = {
+_AGGREGATES = {
     ("last_offset", "max"): "last_offset",
     ("size", "count"): "batches",
     ("records", "sum"): "records",
@@ -206,12 +209,12 @@ _OF_BATCHES = {
     ("min_timestamp", "min"): "min_timestamp",
     ("max_timestamp", "max"): "max_timestamp",
 }
-"""Columns of `FILES` that are made from a file's batches."""
+"""The columns of `FILES` that are computed from the batches of a file."""
 
 
-def _with_batches(files: pa.Table, batches: pa.Table) -> pa.Table:
-    sums = batches.group_by("file", use_threads=False).aggregate(list(_OF_BATCHES))
-    names = {f"{name}_{function}": column for (name, function), column in _OF_BATCHES.items()}
+def _with_aggregates(files: pa.Table, batches: pa.Table) -> pa.Table:
+    sums = batches.group_by("file", use_threads=False).aggregate(list(_AGGREGATES))
+    names = {f"{name}_{function}": column for (name, function), column in _AGGREGATES.items()}
     sums = sums.rename_columns([names.get(name, name) for name in sums.column_names])
     joined = files.join(sums, "file", use_threads=False).sort_by([("base_offset", "ascending"), ("file", "ascending")])
     after = pc.subtract(joined["written"].cast(pa.int64()), joined["max_timestamp"].cast(pa.int64()))
@@ -219,7 +222,7 @@ def _with_batches(files: pa.Table, batches: pa.Table) -> pa.Table:
     return joined.select(FILES.names).cast(FILES)
 
 
-def _segment_indexes(log: PartitionLog, run: Run, row: dict[str, Any]) -> list[pa.Table]:
+def _segment_indexes(log: PartitionLog, run: BatchRange, row: dict[str, Any]) -> list[pa.Table]:
     tables, stem = [], run.key.removesuffix(".log")
     if (data := read_if_there(run.store, f"{stem}.index")) is not None:
         offsets = OffsetIndex.parse(data, run.base, file=run.name)
@@ -232,13 +235,13 @@ def _segment_indexes(log: PartitionLog, run: Run, row: dict[str, Any]) -> list[p
     return tables
 
 
-def _append_index(log: PartitionLog, runs: Sequence[Run], row: dict[str, Any]) -> list[pa.Table]:
-    run = runs[0]
+def _append_index(log: PartitionLog, ranges: Sequence[BatchRange], row: dict[str, Any]) -> list[pa.Table]:
+    run = ranges[0]
     data = run.store.get(run.key, run.file_size - run.footer_length, run.footer_length)
     footer = decode_footer(data, file_size=run.file_size, file=run.name)
     row["index_entries"] = 0
     tables = []
-    for run in runs:
+    for run in ranges:
         entry = footer.at(run.position)
         if entry is None or entry.index is None:
             continue
@@ -251,7 +254,7 @@ def _append_index(log: PartitionLog, runs: Sequence[Run], row: dict[str, Any]) -
 
 def _entries(
     log: PartitionLog,
-    run: Run,
+    run: BatchRange,
     index: str,
     offsets: Int64Array,
     positions: Int64Array | None = None,
@@ -267,7 +270,7 @@ def _entries(
 
 @dataclass(frozen=True, slots=True)
 class Inspected:
-    """The contents of some partitions, by partition and offset: `SCHEMA`, `KEYS`, and the schemas of this module."""
+    """Tables about some partitions, sorted by partition and offset, with the schemas of this module and `batches`."""
 
     batches: pa.Table
     files: pa.Table
@@ -279,41 +282,45 @@ class Inspected:
 
 
 def inspect_topic(view: LogView, topic: str, partitions: Sequence[int] | None = None) -> Inspected:
-    """Inspect a topic of a root or of a Kafka directory, all of its partitions or some. Reads every byte of them.
+    """Inspect all partitions of a topic, or some, in a root or a Kafka log directory, reading all of their bytes.
 
-    `NotFound` for a topic or partition that is missing, `BadRequest` for a view of another kind.
+    Raises `NotFound` if the topic or a partition does not exist, and `BadRequest` for other views.
     """
     view.refresh([topic])
     bounds = view.bounds(topic)
     chosen = sorted(bounds) if partitions is None else list(dict.fromkeys(partitions))
     for partition in chosen:
         if partition not in bounds:
-            raise NotFound(f"there is no partition {partition} of {topic} in {view.location}: it has {sorted(bounds)}")
+            raise NotFound(
+                f"topic {topic} in {view.location} has no partition {partition}: choose from {sorted(bounds)}"
+            )
     if isinstance(view, KafkaView):
         states = view.partition_states(topic)
-        return _inspected(of_kafka(topic, partition, states[partition], bounds[partition]) for partition in chosen)
+        return _inspected(
+            kafka_partition(topic, partition, states[partition], bounds[partition]) for partition in chosen
+        )
     if isinstance(view, RootView):
         snapshot = view.snapshot(topic)
-        return _inspected(of_root(snapshot, partition, bounds[partition]) for partition in chosen)
-    raise BadRequest(f"expected a sparklog root or a Kafka directory to look into, found {type(view).__name__}")
+        return _inspected(root_partition(snapshot, partition, bounds[partition]) for partition in chosen)
+    raise BadRequest(f"only sparklog roots and Kafka log directories can be inspected, got a {type(view).__name__}")
 
 
 def inspect_file(path: AnyPath) -> Inspected:
-    """Inspect one `.log` or `.slices` file: see `runs.of_file`."""
-    return _inspected(of_file(path))
+    """Inspect one `.log` or `.slices` file, as described at `file_partitions`."""
+    return _inspected(file_partitions(path))
 
 
 def _inspected(logs: Iterable[PartitionLog]) -> Inspected:
-    parts: list[list[pa.Table]] = [[schema.empty_table()] for schema in _SCHEMAS]
+    collected: list[list[pa.Table]] = [[schema.empty_table()] for schema in _SCHEMAS]
     for log in logs:
         table, keys, stops = batch_table(log)
         files, index = file_tables(log, table, stops)
         row = (log.topic, log.partition, log.bounds.log_start, log.bounds.last_stable, log.bounds.log_end)
         bounds = pa.Table.from_pylist([dict(zip(BOUNDS.names, row, strict=True))], BOUNDS)
         tables = (table, files, gap_table(table), transaction_table(table), index, bounds, keys)
-        for part, rows in zip(parts, tables, strict=True):
-            part.append(rows)
-    return Inspected(*map(pa.concat_tables, parts))
+        for of_kind, rows in zip(collected, tables, strict=True):
+            of_kind.append(rows)
+    return Inspected(*map(pa.concat_tables, collected))
 
 
 _SCHEMAS = (SCHEMA, FILES, GAPS, TRANSACTIONS, INDEX, BOUNDS, KEYS)

@@ -14,7 +14,7 @@ from sparklog.format.encode import EncodeOptions, encode
 from sparklog.format.record_batch import HEADER_BYTES
 from sparklog.storage import open_store
 from sparklog.tools.inspection.dump import DumpOptions, dump
-from sparklog.tools.inspection.dump_batches import PIECE_RECORDS, LogOptions, LogWalk, OffsetGaps, log_rows, pieces
+from sparklog.tools.inspection.dump_batches import CHUNK_RECORDS, LogOptions, LogWalk, OffsetGaps, chunks, log_rows
 from sparklog.tools.inspection.dump_source import DumpFile
 
 
@@ -44,10 +44,10 @@ DEEP = DumpOptions(LogOptions(deep=True))
 
 
 def test_large_windows_are_read_in_parts(tmp_path: Path) -> None:
-    count = 3 * PIECE_RECORDS
+    count = 3 * CHUNK_RECORDS
     file = source(tmp_path, batch(count, "zstd", 20_000))
     (window,) = LogWalk(file)
-    parts = list(pieces(window))
+    parts = list(chunks(window))
     assert len(parts) >= 3
     assert sum(len(part.headers) for part in parts) == len(window.headers)
     gaps = OffsetGaps()

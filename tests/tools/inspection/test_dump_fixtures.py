@@ -26,14 +26,14 @@ GROUPS = (
 )
 DAMAGED = {
     "bit-flipped": "the batch cannot be decompressed",
-    "empty-segment-last": "expected the position of a batch, found 605, where none begins",
-    "empty-segment-middle": "expected the position of a batch, found 970, where none begins",
+    "empty-segment-last": "no batch starts at position 605 of the entry",
+    "empty-segment-middle": "no batch starts at position 970 of the entry",
     "indexes-wrong": "expected the position of a batch, found ",
-    "length-field-huge": "expected the position of a batch, found 605, where none begins",
-    "killed-broker": "expected a record batch, found none: only zeros follow",
-    "preallocated-running": "expected a record batch, found none: only zeros follow",
+    "length-field-huge": "no batch starts at position 605 of the entry",
+    "killed-broker": "expected a record batch: only zeros follow",
+    "preallocated-running": "expected a record batch: only zeros follow",
     "snapshots-damaged": "producer snapshot",
-    "zeros-appended": "expected a record batch, found none: only zeros follow",
+    "zeros-appended": "expected a record batch: only zeros follow",
 }
 """The error of a damaged fixture's files."""
 

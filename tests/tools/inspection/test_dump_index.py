@@ -133,7 +133,7 @@ def test_zeros_that_a_running_broker_has_preallocated_end_the_entries(tmp_path: 
 def test_an_index_alone(tmp_path: Path) -> None:
     index = file_of(tmp_path, "index", offset_entries((LASTS[1], STARTS[1])))
     (tmp_path / f"{BASE:020}.log").unlink()
-    with pytest.raises(NotFound, match=rf"{BASE:020}.index is an index of .*{BASE:020}.log, which is missing"):
+    with pytest.raises(NotFound, match=rf"{BASE:020}.log, to which .*{BASE:020}.index belongs, does not exist"):
         lines_of(index)
 
 
@@ -144,7 +144,7 @@ def test_batches_behind_damage_are_found(tmp_path: Path) -> None:
     index = file_of(tmp_path, "index", offset_entries((LASTS[1], STARTS[1]), (LASTS[2], STARTS[2])))
     assert lines_of(index) == ([f"offset: {LASTS[i]} position: {STARTS[i]}" for i in (1, 2)], [])
     first = file_of(tmp_path, "index", offset_entries((LASTS[0], 0)))
-    with pytest.raises(Corrupt, match=r"where none begins \(shown/.*\.log: "):
+    with pytest.raises(Corrupt, match=r"no batch starts at position .* \(shown/.*\.log: "):
         lines_of(first)
 
 

@@ -174,7 +174,7 @@ def test_keys_of_each_partition_by_their_bytes(root: Root) -> None:
 
 
 def test_of_very_many_keys_the_largest_are_kept() -> None:
-    hot = HotKeys(most=2)
+    hot = HotKeys(max_keys=2)
     for first in range(0, 40, 2):
         data = np.frombuffer(b"h" + b"%02d" % first, np.uint8)
         body = Payloads(data, np.zeros(1, np.int64), np.full(1, 3), 0, 1, 3)
@@ -185,7 +185,7 @@ def test_of_very_many_keys_the_largest_are_kept() -> None:
             nothing.astype(np.int32), nothing, nothing, nothing, end, keyed, keyed, start, lengths, np.array([2])
         )
         hot.add(body, records, np.array([0, first + 1], np.uint64), keyed)
-        assert sum(map(len, hot.parts)) <= 4
+        assert sum(map(len, hot.tables)) <= 4
     table = hot.table("orders", 3)
     assert table["key"].to_pylist() == [b"h", b"38"]
     assert table["records"].to_pylist() == [20, 1]

@@ -304,7 +304,7 @@ class TestRefused:
                 Conflict,
                 "is not a copy by repartition",
             ),
-            (lambda world: world.copy(4), Conflict, "was created with 4 partitions, found 5: continue with 4"),
+            (lambda world: world.copy(4), Conflict, "was created with 4 partitions, not 5: continue with 4"),
             (with_other_records, Conflict, "has 3 records of other writers"),
             (created_again, Conflict, "is not a copy by repartition of topic 'old'"),
             (forgotten, Conflict, "is not a copy by repartition of topic 'old'"),

@@ -40,7 +40,7 @@ def test_each_rule_notes_what_it_is_for() -> None:
     many = replace(base, partitions=(replace(part, unsealed=MANY_UNSEALED + 1),))
     assert "run `sparklog compact`" in texts(report(many))[0][2]
     behind = replace(base, activity=Activity(9000, NOW_MS, 0, 0, MANY_COMMITS + 1))
-    assert "since the last checkpoint" in texts(report(behind))[0][2]
+    assert "since its last checkpoint" in texts(report(behind))[0][2]
     never = replace(base, activity=Activity(MANY_COMMITS, NOW_MS, 0, 0, None))
     assert "no checkpoint" in texts(report(never))[0][2]
     young = replace(base, activity=Activity(MANY_COMMITS - 1, NOW_MS, 0, 0, None))
@@ -110,7 +110,7 @@ DELETES = "the next run of `sparklog retain` deletes "
          "--partition 3 --start-offset 62`"),
         (report(topic(), held_back=(held(age_ms=HOUR_MS),)), "", ""),
         (report(topic(), held_back=(held(age_ms=None),)), "", ""),
-        (report(expiring(3)), INFORMATION, DELETES + "3 of 160 records, by retention.ms or retention.bytes"),
+        (report(expiring(3)), INFORMATION, DELETES + "3 of 160 records because of retention.ms or retention.bytes"),
         (report(expiring(80)), ATTENTION, DELETES + "80 of 160 records because of retention.ms or retention.bytes; "
          "to keep them, run `sparklog configs alter orders --add-config retention.ms=-1`"),
         (report(topic(), groups=(reader(10, 86_401),)), ATTENTION,
@@ -122,7 +122,7 @@ DELETES = "the next run of `sparklog retain` deletes "
          DELETES + "records that group bill has not read (1 partition, such as 0): run its consumer first, or raise "
          "retention.ms"),
         (report(expiring(3), groups=(reader(13, 60),)), INFORMATION,
-         DELETES + "3 of 160 records, by retention.ms or retention.bytes"),
+         DELETES + "3 of 160 records because of retention.ms or retention.bytes"),
         (report(topic(), disk=Disk(10**9, 49 * 10**6)), ATTENTION,
          "the disk is almost full: 49.0 MB of 1.0 GB are free; shorten retention or add space"),
         (report(topic(sizes=(10**9, 10**9)), disk=Disk(10**9, 0), removals=(Removal("t", "segment", "x", 1, 10**7),)),

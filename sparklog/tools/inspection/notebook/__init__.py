@@ -1,15 +1,15 @@
-"""`dump_segment.ipynb`, the modules of its plots and its example: files of notebooks/, which a wheel has in here.
+"""`dump_segment.ipynb`, its plotting modules and its example: the files of notebooks/, which a wheel installs here.
 
     from sparklog.tools.inspection.notebook import overview, plots
 
-The modules need matplotlib: the extra `notebook`.
+The modules require matplotlib, which the extra `notebook` installs.
 """
 
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
 EXAMPLE = FOLDER / "kafka-log-dir"
-"""A small log directory that a Kafka broker wrote."""
+"""A small log directory written by a Kafka broker."""
 if not EXAMPLE.is_dir():
     # A checkout, not an installed wheel.
     REPOSITORY = Path(__file__).parents[4]
