@@ -1,8 +1,8 @@
-"""Costs of a topic in a bucket: requests by operation, times a price list.
+"""Costs of a topic in a bucket: the requests of each operation, multiplied by a price list.
 
-The counts of requests are budgets: tests hold every operation to them, and a simulated month to the bill. Prices are a
-provider's and change; those in `prices.csv` were noted in November 2026, for regions in the United States, without
-transfer out of the region.
+The numbers of requests are budgets: tests check each operation against them, and a simulated month against the bill.
+Prices depend on the provider and change. Those in `prices.csv` are of November 2026, for regions in the United States,
+without transfer out of the region.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from sparklog.log.topic.root import REMOTE_POLL_MS, poll_pause_ms
 from sparklog.log.write.append_output import inline_file_bytes, task_inline_bytes
 
 PUT_BYTES = 8 << 20
-"""A data object up to this size is one PUT, a larger one a multipart upload in parts of it."""
+"""A data object up to this size takes one PUT, a larger one a multipart upload with parts of this size."""
 LISTED = 1000
-"""Keys of one LIST."""
+"""Keys per LIST."""
 MERGE_BYTES = 1 << 20
-"""What one GET of a merge asks for, unless a slice is larger."""
+"""Bytes per GET of a merge, unless a slice is larger."""
 SEGMENT_BYTES = 1 << 30
 ROUND_TRIP_MS = 20
-"""Time that a look itself takes."""
+"""Duration of a poll."""
 HOUR_S = 3_600
 DAY_S = 86_400
 MONTH_DAYS = 30
@@ -40,7 +40,7 @@ GB = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """Requests as stores bill them: a HEAD is a GET, a delete is free."""
+    """Numbers of requests as billed by stores, where a HEAD counts as a GET and a delete is free."""
 
     puts: float = 0
     gets: float = 0
@@ -54,87 +54,87 @@ class Requests:
 
 
 IDLE_POLL = Requests(gets=1)
-"""A look for new records that meets none, of one topic."""
-LATER_LOOK = Requests(lists=1)
-"""A process whose last poll of a topic is older than `UNSEEN_REMOTE_MS` lists later commits: the next may be lost."""
+"""A poll of a topic that finds no new records."""
+LATE_POLL = Requests(lists=1)
+"""The additional LIST of a poll more than `UNSEEN_REMOTE_MS` after the last one, because a commit may have been lost."""
 NEW_COMMIT = Requests(gets=3)
-"""A look that meets one commit: it, and the next two numbers at once, which are missing."""
+"""A poll that finds one commit: requests for that commit and for the next two numbers, which do not exist."""
 OPENING = Requests(gets=4, lists=2)
-"""The root's id, the checkpoints, the newest one's head and table, the commits, nothing new; without `TAIL`."""
+"""Opening a topic: the root's id, the checkpoints, document and table of the latest, and the commits; see `TAIL`."""
 
 
-def carried_tail(commits: int) -> int:
-    """Return the objects that are read for so many commits after a checkpoint, and to see that there is no other."""
+def objects_after_checkpoint(commits: int) -> int:
+    """Return the number of objects to read for `commits` commits after a checkpoint, and for the missing next one."""
     last = BLOCK_COMMITS + commits - 1
     return len({*commits_to_read(BLOCK_COMMITS, last), *range(max(BLOCK_COMMITS, last - 1), last + 2)})
 
 
-TAIL = Requests(gets=max(map(carried_tail, range(BLOCK_COMMITS))))
-"""Commits after the newest checkpoint, at most."""
-TAIL_ON_AVERAGE = Requests(gets=sum(map(carried_tail, range(BLOCK_COMMITS))) / BLOCK_COMMITS)
+TAIL = Requests(gets=max(map(objects_after_checkpoint, range(BLOCK_COMMITS))))
+"""Maximum requests for the commits after the latest checkpoint."""
+TAIL_ON_AVERAGE = Requests(gets=sum(map(objects_after_checkpoint, range(BLOCK_COMMITS))) / BLOCK_COMMITS)
 OPENED = Requests(gets=1, lists=2)
-"""Open a journal: list and read the latest checkpoint, list numbers above the latest entry; without `tail`."""
+"""Opening a journal: list and read the latest checkpoint, and list numbers above the latest entry; see `tail`."""
 
 
 def tail(entries: int) -> Requests:
-    """Entries after the newest checkpoint of a journal that has one after so many, on average: 16 at a time."""
+    """Return the average requests for the entries after a checkpoint, if there is a checkpoint every `entries`."""
     return Requests(gets=sum(READ_AHEAD * ceil((after + 1) / READ_AHEAD) for after in range(entries)) / entries)
 
 
 CHECKPOINT = Requests(puts=2, gets=2, lists=1)
 """Written every `checkpoint_commits` of `Limits`."""
-OUTCOME = Requests(puts=2, gets=21, lists=2)
-"""A run of a job records its outcome: it opens the journal, creates an entry, and every eight runs a copy of one."""
-OUTCOME_ENTRIES = 8
-"""Between two of its checkpoints."""
-OUTCOMES_LOOK = Requests(gets=3, lists=2)
-"""What the jobs have recorded: the newest entry, and two looks for the next."""
+RECORD_RUN = Requests(puts=2, gets=21, lists=2)
+"""Recording a run of a job: open the journal, create an entry and, every eight runs, a checkpoint."""
+JOB_HISTORY_ENTRIES = 8
+"""Entries per checkpoint of the job history."""
+READ_JOB_HISTORY = Requests(gets=3, lists=2)
+"""Reading the job history: the latest entry, and two requests for the next."""
 CLOCK = Requests(puts=1, gets=1)
 """A writer compares its clock with the store's every ten minutes."""
 CLOCK_S = 600
-DEFAULTS_LOOK = Requests(gets=1)
-"""A writer looks at the defaults of the root every five minutes."""
+DEFAULTS_POLL = Requests(gets=1)
+"""A writer polls the root defaults every five minutes."""
 DEFAULTS_S = 300
 COMMIT = Requests(puts=1, gets=3)
-"""By a writer that knows the newest commit: the next number and the root, then the commit before.
+"""A commit by a writer that knows the latest commit: create the commit, read the root and the commit before.
 
-If it has not looked for a second, there is one more GET: for the number after its own.
+If the last poll is more than a second ago, there is one more GET, for the number after its own.
 """
 
 
 COPY = Requests(puts=1, gets=2)
-"""A checkpoint of a journal whose entries hold all: a copy, and a look whether its original is there."""
+"""The copy of an entry as checkpoint, and a check that the entry exists."""
 LEASE = OPENED + tail(DEFAULTS.checkpoint_entries) + COMMIT * 2 + COPY * (2 / DEFAULTS.checkpoint_entries)
-"""A run opens the journal of leases, takes one and gives it back."""
-RECORD = OPENED + tail(OUTCOME_ENTRIES) + Requests(puts=1, gets=2) + COPY * (1 / OUTCOME_ENTRIES)
-"""`OUTCOME` on average."""
+"""A run opens the journal of leases, acquires a lease and releases it."""
+RECORD = OPENED + tail(JOB_HISTORY_ENTRIES) + Requests(puts=1, gets=2) + COPY * (1 / JOB_HISTORY_ENTRIES)
+"""Average requests of `RECORD_RUN`."""
 RUN = CLOCK * 2 + LEASE + OPENED + Requests(lists=2) + OPENING + TAIL_ON_AVERAGE + RECORD
-"""A run of either job, whatever it finds: clocks, lease, the root's defaults, its topics, the topic, the outcome."""
+"""A run of either job without work: clocks, lease, root defaults, list of topics, the topic, and the run record."""
 MERGE = Requests(puts=2, gets=5)
-"""A run of `compact` writes a file and a commit."""
+"""A run of `compact` that writes one file and one commit."""
 VACUUM = CLOCK * 2 + Requests(gets=21, lists=22)
-"""A run of `retain`, besides the commits that it walks over: the newest checkpoints, data files, other journals."""
+"""A run of `retain`, except the commits that it reads: the latest checkpoints, data files and other journals."""
 UPKEEP = 1 / 8
-"""Commits of a run of `retain`, besides one for each checkpoint."""
+"""Commits per run of `retain`, in addition to one for each checkpoint."""
 
 
 def micro_batch(tasks: int) -> Requests:
-    """Plan, an object of up to `PUT_BYTES` for each task, and the commit."""
+    """Return the requests of a micro-batch: planning, one object of up to `PUT_BYTES` per task, and the commit."""
     return Requests(puts=tasks + 1, gets=tasks + 6)
 
 
 INLINE_BATCH = micro_batch(0)
-"""The same where the records are in the commit: no task makes a request."""
+"""A micro-batch with inline records, whose tasks make no requests."""
 
 
 def upload(nbytes: float) -> Requests:
-    """A data object; of a multipart upload also its begin, its end, and a look before and after: free, and whole?"""
+    """Return the requests to write a data object; a multipart upload also starts, completes, and checks twice."""
     return Requests(puts=1) if nbytes <= PUT_BYTES else Requests(puts=2 + ceil(nbytes / PUT_BYTES), gets=2)
 
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """US dollars for 1,000 requests, a GB-month, and a GB written or read."""
+    """US dollars per 1,000 requests, per GB-month, and per GB written or read."""
 
     store: str
     put: float
@@ -146,7 +146,7 @@ class Prices:
 
 
 def read_prices() -> tuple[Prices, ...]:
-    """Read `prices.csv`, one store a line."""
+    """Read `prices.csv`, which has one line per store."""
     _, *rows = csv.reader((resources.files("sparklog.doctor") / "prices.csv").read_text().splitlines())
     return tuple(Prices(store, *map(float, numbers)) for store, *numbers in rows)
 
@@ -164,14 +164,19 @@ RANGES = {
     "retention": (1e-3, 1e5),
     "jobs": (1e-3, 1e9),
 }
-"""The least and the most of each figure for which the sums of this module mean something."""
+"""The minimum and maximum of each parameter for which this model is meaningful."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One topic: stored MB/s, seconds between commits, readers that poll, each `poll_ms` (None: as they do), days.
+    """The workload of one topic.
 
-    `jobs`: hours between two runs of each job.
+    Attributes:
+        rate: stored MB per second.
+        interval: seconds between commits.
+        poll: poll interval of a reader in ms; None for the default.
+        retention: days.
+        jobs: hours between two runs of each job.
     """
 
     rate: float = 10.0
@@ -187,7 +192,7 @@ class Workload:
         for name, (low, high) in RANGES.items():
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
-                raise BadRequest(f"--{name} must be from {low:g} to {high:g}, found {value:g}")
+                raise BadRequest(f"--{name} must be from {low:g} to {high:g}, got {value:g}")
 
     @property
     def batches(self) -> float:
@@ -195,7 +200,7 @@ class Workload:
 
     @property
     def runs(self) -> float:
-        """Runs of each job in the month."""
+        """The number of runs of each job per month."""
         return MONTH_DAYS * DAY_S / HOUR_S / self.jobs
 
     @property
@@ -204,12 +209,12 @@ class Workload:
 
     @property
     def is_inline(self) -> bool:
-        """True if the records of a commit are in it, by the default of `inline.records.bytes`."""
+        """True if records are inline with the default of `inline.records.bytes`."""
         nbytes = ceil(self.rate * 1e6 * self.interval)
         slices = self.tasks * self.partitions
-        most = TopicConfigs().inline_records_bytes
-        of_task = inline_file_bytes(self.partitions, ceil(nbytes / self.tasks))
-        return inline_file_bytes(slices, nbytes) <= most and of_task <= task_inline_bytes(most)
+        max_bytes = TopicConfigs().inline_records_bytes
+        task_bytes = inline_file_bytes(self.partitions, ceil(nbytes / self.tasks))
+        return inline_file_bytes(slices, nbytes) <= max_bytes and task_bytes <= task_inline_bytes(max_bytes)
 
     @property
     def gb(self) -> float:
@@ -218,7 +223,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A line of the bill: requests of a month, GB written and read, GB stored."""
+    """A line of the monthly bill: requests, GB written and read, and GB stored."""
 
     name: str
     requests: Requests
@@ -240,21 +245,21 @@ def bill(work: Workload) -> list[Item]:
 def _append(work: Workload) -> Item:
     files = (upload(work.file_bytes) + Requests(puts=-1)) * work.tasks
     batch = INLINE_BATCH if work.is_inline else micro_batch(work.tasks) + files
-    # Each run of a job makes a commit, too.
+    # Each run of a job also writes a commit.
     checkpoints = CHECKPOINT * ((work.batches + 2 * work.runs) / DEFAULTS.checkpoint_commits)
-    looked = CLOCK * _times(CLOCK_S, work) + DEFAULTS_LOOK * _times(DEFAULTS_S, work)
+    periodic = CLOCK * _times(CLOCK_S, work) + DEFAULTS_POLL * _times(DEFAULTS_S, work)
     if work.interval * 1000 > UNSEEN_REMOTE_MS:
-        batch += LATER_LOOK
-    return Item("append", batch * work.batches + checkpoints + looked, gb_in=work.gb)
+        batch += LATE_POLL
+    return Item("append", batch * work.batches + checkpoints + periodic, gb_in=work.gb)
 
 
 def _times(seconds: float, work: Workload) -> float:
-    """Return how often in a month a writer does what is due so often, and is done with a commit."""
+    """Return how often per month a writer does something that is due every `seconds`, at the next commit."""
     return MONTH_DAYS * DAY_S / (ceil(seconds / work.interval) * work.interval)
 
 
-def looks(seconds: float, poll_ms: float | None = None) -> float:
-    """Return how often a reader looks for new records after it met some, in a time in which none come: at most."""
+def polls(seconds: float, poll_ms: float | None = None) -> float:
+    """Return the maximum number of polls by a reader in `seconds` without new records."""
     if poll_ms is not None:
         return seconds * 1000 / poll_ms
     count, idle_ms = 0, 0
@@ -267,34 +272,34 @@ def looks(seconds: float, poll_ms: float | None = None) -> float:
 
 
 def _poll(work: Workload) -> Item:
-    met = 0.0 if work.poll is None else work.poll / 1000 / work.interval
-    if met >= 1:
-        # Each look meets commits. Numbers are asked for in growing steps: 1, 2, 4 and so on.
-        of_look, asked, step = 0, 0.0, 1
-        while asked <= met:
-            of_look, asked, step = of_look + step, asked + step, min(2 * step, READ_AHEAD)
-        return Item("poll", Requests(gets=of_look) * (work.batches / met * work.readers))
-    idle = IDLE_POLL if work.poll is None or work.poll <= UNSEEN_REMOTE_MS else IDLE_POLL + LATER_LOOK
-    of_commit = idle * looks(work.interval, work.poll) + NEW_COMMIT
-    return Item("poll", of_commit * (work.batches * work.readers))
+    commits_per_poll = 0.0 if work.poll is None else work.poll / 1000 / work.interval
+    if commits_per_poll >= 1:
+        # Each poll finds commits, and requests 1, 2, 4 and so on of them at a time.
+        gets, requested, step = 0, 0.0, 1
+        while requested <= commits_per_poll:
+            gets, requested, step = gets + step, requested + step, min(2 * step, READ_AHEAD)
+        return Item("poll", Requests(gets=gets) * (work.batches / commits_per_poll * work.readers))
+    idle = IDLE_POLL if work.poll is None or work.poll <= UNSEEN_REMOTE_MS else IDLE_POLL + LATE_POLL
+    per_commit = idle * polls(work.interval, work.poll) + NEW_COMMIT
+    return Item("poll", per_commit * (work.batches * work.readers))
 
 
 def _read(work: Workload) -> Item:
-    """Each slice's bytes once; where several tasks read a file, each begins with a request of its own.
+    """Return the costs of reading each slice once, with separate requests if several tasks read a file.
 
-    Readers that poll have records in commits with the commit.
+    Readers get inline records with the commit.
     """
     if work.is_inline:
         return Item("read", Requests(), gb_out=work.gb * work.readers)
     spans = ceil(work.file_bytes / DEFAULTS.span_bytes)
     tasks = ceil(work.file_bytes * work.tasks / (2 * DEFAULTS.span_bytes))
-    of_file = min(spans + tasks - 1, work.partitions * spans)
-    gets = work.tasks * of_file * work.batches * work.readers
+    gets_per_file = min(spans + tasks - 1, work.partitions * spans)
+    gets = work.tasks * gets_per_file * work.batches * work.readers
     return Item("read", Requests(gets=gets), gb_out=work.gb * work.readers)
 
 
 def _maintain(work: Workload) -> Item:
-    """Each byte is merged once and sealed once, by a `compact` and a `retain` every hour or so."""
+    """Return the costs of maintenance, in which each byte is merged once and sealed once."""
     nbytes = work.gb * GB
     files = 1 if work.is_inline else work.tasks
     merged = files * min(work.partitions, ceil(work.file_bytes / MERGE_BYTES)) * work.batches
@@ -304,8 +309,8 @@ def _maintain(work: Workload) -> Item:
     commits = KEEP_MS / 1000 / work.interval
     appended = 0 if work.is_inline else DAY_S / work.interval * work.tasks
     stored = appended + 4 * segments * work.retention / MONTH_DAYS
-    # The vacuum lists commits and data files, and goes through those of the last day, and the jobs' own: a version may
-    # name a file that the newest does not. Compaction finds all it needs in the newest state.
+    # The vacuum lists commits and data files, and reads the commits of the last day, because an earlier version may
+    # reference a file that the latest version does not. Compaction needs only the latest state.
     since = DAY_S + work.jobs * HOUR_S
     walked = (since / work.interval + since / HOUR_S / work.jobs * 2) / BLOCK_COMMITS + TAIL_ON_AVERAGE.gets
     upkeep = COMMIT * min(1, (work.jobs * HOUR_S / work.interval + 2) / DEFAULTS.checkpoint_commits + UPKEEP)
@@ -315,24 +320,24 @@ def _maintain(work: Workload) -> Item:
 
 
 def _store(work: Workload) -> Item:
-    """Files that were merged or sealed stay for another day, and so do expired segments."""
+    """Return the costs of storage. Merged and sealed files, and expired segments, are kept for another day."""
     return Item("store", Requests(), gb_stored=work.gb / MONTH_DAYS * (work.retention + 1 + 2))
 
 
 def lines(work: Workload) -> list[str]:
     items = bill(work)
-    text = [_line("a month", ["PUT", "GET", "LIST", "GB"], [prices.store for prices in PRICES])]
+    text = [_line("month", ["PUT", "GET", "LIST", "GB"], [prices.store for prices in PRICES])]
     for item in items:
         counts = item.requests.puts, item.requests.gets, item.requests.lists, item.gb_stored
         text.append(_line(item.name, map(_short, counts), [_money(item.dollars(prices)) for prices in PRICES]))
     totals = [_money(sum(item.dollars(prices) for item in items)) for prices in PRICES]
     text.append(_line("all", [""] * 4, totals))
-    idle = looks(DAY_S, work.poll or REMOTE_POLL_MS)
+    idle = polls(DAY_S, work.poll or REMOTE_POLL_MS)
     dollars = idle * MONTH_DAYS * PRICES[0].get / 1000
     return [
         *text,
-        f"An idle reader: {idle:,.0f} GETs a day and topic, {_money(dollars)} a month on {PRICES[0].store}.",
-        "Prices of November 2026, United States: check your provider's. Transfer out of the region is not in them.",
+        f"An idle reader makes {idle:,.0f} GETs per day and topic, {_money(dollars)} per month on {PRICES[0].store}.",
+        "Prices of November 2026 for the United States, without transfer out of the region: check your provider's.",
     ]
 
 

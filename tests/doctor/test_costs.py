@@ -43,13 +43,13 @@ def cells(requests: Requests) -> list[str]:
         ("opening a topic", costs.OPENING),
         ("its commits since the newest checkpoint: at most", costs.TAIL),
         ("a checkpoint, every 128 commits", costs.CHECKPOINT),
-        ("a run of a job records its outcome: at most", costs.OUTCOME),
-        ("a look at what the jobs have recorded", costs.OUTCOMES_LOOK),
+        ("a run of a job records its outcome: at most", costs.RECORD_RUN),
+        ("a look at what the jobs have recorded", costs.READ_JOB_HISTORY),
         ("a run of `compact` or `retain`, whatever it finds: on average", costs.RUN),
         ("besides, `compact`: a file and a commit", costs.MERGE),
         ("besides, `retain`: without the commits that it reads", costs.VACUUM),
         ("a writer's look at the bucket's clock, every ten minutes", costs.CLOCK),
-        ("its look at the defaults of the root, every five minutes", costs.DEFAULTS_LOOK),
+        ("its look at the defaults of the root, every five minutes", costs.DEFAULTS_POLL),
     ],
 )
 def test_the_page_has_the_budgets(operation: str, budget: Requests) -> None:
@@ -171,16 +171,16 @@ def test_small_commits_have_their_records_in_them() -> None:
     ],
 )
 def test_the_page_has_what_polling_costs(commits: str, seconds: float, poll_ms: float | None) -> None:
-    looks = costs.looks(seconds, poll_ms) * costs.DAY_S / seconds
+    looks = costs.polls(seconds, poll_ms) * costs.DAY_S / seconds
     dollars = [f"${looks * costs.MONTH_DAYS * prices.get / 1000:.2f}" for prices in PRICES[:2]]
     assert rows(PAGE)[commits] == [f"{looks:,.0f}", *dollars]
 
 
 def test_a_reader_pauses_longer_the_less_comes() -> None:
-    quick = costs.looks(0.1)
+    quick = costs.polls(0.1)
     assert quick * costs.DAY_S * 10 == 3_456_000
-    assert costs.looks(costs.DAY_S) < 1.001 * costs.looks(costs.DAY_S, REMOTE_POLL_MS)
-    assert costs.looks(1) < 10 * quick
+    assert costs.polls(costs.DAY_S) < 1.001 * costs.polls(costs.DAY_S, REMOTE_POLL_MS)
+    assert costs.polls(1) < 10 * quick
 
 
 def test_an_idle_reader_is_named_by_the_day() -> None:

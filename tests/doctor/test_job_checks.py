@@ -54,7 +54,7 @@ def test_jobs_that_run_are_fine() -> None:
     for _ in range(3):
         maintain(world, COMPACT, RETAIN)
         world.now_ms += HOUR_MS
-    message = "succeeded on 1 topic, every 60 min; the oldest success began 60 min ago"
+    message = "succeeded on 1 topic, every 60 min; the oldest successful run started 60 min ago"
     checks = check_jobs(world.root())
     assert [(check.check, check.status, check.found) for check in checks] == [
         (COMPACT, OK, message),
@@ -68,7 +68,7 @@ def test_a_limit_of_age_is_a_failure() -> None:
     world.now_ms += 3 * HOUR_MS
     checks = check_jobs(world.root(), 3 * HOUR_MS)
     assert [check.check for check in checks if check.status == FAIL] == [RETAIN]
-    assert said(checks, RETAIN)[-1][1] == "has not succeeded for longer than 3 h on 1 topic; on orders never"
+    assert said(checks, RETAIN)[-1][1] == "has not succeeded for 3 h on 1 topic; last success on orders: never"
     world.now_ms += MINUTE_MS
     checks = check_jobs(world.root(), 3 * HOUR_MS)
     assert [check.check for check in checks if check.status == FAIL] == [COMPACT, RETAIN]
@@ -85,10 +85,10 @@ def test_runs_that_hang_and_runs_that_died_are_named() -> None:
     world.now_ms += 2 * HOUR_MS
     hanging.renew()
     checks = check_jobs(world.root())
-    assert "still works, and other runs leave its topics alone" in said(checks, RETAIN)[-1][1]
+    assert "is still active, so other runs skip its topics" in said(checks, RETAIN)[-1][1]
     world.now_ms += LEASE_MS
     checks = check_jobs(world.root())
-    assert "ended without an outcome" in said(checks, RETAIN)[-1][1]
+    assert "ended without a recorded result" in said(checks, RETAIN)[-1][1]
     maintain(world, RETAIN)
     JobLease(world.root(), RETAIN).acquire()
     assert [status for status, _ in said(check_jobs(world.root()), RETAIN)] == [OK]
@@ -115,5 +115,5 @@ def test_what_cannot_be_read_is_a_warning() -> None:
     assert (check.check, check.status) == ("jobs", WARN)
     assert "sparklog verify" in check.fix
     report = gather(RootView(world.root()), Settings(world.now_ms), maintenance=False)
-    assert [note.text.startswith("what the jobs have recorded cannot be read: ") for note in report.notes] == [True]
+    assert [note.text.startswith("the recorded runs of jobs cannot be read: ") for note in report.notes] == [True]
     assert (report.jobs, len(report.topics)) == (None, 1)

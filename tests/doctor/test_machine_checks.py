@@ -138,9 +138,9 @@ def test_the_question_is_answered_by_a_real_python() -> None:
     ("said", "status", "says"),
     [
         (JAVA_17, OK, "Java 17.0.15 (/bin/java)"),
-        ('java version "1.8.0_392"', FAIL, "Java 1.8.0_392 (/bin/java), Spark needs 17 or newer"),
+        ('java version "1.8.0_392"', FAIL, "Java 1.8.0_392 (/bin/java), Spark requires 17 or newer"),
         ('openjdk version "21" 2023-09-19', OK, "Java 21 (/bin/java)"),
-        ("The operation couldn't be completed.", FAIL, "does not say its version"),
+        ("The operation couldn't be completed.", FAIL, "does not print its version"),
     ],
 )
 def test_a_java_is_judged_by_the_version_it_prints(said: str, status: str, says: str) -> None:
@@ -153,7 +153,7 @@ def test_java_that_is_not_there() -> None:
     assert check_java(EMPTY, spark=False).status == WARN
     home = machine({"/bin/java": ProgramOutput(0, JAVA_17)}, {"JAVA_HOME": "/opt/java"})
     finding = check_java(home, spark=True)
-    assert (finding.status, finding.found.split(";")[0]) == (FAIL, "none (tried /opt/java/bin/java)")
+    assert (finding.status, finding.found.split(";")[0]) == (FAIL, "not found (tried /opt/java/bin/java)")
     assert "openjdk-17" in finding.fix
 
 
@@ -206,7 +206,7 @@ def test_packages_that_are_missing_or_out_of_range_fail(monkeypatch: pytest.Monk
     assert "without" not in pyspark.found
     needs[2] = "pyspark<4.4,>=4.0; extra == 'spark'"
     have["pyspark"] = "4.1.4"
-    assert check_packages()[1].found == "pyspark 4.1.4, without some of what 4.2 has (docs/reference/spark-versions.md)"
+    assert check_packages()[1].found == "pyspark 4.1.4, with fewer features than 4.2 (docs/reference/spark-versions.md)"
     have.update(numpy="2.0", lz4="4.4", pyspark="3.5.1")
     assert [each.status for each in check_packages()] == [OK, FAIL]
     del have["pyspark"]
@@ -223,7 +223,7 @@ def test_packages_that_are_missing_or_out_of_range_fail(monkeypatch: pytest.Monk
 def test_kernels_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sparklog.format.kernels.native_kernels", None)
     finding = check_kernels()
-    assert (finding.check, finding.status, finding.fix) == ("kernels", FAIL, "see packages")
+    assert (finding.check, finding.status, finding.fix) == ("kernels", FAIL, "see the check of packages")
     assert "cannot be loaded" in finding.found
 
 

@@ -86,7 +86,7 @@ def test_clocks_that_differ(tmp_path: Path, behind_ms: int, status: str) -> None
         ("/data", OK, "/data"),
         ("/mnt (nfs4)", WARN, "network file system"),
         ("/mnt (fuse.sshfs)", WARN, "network file system"),
-        ("/dev/shm (tmpfs)", WARN, "is memory"),
+        ("/dev/shm (tmpfs)", WARN, "is in memory"),
     ],
 )
 def test_a_file_system_is_judged_by_its_kind(
@@ -108,24 +108,24 @@ def test_little_space_is_a_warning_and_none_a_failure(free: tuple[int, int], sta
 
 def test_of_a_sound_root_there_is_one_finding(log: Root) -> None:
     log.topic("t").append(ROWS)
-    assert check_root(log) == [Check("topics", OK, f"1 in {log.location}, all of them open")]
+    assert check_root(log) == [Check("topics", OK, f"1 in {log.location}, all can be opened")]
 
 
 def _many_unsealed(log: Root, topic: Topic, patch: pytest.MonkeyPatch) -> tuple[str, str, str]:
     log.store.limits = Limits(many_unsealed=2)
-    return "maintenance", "topic t holds 3 unsealed slices, writers warn", "sparklog compact"
+    return "maintenance", "topic t has 3 unsealed slices, which makes reads slower", "sparklog compact"
 
 
 def _never_compacted(log: Root, topic: Topic, patch: pytest.MonkeyPatch) -> tuple[str, str, str]:
     log.store.limits = Limits(never_compacted_slices=3)
-    return "maintenance", "none ever merged or sealed", "sparklog compact"
+    return "maintenance", "none was ever merged or sealed", "sparklog compact"
 
 
 def _no_checkpoint(log: Root, topic: Topic, patch: pytest.MonkeyPatch) -> tuple[str, str, str]:
     for _ in range(4):
         topic.append(ROWS)
     log.store.limits = Limits(checkpoint_commits=1)
-    message = "topic t has 8 commits since its newest checkpoint, writers make one every 1"
+    message = "topic t has 8 commits since its latest checkpoint, expected one every 1"
     return "checkpoints", message, "_log/checkpoints"
 
 
@@ -136,7 +136,11 @@ def _overdue(log: Root, topic: Topic, patch: pytest.MonkeyPatch) -> tuple[str, s
     assert by_check(check_root(log)).keys() == {"topics"}
     now_ms = LocalStore.now_ms
     patch.setattr(LocalStore, "now_ms", lambda self: now_ms(self) + 3_600_000)
-    return "transactions", "transaction a job holds back topic t", "sparklog transactions abort 'a job' --root "
+    return (
+        "transactions",
+        "transaction a job is past its timeout and holds back readers of topic t",
+        "sparklog transactions abort 'a job' --root ",
+    )
 
 
 @pytest.mark.parametrize("trouble", [_many_unsealed, _never_compacted, _no_checkpoint, _overdue])
@@ -177,7 +181,7 @@ def test_transactions_that_kafka_left_open(tmp_path: Path) -> None:
     import_log_dir(log, KAFKA)
     found = by_check(check_root(log))["transactions"]
     assert found.status == WARN
-    assert "transaction tx-open, which Kafka left open, holds back imported topic txn-a" in found.found
+    assert "transaction tx-open, which is open in Kafka, holds back readers of imported topic txn-a" in found.found
     (command,) = found.fix.split("; ")
     subprocess.run([sys.executable, "-m", *shlex.split(command)], check=True)
     assert "transactions" not in by_check(check_root(log))
@@ -194,7 +198,7 @@ def test_a_topic_that_cannot_be_opened(log: Root) -> None:
 
 def test_places_that_are_no_roots(tmp_path: Path) -> None:
     (kafka,) = examine_root(str(KAFKA))
-    assert (kafka.status, "never written" in kafka.found) == (OK, True)
+    assert (kafka.status, "read in place" in kafka.found) == (OK, True)
     (missing,) = examine_root(str(tmp_path / "none"))
     assert (missing.status, missing.fix) == (FAIL, f"mkdir -p {tmp_path / 'none'}")
     assert not (tmp_path / "none").exists()
@@ -235,7 +239,7 @@ def test_the_command_prints_findings_and_fails_if_one_does(log: Root, tmp_path: 
     found = json.loads(out)
     assert {item["status"] for item in found} <= {OK, WARN, FAIL}
     assert code == int(any(item["status"] == FAIL for item in found))
-    assert found[-1] == {"check": "topics", "status": OK, "found": f"1 in {log.location}, all of them open", "fix": ""}
+    assert found[-1] == {"check": "topics", "status": OK, "found": f"1 in {log.location}, all can be opened", "fix": ""}
     code, out = run("--root", str(tmp_path / "none"))
     assert code == 1
     assert out.splitlines()[-1].strip() == f"fix: mkdir -p {tmp_path / 'none'}"

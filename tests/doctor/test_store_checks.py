@@ -51,7 +51,7 @@ def test_a_folder_keeps_all_promises_and_stays_empty(tmp_path: Path) -> None:
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
     assert [line.split()[:2] for line in lines] == [[OK, name] for name in PROMISES]
-    assert f"{tmp_path} can hold a root: 1 race of 8 threads" in lines[-1]
+    assert f"{tmp_path} is suitable for a root: 1 race of 8 threads" in lines[-1]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -82,7 +82,7 @@ def test_a_denied_verb_is_one_line_that_names_the_right(
     assert "sparklog doctor --store" in findings[check]["fix"]
     assert findings[check]["status"] == status
     assert findings["store"]["status"] == (OK if status == WARN else FAIL)
-    assert ("could not be tested" if status == FAIL else "can hold a root") in findings["store"]["found"]
+    assert ("could not be tested" if status == FAIL else "is suitable for a root") in findings["store"]["found"]
     assert result.exit_code == int(status == FAIL)
 
 
@@ -108,7 +108,7 @@ def test_a_store_that_lets_two_win(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(EXAMINE, "open_store", Careless)
     first, last = examine_store(str(tmp_path))
     assert (first.check, first.status, last.check, last.status) == ("create", FAIL, "store", FAIL)
-    assert last.found == f"{tmp_path} cannot hold a root: create"
+    assert last.found == f"{tmp_path} is not suitable for a root: create"
     assert "8 of 8 threads that created the same object concurrently succeeded" in first.found
     assert "docs/reference/stores.md" in first.fix
     assert list(tmp_path.iterdir()) == []
@@ -117,13 +117,13 @@ def test_a_store_that_lets_two_win(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("ahead_ms", "status", "words"),
     [
-        (0, OK, "this machine's clock is the store's"),
+        (0, OK, "the clock of this host is also the store's"),
         (10_000, OK, "10.0 s ahead of the store's"),
         (10_001, WARN, "10.0 s ahead of the store's"),
         (-10_000, OK, "10.0 s behind the store's"),
         (-10_001, WARN, "10.0 s behind the store's"),
         (300_000, WARN, "300.0 s ahead of the store's"),
-        (300_001, FAIL, "300.0 s ahead of the store's; beyond 300 s nothing is committed"),
+        (300_001, FAIL, "300.0 s ahead of the store's; if it is over 300 s ahead, commits fail"),
         (-400_000, WARN, "400.0 s behind the store's"),
     ],
 )

@@ -227,7 +227,7 @@ def test_requests_of_a_record_and_of_a_look(kind: str, tmp_path: Path) -> None:
         other.engine.ensure_probed()
         place.store.reset()
         RunRecorder[RunReport](other, RETAIN, Settings(0)).run(list)
-        within(place, costs.OUTCOME)
+        within(place, costs.RECORD_RUN)
         place.store.reset()
         assert read_job_history(other).runs
-        within(place, costs.OUTCOMES_LOOK)
+        within(place, costs.READ_JOB_HISTORY)

@@ -244,7 +244,7 @@ def test_one_file_is_judged_by_its_folder(fixtures: Path) -> None:
 
 def test_wrong_places_are_named(fixtures: Path, tmp_path: Path) -> None:
     view = KafkaView(fixtures / "codecs" / "data")
-    with pytest.raises(NotFound, match="topic codec-none in .* has no partition 9"):
+    with pytest.raises(NotFound, match=r"topic codec-none in .* has no partition 9"):
         inspect_topic(view, "codec-none", [9])
     with pytest.raises(NotFound, match="no topic 'codec-nine'"):
         inspect_topic(view, "codec-nine")
