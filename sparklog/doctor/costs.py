@@ -56,7 +56,7 @@ class Requests:
 IDLE_POLL = Requests(gets=1)
 """A poll of a topic that finds no new records."""
 LATE_POLL = Requests(lists=1)
-"""The additional LIST of a poll more than `UNSEEN_REMOTE_MS` after the last one, because a commit may have been lost."""
+"""The additional LIST of a poll over `UNSEEN_REMOTE_MS` after the last one, because a commit may have been lost."""
 NEW_COMMIT = Requests(gets=3)
 """A poll that finds one commit: requests for that commit and for the next two numbers, which do not exist."""
 OPENING = Requests(gets=4, lists=2)
