@@ -117,7 +117,7 @@ def test_what_does_not_agree_is_said_behind_all_files(sparklog: Sparklog, fixtur
     assert [line for line in outcome.lines if not line.startswith("Dumping ")] == []
     assert "The following indexed offsets are not found in the log." in outcome.err
     assert "1 of 2 files could not be read to their end [SPARKLOG_CORRUPT]" in outcome.err
-    assert "expected the position of a batch, found " in outcome.err
+    assert "no batch starts at position " in outcome.err
     gaps = sparklog("dump-log", fixtures / "compaction" / "plain" / "after", "--deep-iteration")
     assert "Non-consecutive offsets in " in gaps.err
 
@@ -145,7 +145,7 @@ def test_a_file_that_ends_early_is_told_in_one_line(sparklog: Sparklog, folder: 
         (("missing.log",), "does not exist"),
         (("--files", LOG, "--key-decoder", "avro"), "choose one of string, int, long"),
         (("--files", LOG, "--cluster-metadata-decoder"), "kafka-dump-log"),
-        (("notes.txt",), "no file that can be dumped"),
+        (("notes.txt",), "cannot be dumped"),
         (("empty",), "has no segments"),
         (("alone.index",), "20 digits"),
         (("00000000000000000007.index",), "00000000000000000007.log, which is missing"),

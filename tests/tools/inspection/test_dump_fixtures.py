@@ -28,7 +28,7 @@ DAMAGED = {
     "bit-flipped": "the batch cannot be decompressed",
     "empty-segment-last": "no batch starts at position 605 of the entry",
     "empty-segment-middle": "no batch starts at position 970 of the entry",
-    "indexes-wrong": "expected the position of a batch, found ",
+    "indexes-wrong": "no batch starts at position ",
     "length-field-huge": "no batch starts at position 605 of the entry",
     "killed-broker": "expected a record batch: only zeros follow",
     "preallocated-running": "expected a record batch: only zeros follow",

@@ -79,7 +79,7 @@ def test_entries_that_lead_to_other_batches_are_told_the_newest_first(tmp_path: 
 @pytest.mark.parametrize("position", [1, STARTS[1] + 1, sum(map(len, BATCHES)), 1 << 30, -5])
 def test_an_entry_where_no_batch_begins_ends_the_lines(tmp_path: Path, position: int) -> None:
     index = file_of(tmp_path, "index", offset_entries((LASTS[1], STARTS[1]), (LASTS[2], position)))
-    with pytest.raises(Corrupt, match=f"expected the position of a batch, found {position}, where none") as caught:
+    with pytest.raises(Corrupt, match=f"no batch starts at position {position}") as caught:
         lines_of(index)
     assert (caught.value.file, caught.value.position) == (index.shown, 8)
 
@@ -222,5 +222,5 @@ def test_a_name_that_is_no_segments(tmp_path: Path) -> None:
     path = tmp_path / "x1.index"
     path.write_bytes(offset_entries((LASTS[1], STARTS[1])))
     source = DumpFile(open_store(tmp_path), path.name, "x1.index", str(path))
-    with pytest.raises(BadRequest, match="its name should begin with a base offset of 20 digits"):
+    with pytest.raises(BadRequest, match="its name must start with a base offset of 20 digits"):
         _ = source.base_offset

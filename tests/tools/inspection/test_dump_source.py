@@ -104,7 +104,7 @@ def test_names_that_do(folder: Path, name: str) -> None:
 @pytest.mark.parametrize("stem", ["", "x", "-1", "1x", "٣"])
 def test_a_segment_is_named_by_its_base_offset(folder: Path, stem: str) -> None:
     source = DumpFile(open_store(folder), f"{stem}.log", f"{stem}.log", "")
-    with pytest.raises(BadRequest, match="its name should begin with a base offset of 20 digits"):
+    with pytest.raises(BadRequest, match="its name must start with a base offset of 20 digits"):
         check_name(source)
 
 
