@@ -14,6 +14,9 @@ PARALLEL = -n $(TEST_PROCESSES) --dist worksteal
 # Seeds that each simulation tries in the slow run; empty: the numbers in tests/support/seeds.py.
 SEEDS ?= $(SPARKLOG_SEEDS)
 SLOW_REPORT ?= build/slow-report.txt
+# What is built from the repository, and how it is installed; the quick tests of these run with `make test`.
+PACKAGING = tests/test_wheel.py tests/test_site.py tests/test_notebook.py tests/test_set_up.py \
+	tests/test_examples_install.py tests/test_first_ten_minutes.py
 # The release of Spark that `make test-spark` tries.
 SPARK ?= 4.3
 # Of `make bench-peers`. Delta is for Spark 4.2.
@@ -32,13 +35,14 @@ export PYSPARK_DRIVER_PYTHON := $(abspath $(PY))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv ready test test-fast test-slow test-spark test-oldest mutants demo notebook docs lint bench bench-peers clean
+.PHONY: help venv ready test test-fast test-slow test-packaging test-spark test-oldest mutants demo notebook docs lint bench bench-peers clean
 
 help:
 	@echo "make demo       scan a directory that Kafka wrote, stream it into a topic, tail it (needs nothing but Python and Java)"
 	@echo "make test       run the tests; the slowest are listed in build/durations.txt"
 	@echo "make test-fast  run those without Spark, without Kafka's programs and without sweeps"
 	@echo "make test-slow  run the long sweeps and report what ran (SEEDS=1000: so many seeds of each simulation)"
+	@echo "make test-packaging  run the slow tests of the wheel, the site, the notebook and installation; test-slow has them, too"
 	@echo "make test-spark SPARK=4.1  run those with Spark on that release, in an environment of its own"
 	@echo "make test-oldest  run those without Spark and Java with the lowest versions that pyproject.toml allows, likewise"
 	@echo "make mutants    change operators of each module and list what no test notices (ONLY=sparklog/log: only there)"
@@ -80,6 +84,9 @@ test-slow: venv test-oldest
 	@$(PY) scripts/dependency_versions.py installed
 	SPARKLOG_SEEDS=$(SEEDS) $(PY) -m pytest $(PARALLEL) -m "slow or property" \
 		-p tests.support.slow_report --slow-report $(SLOW_REPORT) -p tests.support.reached --all-reached
+
+test-packaging: venv
+	$(PY) -m pytest -m "slow or not slow" $(PACKAGING)
 
 test-spark: venv
 	@sh scripts/spark_version.sh $(VENV) $(SPARK)

@@ -15,7 +15,19 @@ from scripts import dependency_versions, install
 
 REPOSITORY = Path(__file__).parents[1]
 CHECK = REPOSITORY / "scripts" / "check_machine.py"
-TARGETS = ("venv", "test", "test-slow", "test-spark", "test-oldest", "demo", "lint", "bench", "clean", "help")
+TARGETS = (
+    "venv",
+    "test",
+    "test-slow",
+    "test-packaging",
+    "test-spark",
+    "test-oldest",
+    "demo",
+    "lint",
+    "bench",
+    "clean",
+    "help",
+)
 
 
 def script(folder: Path, name: str, text: str) -> Path:
