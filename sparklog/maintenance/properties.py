@@ -258,7 +258,7 @@ Values for topics that do not set a config. Set them under a broker's config nam
 `sparklog configs alter --root-defaults --add-config NAME=VALUE`. With `--pattern REGEX` they have the names of topic
 configs and apply to topics whose names match. See [which value
 applies](../guides/retention.md#defaults-for-all-topics) and [when transactional ids
-expire](../guides/transactions.md#ids-that-are-not-used-any-more).
+expire](../guides/transactions.md#expire-unused-transactional-ids).
 
 """
 _PROPERTIES = """
