@@ -1,5 +1,6 @@
-"""The log itself, in six rooms, lowest first.
+"""The log: journals, the state of topics, reading and writing.
 
-`journal` holds numbered objects and knows nothing of topics, `state` what a topic is at a version, `decisions` the
-outcomes of transactions. `read` and `write` use these; `topic` has the handles that users hold.
+From the lowest layer up: `journal` creates and reads numbered objects and knows nothing of topics. `state` is what a
+topic is at a version, and `decisions` has the outcomes of transactions. `read` and `write` use these. `topic` has the
+handles that users work with.
 """

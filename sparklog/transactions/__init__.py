@@ -1,1 +1,1 @@
-"""Transactions over topics: the rows of one are visible in all of its topics, or in none."""
+"""Transactions over several topics: the rows of a transaction are visible in all its topics, or in none."""

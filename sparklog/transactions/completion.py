@@ -1,18 +1,17 @@
-"""Maintenance of transactions: outcomes in quiet topics, timeouts, COMMITs to forget, idle ids, old entries.
+"""Maintenance of transactions: record outcomes in idle topics, time out, prune COMMITs, expire ids, delete old entries.
 
-Readers ask the decision log of an open transaction, and every commit to a topic records the outcomes of transactions
-that are open there. Only a topic without writers waits for the pass here, to record outcomes and to time out.
+Readers read the decision log of an open transaction, and every commit to a topic records the outcomes of transactions
+that are open there. Only in a topic without writers does the pass here record outcomes and time out transactions.
 
-Idle ids expire, by Kafka's `transactional.id.expiration.ms`, in three steps of as many passes:
+An id that is idle for Kafka's `transactional.id.expiration.ms` expires in three steps, each in a later pass:
 
-1. An id that was idle for so long gets an entry, `expire`, which aborts the transaction that was to come. Only an id
-   expires of which nothing is open and whose COMMITs all topics and groups have recorded.
-2. That entry goes into a register (`sparklog.log.decisions.expired_ids`).
-3. The objects of the id are deleted once the register has had that entry for a week: so long processes may know the
-   state from before. Numbers up to that of the entry are never used again, so a pass that was stopped on its way may
-   delete them whenever it goes on, and one that was killed leaves nothing behind that is read.
+1. The id gets an `expire` entry, which aborts the next transaction. This requires that no transaction of the id is open
+   and that all topics and groups have recorded its COMMITs.
+2. That entry is archived (`sparklog.log.decisions.expired_ids`).
+3. A week later, when no process can know the earlier state any more, the id's objects are deleted. Their numbers are
+   never reused, so an interrupted pass may delete them at any later time, and nothing reads what a killed pass left.
 
-A later use of the id, if there is one, goes on with the next number.
+If the id is used again, its journal continues with the next number.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from sparklog.log.decisions.decision import (
     forget,
 )
 from sparklog.log.decisions.decision_log import DecisionLog, consistent_ends, consistent_snapshots, limited_to
-from sparklog.log.decisions.expired_ids import OF_SPARKLOG, ONE_WRITE, REGISTER, entry_in, keep_newer, register_of
+from sparklog.log.decisions.expired_ids import ARCHIVE, ONE_WRITE, RESERVED, archive_of, entry_in, keep_newer
 from sparklog.log.journal.chain import EntryChain, ids_of
 from sparklog.log.journal.entry_log import KEEP_MS, Collected, collect_entries, collect_log
 from sparklog.log.journal.journal import Journal
@@ -53,18 +52,18 @@ from sparklog.log.topic.topic import Topic
 from sparklog.storage.store import ObjectInfo, Store
 
 FEW_COMMITS = 8
-"""COMMITs that may wait before topics are asked whether they have recorded them."""
+"""How many COMMITs may be kept before their participants are read to find out whether they have recorded them."""
 
 
 def check_not_one_write(transactional_id: str) -> str:
-    if isinstance(transactional_id, str) and transactional_id.startswith(OF_SPARKLOG):
+    if isinstance(transactional_id, str) and transactional_id.startswith(RESERVED):
         prefix = transactional_id.partition(":")[0]
-        raise BadRequest(f"transactional ids that begin with '{prefix}:' are sparklog's own; choose another one")
+        raise BadRequest(f"transactional ids that begin with '{prefix}:' are reserved; choose another one")
     return transactional_id
 
 
 def resolve_topic(topic: Topic) -> tuple[Resolved, ...]:
-    """Record the outcomes of open transactions in a topic, and abort those past their timeout."""
+    """Record the outcomes of open transactions in a topic, and abort transactions past their timeout."""
     state = topic.log.state()
     if not state.open:
         return ()
@@ -73,62 +72,64 @@ def resolve_topic(topic: Topic) -> tuple[Resolved, ...]:
         try:
             topic.log.commit(MaintainIntent(state.topic_id, resolved=resolved), state)
         except Conflict:
-            # Deleted and created again meanwhile: outcomes of the old topic's slices mean nothing here.
+            # The topic was deleted and created again, so outcomes of the old topic's slices mean nothing here.
             reached("transactions: a topic is created again before outcomes are recorded in it")
             return ()
     return resolved
 
 
 def visible_snapshot(topic: Topic) -> Snapshot:
-    """Return a topic's newest snapshot that ends where a reader's does. `NotFound` if there is no topic.
+    """Return a topic's latest snapshot, limited to the records that a reader sees. Raises `NotFound` if it is missing.
 
-    It ends before a transaction that is hidden here, or in a topic that shares transactions with this one, or with one
-    that does. A rewritten slice no longer carries its transaction, so readers of both topics would see it here alone.
+    It ends before a transaction that is hidden here or in a topic that shares transactions with this one, directly or
+    through other topics. Rewritten slices no longer have their transaction, so if maintenance rewrote records beyond
+    that end, readers of both topics would see only a part of the transaction.
     """
-
     engine = topic.log.engine
 
-    def take(name: str) -> Snapshot:
+    def read(name: str) -> Snapshot:
         return engine.log(name).snapshot()
 
     raw = {topic.name: topic.log.snapshot()}
-    gone: set[str] = set()
+    deleted: set[str] = set()
     while True:
-        # Outcomes count as recorded: a committed transaction is hidden also where its topic has not recorded it.
-        shown, missing = consistent_snapshots(engine.decisions, raw, take)
-        gone |= missing
+        # Outcomes count as recorded, so a committed transaction may be hidden even in a topic that has not recorded it.
+        shown, missing = consistent_snapshots(engine.decisions, raw, read)
+        deleted |= missing
         if topic.name not in raw:
             raise no_topic(topic.name, topic.root.location)
-        further = {name for snapshot in shown.values() for name in snapshot.state.siblings} - raw.keys() - gone
+        further = {name for snapshot in shown.values() for name in snapshot.state.siblings} - raw.keys() - deleted
         if not further:
             return limited_to(raw[topic.name], consistent_ends(shown)[topic.name])
         for name in sorted(further):
             try:
-                raw[name] = take(name)
+                raw[name] = read(name)
             except NotFound:
-                gone.add(name)
+                deleted.add(name)
 
 
-def recorded_everywhere(root: Root, state: Decisions, *, ask: bool | None = None) -> set[int]:
-    """Return the COMMITs that all have recorded. `ask`: by requests, else by known states; None: if many wait."""
-    ask = len(state.commits) > FEW_COMMITS if ask is None else ask
-    return {item.n for item in state.commits if _all_recorded(root, state.id, item, ask)}
+def recorded_everywhere(root: Root, state: Decisions, *, refresh: bool | None = None) -> set[int]:
+    """Return the COMMITs that all their participants have recorded.
+
+    `refresh` reads the latest states of the participants; None does so only if there are many COMMITs.
+    """
+    refresh = len(state.commits) > FEW_COMMITS if refresh is None else refresh
+    return {item.n for item in state.commits if _all_recorded(root, state.id, item, refresh)}
 
 
-def _all_recorded(root: Root, transactional_id: str, item: CommitDecision, ask: bool) -> bool:
-    topics = (_topic_recorded(root, transactional_id, item.n, prepare, ask) for prepare in item.prepares)
-    return all(topics) and all(_group_recorded(root, prepare, ask) for prepare in item.groups)
+def _all_recorded(root: Root, transactional_id: str, item: CommitDecision, refresh: bool) -> bool:
+    topics = (_topic_recorded(root, transactional_id, item.n, prepare, refresh) for prepare in item.prepares)
+    return all(topics) and all(_group_recorded(root, prepare, refresh) for prepare in item.groups)
 
 
-def _group_recorded(root: Root, prepare: PreparedGroup, ask: bool) -> bool:
-    # Any state from the prepare on can tell.
-    def settled(state: GroupState) -> bool:
+def _group_recorded(root: Root, prepare: PreparedGroup, refresh: bool) -> bool:
+    def recorded(state: GroupState) -> bool:
         return state.number >= prepare.number and all(item.number != prepare.number for item in state.pending)
 
-    return _shows(root.engine.entries(GROUPS, prepare.group), settled, ask)
+    return _is_true_of(root.engine.entries(GROUPS, prepare.group), recorded, refresh)
 
 
-def _topic_recorded(root: Root, transactional_id: str, n: int, prepare: Prepared, ask: bool) -> bool:
+def _topic_recorded(root: Root, transactional_id: str, n: int, prepare: Prepared, refresh: bool) -> bool:
     key = transactional_id, n, prepare.version
 
     def recorded(state: LogState) -> bool:
@@ -139,16 +140,14 @@ def _topic_recorded(root: Root, transactional_id: str, n: int, prepare: Prepared
             return True
         return not any((item.txn.id, item.txn.n, item.version) == key for item in topic_state.open)
 
-    return _shows(root.engine.log(prepare.topic), recorded, ask)
+    return _is_true_of(root.engine.log(prepare.topic), recorded, refresh)
 
 
-def _shows(log: Journal[S, Any, Any], holds: Callable[[S], bool], ask: bool) -> bool:
-    """True if `holds` of the state known or, with `ask`, of the newest one, which is made durable then."""
+def _is_true_of(log: Journal[S, Any, Any], condition: Callable[[S], bool], refresh: bool) -> bool:
+    """Return True if the condition is true of the cached or, with `refresh`, the latest state, and make it durable."""
     state = log.known()
-    if not ask and (state is None or not holds(state)):
-        return False
     try:
-        if (state is None or not holds(state)) and not holds(log.refresh()):
+        if (state is None or not condition(state)) and not (refresh and condition(log.refresh())):
             return False
         log.make_durable()
         return True
@@ -158,7 +157,7 @@ def _shows(log: Journal[S, Any, Any], holds: Callable[[S], bool], ask: bool) -> 
 
 def forget_recorded(root: Root, log: DecisionLog) -> int:
     state = log.refresh()
-    recorded = recorded_everywhere(root, state, ask=True)
+    recorded = recorded_everywhere(root, state, refresh=True)
     if forget(state, recorded) is None:
         return 0
     return len(state.commits) - len(log.write(lambda base: forget(base, recorded)).commits)
@@ -166,7 +165,7 @@ def forget_recorded(root: Root, log: DecisionLog) -> int:
 
 @dataclass
 class CollectedDecisions(Collected):
-    """The outcome of a collection: ids, COMMITs forgotten, ids expired."""
+    """The result of a collection: numbers of ids, pruned COMMITs and expired ids."""
 
     ids: int = 0
     forgotten: int = 0
@@ -180,15 +179,15 @@ def transactional_ids(store: Store, failures: list[SparklogError] | None = None)
 def collect(
     root: Root, *, now_ms: int | None = None, expiration_ms: int | None = None, dry_run: bool = False
 ) -> CollectedDecisions:
-    """Forget COMMITs that all topics have recorded, then delete old entries. `now_ms`: the store's clock.
+    """Prune COMMITs that all topics have recorded, then delete old entries. `now_ms`: the store's clock.
 
-    An entry or checkpoint is deleted when it is below the second newest checkpoint that can be read, and is seven
-    days old. The journal of a single write is deleted once its topics have recorded it, when its newest entry is that
-    old. Ids that were idle for longer than `expiration_ms` expire; None: none does.
+    An entry or checkpoint is deleted if it is below the second latest readable checkpoint and seven days old. The
+    journal of a write without an id is deleted once its topics have recorded it and its latest entry is seven days old.
+    Ids that were idle for longer than `expiration_ms` expire; with None, no id expires.
     """
     now_ms = root.store.now_ms() if now_ms is None else now_ms
     done = CollectedDecisions()
-    expiry = ExpiryPass(root, now_ms, expiration_ms, lambda state: recorded_everywhere(root, state, ask=True))
+    expiry = ExpiryPass(root, now_ms, expiration_ms, lambda state: recorded_everywhere(root, state, refresh=True))
 
     def collect_one(transactional_id: str) -> None:
         log = root.engine.decisions.log(transactional_id)
@@ -213,12 +212,15 @@ def _is_over(root: Root, log: DecisionLog) -> bool:
 
 
 Recorded = Callable[[Decisions], Collection[int]]
-"""Returns the numbers of the COMMITs of a state that all topics and groups they name have recorded."""
+"""Returns the numbers of the COMMITs in a state that all their participants have recorded."""
 
 
 @dataclass
 class ExpiryPass:
-    """A pass over the ids of a root. `now_ms`: the store's clock; `expiration_ms`: None: no id expires."""
+    """A pass over the ids of a root, which expires idle ones. `now_ms`: the store's clock.
+
+    With an `expiration_ms` of None, no id expires.
+    """
 
     root: Root
     now_ms: int
@@ -230,15 +232,15 @@ class ExpiryPass:
         self._in_use: frozenset[str] | None = None
 
     def visit(self, log: DecisionLog) -> None:
-        """Expire an id if it is due; remember one that has expired for `keep`."""
-        if self.expiration_ms is None or log.id.startswith(OF_SPARKLOG):
+        """Expire an id if it has been idle for long enough; remember an expired one for `keep`."""
+        if self.expiration_ms is None or log.id.startswith(RESERVED):
             return
         state = log.refresh()
         if state.op != EXPIRE and self._is_due(log, state, self.expiration_ms):
             reached("transactions: an idle id expires")
             number, recorded = state.number, self.recorded(state)
             state = log.write(lambda base: expire(base, number, recorded))
-        # Without its entry it is in the register.
+        # If the entry is deleted, it is archived.
         if state.op == EXPIRE and self.root.store.stat(log.key(state.number)) is not None:
             log.write_checkpoint()
             self.expired.append(state)
@@ -252,28 +254,28 @@ class ExpiryPass:
         return state.id not in self._in_use
 
     def keep(self, failures: list[SparklogError]) -> None:
-        """Put the entries of ids that have expired into their registers, where they are not yet."""
-        registers: dict[str, dict[str, Decisions]] = {}
+        """Archive the latest entries of expired ids, unless they are archived already."""
+        archives: dict[str, dict[str, Decisions]] = {}
         for state in self.expired:
             if crc32c.crc32c(DECISION_JSON.encode(state)) != state.crc:
                 key = self.root.engine.decisions.log(state.id).key(state.number)
-                failures.append(Corrupt(f"the newest entry of '{state.id}' is not as sparklog writes it", file=key))
+                failures.append(Corrupt(f"the latest entry of '{state.id}' is not as sparklog writes it", file=key))
                 continue
-            registers.setdefault(register_of(state.id), {})[state.id] = state
-        for name, entries in sorted(registers.items()):
+            archives.setdefault(archive_of(state.id), {})[state.id] = state
+        for name, entries in sorted(archives.items()):
             try:
                 log = self.root.engine.decisions.log(name)
                 before = log.refresh().number
                 if log.write(partial(keep_newer, entries=entries)).number > before:
-                    # Older entries are collected below the second newest checkpoint.
+                    # Older entries are deleted below the second latest checkpoint.
                     log.write_checkpoint()
             except SparklogError as error:
                 failures.append(error)
 
     def delete(self, done: Collected, *, dry_run: bool) -> None:
-        """Delete what registers have had for a week."""
+        """Delete the objects of ids that were archived a week ago."""
         folders = set(self.root.store.list_folders(f"{DECISIONS.folder}/"))
-        for name in (f"{REGISTER}{digit:x}" for digit in range(16)):
+        for name in (f"{ARCHIVE}{digit:x}" for digit in range(16)):
             if id_folder(name) not in folders:
                 continue
             try:
@@ -286,16 +288,16 @@ class ExpiryPass:
 
 
 def _in_use(root: Root) -> Iterator[str]:
-    """Yield the ids with a transaction open in a topic, or pending offsets in a group."""
+    """Yield the ids that have an open transaction in a topic or pending offsets in a group."""
     for name in root.topics():
         yield from (item.txn.id for item in root.engine.log(name).state(refresh=False).open)
     for name in ids_of(root.store, GROUPS):
         yield from (item.txn for item in root.engine.entries(GROUPS, name).refresh().pending)
 
 
-def _deletable(root: Root, register: str, folders: Collection[str], now_ms: int) -> Iterator[ObjectInfo]:
-    """Yield objects of ids up to the entry that the register has had for a week, the lowest numbers first."""
-    chain = EntryChain(root.store, DECISIONS, register, root.env)
+def _deletable(root: Root, archive: str, folders: Collection[str], now_ms: int) -> Iterator[ObjectInfo]:
+    """Yield the objects of ids up to the entries that were archived a week ago, the lowest numbers first."""
+    chain = EntryChain(root.store, DECISIONS, archive, root.env)
     number = chain.latest_number_before(now_ms - KEEP_MS)
     state = None if number is None else chain.state_at(number)
     for name in () if state is None else state.expired:
@@ -307,5 +309,5 @@ def _deletable(root: Root, register: str, folders: Collection[str], now_ms: int)
             number = entry_number(info.key)
             if number is not None and number <= entry.number:
                 numbered.append((number, f"/{CHECKPOINT_FOLDER}/" in info.key, info))
-        # The copy of the last entry goes last: until then it is a journal like any other.
+        # The copy of the last entry is deleted last, so that the journal is valid until then.
         yield from (info for _, _, info in sorted(numbered, key=lambda item: item[:2]))

@@ -1,8 +1,8 @@
-"""Listing of transactions: decisions under each id, what is open in which topics, and ending one by hand.
+"""List and describe transactions: the decisions of each id and its open transactions; abort a transaction by hand.
 
-Transactions of Kafka's that an import left open (`sparklog.log.state.commit`) are listed with the root's: they
-hold back the same last stable offsets. They do not time out, since the next import may bring their markers. An operator
-may end them; then no import can go on with their topics.
+Kafka transactions that an import left open (`sparklog.log.state.commit`) are listed together with the root's own,
+because they hold back the same last stable offsets. They do not time out, since the next import may bring their
+markers. An operator can end them; then no import can continue with their topics.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sparklog.groups.group_state import GroupState
 from sparklog.groups.lag import Groups
 from sparklog.log.decisions.decision import BY_OPERATOR, EXPIRE, Decisions
 from sparklog.log.decisions.decision_log import open_transactions, timeout_of
-from sparklog.log.decisions.expired_ids import REGISTER
+from sparklog.log.decisions.expired_ids import ARCHIVE
 from sparklog.log.journal.clocks import reading_clock_ms
 from sparklog.log.journal.names import check_id
 from sparklog.log.state.kafka_source import KafkaOpen
@@ -28,23 +28,25 @@ from sparklog.transactions.completion import resolve_topic, transactional_ids
 
 _LOG = logging.getLogger("sparklog.transactions")
 EMPTY, ONGOING, COMMITTED, ABORTED, DEAD = "Empty", "Ongoing", "CompleteCommit", "CompleteAbort", "Dead"
-"""Kafka's words for the state of a transactional id."""
+"""Kafka's names for the state of a transactional id."""
 PREPARE = {"commit": "PrepareCommit", "abort": "PrepareAbort"}
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaTransaction:
+    """A transaction that Kafka left open in one partition of an imported topic."""
+
     topic: str
     open: KafkaOpen
 
 
 def owner_of(transaction: KafkaOpen) -> str:
-    """Return the transactional id, or `producer-7` where only the producer id is known."""
+    """Return the transactional id, or `producer-7` if only the producer id is known."""
     return transaction.transactional_id or f"producer-{transaction.producer}"
 
 
 def _end_kafka(root: Root, transactions: Sequence[KafkaTransaction]) -> tuple[KafkaTransaction, ...]:
-    """End transactions of Kafka's in their topics: as Kafka had decided, else by ABORT. Return those ended here."""
+    """End Kafka transactions in their topics as Kafka had decided, else by ABORT; return the ended ones."""
     ended: list[KafkaTransaction] = []
     for topic in sorted({transaction.topic for transaction in transactions}):
         producers = {transaction.open.producer for transaction in transactions if transaction.topic == topic}
@@ -55,7 +57,7 @@ def _end_kafka(root: Root, transactions: Sequence[KafkaTransaction]) -> tuple[Ka
 
 @dataclass(frozen=True, slots=True)
 class HeldPartition:
-    """Slices that an undecided transaction holds open in one partition; times in ms."""
+    """The open slices of an undecided transaction in one partition; times in ms."""
 
     topic: str
     partition: int
@@ -69,7 +71,7 @@ class HeldPartition:
 
 @dataclass(frozen=True, slots=True)
 class UnrecordedOutcome:
-    """A decided transaction whose outcome a topic has not recorded; readers see it as decided all the same."""
+    """A decided transaction whose outcome a topic has not recorded yet. Readers already see it as decided."""
 
     topic: str
     n: int
@@ -78,13 +80,13 @@ class UnrecordedOutcome:
 
 @dataclass(frozen=True, slots=True)
 class PendingOffsets:
-    """Offsets of a group that transaction `n` has prepared and the group's journal has not settled. Store's clock."""
+    """Offsets that transaction `n` has prepared in a group, and whose outcome the group has not recorded yet."""
 
     group: str
     n: int
-    committed: bool | None  # None: undecided; else readers see it so, and the group's next entry records it
-    age_ms: int
-    timeout_ms: int  # from then on any process may abort it
+    committed: bool | None  # None: undecided; else readers see the outcome, and the group's next entry records it
+    age_ms: int  # by the store's clock
+    timeout_ms: int  # any process may abort the transaction after this time
     offsets: tuple[tuple[str, int, int], ...]  # (topic, partition, offset)
 
 
@@ -93,23 +95,26 @@ class TransactionDescription:
     """The state of a transactional id."""
 
     id: str
-    state: str  # Kafka's word for `kafka` where only these are open
-    newest: int  # number of its newest decision, -1: none
+    state: str  # Kafka's name for the state; that of `kafka` if only these transactions are open
+    newest: int  # the number of the latest decision; -1 if there is none
     outcome: str | None
-    reason: str | None  # why that is ABORT
+    reason: str | None  # why the outcome is ABORT
     time_ms: int
     instance: str | None
     batch: int | None
     held: tuple[HeldPartition, ...] = ()
     waiting: tuple[UnrecordedOutcome, ...] = ()
     pending: tuple[PendingOffsets, ...] = ()
-    kafka: tuple[KafkaTransaction, ...] = ()  # that an import left open
-    is_open: bool = False  # a transaction of the root itself is undecided
+    kafka: tuple[KafkaTransaction, ...] = ()  # transactions that an import left open
+    is_open: bool = False  # a transaction of the root's own is undecided
 
 
 @dataclass(frozen=True, slots=True)
 class Aborted:
-    """Ended transactions: `n` of the root (None: none), its topics, and Kafka's, committed where Kafka decided so."""
+    """The ended transactions: number `n` of the root (None: none) with its topics, and those of Kafka.
+
+    A Kafka transaction is committed if Kafka had decided to commit it.
+    """
 
     n: int | None
     topics: tuple[str, ...]
@@ -117,10 +122,10 @@ class Aborted:
 
 
 def list_transactions(root: Root, failures: list[SparklogError] | None = None) -> list[TransactionDescription]:
-    """List all ids that have decisions, or a transaction open in a topic or a group, in order."""
+    """List all ids that have decisions or an open transaction, in order."""
     open_now = _Open.of(root, failures)
-    ids = {name for name in transactional_ids(root.store, failures) if not name.startswith(REGISTER)}
-    ids.update(item.txn.id for topic_state in open_now.heads.values() for item in topic_state.open)
+    ids = {name for name in transactional_ids(root.store, failures) if not name.startswith(ARCHIVE)}
+    ids.update(item.txn.id for topic_state in open_now.topics.values() for item in topic_state.open)
     ids.update(item.txn for state in open_now.groups.values() for item in state.pending)
     ids.update(open_now.kafka_owners())
     listed = list(map_requests(root.store, lambda name: _listed(root, name, open_now), sorted(ids)))
@@ -132,7 +137,10 @@ def list_transactions(root: Root, failures: list[SparklogError] | None = None) -
 
 
 def describe_transaction(root: Root, transactional_id: str, failures: list[SparklogError]) -> TransactionDescription:
-    """Describe one id; `NotFound`, naming similar ones, if it was never used. `failures`: of topics and groups."""
+    """Describe one id. Raises `NotFound`, with similar ids, if it was never used.
+
+    The errors of topics and groups that cannot be read are added to `failures`.
+    """
     check_id(transactional_id, "transactional id")
     open_now = _Open.of(root, failures)
     description = _describe(root, open_now, root.engine.decisions.log(transactional_id).refresh())
@@ -145,24 +153,24 @@ def describe_transaction(root: Root, transactional_id: str, failures: list[Spark
 
 
 def abort_transaction(root: Root, transactional_id: str, n: int | None = None) -> Aborted:
-    """Abort the undecided transaction of an id, without waiting for its timeout.
+    """Abort the undecided transaction of an id without waiting for its timeout.
 
-    Its owner's commit fails with `Conflict`. Transactions of the id that an import left open end as well, as Kafka had
-    decided or by an ABORT marker; no import can go on with these topics then. `n`: only the transaction of the root
-    itself, and only if that is its number. `Conflict` if none is open.
+    The owner's commit will fail with `Conflict`. Kafka transactions of the id that an import left open are ended as
+    well, as Kafka had decided or by an ABORT marker; then no import can continue with their topics. With `n`, only the
+    root's own transaction is aborted, and only if it has this number. Raises `Conflict` if no transaction is open.
     """
     damaged: list[SparklogError] = []
     description = describe_transaction(root, transactional_id, damaged)
     for error in damaged:
-        _LOG.warning("its open transactions are not known: %s", error)
+        _LOG.warning("cannot read its open transactions: %s", error)
     number = description.newest + 1
     if n is not None and n != number:
         raise Conflict(
             f"expected transaction {n} of '{transactional_id}' to be open, found decisions up to {description.newest}; "
-            "describe it"
+            "describe the id"
         )
     if not description.is_open and (n is not None or not description.kafka):
-        raise Conflict(f"no transaction of '{transactional_id}' is open; describe it")
+        raise Conflict(f"no transaction of '{transactional_id}' is open; describe the id")
     topics = _abort_here(root, description, number) if description.is_open else ()
     ended = _end_kafka(root, description.kafka) if n is None else ()
     return Aborted(number if description.is_open else None, topics, ended)
@@ -171,7 +179,7 @@ def abort_transaction(root: Root, transactional_id: str, n: int | None = None) -
 def _abort_here(root: Root, description: TransactionDescription, number: int) -> tuple[str, ...]:
     state = root.engine.decisions.log(description.id).abort(number, BY_OPERATOR)
     if state.commit_of(number) is not None:
-        raise Conflict(f"transaction {number} of '{description.id}' was committed meanwhile")
+        raise Conflict(f"transaction {number} of '{description.id}' was committed in the meantime")
     topics = sorted({item.topic for item in description.held})
     for name in topics:
         resolve_topic(root.topic(name))
@@ -182,28 +190,28 @@ def _abort_here(root: Root, description: TransactionDescription, number: int) ->
 
 @dataclass(frozen=True, slots=True)
 class _Open:
-    """The newest states of the topics and groups in which transactions hold something open."""
+    """The latest states of the topics and groups that have open transactions."""
 
-    heads: dict[str, TopicState]
+    topics: dict[str, TopicState]
     groups: dict[str, GroupState]
 
     @staticmethod
     def of(root: Root, failures: list[SparklogError] | None) -> _Open:
         groups = Groups(root)
-        heads = {name: root.engine.log(name).state(refresh=False) for name in root.topics(failures)}
+        topics = {name: root.engine.log(name).state(refresh=False) for name in root.topics(failures)}
         states = {name: groups.group(name).log.current() for name in groups.names(failures)}
         return _Open(
-            {name: topic_state for name, topic_state in heads.items() if topic_state.open or topic_state.kafka_open},
+            {name: topic_state for name, topic_state in topics.items() if topic_state.open or topic_state.kafka_open},
             {name: state for name, state in states.items() if state.pending},
         )
 
     def kafka_owners(self) -> set[str]:
-        return {owner_of(transaction) for state in self.heads.values() for transaction in state.kafka_open}
+        return {owner_of(transaction) for state in self.topics.values() for transaction in state.kafka_open}
 
     def kafka_of(self, owner: str) -> tuple[KafkaTransaction, ...]:
         transactions = (
             KafkaTransaction(topic, transaction)
-            for topic, state in self.heads.items()
+            for topic, state in self.topics.items()
             for transaction in state.kafka_open
             if owner_of(transaction) == owner
         )
@@ -241,9 +249,10 @@ def _describe(root: Root, open_now: _Open, state: Decisions) -> TransactionDescr
 
 
 def _state_name(state: Decisions, is_open: bool, outcome: str | None, decided_by_kafka: AbstractSet[str | None]) -> str:
-    """Return Kafka's name of a transactional id's state; `decided_by_kafka`: of transactions that an import left open.
+    """Return Kafka's name for the state of a transactional id.
 
-    These are decided where Kafka's decision is known of all of them, and the same.
+    `decided_by_kafka` has Kafka's decisions (None: unknown) about the transactions that an import left open. They count
+    as decided if Kafka's decision is known for all of them, and the same.
     """
     if is_open:
         return ONGOING
@@ -258,11 +267,11 @@ def _state_name(state: Decisions, is_open: bool, outcome: str | None, decided_by
 def _held_and_waiting(
     root: Root, open_now: _Open, state: Decisions
 ) -> tuple[tuple[HeldPartition, ...], tuple[UnrecordedOutcome, ...]]:
-    """Return the partitions that an id's undecided transactions hold back, and decided ones that topics wait for."""
+    """Return the open slices of an id's undecided transactions, and the decided ones that topics have not recorded."""
     held: list[HeldPartition] = []
     waiting: list[UnrecordedOutcome] = []
     now_ms: int | None = None
-    for topic, topic_state in open_now.heads.items():
+    for topic, topic_state in open_now.topics.items():
         for (owner, n), prepares in open_transactions(topic_state).items():
             if owner != state.id:
                 continue

@@ -1,12 +1,16 @@
 """A transactional producer: begin, append to topics, send offsets of a consumer group, commit or abort.
 
-Rows are uploaded as they come and published by `commit`: one commit per topic that holds them open (prepare), then one
-entry in the decision log of the id, which commits them all at once. A process that dies in between leaves no part of it
-visible. The next instance aborts an undecided transaction at once, any other process once `timeout_ms` has passed since
-its first prepare.
+A transaction takes these steps:
 
-Jobs that share a transaction: one begins it and hands its number on. The others `join` it, append, and `prepare`, which
-records their files before it returns. Then one of them commits.
+1. `append` uploads rows.
+2. `commit` prepares: it commits the rows to each topic as open, and the offsets to each group as pending.
+3. `commit` decides: it writes one entry to the decision log of the id, which commits all of them atomically.
+
+If the process dies before step 3, no part of the transaction becomes visible. The next instance aborts an undecided
+transaction immediately; any other process aborts it once `timeout_ms` has passed since its first prepare.
+
+Several jobs can share a transaction: one job begins it and passes its number on. The others `join` it, append, and
+`prepare`, which records their files before it returns. Then one of them commits.
 """
 
 from __future__ import annotations
@@ -55,8 +59,8 @@ if TYPE_CHECKING:
 
 
 _LOG = logging.getLogger("sparklog.transactions")
-LOOK_AGAIN_MS = 1_000
-"""A transaction older than this looks for a newer instance before it prepares: one request."""
+RECHECK_MS = 1_000
+"""A transaction older than this checks for a newer instance before it prepares, with one request."""
 GROUP = instance("a consumer, another member, or the name of a group", str, GroupMetadata, Membership)
 OPEN, PREPARED, COMMITTED, ABORTED, UNKNOWN = "open", "prepared", "committed", "aborted", "unknown"
 
@@ -69,13 +73,13 @@ def transactional(
     timeout_ms: int = DEFAULT_TRANSACTION_TIMEOUT_MS,
     instance: str | None = None,
 ) -> TransactionalProducer:
-    """Return a producer that writes transactions under an id: all topics of one are published, or none.
+    """Return a producer for transactions: all rows of a transaction become visible in all its topics, or none.
 
     Args:
         root: an open root, or its location.
-        transactional_id: the same in every run of a program; a newer instance fences older ones.
-        timeout_ms: Kafka's `transaction.timeout.ms`: an open transaction may be aborted by others after it.
-        instance: a name where several processes are to be one instance; default: a new one.
+        transactional_id: an id that is the same in every run of a program; a newer instance fences older ones.
+        timeout_ms: Kafka's `transaction.timeout.ms`: other processes may abort an open transaction after this time.
+        instance: a name that several processes share to act as one instance; default: a new one.
 
     Returns:
         A `TransactionalProducer`; `begin()` begins a transaction.
@@ -95,7 +99,7 @@ def transactional(
 
 @dataclass(frozen=True, slots=True)
 class CommittedTransaction:
-    """A committed transaction: its number (None: it was empty) and the outcome in each topic."""
+    """A committed transaction: its number (None if it was empty) and the outcome in each topic."""
 
     n: int | None
     topics: Mapping[str, AppendOutcome] = field(default_factory=dict)
@@ -104,7 +108,7 @@ class CommittedTransaction:
 
 
 class TransactionalProducer:
-    """A transactional producer: see `transactional`. One transaction at a time; not safe to share between threads."""
+    """A transactional producer: see `transactional`. It has one transaction at a time. Not thread-safe."""
 
     def __init__(
         self,
@@ -125,7 +129,7 @@ class TransactionalProducer:
         self.timeout_ms = whole_ms
         self.instance = root.env.new_id() if instance is None else check_id(instance, "instance")
         self.epoch = epoch
-        """Epoch of this instance, once it has begun a transaction: lower ones are fenced, however many come between."""
+        """The epoch of this instance once it has begun a transaction. Instances with lower epochs are fenced."""
         self.log: DecisionLog = root.engine.decisions.log(self.id)
         self._open: Transaction | None = None
 
@@ -140,30 +144,30 @@ class TransactionalProducer:
         return f"TransactionalProducer({self.id!r}, {self.root.location!r})"
 
     def begin(self) -> Transaction:
-        """Begin a transaction; an older instance is fenced, and what it has open aborted.
+        """Begin a transaction. Older instances are fenced, and their open transaction is aborted.
 
-        As with Kafka, where a transaction is ongoing from its first partition on, it is listed as open from its first
-        prepare on, and its timeout counts from there.
+        The transaction is listed as open, and its timeout starts, with its first prepare. (In Kafka, that is when the
+        first partition is added.)
 
         Returns:
-            A `Transaction`, to be committed or aborted, or used as a context manager.
+            A `Transaction`, to commit or abort, or to use as a context manager.
 
         Raises:
-            BadRequest: one of this producer is open.
+            BadRequest: this producer has an open transaction.
             Fenced: a newer instance has taken over.
         """
         self.log.refresh()
         return self._begin()
 
     def _begin(self) -> Transaction:
-        """Begin by the state that is known here, which was looked at a moment ago."""
+        """Begin from the cached state, which the caller has just refreshed."""
         if self._open is not None and self._open.state in (OPEN, PREPARED):
             raise BadRequest(
-                f"transaction {self._open.n} of '{self.id}' is open: commit or abort it before the next one is begun"
+                f"transaction {self._open.n} of '{self.id}' is open: commit or abort it before you begin the next one"
             )
         self.root.engine.ensure_probed()
         if self._open is not None and self._open.state == UNKNOWN:
-            # Its number is used again only when its outcome is known.
+            # Its number must not be reused before its outcome is known.
             self.log.abort(self._open.n, BY_OWNER)
         state = self.log.write(lambda base: init(base, self.instance, self.epoch, self.root.env.wall_ms()))
         self.epoch = state.epoch
@@ -172,27 +176,27 @@ class TransactionalProducer:
 
     @checked(part=NAME.or_none())
     def join(self, n: int, part: str | None = None) -> Transaction:
-        """Take part in a transaction that another job began.
+        """Join a transaction that another job began.
 
-        The `timeout_ms` of each job counts for its prepares; the first to pass aborts the whole transaction.
+        Each job's prepares have that job's `timeout_ms`; the first one to run out aborts the whole transaction.
 
         Args:
-            n: its number, the `n` of what `begin` returned.
-            part: the name of this job's share. A job that was started again under it replaces what its first attempt
-                recorded.
+            n: the transaction's number, which is the `n` of the transaction that `begin` returned.
+            part: a name for this job's part. If the job is restarted with the same name, its new prepares replace those
+                of its first attempt.
 
         Returns:
             A `Transaction`, to append to and to `prepare`.
 
         Raises:
-            Conflict: it is decided already.
+            Conflict: the transaction is already decided.
             Fenced: a newer instance has taken over.
-            BadRequest: `n` is no number.
+            BadRequest: `n` is not a number.
         """
         number = as_whole(n)
         if number is None:
             raise BadRequest(
-                f"expected the number of a transaction, the `n` of what `begin` returned; found {shortened(n)}"
+                f"expected the number of a transaction, the `n` of the one that `begin` returned; found {shortened(n)}"
             )
         self.root.engine.ensure_probed()
         check_undecided(self.log.refresh(), number)
@@ -200,7 +204,7 @@ class TransactionalProducer:
 
 
 class Transaction:
-    """A transaction of a producer. As a context manager it commits at the end, and aborts on an exception."""
+    """A transaction of a producer. As a context manager, it commits at the end and aborts on an exception."""
 
     def __init__(self, producer: TransactionalProducer, n: int, instance: str | None, part: str | None) -> None:
         self.n = n
@@ -217,7 +221,7 @@ class Transaction:
         self._prepared: list[Prepared] = []
         self._prepared_groups: list[PreparedGroup] = []
         self._outcomes: dict[str, AppendOutcome] = {}
-        self._begun = producer.root.env.now()
+        self._started_at = producer.root.env.now()
 
     def __repr__(self) -> str:
         return f"Transaction({self.id!r}, {self.n}, {self.state})"
@@ -229,22 +233,22 @@ class Transaction:
         if kind is None and self.state == OPEN:
             self.commit()
         elif kind is not None and self.state in (OPEN, PREPARED):
-            self._give_up()
+            self._abort_or_leave()
 
     # -- contents
 
     @checked(topic=NAME, options=WRITE_OPTIONS)
     def append(self, topic: str, data: ArrowData, *, options: WriteOptions | None = None) -> None:
-        """Append rows to a topic, as `Topic.append`. `commit` publishes them.
+        """Append rows to a topic, as `Topic.append` does. They become visible with `commit`.
 
         Args:
-            topic: its name.
+            topic: the topic's name.
             data: as for `Topic.append`.
-            options: codec and sizes; those of the first append to a topic count.
+            options: codec and sizes; only those of the first append to a topic are used.
 
         Raises:
-            NotFound: there is no such topic.
-            BadRequest: the topic refuses a row, here or at `commit`.
+            NotFound: the topic does not exist.
+            BadRequest: the topic rejects a row, here or at `commit`.
         """
         self._check_open()
         if topic not in self._writers:
@@ -266,24 +270,25 @@ class Transaction:
         """Commit offsets of a consumer group with the transaction.
 
         Args:
-            group: a consumer (without `offsets`: its positions) or another member, and `commit` is refused with
-                `Fenced` once a newer member has joined; or the name alone, which fences nothing.
-            offsets: topic to partition to the next offset to read; None: the positions of the consumer.
+            group: a consumer or another member, so that `commit` fails with `Fenced` once a newer member has joined;
+                or the name of a group, which has no fencing.
+            offsets: the next offset to read, by topic and partition; None: the positions of the consumer.
 
         Raises:
             NotFound: a topic does not exist.
-            BadRequest: a partition or an offset that cannot be, or a consumer that commits by itself.
+            BadRequest: a partition or an offset is not valid, or the consumer commits automatically.
         """
         self._check_open()
         if isinstance(group, GroupConsumer):
             if group.auto_commit_interval_ms is not None:
                 raise BadRequest(
-                    f"{group!r} commits by itself, also what a transaction aborts; set enable_auto_commit=False"
+                    f"{group!r} commits automatically, even offsets of an aborted transaction; set "
+                    "enable_auto_commit=False"
                 )
             offsets = group.positions() if offsets is None else offsets
             group = group.membership
         if offsets is None:
-            raise BadRequest("expected offsets, topic to partition to offset; only a consumer knows its own")
+            raise BadRequest("expected offsets by topic and partition; only a consumer has positions of its own")
         GROUP.check("group", group)
         ids = group.topic_ids if isinstance(group, Membership) else None
         member = group.metadata if isinstance(group, Membership) else None if isinstance(group, str) else group
@@ -292,27 +297,27 @@ class Transaction:
         if not rows:
             return
         self._offsets[name] = merged(self._offsets.get(name, ()), rows)
-        # Offsets that are sent by the name alone keep the member that was given before.
+        # Offsets sent with only a group's name keep the member of an earlier call.
         self._members[name] = member or self._members.get(name)
 
     def _check_open(self) -> None:
         if self.state != OPEN:
-            raise BadRequest(f"transaction {self.n} of '{self.id}' is {self.state}: begin another one")
+            raise BadRequest(f"transaction {self.n} of '{self.id}' is {self.state}: begin a new one")
 
     # -- prepare, commit, abort
 
     def prepare(self) -> Mapping[str, AppendOutcome]:
-        """Record what was appended, and hold it open in its topics: for a job that leaves the commit to another one.
+        """Write the appended rows to their topics as open, for a job that leaves the commit to another job.
 
-        When it returns, a COMMIT of the transaction, by any job, has these rows in it.
+        After this returns, a COMMIT of the transaction by any job includes these rows.
 
         Returns:
             The outcome in each topic.
 
         Raises:
             Fenced: a newer instance took over.
-            Conflict: it was aborted, by its timeout or an operator.
-            BadRequest: a topic refuses rows.
+            Conflict: the transaction was aborted by its timeout or an operator.
+            BadRequest: a topic rejects rows.
         """
         self._check_open()
         try:
@@ -326,25 +331,25 @@ class Transaction:
         return dict(self._outcomes)
 
     def commit(self, *, key: WriterKey | None = None) -> CommittedTransaction:
-        """Commit: when this returns, all of it is visible in all topics.
+        """Commit the transaction. When this returns, all its rows are visible in all topics.
 
         Args:
-            key: enter this batch in the replay rule of the id; None: none.
+            key: the batch that the transaction is, so that a replay of it is skipped.
 
         Returns:
-            The number of the transaction (None: it was empty), and the outcome in each topic.
+            The number of the transaction (None if it was empty), and the outcome in each topic.
 
         Raises:
-            Fenced: a newer instance took over, of this producer or of a consumer whose offsets it sends.
-            Conflict: it was aborted, by its timeout or an operator, or a topic was deleted.
-            BadRequest: a topic refuses rows. In these three cases no part of it is ever visible.
-            Unavailable: the store failed; the message says if the outcome is known.
+            Fenced: a newer instance of this producer took over, or of a consumer whose offsets it sends.
+            Conflict: the transaction was aborted by its timeout or an operator, or a topic was deleted.
+            BadRequest: a topic rejects rows. In these three cases, no part of the transaction ever becomes visible.
+            Unavailable: the store failed; the message says whether the outcome is known.
         """
         log = self._producer.log
         if self.state != PREPARED:
             self._check_open()
-            if self._root.env.elapsed_ms(self._begun) > LOOK_AGAIN_MS:
-                # Fenced long ago, it writes nothing: no rows for read_uncommitted, no gap in the offsets.
+            if self._root.env.elapsed_ms(self._started_at) > RECHECK_MS:
+                # A fenced producer must write nothing, because read_uncommitted readers would see its rows.
                 try:
                     check_undecided(log.refresh(), self.n, self._instance)
                 except (Conflict, Fenced):
@@ -354,7 +359,7 @@ class Transaction:
             try:
                 self._prepare()
             except Exception:
-                self._give_up()
+                self._abort_or_leave()
                 raise
         if not self._prepared and not self._prepared_groups:
             state = log.refresh()
@@ -371,7 +376,7 @@ class Transaction:
         except SparklogError as error:
             reached("transactions: the outcome of a commit is unknown")
             self.state = UNKNOWN
-            self._settle(error)
+            self._resolve_unknown(error)
         self.state = COMMITTED
         return CommittedTransaction(self.n, dict(self._outcomes))
 
@@ -388,8 +393,8 @@ class Transaction:
             resolved=recorded_everywhere(self._root, base),
         )
 
-    def _settle(self, unknown: SparklogError) -> None:
-        """Resolve an unknown outcome: try an ABORT, which either is the decision or finds the COMMIT."""
+    def _resolve_unknown(self, unknown: SparklogError) -> None:
+        """Resolve an unknown outcome with an ABORT, which either becomes the decision or finds the COMMIT."""
         try:
             state = self._producer.log.abort(self.n, BY_OWNER)
         except SparklogError:
@@ -399,17 +404,17 @@ class Transaction:
             if not state.surely_aborted(self.n):
                 raise unknown
         elif {*self._prepared, *self._prepared_groups} <= {*committed.prepares, *committed.groups}:
-            reached("transactions: a commit of unknown outcome had landed")
+            reached("transactions: a commit of unknown outcome was written")
             return
         self.state = ABORTED
-        raise Unavailable(f"transaction {self.n} of '{self.id}' is aborted, nothing of it is published: {unknown}")
+        raise Unavailable(f"transaction {self.n} of '{self.id}' was aborted, and nothing was published: {unknown}")
 
     def abort(self) -> None:
-        """Abort: read_committed never shows any of it.
+        """Abort the transaction. Readers with `read_committed` never see its rows.
 
         Raises:
-            Conflict: it is committed already.
-            BadRequest: it was committed or aborted by this object.
+            Conflict: the transaction is already committed.
+            BadRequest: this object has committed or aborted it.
         """
         if self.state in (COMMITTED, ABORTED):
             raise BadRequest(f"transaction {self.n} of '{self.id}' is {self.state}")
@@ -420,24 +425,24 @@ class Transaction:
         if state.commit_of(self.n) is not None:
             reached("transactions: an abort comes after the commit")
             self.state = COMMITTED
-            raise Conflict(f"transaction {self.n} of '{self.id}' is committed: it cannot be aborted any more")
+            raise Conflict(f"transaction {self.n} of '{self.id}' is committed and can no longer be aborted")
 
     def discard(self) -> None:
-        """Drop rows that were appended here and not prepared; the transaction itself stays undecided."""
+        """Discard rows that were appended but not prepared; the transaction itself stays undecided."""
         for _, writer in self._writers.values():
             writer.discard()
         self._writers.clear()
         self._files.clear()
         self.state = ABORTED
 
-    def _give_up(self) -> None:
+    def _abort_or_leave(self) -> None:
         try:
             self.abort()
         except SparklogError as error:
-            _LOG.warning("transaction %s of '%s' is left to its timeout: %s", self.n, self.id, error)
+            _LOG.warning("cannot abort transaction %s of '%s', it will time out: %s", self.n, self.id, error)
 
     def _prepare(self, *, inline: bool = True) -> None:
-        # Groups first: a member that was superseded stops before it holds back a topic.
+        # Groups come first, so that a superseded member fails before it holds back a topic.
         for name, offsets in self._offsets.items():
             group, timeout_ms = Group(self._root, name), self._producer.timeout_ms
             number = group.prepare(self._members[name], self.id, self.n, timeout_ms, offsets)
@@ -465,5 +470,7 @@ class Transaction:
 
 def _oldest(topic: str, targets: Sequence[AppendTarget]) -> AppendTarget:
     if len({target.topic_id for target in targets}) > 1:
-        raise Conflict(f"topic '{topic}' was deleted and created again while this transaction wrote to it: begin again")
+        raise Conflict(
+            f"topic '{topic}' was deleted and created again while this transaction wrote to it: begin a new transaction"
+        )
     return min(targets, key=lambda target: target.read_version)

@@ -1,9 +1,10 @@
-"""A whole batch over several topics as one transaction: a Spark write with a `topic` column.
+"""Publish a batch over several topics as one transaction, for Spark writes with a `topic` column.
 
-A streaming sink may name its topic by an option before a restart, and by a column after it, or the reverse. A batch for
-the topic of an option is entered in the registry of that topic, a batch whose rows name their topics in the decisions
-of the query's id. A restarted query may send a committed batch once more, in the other way. So the first batch of each
-run is looked for in the other place too. The run takes over there, which fences an older run that may still write so.
+A streaming sink may have its topic in an option before a restart and in a column after it, or the reverse. A batch for
+the topic in an option is recorded in the idempotency registry of that topic. A batch with a topic column is recorded in
+the decisions of the query's id. A restarted query may write a committed batch again, the other way. So the first batch
+of each run is searched for in the other record as well. There the run also takes over, which fences an older run that
+may still write that way.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from sparklog.transactions.producer import CommittedTransaction, TransactionalPr
 
 @dataclass(frozen=True, slots=True)
 class Spare:
-    """The id of a write without an id, free for the next one. It must not hold its root."""
+    """The generated id of a finished write, which the next write can reuse. It must not reference its root."""
 
     id: str
     instance: str
@@ -44,12 +45,12 @@ class Spare:
 
 _spares: WeakKeyDictionary[Root, list[Spare]] = WeakKeyDictionary()
 if hasattr(os, "register_at_fork"):
-    # Parent and child would write under one id as one instance.
+    # Otherwise parent and child would write with one id, as the same instance.
     os.register_at_fork(after_in_child=_spares.clear)
 
 
 def _without_id(root: Root, timeout_ms: int) -> TransactionalProducer:
-    """Return the producer of a write without an id: a spare one, as maintenance reads the folder of each id."""
+    """Return the producer of a write without an id. Ids are reused, because maintenance reads the folder of each."""
     spares = _spares.setdefault(root, [])
     while spares:
         try:
@@ -72,10 +73,10 @@ def publish(
     key: WriterKey | None = None,
     timeout_ms: int = DEFAULT_TRANSACTION_TIMEOUT_MS,
 ) -> CommittedTransaction:
-    """Commit files that tasks wrote for topics, all of them or none. With `key`, a batch at most once.
+    """Commit files that tasks wrote for several topics, atomically. A batch with a `key` is committed at most once.
 
-    The replay rule (`sparklog.log.state.writer_runs`) is asked before an earlier instance is fenced: a batch that it
-    refuses stops no other run. Raises its errors and those of `Transaction.commit`.
+    The batch is checked (`sparklog.log.state.writer_runs`) before an earlier instance is fenced, so that a rejected
+    batch stops no other run. Raises the errors of that check and of `Transaction.commit`.
     """
     if key is not None:
         key.check()
@@ -90,15 +91,15 @@ def publish(
     if key is not None:
         count = sum(part.records for part in written)
         now_ms = root.env.wall_ms()
-        verdict = decide(producer.log.refresh().entry(), key, count, f"transactional id '{producer.id}'", now_ms)
-        if not verdict.write:
-            if verdict.take_over and key.run is not None:
+        decision = decide(producer.log.refresh().entry(), key, count, f"transactional id '{producer.id}'", now_ms)
+        if not decision.write:
+            if decision.take_over and key.run is not None:
                 run, epoch = key.run, key.epoch
                 producer.log.write(lambda base: init(base, run, epoch, now_ms))
-            return CommittedTransaction(None, skipped=True, note=verdict.note)
+            return CommittedTransaction(None, skipped=True, note=decision.note)
     if not any(len(file) for part in written for file in part.files):
         return CommittedTransaction(None)
-    # With a key the decisions were looked at above, a moment ago.
+    # With a key, the decisions were just refreshed above.
     transaction = producer.begin() if key is None else producer._begin()
     for part in written:
         transaction.add(part.target, part.files)
@@ -110,7 +111,7 @@ def publish(
 
 @dataclass(frozen=True, slots=True)
 class TakeOverIntent:
-    """Record the run of `key` in a topic that knows its writer; a batch of `count` records is judged, not written."""
+    """Record the run of `key` in a topic that knows its writer. The batch of `count` records is only checked."""
 
     topic_id: str
     key: WriterKey
@@ -123,16 +124,19 @@ class TakeOverIntent:
         check_topic(topic, state, self.topic_id)
         key, entry = self.key, state.registry.get(self.key.id)
         if entry is None or key.run is None:
-            return Nothing("the writer is not known here", state.version)
+            return Nothing("the topic does not know the writer", state.version)
         decide(entry, key, self.count, f"topic '{topic}'", self.now_ms)
         if entry.run == key.run:
-            return Nothing("the run is known here", state.version)
+            return Nothing("the topic knows the run", state.version)
         epoch = next_epoch(entry, key.run, key.epoch)
         return Draft(TAKEOVER, writer=Writer(key.mode, key.id, entry.batch, key.run, entry.count, epoch))
 
 
 def in_decisions(root: Root, topic: str, key: WriterKey, count: int) -> bool:
-    """True if this batch for a topic of an option was published as a transaction. Errors of the replay rule."""
+    """Return True if this batch, for the topic in an option, was published as a transaction.
+
+    Raises the errors of the replay check.
+    """
     entry = root.engine.log(topic).current().topic_state.registry.get(key.id)
     if key.run is None or (entry is not None and entry.run == key.run):
         return False
@@ -145,20 +149,20 @@ def in_decisions(root: Root, topic: str, key: WriterKey, count: int) -> bool:
 
 
 def in_topics(root: Root, key: WriterKey, count: int, names: Iterable[str] | None = None) -> bool:
-    """True if this batch, whose rows name their topics, was published to the topic of an option."""
+    """Return True if this batch, with a topic column, was published to the topic in an option."""
     if key.run is None or root.engine.decisions.log(key.id).current().run == key.run:
         return False
     unread: list[SparklogError] = []
     now_ms = root.env.wall_ms()
-    judged = _of_any_layout(key)
+    checked_key = _of_any_layout(key)
     intents: dict[str, TakeOverIntent] = {}
     for name in root.topics(unread) if names is None else names:
         state = root.engine.log(name).current().topic_state
         entry = state.registry.get(key.id)
         if entry is not None:
-            # All are asked before one is written: a batch that is refused stops no other run.
-            decide(entry, judged, count, f"topic '{name}'", now_ms)
-            intents[name] = TakeOverIntent(state.topic_id, judged, count, now_ms)
+            # All topics are checked before one is written, so that a rejected batch stops no other run.
+            decide(entry, checked_key, count, f"topic '{name}'", now_ms)
+            intents[name] = TakeOverIntent(state.topic_id, checked_key, count, now_ms)
     published = False
     for name, intent in intents.items():
         with suppress(NotFound):
@@ -168,5 +172,5 @@ def in_topics(root: Root, key: WriterKey, count: int, names: Iterable[str] | Non
 
 
 def _of_any_layout(key: WriterKey) -> WriterKey:
-    """Return the key with a content that is compared by its bytes alone: in the other way rows are in other topics."""
+    """Return the key with a content that is compared without its layout, which depends on the topics of the rows."""
     return key if key.content is None else replace(key, content=replace(key.content, layout=""))

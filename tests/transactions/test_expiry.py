@@ -79,7 +79,7 @@ def test_of_an_id_that_expired_one_entry_is_left_in_a_register() -> None:
     )
     assert objects(world) == []
     [register] = {key.split("/")[1] for key in objects(world, "_transactions/")}
-    assert register == "expired-ids%3A" + expired_ids.register_of("job")[-1]
+    assert register == "expired-ids%3A" + expired_ids.archive_of("job")[-1]
     state = world.root().engine.decisions.log("job").refresh()
     assert (state.number, state.newest, state.op, state.reason) == (
         before.number + 1, before.newest + 1, "expire", "expired",
@@ -124,7 +124,7 @@ def test_a_transaction_that_was_begun_before_gets_a_clear_error() -> None:
     message = r"transaction 3 of 'job' .* \(the id was not in use for transactional.id.expiration.ms, and expired\)"
     with pytest.raises(Conflict, match=message):
         late.commit()
-    with pytest.raises(BadRequest, match="begin with 'expired-ids:' are sparklog's own"):
+    with pytest.raises(BadRequest, match="begin with 'expired-ids:' are reserved"):
         transactional(world.root(), "expired-ids:x")
     assert world.values("a") == ["1", "2"]
 

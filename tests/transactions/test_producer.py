@@ -71,7 +71,7 @@ def test_prepares_name_their_siblings_and_the_commit_names_them() -> None:
     state = world.root().engine.decisions.log("job").refresh()
     commit = state.commit_of(0)
     assert commit is not None
-    assert commit.names() == {"a": 1, "b": 2, "c": 1}
+    assert commit.versions() == {"a": 1, "b": 2, "c": 1}
     assert {item.commit_id for item in commit.prepares} == {
         item.commit_id for name in "abc" for item in world.topic(name).log.state().open
     }
@@ -159,10 +159,10 @@ def test_a_share_that_comes_too_late_is_refused_and_never_seen() -> None:
     assert world.values("a") == ["owner", "next"]
     with pytest.raises(Conflict, match="without this part"):
         world.producer().join(0)
-    with pytest.raises(Conflict, match="was never begun: the next one is 1"):
+    with pytest.raises(Conflict, match="does not exist: the next one is 1"):
         world.producer().join(9)
     for wrong in ("0", None, True, owner):
-        with pytest.raises(BadRequest, match=r"the `n` of what `begin` returned; found"):
+        with pytest.raises(BadRequest, match=r"the `n` of the one that `begin` returned; found"):
             world.producer().join(wrong)  # type: ignore[arg-type]
 
 
@@ -270,7 +270,7 @@ def test_a_decision_whose_answer_never_comes_is_settled(kind: FaultKind) -> None
         assert transaction.commit().n == 0
         assert world.values("a") == ["1"]
     else:
-        with pytest.raises(Unavailable, match="transaction 0 of 'job' is aborted, nothing of it is published"):
+        with pytest.raises(Unavailable, match="transaction 0 of 'job' was aborted, and nothing was published"):
             transaction.commit()
         assert world.values("a") == []
         assert world.undecided("a") == [0]

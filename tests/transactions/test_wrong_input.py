@@ -76,8 +76,8 @@ def test_a_commit_after_it_was_ended_by_somebody_else() -> None:
     late.append("a", rows("late"))
     world.root().engine.decisions.log("other").abort(0, "operator")
     world.now_ms += MINUTE
-    refused(world, late.commit, Conflict, r"transaction 0 of 'other' is decided already \(by an operator\)")
-    with pytest.raises(Conflict, match=r"decided already \(by an operator\) and nothing of it is published"):
+    refused(world, late.commit, Conflict, r"transaction 0 of 'other' is already decided \(by an operator\)")
+    with pytest.raises(Conflict, match=r"already decided \(by an operator\), so nothing of this was published"):
         transaction.commit()
     assert world.values_by_topic() == {"a": [], "b": [], "c": []}
 

@@ -1,1 +1,1 @@
-"""Transaction decisions: one journal per transactional id, and the bounds that readers draw from them."""
+"""Transaction decisions: one journal per transactional id, and the offsets up to which readers may read."""

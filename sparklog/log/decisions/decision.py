@@ -1,9 +1,9 @@
 """Entries of a transactional id's journal, `_transactions/<id>/_log`, and the steps from one state to the next.
 
-An entry carries the whole state after it; docs/reference/format-transactions.md says what its members mean. The state
-stays small, because a COMMIT is forgotten once every topic and group it names has recorded it. `newest` is the number
-of the newest decision: all up to it are decided, none beyond. A decided n that is not among `commits` was aborted, or
-is recorded in every topic and group it names.
+An entry contains the complete state after it; docs/reference/format-transactions.md describes its fields. The state
+stays small because a COMMIT is pruned once all its participants (topics and groups) have recorded it. `newest` is the
+number of the latest decision: all transactions up to it are decided, and none after it. A decided n that is not among
+`commits` was aborted, or was committed and recorded by all its participants.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ REASONS = BY_OWNER, BY_NEWER_INSTANCE, BY_TIMEOUT, BY_OPERATOR, BY_NEWER_GENERAT
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A prepare as decisions name it: one commit of a topic. `part`: the job that made it, None if there is one job."""
+    """A prepare, which is one commit of a topic. `part` is the job that wrote it; None if there is a single job."""
 
     topic: str
     topic_id: str
@@ -54,7 +54,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class PreparedGroup:
-    """Prepared offsets of a consumer group, as decisions name them: one entry of the group's journal."""
+    """The prepared offsets of a consumer group, which are one entry of the group's journal."""
 
     group: str
     number: int
@@ -63,15 +63,15 @@ class PreparedGroup:
 
 @dataclass(frozen=True, slots=True)
 class CommitDecision:
-    """A COMMIT: the prepares that it commits, in topics and in consumer groups."""
+    """A COMMIT, with the prepares in topics and consumer groups that it commits."""
 
     n: int
     time_ms: int
     prepares: tuple[Prepared, ...]
     groups: tuple[PreparedGroup, ...] = ()
 
-    def names(self) -> dict[str, int]:
-        """Return the highest version named, by topic."""
+    def versions(self) -> dict[str, int]:
+        """Return the highest prepared version of each topic."""
         versions: dict[str, int] = {}
         for item in self.prepares:
             versions[item.topic] = max(item.version, versions.get(item.topic, item.version))
@@ -80,7 +80,7 @@ class CommitDecision:
 
 @dataclass(frozen=True, slots=True)
 class Decisions(StateEntry):
-    """The newest entry of a transactional id, and so its state."""
+    """The latest entry of a transactional id, which is its state."""
 
     op: str = ""
     n: int | None = None
@@ -96,22 +96,22 @@ class Decisions(StateEntry):
     epoch: int | None = None
     content: Content | None = None
     expired: Mapping[str, str] = field(default_factory=dict)
-    """Of a register (`expired_ids`): id to the newest entry of an expired id, as it was written."""
+    """In an archive (`expired_ids`): the latest entry of each expired id, as it was written."""
 
     def decided(self, n: int) -> bool:
-        """True if `n` is decided; a decision never changes."""
+        """Return True if `n` is decided; a decision never changes."""
         return n <= self.newest
 
     def commit_of(self, n: int) -> CommitDecision | None:
-        """Return the COMMIT of `n`; None: not decided, aborted, or recorded by all topics and forgotten."""
+        """Return the COMMIT of `n`; None if `n` is undecided or aborted, or if its COMMIT was pruned."""
         return next((item for item in self.commits if item.n == n), None)
 
     def surely_aborted(self, n: int) -> bool:
-        """True if `n` is known to be aborted; an older one may be committed and forgotten as well."""
+        """Return True if `n` is known to be aborted. The COMMIT of an older transaction may have been pruned."""
         return n == self.newest and self.commit_of(n) is None
 
     def is_clear(self, n: int) -> bool:
-        """True if this entry has the outcome of `n`; else it may be committed and forgotten."""
+        """Return True if this entry has the outcome of `n`; False if a COMMIT of `n` may have been pruned."""
         return n == self.newest or self.commit_of(n) is not None
 
     def resolved(self, topic: str, topic_id: str, n: int) -> Resolved:
@@ -120,16 +120,16 @@ class Decisions(StateEntry):
         if committed is None:
             return Resolved(self.id, n)
         here = [item.version for item in committed.prepares if (item.topic, item.topic_id) == (topic, topic_id)]
-        siblings = {name: version for name, version in sorted(committed.names().items()) if name != topic}
+        siblings = {name: version for name, version in sorted(committed.versions().items()) if name != topic}
         return Resolved(self.id, n, tuple(sorted(here)), siblings)
 
     def commits_group(self, n: int, group: str, number: int) -> bool:
-        """True if a decided `n` commits the offsets that this entry of a group prepared."""
+        """Return True if a decided `n` commits the offsets that entry `number` of a group prepared."""
         committed = self.commit_of(n)
         return committed is not None and any((item.group, item.number) == (group, number) for item in committed.groups)
 
     def entry(self) -> WriterEntry | None:
-        """Return the entry for the replay rule; None before the first batch."""
+        """Return the registry entry that detects replayed batches; None before the first batch."""
         if self.batch is None:
             return None
         return WriterEntry(
@@ -137,17 +137,21 @@ class Decisions(StateEntry):
         )
 
 
-# -- steps: the state after one more entry, None if there is nothing to write; number and chain come from the journal
+# -- Steps. Each returns the state after one more entry, or None if there is nothing to write. The journal sets the
+#    entry's number and the CRC-32C of the previous entry.
 
 
 def init(state: Decisions, run: str, epoch: int | None = None, now_ms: int = 0) -> Decisions | None:
-    """Make `run` the instance, and abort an open transaction of an earlier one. `Fenced` if `run` was superseded."""
+    """Make `run` the instance, and abort the open transaction of an earlier one.
+
+    Raises `Fenced` if `run` was superseded.
+    """
     if state.run == run:
         return None
     if is_superseded(state, run, epoch, now_ms):
         raise fenced(state, run)
-    taken = replace(state, op=INIT, run=run, earlier_runs=earlier_runs(state, run), epoch=next_epoch(state, run, epoch))
-    return replace(taken, n=None) if state.number < 0 else _aborted(taken, state.newest + 1, BY_NEWER_INSTANCE)
+    after = replace(state, op=INIT, run=run, earlier_runs=earlier_runs(state, run), epoch=next_epoch(state, run, epoch))
+    return replace(after, n=None) if state.number < 0 else _aborted(after, state.newest + 1, BY_NEWER_INSTANCE)
 
 
 def prepare(
@@ -157,16 +161,16 @@ def prepare(
     part: str | None = None,
     groups: Sequence[PreparedGroup] = (),
 ) -> Decisions | None:
-    """Record the prepares of a job for `n`; those that the same part recorded before, in vain, are replaced."""
+    """Record the prepares of a job for `n`; they replace those of a failed earlier attempt of the same part."""
     check_undecided(state, n)
     others = tuple(item for item in state.prepared if part is None or item.part != part)
     other_groups = tuple(item for item in state.prepared_groups if part is None or item.part != part)
-    whole = (*others, *(item for item in prepares if item not in others))
-    whole_groups = (*other_groups, *(item for item in groups if item not in other_groups))
-    if (set(whole), set(whole_groups)) == (set(state.prepared), set(state.prepared_groups)):
+    prepared = (*others, *(item for item in prepares if item not in others))
+    prepared_groups = (*other_groups, *(item for item in groups if item not in other_groups))
+    if (set(prepared), set(prepared_groups)) == (set(state.prepared), set(state.prepared_groups)):
         return None
-    after = replace(state, op=PREPARE, n=n, prepared=whole, prepared_groups=whole_groups)
-    return _with_escaped_topics(after, whole)
+    after = replace(state, op=PREPARE, n=n, prepared=prepared, prepared_groups=prepared_groups)
+    return _with_escaped_topics(after, prepared)
 
 
 def commit(
@@ -181,60 +185,58 @@ def commit(
     run: str | None = None,
     resolved: Collection[int] = (),
 ) -> Decisions | None:
-    """COMMIT `n`: these prepares and those that jobs recorded. None if that was decided already.
+    """COMMIT `n` with these prepares and those that jobs recorded; return None if it is committed already.
 
-    `resolved`: COMMITs that all topics and groups they name have recorded. `Fenced` or `Conflict` if `n` was aborted.
+    `resolved` are the COMMITs that all their participants have recorded. Raises `Fenced` or `Conflict` if `n` was
+    aborted.
     """
     decided = state.commit_of(n)
     if decided is not None and set(prepares) <= set(decided.prepares) and set(groups) <= set(decided.groups):
         return None
     check_undecided(state, n, run)
-    whole = CommitDecision(
+    decision = CommitDecision(
         n, max(time_ms, state.time_ms), (*state.prepared, *prepares), (*state.prepared_groups, *groups)
     )
-    commits = (*_kept(state, n, resolved), whole)
+    commits = (*_unresolved(state, n, resolved), decision)
     state = replace(state, prepared=(), prepared_groups=())
     after = replace(state, op=COMMIT, n=n, newest=n, reason=None, commits=commits)
-    after = _with_escaped_topics(after, whole.prepares)
+    after = _with_escaped_topics(after, decision.prepares)
     if key is None:
         return after
     if not decide(state.entry(), key, count, f"transactional id '{state.id}'", time_ms).write:
-        raise Conflict(f"batch {key.batch} of '{key.id}' was committed by another run meanwhile; look again")
+        raise Conflict(f"batch {key.batch} of '{key.id}' was committed by another run in the meantime; check again")
     return replace(after, batch=key.batch, count=count, content=key.content)
 
 
 def abort(state: Decisions, n: int, reason: str) -> Decisions | None:
-    """ABORT `n`, unless it is decided."""
+    """ABORT `n` unless it is decided."""
     return None if state.decided(n) else _aborted(replace(state, op=ABORT), n, reason)
 
 
 def _aborted(state: Decisions, n: int, reason: str) -> Decisions:
-    commits = _kept(state, n, ())
-    return replace(state, n=n, newest=n, reason=reason, prepared=(), prepared_groups=(), commits=commits)
+    return replace(state, n=n, newest=n, reason=reason, prepared=(), prepared_groups=())
 
 
 def forget(state: Decisions, resolved: Collection[int]) -> Decisions | None:
-    """Drop COMMITs that all topics and groups they name have recorded; the newest decision stays."""
-    commits = _kept(state, state.newest, resolved)
+    """Prune COMMITs that all their participants have recorded, except the latest decision."""
+    commits = _unresolved(state, state.newest, resolved)
     return None if commits == state.commits else replace(state, op=FORGET, n=None, commits=commits)
 
 
 def expire(state: Decisions, number: int, resolved: Collection[int]) -> Decisions | None:
-    """Expire an idle id, if its newest entry is `number` and nothing is prepared or not recorded."""
+    """Expire an idle id if its latest entry is `number`, nothing is prepared, and all COMMITs are recorded."""
     n = state.newest + 1
-    if state.number != number or state.prepared or state.prepared_groups or _kept(state, n, resolved):
+    if state.number != number or state.prepared or state.prepared_groups or _unresolved(state, n, resolved):
         return None
     return _aborted(_with_feature(replace(state, op=EXPIRE, commits=()), EXPIRED_IDS), n, BY_EXPIRY)
 
 
 def keep(state: Decisions, entries: Mapping[str, str]) -> Decisions | None:
-    """Put newest entries of expired ids into a register."""
+    """Add the latest entries of expired ids to an archive."""
     expired = dict(sorted({**state.expired, **entries}.items()))
-    return (
-        None
-        if expired == state.expired
-        else replace(_with_feature(state, EXPIRED_IDS), op=KEEP, n=None, expired=expired)
-    )
+    if expired == state.expired:
+        return None
+    return replace(_with_feature(state, EXPIRED_IDS), op=KEEP, n=None, expired=expired)
 
 
 def _with_feature(state: Decisions, feature: str) -> Decisions:
@@ -243,44 +245,43 @@ def _with_feature(state: Decisions, feature: str) -> Decisions:
 
 
 def _with_escaped_topics(state: Decisions, prepares: Sequence[Prepared]) -> Decisions:
-    """Add the feature `escapedTopics` if needed: older releases would treat such topics as deleted, prune COMMITs."""
+    """Add the feature `escapedTopics` if needed. Older releases would consider such topics deleted."""
     is_escaped = any(topic_folder(item.topic) != item.topic for item in prepares)
     return _with_feature(state, ESCAPED_TOPICS) if is_escaped else state
 
 
-def _kept(state: Decisions, newest: int, resolved: Collection[int]) -> tuple[CommitDecision, ...]:
-    return tuple(item for item in state.commits if item.n == newest or item.n not in resolved)
+def _unresolved(state: Decisions, latest: int, resolved: Collection[int]) -> tuple[CommitDecision, ...]:
+    return tuple(item for item in state.commits if item.n == latest or item.n not in resolved)
 
 
 def check_undecided(state: Decisions, n: int, run: str | None = None) -> None:
-    """`Fenced` if a newer instance aborted `n`, `Conflict` if it is decided otherwise or was never begun."""
+    """Raise `Fenced` if a newer instance aborted `n`, and `Conflict` if it is otherwise decided or does not exist."""
     if n > state.newest + 1:
         raise Conflict(
-            f"transaction {n} of '{state.id}' was never begun: the next one is {state.newest + 1}; begin again"
+            f"transaction {n} of '{state.id}' does not exist: the next one is {state.newest + 1}; begin a new one"
         )
     if not state.decided(n):
         return
     if run is not None and state.run != run:
         raise fenced(state, run)
     if state.commit_of(n) is not None:
-        raise Conflict(f"transaction {n} of '{state.id}' was committed without this part: write it in another one")
-    why = _WHY.get(state.reason or "", "")
+        raise Conflict(f"transaction {n} of '{state.id}' was committed without this part: use a new transaction")
     if n == state.newest and state.reason == BY_NEWER_INSTANCE:
         raise Fenced(f"transaction {n} of '{state.id}' was aborted by a newer instance ({state.run}); stop this one")
     if n == state.newest and state.reason == BY_NEWER_GENERATION:
         raise Fenced(
             f"transaction {n} of '{state.id}' was aborted by a newer member of its consumer group; stop this one"
         )
+    why = _WHY.get(state.reason or "", "") if n == state.newest else ""
     raise Conflict(
-        f"transaction {n} of '{state.id}' is decided already{why if n == state.newest else ''} and nothing of it is "
-        "published; begin again"
+        f"transaction {n} of '{state.id}' is already decided{why}, so nothing of this was published; begin a new one"
     )
 
 
 _WHY = {
     BY_TIMEOUT: " (transaction.timeout.ms passed)",
     BY_OPERATOR: " (by an operator)",
-    BY_EXPIRY: " (the id was not in use for transactional.id.expiration.ms, and expired)",
+    BY_EXPIRY: " (the id expired after it was idle for transactional.id.expiration.ms)",
 }
 
 

@@ -1,19 +1,26 @@
-"""Decision logs: the journal of each transactional id, and what is decided of the open transactions of topics.
+"""Decision logs: the journal of each transactional id, and the outcomes of transactions that are open in topics.
 
-The newest entry forgets a COMMIT once every topic and group that it names has recorded it. A cache of a network file
-system may hide that record from a reader: to it a forgotten COMMIT looks like an ABORT. So it reads the entry that
-decided, which stays for a week. Where that is gone, or hidden as well, the outcome is unclear, and counts as open for
-that week (`KEEP_MS`): who then still sees it open knows that it was aborted.
+A transaction over the topics a and b, by Writer A:
 
-A slice that a transaction holds open carries (id, n) and the version of its prepare. A commit to a topic records the
-outcome of n there (the marker of a native topic), and aborts transactions past their timeout by the store's clock.
-Readers do not wait for that: `consistent_snapshots` returns snapshots as if the outcomes were recorded, and makes
-those of several topics agree, so that they hold all of a transaction or none of it.
+1. A commits its slices to a and to b, as open. Each slice has the transaction's id and number n, and the version of its
+   prepare.
+2. A writes one entry to the journal of the id, which commits n.
+3. The next commit to each topic, by any writer, records the outcome of n there (in Kafka: the marker). It also aborts
+   transactions past their timeout by the store's clock.
 
-The ends of a read of several partitions do the same (`consistent_ends`). A transaction that is open in one partition
-hides later ones there, after the last stable offset, and in no other partition. A reader that went up to that offset
-everywhere would see such a transaction in part: it is cut. So ends are taken back to where a cut transaction begins, in
-all its partitions and topics, until none is cut. No end goes below one that was returned before for the same topics.
+Readers need not wait for step 3: `consistent_snapshots` returns snapshots as if the outcomes were recorded, and makes
+those of several topics agree, so that they contain all of a transaction or nothing of it.
+
+The latest entry of the journal drops a COMMIT once all its participants have recorded it. If a mount's cache hides such
+a record from a reader, a pruned COMMIT looks like an ABORT. So the reader searches for the entry that decided, which is
+kept for a week. If that is deleted or hidden as well, the outcome is unclear, and the transaction counts as open for
+that week (`KEEP_MS`). A reader that still sees it open after that knows that it was aborted.
+
+The ends of a read of several partitions must agree as well (`consistent_ends`). A transaction that is open in one
+partition hides later ones there, beyond the last stable offset, and in no other partition. A reader that read up to
+that offset everywhere could see only a part of a later transaction. So the ends of all partitions and topics move back
+to where such a transaction starts, until no transaction is partially visible. An end never moves below one that was
+returned before for the same topics.
 """
 
 from __future__ import annotations
@@ -47,13 +54,13 @@ if TYPE_CHECKING:
     from sparklog.log.decisions.decision import Decisions
 
 _LOG = logging.getLogger("sparklog.log")
-REMEMBERED = 256
-"""Outcomes of old transactions kept in memory: of those that some topic or group still shows open."""
+CACHED_OUTCOMES = 256
+"""How many outcomes of old transactions are cached, for topics and groups that still show them open."""
 
 SURE_MS = 86_400_000
-"""An id whose newest entry is younger has not expired, for its objects stay longer than that: no register is read."""
+"""An id whose latest entry is younger has not expired, because its objects are kept longer; no archive is read."""
 
-Take = Callable[[str], Snapshot]
+ReadSnapshot = Callable[[str], Snapshot]
 
 
 class DecisionLog(EntryLog["Decisions"]):
@@ -68,29 +75,29 @@ class DecisionLog(EntryLog["Decisions"]):
         self._outcomes: OrderedDict[int, Decisions] = OrderedDict()
 
     def deciding(self, n: int) -> Decisions:
-        """Return the newest state, or the one that is known if it decides `n`."""
+        """Return the cached state if it decides `n`, else the latest one."""
         state = self.current()
         return state if state.decided(n) else self.refresh()
 
     def outcome(self, n: int) -> Decisions | None:
-        """Return a state that has the outcome of a decided `n`; None while that is unclear: see the module."""
+        """Return a state that has the outcome of a decided `n`; None while the outcome is unclear: see the module."""
         state = self.current()
         if not state.decided(n) or state.is_clear(n):
             return state
         decided = self._outcomes.get(n)
         if decided is None:
-            reached("transactions: an outcome that the latest decisions have forgotten is searched for")
+            reached("transactions: an outcome that the latest decisions have dropped is searched for")
             decided = self._search(n)[0]
             if decided is not None:
                 self._outcomes[n] = decided
-                if len(self._outcomes) > REMEMBERED:
+                if len(self._outcomes) > CACHED_OUTCOMES:
                     self._outcomes.popitem(last=False)
         return decided
 
     def is_over(self, n: int) -> bool:
-        """True if the entry that decided an unclear `n` may be gone: the ones seen after it are a week old.
+        """Return True if the entry that decided an unclear `n` may be deleted: the entries after it are a week old.
 
-        Who sees it open in a later snapshot still knows that it was aborted. False if the store cannot tell the time.
+        If a later snapshot still shows `n` as open, it was aborted. False if the store's clock cannot be read.
         """
         number = self._search(n)[1]
         info = self.store.stat(self.key(number))
@@ -98,13 +105,15 @@ class DecisionLog(EntryLog["Decisions"]):
             if info is not None:
                 return self.store.now_ms() - info.modified_ms > KEEP_MS
             reached("transactions: the entry that decided was deleted")
-            kept = self._archived_entry()
-            return kept is not None and kept.number >= number and self.store.now_ms() - kept.made_ms > KEEP_MS
+            archived = self._archived_entry()
+            return (
+                archived is not None and archived.number >= number and self.store.now_ms() - archived.made_ms > KEEP_MS
+            )
         except (SparklogError, OSError):
             return False
 
     def is_hidden(self) -> bool:
-        """Return True if a listing shows entries that a mount's cache of names denies to this process."""
+        """Return True if a listing shows entries that a mount's cache of names hides from this process."""
         number = self.current().number
         return self.store.hides_names and self._numbered.last_listed(number) > number
 
@@ -116,17 +125,17 @@ class DecisionLog(EntryLog["Decisions"]):
     def write(self, step: Step[Decisions]) -> Decisions:
         from sparklog.log.decisions.decision import EXPIRE
 
-        is_back = False
+        was_expired = False
 
-        def judged(base: Decisions) -> Decisions | None:
-            nonlocal is_back
-            is_back = base.op == EXPIRE
+        def checked_step(base: Decisions) -> Decisions | None:
+            nonlocal was_expired
+            was_expired = base.op == EXPIRE
             return step(base)
 
-        state = super().write(judged)
-        if is_back and state.op != EXPIRE:
+        state = super().write(checked_step)
+        if was_expired and state.op != EXPIRE:
             reached("transactions: an expired id is used again")
-            # The id is in use again: this saves the next one a look into the register.
+            # With a checkpoint, the next process need not read the archive.
             try:
                 self.write_checkpoint()
             except (SparklogError, OSError) as error:
@@ -134,9 +143,9 @@ class DecisionLog(EntryLog["Decisions"]):
         return state
 
     def _opened(self, checkpoints: Sequence[int], seen: ClockReading) -> Advance[Decisions, Decisions]:
-        """Open the journal or, of an id that has expired, go on from its newest entry, which a register keeps.
+        """Open the journal. If the id has expired, continue from its latest entry, which is in an archive.
 
-        Objects up to that entry are being deleted, and a stalled process may put some there. They are old.
+        Maintenance deletes the objects up to that entry, and a stalled process may create some again. They are ignored.
         """
         opened, damage = None, None
         try:
@@ -147,30 +156,30 @@ class DecisionLog(EntryLog["Decisions"]):
             state = opened.latest.state
             if state.number >= 0 and abs(self.env.wall_ms() - state.made_ms) < SURE_MS:
                 return opened
-        kept = self._archived_entry()
-        if kept is not None and (opened is None or kept.number >= opened.latest.state.number):
+        archived = self._archived_entry()
+        if archived is not None and (opened is None or archived.number >= opened.latest.state.number):
             reached("transactions: an expired id is opened from its register")
-            return self._read_from(kept, seen)
+            return self._read_from(archived, seen)
         if opened is None:
             assert damage is not None
             raise damage
         return opened
 
     def _archived_entry(self) -> Decisions | None:
-        """Look into the register for the newest entry of this id; None if it has not expired."""
-        from sparklog.log.decisions.expired_ids import kept_entry
+        """Read the latest entry of this id from the archive; None if the id has not expired."""
+        from sparklog.log.decisions.expired_ids import archived_entry
 
-        return kept_entry(self._root, self.id)
+        return archived_entry(self._root, self.id)
 
     def _archived(self) -> EntryRef | None:
-        """Return the place of the entry in the register: it and those before it may be deleted."""
-        kept = self._archived_entry()
-        return None if kept is None or kept.crc is None else (kept.number, kept.crc)
+        """Return number and CRC-32C of the archived entry: it and those before it may be deleted."""
+        entry = self._archived_entry()
+        return None if entry is None or entry.crc is None else (entry.number, entry.crc)
 
     def _search(self, n: int) -> tuple[Decisions | None, int]:
-        """Search the entry that decided `n`; also return the number of the oldest one read that decides `n` or more.
+        """Search for the entry that decided `n`; also return the oldest number read whose entry decides `n` or more.
 
-        `newest` grows along the journal, so a few entries are read: in steps that double, then between two of them.
+        `newest` grows along the journal, so few entries are read: backwards in doubling steps, then by bisection.
         """
         above, low, step = self.current(), 0, 1
         while low < above.number:
@@ -183,26 +192,29 @@ class DecisionLog(EntryLog["Decisions"]):
                 after = above if above.number == number + 1 else self._entry(number + 1)
                 if after is not None and after.prev_crc == entry.crc:
                     return entry, number
-            # Older, or not of this journal: a sleeper has used a number again that was collected.
+            # The entry is older, or a stalled process has created a deleted number again.
             if entry is not None and entry.decided(n):
-                reached("transactions: an entry under a number that was used again is passed over")
+                reached("transactions: an entry under a number that was used again is skipped")
             low = number + 1
         return None, above.number
 
     def _entry(self, number: int) -> Decisions | None:
-        """Read an entry; None if it is collected, hidden or damaged."""
+        """Read an entry; return None if it is deleted, hidden or damaged."""
         data = self._numbered.read(number)
         if data is None:
             return None
         try:
             return self._decode(data, self.key(number), number)
         except (Corrupt, BadRequest) as error:
-            _LOG.warning("passing over entry %s of %s: %s", number, self.title, error)
+            _LOG.warning("skipping entry %s of %s: %s", number, self.title, error)
             return None
 
 
 class DecisionLogs:
-    """The decision logs of a root that this process used last; each write of several topics without an id makes one."""
+    """The decision logs of a root that this process used most recently.
+
+    Their number is bounded because each write to several topics without an id has a log of its own.
+    """
 
     def __init__(self, root: RootAccess) -> None:
         self._root = root
@@ -221,7 +233,7 @@ class DecisionLogs:
         return len(self._logs)
 
     def drop(self, transactional_id: str) -> None:
-        """Drop an id from memory that will not be used again soon."""
+        """Evict an id that will not be used again soon."""
         with self._lock:
             self._logs.pop(transactional_id, None)
 
@@ -229,7 +241,7 @@ class DecisionLogs:
         return Backoff(self._root.env)
 
     def resolve(self, topic: str, topic_state: TopicState) -> list[Resolved]:
-        """Return outcomes of open transactions; abort overdue ones. What fails is left to a later commit."""
+        """Return outcomes of open transactions, and abort overdue ones. Failures are left to a later commit."""
         from sparklog.log.decisions.decision import BY_TIMEOUT
 
         outcomes = []
@@ -252,23 +264,23 @@ class DecisionLogs:
         return outcomes
 
     def deciding(self, transactions: Sequence[tuple[str, int]]) -> Iterator[Decisions | SparklogError | OSError]:
-        """Yield the state of `DecisionLog.deciding` of each (id, n), or its error. Several at once (`map_requests`)."""
+        """Yield `DecisionLog.deciding` of each (id, n), or its error; in parallel on a remote store."""
 
-        def look(item: tuple[str, int]) -> Decisions | SparklogError | OSError:
+        def read(transaction: tuple[str, int]) -> Decisions | SparklogError | OSError:
             try:
-                return self.log(item[0]).deciding(item[1])
+                return self.log(transaction[0]).deciding(transaction[1])
             except (SparklogError, OSError) as error:
                 return error
 
-        return map_requests(self._root.store, look, transactions)
+        return map_requests(self._root.store, read, transactions)
 
     def overdue(self, topic: str, prepares: Sequence[Prepare], now_ms: int | None = None) -> bool:
-        """True if one of these prepares is older than its timeout; `now_ms`: the store's clock (None: ask it)."""
+        """Return True if a prepare is older than its timeout. `now_ms` is the store's clock; None reads it."""
         now = self._root.store.now_ms() if now_ms is None else now_ms
         return any(now - self.prepared_ms(topic, item) > timeout_of(item) for item in prepares)
 
     def prepared_ms(self, topic: str, prepare: Prepare) -> int:
-        """Return when a prepare was written, by the store's clock; its commit time once that is collected."""
+        """Return when a prepare was written, by the store's clock; its commit time if the commit was deleted."""
         info = self._root.store.stat(commit_key(topic, prepare.version))
         return prepare.time_ms if info is None else info.modified_ms
 
@@ -278,7 +290,7 @@ def timeout_of(prepare: Prepare) -> int:
 
 
 def open_transactions(state: TopicState) -> dict[tuple[str, int], list[Prepare]]:
-    """Return the prepares whose outcome is not recorded yet, by (id, n), in the order of versions."""
+    """Return the prepares whose outcome is not recorded yet, by (id, n), in order of versions."""
     prepares: dict[tuple[str, int], list[Prepare]] = {}
     for item in state.open:
         prepares.setdefault((item.txn.id, item.txn.n), []).append(item)
@@ -287,22 +299,24 @@ def open_transactions(state: TopicState) -> dict[tuple[str, int], list[Prepare]]
 
 @dataclass
 class _Round:
-    """Decisions read while snapshots are made to agree."""
+    """Decisions that were read while snapshots are made to agree."""
 
     states: dict[str, Decisions | None] = field(default_factory=dict)
-    over: dict[tuple[str, str, int], bool] = field(default_factory=dict)
-    """(topic, id, n) whose outcome is unclear: True if it had been for long when the topic was read again."""
+    is_over: dict[tuple[str, str, int], bool] = field(default_factory=dict)
+    """Unclear (topic, id, n): the value of `DecisionLog.is_over` before the topic was read again."""
     undecided: dict[tuple[str, int], set[str]] = field(default_factory=dict)
-    """(id, n) that counts as open, to the topics where it is."""
+    """The topics in which each (id, n) counts as open."""
 
 
 def consistent_snapshots(
-    logs: DecisionLogs, raw: dict[str, Snapshot], take: Take
+    logs: DecisionLogs, raw: dict[str, Snapshot], read_snapshot: ReadSnapshot
 ) -> tuple[dict[str, Snapshot], set[str]]:
-    """Make snapshots of topics agree, as readers see them; also return the names of topics that are gone.
+    """Return snapshots of topics as readers see them, made to agree; also return the names of deleted topics.
 
-    No snapshot is older than the version that another one names: `raw` (topic to its newest) is refreshed by `take`,
-    and what a cache hides is waited for. Decisions are read after the snapshots they are used for, one state per id.
+    1. Decisions are read after the snapshots in `raw` that they are used for, one state per id.
+    2. A snapshot is stale if another one references a later version of its topic, or shows that a transaction which it
+       shows as open is committed. `read_snapshot` reads it again, for as long as caches may hide the later version.
+    3. Once no snapshot is stale, the outcomes are applied to all of them.
     """
     decisions = _Round()
     deleted: set[str] = set()
@@ -311,15 +325,15 @@ def consistent_snapshots(
         _read_decisions(logs, raw, decisions)
         decisions.undecided.clear()
         unclear: set[str] = set()
-        seen = {name: _outcomes(logs, name, snapshot.state, decisions, unclear) for name, snapshot in raw.items()}
-        behind = _behind(raw, decisions) | _behind_merges(logs, raw, seen, decisions)
-        needed = _needed(raw, seen)
+        outcomes = {name: _outcomes(logs, name, snapshot.state, decisions, unclear) for name, snapshot in raw.items()}
+        behind = _behind(raw, decisions) | _behind_merges(logs, raw, outcomes, decisions)
+        needed = _needed(raw, outcomes)
         if not (unclear or behind or needed):
-            return {name: with_outcomes(snapshot, seen[name]) for name, snapshot in raw.items()}, deleted
+            return {name: with_outcomes(snapshot, outcomes[name]) for name, snapshot in raw.items()}, deleted
         for name in sorted({*unclear, *behind, *needed}):
             version = raw[name].version
             try:
-                raw[name] = take(name)
+                raw[name] = read_snapshot(name)
             except NotFound:
                 del raw[name]
                 deleted.add(name)
@@ -331,23 +345,23 @@ def consistent_snapshots(
             reached("transactions: a version that a cache hides is waited for")
             if not backoff.tries:
                 seconds = SETTLE_MS // 1000
-                _LOG.info("%s: looking for newer versions for %s s at most", ", ".join(sorted(late)), seconds)
+                _LOG.info("%s: waiting up to %s s for later versions", ", ".join(sorted(late)), seconds)
             if not backoff.wait():
                 break
     raise Unavailable(
-        f"{', '.join(sorted(raw))}: a transaction names versions that cannot be seen; try again later (restored or "
-        "copied alone, topics that shared transactions fit together no longer)"
+        f"{', '.join(sorted(raw))}: a transaction refers to versions that cannot be read; try again later (topics that "
+        "share transactions no longer agree if one of them was restored or copied alone)"
     )
 
 
 def read_snapshot(logs: DecisionLogs, log: CommitLog) -> Snapshot:
-    """Return the newest snapshot of one topic as readers see it. `NotFound` if there is no topic."""
-    seen, _ = consistent_snapshots(logs, {log.topic: log.snapshot()}, lambda name: log.snapshot())
-    return seen.get(log.topic) or log.snapshot()
+    """Return the latest snapshot of one topic as readers see it. Raises `NotFound` if there is no topic."""
+    shown, _ = consistent_snapshots(logs, {log.topic: log.snapshot()}, lambda name: log.snapshot())
+    return shown.get(log.topic) or log.snapshot()
 
 
 def reader_of(store: Store, topic: str) -> Newer:
-    """Return `read_snapshot` for a task, which has the store alone; later calls read only newer commits."""
+    """Return `read_snapshot` for a task that only has a store; later calls read only later commits."""
     root = RootAccess(store, SYSTEM)
     logs, log = DecisionLogs(root), CommitLog(root, topic)
     return lambda: read_snapshot(logs, log)
@@ -361,7 +375,7 @@ def with_outcomes(snapshot: Snapshot, outcomes: Sequence[Resolved]) -> Snapshot:
 
 
 def _read_decisions(logs: DecisionLogs, raw: Mapping[str, Snapshot], decisions: _Round) -> None:
-    """Read a state of each id with open transactions, new enough for all that are decided."""
+    """Read a state of each id with open transactions, late enough to decide all that are decided."""
     highest: dict[str, int] = {}
     for snapshot in raw.values():
         for item in snapshot.state.open:
@@ -371,15 +385,15 @@ def _read_decisions(logs: DecisionLogs, raw: Mapping[str, Snapshot], decisions: 
             decisions.states[name] = state
             continue
         if not isinstance(state, Corrupt | BadRequest) or len(raw) > 1:
-            # Another topic may have recorded what this one cannot know: shown together they would be torn.
+            # Another topic may have recorded the outcome, so reading both would expose half of a transaction.
             raise state
-        # Offsets below the open slices can be read all the same.
+        # Offsets below the open slices can still be read.
         _LOG.warning("the transactions of '%s' count as open: %s", name, state)
         decisions.states[name] = None
 
 
 def _behind(raw: Mapping[str, Snapshot], decisions: _Round) -> set[str]:
-    """Return topics that show a transaction open which another one has recorded as committed."""
+    """Return topics that show a transaction as open that another topic has recorded as committed."""
     if not decisions.undecided or len(raw) < 2:
         return set()
     late: set[str] = set()
@@ -392,34 +406,34 @@ def _behind(raw: Mapping[str, Snapshot], decisions: _Round) -> set[str]:
 
 
 def _behind_merges(
-    logs: DecisionLogs, raw: Mapping[str, Snapshot], seen: Mapping[str, Sequence[Resolved]], decisions: _Round
+    logs: DecisionLogs, raw: Mapping[str, Snapshot], outcomes: Mapping[str, Sequence[Resolved]], decisions: _Round
 ) -> set[str]:
-    """Return topics that show a transaction open whose records another topic may show, and no longer whose they are.
+    """Return topics that show a transaction as open whose records another topic may show after a merge.
 
-    A merge drops that. What stays is the newest version of each topic that the other one's committed transactions name.
-    If it is the version of an open prepare here, that transaction is committed. If it is a higher one, that may be, and
-    then its decision is hidden from this process.
+    Merged slices no longer have their transaction. But the other topic still has the latest version of each participant
+    of its committed transactions. If that is the version of an open prepare here, the transaction is committed. If it
+    is a later one, the transaction may be committed, and its decision is hidden from this process.
     """
-    named: dict[str, int] = {}
+    latest_versions: dict[str, int] = {}
     for name, snapshot in raw.items() if decisions.undecided and len(raw) > 1 else ():
-        for other, version in snapshot.state.with_decisions(seen[name]).siblings.items():
-            named[other] = max(version, named.get(other, version))
-    late: set[str] = set()
-    for (transactional_id, n), topics in decisions.undecided.items() if named else ():
-        for name in topics & named.keys():
-            transaction = (transactional_id, n)
+        for other, version in snapshot.state.with_decisions(outcomes[name]).siblings.items():
+            latest_versions[other] = max(version, latest_versions.get(other, version))
+    behind: set[str] = set()
+    for transaction, topics in decisions.undecided.items() if latest_versions else ():
+        for name in topics & latest_versions.keys():
+            latest = latest_versions[name]
             versions = {item.version for item in raw[name].state.open if (item.txn.id, item.txn.n) == transaction}
-            may_be = min(versions, default=named[name]) < named[name]
-            if named[name] in versions or (may_be and logs.log(transactional_id).is_hidden()):
-                late.add(name)
-    return late
+            may_be_committed = min(versions, default=latest) < latest
+            if latest in versions or (may_be_committed and logs.log(transaction[0]).is_hidden()):
+                behind.add(name)
+    return behind
 
 
-def _needed(raw: Mapping[str, Snapshot], seen: Mapping[str, Sequence[Resolved]]) -> dict[str, int]:
-    """Return topics that are older than the version which another one names, and that version."""
+def _needed(raw: Mapping[str, Snapshot], outcomes: Mapping[str, Sequence[Resolved]]) -> dict[str, int]:
+    """Return topics whose snapshots are older than a version that another topic references, and that version."""
     needed: dict[str, int] = {}
     for name, snapshot in raw.items():
-        for other, version in snapshot.state.with_decisions(seen[name]).siblings.items():
+        for other, version in snapshot.state.with_decisions(outcomes[name]).siblings.items():
             if other in raw and raw[other].version < version:
                 needed[other] = max(version, needed.get(other, version))
     return needed
@@ -430,53 +444,57 @@ def _outcomes(
 ) -> list[Resolved]:
     """Return the outcomes of a topic's open transactions; an undecided or unclear one counts as open.
 
-    Where a decision is gone the topic is put into `unclear`, to be read once more. A transaction that it still shows
-    open then was aborted, provided that it had been over for long enough before.
+    If a decision was deleted, the topic is added to `unclear`, so that it is read once more. If it still shows the
+    transaction as open then, the transaction was aborted, provided that it was over (`is_over`) before the topic was
+    read again.
     """
     outcomes = []
     for transactional_id, n in open_transactions(topic_state):
         state = decisions.states.get(transactional_id)
         if state is not None and state.decided(n):
-            log, place = logs.log(transactional_id), (name, transactional_id, n)
+            log, key = logs.log(transactional_id), (name, transactional_id, n)
             state = log.outcome(n)
             if state is not None and state.decided(n):
                 outcomes.append(state.resolved(name, topic_state.topic_id, n))
                 continue
-            if state is None and decisions.over.get(place):
+            if state is None and decisions.is_over.get(key):
                 outcomes.append(Resolved(transactional_id, n))
                 continue
             if state is None:
-                is_first, decisions.over[place] = place not in decisions.over, log.is_over(n)
-                if is_first or decisions.over[place]:
+                is_first, decisions.is_over[key] = key not in decisions.is_over, log.is_over(n)
+                if is_first or decisions.is_over[key]:
                     unclear.add(name)
         decisions.undecided.setdefault((transactional_id, n), set()).add(name)
     return outcomes
 
 
-Cut = tuple[str, int]
+Transaction = tuple[str, int]
+"""The id and number of a transaction."""
 
 
 def consistent_ends(snapshots: Mapping[str, Snapshot]) -> dict[str, Offsets]:
     """Return the ends, per topic and partition, of a read_committed read of all these snapshots."""
-    heads = {name: snapshot.state for name, snapshot in snapshots.items()}
-    if not any(_hides(state) for state in heads.values()):
-        return {name: state.last_stable() for name, state in heads.items()}
-    return _whole(heads, {name: _committed(snapshot.slices.all()) for name, snapshot in snapshots.items()})
+    states = {name: snapshot.state for name, snapshot in snapshots.items()}
+    if not any(_has_open_transaction(state) for state in states.values()):
+        return {name: state.last_stable() for name, state in states.items()}
+    return _ends_of_whole(states, {name: _committed(snapshot.slices.all()) for name, snapshot in snapshots.items()})
 
 
 def own_consistent_ends(state: TopicState, slices: Slices) -> Offsets:
-    """Return the same of one topic, from all its slices: maintenance leaves alone what comes after."""
-    return _whole({"": state}, {"": _committed(slices)})[""] if _hides(state) else state.last_stable()
+    """Return the ends of a read of one topic, given all its slices. Maintenance does not touch records beyond them."""
+    if not _has_open_transaction(state):
+        return state.last_stable()
+    return _ends_of_whole({"": state}, {"": _committed(slices)})[""]
 
 
-def _hides(state: TopicState) -> bool:
-    """True if a transaction is open, also one that Kafka left open in an import."""
+def _has_open_transaction(state: TopicState) -> bool:
+    """Return True if a transaction is open, including those that Kafka left open in an imported topic."""
     stable = state.last_stable()
     return stable is not state.log_end and bool((stable < state.log_end).any())
 
 
 def limited_to(snapshot: Snapshot, ends: Offsets) -> Snapshot:
-    """Return the snapshot as if a transaction were open from these ends on: for planning, which leaves that alone."""
+    """Return the snapshot as if a transaction were open from these ends on, so that plans leave later records alone."""
     state = snapshot.state
     below = np.flatnonzero(ends < state.last_stable()).tolist()
     if not below:
@@ -487,25 +505,26 @@ def limited_to(snapshot: Snapshot, ends: Offsets) -> Snapshot:
     return replace(snapshot, state=replace(state, open=(*state.open, hidden)))
 
 
-def _whole(heads: Mapping[str, TopicState], rows: Mapping[str, Slices]) -> dict[str, Offsets]:
-    ends = {name: state.last_stable().copy() for name, state in heads.items()}
-    done: set[Cut] = set()
-    while cuts := {cut for name, part in rows.items() for cut in _cut(part, ends[name])} - done:
-        done |= cuts
-        for name, part in rows.items():
-            for row in np.flatnonzero(np.isin(part.txn_n, [n for _, n in cuts])).tolist():
-                if (part.txn_id(row), int(part.txn_n[row])) in cuts:
-                    partition = int(part.partition[row])
-                    ends[name][partition] = min(ends[name][partition], int(part.base[row]))
-    return {name: np.maximum(end, heads[name].log_start) for name, end in ends.items()}
+def _ends_of_whole(states: Mapping[str, TopicState], rows: Mapping[str, Slices]) -> dict[str, Offsets]:
+    """Move the last stable offsets back until no committed transaction is partially visible."""
+    ends = {name: state.last_stable().copy() for name, state in states.items()}
+    hidden: set[Transaction] = set()
+    while partial := {item for name, slices in rows.items() for item in _beyond(slices, ends[name])} - hidden:
+        hidden |= partial
+        for name, slices in rows.items():
+            for row in np.flatnonzero(np.isin(slices.txn_n, [n for _, n in partial])).tolist():
+                if (slices.txn_id(row), int(slices.txn_n[row])) in partial:
+                    partition = int(slices.partition[row])
+                    ends[name][partition] = min(ends[name][partition], int(slices.base[row]))
+    return {name: np.maximum(end, states[name].log_start) for name, end in ends.items()}
 
 
 def _committed(rows: Slices) -> Slices:
-    """Return slices of committed transactions that no merge has taken up."""
+    """Return the slices of committed transactions, as far as they are not merged."""
     return rows[np.flatnonzero(rows.status == COMMITTED)]
 
 
-def _cut(rows: Slices, ends: Offsets) -> set[Cut]:
-    """Return transactions with a slice beyond the end of its partition."""
+def _beyond(rows: Slices, ends: Offsets) -> set[Transaction]:
+    """Return the transactions with a slice beyond the end of its partition."""
     beyond = np.flatnonzero(rows.end > ends[rows.partition]).tolist()
     return {(rows.txn_id(row), int(rows.txn_n[row])) for row in beyond}

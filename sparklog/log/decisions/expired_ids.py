@@ -1,12 +1,12 @@
-"""Registers of expired transactional ids: the newest entry of each, for good.
+"""Archives of expired transactional ids, which keep the latest entry of each id forever.
 
-The number of an entry is never used twice: a process that was stopped for weeks between two requests would create,
-delete or take for the newest what another one has put there since. So what is kept of an id is its newest entry, as it
-was written. It is a checkpoint of the id's journal in another place: who opens the journal goes on from there, with the
-next number, the same chain, and what the replay rule needs.
+An entry's number is never reused: a process that was stopped for weeks between two requests could create, delete or
+read as the latest an entry that another process has created since. So the latest entry of an expired id is archived as
+it was written. It is a checkpoint of the id's journal, stored elsewhere: a process that opens the journal continues
+with the next number, the same chain, and the registry entry that detects replayed batches.
 
-The ids are spread over sixteen registers. Each is the journal of an id that sparklog has reserved, so backups, copies
-and checks treat it as any other journal of decisions. Nothing goes from a register.
+The ids are spread over sixteen archives. Each is the journal of an id that sparklog has reserved, so backups, copies
+and checks treat it like any other journal of decisions. Nothing is removed from an archive.
 """
 
 from __future__ import annotations
@@ -20,40 +20,40 @@ from sparklog.log.journal.entry_log import EntryLog
 from sparklog.log.journal.seen_state import RootAccess
 
 ONE_WRITE = "one-write:"
-"""Ids of writes without an id begin so. A process uses one while it works; its log is deleted a week after that."""
-REGISTER = "expired-ids:"
-OF_SPARKLOG = (ONE_WRITE, REGISTER)
+"""Prefix of the ids of writes without an id. A process reuses such an id; its journal is deleted a week later."""
+ARCHIVE = "expired-ids:"
+RESERVED = (ONE_WRITE, ARCHIVE)
 
 
-def register_of(transactional_id: str) -> str:
-    """Return the id of the register in which an id is kept once it has expired."""
-    return REGISTER + hashlib.sha256(transactional_id.encode()).hexdigest()[0]
+def archive_of(transactional_id: str) -> str:
+    """Return the id of the archive for an id that expires."""
+    return ARCHIVE + hashlib.sha256(transactional_id.encode()).hexdigest()[0]
 
 
-def entry_in(register: Decisions, transactional_id: str) -> Decisions | None:
-    """Return the newest entry of an expired id; None if it is not in the register. `Corrupt` if it is damaged."""
-    text = register.expired.get(transactional_id)
+def entry_in(archive: Decisions, transactional_id: str) -> Decisions | None:
+    """Return the latest entry of an expired id; None if it is not archived. Raises `Corrupt` if it is damaged."""
+    text = archive.expired.get(transactional_id)
     if text is None:
         return None
     data = text.encode()
-    item = DECISION_JSON.fields(data, f"{DECISIONS.prefix(register.id)} ({transactional_id})")
+    item = DECISION_JSON.fields(data, f"{DECISIONS.prefix(archive.id)} ({transactional_id})")
     return DECISION_JSON.from_json(item, crc=crc32c.crc32c(data), nbytes=len(data))
 
 
-def kept_entry(root: RootAccess, transactional_id: str) -> Decisions | None:
-    """Read the register of an id, and return the id's newest entry there; None of one that cannot expire."""
-    if transactional_id.startswith(OF_SPARKLOG):
+def archived_entry(root: RootAccess, transactional_id: str) -> Decisions | None:
+    """Read the latest entry of an expired id from its archive; None if there is none, or if the id is reserved."""
+    if transactional_id.startswith(RESERVED):
         return None
-    register = EntryLog(root, DECISIONS, register_of(transactional_id))
-    return entry_in(register.refresh(), transactional_id)
+    archive = EntryLog(root, DECISIONS, archive_of(transactional_id))
+    return entry_in(archive.refresh(), transactional_id)
 
 
-def keep_newer(register: Decisions, entries: Mapping[str, Decisions]) -> Decisions | None:
-    """Put the newest entries of expired ids into a register, but those that it has, or has newer ones of."""
+def keep_newer(archive: Decisions, entries: Mapping[str, Decisions]) -> Decisions | None:
+    """Archive the latest entries of expired ids, unless the archive has the same or later ones."""
 
     def is_newer(entry: Decisions) -> bool:
-        before = entry_in(register, entry.id)
+        before = entry_in(archive, entry.id)
         return before is None or before.number < entry.number
 
     texts = {name: DECISION_JSON.encode(entry).decode() for name, entry in entries.items() if is_newer(entry)}
-    return keep(register, texts)
+    return keep(archive, texts)

@@ -1,1 +1,1 @@
-"""Appending: rows to partitions, record batches and append files, and the end of Kafka's open transactions."""
+"""Appending: rows become partitions, record batches and append files; Kafka's open transactions are ended."""

@@ -19,7 +19,7 @@ from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, did_yo
 from sparklog.format.checksums import SUFFIXES
 from sparklog.groups.group_state import GROUPS, GroupState
 from sparklog.log.decisions.decision import DECISIONS, Decisions
-from sparklog.log.decisions.expired_ids import entry_in, register_of
+from sparklog.log.decisions.expired_ids import entry_in, archive_of
 from sparklog.log.journal import names as naming
 from sparklog.log.journal.clocks import SYSTEM, Env, reading_clock_ms
 from sparklog.log.journal.documents import document_of
@@ -250,7 +250,7 @@ class _Verification:
         state = self.reread.get(id_) or self.states.get(id_)
         if state is None or n > state.newest:
             later = read_entries(self.logs_store, DECISIONS, naming.id_folder(id_)).latest
-            register = self.states.get(register_of(id_))
+            register = self.states.get(archive_of(id_))
             later = later or (None if register is None else entry_in(register, id_))
             if later is not None:
                 state = self.reread[id_] = later

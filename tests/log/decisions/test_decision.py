@@ -79,9 +79,9 @@ def test_the_first_decision_wins() -> None:
         decision.commit(state, 0, [A2], time_ms=9)
     aborted = decision.abort(state, 1, decision.BY_TIMEOUT)
     assert aborted is not None
-    with pytest.raises(Conflict, match=r"transaction 1 of 't' is decided already \(transaction.timeout.ms passed\)"):
+    with pytest.raises(Conflict, match=r"transaction 1 of 't' is already decided \(transaction.timeout.ms passed\)"):
         decision.commit(aborted, 1, [A2], time_ms=9)
-    with pytest.raises(Conflict, match="was never begun: the next one is 2"):
+    with pytest.raises(Conflict, match="does not exist: the next one is 2"):
         decision.commit(aborted, 5, [A2], time_ms=9)
 
 
