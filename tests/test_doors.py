@@ -247,7 +247,7 @@ def test_a_topics_folder_in_a_bucket(bucket: str) -> None:
         sparklog.open_view(join(bucket, "log/no/such"))
     with pytest.raises(sparklog.BadRequest, match=r"did you mean the root s3://.*/log"):
         sparklog.open(bucket, create=True)
-    with pytest.raises(sparklog.BadRequest, match=r"it is in the root s3://.*/log\?endpoint"):
+    with pytest.raises(sparklog.BadRequest, match=r"it is inside the root s3://.*/log\?endpoint"):
         sparklog.open(join(bucket, "log/t"), create=True)
 
 

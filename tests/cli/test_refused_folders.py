@@ -68,7 +68,7 @@ def content(folder: Path) -> list[str]:
 @pytest.mark.parametrize("door", PYTHON)
 def test_no_call_makes_a_root_of_it(folder: Path, kafka: Path, door: str) -> None:
     before = content(folder)
-    with pytest.raises(Exception, match=r"not empty, found cron.d: give an empty or new folder"):
+    with pytest.raises(Exception, match=r"not empty, found cron.d: use an empty or new folder"):
         PYTHON[door](folder, kafka)
     assert content(folder) == before
 

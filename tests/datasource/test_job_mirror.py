@@ -134,7 +134,7 @@ def test_a_topic_deleted_since_the_pattern_was_looked_up_is_left_out(tmp_path: P
         ({"orders": 3}, "orders,gone", NotFound, "there is no topic 'gone'"),
         ({"new": 1, "old": 3}, "new,old", BadRequest, "sparklog topics alter old --partitions 3 --root"),
         ({"old": 1}, "old", BadRequest, "grow old to 2"),
-        ({"new": 1, "a b": 1}, "new,a b", BadRequest, "may hold only letters"),
+        ({"new": 1, "a b": 1}, "new,a b", BadRequest, "may contain only letters"),
     ],
 )
 def test_what_cannot_be_mirrored_is_said_and_changes_nothing(

@@ -1,15 +1,16 @@
 """The environment of a log: clocks, sleep and randomness in one value (`Env`), and the rules about clocks.
 
-Nothing below `sparklog.log` asks the system for the time or random numbers: a simulation skews and replays an `Env`.
+No module below `sparklog.log` reads the system's time or random numbers, so that a simulation can skew and replay an
+`Env`.
 
-A writer whose clock is far ahead of the store's does not commit. On a local disk both are one clock: one that jumps
-ahead and back again leaves commits from the future. Their followers are not pinned there. Each commit has
+A writer whose clock is far ahead of the store's does not commit. On a local disk, both are the same clock. If it jumps
+ahead and back again, commits from the future remain, and later commits must not get their time forever. Each commit has
 
-* `timeMs`, which never goes back, and so stays where the jump left it until the clock has come there again;
-* `clockMs`, when it was made, if that is another time. It does not go back either, except after a commit that is
-  more than five minutes ahead of the store's clock, and so was made while a clock was wrong;
-* `clockSince`, the newest version after which it went back like that, for looking commits up by time: from there on
-  times are in order.
+* `timeMs`, which never decreases, and so stays at the time of the jump until the clock reaches it again;
+* `clockMs`, when it was created, if that is a different time. It decreases only after a commit that is more than five
+  minutes ahead of the store's clock, and so was created while a clock was wrong;
+* `clockSince`, the latest version at which `clockMs` decreased. From there on, times are in order, so commits can be
+  looked up by time.
 """
 
 from __future__ import annotations
@@ -53,15 +54,15 @@ class Times(TypedDict):
 
 def next_times(base: Dated, number: int, now_ms: int, store_ms: int) -> Times:
     """Return the times of commit `number`, which follows `base`, by the writer's clock and the store's."""
-    wrong = base.made_ms > store_ms + MAX_AHEAD_MS
-    made_ms = min(now_ms, store_ms) if wrong else max(now_ms, base.made_ms)
+    is_ahead = base.made_ms > store_ms + MAX_AHEAD_MS
+    made_ms = min(now_ms, store_ms) if is_ahead else max(now_ms, base.made_ms)
     time_ms = max(made_ms, base.time_ms)
     clock_ms = None if made_ms == time_ms else made_ms
-    return Times(time_ms=time_ms, clock_ms=clock_ms, clock_since=number if wrong else base.clock_since)
+    return Times(time_ms=time_ms, clock_ms=clock_ms, clock_since=number if is_ahead else base.clock_since)
 
 
 def latest_at(commit: Callable[[int], Dated], first: int, last: int, time_ms: int) -> int:
-    """Return the newest version of `first` to `last` that was not made after a time; `first` - 1 if all were."""
+    """Return the latest version from `first` to `last` that was created by a time; `first` - 1 if there is none."""
     while first <= last:
         since = max(first, commit(last).clock_since or 0)
         count = bisect_right(range(since, last + 1), time_ms, key=lambda version: commit(version).made_ms)
@@ -72,7 +73,7 @@ def latest_at(commit: Callable[[int], Dated], first: int, last: int, time_ms: in
 
 
 def reading_clock_ms(store: Store, env: Env) -> int:
-    """Return the store's clock, or this machine's where the store cannot be asked: a read-only mount."""
+    """Return the store's clock, or this machine's if the store's cannot be read, as on a read-only mount."""
     if not store.writable:
         return env.wall_ms()
     try:
@@ -82,7 +83,7 @@ def reading_clock_ms(store: Store, env: Env) -> int:
 
 
 class ClockGuard:
-    """Compare the wall clock with the store's (maybe a request): every ten minutes, and when the clock jumps."""
+    """Compares the wall clock with the store's, which may take a request: every ten minutes, and if the clock jumps."""
 
     def __init__(self, store: Store, env: Env) -> None:
         self._store = store
@@ -91,7 +92,7 @@ class ClockGuard:
         self._ahead_ms = 0
 
     def check(self) -> None:
-        """`Unavailable` if the wall clock is more than five minutes ahead of the store's."""
+        """Raise `Unavailable` if the wall clock is more than five minutes ahead of the store's."""
         now = self._env.now()
         if self._asked is not None:
             wall, boot = now.wall_ms - self._asked.wall_ms, now.boot_ms - self._asked.boot_ms
@@ -105,12 +106,12 @@ class ClockGuard:
                 f"{MAX_AHEAD_MS // 1000} s are allowed to commit: set the clock"
             )
         step_ms = self._store.clock_step_ms
-        # A clock of whole seconds cannot tell clocks apart that differ by less: else its jitter would show in times.
-        agree = step_ms > 1 and abs(ahead) < 2 * step_ms
-        self._asked, self._ahead_ms = now, 0 if agree else ahead
+        # A clock with a step of a second cannot show a smaller difference; its jitter must not change times.
+        is_equal = step_ms > 1 and abs(ahead) < 2 * step_ms
+        self._asked, self._ahead_ms = now, 0 if is_equal else ahead
 
     def store_ms(self, wall_ms: int) -> int:
-        """Return the store's clock at a time of this machine's."""
+        """Convert a time of this machine's clock to the store's clock."""
         return wall_ms - self._ahead_ms
 
 
@@ -124,9 +125,9 @@ class Env:
     random: random.Random = field(repr=False)
 
     def new_id(self) -> str:
-        """Return a random UUID as Kafka writes ids, 22 characters: a letter first, so no option and no number."""
+        """Return a random UUID in Kafka's format: 22 characters, starting with a letter, unlike options and numbers."""
         while True:
-            # Version 4 and variant 2: what the module uuid does in ten calls.
+            # Version 4, variant 2. The module uuid takes ten calls for this.
             number = self.random.getrandbits(128) & ~(0xF << 76 | 0x3 << 62) | 0x4 << 76 | 0x2 << 62
             text = base64.urlsafe_b64encode(number.to_bytes(16, "big")).decode("ascii")
             if text[0].isalpha():
@@ -136,7 +137,7 @@ class Env:
         return ClockReading(self.wall_ms(), self.boot_ms())
 
     def elapsed_ms(self, earlier: ClockReading) -> int:
-        """Return `now().elapsed_ms(earlier)`, without a moment that is made for it: each commit asks many times."""
+        """Return `now().elapsed_ms(earlier)` without creating a reading, because each commit calls this often."""
         return max(self.wall_ms() - earlier.wall_ms, self.boot_ms() - earlier.boot_ms)
 
     def stopwatch(self) -> Callable[[], float]:
@@ -147,7 +148,7 @@ class Env:
         return self.random.random()
 
     def pause(self, tries: int) -> None:
-        """Wait before try `tries` + 1: a random time, up to a bound that doubles from 20 ms to 2 s."""
+        """Wait a random time before attempt `tries` + 1, up to a bound that doubles from 20 ms to 2 s."""
         self.sleep(SHORT_PAUSES.length(tries, self.uniform()))
 
     def __reduce__(self) -> str | tuple[object, ...]:
@@ -161,7 +162,7 @@ SOON_MS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class ClockReading:
-    """A reading of both clocks. Between two, the larger time counts: a clock set back does not hide a stall."""
+    """A reading of both clocks. The larger difference of the two counts, so setting a clock back hides no stall."""
 
     wall_ms: int
     boot_ms: int
@@ -170,7 +171,7 @@ class ClockReading:
         return max(self.wall_ms - earlier.wall_ms, self.boot_ms - earlier.boot_ms)
 
     def is_soon_after(self, earlier: ClockReading) -> bool:
-        """True within a second, by both clocks: not where `earlier` was read on another machine, or one was set."""
+        """Return True within a second by both clocks; False if a clock was set or `earlier` is from another machine."""
         passed = self.wall_ms - earlier.wall_ms, self.boot_ms - earlier.boot_ms
         return all(0 <= milliseconds < SOON_MS for milliseconds in passed)
 
@@ -179,8 +180,8 @@ _BOOT_CLOCK: int | None = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 def _boot_ms() -> int:
-    # Python's monotonic clock stands still while a Linux machine sleeps; CLOCK_BOOTTIME does not. Elsewhere the clock
-    # of time.monotonic counts sleep already (CLOCK_MONOTONIC on macOS, the tick count on Windows).
+    # Python's monotonic clock stops while a Linux machine sleeps; CLOCK_BOOTTIME does not. On other systems,
+    # time.monotonic includes sleep (CLOCK_MONOTONIC on macOS, the tick count on Windows).
     nanoseconds = time.monotonic_ns() if _BOOT_CLOCK is None else time.clock_gettime_ns(_BOOT_CLOCK)
     return nanoseconds // 1_000_000
 

@@ -1,4 +1,4 @@
-"""Create an object that is no entry of a journal, whatever the store answers, and read what may not be there."""
+"""Create an object that is not a journal entry, even if responses are lost, and read an object that may be missing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sparklog.storage.store import Store
 
 
 def read_if_there(store: Store, key: str) -> bytes | None:
-    """Return an object; None if there is none."""
+    """Return an object; None if it is missing."""
     try:
         return store.get(key)
     except NotFound:
@@ -17,11 +17,11 @@ def read_if_there(store: Store, key: str) -> bytes | None:
 
 
 def create_or_read(store: Store, key: str, data: bytes, env: Env) -> bytes | None:
-    """Create an object and return None; if one is there, return its bytes.
+    """Create an object and return None, or return the bytes of the existing object.
 
-    "It exists" proves nothing. It may be our own success, whose answer was lost: the bytes are `data` then. Or it was a
-    conflict on an object store, after which nothing is there: it is created again. `Unavailable` if the object stays
-    unreadable for 90 s.
+    A store may report that the object exists for two other reasons. If an earlier request of this process succeeded and
+    its response was lost, the bytes are `data`. If a conditional write conflicted on an object store, the object may
+    be missing, and is created again. Raises `Unavailable` if the object cannot be read for 90 s.
     """
     backoff = Backoff(env)
     while not store.create(key, data):

@@ -1,11 +1,10 @@
-"""JSON objects of the log: one table of members each, canonical bytes that end in their own CRC-32C, strict reading.
+"""JSON objects of the log. Each kind has a table of its fields, canonical bytes and a CRC-32C, and is read strictly.
 
     {"format":1,...,"crc":305419896}\\n
 
-`crc` is the CRC-32C of the bytes before `,"crc":`. It tells a damaged object at once, also the newest commit, which no
-successor's `prevCrc` covers yet. Bytes are canonical (fixed order of members, no spaces, ASCII), so equal values are
+`crc` is the CRC-32C of the bytes before `,"crc":`. It shows corruption even in the latest commit, which no later
+commit's `prevCrc` covers yet. The bytes are canonical (fixed order of fields, no spaces, ASCII), so equal values have
 equal bytes.
-
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ from sparklog.format import crc32c
 from sparklog.storage.store import MAX_DOCUMENT
 
 FORMAT = 1
-# Features a log may ask of its readers, or of its writers, that this release understands.
+# Features that a log can require of its readers or writers, and that this release supports.
 INLINE_RECORDS = "inlineRecords"
-"""Commits may have a tail, an append file's bytes; paths of data files may be those of commits."""
+"""Commits may contain inline records, the bytes of an append file, so a path of a data file may be that of a commit."""
 CARRIED_COMMITS = "carriedCommits"
-"""Commits may carry the documents of those before them, between their own and their records."""
+"""Commits may embed copies of earlier commits' documents, between their own document and their records."""
 KAFKA_WRITERS = "kafkaWriters"
-"""Commits may have several writers, producers of Kafka's: software that does not know them would write twice."""
+"""Commits may have several Kafka producers as writers. Releases that ignore them would write batches twice."""
 GROUP_MEMBERS = "groupMembers"
 """Entries of a group may have members that share its partitions."""
 LISTED_OWNERS = "listedOwners"
-"""An exclusive owner of a group may be in its list of members, with other assignors, and beside other members."""
+"""An exclusive owner of a group may be in its list of members, with other assignors and together with other members."""
 EXPIRED_IDS = "expiredIds"
-"""Of a transactional id that has expired the newest entry alone is kept, in a register."""
+"""Only the latest entry of an expired transactional id is kept, in an archive."""
 ESCAPED_TOPICS = "escapedTopics"
 """A transactional id has committed to a topic with an escaped folder name, which older releases do not find."""
 KNOWN_READ_FEATURES: frozenset[str] = frozenset(
@@ -45,45 +44,48 @@ INT64_MAX = 2**63 - 1
 INT64_MIN = -(2**63)
 MAX_TEXT = 4096
 FOLLOWING = ("carried", "inline")
-"""Members of a commit's document that say what follows it, in this order: `bytes` and `crc` of each part."""
+"""Fields of a commit's document that describe the parts after it, in this order, by `bytes` and `crc`."""
 INT32_MAX = 2**31 - 1
 UINT32_MAX = 2**32 - 1
 T = TypeVar("T")
-_LEFT_OUT: tuple[object, ...] = (None, (), {}, [], frozenset())
-"""Values of optional members that are not written."""
+_OMITTED: tuple[object, ...] = (None, (), {}, [], frozenset())
+"""Values of optional fields that are not written."""
 _parse = json.JSONDecoder().raw_decode
 _text_of = json.JSONEncoder(separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode
-"""`json.loads` and `json.dumps`, without a look for options and other encodings."""
+"""These are `json.loads` and `json.dumps` without their checks of options and encodings."""
 _TRAILER = b',"crc":'
 _TRAILER_BYTES = len(_TRAILER) + len("4294967295}\n")
 
 
 def encode(document: Mapping[str, object]) -> bytes:
-    """Canonical bytes of an object, its own CRC last."""
+    """Return the canonical bytes of an object, which end in its CRC-32C."""
     body = _text_of(document).encode("ascii")[:-1]
     if len(body) > MAX_DOCUMENT - _TRAILER_BYTES:
         size = len(body)
-        raise BadRequest(f"an object of {size} bytes is not written, at most {MAX_DOCUMENT} are; write less at once")
+        raise BadRequest(f"an object of {size} bytes exceeds the limit of {MAX_DOCUMENT}; write less in one commit")
     return b"%s%s%d}\n" % (body, _TRAILER, crc32c.crc32c(body))
 
 
 def decode(data: bytes, key: str, what: str) -> Fields:
-    """Return the object in `data`. `BadRequest` if a newer release wrote it; `Corrupt` naming `key` if damaged."""
+    """Return the object in `data`.
+
+    Raises `BadRequest` if it requires a newer release, and `Corrupt`, naming `key`, if it is damaged.
+    """
     try:
         text = data.decode()
         document, end = _parse(text)
         if text[end:].strip():
             raise ValueError(text)
     except (ValueError, RecursionError):
-        raise Corrupt(f"{what} is not the JSON it was written as; restore it", file=key) from None
+        raise Corrupt(f"{what} is not valid JSON; restore it", file=key) from None
     if not isinstance(document, dict):
         raise Corrupt(f"{what} should be a JSON object, found {type(document).__name__}; restore it", file=key)
     fields = Fields(document, key, what)
-    version, is_sound = fields.integer("format", 0), checksum_holds(data)
-    # A newer release may end its objects in another way. Else a wrong CRC comes first: the format may be the damage.
-    if version != FORMAT and (is_sound or _TRAILER not in data):
+    version, is_intact = fields.integer("format", 0), checksum_holds(data)
+    # A newer format may end differently. Otherwise the CRC-32C is checked first, because `format` may be corrupt.
+    if version != FORMAT and (is_intact or _TRAILER not in data):
         raise BadRequest(f"{what} {key} has format {version}, this sparklog reads format {FORMAT}; upgrade sparklog")
-    if not is_sound:
+    if not is_intact:
         raise Corrupt(f"{what} does not match its own CRC-32C; restore it", file=key)
     features = fields.texts("readFeatures")
     if not KNOWN_READ_FEATURES.issuperset(features):
@@ -93,26 +95,26 @@ def decode(data: bytes, key: str, what: str) -> Fields:
 
 
 def checksum_holds(data: bytes) -> bool:
-    """True if an object's bytes, the last newline included, end in their own CRC-32C."""
+    """Return True if an object's bytes, with the final newline, end in their CRC-32C."""
     cut = data.rfind(_TRAILER)
     return cut >= 0 and data[cut:] == b"%s%d}\n" % (_TRAILER, crc32c.crc32c(data[:cut]))
 
 
 @dataclass(slots=True)
 class Fields:
-    """Strict access to the members of one JSON object: one missing or of a wrong type is `Corrupt`."""
+    """Strict access to the fields of a JSON object. A missing field, or one of a wrong type, raises `Corrupt`."""
 
     document: dict[str, Any]
     key: str
     what: str
 
     def bad(self, name: str, expected: str) -> Corrupt:
-        """The error for one member."""
+        """Return the error for a field."""
         value = repr(self.document.get(name))[:60]
         return Corrupt(f"{self.what}: {name} should be {expected}, found {value}; restore it", file=self.key)
 
     def only(self, names: frozenset[str]) -> None:
-        """Refuse members that are not known: they may mean something, and dropping them could lose it."""
+        """Raise `Corrupt` for unknown fields, because ignoring them could lose information."""
         if not self.document.keys() <= names:
             listed = ", ".join(sorted(self.document.keys() - names))[:200]
             raise Corrupt(f"{self.what}: unknown members {listed}; upgrade sparklog", file=self.key)
@@ -150,7 +152,7 @@ class Fields:
         return tuple(values)
 
     def objects(self, name: str) -> list[Fields]:
-        """A list of objects; absent is empty."""
+        """Return a list of objects; empty if the field is absent."""
         values = self.document.get(name, [])
         if not isinstance(values, list) or not set(map(type, values)) <= {dict}:
             raise self.bad(name, "a list of objects")
@@ -163,14 +165,14 @@ class Fields:
         return Fields(value, self.key, f"{self.what}: {name}")
 
     def mapping(self, name: str) -> dict[str, Any]:
-        """An object whose members are data; absent is empty."""
+        """Return an object whose keys are data; empty if the field is absent."""
         value = self.document.get(name, {})
         if not isinstance(value, dict):
             raise self.bad(name, "an object")
         return value
 
     def numbers_by_text(self, name: str, low: int = 0) -> dict[str, int]:
-        """`{"text": number}`; absent is empty."""
+        """Return `{"text": number}`; empty if the field is absent."""
         values = self.mapping(name)
         if any(type(value) is not int or not low <= value <= INT64_MAX for value in values.values()):
             raise self.bad(name, f"an object of whole numbers of at least {low}")
@@ -179,10 +181,10 @@ class Fields:
 
 @dataclass(frozen=True, slots=True)
 class MemberKind:
-    """The type of a member: `read(item, name)` checks and returns it, `write` makes JSON of it (None: as it is).
+    """The type of a field. `read(item, name)` checks and returns it; `write` converts it to JSON (None: unchanged).
 
-    Most members are good, and read without a call (`_read`): whole numbers from `low` to `high` where `plain` is `int`,
-    texts of such a length (`str`), lists of one such number (`list`). `read` is asked for all others.
+    Most fields are valid, and `_read` reads them without a call: whole numbers from `low` to `high` if `plain` is
+    `int`, strings with such a length (`str`), and lists with one such number (`list`). Others are passed to `read`.
     """
 
     read: Callable[[Fields, str], Any]
@@ -202,17 +204,17 @@ def whole(low: int = INT64_MIN, high: int = INT64_MAX) -> MemberKind:
 
 
 def wholes(low: int = INT64_MIN, high: int | None = INT64_MAX, like: str | None = None) -> MemberKind:
-    """A list of whole numbers, as long as member `like`, a list before it. `high` None: `check` knows the limit."""
-    most = INT64_MAX if high is None else high
+    """Return the type of a list of whole numbers, as long as the list `like`. `check` replaces a `high` of None."""
+    max_value = INT64_MAX if high is None else high
 
     def read(item: Fields, name: str) -> tuple[int, ...]:
-        return item.integers(name, None if like is None else len(item.document[like]), low, most)
+        return item.integers(name, None if like is None else len(item.document[like]), low, max_value)
 
-    return MemberKind(read, None, list, low, most)
+    return MemberKind(read, None, list, low, max_value)
 
 
 def one_of(*values: str, nullable: bool = False) -> MemberKind:
-    """One of these texts; `nullable`: of a member that may be null."""
+    """Return the type of a string that is one of `values`; `nullable` if the field may be null."""
 
     def read(item: Fields, name: str) -> str:
         value = item.document.get(name)
@@ -229,12 +231,12 @@ def _sorted(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def numbers_by_text(low: int = 0) -> MemberKind:
-    """`{"text": number}`; absent is empty."""
+    """Return the type of `{"text": number}`; an absent field is empty."""
     return MemberKind(lambda item, name: item.numbers_by_text(name, low), _sorted)
 
 
 def numbers_by_partition(high: int) -> MemberKind:
-    """`{"3": number}` with partitions below `high`; absent is empty."""
+    """Return the type of `{"3": number}`, whose keys are partitions below `high`; an absent field is empty."""
 
     def read(item: Fields, name: str) -> dict[int, int]:
         values = item.numbers_by_text(name)
@@ -246,7 +248,7 @@ def numbers_by_partition(high: int) -> MemberKind:
 
 
 def texts_by_text(nullable: bool = False) -> MemberKind:
-    """`{"text": "text"}`, or null where that may be."""
+    """Return the type of `{"text": "text"}`; values may be null if `nullable`."""
 
     def read(item: Fields, name: str) -> dict[str, str | None]:
         values = item.mapping(name)
@@ -262,7 +264,7 @@ def object_of(table: Document[Any]) -> MemberKind:
 
 
 def objects_of(table: Document[Any]) -> MemberKind:
-    """A list of JSON objects; absent is empty."""
+    """Return the type of a list of JSON objects; an absent field is empty."""
     return MemberKind(
         lambda item, name: tuple(map(table.from_json, item.objects(name))),
         lambda values: list(map(table.to_json, values)),
@@ -270,7 +272,7 @@ def objects_of(table: Document[Any]) -> MemberKind:
 
 
 def objects_by_text(table: Document[Any], nullable: bool = False) -> MemberKind:
-    """`{"text": object}`, or null where that may be; absent is empty."""
+    """Return the type of `{"text": object}`; values may be null if `nullable`, and an absent field is empty."""
 
     def read(item: Fields, name: str) -> dict[str, Any]:
         members = Fields(item.mapping(name), item.key, f"{item.what}: {name}")
@@ -287,36 +289,36 @@ def objects_by_text(table: Document[Any], nullable: bool = False) -> MemberKind:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A member of a JSON object."""
+    """A field of a JSON object."""
 
     name: str
     kind: MemberKind
-    attribute: str = ""  # of the data class; by default the name in snake case
+    attribute: str = ""  # the attribute of the data class; default: the name in snake case
     nullable: bool = False  # None is written as null
-    optional: bool = False  # left out where it is None or empty, and then at its default
+    optional: bool = False  # omitted if None or empty; if absent, the attribute has its default
 
 
 def members(kind: MemberKind, *names: str, nullable: bool = False, optional: bool = False) -> tuple[Member, ...]:
-    """Return members of one kind that follow one another."""
+    """Return consecutive fields of one type."""
     return tuple(Member(name, kind, nullable=nullable, optional=optional) for name in names)
 
 
 _Readers = list[tuple[str, str, MemberKind]]
-"""Of each attribute the member that it is in, and the kind of that."""
+"""The attribute, field name and type of each field to read."""
 _Shape = tuple[_Readers, list[tuple[str, Callable[..., Any], _Readers]]]
-"""How to read an object with certain members, all of them known: its attributes, and those that are inline objects."""
-MOST_SHAPES = 256
-"""Objects have few sets of members; damaged ones may have any."""
+"""How to read an object with a certain set of known fields: its attributes, and those that are inline objects."""
+MAX_SHAPES = 256
+"""Valid objects have few sets of fields; corrupt ones may have any."""
 
 
 class Document(Generic[T]):
-    """The table of a JSON object: its members, two or more, in the order in which they are written.
+    """The table of a kind of JSON object: its fields, at least two, in the order in which they are written.
 
     Args:
-        make: the data class, called with the attributes by name
-        inline: attributes that are objects, whose members come last, all or (None) none of them
-        parts: an object's attributes in the order of `members`, where they are not simply attributes
-        check: reads members again whose range depends on others
+        make: the data class, called with the attributes by name.
+        inline: attributes that are objects; their fields come last, and are absent if the attribute is None.
+        parts: returns a value's attributes in the order of `members`; default: by name.
+        check: checks fields whose range depends on other fields.
     """
 
     def __init__(
@@ -328,17 +330,17 @@ class Document(Generic[T]):
         check: Callable[[Fields, T], object] | None = None,
     ) -> None:
         attributes = [member.attribute or _snake_case(member.name) for member in members]
-        assert len(attributes) > 1, "attrgetter gives no tuple of one"
+        assert len(attributes) > 1, "attrgetter returns no tuple for one attribute"
         self._make = make
         self._parts = parts or attrgetter(*attributes)
         self._check = check
         self._inline = tuple((inline or {}).items())
-        # Plain tuples: an append and each look of a reader go through these.
+        # These are plain tuples for speed: each append and each poll of a reader uses them.
         self._writers = [(member.name, member.kind.write, member.optional) for member in members]
         kinds = [_or_null(member.kind) if member.nullable else member.kind for member in members]
         self._members = list(zip(attributes, members, kinds, strict=True))
         self._shapes: dict[tuple[str, ...], _Shape] = {}
-        """By the members of an object: most have more that are optional than they have members."""
+        """Cached by the fields of an object, because most optional fields are absent."""
         self.names = tuple(member.name for member in members)
         self.names += tuple(name for _, table in self._inline for name in table.names)
         self._known = frozenset(self.names)
@@ -346,7 +348,7 @@ class Document(Generic[T]):
     def to_json(self, value: T) -> dict[str, Any]:
         document: dict[str, Any] = {}
         for (name, write, optional), item in zip(self._writers, self._parts(value), strict=True):
-            if not (optional and not item and item in _LEFT_OUT):
+            if not (optional and not item and item in _OMITTED):
                 document[name] = item if write is None or item is None else write(item)
         for attribute, table in self._inline:
             item = getattr(value, attribute)
@@ -355,14 +357,14 @@ class Document(Generic[T]):
         return document
 
     def from_json(self, item: Fields, **others: Any) -> T:
-        """Return the value of a JSON object, with attributes that are `known` otherwise. `Corrupt` if it is damaged."""
+        """Return the value of a JSON object, with `others` as further attributes. Raises `Corrupt` if it is damaged."""
         value = self._make(**others, **self.attributes(item))
         if self._check is not None:
             self._check(item, value)
         return value
 
     def attributes(self, item: Fields) -> dict[str, Any]:
-        """Return the attributes in a JSON object, by name, for a caller that makes the value. `Corrupt`: damaged."""
+        """Return the attributes in a JSON object by name, for a caller that creates the value itself."""
         shape = self._shapes.get(tuple(item.document))
         if shape is None:
             item.only(self._known)
@@ -376,14 +378,14 @@ class Document(Generic[T]):
     def _shape_of(self, names: tuple[str, ...]) -> _Shape:
         tables = [pair for pair in self._inline if not set(names).isdisjoint(pair[1].names)]
         inlined = [(attribute, table._make, table._readers_of(names)) for attribute, table in tables]
-        if len(self._shapes) >= MOST_SHAPES:
+        if len(self._shapes) >= MAX_SHAPES:
             self._shapes.clear()
         self._shapes[names] = shape = self._readers_of(names), inlined
         return shape
 
     def _readers_of(self, names: tuple[str, ...]) -> _Readers:
-        wanted = [item for item in self._members if not item[1].optional or item[1].name in names]
-        return [(attribute, member.name, kind) for attribute, member, kind in wanted]
+        present = [item for item in self._members if not item[1].optional or item[1].name in names]
+        return [(attribute, member.name, kind) for attribute, member, kind in present]
 
 
 def _read(item: Fields, readers: _Readers) -> dict[str, Any]:
@@ -392,7 +394,7 @@ def _read(item: Fields, readers: _Readers) -> dict[str, Any]:
         if name not in document or type(value := document[name]) is not kind.plain:
             value = kind.read(item, name)
         elif kind.plain is list:
-            # One partition, one slice: so are most lists. Those after the first are as long as that.
+            # Most lists have one item, because most commits have one slice. All lists are as long as the first.
             single = single and len(value) == 1 and type(value[0]) is int and kind.low <= value[0] <= kind.high
             value = (value[0],) if single else kind.read(item, name)
         elif not kind.low <= (value if kind.plain is int else len(value)) <= kind.high:
@@ -406,7 +408,7 @@ def _or_null(kind: MemberKind) -> MemberKind:
 
 
 class StoredDocument(Document[T]):
-    """The table of an object with bytes of its own; read features are none where they are not among the members."""
+    """The table of an object that is stored by itself. If it has no field `readFeatures`, an empty list is written."""
 
     def __init__(self, what: str, make: Callable[..., T], *members: Member, **options: Any) -> None:
         super().__init__(make, *members, **options)
@@ -424,7 +426,7 @@ class StoredDocument(Document[T]):
         return decode(data, key, self.what)
 
     def decode(self, data: bytes, key: str) -> T:
-        """Return the value in `data`. `BadRequest` if it needs a newer sparklog; `Corrupt` naming `key` if damaged."""
+        """Return the value in `data`. Raises what the function `decode` raises."""
         return self.from_json(self.fields(data, key))
 
 
@@ -433,20 +435,20 @@ def _snake_case(name: str) -> str:
 
 
 def document_of(data: bytes) -> bytes:
-    """Return the document of a commit: its first line. Documents that it carries and its records may follow."""
+    """Return the document of a commit, which is its first line. Embedded commits and records may follow."""
     end = data.find(b"\n") + 1
     return data[:end] if 0 < end < len(data) else data
 
 
 def following(document: Mapping[str, Any]) -> list[tuple[int, int]]:
-    """Return length and CRC-32C of each part that follows a document, as far as it says so."""
+    """Return the length and CRC-32C of each part that follows a document, as far as it describes them."""
     parts = [part for name in FOLLOWING if isinstance(part := document.get(name), dict)]
     numbers = ((part.get("bytes"), part.get("crc")) for part in parts)
     return [(nbytes, crc) for nbytes, crc in numbers if type(nbytes) is int and nbytes > 0 and type(crc) is int]
 
 
 def check_stored(data: bytes, key: str) -> None:
-    """Raise `Corrupt` unless an object of a log is as it was written: a document, and the parts that it names."""
+    """Raise `Corrupt` unless an object of a log is intact: its document and the parts that it describes."""
     text = document_of(data)
     start = len(text)
     for nbytes, crc in following(decode(text, key, "entry").document):
@@ -460,7 +462,7 @@ def check_stored(data: bytes, key: str) -> None:
 
 
 def peek_commit_id(data: bytes) -> str | None:
-    """Read the commit id of bytes, without judging the rest; None also of a commit that lacks its end."""
+    """Read a commit id from bytes without checking the rest; None also if the commit is truncated."""
     text = document_of(data)
     try:
         document = json.loads(text)
@@ -469,5 +471,5 @@ def peek_commit_id(data: bytes) -> str | None:
     if not isinstance(document, dict):
         return None
     commit_id = document.get("commitId")
-    is_whole = len(data) - len(text) == sum(nbytes for nbytes, _ in following(document))
-    return commit_id if isinstance(commit_id, str) and is_whole else None
+    is_complete = len(data) - len(text) == sum(nbytes for nbytes, _ in following(document))
+    return commit_id if isinstance(commit_id, str) and is_complete else None

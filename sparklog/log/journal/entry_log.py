@@ -1,7 +1,8 @@
-"""Journals whose entries each carry the whole state after them: offsets of consumer groups, transaction decisions.
+"""Journals whose entries each contain the complete state after them, such as consumer groups and decisions.
 
-As the newest entry holds all, a checkpoint is a copy of one under `_log/checkpoints/`. Maintenance deletes entries and
-checkpoints below the second newest sound checkpoint. docs/reference/format-transactions.md says what the members mean.
+Since the latest entry contains everything, a checkpoint is a copy of an entry under `_log/checkpoints/`. Maintenance
+deletes entries and checkpoints below the second latest valid checkpoint. docs/reference/format-transactions.md
+describes the fields.
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ ENTRY_MEMBERS = (
     Member("timeMs", whole(0)),
     *members(whole(0), "clockMs", "clockSince", optional=True),
 )
-"""The members that every entry begins with."""
+"""The fields that every entry begins with."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateEntry:
-    """The newest entry of an id, and so its state; `number` -1: an id without entries."""
+    """The latest entry of an id, which is its state; `number` is -1 if the id has no entries."""
 
     id: str
     number: int = -1
@@ -71,21 +72,21 @@ class StateEntry:
 
 E = TypeVar("E", bound=StateEntry)
 Step = Callable[[E], E | None]
-"""The state after one more entry, None if there is nothing to write; raises where the state does not allow it."""
+"""Returns the state after one more entry, or None if there is nothing to write; raises if the state forbids it."""
 
 
 @dataclass(frozen=True, slots=True)
 class EntryKind(Generic[E]):
     """A kind of journals, such as those of consumer groups. `sparklog.maintenance.journals` lists all kinds."""
 
-    folder: str  # the journal of an id is below it
+    folder: str  # contains the journals of all ids
     owner: str  # for messages: "transactional id"
     what: str  # for messages: "decisions"
-    noun: str  # what a finding of verify calls it: "decision"
+    noun: str  # for findings of verify: "decision"
     empty: Callable[[str], E]
     table: StoredDocument[E]
-    per_checkpoint: int | None = None  # entries between two checkpoints, if they are large; None: as `Limits` says
-    old_entry: str | None = None  # what retain calls an old entry that it deletes; None: all entries stay
+    per_checkpoint: int | None = None  # entries between two checkpoints; None: as `Limits` says
+    old_entry: str | None = None  # name of an old entry in retain's report; None: old entries are not deleted
 
     def prefix(self, id_: str) -> str:
         return f"{self.folder}/{id_folder(id_)}"
@@ -94,21 +95,24 @@ class EntryKind(Generic[E]):
         return f"{self.owner} '{id_}'"
 
     def decode(self, data: bytes, key: str, number: int) -> E:
-        """Return the entry in `data`. `BadRequest` if it needs a newer sparklog; `Corrupt` if damaged or another."""
+        """Return the entry in `data`.
+
+        Raises `BadRequest` if it requires a newer sparklog, and `Corrupt` if it is damaged or has another number.
+        """
         item = self.table.fields(data, key)
         if (stored := item.integer("number", 0)) != number:
             raise Corrupt(f"entry {number} should be here, found entry {stored}; restore it", file=key)
         return self.table.from_json(item, crc=crc32c.crc32c(data), nbytes=len(data))
 
     def decode_of(self, id_: str, data: bytes, key: str, number: int) -> E:
-        """Return the entry of an id; `Corrupt` also if it is of another one."""
+        """Return the entry of an id. Raises `Corrupt` also if it belongs to another id."""
         entry = self.decode(data, key, number)
         if entry.id != id_:
             raise Corrupt(f"{self.what} of '{id_}' should be here, found those of '{entry.id}'", file=key)
         return entry
 
     def decode_in(self, prefix: str, data: bytes, key: str, number: int) -> E:
-        """Return the entry of the journal under a prefix, whose id is not known; `Corrupt` also if it is of another."""
+        """Return the entry of the journal under a prefix. Raises `Corrupt` also if its id has another prefix."""
         entry = self.decode(data, key, number)
         if self.prefix(entry.id) != prefix:
             raise Corrupt(f"{self.what} of '{entry.id}' do not belong here", file=key)
@@ -116,7 +120,7 @@ class EntryKind(Generic[E]):
 
 
 class EntryLog(Journal[E, E, E]):
-    """The journal of one id. Each entry is the whole state after it, and a checkpoint is a copy of one."""
+    """The journal of one id. Each entry is the complete state after it, and a checkpoint is a copy of an entry."""
 
     def __init__(self, root: RootAccess, kind: EntryKind[E], id_: str) -> None:
         super().__init__(root, kind.prefix(id_), kind.title(id_))
@@ -124,13 +128,13 @@ class EntryLog(Journal[E, E, E]):
         self.id = id_
 
     def write(self, step: Step[E]) -> E:
-        """Create the entry that the step makes of the newest state, and return the state after it. See `_write`."""
+        """Create the entry that the step returns for the latest state, and return the state after it: see `_write`."""
         return self._write(step)[1].state
 
     def latest_entries(self, limit: int) -> list[E]:
-        """Read the newest entries, at most so many, the newest first; older ones may be gone. Raises `Corrupt`."""
-        newest, entries = self.refresh().number, list[E]()
-        for number in range(newest, max(newest - limit, -1), -1):
+        """Read up to `limit` entries, latest first; older ones may be deleted. Raises `Corrupt`."""
+        latest, entries = self.refresh().number, list[E]()
+        for number in range(latest, max(latest - limit, -1), -1):
             data = self._numbered.read(number)
             if data is None:
                 break
@@ -156,9 +160,9 @@ class EntryLog(Journal[E, E, E]):
         for entry in entries:
             if entry.prev_crc != state.crc:
                 raise Corrupt(
-                    f"the chain of {self.kind.what} is broken: entry {entry.number} was made after an entry with "
-                    f"CRC-32C {entry.prev_crc}, entry {state.number} has {state.crc}; one of the two is not what was "
-                    "written, or the store does not create objects exclusively (sparklog doctor tries it)",
+                    f"the chain of {self.kind.what} is broken: entry {entry.number} follows an entry with CRC-32C "
+                    f"{entry.prev_crc}, but entry {state.number} has {state.crc}; one of the two is corrupt, or the "
+                    "store does not create objects exclusively (sparklog doctor tests it)",
                     file=self.key(entry.number),
                 )
             state = entry
@@ -179,7 +183,7 @@ class EntryLog(Journal[E, E, E]):
 
 
 KEEP_MS = 7 * 86_400_000
-"""An entry stays as long as a commit does, unless the caller has another time."""
+"""By default, an entry is kept as long as a commit."""
 
 
 def collect_log(log: EntryLog[E], now_ms: int, *, dry_run: bool) -> tuple[int, int]:
@@ -189,8 +193,8 @@ def collect_log(log: EntryLog[E], now_ms: int, *, dry_run: bool) -> tuple[int, i
     latest one backwards, and the latest copy last.
     """
     objects = list(log.store.list(f"{log.prefix}/_log/"))
-    newest = log.current().number
-    if newest >= 0 and all(info.key != log.key(newest) for info in objects):
+    latest = log.current().number
+    if latest >= 0 and all(info.key != log.key(latest) for info in objects):
         return 0, 0
     if not objects or now_ms - max(info.modified_ms for info in objects) < KEEP_MS:
         return 0, 0
@@ -203,16 +207,17 @@ def collect_log(log: EntryLog[E], now_ms: int, *, dry_run: bool) -> tuple[int, i
 def _without_gaps(objects: Sequence[ObjectInfo]) -> Iterator[ObjectInfo]:
     """Yield the objects of a journal in the order in which `collect_log` deletes them."""
     copies = [info for info in objects if f"/{CHECKPOINT_FOLDER}/" in info.key]
-    newest = max((entry_number(info.key) or 0 for info in copies), default=-1)
-    last = [info for info in copies if entry_number(info.key) == newest]
-    yield from (info for info in objects if info not in last and (entry_number(info.key) or 0) < newest)
-    left = [info for info in objects if info not in last and (entry_number(info.key) or 0) >= newest]
-    yield from (*reversed(left), *last)
+    latest = max((entry_number(info.key) or 0 for info in copies), default=-1)
+    last = [info for info in copies if entry_number(info.key) == latest]
+    others = [info for info in objects if info not in last]
+    yield from (info for info in others if (entry_number(info.key) or 0) < latest)
+    yield from reversed([info for info in others if (entry_number(info.key) or 0) >= latest])
+    yield from last
 
 
 @dataclass
 class Collected:
-    """Objects and bytes that a collection of journals deletes (dry: would), and journals that cannot be read."""
+    """Objects and bytes that a collection of journals deleted (or would delete), and the errors of unreadable ones."""
 
     objects: int = 0
     nbytes: int = 0
@@ -232,17 +237,17 @@ class Collected:
 def collect_entries(
     log: EntryLog[E], now_ms: int, *, keep_ms: int = KEEP_MS, needed: int | None = None, dry_run: bool
 ) -> tuple[int, int]:
-    """Delete entries and checkpoints below the second newest sound checkpoint; return objects and bytes.
+    """Delete entries and checkpoints below the second latest valid checkpoint; return the objects and bytes deleted.
 
-    Each is deleted `keep_ms` after the next one was written, by the store's clock (`now_ms`): the newest at any time
-    since then stays. So do entries from `needed` on.
+    Each is deleted `keep_ms` after the next one was written, by the store's clock (`now_ms`), so the entry that was the
+    latest at any time since then is kept. Entries from `needed` on are kept as well.
     """
-    sound = (number for number in reversed(log.checkpoints()) if log.read_checkpoint(number) is not None)
-    lowest = next(islice(sound, 1, None), None)
+    valid = (number for number in reversed(log.checkpoints()) if log.read_checkpoint(number) is not None)
+    lowest = next(islice(valid, 1, None), None)
     if lowest is None:
         return 0, 0
     first = lowest if needed is None else min(lowest, needed)
-    gone: list[ObjectInfo] = []
+    deleted: list[ObjectInfo] = []
     for infos, limit in (
         (list_entries(log.store, log.prefix), commit_key(log.prefix, first)),
         (log.store.list(checkpoint_prefix(log.prefix)), checkpoint_key(log.prefix, lowest)),
@@ -251,7 +256,7 @@ def collect_entries(
             if info.key >= limit:
                 break
             if now_ms - newer.modified_ms >= keep_ms:
-                gone.append(info)
+                deleted.append(info)
     if not dry_run:
-        log.store.delete_many(info.key for info in gone)
-    return len(gone), sum(info.size for info in gone)
+        log.store.delete_many(info.key for info in deleted)
+    return len(deleted), sum(info.size for info in deleted)

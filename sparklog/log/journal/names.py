@@ -1,34 +1,35 @@
 """Names: valid topic names and ids, and the keys of all objects.
 
-    <topic>/_log/00000000000000000042.json                       commit 42, a data file too if records are in it
-    <topic>/_log/checkpoints/00000000000000000128.json           head of a checkpoint
+    <topic>/_log/00000000000000000042.json                       commit 42; also a data file if it has inline records
+    <topic>/_log/checkpoints/00000000000000000128.json           header of a checkpoint
     <topic>/_log/checkpoints/00000000000000000128-<id>.arrow     its slice table
-    <topic>/append/00000000000000000042-<id>.slices              appended by one task, which had read version 42
-    <topic>/sealed/<partition>/00000000000000000042-<id>/        one sealing run of one partition, Kafka's files inside
+    <topic>/append/00000000000000000042-<id>.slices              written by one task, which had read version 42
+    <topic>/sealed/<partition>/00000000000000000042-<id>/        sealed segments of one partition, as Kafka's files
     %5F<rest of the name>/...                                    the same for a topic whose name begins with one `_`
     _transactions/<id>/_log/00000000000000000042.json            entry 42 of the decisions of a transactional id
     _groups/<id>/_log/00000000000000000042.json                  entry 42 of the offsets of a consumer group
     _maintenance/<job>/_log/00000000000000000042.json            entry 42 of the leases of a job
-    _jobs/outcomes/_log/00000000000000000042.json                entry 42 of the outcomes of jobs
-    _root/defaults/_log/00000000000000000042.json                entry 42 of the defaults of the root
-    _defaults/00000000000000000042.json                          its copy, to tell lost defaults from no defaults
-    _repair/<run>/<key>                                          what a repair replaced or set aside
+    _jobs/outcomes/_log/00000000000000000042.json                entry 42 of the job history
+    _root/defaults/_log/00000000000000000042.json                entry 42 of the root defaults
+    _defaults/00000000000000000042.json                          its copy, which shows whether defaults were lost
+    _repair/<run>/<key>                                          an object that a repair replaced or set aside
 
 The names of sparklog's own folders begin with one `_`. The folder of a topic with such a name (`_schemas`) is therefore
 escaped, `%5Fschemas`: see `topic_folder` and `folder_topic`. Releases up to 0.12 do not recognize it as a topic.
 
-Paths in commits are relative to the topic's folder; a path that begins with `/` is relative to the root (a clone
-names files of the topic it was cloned from). Versions have 20 digits, so that names sort like numbers.
+Paths in commits are relative to the topic's folder. A path that begins with `/` is relative to the root, because a
+clone references files of the topic it was cloned from. Versions have 20 digits, so that names sort like numbers.
 
-`_root.json` has the random id of the root, created once. By it a task knows that it writes to the driver's root.
+`_root.json` contains the random id of the root and is created once. With it, a task checks that it writes to the
+driver's root.
 
-Only an empty or new folder becomes a root by itself. A folder with other content belongs to another program, or was
-mistyped: a root in it would mix topics with other files. Files that a fresh file system, a probe or a streaming query
-brings along do not count:
+Only an empty or new folder becomes a root. A folder with other content belongs to another program, or its path was
+mistyped, and a root in it would mix topics with other files. These files are ignored, because file systems, probes and
+streaming queries create them:
 
-* `lost+found`, `.snapshot`, `.DS_Store`, `.nfs...`: of file systems and the machines that look at them
-* `_probe` and files that begin with `~`: of a store that is being tried
-* `_checkpoint...`, or a folder with Spark's `metadata` and `offsets`: the checkpoint of the query that writes here
+* `lost+found`, `.snapshot`, `.DS_Store`, `.nfs...`: files of file systems and operating systems
+* `_probe` and files that begin with `~`: files of a probe
+* `_checkpoint...`, or a folder with Spark's `metadata` and `offsets`: the checkpoint of a query that writes here
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ from sparklog.storage.locations import is_url, join, split
 from sparklog.storage.store import PROBE_FOLDER, ObjectInfo, Store
 
 ROOT_KEY = "_root.json"
-PLACE_KEY = "_backup.json"  # in a backup repository, where no root may be
-RESTORE_KEY = "_restore.json"  # in a root that a restore has not finished
+PLACE_KEY = "_backup.json"  # exists in a backup repository, which must not become a root
+RESTORE_KEY = "_restore.json"  # exists until a restore into the root is finished
 LOG_FOLDER = "_log"
 CHECKPOINT_FOLDER = "_log/checkpoints"
 APPEND_FOLDER = "append"
@@ -64,7 +65,7 @@ ROOT_FOLDER = "_root"
 DEFAULTS_FOLDER = "_defaults"
 """Holds the copy of the latest entry of the root defaults, separately, so that both are not lost together."""
 REPAIR_FOLDER = "_repair"
-"""What repairs have set aside: nothing reads it."""
+"""Contains objects that repairs have set aside; nothing reads them."""
 VERSION_DIGITS = 20
 MAX_ID = 1024
 MAX_ID_FOLDER = 200
@@ -84,12 +85,12 @@ _TABLE_NAME = re.compile(rf"([0-9]{{20}})-{_ID}\.arrow")
 _HARMLESS = re.compile(
     rf"lost\+found|\.snapshot|\.DS_Store|\.nfs[0-9a-f]+|{PROBE_FOLDER}|~[0-9a-f]{{24}}|_checkpoint[A-Za-z0-9._-]*"
 )
-_FOLDERS_LOOKED_AT = 16
-"""Of a bucket that is not empty, for a hint where its root is."""
+_MAX_HINT_FOLDERS = 16
+"""How many folders of a bucket are searched for a root, to mention it in an error message."""
 
 
 def check_topic_name(name: str) -> str:
-    """Return `name` if it is a valid topic name by Kafka's rules, else `BadRequest`."""
+    """Return `name` if it is a valid topic name by Kafka's rules; raise `BadRequest` if not."""
     if not isinstance(name, str) or not name:
         raise BadRequest("a topic needs a name of 1 to 249 letters, digits, '.', '_' or '-'; found an empty one")
     if name in (".", ".."):
@@ -97,7 +98,7 @@ def check_topic_name(name: str) -> str:
     if len(name) > MAX_TOPIC_NAME:
         raise BadRequest(f"a topic name has at most {MAX_TOPIC_NAME} characters, {shortened(name)} has {len(name)}")
     if not _TOPIC.fullmatch(name):
-        raise BadRequest(f"topic name {name!r} may hold only letters, digits, '.', '_' and '-'; rename it")
+        raise BadRequest(f"topic name {name!r} may contain only letters, digits, '.', '_' and '-'; rename it")
     return name
 
 
@@ -132,7 +133,7 @@ def topic_names(store: Store) -> Iterator[str]:
 
 
 def _journal_folder(prefix: str) -> str:
-    """Return the folder that contains a journal; `prefix`: a topic, or a path in one of sparklog's own folders."""
+    """Return the folder that contains a journal; `prefix` is a topic or a path in one of sparklog's own folders."""
     return prefix if "/" in prefix else topic_folder(prefix)
 
 
@@ -149,19 +150,19 @@ def commit_key(prefix: str, version: int) -> str:
 
 
 def check_id(text: str, what: str) -> str:
-    """Return `text` if it can be a group or transactional id, else `BadRequest`."""
+    """Return `text` if it is a valid group or transactional id; raise `BadRequest` if not."""
     if not isinstance(text, str) or not 1 <= len(text) <= MAX_ID:
         raise BadRequest(f"a {what} has 1 to {MAX_ID} characters, found {shortened(text)}")
     if not is_utf8(text):
-        raise BadRequest(f"a {what} must be text that UTF-8 can hold, found {shortened(text)}")
+        raise BadRequest(f"a {what} must be text that UTF-8 can encode, found {shortened(text)}")
     return text
 
 
 def id_folder(text: str) -> str:
-    """Return the folder of a group or transactional id: percent-encoded, and hashed where that takes over 200 bytes.
+    """Return the folder of a group or transactional id: percent-encoded, or a hash if that exceeds 200 bytes.
 
-    Letters, digits, `_`, `-` and `.` (not as the first character) stand for themselves. A hash begins with `=`, which
-    no encoded id does.
+    Letters, digits, `_`, `-` and `.` (except as the first character) are not encoded. A hash begins with `=`, with
+    which no encoded id begins.
     """
     name = "".join(
         chr(byte) if _PLAIN_ID.match(chr(byte)) and not (byte == ord(".") and index == 0) else f"%{byte:02X}"
@@ -171,7 +172,7 @@ def id_folder(text: str) -> str:
 
 
 def _sha256(text: str) -> str:
-    # OpenSSL, which few commands need.
+    # Imported late because it loads OpenSSL, which few commands need.
     from hashlib import sha256
 
     return sha256(text.encode()).hexdigest()
@@ -207,19 +208,19 @@ def is_checkpoint_table_name(name: str) -> bool:
 
 
 def entry_number(key: str) -> int | None:
-    """Return the number in the key of an entry, a commit or the head of a checkpoint; None for another object."""
+    """Return the number in the key of an entry, a commit or a checkpoint header; None for other objects."""
     digits, _, suffix = key.rsplit("/", 1)[-1].partition(".")
     return int(digits) if suffix == "json" and len(digits) == VERSION_DIGITS and digits.isdigit() else None
 
 
 def numbers_below(store: Store, prefix: str, after: str = "") -> list[int]:
-    """List the numbers of such objects with keys that begin so and are greater than `after`, in order."""
+    """List the numbers of numbered objects whose keys begin with `prefix` and are greater than `after`, in order."""
     return [number for info in store.list(prefix, after) if (number := entry_number(info.key)) is not None]
 
 
 def list_entries(store: Store, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
     """List the entries of the journal under `prefix` whose keys are greater than `after`, without its checkpoints."""
-    # 20 digits hold every number with a zero in front, and so no checkpoint is listed with the entries.
+    # All numbers of 20 digits begin with a zero, so this excludes checkpoints.
     return store.list(f"{log_folder(prefix)}0", after)
 
 
@@ -230,30 +231,30 @@ def entry_numbers(store: Store, prefix: str, after: int = -1) -> list[int]:
 
 
 def append_path(read_version: int, unique: str) -> str:
-    """Return the path, below the topic's folder, of a file of slices whose writer had read `read_version`."""
+    """Return the path, below the topic's folder, of an append file whose writer had read `read_version`."""
     return f"{APPEND_FOLDER}/{read_version:020d}-{unique}.slices"
 
 
 def commit_path(version: int) -> str:
-    """Return the path, below the topic's folder, of a commit: the name of the file that its own records are in."""
+    """Return the path, below the topic's folder, of a commit, which is the data file of its inline records."""
     return f"{LOG_FOLDER}/{version:020d}.json"
 
 
 def commit_path_version(path: str) -> int | None:
-    """Return the version of the commit that a data file's path, or key below any topic, names; None for others."""
+    """Return the version of a commit, given its path or key; None for other data files."""
     match = _COMMIT_PATH.fullmatch(local_path(path))
     return int(match.group(1)) if match and int(match.group(1)) <= MAX_VERSION else None
 
 
 def is_commit(path: str) -> bool:
-    """True for the path of a data file that is a commit."""
+    """Return True for the path of a data file that is a commit."""
     return commit_path_version(path) is not None
 
 
 def copied_path(path: str, highest: int) -> str:
-    """Return the path of an append file with all bytes of a commit, whose number is taken in the log it is copied to.
+    """Return the path of an append file that is a copy of a commit, for a log in which its number is already used.
 
-    A copy's read version is at most `highest`. The names of commits of other topics differ in a hash of their topic.
+    The copy's read version is at most `highest`. Names of commits of other topics contain a hash of their topic.
     """
     version = commit_path_version(path)
     assert version is not None, path
@@ -268,46 +269,46 @@ def sealed_path(partition: int, read_version: int, unique: str, base: int) -> st
 
 
 def filter_path(path: str) -> str:
-    """Return the path, or key, of the filters of keys next to a data file (`sparklog.format.key_filter`)."""
+    """Return the path, or key, of the key filters next to a data file (`sparklog.format.key_filter`)."""
     return f"{path.rpartition('.')[0]}.bloom"
 
 
 def is_sealed(path: str) -> bool:
-    """True if the file is a sealed segment: Kafka's bytes with absolute offsets, and no footer."""
+    """Return True if the file is a sealed segment, which has Kafka's bytes with absolute offsets and no footer."""
     return local_path(path).startswith(SEALED_FOLDER + "/")
 
 
 def local_path(path: str) -> str:
-    """Return the path below the folder of the topic that wrote it: `/other/append/x` is `append/x`."""
+    """Return the path below the folder of the topic that wrote the file: `append/x` for `/other/append/x`."""
     return path.split("/", 2)[2] if path.startswith("/") and path.count("/") >= 2 else path
 
 
 def path_read_version(path: str) -> int | None:
-    """Return the read version in a data file's path, None if it is no path a commit may name."""
+    """Return the read version in a data file's path; None if a commit must not reference such a path."""
     if path.startswith("/"):
         if key_topic(path[1:]) is None:
             return None
         path = local_path(path)
     match = _APPEND_PATH.fullmatch(path) or _SEALED_PATH.fullmatch(path)
     if match is None:
-        # Records in a commit: their writer had read the version before. The first commit of a log appends nothing.
+        # A commit with inline records: its writer had read the previous version. The first commit appends nothing.
         version = commit_path_version(path)
         return version - 1 if version else None
     return int(match.group(1)) if int(match.group(1)) <= MAX_VERSION else None
 
 
 def file_key(topic: str, path: str) -> str:
-    """Return the key of a data file that a commit of `topic` names."""
+    """Return the key of a data file that a commit of `topic` references."""
     folder = topic_folder(topic) if topic[:1] == "_" else topic
     return path[1:] if path.startswith("/") else f"{folder}/{path}"
 
 
 def foreign_name(store: Store) -> str | None:
-    """Return the name of a file or folder that keeps a store from becoming a root, None if there is none."""
+    """Return the name of a file or folder that keeps a store from becoming a root; None if there is none."""
     if isinstance(store, LocalStore):
         return next((name for name in store.names() if not _is_harmless(store.location, name)), None)
     after = ""
-    # One listing for each name, however many objects a folder has.
+    # This takes one listing per name, however many objects a folder has.
     while (info := next(store.list("", after), None)) is not None:
         name, slash, _ = info.key.partition("/")
         if _HARMLESS.fullmatch(name) is None and not (slash and _is_checkpoint(store, name)):
@@ -321,7 +322,7 @@ def refuse_foreign(store: Store) -> None:
     name = foreign_name(store)
     if name is None:
         return
-    # Another process has made it a root meanwhile, or a cache has hidden that.
+    # Another process may have made it a root since then, or a cache may have hidden the root.
     if store.stat(ROOT_KEY) is not None or any(info.key == ROOT_KEY for info in store.list(ROOT_KEY)):
         return
     folder = store.location
@@ -341,20 +342,20 @@ def _is_checkpoint(store: Store, name: str) -> bool:
 def _remedy(store: Store, folder: str) -> str:
     names: Iterable[str] = store.names() if isinstance(store, LocalStore) else []
     if is_url(folder):
-        names = islice(store.list_folders(""), _FOLDERS_LOOKED_AT)
+        names = islice(store.list_folders(""), _MAX_HINT_FOLDERS)
     below = [join(folder, name) for name in names]
-    root = next((path for path in below if _lies_in(path, ROOT_KEY)), None)
+    root = next((path for path in below if _exists_in(path, ROOT_KEY)), None)
     if root is not None:
-        return f"did you mean the root {root}? Else give an empty or new folder"
-    if any(_lies_in(path, LOG_FOLDER) for path in below):
-        return f"topics are there without {ROOT_KEY}: restore that file, or give an empty or new folder"
+        return f"did you mean the root {root}? Otherwise use an empty or new folder"
+    if any(_exists_in(path, LOG_FOLDER) for path in below):
+        return f"it contains topics but no {ROOT_KEY}: restore that file, or use an empty or new folder"
     above, name = split(folder)
-    if name and _lies_in(above, ROOT_KEY):
-        return f"it is in the root {above}: give that, or an empty or new folder"
-    return f"give an empty or new folder, such as {join(folder, 'sparklog')}"
+    if name and _exists_in(above, ROOT_KEY):
+        return f"it is inside the root {above}: use that root, or an empty or new folder"
+    return f"use an empty or new folder, such as {join(folder, 'sparklog')}"
 
 
-def _lies_in(folder: str, name: str) -> bool:
+def _exists_in(folder: str, name: str) -> bool:
     if is_url(folder):
         return any(open_store(folder).list(name))
     return os.path.exists(os.path.join(folder, name))
@@ -362,6 +363,8 @@ def _lies_in(folder: str, name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RootId:
+    """The content of `_root.json`."""
+
     root_id: str
     created_ms: int
 
@@ -371,7 +374,7 @@ ROOT_JSON = StoredDocument("root", RootId, *ROOT_MEMBERS)
 
 
 def read_root_id(store: Store) -> str:
-    """Return the id of the root in this store (one request). `NotFound` if there is none."""
+    """Return the id of the root in this store, with one request. Raises `NotFound` if there is none."""
     try:
         data = store.get(ROOT_KEY)
     except NotFound:
@@ -384,25 +387,25 @@ def read_root_id(store: Store) -> str:
 
 
 def root_created_ms(store: Store) -> int:
-    """Return when this root was made, by its creator's clock (one request)."""
+    """Return when this root was created, by its creator's clock, with one request."""
     return ROOT_JSON.decode(store.get(ROOT_KEY), ROOT_KEY).created_ms
 
 
 @lru_cache(maxsize=16)
 def _root_id_in(data: bytes) -> str:
-    # Each commit looks at the root, which is the same bytes.
+    # Every commit reads the root, whose bytes do not change.
     return ROOT_JSON.decode(data, ROOT_KEY).root_id
 
 
 def create_root_id(store: Store, env: Env) -> str:
-    """Make this store a root, after a probe that it can hold one; return the id of the first that did.
+    """Make this store a root after a probe, and return the id; that of another process if it was first.
 
-    `BadRequest` if backups, an unfinished restore or foreign files are here.
+    Raises `BadRequest` if the store contains backups, an unfinished restore or other files.
     """
     from sparklog.log.journal.probe_results import ensure_probed
 
     if store.stat(PLACE_KEY) is not None:
-        raise BadRequest(f"backups are in {store.location}, which can be no root; restore them into another folder")
+        raise BadRequest(f"{store.location} contains backups and cannot be a root; restore them into another folder")
     if store.stat(RESTORE_KEY) is not None:
         raise BadRequest(f"a restore into {store.location} is unfinished: run it again, or choose another folder")
     refuse_foreign(store)

@@ -1,7 +1,7 @@
-"""Reading an object of a log: what it says, or how it is damaged.
+"""Read an object of a log as a value or as its damage.
 
-Readers that need the object call `expect`, which raises the damage. Programs that look at everything in a root, such as
-`verify`, go on with the next object.
+Readers that need the object call `expect`, which raises the damage. Programs that read everything in a root, such as
+`verify`, continue with the next object.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class StoredObject(Generic[T]):
-    """An object as it was read: its bytes and their value, or its damage.
+    """An object's bytes, and their value or their damage.
 
-    An object that needs a newer sparklog (`BadRequest`) counts as damaged: this process cannot tell what it says.
+    An object that requires a newer sparklog (`BadRequest`) counts as damaged, because this process cannot decode it.
     """
 
     key: str
@@ -46,9 +46,9 @@ def read_object(store: Store, key: str, decode: Callable[..., T], *number: int) 
 
 
 def decode_object(store: Store, key: str, data: bytes, decode: Callable[..., T], *number: int) -> StoredObject[T]:
-    """Decode the bytes of an object, as `read_object`.
+    """Decode the bytes of an object, as `read_object` does.
 
-    A bit may flip on the way from the store, so an object is read twice before it counts as damaged.
+    An object is read a second time before it counts as damaged, because a bit may flip on the way from the store.
     """
     try:
         return StoredObject(key, data, decode(data, key, *number))

@@ -49,7 +49,7 @@ def test_a_folder_with_foreign_content_becomes_no_root(tmp_path: Path, fill: obj
     with pytest.raises(BadRequest) as caught:
         sparklog.open(tmp_path, create=True)
     assert str(caught.value) == (
-        f"{tmp_path} is not a sparklog root and not empty, found {first}: give an empty or new folder, such as "
+        f"{tmp_path} is not a sparklog root and not empty, found {first}: use an empty or new folder, such as "
         f"{tmp_path}/sparklog"
     )
     world = BackupWorld()
@@ -65,10 +65,10 @@ def test_what_was_meant_is_named(tmp_path: Path) -> None:
     sparklog.open(root, create=True).create_topic("orders").append(ROWS)
     with pytest.raises(BadRequest, match=f"did you mean the root {root}\\?"):
         sparklog.open(tmp_path, create=True)
-    with pytest.raises(BadRequest, match=f"it is in the root {root}: give that"):
+    with pytest.raises(BadRequest, match=f"it is inside the root {root}: use that"):
         sparklog.open(root / "orders", create=True)
     (root / "_root.json").unlink()
-    with pytest.raises(BadRequest, match=r"topics are there without _root.json: restore that file"):
+    with pytest.raises(BadRequest, match=r"it contains topics but no _root.json: restore that file"):
         sparklog.open(root, create=True)
 
 
@@ -86,7 +86,7 @@ def test_a_store_of_keys_is_judged_by_its_keys() -> None:
     store = MemoryStore(lambda: 0)
     store.create("_probe/x", b"")
     store.create("a/b", b"")
-    with pytest.raises(BadRequest, match=r"found a/b: give an empty or new folder"):
+    with pytest.raises(BadRequest, match=r"found a/b: use an empty or new folder"):
         sparklog.open(store, create=True)
     store.delete("a/b")
     assert sparklog.open(store, create=True).topics() == []

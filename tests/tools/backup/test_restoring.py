@@ -407,7 +407,7 @@ class TestRefusals:
             restore(world.place, dead, at_once=1, env=world.env())
         with pytest.raises(BadRequest, match="is unfinished"):
             world.root(target)
-        with pytest.raises(BadRequest, match="backups are in"):
+        with pytest.raises(BadRequest, match="contains backups"):
             world.root(world.place)
         target.create(ROOT_KEY, world.store.get(ROOT_KEY))
         with pytest.raises(BadRequest, match="became another root"):
