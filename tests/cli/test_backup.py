@@ -151,7 +151,7 @@ def test_a_group_beyond_the_version_is_set_to_the_end(
         ),
         (("backup", "--to", "{root}/orders/place"), 1, "lies inside the root {root}, where nothing else can be made"),
         (("restore", "{root}", "--to", "{place}/new"), 1, "lies inside {place}, where backups are"),
-        (("topics", "create", "t", "--root", "{place}/new"), 1, "{place} is a backup repository, which is only read"),
+        (("topics", "create", "t", "--root", "{place}/new"), 1, "{place} is a backup repository, which is read-only"),
         (("backup", "--to", "{new}", "-t", "ordres"), 1, "did you mean 'orders'"),
         (("backup", "--to", "{new}", "--list"), 1, "is not a backup repository"),
         (("backup", "--to", "{new}", "--prune", "--keep", "1"), 1, "is not a backup repository"),

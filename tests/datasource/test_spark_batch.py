@@ -277,5 +277,5 @@ def test_a_backup_is_read_and_not_written(spark: SparkSession, root: str) -> Non
     sparklog.open(root).topic("t").append({"value": ["later"]})
     for df in (read(spark, place, subscribe="t"), read(spark, f"{place}/t")):
         assert [row.value for row in df.collect()] == [b"x"]
-    with pytest.raises(Exception, match="backup repository, which is only read"):
+    with pytest.raises(Exception, match="backup repository, which is read-only"):
         write(keyed(spark, 1), place, topic="t")

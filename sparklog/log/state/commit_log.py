@@ -49,8 +49,11 @@ Resolver = Callable[[str, TopicState], Sequence[Resolved]]
 SHOWN_TOPICS = 5
 
 
-def no_topic(name: str, location: str, others: Sequence[str] | None = None) -> NotFound:
-    """Return the error for a topic that does not exist; `others`: existing topics, None if unknown."""
+def no_topic(name: str, location: str, others: Sequence[str] | None = None, *, is_wanted: bool = True) -> NotFound:
+    """Return the error for a topic that does not exist.
+
+    `others` are existing topics, None if unknown. If the topic `is_wanted`, the error says how to create it.
+    """
     if others is None:
         hint = advice(python="root.topics() lists the topics", shell="`sparklog topics list` lists the topics")
     elif not others:
@@ -59,7 +62,7 @@ def no_topic(name: str, location: str, others: Sequence[str] | None = None) -> N
         hint = f"it has topics such as {', '.join(others[:SHOWN_TOPICS])}"
     else:
         hint = f"the topics are {', '.join(others)}"
-    create = advice(python=f"; root.ensure_topic({name!r}) creates it", shell="")
+    create = advice(python=f"; root.ensure_topic({name!r}) creates it", shell="") if is_wanted else ""
     return NotFound(f"topic '{name}' does not exist in {location}; {hint}{create}")
 
 

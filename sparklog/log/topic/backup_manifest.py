@@ -1,15 +1,15 @@
-"""The manifest of a backup: the topics, ids and groups that it has, and where each of their journals ends.
+"""The manifest of a backup: its topics, ids and groups, and the end of each of their journals.
 
-Manifests are below `_backups/` in a backup repository, next to what they name, which is under the keys that it has in a
-root. docs/reference/format-backups.md says what the members mean.
+A backup repository has its manifests below `_backups/`, and the objects that they reference under the keys that these
+have in a root. docs/reference/format-backups.md describes the fields.
 
-A backup repository has all that its backups name, and what other backups and a run at work have copied. `BackupStore`,
-which `open_root` opens there, shows what one backup has, as a root that is only read:
+A repository also contains objects of other backups and of runs in progress. `BackupStore`, which `open_root` opens for
+a repository, shows one backup as a read-only root:
 
-* `_root.json` is the place's `_backup.json`, which has the same members.
-* The journal of a topic, a group or an id ends where the backup says; one that it does not have is not there.
-* The last entry of a group or an id is its checkpoint as well: a backup repository need not have the first ones.
-* Data files are all there: only commits name them.
+* `_root.json` is the repository's `_backup.json`, which has the same fields.
+* The journal of a topic, a group or an id ends where the manifest says. Journals that it does not list do not exist.
+* The last entry of a group or an id is also its checkpoint, because a repository need not have the first entries.
+* All data files are visible, because only commits reference them.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ BACKUPS_FOLDER = "_backups"
 
 @dataclass(frozen=True, slots=True)
 class TopicBackup:
-    """A topic in a backup: checkpoints `version` and `base` (-1: none); restorable from `since` to `version`."""
+    """A topic in a backup, with checkpoints `version` and `base` (-1: none). It can be restored from `since` on."""
 
     topic: str
     topic_id: str
@@ -75,7 +75,7 @@ class TopicBackup:
 
 @dataclass(frozen=True, slots=True)
 class EntriesBackup:
-    """Entries `first` to `number` of an id; `since_ms`: time of the first if older ones are in no backup, else 0."""
+    """Entries `first` to `number` of an id. `since_ms`: time of the first if no backup has earlier ones, else 0."""
 
     id: str
     first: int
@@ -85,7 +85,7 @@ class EntriesBackup:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A log of a transactional id or group that is damaged and not in the backup: its folder, whose, and the error."""
+    """A damaged journal of a transactional id or group, which is not in the backup: its folder, id and error."""
 
     folder: str
     id: str
@@ -94,7 +94,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """One backup. `objects`, `nbytes`: copied by its run; `only`: the topics that were asked for, None: all."""
+    """One backup. Its run copied `objects` and `nbytes`; `only` has the requested topics (None: all)."""
 
     number: int
     id: str
@@ -109,7 +109,7 @@ class Manifest:
     only: tuple[str, ...] | None = None
     left_out: tuple[LeftOut, ...] = ()
     defaults: tuple[EntriesBackup, ...] = ()
-    """Of the root: all entries, or none where it has none."""
+    """The root defaults: all their entries, or nothing if there are none."""
 
     def covers(self, topics: Collection[str] | None) -> bool:
         return self.only is None if topics is None else all(self.topic(name) is not None for name in topics)
@@ -129,7 +129,7 @@ class Manifest:
 
     @property
     def from_ms(self) -> int:
-        """The time from which on all that is in it can be restored, up to the cut; 0: from the beginning on."""
+        """The earliest time to which everything in the backup can be restored; 0: the beginning."""
         entries = (item.since_ms for item in (*self.decisions, *self.groups))
         topics = (item.since_ms for item in self.topics if item.base >= 0 or item.since > 0)
         return max([0, *topics, *entries])
@@ -179,7 +179,7 @@ MANIFEST_JSON = StoredDocument(
 
 @dataclass(frozen=True, slots=True)
 class GivenUp:
-    """A number under which there is no backup, and never will be."""
+    """A number that has no backup, and never will."""
 
     number: int
     root_id: str
@@ -200,7 +200,7 @@ def backup_numbers(store: Store) -> list[int]:
 
 
 def read_manifest(store: Store, number: int) -> Manifest | None:
-    """None: the number was given up, or its backup dropped since it was listed. `Corrupt` if it is damaged."""
+    """Return a manifest; None if its number was given up or its backup was deleted. Raises `Corrupt` if damaged."""
     with suppress(NotFound):
         manifest = read_object(store, backup_key(number), _decoded, number).expect()
         return manifest if isinstance(manifest, Manifest) else None
@@ -222,30 +222,33 @@ READS = ("get", "stat", "list", "list_folders", "now_ms")
 
 
 def latest_backup(store: Store) -> BackupStore | None:
-    """Return the newest backup, best of all topics; None: no backup repository. `NotFound` where none is finished."""
+    """Return the latest backup of all topics, else the latest one; None if the store is not a backup repository.
+
+    Raises `NotFound` if no backup is finished.
+    """
     if store.stat(PLACE_KEY) is None:
         return None
-    newest: Manifest | None = None
+    latest: Manifest | None = None
     for number in reversed(backup_numbers(store)):
         manifest = read_manifest(store, number)
         if manifest is not None and manifest.only is None:
             return BackupStore(store, manifest)
-        newest = newest or manifest
-    if newest is None:
+        latest = latest or manifest
+    if latest is None:
         raise NotFound(f"there is no finished backup in {store.location} yet; run sparklog backup")
-    return BackupStore(store, newest)
+    return BackupStore(store, latest)
 
 
 def one_backup(store: Store, number: int) -> BackupStore:
-    """Return a backup by its number. `NotFound` if there is none."""
+    """Return a backup by its number. Raises `NotFound` if there is none."""
     manifest = read_manifest(store, number)
     if manifest is None:
-        raise NotFound(f"there is no backup {number} in {store.location}; `sparklog backup --list` has all")
+        raise NotFound(f"there is no backup {number} in {store.location}; `sparklog backup --list` lists all")
     return BackupStore(store, manifest)
 
 
 class BackupStore(WrapperStore):
-    """See the module. `inner`: the backup repository."""
+    """Shows one backup as a read-only root: see the module. `inner` is the backup repository."""
 
     needs_probe = False
     writable = False
@@ -259,18 +262,18 @@ class BackupStore(WrapperStore):
     def request(self, verb: str, key: str, send: Callable[[], T]) -> T:
         if verb not in READS:
             raise BadRequest(
-                f"{self.location} is a backup repository, which is only read: `sparklog restore` makes a root"
+                f"{self.location} is a backup repository, which is read-only: use `sparklog restore` to create a root"
             )
         return send()
 
     def _has(self, key: str) -> bool:
-        """Return True unless the key is of a journal, and beyond its end in the backup."""
+        """Return False for keys in a journal beyond its end in the backup."""
         prefix, journal, name = key.rpartition(f"/{LOG_FOLDER}/")
         number = entry_number(name) if journal else None
         return number is None or number <= self._ends.get(prefix, -1)
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        # From a later position on: records in a commit that a clone of its topic names, whatever that topic ends at.
+        # A read from a later position is for inline records, which a clone may reference beyond the end of the topic.
         if start == 0 and not self._has(key):
             raise missing_object(f"{key} in this backup")
         return self.inner.get(self._copies.get(key, key), start, length)

@@ -1,20 +1,23 @@
-"""`clone`: a new topic that names another one's files, and shares them until it has rewritten its own.
+"""`clone`: create a topic that references another topic's files, and shares them until it has rewritten its own.
 
-One commit creates it with all that it holds: the slices of the source at one version, at their offsets, under paths
-that begin with `/`. Nothing is read or copied, whatever the size. Before that commit come the holds, in the source and
-in whatever topics it shares files with itself, named after the clone, so no vacuum can get in between: it keeps what a
-held version names, also once the topic is deleted.
+Cloning topic `source` at version 7 as `clone`:
 
-Release is automatic: the vacuum of the topic that owns the files looks into the clone's log, and ends the hold once no
-version of the clone that may still be read names a file of that topic. Until `expiresMs` of the hold the clone may not
-be there yet, so it is not looked for. Before the vacuum ends the hold of a clone that is not there, it commits to the
-log of the clone's name (see `GiveUpIntent`): a process that has slept since it took the hold expects that log as it was
-then, and creates nothing.
+1. The cloning process leases version 7 in the log of `source`, and the versions of other topics whose files `source`
+   shares. The leases (`holds` in the file format) are named after the clone. The vacuum keeps the files of leased
+   versions, even if the topic is deleted.
+2. It creates `clone` with one commit that has the slices of `source` at version 7, at their offsets, under paths that
+   begin with `/`. No data is read or copied, whatever the size.
+3. Later, the vacuum of `source` reads the log of `clone`. Once no readable version of `clone` references a file of
+   `source`, the vacuum ends the lease.
 
-A clone has its own topic id, no idempotency registry (a writer of the source is unknown there) and the next leader
-epoch. Offsets, configs, log starts and Kafka's open transactions are the source's. Slices of transactions that are
-aborted, or undecided by the time of the hold, are left out, which leaves gaps; what was committed since the version
-that is cloned is in it, unless it went on after that version.
+Until `expiresMs` of the lease, the clone may not exist yet, so the vacuum does not look for it. Before it ends the
+lease of a clone that does not exist, it commits to the log of the clone's name (`GiveUpIntent`). A cloning process that
+was stopped after step 1 then finds that log changed, and creates nothing.
+
+A clone has its own topic id, no idempotency registry (a writer of the source is unknown in it) and the next leader
+epoch. Offsets, configs, log starts and Kafka's open transactions are those of the source. Slices of transactions that
+are aborted, or undecided at the time of the lease, are excluded, which leaves gaps. A transaction that was committed
+after the cloned version is included, unless it has slices after that version.
 """
 
 from __future__ import annotations
@@ -44,9 +47,9 @@ from sparklog.log.topic.root import Root
 
 @dataclass(frozen=True, slots=True)
 class Cloned:
-    """Report of a clone: the `version` of the source it shows, bytes and records it shares, slices left out.
+    """Report of a clone: the cloned `version` of the source, the shared bytes and records, and the excluded slices.
 
-    `log_starts` and `log_ends` are per partition. With `dry_run` nothing was created, and `topic_id` is empty.
+    `log_starts` and `log_ends` are per partition. After a `dry_run`, which creates nothing, `topic_id` is empty.
     """
 
     source: str
@@ -65,10 +68,10 @@ class Cloned:
 
 @dataclass(frozen=True, slots=True)
 class CloneIntent:
-    """Create a topic with what a snapshot of another one holds.
+    """Create a topic with the content of a snapshot of another one.
 
-    `version`: of the name's log before the holds were taken: any commit since may say that the clone was given up. None
-    where one of the holds is in that log itself: it must still be there.
+    `version` is that of the clone's log before the versions were leased: a commit since then may have given up the
+    clone. It is None if one of the leases is in that log itself, in which case the lease must still exist.
     """
 
     topic_id: str
@@ -83,10 +86,10 @@ class CloneIntent:
             number = count(state.partitions, "partition")
             raise Conflict(f"topic '{topic}' already exists, with {number}; choose another name for the clone")
         if self.version is None and clone_hold(topic, self.topic_id) not in state.holds:
-            raise Conflict(f"the hold of the clone '{topic}' has ended while it was cloned; try again")
+            raise Conflict(f"the lease of the clone '{topic}' ended before it was created; try again")
         if self.version is not None and state.version != self.version:
             raise Conflict(
-                f"topic '{topic}' went from version {self.version} to {state.version} while it was cloned; try again"
+                f"topic '{topic}' changed from version {self.version} to {state.version} while it was cloned; try again"
             )
         source = self.source.state
         firsts: dict[int, int] = {}
@@ -116,37 +119,37 @@ class CloneIntent:
 def clone_topic(
     root: Root, source: str, name: str, *, version: int | None = None, time_ms: int | None = None, dry_run: bool = False
 ) -> Cloned:
-    """Create a topic that shows `source` as it is, was at a version, or at a time: see `sparklog.clone`."""
+    """Create a topic with the content of `source`, now, at a version, or at a time: see `sparklog.clone`."""
     check_topic_name(name)
     log = root.engine.log(check_topic_name(source))
-    snapshot = _chosen(root, log, version, time_ms)
+    snapshot = _requested_snapshot(root, log, version, time_ms)
     before = root.engine.log(name).refresh().topic_state
     if before.exists:
         raise Conflict(f"topic '{name}' already exists; choose another name for the clone")
     if dry_run:
-        _refuse_below_floor(log, snapshot)
+        _check_retained(log, snapshot)
         return _cloned(log, snapshot, name, "", _shared(source, snapshot))
-    begun = root.env.now()
+    started_at = root.env.now()
     topic_id = root.env.new_id()
-    held = _hold(root, log, snapshot, clone_hold(name, topic_id))
+    leased = _lease(root, log, snapshot, clone_hold(name, topic_id))
     try:
         shown = _decided(log, snapshot)
         files = _shared(source, shown)
-        version_before = None if any(log.topic == name for log in held) else before.version
+        version_before = None if any(log.topic == name for log in leased) else before.version
         clone = root.engine.create(name, CloneIntent(topic_id, shown, files, version_before))
     except (BadRequest, Conflict, NotFound):
-        # There is no such clone. After any other error there may be one.
-        _release(held, clone_hold(name, topic_id))
+        # The clone was not created. After any other error it may exist.
+        _release(leased, clone_hold(name, topic_id))
         raise
-    if root.env.elapsed_ms(begun) > STALE_MS:
-        # The holds may have been found to be without a clone, and ended, before it was created.
+    if root.env.elapsed_ms(started_at) > STALE_MS:
+        # A vacuum may have ended the leases before the clone was created.
         with suppress(Conflict, NotFound):
             clone.commit(DeleteIntent(topic_id))
         raise Unavailable(f"cloning topic '{source}' took more than an hour, and was given up; try again")
     return _cloned(log, shown, name, topic_id, files)
 
 
-def _chosen(root: Root, log: TopicLog, version: int | None, time_ms: int | None) -> Snapshot:
+def _requested_snapshot(root: Root, log: TopicLog, version: int | None, time_ms: int | None) -> Snapshot:
     state = log.refresh().topic_state
     if state.version < 0 or (version is None and time_ms is None and state.deleted):
         root.topic(log.topic)
@@ -162,29 +165,29 @@ def _chosen(root: Root, log: TopicLog, version: int | None, time_ms: int | None)
     return snapshot
 
 
-def _refuse_below_floor(log: TopicLog, snapshot: Snapshot) -> None:
+def _check_retained(log: TopicLog, snapshot: Snapshot) -> None:
     state = log.current().topic_state
     if snapshot.version < state.floor and snapshot.version not in {hold.version for hold in state.holds.values()}:
         raise Conflict(
-            f"version {snapshot.version} of topic '{log.topic}' is older than what the vacuum keeps; versions from "
-            f"{state.floor} on can be cloned"
+            f"version {snapshot.version} of topic '{log.topic}' has been vacuumed; you can clone versions from "
+            f"{state.floor} on"
         )
 
 
-def _hold(root: Root, log: TopicLog, snapshot: Snapshot, hold: str) -> list[TopicLog]:
-    """Hold the version of the snapshot, and the versions of other topics whose files it shares; the topics held."""
-    _refuse_below_floor(log, snapshot)
+def _lease(root: Root, log: TopicLog, snapshot: Snapshot, hold: str) -> list[TopicLog]:
+    """Lease the version of the snapshot, and those of other topics whose files it shares; return the topics' logs."""
+    _check_retained(log, snapshot)
     versions = {log.topic: snapshot.version}
     hold_of_source = clone_hold(log.topic, snapshot.state.topic_id)
     owners = {owner for path in snapshot.slices.paths() if path.startswith("/") and (owner := key_topic(path[1:]))}
     for owner in sorted(owners - {log.topic}):
-        held_version = root.engine.log(owner).refresh().topic_state.holds.get(hold_of_source)
-        if held_version is None:
+        lease = root.engine.log(owner).refresh().topic_state.holds.get(hold_of_source)
+        if lease is None:
             raise Conflict(
-                f"version {snapshot.version} of topic '{log.topic}' names files of topic '{owner}' that are held no "
-                "longer; choose a newer version"
+                f"version {snapshot.version} of topic '{log.topic}' references files of topic '{owner}', whose lease "
+                "has ended; choose a newer version"
             )
-        versions[owner] = held_version.version
+        versions[owner] = lease.version
     expires_ms = root.store.now_ms() + GRACE_MS
     logs: list[TopicLog] = []
     try:
@@ -200,38 +203,38 @@ def _hold(root: Root, log: TopicLog, snapshot: Snapshot, hold: str) -> list[Topi
 
 
 def _release(logs: Sequence[TopicLog], hold: str) -> None:
-    # Where that fails, the vacuum ends them a day later.
+    # If this fails, the vacuum ends the leases a day later.
     for log in logs:
         with suppress(SparklogError, OSError):
             log.commit(MaintainIntent(log.refresh().topic_state.topic_id, holds={hold: None}))
 
 
 def _decided(log: TopicLog, snapshot: Snapshot) -> Snapshot:
-    waiting = set(open_transactions(snapshot.state))
-    if not waiting:
+    undecided = set(open_transactions(snapshot.state))
+    if not undecided:
         return snapshot
-    newest = log.refresh().topic_state
+    latest = log.refresh().topic_state
     resolved: list[Resolved] = []
-    for _, commit in History(log.store, log.topic, log.env).walk(snapshot.state, newest.version):
-        # One that went on after the snapshot would be in the clone in part.
+    for _, commit in History(log.store, log.topic, log.env).walk(snapshot.state, latest.version):
+        # A transaction with slices after the snapshot would be in the clone only in part.
         ended = [item for item in commit.resolved if max(item.committed, default=0) <= snapshot.version]
-        resolved += [item for item in ended if (item.id, item.n) in waiting]
+        resolved += [item for item in ended if (item.id, item.n) in undecided]
     return with_outcomes(snapshot, resolved)
 
 
 def _shared(source: str, snapshot: Snapshot) -> tuple[FileSlices, ...]:
     rows = snapshot.slices.all()
-    kept = rows[np.flatnonzero((rows.status != ABORTED) & (rows.status != OPEN))]
+    committed = rows[np.flatnonzero((rows.status != ABORTED) & (rows.status != OPEN))]
     return tuple(
         file if file.path.startswith("/") else replace(file, path=f"/{file_key(source, file.path)}")
-        for file in file_slices(kept)
+        for file in file_slices(committed)
     )
 
 
 def file_slices(rows: Slices) -> list[FileSlices]:
-    """Return rows of a slice table as a commit lists them: by file, with all columns."""
+    """Return rows of a slice table in the form of a commit: by file, with all columns."""
     codes, of_row = np.unique(rows.file, return_inverse=True)
-    # A file that a commit named again has a second code.
+    # A file that several commits reference has several codes.
     paths = rows.paths.take(codes)
     numbers = {path: i for i, path in enumerate(sorted(set(paths)))}
     of_row = np.array([numbers[path] for path in paths], np.int64)[of_row]
@@ -271,18 +274,18 @@ def _cloned(log: TopicLog, snapshot: Snapshot, name: str, topic_id: str, files: 
 
 
 GRACE_MS = 86_400_000
-"""How long a clone's hold stays without a clone: the process that was to create it has died."""
+"""How long a lease is kept if its clone does not exist, because the cloning process died."""
 _PREFIX = "clone"
 _GIVEN_UP = "given-up"
 
 
 def clone_hold(clone: str, topic_id: str) -> str:
-    """Return the name of a clone's hold; topic names have no colon."""
+    """Return the name of a clone's lease. Topic names contain no colon."""
     return f"{_PREFIX}:{clone}:{topic_id}"
 
 
 def clone_of_hold(hold: str) -> tuple[str, str] | None:
-    """Return name and topic id of the clone whose hold has this name, None for any other hold."""
+    """Return name and topic id of the clone whose lease has this name; None for other leases."""
     prefix, _, rest = hold.partition(":")
     name, colon, topic_id = rest.partition(":")
     return (name, topic_id) if prefix == _PREFIX and colon and is_topic_name(name) else None
@@ -290,7 +293,10 @@ def clone_of_hold(hold: str) -> tuple[str, str] | None:
 
 @dataclass(frozen=True, slots=True)
 class GiveUpIntent:
-    """Commit to the log of a name, so that this clone cannot be created; an empty log gets a topic to be deleted."""
+    """Commit to the log of a clone's name, so that the clone cannot be created any more.
+
+    An empty log gets a topic, which the caller deletes.
+    """
 
     topic_id: str
     now_ms: int
@@ -307,14 +313,14 @@ class GiveUpIntent:
 
 
 def is_given_up(state: TopicState, topic_id: str) -> bool:
-    """True if a name's log says that no clone with this topic id will come."""
+    """Return True if the log of a clone's name says that the clone with this topic id was given up."""
     return f"{_GIVEN_UP}:{topic_id}" in state.holds
 
 
-def still_names(history: History, topic_id: str, owner: str, since: int, versions: set[int], newest: int) -> bool:
-    """True if a clone names a file of `owner` at version `since` or later up to `newest`, or at one of `versions`.
+def still_names(history: History, topic_id: str, owner: str, since: int, versions: set[int], latest: int) -> bool:
+    """Return True if a clone references a file of `owner` at `versions`, or from version `since` to `latest`.
 
-    What had its name before and after (another `topic_id`) is not asked. `NotFound` or `Corrupt` if it cannot be told.
+    Other topics of the same name, with other ids, are ignored. Raises `NotFound` or `Corrupt` if the log is incomplete.
     """
 
     def has_any(of: str, paths: Iterable[str]) -> bool:
@@ -326,5 +332,5 @@ def still_names(history: History, topic_id: str, owner: str, since: int, version
             return True
     return any(
         commit.op == CREATE and has_any(commit.topic_id, (file.path for file in commit.files))
-        for _, commit in history.walk(snapshot.state, newest)
+        for _, commit in history.walk(snapshot.state, latest)
     )

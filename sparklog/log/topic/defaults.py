@@ -1,13 +1,13 @@
-"""The defaults of a root as an open handle knows them: read when one is first needed, and again when five minutes old.
+"""The root defaults as an open handle caches them: read when first needed, and again after five minutes.
 
-Readers and followers of topics do not need the defaults. Processes that write to a topic, create one or describe it
-read them. Runs of jobs read the latest defaults at their start.
+Readers and followers of topics do not need the defaults. Processes that write to, create or describe a topic read them.
+Runs of jobs read the latest defaults at their start.
 
 `retain` deletes records by the defaults, and a root without entries has no defaults, so lost entries must not look like
 no entries. `change` therefore creates a copy of the new entry in another folder (`_defaults`). Each process checks this
 folder once, and so does each run of a job. If an entry is missing that has a copy, the defaults are unknown, and the
-job or the write fails. Policies made for releases without copies may deny a listing of them: writers go on without the
-check, jobs do not run.
+job or the write fails. An access policy from before there were copies may deny listing them. Then writers continue
+without the check, and jobs do not run.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ METADATA_MAX_AGE_MS = 300_000
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """Defaults, when they were looked at, and over them the configs of topics that were asked for."""
+    """Cached defaults, when they were read, and the configs of topics that were combined with them."""
 
     read_at: ClockReading
     defaults: RootDefaults
@@ -45,33 +45,33 @@ class _Known:
 
 
 class DefaultsLog(EntryLog[RootDefaults]):
-    """The journal of a root's defaults. Its entries stay: there are few. Threads may share it."""
+    """The journal of the root defaults. Its few entries are never deleted. Threads may share it."""
 
     def __init__(self, root: RootAccess) -> None:
         super().__init__(root, DEFAULTS, ID)
         self._last: _Known | None = None
 
     def read(self, *, latest: bool = False) -> RootDefaults:
-        """Return the defaults: the `newest`, or those that were read in the last five minutes."""
-        return self._look(latest).defaults
+        """Return the `latest` defaults, or those that were read in the last five minutes."""
+        return self._read(latest).defaults
 
     def read_for_job(self) -> RootDefaults:
-        """Return the newest defaults, and copy them; `Unavailable` without the right to check that none are lost."""
-        defaults = self._look(latest=True, must_check=True).defaults
+        """Return the latest defaults, and copy them. Raises `Unavailable` if the copies cannot be listed."""
+        defaults = self._read(latest=True, must_check=True).defaults
         if self.store.writable:
             self.keep_copy()
         return defaults
 
     def of_topic(self, topic: str, configs: TopicConfigs, *, latest: bool = False) -> TopicConfigs:
-        """Return the configs that were set on a topic, over the root's defaults for it."""
-        last = self._look(latest)
+        """Return the explicit configs of a topic, combined with the root defaults for it."""
+        last = self._read(latest)
         of_topic = last.of_topics.get(topic)
         if of_topic is None or of_topic.explicit is not configs.explicit:
             of_topic = last.of_topics[topic] = TopicConfigs(configs.explicit, last.defaults.of_topic(topic))
         return of_topic if of_topic.defaults else configs
 
     def change(self, step: Step[RootDefaults]) -> RootDefaults:
-        """Write what the step makes of the newest defaults, if it makes something else of them."""
+        """Write the defaults that the step returns for the latest ones, if they are different."""
         self._checked(self.refresh(), self._copies())
         now = self.env.now()
         changed = self._keep(now, self.write(step)).defaults
@@ -94,16 +94,16 @@ class DefaultsLog(EntryLog[RootDefaults]):
             # The entry itself exists; the next change, or the next run of a job, creates the copy.
             _LOG.warning("could not copy the defaults of %s: %s", self.store.location, error)
 
-    def _look(self, latest: bool, must_check: bool = False) -> _Known:
+    def _read(self, latest: bool, must_check: bool = False) -> _Known:
         last, now = self._last, self.env.now()
         if last is not None and not latest and now.elapsed_ms(last.read_at) < METADATA_MAX_AGE_MS:
             return last
         # Writers check once per process. Jobs check each time, because they delete records by the defaults.
-        is_sure = latest or last is None
-        has_entry, copies = self._entry_and_copies(must_check) if is_sure else (self._has_first_entry(), [])
+        is_checked = latest or last is None
+        has_entry, copies = self._entry_and_copies(must_check) if is_checked else (self._has_first_entry(), [])
         has_entries = has_entry or (latest and self._lists_entries())
         defaults = self.refresh() if has_entries else RootDefaults(ID)
-        return self._keep(now, self._checked(defaults, copies) if is_sure else defaults)
+        return self._keep(now, self._checked(defaults, copies) if is_checked else defaults)
 
     def _checked(self, defaults: RootDefaults, copies: Sequence[int]) -> RootDefaults:
         """Return the latest defaults. Raises `Corrupt` if an entry with a copy is missing."""
@@ -135,8 +135,8 @@ class DefaultsLog(EntryLog[RootDefaults]):
 
     def _entry_and_copies(self, must_check: bool) -> tuple[bool, Sequence[int]]:
         copies_of = partial(self._copies, must_check=must_check)
-        looks: tuple[Callable[[], bool | Sequence[int]], ...] = (self._has_first_entry, copies_of)
-        has_entry, copies = map_requests(self.store, lambda look: look(), looks)
+        requests: tuple[Callable[[], bool | Sequence[int]], ...] = (self._has_first_entry, copies_of)
+        has_entry, copies = map_requests(self.store, lambda request: request(), requests)
         return has_entry is True, copies if not isinstance(copies, bool) else ()
 
     def _has_first_entry(self) -> bool:

@@ -1,6 +1,6 @@
-"""Words about records that expire: a topic's retention counts by their own time, so old ones go at once.
+"""Warnings about records that expire: retention counts from record timestamps, so old records expire immediately.
 
-Only the commits' own numbers are looked at: the times and counts of slices. Nothing here changes what is written.
+The warnings are based on the times and counts of slices. Nothing here changes what is written.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from sparklog.log.state.slices import FileSlices
 
 CREATED_ROOT = logging.getLogger("sparklog.created.root")
 CREATED_TOPIC = logging.getLogger("sparklog.created.topic")
-"""Take a line (info) about each root and each topic that this process has made."""
+"""These loggers get a line (info) for each root and each topic that this process creates."""
 SEVEN_DAYS = (
-    "its records expire seven days after their own time, at the next sparklog retain (retention.ms=604800000,"
-    " cleanup.policy={policy}): give --config retention.ms=-1 to keep them"
+    "its records expire seven days after their timestamp, at the next sparklog retain (retention.ms=604800000,"
+    " cleanup.policy={policy}): add --config retention.ms=-1 to keep them"
 )
 _LOG = logging.getLogger("sparklog.log")
 HOUR_MS = 3_600_000
@@ -26,28 +26,28 @@ _warned_of_seconds: set[tuple[str, str]] = set()
 
 
 def default_expiry(configs: TopicConfigs) -> str | None:
-    """Return what becomes of old records; None if retention.ms is set, on the topic or the root, or none expire."""
+    """Return a note that records expire by default; None if retention.ms is set or records do not expire."""
     if configs.source("retention.ms") != DEFAULT_CONFIG or not configs.is_deleting:
         return None
     return SEVEN_DAYS.format(policy=configs.text("cleanup.policy"))
 
 
-def warn_of_short_retention(place: str, changes: Mapping[str, object | None]) -> None:
-    """Warn of a `retention.ms` below an hour, which is probably meant in other units; once per place and value."""
+def warn_of_short_retention(owner: str, changes: Mapping[str, object | None]) -> None:
+    """Warn of a `retention.ms` below an hour, which is probably meant in other units; once per owner and value."""
     value = changes.get("retention.ms", changes.get("log.retention.ms"))
     if value is None or not 0 <= (period_ms := int(canonical("retention.ms", value))) < HOUR_MS:
         return
-    if (place, str(value)) not in _warned_of_seconds:
-        _warned_of_seconds.add((place, str(value)))
+    if (owner, str(value)) not in _warned_of_seconds:
+        _warned_of_seconds.add((owner, str(value)))
         _LOG.warning(
-            "%s: retention.ms=%s is in milliseconds: records expire %s after their own time, at the next"
+            "%s: retention.ms=%s is in milliseconds: records expire %s after their timestamp, at the next"
             " sparklog retain; a day is 86400000",
-            *(place, value, span(period_ms)),
+            *(owner, value, span(period_ms)),
         )
 
 
 def count_older(files: Iterable[FileSlices], before_ms: int) -> tuple[int, bool]:
-    """Count the records that are older than a time (ms), as far as slices tell; False: they are at most so many."""
+    """Count the records older than a time (ms), as far as slices show; False if that is only an upper bound."""
     count, exact = 0, True
     for file in files:
         for records, first, last in zip(file.records, file.min_ts, file.max_ts, strict=True):
@@ -71,7 +71,7 @@ def _warn_of_seconds(root_id: str, topic: str, files: Iterable[FileSlices]) -> N
 
 
 def warn_of_times(root_id: str, topic: str, configs: TopicConfigs, files: Iterable[FileSlices], now_ms: int) -> None:
-    """Warn of appended records that the next retain deletes, or whose timestamps look like seconds."""
+    """Warn of appended records that the next retain will delete, or whose timestamps look like seconds."""
     if configs.is_deleting and configs.retention_ms >= 0:
         _warn_of_older(root_id, topic, configs, files, now_ms - configs.retention_ms)
     _warn_of_seconds(root_id, topic, files)
@@ -87,7 +87,7 @@ def _warn_of_older(
     _warned.add((root_id, topic))
     how_many = f"{count} records are" if count > 1 else "a record is"
     _LOG.warning(
-        "topic %s: %s%s older than retention.ms=%d and may go at the next sparklog retain; to keep them: sparklog"
-        " configs alter %s --add-config retention.ms=-1",
+        "topic %s: %s%s older than retention.ms=%d and may be deleted by the next sparklog retain; to keep them:"
+        " sparklog configs alter %s --add-config retention.ms=-1",
         *(topic, "" if exact else "up to ", how_many, configs.retention_ms, topic),
     )

@@ -1,8 +1,8 @@
-"""The data files that versions of a topic name, and what must be true of each.
+"""The data files that versions of a topic reference, and what must be true of each.
 
-`verify` checks the files, `backup` copies them, `restore` copies those of one version, and `prune` keeps them. A file
-is described by its slices, as commits and checkpoints have them. Two versions may name different slices of one file: a
-rewrite names the file again with the slices that it keeps.
+`verify` checks the files, `backup` copies them, `restore` copies those of one version, and `prune` keeps them. Commits
+and checkpoints describe a file by its slices. Two versions may reference different slices of one file, because a
+rewrite references the file again with the remaining slices.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ CLAIMED = tuple(column.name for column in fields(SliceClaim))
 
 @dataclass(frozen=True, slots=True)
 class NamedFile:
-    """A data file as versions name it."""
+    """A data file that versions reference."""
 
     key: str
     size: int
-    footer_length: int  # 0: a sealed segment
+    footer_length: int  # 0 for a sealed segment
     claims: tuple[SliceClaim, ...]
-    index_crc: int = 0  # of a sealed segment, `sparklog.format.checksums`
+    index_crc: int = 0  # checksum of a sealed segment's index files (`sparklog.format.checksums`)
 
     @property
     def filtered(self) -> bool:
-        """True if filters of keys were written beside it."""
+        """True if key filters were written next to the file."""
         return any(claim.flags & SliceFlag.KEY_FILTER for claim in self.claims)
 
     @property
@@ -53,7 +53,7 @@ class NamedFile:
 
 
 def merged(files: Iterable[NamedFile]) -> dict[str, NamedFile]:
-    """Return each file once, by its key, with all slices that are named: a clone shares files with its source."""
+    """Return each file once, by its key, with all its referenced slices. A clone shares files with its source."""
     merged_files: dict[str, NamedFile] = {}
     for file in files:
         other = merged_files.setdefault(file.key, file)
@@ -64,7 +64,7 @@ def merged(files: Iterable[NamedFile]) -> dict[str, NamedFile]:
 
 @dataclass(slots=True)
 class NamedFiles:
-    """Data files by the path that commits of a topic name them by; equal slices of two versions are kept once."""
+    """Data files by their paths in the commits of a topic. Equal slices of two versions are stored once."""
 
     topic: str
     _files: dict[str, tuple[int, int, int, dict[SliceClaim, None]]] = field(default_factory=dict)
@@ -81,13 +81,13 @@ class NamedFiles:
             yield path, NamedFile(file_key(self.topic, path), size, footer_length, tuple(claims), index_crc)
 
     def files(self) -> list[NamedFile]:
-        """Return all files, in the order of their keys."""
+        """Return all files, in order of their keys."""
         files = merged(file for _, file in self.by_path())
         return [files[key] for key in sorted(files)]
 
 
 def named_files(snapshot: Snapshot) -> NamedFiles:
-    """Return the files that one version names."""
+    """Return the files that one version references."""
     named = NamedFiles(snapshot.topic)
     named.add(snapshot.slices.all())
     return named
@@ -95,9 +95,9 @@ def named_files(snapshot: Snapshot) -> NamedFiles:
 
 @dataclass
 class FilesOfVersions:
-    """Files that one of the versions `base.version` to `last.version` names, by key.
+    """Files that any of the versions `base.version` to `last.version` references, by key.
 
-    `unnamed` is the first version that no longer names a file; `times` the commit time of each version.
+    `unnamed` has the first version that no longer references a file, and `times` the commit time of each version.
     """
 
     base: Snapshot
@@ -107,11 +107,11 @@ class FilesOfVersions:
     times: dict[int, int] = field(default_factory=dict)
 
     def since(self, missing: Iterable[str]) -> int:
-        """Return the version from which on nothing is missing. Raises `NotFound` if the last one misses something."""
+        """Return the first version from which on no file is missing. Raises `NotFound` if the last one lacks a file."""
         first = max(self.base.version, 0)
         for key in missing:
             if key not in self.unnamed:
-                raise NotFound(f"{key} is missing, and version {self.last.version} names it: run verify")
+                raise NotFound(f"{key} is missing, and version {self.last.version} references it: run verify")
             first = max(first, self.unnamed[key])
         return first
 
@@ -120,7 +120,7 @@ class FilesOfVersions:
 
 
 def files_of_versions(history: History, base: Snapshot, version: int) -> FilesOfVersions:
-    """Walk the log from `base` to `version`. `NotFound` if a commit is gone, `Corrupt` if one does not follow."""
+    """Walk the log from `base` to `version`. Raises `NotFound` for a missing commit, `Corrupt` for a broken chain."""
     topic = history.topic
     found = FilesOfVersions(base, base, times={base.version: base.state.made_ms})
     state, table, paths, named = base.state, base.slices, base.slices.paths(), named_files(base)
@@ -140,19 +140,19 @@ def files_of_versions(history: History, base: Snapshot, version: int) -> FilesOf
             paths |= {file.path for file in commit.files}
     found.files = {file.key: file for file in named.files()}
     found.last = Snapshot(topic, history.store, state, table)
-    # Named and gone within one commit: it holds nothing that a version shows.
+    # A file that was added and removed within one commit has nothing that a version shows.
     for key in set(found.files) - {file_key(topic, path) for path in paths} - set(found.unnamed):
         found.unnamed[key] = state.version
     return found
 
 
 def start_at(history: History, version: int) -> Snapshot:
-    """Return the state at a version; -1: before the first."""
+    """Return the state at a version; -1 is the state before the first."""
     return Snapshot(history.topic, history.store, EMPTY, SliceTable()) if version < 0 else history.at(version)
 
 
 def oldest_base(history: History, version: int) -> int:
-    """Return the oldest version from which all states up to `version` can be rebuilt; -1: all there ever were."""
+    """Return the oldest version from which all states up to `version` can be rebuilt; -1 if all states can be."""
     if history.commits.has(0, version):
         return -1
     for checkpoint in sorted(history.checkpoints):
@@ -160,6 +160,6 @@ def oldest_base(history: History, version: int) -> int:
         if followed and history.sound(checkpoint) is not None:
             return checkpoint
     raise NotFound(
-        f"version {version} of topic '{history.topic}' cannot be rebuilt: no sound checkpoint at or below it has all "
-        "commits between; run verify"
+        f"version {version} of topic '{history.topic}' cannot be rebuilt: no valid checkpoint at or below it has all "
+        "commits in between; run verify"
     )

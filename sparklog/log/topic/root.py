@@ -1,7 +1,7 @@
-"""A root: the folder that holds topics, and the `LogView` of its topics as readers see them.
+"""A root, which is the folder that contains topics, and the `LogView` of its topics as readers see them.
 
-`_root.json` carries a random id, created once. Tasks compare it with the driver's before they write: so a local path
-that is another disk on each executor loses no data.
+`_root.json` contains a random id, which is created once. Tasks compare it with the driver's before they write, so that
+no data is lost if a local path is another disk on each executor.
 """
 
 from __future__ import annotations
@@ -63,16 +63,16 @@ class Root:
         return Root, (self.store, self.id, self.env)
 
     def _topic(self, name: str) -> Topic:
-        # A list of topics needs nothing that reads or writes records.
+        # Imported late so that listing topics loads nothing that reads or writes records.
         from sparklog.log.topic.topic import Topic
 
         return Topic(self, self.engine.log(name), lambda: RootView(self))
 
     def topics(self, failures: list[SparklogError] | None = None) -> list[str]:
-        """List the topics. Costs a listing and a request per topic.
+        """List the topics, with one listing and one request per topic.
 
         Args:
-            failures: takes the errors of topics that cannot be read; None: the first one is raised.
+            failures: a list to which the errors of unreadable topics are added; None: the first one is raised.
 
         Returns:
             Their names, sorted.
@@ -87,28 +87,31 @@ class Root:
         """Open a topic.
 
         Args:
-            name: of the topic.
+            name: the topic's name.
 
         Returns:
-            The topic of this name.
+            The topic with this name.
 
         Raises:
-            NotFound: there is none; the message names similar ones.
-            BadRequest: no topic can have this name.
+            NotFound: the topic does not exist; the message lists similar names.
+            BadRequest: the name is not a valid topic name.
         """
         check_topic_name(name)
         if self.engine.exists(name):
             return self._topic(name)
+        raise self._not_found(name)
+
+    def _not_found(self, name: str) -> NotFound:
         similar = nearest(name, [other for other in self.engine.folders() if other != name])
         similar = [other for other in similar if self.engine.exists(other)]
         if not similar:
-            raise no_topic(name, self.location, self._some_topics())
-        raise NotFound(
+            return no_topic(name, self.location, self._some_topics())
+        return NotFound(
             f"topic '{name}' does not exist in {self.location}; did you mean {' or '.join(map(repr, similar))}?"
         )
 
     def _some_topics(self) -> list[str]:
-        """Return some topics for an error message: at most one more than it shows, to limit the number of requests."""
+        """Return at most one topic more than an error message shows, to limit the number of requests."""
         names: list[str] = []
         for name in sorted(self.engine.folders())[: 4 * SHOWN_TOPICS]:
             # An unreadable topic must not hide the error to raise.
@@ -130,16 +133,16 @@ class Root:
         """Create a topic.
 
         Args:
-            name: of letters, digits, `.`, `_` and `-`, as in Kafka.
-            partitions: how many; None: the root's default `num.partitions`, else 1.
-            configs: by Kafka's names: see docs/reference/configs.md.
+            name: a name of letters, digits, `.`, `_` and `-`, as in Kafka.
+            partitions: number of partitions; None: the root's default `num.partitions`, else 1.
+            configs: topic configs by Kafka's names: see docs/reference/configs.md.
             force: allow a `file.delete.delay.ms` below one hour.
 
         Returns:
             The topic.
 
         Raises:
-            Conflict: it exists, or only case tells it from another topic.
+            Conflict: the topic exists, or its name differs from another topic's only in case.
             BadRequest: a name, a number or a config is not valid.
 
         Example:
@@ -162,19 +165,19 @@ class Root:
     def ensure_topic(
         self, name: str, *, partitions: int | None = None, configs: Mapping[str, object] | None = None
     ) -> Topic:
-        """Open a topic; create it if there is none.
+        """Open a topic, or create it if it does not exist.
 
         Args:
-            name: of the topic.
-            partitions: of a new topic; None: the root's default `num.partitions`, else 1.
-            configs: of a new topic, by Kafka's names.
+            name: the topic's name.
+            partitions: number of partitions of a new topic; None: the root's default `num.partitions`, else 1.
+            configs: configs of a new topic, by Kafka's names.
 
         Returns:
-            The topic of this name. An existing topic keeps its partitions and configs; a warning is logged if its
+            The topic with this name. An existing topic keeps its partitions and configs; a warning is logged if its
             number of partitions is different.
 
         Raises:
-            Conflict: only case tells the name from another topic.
+            Conflict: the name differs from another topic's only in case.
             BadRequest: a name, a number or a config is not valid.
         """
         check_topic_name(name)
@@ -195,10 +198,10 @@ class Root:
         return topic
 
     def defaults(self) -> RootDefaults:
-        """Read the defaults of this root: what topics have that do not set a config. Costs a listing and a request.
+        """Read the root defaults, which apply to topics that do not set a config. Takes one listing and one request.
 
         Returns:
-            `configs` under a broker's names, and `patterns` with their own.
+            The defaults: `configs` with broker names, and the configs of each of the `patterns`.
         """
         return self.engine.defaults.read(latest=True)
 
@@ -206,15 +209,15 @@ class Root:
     def alter_defaults(
         self, changes: Mapping[str, object | None], *, pattern: str | None = None, force: bool = False
     ) -> RootDefaults:
-        """Set defaults of this root, or take them back: all of it, or nothing. They count for topics that there are.
+        """Set or reset root defaults, atomically. They also apply to existing topics.
 
         Args:
-            changes: by a broker's names, such as `log.retention.ms`; None: back to the built-in default.
-            pattern: a regular expression: for topics whose whole names match it, by names of topic configs.
+            changes: values by broker config name, such as `log.retention.ms`; None resets to the built-in default.
+            pattern: a regular expression; set defaults, by topic config name, for topics whose full names match it.
             force: allow a `file.delete.delay.ms` below one hour.
 
         Returns:
-            The defaults after it.
+            The defaults after the change.
 
         Raises:
             BadRequest: a name, a value or the pattern is not valid.
@@ -234,26 +237,29 @@ class Root:
 
     @checked(name=NAME)
     def delete_topic(self, name: str) -> None:
-        """Delete a topic. Its name can be created again: at offset 0, with another topic id.
+        """Delete a topic. A new topic with the same name starts at offset 0 and has another topic id.
 
         Args:
-            name: of the topic.
+            name: the topic's name.
 
         Raises:
-            NotFound: there is none.
+            NotFound: the topic does not exist.
         """
-        self.topic(name).delete()
+        check_topic_name(name)
+        if not self.engine.exists(name):
+            raise no_topic(name, self.location, is_wanted=False)
+        self._topic(name).delete()
 
 
 def topic_of(root: Root, name: str) -> Topic:
-    """Return the topic of this name, which may be deleted: for maintenance."""
+    """Return the topic with this name for maintenance, which also works on deleted topics."""
     return root._topic(name)
 
 
 def written_topic(
     root: Root, name: str, *, partitions: int | None = None, configs: Mapping[str, object] | None = None
 ) -> Topic:
-    """Open a topic for a writer, or create it as `ensure_topic`, unless `auto.create.topics.enable` is false."""
+    """Open a topic for a writer; create it as `ensure_topic` does, unless `auto.create.topics.enable` is false."""
     check_topic_name(name)
     if root.engine.exists(name):
         return topic_of(root, name)
@@ -261,8 +267,8 @@ def written_topic(
         command = f"sparklog topics create {name} --root {shlex.quote(root.location)}"
         create = advice(python=f"root.create_topic({name!r})", shell=command)
         raise NotFound(
-            f"topic '{name}' does not exist in {root.location}, and the root's default {AUTO_CREATE}=false lets no "
-            f"writer create it; create it: {create}"
+            f"topic '{name}' does not exist in {root.location}, and with the root's default {AUTO_CREATE}=false, "
+            f"writers do not create topics; create it: {create}"
         )
     return root.ensure_topic(name, partitions=partitions, configs=configs)
 
@@ -276,20 +282,20 @@ ROOT = ValueType(
 def open_root(
     location: str | os.PathLike[str] | Store, *, create: bool = False, env: Env = SYSTEM, limits: Limits | None = None
 ) -> Root:
-    """Open a root, or the newest backup in a backup repository as one that is only read.
+    """Open a root. For a backup repository, open its latest backup as a read-only root.
 
     Args:
         location: a path, a bucket's URL such as `s3://bucket/log`, or a store.
         create: make an empty or new folder a root.
         env: clock and random numbers, for tests.
-        limits: sizes, counts and periods (`sparklog.limits`); None: those of the store, by default the usual ones.
+        limits: sizes, counts and periods (`sparklog.limits`); None: those of the store.
 
     Returns:
-        A `Root`: its topics.
+        The root.
 
     Raises:
         NotFound: there is no root.
-        BadRequest: the location is a file, holds something else, or needs a newer sparklog.
+        BadRequest: the location is a file, contains other files, or requires a newer sparklog.
         Corrupt: `_root.json` is damaged.
 
     Example:
@@ -324,24 +330,24 @@ LOCAL_POLL_MS = 10
 QUICK_POLL_MS = 5
 REMOTE_POLL_MS = 250
 IDLE_SHARE = 25
-LOOK_SHARE = 30
-"""A reader of a disk pauses so many times as long as a look takes, however many topics it looks at."""
+POLL_SHARE = 30
+"""A reader of a disk pauses up to this many times as long as a poll takes, however many topics it polls."""
 
 
 def poll_pause_ms(idle_ms: int) -> int:
-    """Return how long a reader of an object store pauses between two looks after nothing came for `idle_ms`.
+    """Return how long a reader of an object store pauses between two polls after it was idle for `idle_ms`.
 
-    A share of that time: what comes at last waits little longer than the reader has waited for it. Looks cost money, so
-    there are few where little comes: at most four a second after six seconds.
+    The pause is a share of the idle time, so that it delays the next record only a little in comparison. Requests cost
+    money, so an idle reader makes few: after six seconds, at most four per second.
     """
     return min(max(idle_ms // IDLE_SHARE, QUICK_POLL_MS), REMOTE_POLL_MS)
 
 
 class RootView:
-    """Implements `sparklog.log.state.view.LogView` for the topics of `root`. Not safe to share between threads.
+    """Implements `sparklog.log.state.view.LogView` for the topics of `root`. Not thread-safe.
 
-    Snapshots are taken by `refresh` and kept. So bounds, sizes and plans of one micro-batch agree, and show all or
-    nothing of a transaction over several topics. A topic that was not looked at yet is, when it is first asked for.
+    `refresh` reads snapshots, which all other methods use. So bounds, sizes and plans of one micro-batch agree, and
+    show all or nothing of a transaction over several topics. Other topics are read when they are first requested.
 
     `on_skipped` is called in the reading process with corrupt ranges that reads skip; None: reads raise `Corrupt`.
     """
@@ -353,93 +359,93 @@ class RootView:
         self.env = root.env
         self._raw: dict[str, Snapshot] = {}
         self._view: SnapshotView | None = None
-        self._came = root.env.now()
-        self._idle = False
-        self._look_ms = 0
-        self._agree = False
-        """The view is of the snapshots that were taken last, which were made to agree."""
+        self._changed_at = root.env.now()
+        self._is_idle = False
+        self._poll_ms = 0
+        self._is_consistent = False
+        """The view has the latest snapshots in `_raw`, made to agree."""
 
     @property
     def poll_interval_ms(self) -> int:
-        """The pause from now to the next `refresh`: the longer, the less came, and on a disk the longer looks take."""
-        idle_ms = self.env.elapsed_ms(self._came)
+        """The pause until the next `refresh`. It grows with the idle time and, on a disk, with the time of a poll."""
+        idle_ms = self.env.elapsed_ms(self._changed_at)
         if self.root.store.parallel_reads > 1:
             return poll_pause_ms(idle_ms)
-        return max(LOCAL_POLL_MS, min(idle_ms // IDLE_SHARE, LOOK_SHARE * self._look_ms))
+        return max(LOCAL_POLL_MS, min(idle_ms // IDLE_SHARE, POLL_SHARE * self._poll_ms))
 
     def topics(self, wanted: Callable[[str], bool] | None = None) -> list[str]:
         return self.root.engine.topics(wanted=wanted)
 
-    # -- looking
+    # -- reading snapshots
 
     def take(self, wanted: Callable[[str], bool] | None = None) -> list[str]:
-        # A topic that is listed is looked at once: what tells that it exists is its snapshot.
+        # Reading the snapshot of a listed name also shows whether the topic exists.
         names = sorted(filter(wanted, self.root.engine.folders()))
-        gone = self._look(names, lambda name: self.root.engine.log(name).snapshot_if_exists())
-        return [name for name in names if name not in gone]
+        missing = self._poll(names, lambda name: self.root.engine.log(name).snapshot_if_exists())
+        return [name for name in names if name not in missing]
 
     def refresh(self, topics: Sequence[str]) -> None:
-        self._require(self._look(topics, self._take))
+        self._require(self._poll(topics, self._latest))
 
     def follow(self, topics: Sequence[str]) -> None:
-        """As `refresh`, for a reader that looks again and again: it may see more commits the next time.
+        """Refresh for a reader that polls frequently, so that commits may be left for the next poll.
 
-        After a look that found nothing, a store with round trips is asked for the next commit alone: its records are
-        read a round trip earlier so.
+        After a poll that found nothing, only the next commit is requested from a remote store. Its records can then be
+        read a round trip earlier.
         """
-        step = self._take_next if self._idle and self.root.store.parallel_reads > 1 else self._take
-        self._require(self._look(topics, step))
+        read = self._next if self._is_idle and self.root.store.parallel_reads > 1 else self._latest
+        self._require(self._poll(topics, read))
 
-    def _require(self, gone: Set[str]) -> None:
-        """Raise NotFound, with similar names, if a topic is gone."""
-        for name in gone:
+    def _require(self, missing: Set[str]) -> None:
+        """Raise `NotFound`, with similar names, if a topic is missing."""
+        for name in missing:
             self.root.topic(name)
 
-    def _look(self, topics: Sequence[str], take: Callable[[str], Snapshot | None]) -> Set[str]:
-        """Take snapshots; return the topics that do not exist, or not any more."""
+    def _poll(self, topics: Sequence[str], read: Callable[[str], Snapshot | None]) -> Set[str]:
+        """Read snapshots; return the topics that do not exist or were deleted."""
         names, missing = list(dict.fromkeys(topics)), set[str]()
-        self._idle, begun = True, self.env.now()
-        for name, snapshot in zip(names, list(map_requests(self.root.store, take, names)), strict=True):
+        self._is_idle, started_at = True, self.env.now()
+        for name, snapshot in zip(names, list(map_requests(self.root.store, read, names)), strict=True):
             if snapshot is None:
                 missing.add(name)
                 continue
             before = self._raw.get(name)
-            self._idle = self._idle and before is not None and before.version == snapshot.version
+            self._is_idle = self._is_idle and before is not None and before.version == snapshot.version
             self._raw[name] = snapshot
-        ended = self.env.now()
-        self._look_ms, self._came = ended.elapsed_ms(begun), self._came if self._idle else ended
-        if self._idle and self._agree and not any(snapshot.state.open for snapshot in self._raw.values()):
+        ended_at = self.env.now()
+        self._poll_ms = ended_at.elapsed_ms(started_at)
+        self._changed_at = self._changed_at if self._is_idle else ended_at
+        if self._is_idle and self._is_consistent and not any(snapshot.state.open for snapshot in self._raw.values()):
             return missing
-        self._agree = False
-        snapshots, gone = consistent_snapshots(self.root.engine.decisions, self._raw, self._take)
-        # Who asks for names alone imports nothing that reads records.
+        self._is_consistent = False
+        snapshots, deleted = consistent_snapshots(self.root.engine.decisions, self._raw, self._latest)
+        # Imported late so that listing names loads nothing that reads records.
         from sparklog.log.read.snapshot_view import SnapshotView
 
-        self._view, self._agree = SnapshotView(self.location, snapshots, self._newer, self._on_skipped), True
-        return missing | (gone & set(names))
+        self._view = SnapshotView(self.location, snapshots, self._newer, self._on_skipped)
+        self._is_consistent = True
+        return missing | (deleted & set(names))
 
-    def _take(self, name: str) -> Snapshot:
+    def _latest(self, name: str) -> Snapshot:
         log = self.root.engine.log(check_topic_name(name))
         try:
             return log.snapshot()
         except NotFound:
-            # There is none, which is said with similar names; or one was created meanwhile.
+            # Raises an error with similar names, unless the topic was created in the meantime.
             self.root.topic(name)
             return log.snapshot()
 
-    def _take_next(self, name: str) -> Snapshot:
+    def _next(self, name: str) -> Snapshot:
         log = self.root.engine.log(check_topic_name(name))
-        return (
-            log.snapshot(refresh=False)
-            if name in self._raw and log.read_next().topic_state.exists
-            else self._take(name)
-        )
+        if name in self._raw and log.read_next().topic_state.exists:
+            return log.snapshot(refresh=False)
+        return self._latest(name)
 
     def _newer(self, name: str) -> Snapshot:
         return self.root.engine.log(name).read_snapshot()
 
     def _with(self, topics: Iterable[str]) -> SnapshotView:
-        """Return the snapshots, with those of these topics."""
+        """Return the view, after reading the snapshots of topics that it does not have yet."""
         snapshots = {} if self._view is None else self._view.snapshots
         missing = [topic for topic in dict.fromkeys(topics) if topic not in snapshots]
         if missing or self._view is None:

@@ -9,7 +9,7 @@ from sparklog.clients.consumer.consumer import Consumer, consumer
 from sparklog.errors import NotFound
 from sparklog.log.read.topic_scan import Tail
 from sparklog.log.state.view import READ_COMMITTED
-from sparklog.log.topic.root import LOOK_SHARE, RootView, poll_pause_ms
+from sparklog.log.topic.root import POLL_SHARE, RootView, poll_pause_ms
 from sparklog.testing.world import MINUTE_MS
 from sparklog.testing.wrapper_stores import CountingStore, WrapperStore
 from tests.support.records import rows
@@ -183,7 +183,7 @@ def test_a_reader_of_a_disk_pauses_the_longer_the_more_it_looks_at(world: Topics
     assert 200 <= view.poll_interval_ms <= 220, "a 25th of the time in which nothing came"
     world.advance(10**6)
     view.refresh(["a", "b"])
-    assert view.poll_interval_ms == 2 * 10 * LOOK_SHARE
+    assert view.poll_interval_ms == 2 * 10 * POLL_SHARE
     append(world)
     view.refresh(["a", "b"])
     assert view.poll_interval_ms == 10

@@ -464,3 +464,10 @@ def test_a_crash_while_creating_a_root(world: World) -> None:
     with pytest.raises(Crash):
         world.root(FaultyStore(store, Script({("create:root", 0): Fault(FaultKind.CRASH_AFTER)})))
     assert world.root(store).id == read_root_id(store)
+
+
+def test_deleting_a_missing_topic_does_not_advise_to_create_it(world: World) -> None:
+    root = world.root(world.store)
+    with pytest.raises(NotFound) as raised:
+        root.delete_topic("nosuch")
+    assert str(raised.value).endswith("topic 'nosuch' does not exist in memory:test; root.topics() lists the topics")
