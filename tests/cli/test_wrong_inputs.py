@@ -201,7 +201,7 @@ def test_a_reset_that_creates_a_group_says_so(sparklog: Sparklog, root: Path) ->
 
 
 def test_a_short_retention_is_told_and_periods_are_in_words(sparklog: Sparklog, root: Path) -> None:
-    told = "retention.ms=5 is in milliseconds: records expire 5 ms after their own time"
+    told = "retention.ms=5 is in milliseconds: records expire 5 ms after their timestamp"
     assert told in sparklog("topics", "create", "x", "--config", "retention.ms=5").err
     sparklog("topics", "create", "y", "--config", "retention.ms=-1")
     altered = sparklog("configs", "alter", "y", "--add-config", "retention.ms=5400000")

@@ -332,7 +332,10 @@ def test_what_was_decided_ends_so_whoever_ends_it(
     if way == "append":
         topic.append(pa.table({"value": [b"new"]}))
         new = [b"new"]
-        assert "is appended to now: committed Kafka's open transaction of producer 7 ('commits')" in caplog.text
+        assert (
+            "before the first append to topic t: committed Kafka's open transaction of producer 7 ('commits')"
+            in caplog.text
+        )
     elif way == "by hand":
         topic.end_kafka_transactions(commit=True)
         new = [b"c"]

@@ -121,7 +121,7 @@ def test_a_transaction_that_was_begun_before_gets_a_clear_error() -> None:
     late = transactional(world.root(), "job").begin()
     late.append("a", rows("late"))
     expire(world)
-    message = r"transaction 3 of 'job' .* \(the id was not in use for transactional.id.expiration.ms, and expired\)"
+    message = r"transaction 3 of 'job' .* \(the id expired after it was idle for transactional.id.expiration.ms\)"
     with pytest.raises(Conflict, match=message):
         late.commit()
     with pytest.raises(BadRequest, match="begin with 'expired-ids:' are reserved"):

@@ -111,7 +111,7 @@ def test_a_decision_between_two_snapshots_is_the_same_for_both() -> None:
     transaction = world.prepare(world.producer(), a=["1"], b=["1"])
     root = world.root()
     view = RootView(root)
-    take = view._take
+    take = view._latest
 
     def decided_meanwhile(name: str) -> object:
         found = take(name)
@@ -119,7 +119,7 @@ def test_a_decision_between_two_snapshots_is_the_same_for_both() -> None:
             transaction.commit()
         return found
 
-    view._take = decided_meanwhile  # type: ignore[method-assign, assignment]
+    view._latest = decided_meanwhile  # type: ignore[method-assign, assignment]
     view.refresh(["a", "b"])
     assert read(view, "a", "b") == {"a": ["1"], "b": ["1"]}
 

@@ -117,7 +117,7 @@ class TestJepsen:
         transaction = world.prepare(world.producer(timeout_ms=1000), a=["1"], b=["1"])
         world.now_ms += 5000
         resolve_topic(world.topic("a"))
-        with pytest.raises(Conflict, match=r"decided already \(transaction.timeout.ms passed\)"):
+        with pytest.raises(Conflict, match=r"already decided \(transaction.timeout.ms passed\)"):
             transaction.commit()
         assert world.values_by_topic() == {"a": [], "b": [], "c": []}
         assert world.undecided("b") == [0]

@@ -34,9 +34,9 @@ def test_an_id_that_is_used_again_while_its_transaction_is_open() -> None:
     producer = world.producer()
     transaction = producer.begin()
     transaction.append("a", rows("1"))
-    refused(world, producer.begin, BadRequest, "transaction 0 of 'job' is open: commit or abort it before the next one")
+    refused(world, producer.begin, BadRequest, "transaction 0 of 'job' is open: commit or abort it before you begin")
     transaction.prepare()
-    refused(world, producer.begin, BadRequest, "transaction 0 of 'job' is open: commit or abort it before the next one")
+    refused(world, producer.begin, BadRequest, "transaction 0 of 'job' is open: commit or abort it before you begin")
     transaction.commit()
     assert world.values("a") == ["1"]
 

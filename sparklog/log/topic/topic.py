@@ -1,4 +1,4 @@
-"""A topic of a root, as users hold it: `root.topic(name)`. Engines use `topic.log`, a `TopicLog`."""
+"""A topic of a root as users work with it: `root.topic(name)`. Other packages use `topic.log`, a `TopicLog`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WRITER = instance("a WriterKey", WriterKey).or_none()
 
 
 class RootContext(Protocol):
-    """The root of a topic, a `Root`, as far as a topic and its maintenance ask it."""
+    """The part of a `Root` that its topics and their maintenance use."""
 
     store: Store
     env: Env
@@ -45,7 +45,7 @@ class RootContext(Protocol):
 
 
 class Topic(TopicReader):
-    """A topic of a root, by name: `root.topic(name)`. It has what a `TopicReader` has; methods see its newest version.
+    """A topic of a root: `root.topic(name)`. It is a `TopicReader`; its methods read the latest version.
 
     Example:
         topic = sparklog.open("/data/log").topic("orders")
@@ -69,7 +69,7 @@ class Topic(TopicReader):
         """Describe the topic.
 
         Returns:
-            Partitions, configs with their sources, sizes and open transactions.
+            The partitions, configs with their sources, sizes and open transactions.
 
         Raises:
             NotFound: the topic was deleted.
@@ -90,17 +90,17 @@ class Topic(TopicReader):
         """Set configs and add partitions.
 
         Args:
-            configs: by name; None: back to the default.
-            partitions: the new number; there may be no fewer than now.
-            force: allow a `file.delete.delay.ms` below one hour, and `compact` where records have no key.
-            since: the state that the change rests on; default: the newest one.
+            configs: values by config name; None resets to the default.
+            partitions: the new number of partitions, at least the current one.
+            force: allow a `file.delete.delay.ms` below one hour, and `compact` if records have no key.
+            since: the state that the change is based on; default: the latest one.
 
         Returns:
-            The state after it.
+            The state after the change.
 
         Raises:
-            Conflict: another process changed the same since then.
-            BadRequest: a wrong name or value, fewer partitions, or what needs `force`.
+            Conflict: another process changed the same config or the partitions since then.
+            BadRequest: a name or value is not valid, partitions would be removed, or `force` is required.
 
         Example:
             topic.alter(configs={"retention.ms": 86_400_000}, partitions=8)
@@ -112,7 +112,7 @@ class Topic(TopicReader):
     def plan_alter(
         self, *, configs: Mapping[str, object | None] | None = None, partitions: int | None = None, force: bool = False
     ) -> dict[str, str | None]:
-        """Check an `alter` and change nothing.
+        """Check an `alter` without changing anything.
 
         Args:
             configs: as for `alter`.
@@ -120,7 +120,7 @@ class Topic(TopicReader):
             force: as for `alter`.
 
         Returns:
-            The configs that it would change, by name; None: back to the default.
+            The configs that it would change, by name; None: reset to the default.
 
         Raises:
             SparklogError: what `alter` raises.
@@ -141,17 +141,17 @@ class Topic(TopicReader):
 
     @checked(before=OFFSETS)
     def delete_records(self, before: Mapping[int, int]) -> Mapping[int, int]:
-        """Delete the records below an offset, per partition.
+        """Delete the records below an offset in each partition.
 
         Args:
-            before: partition to the first offset that stays; -1: delete all there are.
+            before: the first offset to keep, by partition; -1 deletes all records.
 
         Returns:
-            Where the log of each partition starts then: Kafka's low watermark.
+            The new log start offset of each partition, which is Kafka's low watermark.
 
         Raises:
-            NotFound: an offset is beyond the log end, or there is no such partition.
-            BadRequest: the `cleanup.policy` has no `delete`, as in Kafka.
+            NotFound: an offset is beyond the log end, or a partition does not exist.
+            BadRequest: the `cleanup.policy` does not include `delete`, as in Kafka.
 
         Example:
             topic.delete_records({0: 1})
@@ -159,19 +159,19 @@ class Topic(TopicReader):
         state = self.log.state()
         intent = self._new_log_starts(state, before)
         after = self.log.commit(intent, state).state
-        # The commit may be found only after a stall, and the topic may be gone by then.
+        # If the commit was found only after a stall, the topic may have been deleted since.
         starts = after.log_start if after.topic_id == state.topic_id and after.exists else state.log_start
         return {partition: max(offset, int(starts[partition])) for partition, offset in intent.log_starts.items()}
 
     @checked(before=OFFSETS)
     def plan_delete_records(self, before: Mapping[int, int]) -> Mapping[int, int]:
-        """Check a `delete_records` and change nothing.
+        """Check a `delete_records` without changing anything.
 
         Args:
             before: as for `delete_records`.
 
         Returns:
-            Where the log of each partition would start then.
+            The log start offset that each partition would have.
 
         Raises:
             SparklogError: what `delete_records` raises.
@@ -199,11 +199,11 @@ class Topic(TopicReader):
         """Delete the topic; `retain` deletes its files later.
 
         Args:
-            version: delete only if this is the newest version.
+            version: delete the topic only if this is its latest version.
 
         Raises:
-            NotFound: there is no topic any more.
-            Conflict: there is a newer version.
+            NotFound: the topic was already deleted.
+            Conflict: the topic has a later version.
         """
         state = self.log.state()
         self.log.commit(DeleteIntent(state.topic_id, version), state)
@@ -214,22 +214,22 @@ class Topic(TopicReader):
     def append(
         self, data: ArrowData, *, options: WriteOptions | None = None, writer: WriterKey | None = None
     ) -> AppendOutcome:
-        """Append rows as one commit: readers see all of them or none.
+        """Append rows as one commit, so that readers see all of them or none.
 
         Args:
-            data: whatever has `__arrow_c_stream__` or `__arrow_c_array__` (a table, a record batch, a scan, a data
-                frame of Polars or pandas, a relation of DuckDB), or an iterable of these; a dictionary of columns, or
-                an iterable of dictionaries, one per row. Columns: `value` and, if wanted, `key` (binary or string),
-                `headers` (list<struct<key: string, value: binary>>; in plain Python pairs, or a dictionary),
-                `timestamp` (any timestamp type, or int64 ms; null: now), `partition` (null: by the key).
+            data: an object with `__arrow_c_stream__` or `__arrow_c_array__` (a table, record batch or scan, a Polars or
+                pandas data frame, a DuckDB relation) or an iterable of such objects; a dictionary of columns; or an
+                iterable of dictionaries, one per row. Columns: `value` and optionally `key` (binary or string),
+                `headers` (list<struct<key: string, value: binary>>; in Python, pairs or a dictionary), `timestamp`
+                (any timestamp type, or int64 ms; null: now), and `partition` (null: chosen by the key).
             options: codec and sizes.
-            writer: id and number of a batch: a batch that was published before is skipped.
+            writer: id and number of a batch; a batch that was appended before is skipped.
 
         Returns:
-            The version, the base offset and number of records of each partition.
+            The version, and the first and next offset of each partition that received records.
 
         Raises:
-            BadRequest: the topic refuses a row: then nothing is published.
+            BadRequest: the topic rejects a row. Nothing is published then.
             Fenced: another run of the writer took over.
             NotFound: the topic was deleted.
 
@@ -241,13 +241,13 @@ class Topic(TopicReader):
 
     @checked()
     def count(self, *, isolation_level: IsolationLevel = READ_COMMITTED) -> RecordCount:
-        """Count the records of a scan by metadata alone.
+        """Count the records of a scan from metadata only.
 
         Args:
             isolation_level: as for `scan`.
 
         Returns:
-            `records`, `is_exact` (False: at most so many), `earliest_ms` and `latest_ms`, and the same by partition.
+            `records`, `is_exact` (False: an upper bound), `earliest_ms` and `latest_ms`, in all and by partition.
 
         Raises:
             NotFound: the topic was deleted.
@@ -263,15 +263,15 @@ class Topic(TopicReader):
         """End transactions that Kafka left open in imported partitions.
 
         Args:
-            producers: producer ids; None: all.
-            commit: end them by COMMIT markers; default: by ABORT markers.
+            producers: ids of the producers whose transactions to end; None: all.
+            commit: end them with COMMIT markers; default: with ABORT markers.
 
         Returns:
             The transactions that were ended.
 
         Raises:
             NotFound: the topic was deleted.
-            Conflict: they change all the time.
+            Conflict: other processes keep changing the open transactions.
         """
         from sparklog.log.write.kafka_markers import end_kafka_transactions
 

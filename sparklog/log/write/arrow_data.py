@@ -20,20 +20,20 @@ from sparklog.log.write.rows import ROW_COLUMNS, sticky_seed
 
 
 class ArrowStream(Protocol):
-    """Data with a stream by Arrow's protocol: data frames of Polars and pandas, relations of DuckDB, scans."""
+    """Data with Arrow's stream protocol: Polars and pandas data frames, DuckDB relations, scans."""
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
 
 
 class ArrowArray(Protocol):
-    """Data with one struct array by Arrow's protocol."""
+    """Data with Arrow's array protocol, which is a struct array."""
 
     def __arrow_c_array__(self, requested_schema: object | None = None) -> tuple[object, object]: ...
 
 
 ArrowItem: TypeAlias = pa.Table | pa.RecordBatch | ArrowStream | ArrowArray
 ArrowData: TypeAlias = ArrowItem | Iterable[ArrowItem] | Mapping[str, Any] | Iterable[Mapping[str, Any]]
-"""Arrow data, or plain Python's: a dictionary of columns, or a dictionary per row."""
+"""Arrow data, or plain Python: a dictionary of columns, or one dictionary per row."""
 
 
 def write_files(
@@ -57,11 +57,11 @@ def write_files(
 
 
 def batches(data: ArrowData) -> Iterator[pa.RecordBatch]:
-    """Yield the record batches of data. `BadRequest` for data that is neither Arrow's nor lists and dictionaries."""
+    """Yield the record batches of data. Raises `BadRequest` for data that is neither Arrow data nor dictionaries."""
     if isinstance(data, Mapping) and not _is_arrow(data):
         yield batch_of_columns(data)
         return
-    # A scan's batches are taken one by one: through the protocol its errors would lose their kind.
+    # Iterate over a scan's batches, because Arrow's protocol would change the type of its errors.
     several = isinstance(data, Scan) or (isinstance(data, Iterable) and not _is_arrow(data))
     items = iter(cast("Iterable[object]", data) if several else (data,))
     for item in items:
@@ -70,8 +70,9 @@ def batches(data: ArrowData) -> Iterator[pa.RecordBatch]:
             return
         if not _is_arrow(item):
             raise BadRequest(
-                "data must be pyarrow tables, record batches or what else has __arrow_c_stream__ or __arrow_c_array__, "
-                f"or dictionaries, found {shortened(item if several and not isinstance(data, (str, bytes)) else data)}"
+                "data must be pyarrow tables, record batches, other objects with __arrow_c_stream__ or "
+                "__arrow_c_array__, or dictionaries, "
+                f"found {shortened(item if several and not isinstance(data, (str, bytes)) else data)}"
             )
         stream = item if isinstance(item, pa.Table | pa.RecordBatch | pa.RecordBatchReader) else _imported(item)
         unknown = [name for name in stream.schema.names if name not in ROW_COLUMNS]
@@ -92,12 +93,12 @@ def _is_arrow(data: object) -> bool:
 
 
 def _imported(item: Any) -> pa.RecordBatchReader | pa.RecordBatch:
-    """Take data of another library by Arrow's protocol, without a copy."""
+    """Import another library's data with Arrow's protocol, without a copy."""
     try:
         if hasattr(item, "__arrow_c_stream__"):
             return pa.RecordBatchReader.from_stream(item)
         return pa.record_batch(item)
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise BadRequest(
-            f"expected columns of {', '.join(ROW_COLUMNS)}; Arrow cannot take {type(item).__name__} so: {error}"
+            f"expected columns of {', '.join(ROW_COLUMNS)}; Arrow cannot import {type(item).__name__}: {error}"
         ) from None

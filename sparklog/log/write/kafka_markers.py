@@ -1,11 +1,11 @@
-"""Ending Kafka's transactions that an import found open: their markers are appended, as Kafka's coordinator would have.
+"""End Kafka transactions that an import found open, by appending the markers that Kafka's coordinator would write.
 
-The markers are Kafka's own, so scans, sealing, compaction and Kafka's tools need to know nothing new. An ABORT carries
-the epoch after the transaction's, as when Kafka's coordinator aborts one that has timed out. What that coordinator had
-decided stays decided: a transaction whose COMMIT had not reached this partition yet gets it.
+The markers have Kafka's format, so scans, sealing, compaction and Kafka's tools need no changes. An ABORT marker has
+the epoch after the transaction's, as when Kafka's coordinator aborts a transaction that timed out. The coordinator's
+decisions are kept: if it had decided COMMIT, but the marker had not reached this partition, a COMMIT is written.
 
-An append to an imported topic ends them first (`end_before_append`), by ABORT: from then on Kafka's log and this one
-differ, no broker can end them any more, and the new records would stay after them, unseen, for good.
+An append to an imported topic first ends its open transactions (`end_before_append`) with ABORT. After an append, this
+log differs from Kafka's, so no broker can end them any more, and readers would never see the new records behind them.
 """
 
 from __future__ import annotations
@@ -39,38 +39,41 @@ _LOG = logging.getLogger("sparklog.log")
 
 
 def end_before_append(log: CommitLog) -> None:
-    """End all open transactions of Kafka's, of which the state known here has some, and warn of each."""
+    """End all open Kafka transactions, and log a warning for each."""
     for transaction in end_kafka_transactions(log):
         how = "committed" if transaction.decided == COMMIT else "aborted"
-        _LOG.warning("topic %s is appended to now: %s %s", log.topic, how, transaction)
+        _LOG.warning("before the first append to topic %s: %s %s", log.topic, how, transaction)
 
 
 def end_kafka_transactions(
     log: CommitLog, *, producers: Collection[int] | None = None, commit: bool = False
 ) -> tuple[KafkaOpen, ...]:
-    """End open transactions of producers (None: all) in one commit, as decided or by `commit`; return them."""
+    """End the open transactions of `producers` (None: all) in one commit, and return them.
+
+    Each is ended as Kafka had decided, else as `commit` says.
+    """
     for _ in range(TRIES):
         state = log.existing().topic_state
-        chosen = tuple(
+        transactions = tuple(
             transaction for transaction in state.kafka_open if producers is None or transaction.producer in producers
         )
-        if not chosen:
+        if not transactions:
             return ()
-        file = _write_markers(log, state, chosen, commit)
+        file = _write_markers(log, state, transactions, commit)
         try:
-            outcome = log.commit(EndKafkaIntent(state.topic_id, file, chosen), state)
+            outcome = log.commit(EndKafkaIntent(state.topic_id, file, transactions), state)
         except Conflict:
-            # Some were ended, or the vacuum passed: what is left is seen again.
+            # Some of them were ended, or a vacuum raised the retention floor: try again with the remaining ones.
             if log.existing().topic_state.topic_id != state.topic_id:
                 raise
             continue
-        return () if outcome.nothing is not None else chosen
-    raise Conflict(f"the open transactions of topic '{log.topic}' change all the time: try again")
+        return () if outcome.nothing is not None else transactions
+    raise Conflict(f"other processes keep changing the open transactions of topic '{log.topic}': try again")
 
 
 @dataclass(frozen=True, slots=True)
 class EndKafkaIntent:
-    """Append the markers of these transactions, all of them or none: `Conflict` if some were ended meanwhile."""
+    """Append the markers of these transactions, atomically. Raises `Conflict` if some of them were ended since."""
 
     topic_id: str
     file: FileSlices
@@ -80,11 +83,11 @@ class EndKafkaIntent:
 
     def draft(self, topic: str, state: TopicState, origin: TopicState, table: SliceTable | None) -> Draft | Nothing:
         check_topic(topic, state, self.topic_id)
-        left = [transaction for transaction in self.ended if transaction in state.kafka_open]
-        if not left:
+        remaining = [transaction for transaction in self.ended if transaction in state.kafka_open]
+        if not remaining:
             return Nothing("the transactions have ended", state.version)
-        if len(left) < len(self.ended):
-            raise Conflict(f"some open transactions of topic '{topic}' were ended by another process: look again")
+        if len(remaining) < len(self.ended):
+            raise Conflict(f"another process ended some open transactions of topic '{topic}': list them again")
         check_floor(topic, (self.file,), state.floor)
         files = assign_offsets(topic, (self.file,), state)
         return Draft(APPEND, files=files, kafka_ended=tuple(transaction.ended for transaction in self.ended))
@@ -110,7 +113,7 @@ def _write_markers(log: CommitLog, state: TopicState, transactions: Sequence[Kaf
                 )
                 for i, transaction in enumerate(ending)
             )
-            # All markers are at offsets from 0 in the slice.
+            # The markers have the offsets from 0 on in the slice.
             rows = np.flatnonzero(~np.array(committed, np.bool_))
             aborted = AbortedTransactions(
                 np.array([ending[row].producer for row in rows], np.int64),

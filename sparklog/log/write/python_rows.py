@@ -1,4 +1,4 @@
-"""Rows as plain Python has them, lists and dictionaries, as Arrow columns that `sparklog.log.write.rows` takes."""
+"""Convert rows in plain Python, lists and dictionaries, to the Arrow columns that `sparklog.log.write.rows` accepts."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from sparklog.format.arrow_numpy import bytes_array, text_array
 from sparklog.log.state.record_schema import HEADERS_TYPE
 from sparklog.log.write.rows import ROW_COLUMNS
 
-ROWS_AT_ONCE = 65_536
-"""Dictionaries that are made one record batch."""
+BATCH_ROWS = 65_536
+"""How many dictionaries become one record batch."""
 Header = tuple[str, bytes | None]
 
 
 def batch_of_columns(columns: Mapping[str, Any]) -> pa.RecordBatch:
-    """Return the record batch of lists by column name. `BadRequest` for other names, lengths or values."""
+    """Return a record batch of lists by column name. Raises `BadRequest` for invalid names, lengths or values."""
     _check_names(columns)
     arrays = {name: _column(name, values) for name, values in columns.items()}
     if len({len(array) for array in arrays.values()}) > 1:
@@ -30,18 +30,18 @@ def batch_of_columns(columns: Mapping[str, Any]) -> pa.RecordBatch:
 
 
 def batches_of_rows(rows: Iterable[object]) -> Iterator[pa.RecordBatch]:
-    """Yield record batches of dictionaries, one per row; a name that a row lacks is null."""
-    waiting: list[Mapping[str, Any]] = []
+    """Yield record batches of dictionaries, one per row; missing columns are null."""
+    pending: list[Mapping[str, Any]] = []
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping):
             raise BadRequest(f"expected a dictionary per row, row {number} is {type(row).__name__}")
         _check_names(row, f"row {number}: ")
-        waiting.append(row)
-        if len(waiting) == ROWS_AT_ONCE:
-            yield _batch_of_rows(waiting)
-            waiting = []
-    if waiting:
-        yield _batch_of_rows(waiting)
+        pending.append(row)
+        if len(pending) == BATCH_ROWS:
+            yield _batch_of_rows(pending)
+            pending = []
+    if pending:
+        yield _batch_of_rows(pending)
 
 
 def _batch_of_rows(rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
@@ -49,11 +49,11 @@ def _batch_of_rows(rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
     return batch_of_columns({name: [row.get(name) for row in rows] for name in names})
 
 
-def _check_names(names: Iterable[object], place: str = "") -> None:
+def _check_names(names: Iterable[object], context: str = "") -> None:
     for name in names:
         if name not in ROW_COLUMNS:
             hint = did_you_mean(str(name), ROW_COLUMNS)
-            raise BadRequest(f"{place}expected columns of {', '.join(ROW_COLUMNS)}; found {name!r}{hint}")
+            raise BadRequest(f"{context}expected columns of {', '.join(ROW_COLUMNS)}; found {name!r}{hint}")
 
 
 def _column(name: str, values: Any) -> pa.Array:
@@ -75,21 +75,21 @@ def _column(name: str, values: Any) -> pa.Array:
 
 
 def as_bytes(name: str, cell: object) -> bytes | None:
-    """Return a key or a value: bytes as they are, a text in UTF-8, None as null. `BadRequest` for other types."""
+    """Return a key or value as bytes: strings are encoded as UTF-8. Raises `BadRequest` for other types."""
     if cell is None or isinstance(cell, bytes):
         return cell
     if isinstance(cell, str):
         try:
             return cell.encode()
         except UnicodeEncodeError:
-            raise BadRequest(f"expected {name} to be bytes or a text, {shortened(cell)} has no UTF-8") from None
+            raise BadRequest(f"expected {name} to be bytes or a text, UTF-8 cannot encode {shortened(cell)}") from None
     if isinstance(cell, (bytearray, memoryview)):
         return bytes(cell)
-    raise BadRequest(f"expected {name} to be bytes, a text or None, found {shortened(cell)}: encode it before")
+    raise BadRequest(f"expected {name} to be bytes, a text or None, found {shortened(cell)}: encode it first")
 
 
 def as_headers(headers: object) -> list[Header] | None:
-    """Return pairs of key and value, of a mapping, pairs, or dictionaries with `key` and `value`; None as null."""
+    """Return pairs of key and value, given a mapping, pairs or dictionaries with `key` and `value`; None stays None."""
     if headers is None:
         return None
     items: Iterable[Any] = headers.items() if isinstance(headers, Mapping) else headers  # type: ignore[assignment]
@@ -109,7 +109,7 @@ def as_headers(headers: object) -> list[Header] | None:
 
 
 def headers_array(rows: Sequence[Sequence[Header] | None]) -> pa.Array:
-    """Return a column of headers, of pairs per row; None is null."""
+    """Return a column of headers, given the pairs of each row; None is null."""
     if not any(rows):
         return pa.nulls(len(rows))
     pairs = list(chain.from_iterable(row or () for row in rows))

@@ -1,6 +1,6 @@
-"""Rows to append: from whatever Arrow types writers hold to the few that the encoder takes, counts, and partitions.
+"""Convert rows to append to the few Arrow types that the encoder accepts, and assign their partitions.
 
-Accepted columns, all but `value` optional:
+These columns are accepted; all but `value` are optional:
 
 | column      | types                                                      | becomes                               |
 |-------------|------------------------------------------------------------|---------------------------------------|
@@ -10,12 +10,12 @@ Accepted columns, all but `value` optional:
 | `timestamp` | timestamp of any unit and zone (none: UTC), int64 ms, null | int64[n] ms, floored; null: the clock |
 | `partition` | any integer, null                                          | the same; None: all null              |
 
-Types are compared, never schemas: Spark passes its session's time zone and nested `not null`s along. Everything uses
-Arrow's buffers: its functions would load `pyarrow.compute`, and with it pandas, into each task.
+Only types are compared, not schemas, because Spark adds its session's time zone and nested `not null`s. The code uses
+Arrow's buffers, because Arrow's functions would load `pyarrow.compute`, and with it pandas, into each task.
 
-Rows get partitions as by Kafka's producer: an explicit one wins, else the key decides (murmur2, an empty key is a key).
-Rows without a key go to the *sticky* partition, which changes after about one record batch of them. The first one is
-drawn from a seed: started from 0 in each task, every small micro-batch would land in partition 0.
+Partitions are assigned as in Kafka's producer: by an explicit partition, else by the key (murmur2; an empty key is a
+key). Rows without a key go to the *sticky* partition, which changes after about one record batch of such rows. The
+first sticky partition depends on a seed. If each task started with 0, all small micro-batches would go to partition 0.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ Int64s = npt.NDArray[np.int64]
 
 ROW_COLUMNS = ("key", "value", "headers", "timestamp", "partition")
 JOINED_BYTES = 1 << 20
-"""Batches are joined until they have this many bytes."""
+"""Size up to which small batches are joined."""
 _PER_UNIT = {"us": 1_000, "ns": 1_000_000}
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """`n` rows ready to encode; None stands for a column of nulls."""
+    """`n` rows to encode; None stands for a column of nulls."""
 
     n: int
     key: pa.Array | None
@@ -54,7 +54,10 @@ class Rows:
 
 
 def check_columns(schema: pa.Schema) -> list[str]:
-    """Return the accepted columns that `schema` has. `BadRequest` for no value, a column twice or of a wrong type."""
+    """Return the accepted columns in `schema`.
+
+    Raises `BadRequest` for a missing value column, a duplicate column, or a wrong type.
+    """
     names = [name for name in ROW_COLUMNS if name in schema.names]
     if "value" not in names:
         raise BadRequest(f"expected a column value (binary or string), found {', '.join(schema.names) or 'none'}")
@@ -84,17 +87,17 @@ def _halved(batch: pa.RecordBatch, max_bytes: int) -> Iterator[pa.RecordBatch]:
 
 
 def joinable(batches: list[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
-    """Group neighbouring batches that are worth joining: copying small ones is cheaper than a call for each."""
-    run: list[pa.RecordBatch] = []
-    filled = 0
+    """Group consecutive batches to be joined, because copying small ones is cheaper than a call for each."""
+    group: list[pa.RecordBatch] = []
+    nbytes = 0
     for batch in batches:
-        run.append(batch)
-        filled += batch.nbytes
-        if filled >= JOINED_BYTES:
-            yield run
-            run, filled = [], 0
-    if run:
-        yield run
+        group.append(batch)
+        nbytes += batch.nbytes
+        if nbytes >= JOINED_BYTES:
+            yield group
+            group, nbytes = [], 0
+    if group:
+        yield group
 
 
 def rows_of(batches: Sequence[pa.RecordBatch], now_ms: int, *, copied: bool = False) -> Rows:
@@ -150,7 +153,7 @@ def _column(batch: pa.RecordBatch, name: str) -> pa.Array:
 
 
 def _joined(arrays: list[pa.Array], common: pa.DataType) -> pa.Array | None:
-    """One array of all, of their own type if they share it, else of `common`; None when every row is null."""
+    """Join arrays, with their own type if they share it, else `common`; return None if every row is null."""
     if all(array.null_count == len(array) for array in arrays):
         return None
     if len({array.type for array in arrays}) > 1:
@@ -159,7 +162,7 @@ def _joined(arrays: list[pa.Array], common: pa.DataType) -> pa.Array | None:
 
 
 def _as_binary(array: pa.Array) -> pa.Array:
-    # Strings are their UTF-8 bytes; nothing is copied.
+    # A string is viewed as its UTF-8 bytes, without a copy.
     if pa.types.is_string(array.type):
         return array.view(pa.binary())
     if pa.types.is_large_string(array.type):
@@ -169,7 +172,7 @@ def _as_binary(array: pa.Array) -> pa.Array:
 
 
 def _as_headers(array: pa.Array) -> pa.Array:
-    """`HEADERS_TYPE`, checked for null header keys; null lists stay null."""
+    """Convert to `HEADERS_TYPE`, and check for null header keys; null lists stay null."""
     if pa.types.is_null(array.type) or array.null_count == len(array):
         return array
     wide = pa.types.is_large_list(array.type)
@@ -177,14 +180,14 @@ def _as_headers(array: pa.Array) -> pa.Array:
     valid = valid_rows(array)
     counts = np.where(valid, np.diff(edges), 0)
     first, last = int(edges[0]), int(edges[-1])
-    # A null list may still have items; only then is there something to leave out.
+    # A null list may still have items, which `flatten` excludes.
     items = array.values.slice(first, last - first) if counts.sum() == last - first else array.flatten()
     keys, values = items.field(0), items.field(1)
     if items.null_count or keys.null_count:
         raise BadRequest("expected every header to have a key, found a null header key: remove or name it")
     if array.type == HEADERS_TYPE:
         return array
-    # Counted again rather than cast: casts between nested types differ in what nullability they accept.
+    # Rebuilt instead of cast, because casts between nested types differ in the nullability that they accept.
     offsets = np.zeros(len(array) + 1, np.int32)
     np.cumsum(counts, out=offsets[1:])
     flat = pa.StructArray.from_arrays([_text(keys), _narrow(values)], fields=list(HEADERS_TYPE.value_type))
@@ -237,17 +240,17 @@ def sizes_of(column: pa.Array | None, n: int) -> npt.NDArray[np.int64]:
 
 STICKY_BYTES = 512 << 10
 ROW_OVERHEAD_BYTES = 16
-"""What a row counts towards the sticky chunk beside its value, so that rows of empty values spread too."""
+"""Added to the size of each row for the sticky partition, so that rows with empty values are distributed as well."""
 
 
 def sticky_seed(*parts: object) -> int:
-    """Return a seed from what tells one task's writing from another's (batch id, task id)."""
+    """Return a seed from values that identify a task's write, such as the batch id and the task id."""
     text = "\0".join(str(part) for part in parts).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
 
 
 class Partitioner:
-    """Assigns rows of successive batches to `partitions` partitions; remembers where sticky rows go on."""
+    """Assigns rows of successive batches to `partitions` partitions, and remembers the sticky partition."""
 
     def __init__(self, partitions: int, *, seed: int, sticky_bytes: int = STICKY_BYTES) -> None:
         if partitions < 1:
@@ -258,7 +261,10 @@ class Partitioner:
         self._filled = 0
 
     def assign(self, rows: int, *, key: pa.Array | None, value: pa.Array | None, partition: pa.Array | None) -> Int32s:
-        """Return int32[rows], their partitions. None: a column of nulls. `BadRequest` for one that does not exist."""
+        """Return the partitions of the rows, int32[rows]. None stands for a column of nulls.
+
+        Raises `BadRequest` if an explicit partition does not exist.
+        """
         explicit = None if partition is None else self._explicit(partition)
         if explicit is not None and partition is not None and partition.null_count == 0:
             return explicit
@@ -297,10 +303,10 @@ class Partitioner:
         return out
 
     def _sticky_rows(self, lengths: Int64s) -> Int32s:
-        """The partitions of the next rows without a key, `lengths` their bytes: a chunk each, then the next."""
+        """Return the partitions of the next rows without a key, whose sizes are `lengths`: one chunk per partition."""
         ends = np.cumsum(lengths + ROW_OVERHEAD_BYTES) + self._filled
         begins = np.concatenate([[self._filled], ends[:-1]])
-        # A row goes where it begins: chunks end with the first row that fills them, as Kafka's batches do.
+        # A row belongs to the chunk in which it starts, so the row that fills a chunk ends it, as in Kafka's batches.
         chunk = begins // self._sticky_bytes
         out = ((self._sticky + chunk) % self._partitions).astype(np.int32)
         if len(ends):

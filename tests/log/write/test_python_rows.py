@@ -54,7 +54,7 @@ def test_times_and_arrays_of_arrow_and_numpy() -> None:
 
 
 def test_rows_come_in_several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(python_rows, "ROWS_AT_ONCE", 10)
+    monkeypatch.setattr(python_rows, "BATCH_ROWS", 10)
 
     def rows() -> Iterator[dict[str, Any]]:
         for number in range(25):
