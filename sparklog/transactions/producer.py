@@ -407,7 +407,7 @@ class Transaction:
             reached("transactions: a commit of unknown outcome was written")
             return
         self.state = ABORTED
-        raise Unavailable(f"transaction {self.n} of '{self.id}' was aborted, and nothing was published: {unknown}")
+        raise Unavailable(f"transaction {self.n} of '{self.id}' is aborted, and nothing was published: {unknown}")
 
     def abort(self) -> None:
         """Abort the transaction. Readers with `read_committed` never see its rows.

@@ -270,7 +270,7 @@ def test_a_decision_whose_answer_never_comes_is_settled(kind: FaultKind) -> None
         assert transaction.commit().n == 0
         assert world.values("a") == ["1"]
     else:
-        with pytest.raises(Unavailable, match="transaction 0 of 'job' was aborted, and nothing was published"):
+        with pytest.raises(Unavailable, match="transaction 0 of 'job' is aborted, and nothing was published"):
             transaction.commit()
         assert world.values("a") == []
         assert world.undecided("a") == [0]

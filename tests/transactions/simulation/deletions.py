@@ -89,7 +89,7 @@ def side_writer(run: Run, decide: Decide, name: str, rounds: int) -> Callable[[A
                     attempt.outcome = "aborted"
                 except (Unavailable, Corrupt, BadRequest) as error:
                     actor.note(f"{error.code} {error}")
-                    attempt.outcome = "aborted" if "was aborted" in str(error) else settled(transaction)
+                    attempt.outcome = "aborted" if "is aborted" in str(error) else settled(transaction)
                 run.count(f"side {attempt.outcome}")
                 actor.sleep(actor.random.random() * 3)
 
