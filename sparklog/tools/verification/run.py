@@ -19,7 +19,7 @@ from sparklog.errors import BadRequest, Corrupt, NotFound, SparklogError, did_yo
 from sparklog.format.checksums import SUFFIXES
 from sparklog.groups.group_state import GROUPS, GroupState
 from sparklog.log.decisions.decision import DECISIONS, Decisions
-from sparklog.log.decisions.expired_ids import entry_in, archive_of
+from sparklog.log.decisions.expired_ids import archive_of, entry_in
 from sparklog.log.journal import names as naming
 from sparklog.log.journal.clocks import SYSTEM, Env, reading_clock_ms
 from sparklog.log.journal.documents import document_of
