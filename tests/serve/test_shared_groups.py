@@ -30,11 +30,12 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 class KafkaMember(threading.Thread):
-    """A consumer of kafka-python; it is eager."""
+    """A consumer of kafka-python."""
 
-    def __init__(self, servers: object) -> None:
+    def __init__(self, servers: object, *, cooperative: bool = False) -> None:
         super().__init__(daemon=True)
         self.servers = servers
+        self.cooperative = cooperative
         self.values: list[bytes] = []
         self.assigned: set[int] = set()
         self.leaving, self.dying = threading.Event(), threading.Event()
@@ -42,7 +43,10 @@ class KafkaMember(threading.Thread):
 
     def run(self) -> None:
         from kafka import KafkaConsumer
+        from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
+        from kafka.coordinator.assignors.range import RangePartitionAssignor
 
+        assignor = CooperativeStickyAssignor if self.cooperative else RangePartitionAssignor
         consumer = KafkaConsumer(
             "t",
             bootstrap_servers=str(self.servers).split(","),
@@ -51,6 +55,7 @@ class KafkaMember(threading.Thread):
             auto_commit_interval_ms=100,
             heartbeat_interval_ms=200,
             session_timeout_ms=6_000,
+            partition_assignment_strategy=[assignor],
         )
         while not self.leaving.is_set():
             for batch in consumer.poll(timeout_ms=100).values():
@@ -133,11 +138,13 @@ def read_exactly(running: list[Any], until: int) -> None:
     assert sorted(value for member in running for value in member.values) == wanted
 
 
-def test_members_of_both_kinds_share_a_group(serve: Callable[..., Address], tmp_path: Path) -> None:
+@pytest.mark.parametrize("cooperative", [False, True], ids=["eager", "cooperative"])
+def test_members_of_both_kinds_share_a_group(serve: Callable[..., Address], tmp_path: Path, cooperative: bool) -> None:
     topic = topic_of(tmp_path)
     address = serve(tmp_path)
     group = sparklog.Groups(tmp_path).group("g")
-    with members(KafkaMember(address), KafkaMember(address)) as running:
+    client = partial(KafkaMember, address, cooperative=cooperative)
+    with members(client(), client()) as running:
         wait_for(lambda: share_all(*running))
         read_exactly(running, RECORDS)
         owner = group.description().members
@@ -156,7 +163,7 @@ def test_members_of_both_kinds_share_a_group(serve: Callable[..., Address], tmp_
         assert all(item["memberAssignment"] for item in row["members"])
         wire.close()
         # A client that joins is a member of the journal at once, and one that leaves hands over at once.
-        running.append(KafkaMember(address))
+        running.append(client())
         wait_for(lambda: share_all(*running))
         running[0].leaving.set()
         wait_for(lambda: share_all(*running[1:]))
@@ -222,7 +229,7 @@ def test_members_whose_protocols_do_not_fit_get_one_clear_error(serve: Callable[
     address = serve(tmp_path)
     with members(KafkaMember(address)) as running:
         wait_for(lambda: share_all(*running))
-        with pytest.raises(Conflict, match="one assignor in common, found range, roundrobin; sticky"):
+        with pytest.raises(Conflict, match="one assignor in common, found range; sticky"):
             sparklog.consumer(tmp_path, "g", topics="t", partition_assignment_strategy=["sticky"])
     native = sparklog.consumer(tmp_path, "g", topics="t")
     wire = Wire(address)

@@ -132,13 +132,15 @@ class Server:
         joined = self.group.share_as(members, counts, owner_metadata)
         for client, membership in zip(clients, joined, strict=True):
             client.classic = ClassicMember(membership)
-            self.sync(client, client.classic)
+            self.sync(client, client.classic, membership.member.owned)
         self.run.count("classic members joined", len(clients))
 
-    def sync(self, client: Client, classic: ClassicMember) -> None:
+    def sync(self, client: Client, classic: ClassicMember, owned: Partitions) -> None:
+        """Apply the response to SyncGroup. `owned`: the member's partitions when the client joined."""
         assigned = classic.sync(classic.generation)
         kept = {place: start for place, start in client.positions.items() if place in assigned}
-        lost = {place: start for place, start in client.positions.items() if place not in assigned}
+        # What it has to revoke it may still commit; partitions of an owner that was fenced are lost.
+        lost = {place: start for place, start in client.positions.items() if place in owned - assigned}
         if lost and self.actor.random.random() < 0.5:
             try:
                 self.commit(classic, self.read(lost))
@@ -168,7 +170,7 @@ class Server:
         if client.is_eager and client.positions and self.actor.random.random() < 0.5:
             self.commit(classic, self.read(client.positions))
             client.positions = {}
-        before, reading = classic.generation, dict(client.positions)
+        before, reading, owned = classic.generation, dict(client.positions), classic.membership.member.owned
         client.positions = {place: start for place, start in client.positions.items() if place in client.owned}
         counts = partitions_of(self.group.root, self.plan.topics)
         classic.rejoin(self.plan.topics, self.plan.assignors, client.owned, counts)
@@ -180,7 +182,7 @@ class Server:
             except Fenced:
                 self.run.count("late commits of clients refused")
         self.actor.sleep(self.actor.random.random())
-        self.sync(client, classic)
+        self.sync(client, classic, owned)
 
     def replace_client(self, client: Client, *, leaves: bool = True) -> None:
         """A client leaves, is silent or was removed; another process takes its place."""
