@@ -102,9 +102,9 @@ SAMPLE = ("open_view", "verify", "load", "load a stream", "topics list --root @"
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        (Answer(403, f"InvalidAccessKeyId{LEAKY}"), "the credentials are refused (InvalidAccessKeyId)"),
-        (Answer(403, f"SignatureDoesNotMatch{LEAKY}"), "the credentials are refused (SignatureDoesNotMatch)"),
-        (Answer(404, f"NoSuchBucket{LEAKY}"), "there is no bucket bucket; create it or check its name"),
+        (Answer(403, f"InvalidAccessKeyId{LEAKY}"), "the credentials are invalid (InvalidAccessKeyId)"),
+        (Answer(403, f"SignatureDoesNotMatch{LEAKY}"), "the credentials are invalid (SignatureDoesNotMatch)"),
+        (Answer(404, f"NoSuchBucket{LEAKY}"), "bucket bucket does not exist; create it or check its name"),
         (DENIED, "access is denied (AccessDenied)"),
         (None, "the server cannot be reached"),
     ],

@@ -148,18 +148,18 @@ OTHERS: Mapping[str, Door] = {
     "export --to": command("export t --root ROOT --to @"),
 }
 REFUSED = {
-    "hdfs:/x": "expected two after hdfs:, such as hdfs://namenode:8020/log",
+    "hdfs:/x": "expected two after hdfs:, as in hdfs://namenode:8020/log",
     "HDFS:/nn/x": "expected two after hdfs:",
-    "dbfs:/mnt/log": "give the bucket below it as a URL, such as s3://bucket/log",
-    "s3:/b/x": "expected two after s3:, such as s3://bucket/log",
+    "dbfs:/mnt/log": "give the underlying bucket as a URL, such as s3://bucket/log",
+    "s3:/b/x": "expected two after s3:, as in s3://bucket/log",
     "s3a:x": "expected two after s3a:, such as s3://bucket/log",
     "s4://b/x": "expected a path, or a URL such as s3://bucket/log",
     "https://b.s3.amazonaws.com/x": "give the bucket as s3://bucket/log?endpoint=<server>",
-    "/dbfs/mnt/log": "there is no /dbfs here: give the bucket below it as a URL, such as s3://bucket/log",
-    "/Volumes/main/log": "there is no /Volumes here: give the bucket below it as a URL",
-    "file:/dbfs/mnt/log": "there is no /dbfs here: give the bucket below it as a URL",
+    "/dbfs/mnt/log": "there is no /dbfs here: give the underlying bucket as a URL, such as s3://bucket/log",
+    "/Volumes/main/log": "there is no /Volumes here: give the underlying bucket as a URL",
+    "file:/dbfs/mnt/log": "there is no /dbfs here: give the underlying bucket as a URL",
     f"s3://AKIA:{SECRET}@bucket/log": "must not carry a user or keys",
-    f"s3://bucket/log?secret_access_key={SECRET}": "must not carry the secret secret_access_key",
+    f"s3://bucket/log?secret_access_key={SECRET}": "must not contain the secret secret_access_key",
 }
 
 
@@ -286,13 +286,13 @@ def test_settings_are_options_of_spark(bucket: str) -> None:
         ("endpoint", "http://other:1"): "the URL says endpoint=http://127.0.0.1",
         ("regoin", "x"): "Unknown option 'regoin': did you mean 'region'?",
         ("fs.s3a.endpiont", "x"): "has no setting fs.s3a.endpiont for s3://",
-        ("fs.s3a.secret.key", SECRET): "the options must not carry the secret fs.s3a.secret.key",
-        ("aws_secret_access_key", SECRET): "the options must not carry the secret",
+        ("fs.s3a.secret.key", SECRET): "the options must not contain the secret fs.s3a.secret.key",
+        ("aws_secret_access_key", SECRET): "the options must not contain the secret",
     }.items():
         text = answer(source("schema", **dict([options])), f"{url}?endpoint={endpoint}", "")
         assert words in text
         assert SECRET not in text
-    assert "region: settings of object stores" in answer(source("schema", region="x"), "/data/log", "")
+    assert "region are settings of object stores" in answer(source("schema", region="x"), "/data/log", "")
 
 
 def test_a_mount_of_a_bucket_is_named_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,7 +303,7 @@ def test_a_mount_of_a_bucket_is_named_and_nothing_is_left(tmp_path: Path, monkey
     monkeypatch.setattr(system_errors, "mount_of", lambda path: f"{tmp_path} (fuse.s3fs)")
     for name in ("open, create", "topics create", "save"):
         text = answer(WRITERS[name], str(tmp_path / "a" / "b"), "")
-        assert "if a bucket is mounted there, give the bucket below it as a URL, such as s3://bucket/log" in text
+        assert "if it is a mounted bucket, give the underlying bucket as a URL, such as s3://bucket/log" in text
         assert os.listdir(tmp_path) == []
     (tmp_path / "a").mkdir()
     with pytest.raises(sparklog.BadRequest, match="no hard links"):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import sparklog
-from sparklog.cli.app import HOME
+from sparklog.cli.app import MODULE_OF
 from tests.support.command_line import command_of
 
 PAGE = (Path(__file__).parents[1] / "docs" / "reference" / "kafka-apis.md").read_text()
@@ -38,7 +38,7 @@ def test_each_row_has_one_of_four_answers() -> None:
 
 def test_commands_and_calls_exist() -> None:
     for command in re.findall(r"`sparklog ([\w-]+)(?: (\w[\w-]*))?", PAGE):
-        assert command[0] in HOME
+        assert command[0] in MODULE_OF
         below = getattr(command_of(command[0]), "commands", None)
         assert below is None or not command[1] or command[1] in below, command
     for name in re.findall(r"`((?:Topic|Root|Consumer|Producer|Transaction)\.\w+)|`sparklog\.(\w+)", PAGE):

@@ -1,6 +1,6 @@
-"""The command line: arguments in, calls out, nothing else. Only the jobs start Spark.
+"""The command line: it parses arguments, calls functions and prints their results. Only jobs start Spark.
 
-Heavy imports live inside the commands, so that help and shell completion come at once.
+Commands import heavy modules in functions, so that help and shell completion are fast.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Entry point of the `sparklog` script and of `python -m sparklog`; leaves by `SystemExit` with the exit code."""
+    """Run the `sparklog` script or `python -m sparklog`; raises `SystemExit` with the exit code."""
     try:
         from sparklog.cli.app import app
     except KeyboardInterrupt:

@@ -1,8 +1,14 @@
-"""The tree of commands, the exit codes and how errors are shown.
+"""The commands, their exit codes, and the output of errors.
 
-0: done, also when the reader of a pipe left first; 1: a sparklog error, as one line on stderr that ends in its code (a
-command about all topics, groups or ids goes on, with a line for each that cannot be read); 2: wrong usage, as one line;
-3: `sparklog get`: the key was deleted; 130: interrupted, with one line that says what stays.
+| exit code | meaning                                                                                                 |
+|-----------|---------------------------------------------------------------------------------------------------------|
+| 0         | success, also if the reader of a pipe stopped early                                                     |
+| 1         | a sparklog error: one line on stderr, which ends with its code                                          |
+| 2         | wrong usage, one line                                                                                   |
+| 3         | `sparklog get`: the key was deleted                                                                     |
+| 130       | interrupted, with a line that says which changes remain                                                 |
+
+A command for all topics, groups or ids continues after an error, and prints a line for each one that it cannot read.
 """
 
 from __future__ import annotations
@@ -41,8 +47,8 @@ SECTIONS = {
     "Servers and tests": "serve perf",
     "Jobs on Spark": "stream mirror to-delta from-delta",
 }
-"""Commands by what they are for, as help lists them."""
-HOMES = {
+"""Commands by purpose, in the order of the help text."""
+MODULES = {
     "consume": "get table offsets",
     "storage": "delete-records log-dirs history dump-log",
     "health": "verify repair doctor jobs report metrics",
@@ -50,10 +56,10 @@ HOMES = {
     "backup": "restore clone repartition",
     "jobs": "compact retain stream mirror to-delta from-delta conf",
 }
-"""Modules of `sparklog.cli.commands` that have commands of other names than theirs."""
-HOME = {name: name for names in SECTIONS.values() for name in names.split()}
-HOME |= {name: module for module, names in HOMES.items() for name in names.split()}
-READING = (
+"""Modules of `sparklog.cli.commands` whose commands have names other than the module's."""
+MODULE_OF = {name: name for names in SECTIONS.values() for name in names.split()}
+MODULE_OF |= {name: module for module, names in MODULES.items() for name in names.split()}
+READ_ONLY = (
     *("configs docs", "conf", "consume", "doctor", "dump-log", "get", "groups list", "groups describe", "history"),
     "jobs",
     *("log-dirs", "metrics", "offsets", "report", "table", "topics list", "topics describe", "verify"),
@@ -61,20 +67,20 @@ READING = (
     *("groups history", "transactions history"),
 )
 AFTER_INTERRUPT = {
-    **dict.fromkeys(READING, "nothing was changed"),
-    "consume": "nothing was changed but the offsets of a --group",
-    "backup": "there is no new backup; run it again: what was copied is not copied again",
+    **dict.fromkeys(READ_ONLY, "nothing was changed"),
+    "consume": "nothing was changed except the offsets of a --group",
+    "backup": "no backup was created; run it again, and it skips files that are already copied",
     "export": "nothing was exported",
-    "import": "what was committed stays; run it again to go on",
-    "restore": "run it again with the same words to go on",
-    "repartition": "what was copied stays; run it again with the same words to go on",
-    "repair": "what was repaired stays; run it again to go on",
+    "import": "committed records remain; run it again to continue",
+    "restore": "run it again with the same options to continue",
+    "repartition": "copied records remain; run it again with the same options to continue",
+    "repair": "completed repairs remain; run it again to continue",
 }
-COMMITTED = "what was committed stays"
+COMMITTED = "committed changes remain"
 
 
 class SparklogGroup(Commands):
-    """The top group: runs a command and turns what it raises into one line and an exit code."""
+    """The top-level group: runs a command, and converts its errors to one line and an exit code."""
 
     after_interrupt = COMMITTED
 
@@ -82,7 +88,7 @@ class SparklogGroup(Commands):
         return [name for names in SECTIONS.values() for name in names.split()]
 
     def format_commands(self, ctx: Context, formatter: HelpFormatter) -> None:
-        width = max(map(len, HOME))
+        width = max(map(len, MODULE_OF))
         for heading, names in SECTIONS.items():
             commands = [(name, self.get_command(ctx, name)) for name in names.split()]
             rows = [(f"{name:{width}}", summary_of(command)) for name, command in commands if command]
@@ -90,8 +96,8 @@ class SparklogGroup(Commands):
                 formatter.write_dl(rows)
 
     def get_command(self, ctx: Context, cmd_name: str) -> Command | None:
-        """Import the module of a command; for an unknown name all, among which click looks for a near one."""
-        for module in (HOME[cmd_name],) if cmd_name in HOME else dict.fromkeys(HOME.values()):
+        """Import the module of a command, or for an unknown name all modules, so that click can suggest a command."""
+        for module in (MODULE_OF[cmd_name],) if cmd_name in MODULE_OF else dict.fromkeys(MODULE_OF.values()):
             commands: Commands = import_module(f"sparklog.cli.commands.{module}").app
             self.commands.update({module: commands} if commands.name else commands.commands)
         return self.commands.get(cmd_name)
@@ -101,21 +107,21 @@ class SparklogGroup(Commands):
         if words[:1] == ["help"]:
             words = [*words[1:], "--help"]
         first, second, *_ = (*words, "", "")
-        if not first.startswith("--") and (first not in HOME or first == "transactions" or second.startswith("-")):
+        if not first.startswith("--") and (first not in MODULE_OF or first == "transactions" or second.startswith("-")):
             from sparklog.console.kafka_words import command_words
 
             try:
                 words = command_words(words)
             except UsageError as error:
                 leave_for_usage(error)
-        stays = [AFTER_INTERRUPT.get(" ".join(words[:number])) for number in (1, 2)]
-        self.after_interrupt = next(filter(None, stays), COMMITTED)
+        name = " ".join(words[:2])
+        self.after_interrupt = AFTER_INTERRUPT.get(first) or AFTER_INTERRUPT.get(name) or COMMITTED
         if isinstance(sys.stdout, io.TextIOWrapper):
-            # Names may hold what the terminal's encoding has not.
+            # Names may contain characters that the terminal's encoding cannot represent.
             sys.stdout.reconfigure(errors="backslashreplace")
         level = LIBRARY.level
         log_from(logging.WARNING)
-        # Commands name the topics that they make themselves.
+        # Commands print the topics that they create, so only created roots are logged.
         roots = logging.getLogger("sparklog.created.root")
         roots_level = roots.level
         roots.setLevel(logging.INFO)
@@ -127,18 +133,18 @@ class SparklogGroup(Commands):
             warn(f"{error} [{error.code}]")
             sys.exit(EXIT_ERROR)
         except OSError as error:
-            # Of files outside the store: a broker's segments, what is written next to a root, a full disk.
+            # An error of a file outside the store, such as a broker's segment or an output file.
             trace()
             file = f"{error.filename}: " if error.filename else ""
             warn(f"{file}{error.strerror or error} [{Unavailable.code}]")
             sys.exit(EXIT_ERROR)
         except UsageError as error:
             if "_SPARKLOG_COMPLETE" in os.environ:
-                # A shell asks for names, and would show the line between its prompts.
+                # The shell requests completions, and would show the line between its prompts.
                 sys.exit(EXIT_OK)
             leave_for_usage(error)
-        except Exit as leave:
-            sys.exit(leave.exit_code)
+        except Exit as error:
+            sys.exit(error.exit_code)
         except (KeyboardInterrupt, Abort):
             warn("interrupted; nothing was changed")
             sys.exit(EXIT_INTERRUPTED)
@@ -148,12 +154,12 @@ class SparklogGroup(Commands):
         sys.exit(code if isinstance(code, int) else EXIT_OK)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command, to the end or until the reader of its output leaves."""
+        """Run the command to its end, or until the reader of its output closes the pipe."""
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()
         except BrokenPipeError:
-            # Python would complain again when it flushes stdout at exit.
+            # Otherwise, Python would report the error again when it flushes stdout at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             raise Exit(EXIT_OK) from None
         except KeyboardInterrupt as error:
@@ -164,11 +170,11 @@ class SparklogGroup(Commands):
 
 app = SparklogGroup(
     "sparklog",
-    """Topics in Kafka's format as plain files, without brokers. No command here starts Spark, but for
-    the jobs (compact, retain, stream, mirror) and doctor --spark.
+    """Topics in Kafka's format as plain files, without brokers. Only the jobs (compact, retain, stream,
+    mirror, to-delta, from-delta) and doctor --spark start Spark.
 
-    Where a command takes --root, SPARKLOG_ROOT in the environment does as well.
+    Set SPARKLOG_ROOT in the environment instead of giving --root to each command.
     """,
-    epilog="Exit codes: 0 done, 1 a sparklog error (one line on stderr), 2 wrong usage, 130 interrupted; get also 3.",
+    epilog="Exit codes: 0 success, 1 sparklog error (one line on stderr), 2 wrong usage, 130 interrupted; get also 3.",
 )
 version_option(__version__, prog_name="sparklog", message="%(prog)s %(version)s")(app)

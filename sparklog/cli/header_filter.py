@@ -15,29 +15,29 @@ from sparklog.common.parsing import is_utf8
 
 @dataclass(frozen=True)
 class HeaderFilter:
-    """The headers that a record must all have; value None matches any value."""
+    """The headers that a record must have, all of them; the value None matches any value."""
 
-    wanted: tuple[tuple[str, bytes | None], ...]
+    required: tuple[tuple[str, bytes | None], ...]
 
     @classmethod
     def of(cls, texts: Sequence[str]) -> HeaderFilter:
-        """Parse `NAME=VALUE`, or `NAME`. Usage error for an empty name."""
-        wanted = []
+        """Parse `NAME=VALUE` or `NAME`; an empty name is a usage error."""
+        required = []
         for text in texts:
             name, equals, value = text.partition("=")
             if not name or not is_utf8(name):
-                raise BadParameter(f"expected NAME=VALUE, or NAME, found {text!r}", param_hint="'--header'")
-            wanted.append((name, value.encode(errors="surrogateescape") if equals else None))
-        return cls(tuple(wanted))
+                raise BadParameter(f"expected NAME=VALUE or NAME, found {text!r}", param_hint="'--header'")
+            required.append((name, value.encode(errors="surrogateescape") if equals else None))
+        return cls(tuple(required))
 
     def filter(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the records that have all the headers."""
+        """Yield the records that have all headers."""
         for batch in batches:
             mask = np.ones(batch.num_rows, bool)
             headers = batch.column("headers")
             parents, flat = pc.list_parent_indices(headers), headers.flatten()
             names, values = flat.field("key"), flat.field("value")
-            for name, value in self.wanted:
+            for name, value in self.required:
                 matches = pc.equal(names, name)
                 if value is not None:
                     matches = pc.and_(matches, pc.fill_null(pc.equal(values, pa.scalar(value, values.type)), False))

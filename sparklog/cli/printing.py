@@ -1,6 +1,6 @@
-"""The options that say how records are printed, and in which formats their keys and values are; the printing itself."""
+"""Options for the output of records and the formats of their keys and values, and the output itself."""
 
-# Without `annotations` of the future: see `sparklog.console.options`.
+# No `from __future__ import annotations`: see `sparklog.console.options`.
 
 import sys
 from collections.abc import Callable, Iterator
@@ -23,33 +23,33 @@ if TYPE_CHECKING:
 
 
 Format = Literal["string", "short", "integer", "long", "float", "double", "json", "hex", "base64", "avro"]
-SCHEMA_HELP = "Avro schema of {}; ID=FILE: in a registry's frame, for each id that is read."
+SCHEMA_HELP = "Avro schema of {}; ID=FILE for schema registry framing, once for each id."
 
 
 @dataclass
 class Formats:
     key_format: Annotated[
         Format | None,
-        Option(help="Of keys: numbers as Kafka's serializers have them, Avro as JSON.", show_default="bytes"),
+        Option(help="Format of keys; numbers as written by Kafka's serializers, Avro as JSON.", show_default="bytes"),
     ] = None
-    value_format: Annotated[Format | None, Option(help="Of values, likewise.", show_default="bytes")] = None
+    value_format: Annotated[Format | None, Option(help="Format of values.", show_default="bytes")] = None
     key_schema: Annotated[list[str] | None, Option(metavar="[ID=]FILE", help=SCHEMA_HELP.format("keys"))] = None
     value_schema: Annotated[list[str] | None, Option(metavar="[ID=]FILE", help=SCHEMA_HELP.format("values"))] = None
 
     def values(self) -> "RecordValues":
         from sparklog.cli.record_text import RecordValues
 
-        return RecordValues(one_format(self.key_format, self.key_schema, "key"), self.of_value())
-
-    def of_value(self) -> "ValueFormat | None":
-        return one_format(self.value_format, self.value_schema, "value")
+        return RecordValues(
+            one_format(self.key_format, self.key_schema, "key"),
+            one_format(self.value_format, self.value_schema, "value"),
+        )
 
     def parse_key(self, text: str) -> "tuple[bytes, RecordValues]":
-        """Return the bytes of a key, and the formats to print its record in; text is printed as it is."""
+        """Return the bytes of a key, and the formats for printing its record; text is printed unchanged."""
         from sparklog.cli.record_text import RecordValues
         from sparklog.format.text import parse_key
 
-        name, value = self.key_format or "string", self.of_value()
+        name, value = self.key_format or "string", one_format(self.value_format, self.value_schema, "value")
         if name == "string" and not self.key_schema:
             return parse_key(text), RecordValues(None, value)
         key = one_format(name, self.key_schema, "key")
@@ -57,7 +57,7 @@ class Formats:
 
 
 def one_format(name: str | None, schemas: list[str] | None, part: str) -> "ValueFormat | None":
-    """Return the format of one part, with its schemas read from their files."""
+    """Return the format of the key or value (`part`), with the schemas read from their files."""
     option = f"'--{part}-schema'"
     if schemas and name != "avro":
         raise BadParameter(f"a schema needs --{part}-format avro", param_hint=option)
@@ -75,30 +75,30 @@ def one_format(name: str | None, schemas: list[str] | None, part: str) -> "Value
     }
     if len(framed) not in (0, len(schemas)) or (not framed and len(schemas) > 1):
         raise BadParameter(
-            f"expected one FILE, or ID=FILE of different ids; found {' '.join(schemas)}", param_hint=option
+            f"expected one FILE, or ID=FILE with different ids, found {' '.join(schemas)}", param_hint=option
         )
     return open_format(name, framed or Path(schemas[0]))
 
 
 Formatter = Callable[["pa.RecordBatch"], bytes]
-FORMAT_HELP = r"Instead of columns, as kcat's -f: %t %p %o %T %h %k %K %s %S, then \n if wanted; null is nothing."
+FORMAT_HELP = r"Output format as for kcat's -f, instead of columns: %t %p %o %T %h %k %K %s %S and \n; null is empty."
 COLUMN_OPTIONS = (
     "--json --print-timestamp --print-partition --print-offset --print-headers --print-key --no-print-value "
     "--key-separator --line-separator --headers-separator"
 )
 COLUMN_REASON = "a format defines the entire output"
-LimitOption = Annotated[int | None, whole_number("--max-messages", "-n", text="End after so many.")]
+LimitOption = Annotated[int | None, whole_number("--max-messages", "-n", text="Stop after this many messages.")]
 
 
 @dataclass
 class Columns:
-    """Columns of a record to print, under the names of Kafka's console consumer."""
+    """Columns of a record to print, with the names of Kafka's console consumer."""
 
-    print_timestamp: Annotated[bool, Option(help="CreateTime:<ms>")] = False
-    print_partition: Annotated[bool, Option(help="Partition:<n>")] = False
-    print_offset: Annotated[bool, Option(help="Offset:<n>")] = False
-    print_headers: Annotated[bool, Option(help="name:value,... or NO_HEADERS")] = False
-    print_key: Annotated[bool, Option(help="The key.")] = False
+    print_timestamp: Annotated[bool, Option(help="Print CreateTime:<ms>.")] = False
+    print_partition: Annotated[bool, Option(help="Print Partition:<n>.")] = False
+    print_offset: Annotated[bool, Option(help="Print Offset:<n>.")] = False
+    print_headers: Annotated[bool, Option(help="Print name:value,... or NO_HEADERS.")] = False
+    print_key: Annotated[bool, Option(help="Print the key.")] = False
 
     def layout(self, value: bool) -> "Layout":
         from sparklog.cli.record_text import Layout
@@ -109,16 +109,21 @@ class Columns:
 
 @dataclass
 class Printing(Columns):
-    """Columns, and what is between them; or a format."""
+    """Columns and separators, or a format."""
 
-    print_value: Annotated[bool, Option(help="The value.")] = True
+    print_value: Annotated[bool, Option(help="Print the value.")] = True
     key_separator: Annotated[
-        str, Option(may_be_blank=True, help=r"Between columns; \0 and \x1f are escapes.", show_default="a tab")
+        str,
+        Option(
+            may_be_blank=True,
+            help=r"Separator of columns; may contain escapes such as \0 and \x1f.",
+            show_default="a tab",
+        ),
     ] = "\t"
-    line_separator: Annotated[str, Option(may_be_blank=True, help="After each record.", show_default="a new line")] = (
-        "\n"
-    )
-    headers_separator: Annotated[str, Option(may_be_blank=True, help="Between headers.")] = ","
+    line_separator: Annotated[
+        str, Option(may_be_blank=True, help="Separator of records.", show_default="a new line")
+    ] = "\n"
+    headers_separator: Annotated[str, Option(may_be_blank=True, help="Separator of headers.")] = ","
     null_literal: Annotated[
         str | None, Option(may_be_blank=True, help="Text to print for a null key or value.", show_default="null")
     ] = None
@@ -135,7 +140,7 @@ class Printing(Columns):
     ] = None
 
     def formatter(self, values: "RecordValues", as_json: bool) -> tuple[tuple[str, ...], Formatter]:
-        """Return the columns to read, and the function that makes bytes of them."""
+        """Return the columns to read, and the function that formats records."""
         from sparklog.cli.record_text import format_json, parse_format
         from sparklog.log.state.view import COLUMNS
 
@@ -156,7 +161,7 @@ class Printing(Columns):
 
 
 class Printer:
-    """Prints records, at most `limit`, and says at the end how many, also at an interrupt."""
+    """Prints records, at most `limit`, and reports their number at the end, even after an interrupt."""
 
     def __init__(self, formatter: Formatter, limit: int | None) -> None:
         self._formatter = formatter
@@ -172,14 +177,14 @@ class Printer:
         elif isinstance(error, KeyboardInterrupt):
             error.args = (f"processed a total of {self.count} messages",)
 
-    def left(self) -> int | None:
-        """Return how many may still be printed; None: any number."""
+    def remaining(self) -> int | None:
+        """Return the number of records that may still be printed; None: no limit."""
         return None if self._limit is None else self._limit - self.count
 
     def print(self, batches: Iterator["pa.RecordBatch"]) -> None:
-        while self.left() != 0 and (batch := next(batches, None)) is not None:
-            part = batch.slice(0, self.left())
-            data = self._formatter(part)
-            # Before they are written: an interrupt may come as soon as a reader sees them.
-            self.count += part.num_rows
+        while self.remaining() != 0 and (batch := next(batches, None)) is not None:
+            batch = batch.slice(0, self.remaining())
+            data = self._formatter(batch)
+            # Count before writing, because an interrupt may arrive as soon as a reader sees the records.
+            self.count += batch.num_rows
             write(data)

@@ -1,25 +1,25 @@
-"""Records to lines and lines to records, the way Kafka's console tools write them.
+"""Conversion of records to lines and of lines to records, as in Kafka's console tools.
 
-Out (`kafka-console-consumer`): the columns that are switched on, in this order, between key separators:
+Output (`kafka-console-consumer`) has the selected columns in this order, with key separators in between:
 
     CreateTime:1700000000000  Partition:0  Offset:5  h1:v1,h2:null | NO_HEADERS  key  value
 
-In (`kafka-console-producer`): `[headers TAB] [key SEPARATOR] value`. Keys and values are bytes and pass through as they
-are. As JSON lines, what `consume --json` prints and `produce --json` takes:
+Input (`kafka-console-producer`) is `[headers TAB] [key SEPARATOR] value`. The bytes of keys and values are not
+converted. `consume --json` prints JSON lines, which `produce --json` reads:
 
     {"topic": "orders", "partition": 0, "offset": 5, "timestamp": 1700000000000, "timestampType": "CreateTime",
      "key": "k", "value": "v", "headers": [["name", "v"]]}
 
-UTF-8 text is a string, any other bytes are `{"base64": "..."}`; with a format a number, JSON and Avro are themselves.
-On input only `value` is required; `topic`, `offset` and `timestampType` are ignored. `headers` may also be an object,
+UTF-8 text is a string, other bytes are `{"base64": "..."}`; with a format, keys and values are numbers or JSON. On
+input, only `value` is required; `topic`, `offset` and `timestampType` are ignored. `headers` may also be an object,
 `{"name": "v"}`.
 
-In the format of a string, as kcat's `-f` takes it; a record ends where the format does:
+`--format` takes a format string as for kcat's `-f`, which determines where a record ends:
 
     %t topic   %p partition   %o offset   %T timestamp (ms since the epoch)   %h headers (name=value,...)
     %k key     %K its length, -1 for null
     %s value   %S its length, -1 for null
-    %% a percent sign; \\n \\t \\r \\0 \\x1f in what is between
+    %% a percent sign; \\n \\t \\r \\0 \\x1f in the text between
 """
 
 from __future__ import annotations
@@ -58,16 +58,15 @@ if TYPE_CHECKING:
 HEADERS_DELIMITER, HEADERS_SEPARATOR, HEADER_KEY_SEPARATOR, NO_HEADERS = b"\t", b",", b":", b"NO_HEADERS"
 SHOWN_CHARACTERS = 60
 
-# Kafka's formatter prints these in front of a time of timestampType 0 and 1, and where there is no time.
+# Kafka's formatter prints these in front of times with timestampType 0 and 1, and for a missing time.
 CREATE_TIME, LOG_APPEND_TIME, NO_TIMESTAMP = b"CreateTime:", b"LogAppendTime:", b"NO_TIMESTAMP"
 
-
-PLACE = ("topic", "partition", "offset")
+POSITION = ("topic", "partition", "offset")
 
 
 @dataclass(frozen=True)
 class RecordValues:
-    """The formats of key and value; None: bytes, as they are."""
+    """The formats of key and value; None: unconverted bytes."""
 
     key: ValueFormat | None = None
     value: ValueFormat | None = None
@@ -76,11 +75,11 @@ class RecordValues:
         return self.key is not None or self.value is not None
 
     def columns(self, shown: Sequence[str]) -> tuple[str, ...]:
-        """Return the columns to read for these: an error names the place."""
-        return tuple(dict.fromkeys((*shown, *PLACE))) if self else tuple(shown)
+        """Return the columns to read: those to show and, for errors of a format, the record's position."""
+        return tuple(dict.fromkeys((*shown, *POSITION))) if self else tuple(shown)
 
     def show(self, records: pa.RecordBatch) -> pa.RecordBatch:
-        """Return records with text in place of bytes."""
+        """Convert bytes to text."""
         from sparklog.formats import place_in
 
         for name, form in self._formats_in(records):
@@ -88,35 +87,36 @@ class RecordValues:
         return records
 
     def parse(self, records: pa.RecordBatch, lines: Sequence[int]) -> pa.RecordBatch:
-        """Return records with bytes in place of text; `lines`: the number of each record's line."""
+        """Convert text to bytes; `lines`: the line number of each record."""
         for name, form in self._formats_in(records):
-            records = _with(records, name, form.parse(records.column(name), _line_of(lines, name)))
+            where = partial(_line_and_name, lines, name)
+            records = _with(records, name, form.parse(records.column(name), where))
         return records
 
     def unquoted(self, shown: bytes | None, name: str) -> Any:
-        """Return a member of `--json`: what a format shows as JSON is no string, but that."""
+        """Return a field of `--json`: a JSON value if the format produces JSON, otherwise a string."""
         form = getattr(self, name)
         text = None if shown is None else shown.decode()
         return json.loads(text, parse_constant=str) if text is not None and form.json_text else text
 
-    def quoted(self, member: Any, name: str, line: int) -> bytes | None:
-        """Return the text that a member of `produce --json` means."""
-        if member is None:
+    def quoted(self, value: Any, name: str, line: int) -> bytes | None:
+        """Return the text of a field of `produce --json`."""
+        if value is None:
             return None
         form = getattr(self, name)
-        if form.json_text and not (isinstance(member, str) and form.name not in ("json", "avro")):
-            return json.dumps(member, ensure_ascii=False).encode(errors="surrogatepass")
-        if isinstance(member, str):
-            return member.encode(errors="surrogatepass")
-        raise BadRequest(f'line {line}: "{name}" must be a string or null, found {json.dumps(member)[:60]}')
+        if form.json_text and not (isinstance(value, str) and form.name not in ("json", "avro")):
+            return json.dumps(value, ensure_ascii=False).encode(errors="surrogatepass")
+        if isinstance(value, str):
+            return value.encode(errors="surrogatepass")
+        raise BadRequest(f'line {line}: "{name}" must be a string or null, found {json.dumps(value)[:60]}')
 
     def _formats_in(self, records: pa.RecordBatch) -> list[tuple[str, ValueFormat]]:
         both = (("key", self.key), ("value", self.value))
         return [(name, form) for name, form in both if form is not None and name in records.schema.names]
 
 
-def _line_of(lines: Sequence[int], name: str) -> Callable[[int], str]:
-    return lambda row: f"line {lines[row]}, {name}"
+def _line_and_name(lines: Sequence[int], name: str, row: int) -> str:
+    return f"line {lines[row]}, {name}"
 
 
 def _with(records: pa.RecordBatch, name: str, column: pa.Array) -> pa.RecordBatch:
@@ -125,7 +125,7 @@ def _with(records: pa.RecordBatch, name: str, column: pa.Array) -> pa.RecordBatc
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Columns of a line, and what is between them."""
+    """Columns of a line, and their separators."""
 
     timestamp: bool = False
     partition: bool = False
@@ -139,14 +139,14 @@ class Layout:
     null_literal: bytes = b"null"
 
     def columns(self) -> tuple[str, ...]:
-        """Columns of a `LogView` that must be read for it; at least one, since lines are counted."""
+        """Return the columns to read: at least one, to count the lines."""
         names = [name for name in ("partition", "offset", "headers", "key", "value") if getattr(self, name)]
         if self.timestamp:
             names += ["timestamp", "timestampType"]
         return tuple(names or ["offset"])
 
     def format(self, batch: pa.RecordBatch) -> bytes:
-        """One line per record; nothing at all if all columns are switched off, as Kafka's formatter does."""
+        """Return one line per record, or, like Kafka's formatter, nothing if all columns are off."""
         parts: list[pa.Array] = []
         if self.timestamp:
             parts.append(_timestamps(batch.column("timestamp"), batch.column("timestampType")))
@@ -170,7 +170,7 @@ class Layout:
 
 
 def joined_headers(headers: pa.ListArray, between: tuple[bytes, bytes], null: bytes, none: bytes) -> pa.Array:
-    """Return `h1:v1,h2:null` per record (`between` are colon and comma), and `none` where there are no headers."""
+    """Return `h1:v1,h2:null` per record (`between`: colon and comma), or `none` if a record has no headers."""
     flat = headers.flatten()
     pairs = pc.binary_join_element_wise(
         flat.field("key").cast(pa.binary()),
@@ -197,7 +197,10 @@ def _timestamps(timestamps: pa.Array, kinds: pa.Array) -> pa.Array:
 
 @dataclass(frozen=True, slots=True)
 class LineFormat:
-    """Parts of a line of input next to the value. `ignore_error`: a part whose separator is missing is null."""
+    """Format of an input line: its parts besides the value, and their separators.
+
+    With `ignore_error`, a part whose separator is missing is null.
+    """
 
     key_separator: bytes | None = None
     headers: bool = False
@@ -208,20 +211,20 @@ class LineFormat:
     ignore_error: bool = False
 
     def parse(self, data: bytes, first_line: int) -> pa.RecordBatch:
-        """Return columns value and, as the format says, key and headers of whole lines; the last may lack its newline.
+        """Return the columns value and, depending on the format, key and headers; the last line may lack its newline.
 
-        `BadRequest` names a line without a separator; `first_line` (from 1) is the number of the first.
+        `first_line` is the number of the first line, from 1. Raises `BadRequest` for a line without a separator.
         """
         rest = _lines(data.replace(b"\r\n", b"\n").removesuffix(b"\n"))
         columns: dict[str, pa.Array] = {}
         if self.headers:
             delimiter = "a TAB" if self.headers_delimiter == HEADERS_DELIMITER else _shown(self.headers_delimiter)
-            what = None if self.ignore_error else f"{delimiter} between headers and what follows"
-            texts, rest = _split(rest, self.headers_delimiter, first_line, what)
+            expected = None if self.ignore_error else f"{delimiter} after the headers"
+            texts, rest = _split(rest, self.headers_delimiter, first_line, expected)
             columns["headers"] = self._parse_headers(texts, first_line)
         if self.key_separator is not None:
-            what = None if self.ignore_error else f"key separator {_shown(self.key_separator)}"
-            keys, rest = _split(rest, self.key_separator, first_line, what)
+            expected = None if self.ignore_error else f"key separator {_shown(self.key_separator)}"
+            keys, rest = _split(rest, self.key_separator, first_line, expected)
             columns["key"] = self._nulled(keys)
         columns["value"] = self._nulled(rest)
         return pa.RecordBatch.from_pydict(columns)
@@ -253,7 +256,7 @@ class LineFormat:
 
 
 def headers_array(rows: Sequence[Sequence[tuple[str, bytes | None]] | None]) -> pa.ListArray:
-    """Headers of each record; None: it has none."""
+    """Convert the headers of each record, None if it has none, to a column."""
     pairs = [pair for row in rows for pair in row or ()]
     ends = np.zeros(len(rows) + 1, np.int32)
     np.cumsum([len(row or ()) for row in rows], out=ends[1:])
@@ -265,28 +268,28 @@ def headers_array(rows: Sequence[Sequence[tuple[str, bytes | None]] | None]) -> 
 
 
 def _lines(data: bytes) -> pa.Array:
-    """Cut the lines, by Arrow: no Python object per line."""
+    """Split lines with Arrow, without a Python object per line."""
     ends = pa.py_buffer(np.array([0, len(data)], np.int64))
     whole = pa.Array.from_buffers(pa.large_binary(), 1, [None, ends, pa.py_buffer(data)])
     return pc.split_pattern(whole, pattern=b"\n").flatten().cast(pa.binary())
 
 
-def _split(texts: pa.Array, separator: bytes, first_line: int, what: str | None) -> tuple[pa.Array, pa.Array]:
-    """Divide each text at the first `separator`; `BadRequest` names the first line that has none.
+def _split(texts: pa.Array, separator: bytes, first_line: int, expected: str | None) -> tuple[pa.Array, pa.Array]:
+    """Split each text at the first `separator`; raise `BadRequest` if a line has none.
 
-    Without `what` that is no error: the first part is null then, the second one the whole text.
+    If `expected` is None, the first part of such a line is null, and the second part is the entire text.
     """
-    pieces = pc.split_pattern(texts, pattern=separator, max_splits=1)
-    missing = np.flatnonzero(fixed_values(pc.list_value_length(pieces), np.int32) < 2)
+    parts = pc.split_pattern(texts, pattern=separator, max_splits=1)
+    missing = np.flatnonzero(fixed_values(pc.list_value_length(parts), np.int32) < 2)
     if not len(missing):
-        return pc.list_element(pieces, int_scalar(0)), pc.list_element(pieces, int_scalar(1))
-    if what is not None:
+        return pc.list_element(parts, int_scalar(0)), pc.list_element(parts, int_scalar(1))
+    if expected is not None:
         row = int(missing[0])
-        raise BadRequest(f"line {first_line + row}: expected {what}, found none in {_shown(texts[row].as_py())}")
-    is_whole = pc.less(pc.list_value_length(pieces), int_scalar(2, pa.int32()))
-    after_separator = pc.binary_join_element_wise(bytes_scalar(b""), texts, bytes_scalar(separator))
-    first, second = _split(pc.if_else(is_whole, after_separator, texts), separator, first_line, what)
-    return pc.if_else(is_whole, bytes_scalar(None), first), second
+        raise BadRequest(f"line {first_line + row}: expected {expected}, found none in {_shown(texts[row].as_py())}")
+    is_missing = pc.less(pc.list_value_length(parts), int_scalar(2, pa.int32()))
+    with_separator = pc.binary_join_element_wise(bytes_scalar(b""), texts, bytes_scalar(separator))
+    first, second = _split(pc.if_else(is_missing, with_separator, texts), separator, first_line, expected)
+    return pc.if_else(is_missing, bytes_scalar(None), first), second
 
 
 def _shown(text: bytes) -> str:
@@ -299,16 +302,16 @@ NO_TIMESTAMP_TYPE = "NoTimestampType"
 
 
 def format_json(batch: pa.RecordBatch, values: RecordValues | None = None) -> bytes:
-    """One JSON object per record of a batch with all of `COLUMNS`, keys and values in the formats of `values`."""
+    """Return one JSON object per record of a batch with all `COLUMNS`, keys and values in the formats of `values`."""
     batch = values.show(batch) if values else batch
     millis = pc.cast(batch.column("timestamp"), pa.int64())
     columns = [(millis if name == "timestamp" else batch.column(name)).to_pylist() for name in COLUMNS]
-    members = {
-        name: partial(values.unquoted, name=name) if values and getattr(values, name) else _out
+    converters = {
+        name: partial(values.unquoted, name=name) if values and getattr(values, name) else _json_text
         for name in ("key", "value")
     }
     rows = (dict(zip(COLUMNS, row, strict=True)) for row in zip(*columns, strict=True))
-    return b"".join(_record(row, members["key"], members["value"]) for row in rows)
+    return b"".join(_record(row, converters["key"], converters["value"]) for row in rows)
 
 
 def _record(record: dict[str, Any], key: Callable[[bytes | None], Any], value: Callable[[bytes | None], Any]) -> bytes:
@@ -317,12 +320,12 @@ def _record(record: dict[str, Any], key: Callable[[bytes | None], Any], value: C
         "timestampType": TIMESTAMP_TYPES.get(record["timestampType"], NO_TIMESTAMP_TYPE),
         "key": key(record["key"]),
         "value": value(record["value"]),
-        "headers": [[header["key"], _out(header["value"])] for header in record["headers"] or []],
+        "headers": [[header["key"], _json_text(header["value"])] for header in record["headers"] or []],
     }
     return json.dumps(shown, ensure_ascii=False).encode() + b"\n"
 
 
-def _out(data: bytes | None) -> str | dict[str, str] | None:
+def _json_text(data: bytes | None) -> str | dict[str, str] | None:
     if data is None:
         return None
     try:
@@ -332,16 +335,16 @@ def _out(data: bytes | None) -> str | dict[str, str] | None:
 
 
 def parse_json(data: bytes, first_line: int, values: RecordValues | None = None) -> pa.RecordBatch:
-    """JSON lines -> columns key, value, headers, timestamp (int64 ms, null: now) and partition (null: the partitioner).
+    """Convert JSON lines to columns key, value, headers, timestamp (int64 ms, null: now) and partition (null: by key).
 
-    Blank lines are skipped. `BadRequest` names the line (`first_line` is the number of the first, from 1).
+    Skips blank lines. `first_line` is the number of the first line, from 1. Raises `BadRequest` for an invalid line.
     """
     rows = list(_rows(data, first_line, values))
     lines, keys, cells, headers, timestamps, partitions = (
         (list(column) for column in zip(*rows, strict=True)) if rows else ([],) * 6
     )
     columns = {"key": bytes_array(keys), "value": bytes_array(cells), "headers": headers_array(headers)}
-    # Left out where no line names one: a column of nulls would ask for the same thing more slowly.
+    # Omitted if no line has a value: a column of nulls would have the same effect, but be slower.
     if any(timestamp is not None for timestamp in timestamps):
         columns["timestamp"] = _numbers(timestamps)
     if any(partition is not None for partition in partitions):
@@ -365,59 +368,61 @@ def _rows(data: bytes, first_line: int, values: RecordValues | None) -> Iterator
         except ValueError as error:
             raise BadRequest(f"line {line}: expected one JSON object per line: {error}") from None
         except RecursionError:
-            raise BadRequest(f"line {line}: expected one JSON object per line, found one nested too deeply") from None
+            raise BadRequest(
+                f"line {line}: expected one JSON object per line, found one that is nested too deeply"
+            ) from None
         if not isinstance(record, dict) or "value" not in record:
             raise BadRequest(f'line {line}: expected a JSON object with "value" (null for a tombstone)')
         yield (
             line,
-            quoted.get("key", _in)(record.get("key"), "key", line),
-            quoted.get("value", _in)(record["value"], "value", line),
+            quoted.get("key", _bytes_of)(record.get("key"), "key", line),
+            quoted.get("value", _bytes_of)(record["value"], "value", line),
             _headers(record.get("headers"), line),
             _number(record.get("timestamp"), "timestamp", INT64_MAX, line),
             _number(record.get("partition"), "partition", INT32_MAX, line),
         )
 
 
-def _in(member: Any, name: str, line: int) -> bytes | None:
-    if member is None:
+def _bytes_of(value: Any, name: str, line: int) -> bytes | None:
+    if value is None:
         return None
-    if isinstance(member, str):
+    if isinstance(value, str):
         try:
-            return member.encode()
+            return value.encode()
         except UnicodeEncodeError:
             raise BadRequest(
                 f'line {line}: "{name}" has half a surrogate pair: give bytes as {{"base64": ...}}'
             ) from None
-    if isinstance(member, dict) and list(member) == ["base64"] and isinstance(member["base64"], str):
+    if isinstance(value, dict) and list(value) == ["base64"] and isinstance(value["base64"], str):
         try:
-            return base64.b64decode(member["base64"], validate=True)
+            return base64.b64decode(value["base64"], validate=True)
         except (binascii.Error, ValueError):
             raise BadRequest(f'line {line}: "{name}" is not valid base64') from None
-    kind = type(member).__name__
+    kind = type(value).__name__
     raise BadRequest(f'line {line}: "{name}" must be a string, null or {{"base64": "..."}}, found {kind}: quote it')
 
 
-def _headers(member: Any, line: int) -> list[tuple[str, bytes | None]] | None:
-    if member is None or member == []:
+def _headers(value: Any, line: int) -> list[tuple[str, bytes | None]] | None:
+    if value is None or value == []:
         return None
-    pairs = list(member.items()) if isinstance(member, dict) else member
+    pairs = list(value.items()) if isinstance(value, dict) else value
     if not isinstance(pairs, list):
         raise BadRequest(f'line {line}: "headers" must be [["name", "value"], ...] or an object')
     row = []
     for pair in pairs:
         if not isinstance(pair, (list, tuple)) or len(pair) != 2 or not isinstance(pair[0], str):
             raise BadRequest(f'line {line}: each of "headers" must be ["name", value], found {json.dumps(pair)[:60]}')
-        _in(pair[0], "headers", line)
-        row.append((pair[0], _in(pair[1], f"headers.{pair[0]}", line)))
+        _bytes_of(pair[0], "headers", line)
+        row.append((pair[0], _bytes_of(pair[1], f"headers.{pair[0]}", line)))
     return row or None
 
 
-def _number(member: Any, name: str, largest: int, line: int) -> int | None:
-    if member is None:
+def _number(value: Any, name: str, maximum: int, line: int) -> int | None:
+    if value is None:
         return None
-    if isinstance(member, bool) or not isinstance(member, int) or not 0 <= member <= largest:
-        raise BadRequest(f'line {line}: "{name}" must be a whole number from 0 to {largest}, found {member!r}')
-    return member
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= maximum:
+        raise BadRequest(f'line {line}: "{name}" must be a whole number from 0 to {maximum}, found {value!r}')
+    return value
 
 
 COLUMN_OF = {
@@ -428,24 +433,24 @@ COLUMN_OF = {
 
 @dataclass(frozen=True, slots=True)
 class RecordFormat:
-    """A parsed format: literal bytes, and letters of `COLUMN_OF`."""
+    """A parsed format string: literal bytes, and letters of `COLUMN_OF`."""
 
     parts: tuple[bytes | str, ...]
     null_literal: bytes = b""
 
     def columns(self) -> tuple[str, ...]:
-        """Columns of a `LogView` that must be read for it; at least one, since records are counted."""
+        """Return the columns to read: at least one, to count the records."""
         return tuple(dict.fromkeys(COLUMN_OF[part] for part in self.parts if isinstance(part, str))) or ("offset",)
 
     def format(self, batch: pa.RecordBatch, shown: pa.RecordBatch) -> bytes:
-        """Return the bytes of these records; `shown` are the same, with keys and values as text."""
+        """Format records; `shown`: the same records with keys and values as text."""
         if not batch.num_rows or not self.parts:
             return b""
         cells = [
             bytes_scalar(part) if isinstance(part, bytes) else self._cells(part, batch if part in "KS" else shown)
             for part in self.parts
         ]
-        # Literals alone would be one row.
+        # The column of empty cells sets the number of rows, in case there are only literals.
         rows = bytes_array([b""] * batch.num_rows)
         return b"".join(pc.binary_join_element_wise(rows, *cells, bytes_scalar(b"")).to_pylist())
 
@@ -465,14 +470,14 @@ def _as_text(column: pa.Array) -> pa.Array:
 
 
 def parse_format(text: str, null_literal: bytes = b"") -> RecordFormat:
-    """Parse a format; `BadRequest` for a letter that means nothing."""
+    """Parse a format string. Raises `BadRequest` for an unknown letter."""
     parts: list[bytes | str] = []
-    for number, piece in enumerate(re.split("%(.?)", text, flags=re.DOTALL)):
-        if number % 2 == 0 or piece == "%":
-            parts.append(unescaped(piece))
-        elif piece in COLUMN_OF:
-            parts.append(piece)
+    for index, part in enumerate(re.split("%(.?)", text, flags=re.DOTALL)):
+        if index % 2 == 0 or part == "%":
+            parts.append(unescaped(part))
+        elif part in COLUMN_OF:
+            parts.append(part)
         else:
             letters = " ".join(f"%{letter}" for letter in COLUMN_OF)
-            raise BadRequest(f"--format takes {letters} and %%, found '%{piece}'")
+            raise BadRequest(f"--format takes {letters} and %%, found '%{part}'")
     return RecordFormat(tuple(part for part in parts if part), null_literal)

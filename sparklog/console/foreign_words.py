@@ -1,7 +1,7 @@
-"""Commands and options of other tools, and their counterparts in sparklog.
+"""Commands and options of other tools, and their equivalents in sparklog.
 
-A table is needed because an edit distance suggests wrong names: `serve --port` resembles `--metrics-port`, but means
-`--listen`. A name is suggested as a misspelling only if it is nearly the same.
+These tables are needed because edit distance suggests wrong names: `serve --port` resembles `--metrics-port`, but means
+`--listen`. Other names are suggested only if they are nearly the same.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 
 NEARLY_THE_SAME = 0.8
-"""Similarity ratio of difflib: one or two letters are missing, added or swapped."""
+"""Similarity ratio of difflib, at which one or two letters are missing, added or swapped."""
 
 FOLLOW, WRITE = "consume TOPIC --follow", "produce TOPIC"
 COMMANDS: Mapping[str, str] = {
@@ -52,18 +52,18 @@ SUBCOMMANDS = {
 }
 """Subcommand of another tool -> subcommand in a group such as `topics`."""
 
-PLACE = "--root PATH is the location of the topics"
-ENDS = "consume ends at the log end unless you use --follow"
+ROOT = "--root PATH is the location of the topics"
+ENDS = "consume stops at the log end unless you use --follow"
 LIMIT = "--max-messages N, or -n N"
 SPARK = "Spark starts with its defaults; on a cluster, run the job with spark-submit (docs/guides/cluster.md)"
 KCAT = "kcat's modes are commands: sparklog consume, produce, topics describe"
-UNASKED = "there is no confirmation prompt: leave the option out"
+NO_PROMPT = "there is no confirmation prompt: omit the option"
 OPTIONS: Mapping[str, Mapping[str, str]] = {
     "": {
-        **dict.fromkeys(("--path", "--dir", "--location", "--data-dir", "--log-dir"), PLACE),
+        **dict.fromkeys(("--path", "--dir", "--location", "--data-dir", "--log-dir"), ROOT),
         **dict.fromkeys(("--master", "--deploy-mode", "--executor-memory", "--packages", "--jars", "--conf"), SPARK),
         "--verbose": "-v",
-        **dict.fromkeys(("--yes", "-y"), UNASKED),
+        **dict.fromkeys(("--yes", "-y"), NO_PROMPT),
     },
     "consume": {
         **dict.fromkeys(("--tail", "--last"), "--offset -N starts N records before the end; --follow waits for more"),
@@ -82,7 +82,7 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
             ("--message", "--value", "--data", "-m"),
             "values are lines of standard input: echo 'value' | sparklog produce TOPIC",
         ),
-        "--key": "each line contains its key: --key-separator : reads key:value",
+        "--key": "keys are in the lines: --key-separator : reads key:value",
     },
     "serve": {
         **dict.fromkeys(("--port", "-p", "--host", "--bind", "--address", "--listeners"), "--listen HOST:PORT"),
@@ -92,13 +92,13 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
     "metrics": {
         **dict.fromkeys(
             ("--port", "--listen", "--host"),
-            "metrics writes a file (--output-file) for the node exporter; `sparklog serve --metrics-port` answers HTTP",
+            "metrics writes a file (--output-file) for the node exporter; `sparklog serve --metrics-port` serves HTTP",
         ),
-        "--json": "`sparklog report --json` prints the figures as JSON",
+        "--json": "`sparklog report --json` prints the same figures as JSON",
     },
     "topics": {
-        "--force": UNASKED,
-        "--config": "configs of existing topics are set by `sparklog configs alter TOPIC --add-config NAME=VALUE`",
+        "--force": NO_PROMPT,
+        "--config": "to change existing topics, use `sparklog configs alter TOPIC --add-config NAME=VALUE`",
     },
     "groups": {
         "--to-beginning": "--to-earliest",
@@ -108,12 +108,12 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
 """Command, its first word, or empty for all commands -> option of another tool -> hint."""
 
 ARGUMENTS = {
-    "topics delete": "one topic at a time, or --pattern 'A|B' with --execute",
-    "topics create": "one topic at a time",
-    "topics alter": "one topic at a time",
-    "configs alter": "--add-config NAME=VALUE sets a config; one topic at a time, or --pattern 'A|B' with --execute",
-    "history": "one topic at a time",
-    **dict.fromkeys(("verify", "repair", "report", "metrics", "jobs", "doctor"), "--root LOCATION names the root"),
+    "topics delete": "give one topic, or --pattern 'A|B' with --execute",
+    "topics create": "give one topic",
+    "topics alter": "give one topic",
+    "configs alter": "give one topic, or --pattern 'A|B' with --execute, and set configs with --add-config NAME=VALUE",
+    "history": "give one topic",
+    **dict.fromkeys(("verify", "repair", "report", "metrics", "jobs", "doctor"), "give the root with --root LOCATION"),
 }
 """Command -> hint for too many arguments."""
 

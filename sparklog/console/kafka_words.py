@@ -1,8 +1,9 @@
-"""The words of Kafka's tools and of kcat that are not words here, the answer to each, and command lines read with them.
+"""Options of Kafka's tools and kcat that sparklog lacks, their equivalents, and the conversion of command lines.
 
-An option that a command has under Kafka's name needs no answer. `docs/reference/kafka-words.md` is made of this table.
-Where an answer is words, they take the place of Kafka's before a command reads its options. Where it is not, a usage
-error of one line names the command that does it, or says why there is none. To kcat the answer is the whole command.
+Options with the same name as in Kafka need no entry. `docs/reference/kafka-words.md` is generated from these tables. If
+an option has equivalent arguments, they replace it before the command parses its options. Otherwise, a one-line usage
+error names the command to use instead, or says why there is none. For a kcat command line, the error is the equivalent
+command.
 """
 
 from __future__ import annotations
@@ -35,11 +36,14 @@ TOOLS = {
 
 @dataclass(frozen=True, slots=True)
 class KafkaAnswer:
-    """The answer to an option or a property of Kafka's.
+    """The equivalent of an option or property of Kafka.
 
-    `words` take its place: VALUE is its value, TEXT likewise where an option takes escapes, which Kafka's do not. A
-    mapping has the words for each value. None: there is none, and `why` is what an error says. `why` of words that are
-    empty: a note that it changes nothing. `value`: False for a flag, a text for what is meant where none follows.
+    Attributes:
+        words: arguments that replace it, or a mapping with the arguments for each value; None: there is no equivalent.
+            VALUE is replaced by its value, and TEXT by the value with backslashes escaped, because Kafka's options take
+            no escapes.
+        why: the error message if there is no equivalent; for empty arguments, a note that it has no effect.
+        value: whether a value follows; a text is the default for a missing value.
     """
 
     words: str | Mapping[str, str] | None
@@ -75,21 +79,21 @@ def _classes(part: str, last: str, why: str) -> KafkaAnswer:
     )
 
 
-CLIENT = _none("no client connects to a broker: leave it out; a bucket's settings are in its URL or the environment")
-REPLICAS = _none("no replicas are kept here, so none falls behind; `sparklog verify` reads every byte")
-QUOTAS = _none("topics and the root alone have configs: there are no quotas, users or clients here")
-MEMORY = _unused("a run of lines is appended as soon as it is read, or after --linger-ms")
-RETRIES = _unused("requests are tried again by the rules of the store")
-ACKS = _unused("what is appended is durable, as with acks=all")
-SOCKET = _unused("no broker is asked")
+CLIENT = _none("there is no broker to connect to: omit it; set up a bucket in its URL or the environment")
+REPLICAS = _none("sparklog has no replicas; `sparklog verify` checks every byte")
+QUOTAS = _none("only topics and the root have configs; sparklog has no quotas, and no users or clients with configs")
+MEMORY = _unused("lines are appended as soon as 16 MiB are read, or after --linger-ms")
+RETRIES = _unused("the store decides about retries")
+ACKS = _unused("appended records are durable, as with acks=all")
+SOCKET = _unused("there is no broker")
 SYSTEST = _unused("it is for Kafka's own tests", value=False)
-METRICS = _unused("no client has metrics here", value=False)
-FORMATS = "--{}-format has string, short, integer, long, float, double, json, hex, base64 and avro"
+METRICS = _unused("sparklog clients have no metrics", value=False)
+FORMATS = "--{}-format takes string, short, integer, long, float, double, json, hex, base64 and avro"
 KEY_CLASS, VALUE_CLASS = (_classes(part, "Deserializer", FORMATS.format(part)) for part in ("key", "value"))
-ONE_GROUP = _none("one group at a time; `sparklog groups list` has their names")
-INSTEAD = "give what it sets as options: "
+ONE_GROUP = _none("give one group; `sparklog groups list` lists them")
+INSTEAD = "use options instead: "
 
-COMMON = {"--version": _none("`sparklog --version` has it"), "--command-config": CLIENT}
+COMMON = {"--version": _none("use `sparklog --version`"), "--command-config": CLIENT}
 ACTIONS: Mapping[str, Mapping[str, KafkaAnswer]] = {
     "topics": {f"--{name}": KafkaAnswer(name) for name in ("list", "create", "describe", "alter", "delete")},
     "configs": {f"--{name}": KafkaAnswer(name) for name in ("describe", "alter")},
@@ -97,24 +101,26 @@ ACTIONS: Mapping[str, Mapping[str, KafkaAnswer]] = {
         **{f"--{name}": KafkaAnswer(name) for name in ("list", "describe", "delete", "delete-offsets")},
         "--reset-offsets": KafkaAnswer("reset"),
         "--validate-regex": _none(
-            "patterns are Python's here, not RE2's; `sparklog consume --include REGEX` reads one"
+            "sparklog uses Python's regular expressions, not RE2; try one with `sparklog consume --include REGEX`"
         ),
     },
     "transactions": {
         "forceTerminateTransaction": KafkaAnswer("abort"),
         "find-hanging": KafkaAnswer("list --open"),
-        "describe-producers": _none("`sparklog transactions list --open` has what holds back a topic"),
+        "describe-producers": _none(
+            "use `sparklog transactions list --open`, which lists transactions that hold back a topic"
+        ),
     },
 }
-"""Words of a tool that say what it does, and the commands that do it here."""
+"""Options that select the action of a tool, and the commands for these actions."""
 WORDS: Mapping[str, Mapping[str, KafkaAnswer]] = {
     "topics": {
         **_all("--at-min-isr-partitions --unavailable-partitions --under-min-isr-partitions", REPLICAS),
         "--under-replicated-partitions": REPLICAS,
-        "--delete-config": _none("`sparklog configs alter TOPIC --delete-config NAME` does it"),
+        "--delete-config": _none("use `sparklog configs alter TOPIC --delete-config NAME`"),
         "--partition-size-limit-per-response": _unused("all partitions are shown"),
-        "--replica-assignment": _none("a partition is on no machine; give --partitions"),
-        "--topic-id": _none("topics are described by name; `sparklog topics describe` shows the ids of all"),
+        "--replica-assignment": _none("partitions are not assigned to brokers; use --partitions"),
+        "--topic-id": _none("use the topic's name; `sparklog topics describe` shows the ids of all topics"),
     },
     "configs": {
         **_all("--broker --broker-logger --group --ip --ip-defaults", QUOTAS),
@@ -135,11 +141,11 @@ WORDS: Mapping[str, Mapping[str, KafkaAnswer]] = {
                 ),
                 "",
             ),
-            "--format takes a text, --json prints all columns; `sparklog dump-log` decodes Kafka's internal topics",
+            "use --format TEXT or --json; `sparklog dump-log` decodes Kafka's internal topics",
         ),
         "--formatter-config": _none(f"{INSTEAD}--property NAME=VALUE"),
         "--key-deserializer": KEY_CLASS,
-        "--skip-message-on-error": _none("--corrupt-records skip skips corrupt records"),
+        "--skip-message-on-error": _none("use --corrupt-records skip"),
         "--value-deserializer": VALUE_CLASS,
         "--whitelist": KafkaAnswer("--include VALUE"),
     },
@@ -156,7 +162,7 @@ WORDS: Mapping[str, Mapping[str, KafkaAnswer]] = {
                 ),
                 "",
             ),
-            "lines are text, or --json",
+            "sparklog reads lines of text, or JSON with --json",
         ),
         "--producer.config": _none(f"{INSTEAD}--compression, --linger-ms"),
         "--reader-config": _none(f"{INSTEAD}--property NAME=VALUE"),
@@ -166,25 +172,27 @@ WORDS: Mapping[str, Mapping[str, KafkaAnswer]] = {
     },
     "groups": {
         "--offsets": KafkaAnswer("", value=False),
-        "--timeout": _unused("no coordinator is waited for"),
-        "--type": _none("groups have one type here; --state has what they do"),
+        "--timeout": _unused("there is no coordinator to wait for"),
+        "--type": _none("all groups have the same type; --state shows their states"),
     },
     **{f"groups {name}": {"--all-groups": ONE_GROUP} for name in ("delete", "delete-offsets", "reset")},
     **{name: {} for name in ("offsets", "delete-records", "dump-log")},
     "log-dirs": {"--describe": KafkaAnswer("", value=False)},
     "transactions": {
-        "--duration-filter": _none("`sparklog transactions list --open` has those that hold back a topic"),
+        "--duration-filter": _none(
+            "use `sparklog transactions list --open`, which lists transactions that hold back a topic"
+        ),
         "--transactional-id": KafkaAnswer("VALUE"),
-        "--transactional-id-pattern": _none("all are listed: choose among the lines"),
+        "--transactional-id-pattern": _none("the command lists all ids: filter its lines"),
         "--transactionalId": KafkaAnswer("VALUE"),
     },
     "transactions list": {
-        **_all("--broker-id --partition --topic", _unused("all topics are looked at")),
-        "--max-transaction-timeout": _unused("what its timeout has ended holds back nothing"),
+        **_all("--broker-id --partition --topic", _unused("the command reads all topics")),
+        "--max-transaction-timeout": _unused("a transaction holds back nothing after its timeout"),
     },
     "transactions abort": _all(
         "--topic --partition --start-offset --producer-id --producer-epoch --coordinator-epoch",
-        _none("a transaction is aborted by its id: `sparklog transactions abort ID`; `list --open` has the ids"),
+        _none("use `sparklog transactions abort ID`; `sparklog transactions list --open` lists the ids"),
     ),
     "perf produce": {
         "--command-property": KafkaAnswer("--producer-props VALUE"),
@@ -192,19 +200,19 @@ WORDS: Mapping[str, Mapping[str, KafkaAnswer]] = {
         "--producer.config": _none(f"{INSTEAD}--producer-props NAME=VALUE"),
     },
     "perf consume": {
-        "--consumer.config": _none("a run has no properties: leave it out"),
-        "--date-format": _none("times are printed as Kafka's default does: leave it out"),
+        "--consumer.config": _none("a run has no properties: omit it"),
+        "--date-format": _none("times are printed in Kafka's default format: omit it"),
         **_all("--fetch-size --socket-buffer-size", SOCKET),
         "--num-records": KafkaAnswer("--messages VALUE"),
         "--print-metrics": METRICS,
     },
 }
-"""Command (or its first word) -> option -> answer. `COMMON` is for all of them."""
+"""Command (or its first word) -> option -> equivalent. `COMMON` applies to all commands."""
 
 FORMATTER = {
     **{f"print.{name}": _flag(f"--print-{name}") for name in ("timestamp", "partition", "offset", "headers", "key")},
     "print.value": KafkaAnswer({"true": "", "false": "--no-print-value"}, "expected true or false"),
-    "print.epoch": KafkaAnswer({"false": ""}, "`sparklog dump-log` shows the epochs of leaders"),
+    "print.epoch": KafkaAnswer({"false": ""}, "`sparklog dump-log` shows leader epochs"),
     **_texts("key.separator line.separator headers.separator null.literal"),
     "key.deserializer": KEY_CLASS,
     "value.deserializer": VALUE_CLASS,
@@ -225,10 +233,10 @@ CONSUMER = {
     "group.id": KafkaAnswer("--group VALUE"),
     "isolation.level": KafkaAnswer("--isolation-level VALUE"),
     "auto.offset.reset": KafkaAnswer(
-        {"earliest": "--from-beginning", "latest": "--follow"}, "expected earliest, or latest, which is --follow here"
+        {"earliest": "--from-beginning", "latest": "--follow"}, "expected earliest, or latest, which means --follow"
     ),
     "enable.auto.commit": KafkaAnswer(
-        {"true": ""}, "with --group what was printed is committed, without it nothing is"
+        {"true": ""}, "with --group, printed records are committed; without it, nothing is"
     ),
     **_all("fetch. heartbeat. max.partition. max.poll. session.", SOCKET),
     **_CLIENTS,
@@ -237,8 +245,8 @@ PRODUCER = {
     "acks": ACKS,
     "linger.ms": KafkaAnswer("--linger-ms VALUE"),
     "compression.type": KafkaAnswer("--compression VALUE"),
-    "enable.idempotence": _unused("no retry appends a record twice"),
-    "transactional.id": _none("`sparklog perf produce` and `sparklog.transactional` in Python write transactions"),
+    "enable.idempotence": _unused("retries never append a record twice"),
+    "transactional.id": _none("write transactions with `sparklog.transactional` in Python, or `sparklog perf produce`"),
     **_all("batch. buffer. max.block. max.request.", MEMORY),
     **_all("delivery. max.in.flight. retries", RETRIES),
     **_CLIENTS,
@@ -249,7 +257,7 @@ PROPERTIES: Mapping[str, Mapping[str, Mapping[str, KafkaAnswer]]] = {
     "produce": dict.fromkeys(("--property", "--reader-property"), READER)
     | dict.fromkeys(("--producer-property", "--command-property"), PRODUCER),
 }
-"""Command -> option -> property -> answer; a name that ends in a dot is for all that begin so."""
+"""Command -> option -> property -> equivalent; a name that ends in a dot is a prefix."""
 
 KCAT_MODES = {"-C": "consume", "-P": "produce", "-L": "topics describe", "-Q": "offsets", "-G": "consume"}
 _UNUSED = ("-d:", "-m:", "-E", "-F:", "-X:", "-q", "-u", "-v")
@@ -267,17 +275,17 @@ KCAT: Mapping[str, Mapping[str, str]] = {
     "topics describe": _KCAT | {"-J": "--json"},
     "offsets": _KCAT | {"-t:": "--topic-partitions VALUE"},
 }  # fmt: skip
-"""Command -> option of kcat (a colon: it takes a value) -> words; `_of_kcat` reads -o, -e, -s and a time."""
+"""Command -> kcat option (with a colon if it takes a value) -> arguments; `_of_kcat` handles -o, -e, -s and times."""
 KCAT_NUMBERS = {"h": "short", "i": "integer", "q": "long"}
 
 
 def command_words(words: Sequence[str]) -> list[str]:
-    """Return a command line that begins with a command of sparklog: it may be a tool's name, or have its `--list`."""
+    """Replace the name of a Kafka tool, and an option for its action such as `--list`, by a sparklog command."""
     if not words:
         return []
     first, *rest = words
     if first in ("kcat", "kafkacat") or first[:2] in KCAT_MODES:
-        raise UsageError(f"the words of kcat are other ones here: {_of_kcat(rest if first[0] == 'k' else words)}")
+        raise UsageError(f"kcat's options differ: use {_of_kcat(rest if first[0] == 'k' else words)}")
     line = [*TOOLS.get(first.removesuffix(".sh"), first).split(), *rest]
     actions = ACTIONS.get(line[0])
     if actions is None or not (line[1:2] and (line[1] in actions or line[1].startswith("-"))):
@@ -291,7 +299,7 @@ def command_words(words: Sequence[str]) -> list[str]:
 
 
 def without_brokers(words: Sequence[str], options: Mapping[str, bool]) -> list[str]:
-    """Return the words without broker options, with a note for each, for a command whose root is set."""
+    """Remove broker options from the arguments of a command whose root is set, and print a note for each."""
     result: list[str] = []
     rest = deque(words)
     while rest:
@@ -299,7 +307,7 @@ def without_brokers(words: Sequence[str], options: Mapping[str, bool]) -> list[s
         name, equals, _ = word.partition("=")
         if name in BROKER_OPTIONS and name.startswith("--") and name not in options:
             value = word if equals else f"{word} {rest.popleft()}" if rest else word
-            warn(f"{value} changes nothing: there is no broker, the topics are in the root")
+            warn(f"{value} has no effect: there is no broker, the topics are in the root")
             continue
         result.append(word)
         if options.get(name) and not equals and rest:
@@ -308,16 +316,16 @@ def without_brokers(words: Sequence[str], options: Mapping[str, bool]) -> list[s
 
 
 def option_words(command: str, words: Sequence[str], options: Mapping[str, bool]) -> list[str]:
-    """Return the words after a command with its own options in place of Kafka's.
+    """Replace Kafka's options among the arguments of a command.
 
-    `options`: those it has, and whether each takes the next word as its value.
+    `options`: the command's options, and whether each takes the next word as its value.
     """
     tool = command if command in WORDS else command.partition(" ")[0]
     if tool not in WORDS:
         return list(words)
     answers = {**COMMON, **WORDS.get(command.partition(" ")[0], {}), **WORDS[tool]}
     if tool == "configs" and _names_a_broker(words):
-        raise UsageError("there are no brokers; `sparklog configs describe --root-defaults` shows the root's defaults")
+        raise UsageError("there are no brokers; use `sparklog configs describe --root-defaults` for root defaults")
     tables = PROPERTIES.get(command, {})
     properties: dict[str, dict[str, str]] = {}
     result: list[str] = []
@@ -349,7 +357,7 @@ def _names_a_broker(words: Sequence[str]) -> bool:
 
 
 def _value_of(option: str, answer: KafkaAnswer, rest: deque[str]) -> str:
-    """Take the value of an option from the words after it."""
+    """Remove the value of an option from the following words, and return it."""
     if answer.words is None or answer.value is False:
         return ""
     if isinstance(answer.value, str) and (not rest or rest[0].startswith("-")):
@@ -360,12 +368,15 @@ def _value_of(option: str, answer: KafkaAnswer, rest: deque[str]) -> str:
 
 
 def _in_place(shown: str, answer: KafkaAnswer, value: str) -> list[str]:
-    """Return the words in place of `shown`, with a note on stderr where it changes nothing. `UsageError`: none are."""
+    """Return the equivalent arguments, and print a note on stderr if the option has no effect.
+
+    Raises `UsageError` if there is no equivalent. `shown`: the option with its value.
+    """
     words = answer.words
     if isinstance(words, Mapping):
         words = words.get(value.strip(), words.get(value.strip().lower()))
     elif not words and words is not None and answer.why:
-        warn(f"{shown} changes nothing: {answer.why}")
+        warn(f"{shown} has no effect: {answer.why}")
     if words is None:
         raise UsageError(f"{shown}: {answer.why}")
     return _words_of(words, value)
@@ -382,7 +393,7 @@ def _of_properties(option: str, table: Mapping[str, KafkaAnswer], pairs: dict[st
         has_keys, has_headers = parsed
         if has_keys:
             pairs.setdefault("key.separator", "\t")
-        # Kafka ignores the separators of parts that it does not parse.
+        # Kafka ignores separators of parts that it does not parse.
         unused = {"key.separator": has_keys, "headers.": has_headers, "ignore.error": any(parsed)}
         absent = tuple(name for name, is_used in unused.items() if not is_used)
         pairs = {name: value for name, value in pairs.items() if not name.startswith(absent)}
@@ -396,7 +407,7 @@ def _of_properties(option: str, table: Mapping[str, KafkaAnswer], pairs: dict[st
 
 
 def _of_kcat(words: Sequence[str]) -> str:
-    """Return the command line that does what kcat does."""
+    """Return the equivalent of a kcat command line."""
     try:
         pairs, arguments = gnu_getopt(
             list(words), "CPLQs:" + "".join(letter[1:] for table in KCAT.values() for letter in table)
@@ -406,7 +417,7 @@ def _of_kcat(words: Sequence[str]) -> str:
     mode = next((KCAT_MODES[letter] for letter, _ in pairs if letter in KCAT_MODES), "consume")
     result: list[str] = []
     if any(letter == "-f" for letter, _ in pairs):
-        # A format defines the entire output, for kcat as well.
+        # A format defines the entire output in kcat, too.
         pairs = [pair for pair in pairs if pair[0] not in ("-D", "-J", "-K")]
     for letter, value in pairs:
         here = KCAT[mode].get(letter, KCAT[mode].get(f"{letter}:"))
@@ -417,7 +428,7 @@ def _of_kcat(words: Sequence[str]) -> str:
             value, _, time = value.rpartition(":")
             here = f"{here} --time {time}"
         elif here is None and letter not in KCAT_MODES:
-            raise UsageError(f"kcat {letter}: `sparklog {mode}` has no word for it; see its --help")
+            raise UsageError(f"kcat {letter}: `sparklog {mode}` has no equivalent; see its --help")
         result += _words_of(here or "", value)
     if mode == "consume":
         result += [*_extent(pairs), *arguments]
@@ -427,14 +438,14 @@ def _of_kcat(words: Sequence[str]) -> str:
 
 
 def _extent(pairs: Sequence[tuple[str, str]]) -> list[str]:
-    """Return where kcat begins and ends to read: from the log start on, and it waits at the end without -e."""
+    """Return the options for the range that kcat reads: from the log start, and without -e it waits at the end."""
     letters = {letter for letter, _ in pairs}
-    places = {"beginning": "--from-beginning", "end": "--offset latest", "stored": ""}
+    positions = {"beginning": "--from-beginning", "end": "--offset latest", "stored": ""}
     result: list[str] = []
     for value in (value for letter, value in pairs if letter == "-o"):
         side, _, time = value.rpartition("@")
         option = {"s": "--from-timestamp", "e": "--to-timestamp"}.get(side)
-        result += [option, time] if option else places.get(value, f"--offset {value}").split()
+        result += [option, time] if option else positions.get(value, f"--offset {value}").split()
     waits = "-e" not in letters and "--to-timestamp" not in result
     begins = ["--from-beginning"] if waits and not letters & {"-o", "-G"} else []
     return [*begins, *result, *(["--follow"] if waits else [])]

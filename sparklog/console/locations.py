@@ -1,4 +1,4 @@
-"""Folders that `--root` may name, opened for reading or for writing, and a user's settings of the command line.
+"""Locations given with `--root`, opened for reading or writing, and the user's settings file.
 
     # ~/.config/sparklog.toml
     root = "prod"
@@ -8,8 +8,8 @@
     prod = "s3://events/log"
     local = "/data/log"
 
-`--root prod` and `SPARKLOG_ROOT=prod` are then the bucket. What is given on the command line comes first, then
-`SPARKLOG_ROOT` and `SPARKLOG_OUTPUT`, then this file. `SPARKLOG_CONFIG` names another file.
+With this file, `--root prod` and `SPARKLOG_ROOT=prod` select the bucket. The command line overrides `SPARKLOG_ROOT` and
+`SPARKLOG_OUTPUT`, which override this file. `SPARKLOG_CONFIG` is the path of another file.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ KEYS = ("output", "root", "roots")
 
 @dataclass(frozen=True, slots=True)
 class UserSettings:
-    """The file's content; without a file nothing is set."""
+    """The content of the settings file, or no settings if there is none."""
 
     root: str | None = None
     output: str | None = None
     roots: Mapping[str, str] = field(default_factory=dict)
 
     def defaults(self) -> dict[str, str]:
-        """Return values for parameters of commands that are not given."""
+        """Return the default values of command parameters."""
         values = {"root": self.root, "output": self.output}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -58,14 +58,14 @@ def settings_path() -> str:
 
 
 def user_settings() -> UserSettings:
-    """Read the file, if there is one. `UsageError` says what is wrong in it."""
+    """Read the settings file, if it exists. Raises `UsageError` if it is not valid."""
     path = settings_path()
     try:
         with open(path, "rb") as file:
             text = file.read().decode()
     except FileNotFoundError:
         if CONFIG_VARIABLE in os.environ:
-            raise UsageError(f"{CONFIG_VARIABLE} names {path}, which does not exist") from None
+            raise UsageError(f"{path}, given by {CONFIG_VARIABLE}, does not exist") from None
         return UserSettings()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from None
@@ -73,7 +73,7 @@ def user_settings() -> UserSettings:
 
 
 def root_of_name(text: str) -> str:
-    """Return the location that a name stands for in the settings of the command that runs, else the text itself."""
+    """Return the location of a root's name in the settings of the current command, or the text itself."""
     settings = get_current_context().obj
     return settings.roots.get(text, text) if isinstance(settings, UserSettings) else text
 
@@ -96,11 +96,11 @@ def _checked(path: str, values: Mapping[str, Any]) -> UserSettings:
         raise UsageError(f"{path}: expected {', '.join(KEYS)}, found {', '.join(unknown)}")
     output, root, roots = values.get("output"), values.get("root"), values.get("roots", {})
     if output is not None and output not in FORMS:
-        raise UsageError(f"{path}: output is one of {', '.join(FORMS)}, found {output!r}")
+        raise UsageError(f"{path}: output must be one of {', '.join(FORMS)}, found {output!r}")
     if root is not None and not isinstance(root, str):
-        raise UsageError(f"{path}: root is a text, found {root!r}")
-    if not isinstance(roots, Mapping) or not all(isinstance(place, str) for place in roots.values()):
-        raise UsageError(f"{path}: [roots] has a line NAME = LOCATION for each root, found {roots!r}")
+        raise UsageError(f"{path}: root must be a string, found {root!r}")
+    if not isinstance(roots, Mapping) or not all(isinstance(location, str) for location in roots.values()):
+        raise UsageError(f"{path}: [roots] must have lines NAME = LOCATION, found {roots!r}")
     return UserSettings(root, output, roots)
 
 
@@ -109,10 +109,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class OpenFolder:
-    """A folder opened for reading; `topic` is set where it is one topic's, `root` is None for Kafka's directories.
-    `accepts` says which topics all of them are.
+    """A location that is open for reading.
 
-    A command about all topics goes on where one cannot be read: its error is kept in `failures`.
+    Attributes:
+        view: its topics.
+        topic: the topic, if the location is a topic directory.
+        root: the root; None for Kafka directories.
+        failures: errors of topics that a command for all topics has skipped.
+        accepts: filter of topics by name.
     """
 
     view: LogView
@@ -122,35 +126,36 @@ class OpenFolder:
     accepts: Callable[[str], object] | None = None
 
     def topics(self) -> list[str]:
-        """Return the topics of the folder that are accepted: one for a topic folder, else all."""
+        """Return the accepted topics: the topic of a topic directory, or all topics of a root."""
         if self.topic is not None:
             names = [self.topic]
         else:
             names = self.view.topics() if self.root is None else self.root.topics(self.failures)
         return [name for name in names if self.accepts is None or self.accepts(name)]
 
-    def chosen(self, names: Sequence[str] | None) -> list[str]:
+    def selected(self, names: Sequence[str] | None) -> list[str]:
+        """Return the topics with these names, or all."""
         return [self.one_topic(name) for name in dict.fromkeys(names)] if names else self.topics()
 
     def narrowed(self, names: Sequence[str] | None) -> list[str]:
-        """Return the topics of these names, or the one of a topic folder; empty: all are meant."""
-        return self.chosen(names) if names or self.topic is not None else []
+        """Return the topics with these names, or the topic of a topic directory, or an empty list for all topics."""
+        return self.selected(names) if names or self.topic is not None else []
 
-    def each(self, names: Sequence[str] | None, look: Callable[[str], T]) -> list[T]:
-        """Call `look` for the topics of these names, or for all."""
+    def each(self, names: Sequence[str] | None, read: Callable[[str], T]) -> list[T]:
+        """Call `read` for the topics with these names, or for all, whose errors go to `failures`."""
         if names or self.topic is not None:
-            return [look(name) for name in self.chosen(names)]
+            return [read(name) for name in self.selected(names)]
         results = []
         for name in self.topics():
             try:
-                results.append(look(name))
+                results.append(read(name))
             except SparklogError as error:
-                if not self._is_gone(name):
+                if not self._is_deleted(name):
                     self.failures.append(error)
         return results
 
-    def _is_gone(self, name: str) -> bool:
-        """True if a topic that was listed was deleted since."""
+    def _is_deleted(self, name: str) -> bool:
+        """Return True if a listed topic was deleted in the meantime."""
         from sparklog.log.state.view import refresh_existing
 
         try:
@@ -159,33 +164,38 @@ class OpenFolder:
             return False
 
     def refreshed(self, names: Sequence[str] | None) -> list[str]:
-        """Return the topics of these names, or all, in one new snapshot of the view."""
-        chosen = self.chosen(names)
+        """Refresh the topics with these names, or all, in one snapshot, and return them."""
+        selected = self.selected(names)
         try:
-            self.view.refresh(chosen)
+            self.view.refresh(selected)
         except SparklogError:
             if names or self.topic is not None:
                 raise
             self.failures.clear()
             return self.each(None, self._refresh)
-        return chosen
+        return selected
 
     def _refresh(self, name: str) -> str:
         self.view.refresh([name])
         return name
 
     def one_topic(self, name: str | None) -> str:
-        """Return the topic of this name, which need not exist, or the only one; a usage error lists the choice."""
+        """Return the topic with this name, which need not exist, or the only topic.
+
+        If there is no name and no single topic, the usage error lists the topics.
+        """
         if name is None:
             names = self.topics()
             if self.failures:
                 raise self.failures[0]
             if len(names) != 1:
-                choice = f"one of {', '.join(names)}" if names else "there is none"
-                raise BadParameter(f"which topic? {self.view.location} holds {len(names)}: {choice}")
+                choice = f"give one of {', '.join(names)}" if names else "create one first"
+                raise BadParameter(f"expected a topic: {self.view.location} has {len(names)}; {choice}")
             return names[0]
         if self.topic is not None and name != self.topic:
-            raise BadParameter(f"the folder is topic {self.topic}'s, not {name}'s: give its root instead")
+            raise BadParameter(
+                f"{self.view.location} is the directory of topic {self.topic}, not of {name}: give the root instead"
+            )
         return name
 
 
@@ -196,7 +206,7 @@ def open_source(
     corrupt_records: str = "fail",
     on_skipped: Callable[[object], None] | None = None,
 ) -> OpenFolder:
-    """Open for reading what `SourceOption` names; `on_skipped` is called with damage that is skipped."""
+    """Open a location of `SourceOption` for reading; `on_skipped` is called with skipped corruption."""
     from sparklog.opening import ROOT, TOPIC, open_log, open_view, resolve
 
     location = resolve(root)
@@ -205,14 +215,14 @@ def open_source(
 
 
 def open_root(root: str, *, create: bool = False) -> Root:
-    """Open a sparklog root for writing; `create` makes a new one where there is nothing yet."""
+    """Open a sparklog root for writing; with `create`, create it in an empty or new directory."""
     from sparklog.opening import open_log, resolve
 
     return open_log(resolve(root), create=create)
 
 
 def open_folder(path: str) -> Store:
-    """Open the store of a folder that need not exist; `~` is the home directory, as in `--root`."""
+    """Open the store of a directory that need not exist; `~` is the home directory, as in `--root`."""
     from sparklog.opening import absolute
     from sparklog.storage import open_store
 
@@ -220,18 +230,18 @@ def open_folder(path: str) -> Store:
 
 
 def root_to_copy(path: str) -> Root:
-    """Open a sparklog root; `BadRequest` for one topic's folder and for Kafka's directories."""
+    """Open a sparklog root. Raises `BadRequest` for topic directories and Kafka directories."""
     from sparklog.errors import BadRequest
     from sparklog.opening import KAFKA_DIRECTORY, KAFKA_PARTITION, TOPIC, open_log, resolve
 
     location = resolve(path)
     if location.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION):
         raise BadRequest(
-            f"{location.path} is a {location.kind}, expected a sparklog root: `sparklog import` makes one of it"
+            f"{location.path} is a {location.kind}, expected a sparklog root: convert it with `sparklog import`"
         )
     if location.kind == TOPIC:
         raise BadRequest(
-            f"{location.path} is the folder of one topic: give --root {shlex.quote(location.root)}, "
-            f"with --topic {location.topic} for that one alone"
+            f"{location.path} is a topic directory, expected a root: give --root {shlex.quote(location.root)}, "
+            f"and --topic {location.topic} for only this topic"
         )
     return open_log(location)

@@ -1,15 +1,15 @@
-"""Rules for what is typed, declared with an option and checked in one place for all commands.
+"""Rules for options, declared with an option and checked in one place for all commands.
 
     Option("--rate", needs="--cost", help=...)
     Option("--memory", excludes="LOCATION --backup", why="it serves an empty root", help=...)
     Option("--null-literal", may_be_blank=True, help=...)
 
-A name is an option such as `--cost`, or an argument as help shows it, such as `LOCATION`. Only values on the command
-line exclude each other, because `SPARKLOG_ROOT` and the settings file apply to all commands. Those can also satisfy a
-need.
+Names are options such as `--cost`, or arguments as the help shows them, such as `LOCATION`. Only values on the
+command line exclude each other, because `SPARKLOG_ROOT` and the settings file apply to all commands. Those values also
+satisfy `needs`.
 
-An option that takes one value is given once. An empty value, or one of blanks and commas, is an error unless the option
-declares that it may be blank: in a script it is a variable that is not set, and must not select everything.
+Options with a single value must not be repeated. A value that is empty, or consists of blanks and commas, is an error
+unless the option may be blank: in a script, it is an unset variable, and must not select everything.
 """
 
 from __future__ import annotations
@@ -27,10 +27,14 @@ PRESET = (ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP)
 
 @dataclass(frozen=True)
 class Rule:
-    """The options that `option` excludes, and the options of which it needs one.
+    """The rule of an option.
 
-    `option` is a parameter name in Python; `excludes` and `needs` are names on the command line. `why` is the reason in
-    the error message. `may_be_blank`: an empty value is a value.
+    Attributes:
+        option: its parameter name in Python.
+        excludes: names of options and arguments that it excludes.
+        needs: names of options and arguments of which it needs one.
+        why: the reason, for errors.
+        may_be_blank: whether its value may be blank.
     """
 
     option: str
@@ -41,7 +45,7 @@ class Rule:
 
 
 def names_of(parameter: click.Parameter) -> list[str]:
-    """Return the names of a parameter on the command line, the one to show first: `--topic`, or `TOPIC`."""
+    """Return the names of a parameter on the command line, with the name to show first: `--topic` or `TOPIC`."""
     if isinstance(parameter, click.Argument):
         return [re.sub(r"[\[\].]", "", parameter.human_readable_name)]
     return sorted([*parameter.opts, *parameter.secondary_opts], key=lambda name: not name.startswith("--"))
@@ -50,26 +54,26 @@ def names_of(parameter: click.Parameter) -> list[str]:
 def check_words(
     rules: Sequence[Rule], words: Sequence[str], context: click.Context, *, may_repeat: bool = False
 ) -> None:
-    """Raise a usage error if a value is blank and must not be, or an option that takes one value is repeated.
+    """Raise a usage error for a value that must not be blank, or an option that must not be repeated.
 
-    `may_repeat`: the words are not the user's, as several options of a Kafka tool may mean one of these.
+    `may_repeat`: the words were converted, and several options of a Kafka tool may correspond to one option.
     """
     values, _, typed = context.command.make_parser(context).parse_args(list(words))
     may_be_blank = {rule.option for rule in rules if rule.may_be_blank}
     for parameter in dict.fromkeys(typed):
         name, times = names_of(parameter)[0], typed.count(parameter)
-        takes_one = isinstance(parameter, click.Option) and not parameter.is_flag and not parameter.multiple
-        if takes_one and times > 1 and not may_repeat:
+        is_single = isinstance(parameter, click.Option) and not parameter.is_flag and not parameter.multiple
+        if is_single and times > 1 and not may_repeat:
             raise click.UsageError(f"give {name} once, found it {times} times", context)
         texts = values.get(str(parameter.name))
         for text in texts if isinstance(texts, (list, tuple)) else [texts]:
             if parameter.name not in may_be_blank and isinstance(text, str) and not text.strip(", \t\r\n"):
-                advice = "" if parameter.required else f"; leave {name} out if none is meant"
+                advice = "" if parameter.required else f"; omit {name} instead"
                 raise click.BadParameter(f"expected a value, found {text!r}{advice}", context, parameter)
 
 
 def check(rules: Sequence[Rule], context: click.Context) -> None:
-    """Raise a usage error if the command line breaks a rule about other options."""
+    """Raise a usage error if the command line violates `excludes` or `needs` of an option."""
     parameters = {parameter.name: parameter for parameter in context.command.params}
     named = {name: parameter for parameter in parameters.values() for name in names_of(parameter)}
     typed = [rule for rule in rules if _is_given(parameters[rule.option], context, TYPED)]
@@ -89,7 +93,7 @@ def _reason(rule: Rule) -> str:
 
 
 def _is_given(parameter: click.Parameter, context: click.Context, sources: Sequence[ParameterSource]) -> bool:
-    """Return True if one of the sources sets a value, except a flag set to its default, which has no effect."""
+    """Return True if one of the sources sets the parameter; a flag that is set to its default does not count."""
     name = str(parameter.name)
     if context.get_parameter_source(name) not in sources:
         return False

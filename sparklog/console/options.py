@@ -1,9 +1,9 @@
-"""Options that several commands and jobs share: one name, one meaning, one help text; and what their texts mean.
+"""Options that several commands and jobs share, with one name, meaning and help text, and parsers of their values.
 
-Topics and partitions are chosen by name, or by patterns as Kafka's tools take them.
+Topics and partitions are selected by name, or by patterns as in Kafka's tools.
 """
 
-# Without `annotations` of the future: a data class may have fields of a class of another module.
+# No `from __future__ import annotations`: data classes inherit fields whose types are names of another module.
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -37,89 +37,84 @@ def whole_number(
     default: bool | str = True,
     **rule: Any,
 ) -> Any:
-    """Return an option for a whole number from `low` to `high`; other values are a usage error.
+    """Declare an option for a whole number from `low` to `high`; other values are usage errors.
 
     `rule`: the arguments `excludes`, `needs` and `why` of `Option`.
     """
     return Option(*names, parser=whole(low, high), metavar=metavar, help=text, show_default=default, **rule)
 
 
-RootOption = Annotated[str, root_option("Folder of the topics.")]
-SourceOption = Annotated[
-    str, root_option("A root, one topic's folder, a Kafka log directory or one Kafka partition folder.")
-]
+RootOption = Annotated[str, root_option("Root directory or URL.")]
+SourceOption = Annotated[str, root_option("Root, topic directory, Kafka log directory or Kafka partition directory.")]
 TopicsOption = Annotated[
     list[str] | None,
     Option(
-        "--topic", "-t", metavar="NAME", help="Only this topic; several with commas, or repeated.", show_default="all"
+        "--topic", "-t", metavar="NAME", help="Topic; repeat it, or separate names with commas.", show_default="all"
     ),
 ]
 TopicOption = Annotated[
-    str | None, Option("--topic", "-t", metavar="NAME", help="The same as TOPIC.", show_default=False)
+    str | None, Option("--topic", "-t", metavar="NAME", help="Topic, instead of TOPIC.", show_default=False)
 ]
 CorruptOption = Annotated[
     CorruptRecords,
-    Option(
-        help="If a batch is corrupt: fail, skip it with a warning, or truncate the log of a Kafka directory before it."
-    ),
+    Option(help="If a batch is corrupt: fail, skip it with a warning, or truncate a Kafka directory's log before it."),
 ]
 IsolationOption = Annotated[
-    Isolation, Option("--isolation-level", help="Whether to see records of open and aborted transactions.")
+    Isolation, Option("--isolation-level", help="Whether to read records of open and aborted transactions.")
 ]
 AsOfOption = Annotated[
     str | None,
     Option(
         metavar="VERSION|TIME",
-        help="As the topic was: a version, or milliseconds or 2026-01-31T12:00:00 (UTC unless it says).",
+        help="Version, or time as milliseconds or 2026-01-31T12:00:00 (UTC unless it has a zone).",
         show_default="now",
     ),
 ]
 LinkOption = Annotated[
-    bool, Option("--link", help="Hard links instead of copies, on the same disk: no protection from damage.")
+    bool,
+    Option("--link", help="Create hard links on the same disk instead of copies, which do not protect from damage."),
 ]
 ConfigOption = Annotated[
     list[str] | None,
-    Option("--config", "-c", metavar="NAME=VALUE", help="A topic config under Kafka's name; may be repeated."),
+    Option("--config", "-c", metavar="NAME=VALUE", help="Topic config with Kafka's name; may be repeated."),
 ]
 PropertiesOption = Annotated[
     str | None,
-    Option(metavar="FILE", help="Defaults under Kafka's names, as conf/sparklog.properties.", show_default=False),
+    Option(metavar="FILE", help="Properties file with defaults, such as conf/sparklog.properties.", show_default=False),
 ]
-QuickOption = Annotated[
-    bool, Option("--quick", help="Read only the logs; of files check whether they exist and how long they are.")
-]
-DryRunOption = Annotated[bool, Option("--dry-run", help="Change nothing: check, and print what would be done.")]
+QuickOption = Annotated[bool, Option("--quick", help="Check only existence and size of data files.")]
+DryRunOption = Annotated[bool, Option("--dry-run", help="Print what would be done, without changes.")]
 ExecuteOption = Annotated[bool, Option("--execute", excludes="--dry-run", help="Make the changes.")]
-QuietOption = Annotated[bool, Option("--quiet", "-q", help="No progress on stderr.")]
+QuietOption = Annotated[bool, Option("--quiet", "-q", help="Print no progress on stderr.")]
 
 
 def comma_separated(texts: Sequence[str] | None) -> tuple[str, ...]:
-    """Split `["a,b", "c"]` into `("a", "b", "c")`, each once."""
+    """Split `["a,b", "c"]` into `("a", "b", "c")`, without duplicates."""
     names = [name.strip() for text in texts or () for name in text.split(",")]
     return tuple(dict.fromkeys(name for name in names if name))
 
 
 def one_of(argument: str | None, option: str | None, names: str = "TOPIC --topic") -> str | None:
-    """Return what was given as an argument, or as an option instead; a usage error if they differ."""
+    """Return the value of an argument or an option; a usage error if both are given and differ."""
     first, second = names.split()
     if argument is not None and option not in (None, argument):
-        raise BadParameter(f"expected {first} once, found {argument!r} and {second} {option!r}: leave one out")
+        raise BadParameter(f"expected {first} once, found {argument!r} and {second} {option!r}: omit one")
     return option if argument is None else argument
 
 
 def required(argument: str | None, option: str | None, names: str = "TOPIC --topic") -> str:
-    """Return what `one_of` does; a usage error if there is none."""
+    """Return the value of an argument or an option; a usage error if neither is given."""
     value = one_of(argument, option, names)
     if value is None:
-        raise BadParameter(f"expected {names.split()[0]}, as an argument or with {names.split()[1]}; found none")
+        raise BadParameter(f"expected {names.split()[0]} as an argument or {names.split()[1]}, found none")
     return value
 
 
 @dataclass
 class OneTopic:
-    """The topic of a command, as an argument or by --topic."""
+    """The topic of a command: an argument or --topic."""
 
-    topic: Annotated[str | None, Argument(metavar="TOPIC", help="Topic, or --topic NAME.")] = None
+    topic: Annotated[str | None, Argument(metavar="TOPIC", help="Topic.")] = None
     topic_option: TopicOption = None
 
     @property
@@ -129,14 +124,14 @@ class OneTopic:
 
 @dataclass
 class TopicOrPattern(OneTopic):
-    """The topic that a command changes at once, or all that a pattern matches: of these nothing without --execute."""
+    """The topic that a command changes immediately, or the topics of a pattern, which it changes with --execute."""
 
     pattern: Annotated[
         str | None,
         Option(
             metavar="REGEX",
             excludes="TOPIC --topic",
-            help="Instead of TOPIC: all topics with a matching name; see --execute.",
+            help="Regular expression of topics, instead of TOPIC; see --execute.",
         ),
     ] = None
     execute: Annotated[
@@ -144,37 +139,39 @@ class TopicOrPattern(OneTopic):
         Option(
             needs="--pattern",
             excludes="--dry-run",
-            help="With --pattern: make the changes instead of only showing them.",
+            help="Make the changes of --pattern instead of only showing them.",
         ),
     ] = False
     dry_run: DryRunOption = False
 
     @property
     def executes(self) -> bool:
-        """True if something is to be changed."""
+        """Return True if the command makes changes."""
         return self.execute if self.pattern is not None else not self.dry_run
 
     def matching(self, topics: Callable[[], Sequence[str]], location: str) -> list[str]:
-        """Return the topics that are meant, of those there are. `NotFound` if a pattern matches none."""
+        """Return the topic, or the topics that match the pattern. Raises `NotFound` if none match."""
         if self.pattern is None:
             if not re.fullmatch(r"[\w.-]*", self.name):
                 expected = f"expected a topic, found {self.name!r}"
-                raise BadParameter(f"{expected}: --pattern takes a regular expression, and changes with --execute")
+                raise BadParameter(
+                    f"{expected}: give a regular expression with --pattern, and --execute to make changes"
+                )
             return [self.name]
         pattern = _regex(self.pattern, "--pattern")
         names = [name for name in topics() if pattern.fullmatch(name)]
         if not names:
-            raise NotFound(f"no topic in {location} has a name that {self.pattern!r} matches as a whole; list them")
+            raise NotFound(f"no topic in {location} fully matches {self.pattern!r}: see `sparklog topics list`")
         return names
 
 
 @dataclass
 class TopicOfFolder(OneTopic):
-    """The topic of a command that reads a folder, which may hold only one."""
+    """The topic of a command that reads a location, optional if that has only one topic."""
 
-    topic: Annotated[
-        str | None, Argument(metavar="[TOPIC]", help="Topic; may be left out where the folder holds only one.")
-    ] = None
+    topic: Annotated[str | None, Argument(metavar="[TOPIC]", help="Topic; optional if the directory has only one.")] = (
+        None
+    )
 
     @property
     def name_or_none(self) -> str | None:
@@ -183,20 +180,21 @@ class TopicOfFolder(OneTopic):
 
 @dataclass
 class Topics:
-    """The topics of a command, as arguments or by --topic."""
+    """The topics of a command: arguments or --topic."""
 
-    topics: Annotated[list[str] | None, Argument(metavar="[TOPIC]...", help="Topics; none means all.")] = None
+    topics: Annotated[list[str] | None, Argument(metavar="[TOPIC]...", help="Topics; default: all.")] = None
     topic_option: Annotated[
-        list[str] | None, Option("--topic", "-t", metavar="NAME", help="The same; with commas, or repeated.")
+        list[str] | None,
+        Option("--topic", "-t", metavar="NAME", help="Topic; repeat it, or separate names with commas."),
     ] = None
 
     @property
     def names(self) -> list[str] | None:
-        """Return the topics, None for all; a usage error if arguments and option differ."""
+        """Return the topics, or None for all; a usage error if arguments and option differ."""
         arguments, named = list(comma_separated(self.topics)), list(topic_names(self.topic_option))
         if arguments and named and set(arguments) != set(named):
             both = f"{' '.join(arguments)!r} and --topic {','.join(named)!r}"
-            raise BadParameter(f"expected topics once, found {both}: leave one out")
+            raise BadParameter(f"expected topics once, found {both}: omit one")
         return arguments or named or None
 
 
@@ -205,7 +203,7 @@ _ESCAPED = {b"t": b"\t", b"n": b"\n", b"r": b"\r", b"\\": b"\\"}
 
 
 def unescaped(text: str) -> bytes:
-    r"""Return a text's bytes, with `\t \n \r \\`, `\x1f` and octal `\0 \033` replaced; other backslashes stay."""
+    r"""Replace the escapes `\t \n \r \\`, `\x1f` and octal `\0 \033`, and return the bytes."""
 
     def replace(match: re.Match[bytes]) -> bytes:
         letter, hexadecimal, octal = match.groups()
@@ -215,7 +213,7 @@ def unescaped(text: str) -> bytes:
 
 
 def topic_names(texts: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the topics of `TopicsOption`; empty: all. Usage errors for what cannot be a topic's name."""
+    """Return the topics of `TopicsOption`; empty: all. Raises `BadRequest` for invalid names."""
     from sparklog.log.journal.names import check_topic_name
 
     return tuple(check_topic_name(name) for name in comma_separated(texts))
@@ -225,12 +223,12 @@ GROUP_STATES = ("Stable", "Empty", "Reconciling", "Dead", "PreparingRebalance", 
 
 
 def group_states(text: str) -> set[str]:
-    """Return the states that are named, with commas between them, in lower case; all for an empty text."""
+    """Parse comma-separated states to lower case; an empty text means all."""
     states = {state.lower() for state in GROUP_STATES}
-    named = {state.lower() for state in comma_separated([text])}
-    if not named <= states:
+    selected = {state.lower() for state in comma_separated([text])}
+    if not selected <= states:
         raise BadParameter(f"expected {', '.join(GROUP_STATES)}, found {text!r}", param_hint="'--state'")
-    return named or states
+    return selected or states
 
 
 def name_and_value(text: str, option: str, expected: str = "NAME=VALUE") -> tuple[str, str]:
@@ -242,7 +240,7 @@ def name_and_value(text: str, option: str, expected: str = "NAME=VALUE") -> tupl
 
 
 def parse_configs(texts: list[str] | None) -> dict[str, str]:
-    """Turn `["retention.ms=1000"]` into `{"retention.ms": "1000"}`; the topic checks the names, not this."""
+    """Convert `["retention.ms=1000"]` to `{"retention.ms": "1000"}`, without checking the names."""
     return dict(name_and_value(text, "--config") for text in texts or ())
 
 
@@ -250,18 +248,18 @@ _UNITS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 def parse_age(text: str, option: str) -> int:
-    """Return milliseconds of `90s`, `45m`, `3h` or `2d`."""
+    """Convert `90s`, `45m`, `3h` or `2d` to milliseconds."""
     if len(text) < 2 or text[-1] not in _UNITS or not is_digits(text[:-1]) or int(text[:-1]) > INT32_MAX:
-        raise BadParameter(f"expected a time such as 90s, 45m, 3h or 2d, found {text!r}", param_hint=f"'{option}'")
+        raise BadParameter(f"expected a period such as 90s, 45m, 3h or 2d, found {text!r}", param_hint=f"'{option}'")
     return int(text[:-1]) * _UNITS[text[-1]]
 
 
 VERSIONS = 10**10
-"""A number below is a version, from it on a time: 10^10 ms after 1970 is April 1970."""
+"""Numbers below this are versions, others are times: 10^10 ms since the epoch is in April 1970."""
 
 
 def parse_time(text: str, option: str = "--from-timestamp") -> int:
-    """Return milliseconds since the epoch of `1700000000000` or ISO 8601 (UTC unless it names a zone), floored."""
+    """Convert `1700000000000`, or ISO 8601 (UTC unless it has a zone), to ms since the epoch, rounded down."""
     if is_digits(text) and int(text) <= INT64_MAX:
         warn_of_seconds(**{option: text})
         return int(text)
@@ -277,13 +275,13 @@ def parse_time(text: str, option: str = "--from-timestamp") -> int:
 
 
 def check_order(start: str, first: int, end: str, last: int) -> None:
-    """Raise a usage error if a range ends before it begins; `start` and `end`: the options with their values."""
+    """Raise a usage error if a range ends before it starts; `start` and `end`: the options with their values."""
     if first > last:
         raise BadParameter(f"{start} is after {end}, so the range is empty: swap the values")
 
 
 def parse_as_of(text: str | None) -> tuple[int | None, int | None]:
-    """Return version and time (ms since the epoch), at most one of them."""
+    """Return either the version or the time (ms since the epoch), or neither."""
     if text is None:
         return None, None
     if is_digits(text) and int(text) < VERSIONS:
@@ -293,7 +291,7 @@ def parse_as_of(text: str | None) -> tuple[int | None, int | None]:
 
 INTERNAL = ("__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata")
 RULE = re.compile(r"([^:,]*)(?::(?:([0-9]{0,10})|([0-9]{0,10})-([0-9]{0,10})))?")
-"""Kafka's: a pattern of topics, then a partition, or the first one and the one after the last."""
+"""Kafka's form: a pattern of topics, then a partition, or a range of partitions with an exclusive end."""
 
 
 @dataclass
@@ -302,17 +300,20 @@ class TopicChoice(Topics):
 
     include: Annotated[
         str | None,
-        Option(
-            metavar="PATTERN", excludes="TOPIC --topic", help="Topics with names that match the regular expression."
-        ),
+        Option(metavar="PATTERN", excludes="TOPIC --topic", help="Regular expression of topics, instead of TOPIC."),
     ] = None
     exclude_internal: Annotated[
-        bool, Option("--exclude-internal", "--exclude-internal-topics", help="Without __consumer_offsets and its like.")
+        bool,
+        Option(
+            "--exclude-internal",
+            "--exclude-internal-topics",
+            help="Exclude internal topics such as __consumer_offsets.",
+        ),
     ] = False
 
     @property
     def pattern(self) -> str | None:
-        """Return --include, or a --topic that is no name; None where all topics, or some by name, are meant."""
+        """Return --include, or a --topic that is a pattern, or None if topics are selected by name."""
         from sparklog.log.journal.names import is_topic_name
 
         names = comma_separated(self.topic_option)
@@ -323,23 +324,21 @@ class TopicChoice(Topics):
 
     @property
     def names(self) -> list[str] | None:
-        """Return the topics that are named; None for all that `of` leaves."""
-        if self.pattern is None:
-            return super().names
-        return None
+        """Return the topics given by name, or None for all that `of` selects."""
+        return super().names if self.pattern is None else None
 
     def of(self, source: OpenFolder, may_be_none: bool = False) -> OpenFolder:
-        """Return the folder as if it had only the topics that are meant. `NotFound` if a pattern matches none."""
+        """Return the location with only the selected topics. Raises `NotFound` if a pattern matches none."""
         pattern = None if self.pattern is None else _topics_regex(self.pattern)
 
         def accepts(name: str) -> bool:
-            is_left_out = self.exclude_internal and name in INTERNAL
-            return not is_left_out and (pattern is None or pattern.fullmatch(name) is not None)
+            is_excluded = self.exclude_internal and name in INTERNAL
+            return not is_excluded and (pattern is None or pattern.fullmatch(name) is not None)
 
         folder = replace(source, accepts=accepts)
         if pattern is not None and not may_be_none and not folder.topics():
-            where = source.view.location
-            raise NotFound(f"no topic of {where} matches {self.pattern!r}: see `sparklog topics list`")
+            location = source.view.location
+            raise NotFound(f"no topic in {location} matches {self.pattern!r}: see `sparklog topics list`")
         return folder
 
 
@@ -352,36 +351,38 @@ def _regex(text: str, option: str) -> re.Pattern[str]:
 
 
 def _topics_regex(text: str) -> re.Pattern[str]:
-    """Compile an expression in which a comma means `|`, as in Kafka's tools."""
+    """Compile a pattern of topics in which a comma means `|`, as in Kafka's tools."""
     return _regex(text.replace(",", "|"), "--include")
 
 
 @dataclass(frozen=True)
 class PartitionRule:
-    """Partitions from `first` to the one before `end` of the topics that match."""
+    """The partitions from `first` to before `end` of matching topics."""
 
     topics: re.Pattern[str]
     first: int
     end: int | None
 
-    def holds(self, topic: str, partition: int) -> bool:
-        is_in = self.first <= partition and (self.end is None or partition < self.end)
-        return is_in and self.topics.fullmatch(topic) is not None
+    def matches(self, topic: str, partition: int) -> bool:
+        in_range = self.first <= partition and (self.end is None or partition < self.end)
+        return in_range and self.topics.fullmatch(topic) is not None
 
 
 @dataclass
 class PartitionChoice(TopicChoice):
-    """Topics, and which of their partitions; `-t` is not theirs."""
+    """Topics and partitions. `-t` is not an option here, because `offsets` uses it for --time."""
 
-    topic_option: Annotated[list[str] | None, Option("--topic", metavar="NAME", help="The same; or a pattern.")] = None
-    partitions: Annotated[str | None, Option(metavar="N,...", help="Only these partitions.", show_default="all")] = None
+    topic_option: Annotated[list[str] | None, Option("--topic", metavar="NAME", help="Topic or pattern of topics.")] = (
+        None
+    )
+    partitions: Annotated[str | None, Option(metavar="N,...", help="Partitions.", show_default="all")] = None
     topic_partitions: Annotated[
         str | None,
         Option(
             metavar="TOPIC[:N|:N-M],...",
             excludes="TOPIC --topic --include --partitions",
             why="it selects topics and partitions",
-            help="Only these partitions; M is exclusive.",
+            help="Topics and partitions; M is exclusive.",
         ),
     ] = None
 
@@ -392,7 +393,7 @@ class PartitionChoice(TopicChoice):
         return "|".join(rule.topics.pattern for rule in self.rules())
 
     def rules(self) -> list[PartitionRule]:
-        """Return what one of must hold for a partition; none: all are meant."""
+        """Return the rules of which a partition must match one; none: all partitions are selected."""
         rules = []
         for text in comma_separated([self.topic_partitions or ""]):
             match = RULE.fullmatch(text)
@@ -404,6 +405,6 @@ class PartitionChoice(TopicChoice):
             rules.append(PartitionRule(_topics_regex(topic or ".*"), *ends))
         for text in comma_separated([self.partitions or ""]):
             if not is_digits(text):
-                raise BadParameter(f"expected numbers with commas, found {text!r}", param_hint="'--partitions'")
+                raise BadParameter(f"expected numbers separated by commas, found {text!r}", param_hint="'--partitions'")
             rules.append(PartitionRule(_topics_regex(".*"), int(text), int(text) + 1))
         return rules

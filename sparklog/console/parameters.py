@@ -1,13 +1,14 @@
-"""Commands as functions: what their parameters declare becomes the arguments and options of a click command.
+"""Commands as functions, whose parameters declare the arguments and options of a click command.
 
     @app.add("list", "sparklog topics list --root /data/log")
-    def list_(root: Annotated[str, Option("--root", help="Folder of the topics.")]) -> Output: ...
+    def list_(root: Annotated[str, Option("--root", help="Root directory.")]) -> Output: ...
 
-The type says what a value is: `bool` a flag, `Literal` a choice, `list[str]` what may be repeated. A parameter without
-a default must be given. A parameter that is a data class stands for its fields: options that travel together.
+The type determines the kind of option: `bool` is a flag, `Literal` a choice, `list[str]` may be repeated. A parameter
+without a default is required. A parameter whose type is a data class stands for the fields of the class, which group
+options that belong together.
 
-A shell completes names of topics, groups and configs: of the root that the line names, or else of the one that is meant
-without `--root`. Where a look fails or takes long, nothing is offered.
+Shells complete the names of topics, groups and configs of the root on the command line, or of the default root. If
+reading them fails or takes too long, there are no completions.
 """
 
 from __future__ import annotations
@@ -33,26 +34,26 @@ from sparklog.console.option_rules import Rule, check, check_words
 from sparklog.console.terminal import Output, log_from
 
 SECONDS = 1.0
-"""The longest that a key press waits for a store."""
+"""Maximum time for which a key press waits for a store."""
 
 
 Completer = Callable[[click.Context, click.Parameter, str], list[str]]
 
 
 def _completer(list_names: Callable[[str], Iterable[str]]) -> Completer:
-    """Return what click asks for the names that go on from a text: from its last one, where commas divide them."""
+    """Return a click completer for names; in a comma-separated list, it completes the last name."""
 
     def complete(context: click.Context, parameter: click.Parameter, text: str) -> list[str]:
         before, comma, last = text.rpartition(",")
         names: list[str] = []
 
-        def look() -> None:
+        def read() -> None:
             with suppress(Exception):
                 names.extend(list_names(context.params.get("root") or ""))
 
-        # Nothing is printed between the prompts.
+        # Keep messages out of the prompt.
         with redirect_stderr(StringIO()):
-            thread = Thread(target=look, daemon=True)
+            thread = Thread(target=read, daemon=True)
             thread.start()
             thread.join(SECONDS)
         return [f"{before}{comma}{name}" for name in names if name.startswith(last)]
@@ -85,7 +86,7 @@ COMPLETERS = {
     **dict.fromkeys(("group", "groups", "group_option"), _completer(_groups)),
     **dict.fromkeys(("names", "delete_config"), _completer(_configs)),
 }
-"""By the name of a parameter in Python."""
+"""Completers by parameter name in Python."""
 
 
 HELP_WIDTH = 120
@@ -99,13 +100,17 @@ _NUMBERS = {
 
 
 class Option:
-    """An option that a parameter is; `names` may leave out `--its-name`, or `--its-name/--no-its-name` of a flag that
-    is on.
+    """Declares that a parameter is an option.
 
-    `parser`: a `ValueType` or a function. `show_default`: the text for a default that is not self-explanatory.
-    `excludes` and `needs`: other options of the command, separated by spaces; `may_be_blank`: an empty value is a value
-    (all in `sparklog.console.option_rules`).
-    `settings`: of `click.Option`, or of `click.Path` where the type is a path.
+    Args:
+        names: names other than `--its-name`, or `--its-name/--no-its-name` of a flag that is on by default.
+        parser: a `ValueType` or a function.
+        show_default: text for a default that is not self-explanatory; False: none.
+        excludes: options that must not be given as well, separated by spaces (`sparklog.console.option_rules`).
+        needs: options of which one must be given as well, separated by spaces.
+        why: reason for `excludes` and `needs`, for errors.
+        may_be_blank: whether the value may be blank.
+        settings: other arguments of `click.Option`, or of `click.Path` if the type is a path.
     """
 
     def __init__(
@@ -127,13 +132,16 @@ class Option:
         self.settings = settings
 
     def rule(self, name: str) -> Rule:
-        """Return the rule of this option, which is the parameter `name`."""
+        """Return the rule of this option; `name`: its parameter."""
         return Rule(name, tuple(self.excludes.split()), tuple(self.needs.split()), self.why, self.may_be_blank)
 
     def parameter(self, name: str, kind: Any, default: Any) -> click.Parameter:
-        """Return click's parameter; `kind`: the annotation without this; `default`: `Parameter.empty` if there is none.
+        """Return the click parameter.
 
-        A list is one also where it is empty, unless None is the default.
+        Args:
+            name: name of the parameter in Python.
+            kind: its type.
+            default: its default, or `Parameter.empty`. An empty list becomes None only if that is the default.
         """
         settings = dict(self.settings)
         item = _item(kind)
@@ -162,7 +170,7 @@ class Option:
 
 
 def _parser_of(kind: ValueType) -> Callable[[Any], Any]:
-    """Return a parser for click: a value that is not valid is a usage error."""
+    """Return a click parser, for which invalid values are usage errors."""
 
     def parse(value: Any) -> Any:
         try:
@@ -175,7 +183,7 @@ def _parser_of(kind: ValueType) -> Callable[[Any], Any]:
 
 
 class Argument(Option):
-    """An argument that a parameter is: a word in its place. `settings`: of `click.Argument`."""
+    """Declares that a parameter is a positional argument; `settings`: arguments of `click.Argument`."""
 
     def _made(self, name: str, kind: Any, settings: dict[str, Any]) -> click.Parameter:
         nargs = -1 if get_origin(_one(kind)) is list else 1
@@ -194,21 +202,21 @@ def _item(kind: Any) -> Any:
     return get_args(one)[0] if get_origin(one) is list else one
 
 
-JsonOption = Annotated[bool, Option("--json", help="Print JSON, for scripts.")]
-JsonOrOutputOption = Annotated[bool, Option("--json", excludes="--output", help="Print JSON, for scripts.")]
+JsonOption = Annotated[bool, Option("--json", help="Print JSON.")]
+JsonOrOutputOption = Annotated[bool, Option("--json", excludes="--output", help="Print JSON.")]
 OutputOption = Annotated[
-    Literal["table", "json", "csv"], Option("--output", envvar="SPARKLOG_OUTPUT", help="The form of what is printed.")
+    Literal["table", "json", "csv"], Option("--output", envvar="SPARKLOG_OUTPUT", help="Output format.")
 ]
 LOGGING = (
-    ("-v", logging.INFO, "Print what sparklog logs on stderr, such as tries that are made again."),
-    ("--debug", logging.DEBUG, "As -v, with each request to the store, and where an error was raised."),
+    ("-v", logging.INFO, "Print log messages, such as retries, on stderr."),
+    ("--debug", logging.DEBUG, "Print log messages, store requests and tracebacks on stderr."),
 )
 
 
 class FunctionCommand(click.Command):
-    """The command that a function is. Its parameters are looked at when one of them is asked for.
+    """A command that calls a function, whose parameters are inspected on first use.
 
-    Where the function returns an `Output` it gets `--output` and `--json`, and the output is shown.
+    If the function returns an `Output`, the command has `--output` and `--json`, and prints the output.
     """
 
     def __init__(self, name: str, run: Callable[..., Any], **settings: Any) -> None:
@@ -234,7 +242,7 @@ class FunctionCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
-            # Read once: parameters that name a root ask the context.
+            # Read the settings once: parsers of roots find them in the context.
             ctx.obj = user_settings()
             ctx.default_map = ctx.obj.defaults()
             options = self._takes_values(ctx)
@@ -253,7 +261,7 @@ class FunctionCommand(click.Command):
                 check(self.rules, ctx)
             return rest
         except click.UsageError as error:
-            # click leaves it out of the error for an option without its value.
+            # click omits the context if an option lacks its value.
             error.ctx = error.ctx or ctx
             raise
 
@@ -264,7 +272,7 @@ class FunctionCommand(click.Command):
         return takes_root and bool(names or os.environ.get("SPARKLOG_ROOT") or (ctx.default_map or {}).get("root"))
 
     def _takes_values(self, ctx: click.Context) -> dict[str, bool]:
-        """Return the options, and whether each takes the next word as its value, whatever it is."""
+        """Return the options, and whether each always takes the next word as its value."""
         options = [option for option in self.get_params(ctx) if isinstance(option, click.Option)]
         names = {name: option for option in options for name in (*option.opts, *option.secondary_opts)}
         return {name: not (option.is_flag or option._flag_needs_value) for name, option in names.items()}
@@ -300,28 +308,28 @@ def _declarations(declared: Signature) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _called(run: Any, declared: Signature, values: Mapping[str, Any]) -> Any:
-    """Call a function with the values of its parameters; data classes are made of theirs."""
+    """Call a function with the values of its parameters, creating data classes from the values of their fields."""
     kinds = {parameter.name: parameter.annotation for parameter in declared.parameters.values()}
-    made = {
+    arguments = {
         name: _called(kind, _signature(kind), values) if is_dataclass(kind) else values[name]
         for name, kind in kinds.items()
     }
-    return run(**made)
+    return run(**arguments)
 
 
 def summary_of(command: click.Command) -> str:
-    """Return the first sentence of a command's help in full; click would truncate it to fit a line."""
+    """Return the first sentence of a command's help, which click would truncate to fit a line."""
     return command.get_short_help_str(len(command.help or ""))
 
 
 class Commands(click.Group):
-    """The commands of a module: a group of `sparklog` where they have a help text in common."""
+    """The commands of a module: a group of `sparklog` if they have a common name and help text."""
 
     def __init__(self, name: str | None = None, text: str | None = None, epilog: str | None = None) -> None:
         super().__init__(name, help=text, epilog=epilog, context_settings=CONTEXT)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return their names as they were added: what is needed first comes first."""
+        """Return the names of the commands in the order in which they were added."""
         return list(self.commands)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -329,7 +337,7 @@ class Commands(click.Group):
             formatter.write_dl([(name, summary_of(self.commands[name])) for name in self.list_commands(ctx)])
 
     def add(self, name: str, *examples: str) -> Callable[[Callable[..., Output | None]], Callable[..., Output | None]]:
-        """Make a command of a function; its help ends with the examples, each on one line on any terminal."""
+        """Return a decorator that adds a function as a command, whose help ends with the examples, one per line."""
         epilog = "\n".join(("\b\nExample:", *(f"  {line}" for line in examples)))
 
         def register(run: Callable[..., Output | None]) -> Callable[..., Output | None]:

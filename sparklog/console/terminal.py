@@ -1,8 +1,7 @@
-"""Output on a terminal or a pipe: records, tables, JSON, warnings, progress, usage errors.
+"""Output on a terminal or a pipe: tables, JSON, CSV, warnings and usage errors.
 
-Names and metadata come from the writers of the data, and must not move the cursor: they are shown on one line, with
-escapes for what does not print. Records are printed as they are, like Kafka's console tools do; on a terminal without
-control characters. `--json` prints one document on one line, its names in camel case.
+Names and metadata come from writers of the data and must not control the terminal, so they are printed on one line with
+unprintable characters escaped. `--json` prints one document on one line, with names in camel case.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ EXIT_OK, EXIT_ERROR, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 
 def printable(text: object) -> str:
-    r"""Return the text on one line; what does not print is shown as `\n`, `\x1b`, `\u202e`."""
+    r"""Return the text on one line, with unprintable characters as `\n`, `\x1b`, `\u202e`."""
     shown = str(text)
     if shown.isprintable():
         return shown
@@ -37,7 +36,7 @@ def warn(message: object) -> None:
     print("sparklog:", printable(" ".join(str(message).split())), file=sys.stderr)
 
 
-NO_BROKER = "there is no broker; give --root PATH, a folder of topics, or a Kafka directory to read"
+NO_BROKER = "there is no broker; give --root PATH, a directory of topics or a Kafka log directory"
 BROKER_OPTIONS = {"--bootstrap-server", "--bootstrap-servers", "--bootstrap-controller", "--broker-list"}
 BROKER_OPTIONS |= {"--brokers", "--broker", "--zookeeper", "-b"}
 
@@ -48,11 +47,11 @@ def usage_line(error: Any) -> str:
     message = str(error.format_message())
     if context is not None and option in BROKER_OPTIONS:
         if context.command_path.endswith(" mirror"):
-            return f"{option}: give the cluster as kafka://HOST:PORT, to --from or to --to"
+            return f"{option}: give the cluster as kafka://HOST:PORT with --from or --to"
         return f"{option}: {NO_BROKER}"
     is_group = context is not None and isinstance(context.command, Group)
     if is_group and option and (command := option.lstrip("-")) in context.command.list_commands(context):
-        return f"{option} is a command here: {context.command_path} {command}"
+        return f"{option} is a command: use {context.command_path} {command}"
     hint = "" if context is None else _hint(error, context, message)
     # Omit click's own suggestions, which follow the first sentence.
     return f"{error.message} {hint}".strip() if isinstance(error, (NoSuchOption, NoSuchCommand)) else message + hint
@@ -66,7 +65,7 @@ def _hint(error: Any, context: Context, message: str) -> str:
         assert isinstance(context.command, Group)
         return command_hint(command, error.command_name, context.command.list_commands(context))
     if isinstance(error, NoSuchOption) and not command and error.option_name in ("--root", "-r", "--topic"):
-        return f"It goes after the command: sparklog topics list {error.option_name} ..."
+        return f"Put it after the command: sparklog topics list {error.option_name} ..."
     if isinstance(error, NoSuchOption):
         options = [name for item in context.command.get_params(context) for name in (*item.opts, *item.secondary_opts)]
         return option_hint(command, error.option_name, [name for name in options if name.startswith("--")])
@@ -74,10 +73,10 @@ def _hint(error: Any, context: Context, message: str) -> str:
 
 
 def leave_for_usage(error: Any) -> NoReturn:
-    """Print a usage error on one line and leave with its exit code."""
+    """Print a usage error on one line, and exit with its code."""
     context = error.ctx
     if context is not None and error.format_message() == context.get_help():
-        # A group of commands without one: its help is what was meant, line by line.
+        # A group without a command: print its help in full.
         print(context.get_help(), file=sys.stderr)
     else:
         hint = f" (see '{context.command_path} --help')" if context is not None else ""
@@ -86,7 +85,7 @@ def leave_for_usage(error: Any) -> NoReturn:
 
 
 def warn_and_leave(failures: Sequence[SparklogError]) -> None:
-    """Print a line for each topic, group or id that could not be read; exit code 1 if there was any."""
+    """Print a line for each topic, group or id that could not be read, and exit with code 1 if there are any."""
     for message in dict.fromkeys(f"{error} [{error.code}]" for error in failures):
         warn(message)
     if failures:
@@ -97,22 +96,22 @@ LIBRARY = logging.getLogger("sparklog")
 
 
 class LogLines(logging.Handler):
-    """Prints what the library logs on stderr."""
+    """Prints the library's log on stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
         warn(record.getMessage())
 
 
 def log_from(level: int) -> None:
-    """Print what the library logs from this level on; at DEBUG also requests to stores, and where errors come from."""
+    """Print the library's log from this level on; at DEBUG, including store requests and tracebacks."""
     if not LIBRARY.handlers:
         LIBRARY.addHandler(LogLines())
-    # Of `-v` and `--debug` together the second counts.
+    # With both `-v` and `--debug`, `--debug` wins.
     LIBRARY.setLevel(min(level, LIBRARY.level or level))
 
 
 def trace() -> None:
-    """Print where the error that is handled was raised, with `--debug`."""
+    """Print the traceback of the current error, with `--debug`."""
     if LIBRARY.level == logging.DEBUG:
         from traceback import print_exc
 
@@ -125,20 +124,21 @@ def print_lines(names: Iterable[object]) -> None:
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[object]], *, right: Collection[str] = ()) -> None:
-    """Print the rows, `-` for None, below their headings; columns named in `right` are aligned to the right."""
+    """Print a table, with `-` for None; columns with headings in `right` are aligned to the right."""
     left = {column for column, heading in enumerate(headings) if heading not in right}
     print(table(headings, [["-" if cell is None else printable(cell) for cell in row] for row in rows], left))
 
 
 def print_json(value: object) -> None:
-    """Print data classes, or what JSON has anyway, as one line."""
+    """Print data classes or JSON values as one line."""
     print(json.dumps(json_value(value)))
 
 
 def print_csv(value: object) -> None:
-    """Print a document as CSV (RFC 4180, lines end in a newline); what is nested in a cell is JSON.
+    """Print a document as CSV (RFC 4180 with newlines); nested values are JSON.
 
-    Rows are the objects of a list, or of the one list that an object has, or an object without one; texts are `name`s.
+    The rows are the objects of a list, or of the only list in an object, or the object itself. Text items become the
+    column `name`.
     """
     document = json_value(value)
     if isinstance(document, dict):
@@ -159,9 +159,15 @@ def _cell(cell: object) -> object:
 
 @dataclass(frozen=True)
 class Output:
-    """The output of a command: a document for JSON and CSV, else a text to print; `after` both: warnings.
+    """The output of a command.
 
-    `rows`: of CSV, where the document has more than these.
+    Attributes:
+        document: for JSON and CSV.
+        text: print the text for people.
+        failures: errors of topics, groups or ids that were skipped.
+        code: exit code.
+        after: print warnings after the output.
+        rows: rows for CSV, if they are only part of the document.
     """
 
     document: object
@@ -192,7 +198,7 @@ class Output:
 
 
 def read_text(file: Path, option: str) -> str:
-    """Return the text of a UTF-8 file without its byte order mark. `BadRequest`, naming `option`, if unreadable."""
+    """Return the text of a UTF-8 file, without its byte order mark, that an option gives. Raises `BadRequest`."""
     try:
         return file.read_text(encoding="utf-8-sig")
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Stores of objects: the base class `Store`, the store of a directory, and the store that a location names."""
+"""Object stores: the base class `Store`, the store of a directory, and the store of a location."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _REQUESTS = logging.getLogger("sparklog.requests")
 def open_store(location: str | os.PathLike[str]) -> Store:
     """Return the store of a location (`sparklog.storage.locations`), which need not exist yet.
 
-    It logs its requests where `sparklog.requests` is at DEBUG now. `BadRequest` if the location is a file or names no
-    store.
+    The store logs its requests if the logger `sparklog.requests` is at DEBUG now. Raises `BadRequest` if the location
+    is a file, or no store supports it.
     """
     if is_url(location):
         store = _store_of_url(os.fspath(location))

@@ -1,7 +1,7 @@
-"""Errors of object stores in one line: which request failed, and which right or setting is missing.
+"""Errors of object stores in one line: which request failed, and which permission or setting is missing.
 
-The text of obstore's errors holds URLs with signatures, headers and the server's whole answer, so none of it is passed
-on but the HTTP status and the server's error code.
+The text of obstore's errors contains URLs with signatures, headers and the server's entire response. Messages contain
+only the HTTP status and the server's error code.
 """
 
 from __future__ import annotations
@@ -16,39 +16,39 @@ from sparklog.storage.store import missing_object
 
 _STATUS = re.compile(r"status code: (\d{3})|inner: Status \{\s*status: (\d{3})")
 _HTTP = re.compile(r"HttpError \{\s*kind: ([A-Za-z]+)")
-# The second form: of one key in the answer to a bulk delete, which has the status 200.
+# The second form occurs for a key in the response to a bulk delete, whose status is 200.
 _CODE = re.compile(r"<Code>([A-Za-z]{1,60})</Code>|\(code: ([A-Za-z]{1,60})\)")
-CUT_ANSWER = "Interrupted"
+TRUNCATED_RESPONSE = "Interrupted"
 """Result of `network_failure` if the connection ended in the middle of a response body."""
 _CERTIFICATE = re.compile(r"InvalidCertificate\(\s*([A-Za-z]+)")
 _BUSY_CODES = ("SlowDown", "ServiceUnavailable", "InternalError", "RequestTimeout", "ServerBusy", "OperationTimedOut")
-"""Where the status does not say it: for one key of a bulk delete, and S3's 400 for a body that came too slowly."""
+"""Codes of a busy server with another status: for a key of a bulk delete, and S3's 400 for a body sent too slowly."""
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "ContainerBeingDeleted")
-_MAY_PASS = (404, 409, 412, 425)
-"""Of those that begin with 4, answers that are no refusal: the next one may be another."""
-_ASKS_FOR_CHECKSUM = re.compile(r"<Message>[^<]*(?:Content-MD5|x-amz-checksum)[^<]*Object Lock", re.IGNORECASE)
+_TRANSIENT = (404, 409, 412, 425)
+"""4xx statuses that do not reject the request for good: a retry may have another result."""
+_REQUIRES_CHECKSUM = re.compile(r"<Message>[^<]*(?:Content-MD5|x-amz-checksum)[^<]*Object Lock", re.IGNORECASE)
 _ACTIONS = ("read", "list", "create", "delete")
 _READER, _CONTRIBUTOR = "the role Storage Blob Data Reader", "the role Storage Blob Data Contributor"
 _RIGHTS = {
     S3: (
-        "s3:GetObject (and s3:ListBucket, without which S3 answers so for an object that does not exist)",
+        "s3:GetObject (and s3:ListBucket, without which S3 returns this for an object that does not exist)",
         *("s3:ListBucket", "s3:PutObject", "s3:DeleteObject"),
     ),
     GCS: tuple(f"storage.objects.{verb}" for verb in ("get", "list", "create", "delete")),
     AZURE: (_READER, _READER, _CONTRIBUTOR, _CONTRIBUTOR),
 }
-"""What each of these actions needs."""
+"""Permissions for each action, by scheme."""
 _KEYS = {
-    S3: "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or a role of the machine",
-    GCS: "GOOGLE_APPLICATION_CREDENTIALS, or a service account of the machine",
+    S3: "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or a role of this host",
+    GCS: "GOOGLE_APPLICATION_CREDENTIALS, or a service account of this host",
     AZURE: "AZURE_STORAGE_ACCOUNT_KEY, AZURE_CLIENT_ID and its secret, or a managed identity",
 }
 _CERTIFICATES = {
-    "UnknownIssuer": "no authority that this machine trusts has signed it; name the file of yours in AWS_CA_BUNDLE "
-    "(S3) or SSL_CERT_FILE",
-    "Expired": "it has expired, or the clock of this machine is off",
-    "NotValidYet": "it is not valid yet, or the clock of this machine is off",
-    "NotValidForName": "it is for another host than the endpoint names",
+    "UnknownIssuer": "it is not signed by an authority that this host trusts; give the authority's file in "
+    "AWS_CA_BUNDLE (S3) or SSL_CERT_FILE",
+    "Expired": "it has expired, or this host's clock is wrong",
+    "NotValidYet": "it is not valid yet, or this host's clock is wrong",
+    "NotValidForName": "it is not valid for the endpoint's host name",
     "Revoked": "it has been revoked",
 }
 _SETTINGS = re.compile(r"Failed to parse URL|Generic Config error|Configuration|(?i:builder)")
@@ -56,7 +56,7 @@ _SETTINGS = re.compile(r"Failed to parse URL|Generic Config error|Configuration|
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """An answer of a server, by status, code or words, and its error. `text`: with `answer`, `right` and `keys`."""
+    """The error for responses with a status, code or word. `text` may contain `answer`, `right` and `keys`."""
 
     error: type[SparklogError]
     text: str
@@ -64,41 +64,41 @@ class _Rule:
     codes: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
 
-    def fits(self, status: int | None, code: str, text: str) -> bool:
+    def matches(self, status: int | None, code: str, text: str) -> bool:
         return status in self.statuses or code in self.codes or any(word in text for word in self.words)
 
 
 _RULES = (
-    _Rule(BadRequest, "cannot {action} {what}: there is no bucket {host}; create it or check its name",
+    _Rule(BadRequest, "cannot {action} {what}: bucket {host} does not exist; create it or check its name",
           codes=_NO_BUCKET),
-    _Rule(Unavailable, "cannot {action} {what}: the clock of this machine is off ({answer}); set it, best by NTP",
+    _Rule(Unavailable, "cannot {action} {what}: this host's clock is wrong ({answer}); set it, for example with NTP",
           codes=("RequestTimeTooSkewed", "RequestExpired")),
-    _Rule(Unavailable, "cannot {action} {what}: no credentials were given; set {keys}",
+    _Rule(Unavailable, "cannot {action} {what}: there are no credentials; set {keys}",
           words=("169.254.169.254", "169.254.170.2", "metadata.google.internal", "fd00:ec2::254",
                  "MissingCredentials")),
-    _Rule(Unavailable, "cannot {action} {what}: the credentials are refused ({answer}); check {keys}", (401,),
+    _Rule(Unavailable, "cannot {action} {what}: the credentials are invalid ({answer}); check {keys}", (401,),
           ("InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken")),
     _Rule(Unavailable, "cannot {action} {what}: access is denied ({answer}); it needs {right}", (403,),
           ("AccessDenied",)),
     _Rule(BadRequest, "cannot {action} {what}: the bucket is in another region; set region or AWS_REGION",
           (301, 307, 308), ("AuthorizationHeaderMalformed", "PermanentRedirect")),
-    _Rule(BadRequest, "{url} cannot hold a sparklog root: its server does not know conditional requests ({answer})",
+    _Rule(BadRequest, "{url} cannot hold a sparklog root: its server does not support conditional requests ({answer})",
           (501,)),
-    _Rule(BadRequest, "cannot {action} {what}: AWS_CONDITIONAL_PUT turns conditional requests off, and a commit is "
-          "one; unset it", words=("conditional put is disabled",)),
-    _Rule(Unavailable, "cannot {action} {what}: the store asks to slow down ({answer}); try again later", (429, 503)),
+    _Rule(BadRequest, "cannot {action} {what}: AWS_CONDITIONAL_PUT disables conditional requests, which commits "
+          "need; unset it", words=("conditional put is disabled",)),
+    _Rule(Unavailable, "cannot {action} {what}: the store is busy ({answer}); try again later", (429, 503)),
 )  # fmt: skip
-"""The first that fits counts."""
+"""The first matching rule applies."""
 
 
 def status_of(error: BaseException) -> int | None:
-    """Return the HTTP status in an error of obstore, None where there was no answer."""
+    """Return the HTTP status in an obstore error, or None if there was no response."""
     match = _STATUS.search(str(error))
     return int(match[1] or match[2]) if match else None
 
 
 def network_failure(error: BaseException) -> str:
-    """Return why no answer came (`Timeout`, `Connect`, `Request`, ...), an empty text if one did."""
+    """Return why there was no response (`Timeout`, `Connect`, `Request`, ...), or an empty text if there was one."""
     match = _HTTP.search(str(error))
     return match[1] if match else ""
 
@@ -107,7 +107,7 @@ def is_busy(error: BaseException) -> bool:
     """Return True if a retry may succeed: the server was busy or failed, or its response was cut off."""
     if isinstance(error, SparklogError):
         return False
-    if network_failure(error) == CUT_ANSWER:
+    if network_failure(error) == TRUNCATED_RESPONSE:
         return True
     status = status_of(error) or 0
     return status in (408, 429) or (500 <= status < 600 and status not in (501, 505)) or _code_of(error) in _BUSY_CODES
@@ -121,53 +121,53 @@ def _code_of(error: BaseException) -> str:
 def cloud_error(error: BaseException, action: str, key: str, url: StoreUrl) -> SparklogError:
     """Return the error to raise when a request to `action` (read, list, create, delete, open) an object failed.
 
-    `NotFound` for an object that does not exist, `BadRequest` where a setting or the server is wrong, else
-    `Unavailable`: the effect of a create is then unknown.
+    It is `NotFound` if the object does not exist, `BadRequest` for a wrong setting or an unsuitable server, and
+    otherwise `Unavailable`, after which the effect of a create is unknown.
     """
     if isinstance(error, SparklogError):
         return error
     text = str(error)
     status, code = status_of(error), _code_of(error)
     what = f"{key} in {url}" if key else str(url)
-    # Not of a create: what is missing then is the upload, which was given up, or put together by a request before.
+    # For a create, the missing object is the upload, which was aborted, or completed by an earlier request.
     if (isinstance(error, FileNotFoundError) or status == 404) and action != "create" and code not in _NO_BUCKET:
         return missing_object(what)
-    rule = next((rule for rule in _RULES if rule.fits(status, code, text)), None)
+    rule = next((rule for rule in _RULES if rule.matches(status, code, text)), None)
     if rule is not None:
-        words = {"action": action, "what": what, "url": url, "host": url.host, "answer": code or status}
+        values = {"action": action, "what": what, "url": url, "host": url.host, "answer": code or status}
         right = dict(zip(_ACTIONS, _RIGHTS[url.scheme], strict=True)).get(action, "access")
-        message = rule.text.format(**words, keys=_KEYS[url.scheme], right=right)
+        message = rule.text.format(**values, keys=_KEYS[url.scheme], right=right)
         return Unavailable(message, is_denied=status == 403) if rule.error is Unavailable else rule.error(message)
-    if status is not None and 400 <= status < 500 and status not in _MAY_PASS and not is_busy(error):
-        return BadRequest(f"cannot {action} {what}: {_refusal(text, status, code)}")
+    if status is not None and 400 <= status < 500 and status not in _TRANSIENT and not is_busy(error):
+        return BadRequest(f"cannot {action} {what}: {_rejection(text, status, code)}")
     return Unavailable(f"cannot {action} {what}: {_reason(error, status, code)}")
 
 
-def _refusal(text: str, status: int, code: str) -> str:
-    answer = f"the store answered {status}{f' ({code})' if code else ''}"
-    if _ASKS_FOR_CHECKSUM.search(text):
-        return f"{answer}: its object lock asks for checksums; set checksum_algorithm=CRC64NVME in the URL"
-    return f"{answer}: it refuses this request, and would again; check the settings of the URL and of the bucket"
+def _rejection(text: str, status: int, code: str) -> str:
+    response = f"the store returned {status}{f' ({code})' if code else ''}"
+    if _REQUIRES_CHECKSUM.search(text):
+        return f"{response}: its object lock requires checksums; set checksum_algorithm=CRC64NVME in the URL"
+    return f"{response}, and would again; check the settings of the URL and of the bucket"
 
 
 def _reason(error: BaseException, status: int | None, code: str) -> str:
     if status is not None:
-        return f"the store answered {status}{f' ({code})' if code else ''}; try again later"
+        return f"the store returned {status}{f' ({code})' if code else ''}; try again later"
     failure, text = network_failure(error), str(error)
     if failure == "Timeout":
-        return "no answer came in time; check the network and try again"
-    if failure == CUT_ANSWER:
+        return "it timed out; check the network and try again"
+    if failure == TRUNCATED_RESPONSE:
         return "the connection ended in the middle of the response; check proxies between this host and the server"
     certificate = _CERTIFICATE.search(text)
     if certificate:
         kind = certificate[1].removesuffix("Context")
-        return f"the certificate of the server is refused ({kind}): {_CERTIFICATES.get(kind, 'see the server')}"
+        return f"the server's certificate is not valid ({kind}): {_CERTIFICATES.get(kind, 'check the server')}"
     if "InvalidContentType" in text:
-        return "the server does not speak TLS there; check the endpoint's port, or give it as http://"
+        return "the server does not use TLS there; check the endpoint's port, or give it as http://"
     if "TunnelUnsuccessful" in text:
-        return "the proxy refuses to connect to it; check HTTPS_PROXY, or name its host in NO_PROXY"
+        return "the proxy refuses to connect to it; check HTTPS_PROXY, or add its host to NO_PROXY"
     if failure:
         return "the server cannot be reached; check the endpoint, the region and the network"
     if _SETTINGS.search(text):
-        return "its settings do not fit; check the endpoint and the environment's settings of the store"
+        return "its settings are not valid; check the endpoint and the store's settings in the environment"
     return f"the client failed ({type(error).__name__}); try again later"

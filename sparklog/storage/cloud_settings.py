@@ -1,12 +1,12 @@
-"""Settings of object stores that are no secret: in a location's URL, in options and in the environment.
+"""Settings of object stores, except secrets: in a location's URL, in options and in the environment.
 
     s3://bucket/log?endpoint=http://minio:9000&region=eu-central-1
 
-So a setting reaches Spark's tasks and jobs. Names are those of obstore; Hadoop's (`fs.s3a.*`) are taken as options too.
-What the URL does not name comes from the environment of each process, as the clouds' own programs take it.
+In a URL, settings reach Spark tasks and jobs. The names are those of obstore; options may also have Hadoop's names
+(`fs.s3a.*`). Each process reads other settings from its environment, as the cloud providers' own programs do.
 
-Secrets are never in a URL or an option, because both are printed, logged and written into plans. They come from the
-environment, from files (`~/.aws/credentials`, `GOOGLE_APPLICATION_CREDENTIALS`) or from the platform's roles.
+URLs and options must not contain secrets, because both are printed, logged and written into plans. Secrets come from
+the environment, from files (`~/.aws/credentials`, `GOOGLE_APPLICATION_CREDENTIALS`) or from roles of the platform.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _checksum(value: str) -> str:
 
 
 def _endpoint(value: str) -> str:
-    """Return an endpoint as a URL: Hadoop's may lack the scheme. `ValueError` for one with a user part or a query."""
+    """Return an endpoint as a URL; Hadoop's may lack the scheme. Raises `ValueError` for a user or query part."""
     url = value if "://" in value else f"https://{value}"
     if not re.fullmatch(r"https?://[^/@?#\s]+(/[^@?#\s]*)?", url):
         raise ValueError(url)
@@ -60,46 +60,46 @@ _FLAG = ValueType("true or false", parse=_flag, name="boolean")
 _CHECKSUM = ValueType("SHA256 or CRC64NVME", parse=_checksum)
 _URL = ValueType("a URL such as https://storage.example.com, without user, password and query", parse=_endpoint)
 SETTINGS = (
-    Setting("endpoint", _URL, None, "URL of the server; the cloud's if left out", used_by=(S3, GCS, AZURE),
+    Setting("endpoint", _URL, None, "URL of the server; default: the cloud provider's", used_by=(S3, GCS, AZURE),
             aliases=("fs.s3a.endpoint",)),
     Setting("region", _WORD, None, "region of the bucket", used_by=(S3,), aliases=("fs.s3a.endpoint.region",)),
-    Setting("virtual_hosted_style_request", _FLAG, None, "true: the bucket is part of the host's name", used_by=(S3,)),
-    Setting("allow_http", _FLAG, None, "true: without TLS; also meant by an endpoint that begins http://",
+    Setting("virtual_hosted_style_request", _FLAG, None, "true: the host name contains the bucket", used_by=(S3,)),
+    Setting("allow_http", _FLAG, None, "true: connect without TLS; an endpoint that starts with http:// implies it",
             used_by=(S3, GCS, AZURE)),
     Setting("profile", _WORD, None, "section of ~/.aws/credentials with the keys", used_by=(S3,)),
-    Setting("skip_signature", _FLAG, None, "true: without credentials, for public buckets", used_by=(S3, GCS, AZURE)),
-    Setting("disable_bulk_delete", _FLAG, None, "true: one request a deleted object, for servers without bulk",
+    Setting("skip_signature", _FLAG, None, "true: send no credentials, for public buckets", used_by=(S3, GCS, AZURE)),
+    Setting("disable_bulk_delete", _FLAG, None, "true: one request per deleted object, for servers without bulk delete",
             used_by=(S3,)),
     Setting("server_side_encryption", _WORD, None, "AES256, aws:kms or aws:kms:dsse", used_by=(S3,),
             aliases=("fs.s3a.encryption.algorithm",)),
-    Setting("sse_kms_key_id", _WORD, None, "the id of the KMS key", used_by=(S3,), aliases=("fs.s3a.encryption.key",)),
+    Setting("sse_kms_key_id", _WORD, None, "id of the KMS key", used_by=(S3,), aliases=("fs.s3a.encryption.key",)),
     Setting("checksum_algorithm", _CHECKSUM, None, "checksum of uploads, for object lock: SHA256 or CRC64NVME",
             used_by=(S3,)),
-    Setting("request_payer", _FLAG, None, "true: pay for requests to a bucket of requester pays", used_by=(S3,)),
-    Setting("account_name", _WORD, None, "the storage account", used_by=(AZURE,)),
-    Setting("use_azure_cli", _FLAG, None, "true: the login of the az program", used_by=(AZURE,)),
-    Setting("use_emulator", _FLAG, None, "true: Azurite on this machine", used_by=(AZURE,)),
+    Setting("request_payer", _FLAG, None, "true: pay for requests to a requester-pays bucket", used_by=(S3,)),
+    Setting("account_name", _WORD, None, "storage account", used_by=(AZURE,)),
+    Setting("use_azure_cli", _FLAG, None, "true: use the login of the Azure CLI", used_by=(AZURE,)),
+    Setting("use_emulator", _FLAG, None, "true: use Azurite on this host", used_by=(AZURE,)),
 )  # fmt: skip
-"""`used_by`: the schemes that have a setting. `aliases`: Hadoop's names."""
+"""`used_by`: the schemes with the setting. `aliases`: Hadoop's names."""
 OPPOSITES = {
     "fs.s3a.path.style.access": "virtual_hosted_style_request",
     "fs.s3a.connection.ssl.enabled": "allow_http",
 }
-"""Hadoop's names of flags that mean the opposite."""
+"""Hadoop's flags that are the negation of a setting."""
 _BY_NAME = {name: setting for setting in SETTINGS for name in (setting.name, *setting.aliases)}
 
 
 def is_setting(name: str) -> bool:
-    """True for the name of a setting, or of a secret that is taken for one: both go to `check_settings`."""
-    low = name.lower()
-    return low in _BY_NAME or low.startswith(("fs.s3a.", "fs.azure.", "fs.gs.", "aws_", "azure_", "google_"))
+    """Return True for the name of a setting or of a secret, which `check_settings` rejects."""
+    lower = name.lower()
+    return lower in _BY_NAME or lower.startswith(("fs.s3a.", "fs.azure.", "fs.gs.", "aws_", "azure_", "google_"))
 
 
 def check_settings(scheme: str, values: Mapping[str, str], where: str) -> dict[str, str]:
-    """Return settings under obstore's names, sorted by name.
+    """Return settings with obstore's names, sorted by name.
 
-    Raises `BadRequest` for a secret (without showing it), a name that the scheme does not have, or a value that does
-    not fit. `where` names the place they were given in, for messages.
+    Raises `BadRequest` for a secret (without showing it), an unknown name or an invalid value. `where`: the source of
+    the settings, for messages.
     """
     settings: dict[str, str] = {}
     for given_name, value in values.items():
@@ -107,8 +107,8 @@ def check_settings(scheme: str, values: Mapping[str, str], where: str) -> dict[s
         setting = _BY_NAME.get(OPPOSITES.get(name, name))
         if setting is None and _SECRET.search(name):
             raise BadRequest(
-                f"{where} must not carry the secret {given_name}: it would be printed and logged; give it in the "
-                "environment, in a credentials file, or by a role of the machine"
+                f"{where} must not contain the secret {given_name}, which would be printed and logged: give it in the "
+                "environment or a credentials file, or use a role of the host"
             )
         if setting is None or scheme not in setting.used_by:
             names = [setting.name for setting in SETTINGS if scheme in setting.used_by]
@@ -117,14 +117,14 @@ def check_settings(scheme: str, values: Mapping[str, str], where: str) -> dict[s
         try:
             parsed = setting.type.parse(value)
         except ValueError:
-            # Without the value, which may hold a password.
+            # Does not show the value, which may contain a password.
             raise BadRequest(f"{where}: {given_name} must be {setting.type.valid}") from None
         settings[setting.name] = str(parsed != "true").lower() if name in OPPOSITES else parsed
     return dict(sorted(settings.items()))
 
 
 def client_config(scheme: str, settings: Mapping[str, str]) -> dict[str, Any]:
-    """Return the configuration of obstore's client. The environment is read by obstore itself, but for profiles."""
+    """Return the configuration of an obstore client, which reads the environment itself, except profiles."""
     config: dict[str, Any] = {name: value for name, value in settings.items() if name not in ("profile", "allow_http")}
     if scheme == GCS and "endpoint" in config:
         config["base_url"] = config.pop("endpoint")
@@ -132,9 +132,9 @@ def client_config(scheme: str, settings: Mapping[str, str]) -> dict[str, Any]:
 
 
 def profile_keys(scheme: str, settings: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the keys of a profile of `~/.aws/credentials` as obstore's `S3Credential`; empty if none is meant.
+    """Return the keys of a profile in `~/.aws/credentials` as obstore's `S3Credential`, or nothing without a profile.
 
-    A profile of the URL counts more than the keys of the environment, and these more than `AWS_PROFILE`.
+    A profile in the URL overrides keys in the environment, which override `AWS_PROFILE`.
     """
     profile = settings.get("profile")
     if scheme != S3 or settings.get("skip_signature") == "true" or (not profile and "AWS_ACCESS_KEY_ID" in environ):
@@ -143,16 +143,16 @@ def profile_keys(scheme: str, settings: Mapping[str, str], environ: Mapping[str,
 
 
 def checksum_headers(scheme: str, settings: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the client's option for a PUT with a checksum: the header that names it, as programs of AWS send it.
+    """Return the client option for a PUT with a checksum: the header with the checksum's name that AWS programs send.
 
-    obstore sends the checksum alone. That is what S3 asks for where a bucket has object lock; others look for the name.
+    obstore sends only the checksum, which is all that S3 requires for object lock; other servers require the name.
     """
     name = settings.get("checksum_algorithm") or environ.get("AWS_CHECKSUM_ALGORITHM")
     return {"default_headers": {"x-amz-sdk-checksum-algorithm": name.upper()}} if scheme == S3 and name else {}
 
 
 def root_certificates(scheme: str, environ: Mapping[str, str]) -> dict[str, bytes]:
-    """Return the client's option for the authorities in `AWS_CA_BUNDLE`, trusted besides those of the machine."""
+    """Return the client option for the authorities in `AWS_CA_BUNDLE`, to trust in addition to the system's."""
     path = environ.get("AWS_CA_BUNDLE") if scheme == S3 else None
     if not path:
         return {}
@@ -160,9 +160,9 @@ def root_certificates(scheme: str, environ: Mapping[str, str]) -> dict[str, byte
         with open(os.path.expanduser(path), "rb") as file:
             data = file.read()
     except OSError as error:
-        raise BadRequest(f"AWS_CA_BUNDLE names {path}, which cannot be read ({error.strerror}); correct it") from None
+        raise BadRequest(f"{path}, given by AWS_CA_BUNDLE, cannot be read: {error.strerror}") from None
     if b"-----BEGIN CERTIFICATE-----" not in data:
-        raise BadRequest(f"AWS_CA_BUNDLE names {path}, in which there is no certificate; expected a file in PEM format")
+        raise BadRequest(f"{path}, given by AWS_CA_BUNDLE, has no certificate: expected a file in PEM format")
     return {"root_certificate": data}
 
 
@@ -174,18 +174,18 @@ _ENDPOINTS = {
 
 
 def endpoint_of_environment(scheme: str, environ: Mapping[str, str]) -> str:
-    """Return the server that the environment names; empty if it names none."""
+    """Return the endpoint in the environment, or an empty text if there is none."""
     return next((environ[name] for name in _ENDPOINTS.get(scheme, ()) if environ.get(name)), "")
 
 
 def plain_http(scheme: str, settings: Mapping[str, str], environ: Mapping[str, str]) -> bool:
-    """True if the client may speak HTTP without TLS: asked for, or the endpoint is written so."""
+    """Return True if the client may use HTTP without TLS, because a setting or the endpoint says so."""
     endpoint = settings.get("endpoint") or endpoint_of_environment(scheme, environ)
     return settings.get("allow_http") == "true" or endpoint.startswith("http://")
 
 
 def _keys_of(profile: str | None, environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the keys of a profile; none if no profile is named and the file has no `default` with keys."""
+    """Return the keys of a profile, or nothing if `profile` is None and the file has no `default` with keys."""
     import configparser
 
     path = os.path.expanduser(environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials")
@@ -193,7 +193,7 @@ def _keys_of(profile: str | None, environ: Mapping[str, str]) -> dict[str, Any]:
     try:
         parser.read(path, encoding="utf-8")
     except (configparser.Error, UnicodeDecodeError):
-        raise BadRequest(f"{path} is no credentials file of AWS: expected sections such as [default]") from None
+        raise BadRequest(f"{path} is not an AWS credentials file: expected sections such as [default]") from None
     name = profile or "default"
     section = dict(parser[name]) if parser.has_section(name) else {}
     if "aws_access_key_id" not in section or "aws_secret_access_key" not in section:

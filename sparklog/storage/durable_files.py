@@ -1,7 +1,7 @@
-"""Files that reach the disk: fsync of files and folders, and what makes it short.
+"""Durable files: fsync of files and directories, and early writeback.
 
-While a data object is written the kernel is asked to begin writing its bytes to the disk, so that the fsync at its end
-has little left to do: `sync_file_range` of Linux' C library. It is a hint: durability comes from fsync alone.
+While a data object is written, `sync_file_range` of Linux asks the kernel to start writing its bytes to disk, which
+shortens the fsync at the end. This is a hint; only fsync provides durability.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if sys.platform == "linux":
 
 
 def start_writeback(fd: int, start: int, length: int) -> None:
-    """Begin writing bytes `[start, start + length)` of an open file; return at once and report nothing."""
+    """Start writing bytes `[start, start + length)` of an open file to disk, without waiting or reporting errors."""
     if _CALL is not None:
         _CALL(fd, start, length, SYNC_FILE_RANGE_WRITE)
 
 
 def write_to(path: str, text: str) -> None:
-    """Write to what a path names, links followed, as a shell's `>` does.
+    """Write to a path, following links, as `>` in a shell does.
 
-    A regular file is replaced whole. A device or a pipe is written to: another file in its place would break the
-    machine or its readers. So is the file that is this process's standard output or error.
+    A regular file is replaced atomically. Devices and pipes are written to, because replacing them would break the
+    system or their readers, and so is a file that is this process's standard output or error.
     """
     try:
         status = os.stat(path)
@@ -58,9 +58,9 @@ def _output_stream(status: os.stat_result) -> int | None:
 
 
 def replace_file(path: str, text: str) -> None:
-    """Put a new file in the place of `path`, whole: it is written next to it, under a random name, exclusively."""
+    """Replace a file atomically with a new one, which is first written next to it with a random name."""
     unfinished = f"{path}.{os.urandom(12).hex()}.unfinished"
-    # O_EXCL: no link of that name is followed.
+    # O_EXCL does not follow a link with that name.
     fd = os.open(unfinished, NEW_FILE, 0o666)
     try:
         with open(fd, "w", encoding="utf-8") as file:
@@ -80,7 +80,7 @@ def sync_folder(path: str) -> None:
 
 
 def full_fsync(fd: int) -> None:
-    """fsync to the medium. The fsync of macOS only reaches the drive's cache."""
+    """Sync a file to the medium; fsync on macOS reaches only the drive's cache."""
     if sys.platform == "darwin":
         import fcntl
 

@@ -1,6 +1,7 @@
-"""Stores of files in folders, a local disk or HDFS: listings, temporary files, and folders that go when they are empty.
+"""Stores of files in directories, on a local disk or in HDFS: listings, temporary files, and empty directories.
 
-Names that begin with `~` are temporary files. No key can begin so, listings skip them, and the vacuum removes old ones.
+Names that start with `~` are temporary files. Keys cannot start with `~`, listings skip such names, and the vacuum
+deletes old temporary files.
 """
 
 from __future__ import annotations
@@ -22,28 +23,28 @@ def temporary_name() -> str:
 
 @dataclass(slots=True)
 class FolderItem:
-    """One name in a folder. `look(key)` tells size and time of what has it: of a file; None if it finds no file."""
+    """A name in a directory. `stat(key)` returns size and time of the file, or None if there is none."""
 
     name: str
     is_folder: bool
     is_file: bool
-    look: Callable[[str], ObjectInfo | None]
+    stat: Callable[[str], ObjectInfo | None]
 
 
 class FolderStore(Store):
-    """A store whose objects are files in folders. A folder exists by what is in it, as on object stores."""
+    """A store whose objects are files. As on object stores, a directory exists only through its objects."""
 
     @abstractmethod
-    def _scan(self, folder: str, wants: Callable[[str], bool] = is_part) -> Sequence[FolderItem]:
-        """List the items of a folder (`""` or ending in `/`) whose names `wants` accepts, in any order."""
+    def _scan(self, folder: str, accepts: Callable[[str], bool] = is_part) -> Sequence[FolderItem]:
+        """List the items of a directory (`""` or ending in `/`) whose names `accepts` accepts, in any order."""
 
     @abstractmethod
     def _remove(self, key: str) -> bool:
-        """Remove a file; False if there is none."""
+        """Delete a file; return False if it does not exist."""
 
     @abstractmethod
     def _remove_folder(self, folder: str) -> bool:
-        """Remove an empty folder; False if that fails, most often because it is not empty."""
+        """Delete an empty directory; return False if that fails, usually because it is not empty."""
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         folder, slash, start = check_prefix(prefix).rpartition("/")
@@ -61,7 +62,7 @@ class FolderStore(Store):
         check_prefix(folder, folder=True)
         for item in self._scan(folder, lambda name: True):
             if item.name.startswith(TEMPORARY_PREFIX):
-                info = item.look(folder + item.name)
+                info = item.stat(folder + item.name)
                 if info is not None:
                     yield info
             elif deep and item.is_folder and is_part(item.name):
@@ -76,42 +77,42 @@ class FolderStore(Store):
             self._prune(key)
 
     def _prune(self, key: str) -> None:
-        """Remove folders that a delete has left empty."""
+        """Delete the directories that became empty after a delete."""
         folder = key.rpartition("/")[0]
         while folder and self._remove_folder(folder):
             folder = folder.rpartition("/")[0]
 
-    def _sorted_items(self, folder: str, wants: Callable[[str], bool] = is_part) -> Sequence[FolderItem]:
-        """List what is named like a part of a key, in key order: a folder sorts as `name/`."""
-        items = self._scan(folder, wants)
+    def _sorted_items(self, folder: str, accepts: Callable[[str], bool] = is_part) -> Sequence[FolderItem]:
+        """List accepted names in key order, in which a directory sorts as `name/`."""
+        items = self._scan(folder, accepts)
         return sorted(items, key=lambda item: item.name + "/" if item.is_folder else item.name)
 
-    def _denied(self, key: str) -> ObjectInfo:
-        """Describe a file that its folder lists, and that a mount's cache of names denies.
+    def _hidden(self, key: str) -> ObjectInfo:
+        """Describe a file that its directory lists, but that a mount's name cache hides.
 
-        The name was looked up before the file was written, no longer ago than caches last. So the file is young, and
-        its size is not known.
+        The name was looked up before the file was created, within the cache's lifetime. So the file is new, and its
+        size is unknown.
         """
         return ObjectInfo(key, 0, time.time_ns() // 1_000_000)
 
     def _walk(self, folder: str, start: str, after: str) -> Iterator[ObjectInfo]:
-        def wants(name: str) -> bool:
-            # Usually few names are accepted: opening a log lists only names after its end.
+        def accepts(name: str) -> bool:
+            # Usually accepts few names: opening a log lists only names after its end.
             key = folder + name
             return (key > after or after.startswith(key)) and name.startswith(start) and is_part(name)
 
-        there: Set[str] | None = None
-        for item in self._sorted_items(folder, wants):
+        existing: Set[str] | None = None
+        for item in self._sorted_items(folder, accepts):
             key = folder + item.name
             if item.is_folder:
                 below = key + "/"
                 if after < below or after.startswith(below):
                     yield from self._walk(below, "", after)
-            elif key > after and item.is_file and (there is None or item.name in there):
-                info = item.look(key)
+            elif key > after and item.is_file and (existing is None or item.name in existing):
+                info = item.stat(key)
                 if info is None:
-                    # It was deleted after the folder was read, and so may others be; or a cache denies its name.
-                    there = {each.name for each in self._scan(folder, wants)}
-                    info = self._denied(key) if item.name in there else None
+                    # Either it was deleted after the listing, as others may have been, or a cache hides its name.
+                    existing = {each.name for each in self._scan(folder, accepts)}
+                    info = self._hidden(key) if item.name in existing else None
                 if info is not None:
                     yield info

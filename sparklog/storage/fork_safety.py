@@ -1,16 +1,16 @@
-"""Locks, libraries and garbage in a process that forks, or was forked.
+"""Locks, libraries and garbage collection in processes that fork.
 
-`os.fork` copies locks that other threads hold at that moment; in the child no thread releases them. Python forks by
-itself (multiprocessing on Linux up to 3.13, Spark's worker daemon), so every lock that outlives a call is a `ForkLock`.
-What it guards must be usable at any point of a critical section: a cache, of which an entry may be missing.
+`os.fork` copies locks that other threads hold at that moment, and no thread in the child releases them. Python programs
+fork (multiprocessing on Linux up to 3.13, Spark's worker daemon), so every lock that outlives a call is a `ForkLock`.
+The guarded state must be usable at any point of a critical section, for example a cache, whose entries may be missing.
 
-Python has a lock for each module that is being imported, pyarrow one while it imports pandas, at its first array, and
-numba one while it compiles. They cannot be freed in the child, where the work is half done. So a fork waits until no
+Python holds a lock for each module during its import, pyarrow while it imports pandas for its first array, and numba
+while it compiles. These locks cannot be released in the child, where that work is incomplete. So a fork waits until no
 other thread imports or compiles.
 
-Spark's worker daemon runs `gc.collect()` after every task: 28 ms over the objects of pyspark, numpy and pyarrow, and
-several times that once numba is loaded. Frozen objects are not visited. Freezing after the first use in a worker takes
-the Python CPU time of a small micro-batch from 250 to 48 ms.
+Spark's worker daemon calls `gc.collect()` after every task, which takes 28 ms for the objects of pyspark, numpy and
+pyarrow, and several times that once numba is loaded. The collector does not visit frozen objects: freezing after the
+first use in a worker reduces the Python CPU time of a small micro-batch from 250 to 48 ms.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ V = TypeVar("V")
 CACHE_BYTES = 64 << 20
 VALUE_BYTES = 1024
 WAIT_S = 30.0
-"""The longest that a fork waits: an import may itself wait for what the forking thread holds."""
-_LOOK_EVERY_S = 0.002
+"""Maximum wait of a fork: an import may itself wait for a lock of the forking thread."""
+_POLL_S = 0.002
 _LOG = logging.getLogger("sparklog")
 
 
 class ForkLock:
-    """A `threading.Lock` for `with` statements, free in every new child process."""
+    """A `threading.Lock` for `with` statements that is released in every new child process."""
 
     __slots__ = ("__weakref__", "_lock")
 
@@ -60,7 +60,7 @@ class ForkLock:
 _LOCKS: WeakSet[ForkLock] = WeakSet()
 
 
-def _free_all() -> None:
+def _release_all() -> None:
     for lock in _LOCKS:
         lock._lock = threading.Lock()
 
@@ -70,19 +70,21 @@ def _await_others() -> None:
     end = time.monotonic() + WAIT_S
     while threading.active_count() > 1 and (_imports_elsewhere() or _compiles_elsewhere()):
         if time.monotonic() > end:
-            _LOG.warning("a thread imports or compiles for %d s already: a child that does so, too, may hang", WAIT_S)
+            _LOG.warning(
+                "a thread has been importing or compiling for %d s: a child process that does so, too, may hang", WAIT_S
+            )
             return
-        time.sleep(_LOOK_EVERY_S)
+        time.sleep(_POLL_S)
 
 
 def _imports_elsewhere() -> bool:
-    """True if another thread holds the lock of a module, which only importlib's inner part knows."""
+    """Return True if another thread holds an import lock, which only importlib's internals know."""
     locks = [reference() for reference in list(getattr(_bootstrap, "_module_locks", {}).values())]
     return any(getattr(lock, "owner", None) not in (None, threading.get_ident()) for lock in locks)
 
 
 def _compiles_elsewhere() -> bool:
-    """True if another thread holds numba's lock."""
+    """Return True if another thread holds numba's lock."""
     numba = sys.modules.get("numba.core.compiler_lock")
     lock = getattr(getattr(numba, "global_compiler_lock", None), "_lock", None)
     if lock is None:
@@ -94,16 +96,20 @@ def _compiles_elsewhere() -> bool:
 
 
 if hasattr(os, "register_at_fork"):
-    # Later than logging's, so that it runs earlier: logging holds its lock during a fork, and the others may want it.
-    os.register_at_fork(before=_await_others, after_in_child=_free_all)
+    # Registered after logging's handler, so that it runs first: logging holds its lock during a fork, and other threads
+    # may need it to finish.
+    os.register_at_fork(before=_await_others, after_in_child=_release_all)
 
 
 class RecentlyUsed(Generic[K, V]):
-    """A cache of the values used last, up to `most` bytes: `nbytes` of each and `VALUE_BYTES`. Threads may share it."""
+    """A cache of recently used values, which threads may share.
 
-    def __init__(self, nbytes: Callable[[V], int], most: int = CACHE_BYTES) -> None:
+    It holds up to `max_bytes`, counting `nbytes` and `VALUE_BYTES` for each value.
+    """
+
+    def __init__(self, nbytes: Callable[[V], int], max_bytes: int = CACHE_BYTES) -> None:
         self._nbytes = nbytes
-        self._most = most
+        self._max_bytes = max_bytes
         self._lock = ForkLock()
         self._values: OrderedDict[K, V] = OrderedDict()
         self._total = 0
@@ -119,7 +125,7 @@ class RecentlyUsed(Generic[K, V]):
             if key not in self._values:
                 self._values[key] = value
                 self._total += self._size(value)
-            while self._total > self._most and self._values:
+            while self._total > self._max_bytes and self._values:
                 self._total -= self._size(self._values.popitem(last=False)[1])
 
     def _size(self, value: V) -> int:
@@ -127,35 +133,36 @@ class RecentlyUsed(Generic[K, V]):
 
 
 class ForkGuard:
-    """Refuse a library in a child of a process that had used it: its threads are gone there, and calls would hang."""
+    """Rejects the use of a library in a child of a process that used it, where its threads are missing."""
 
     def __init__(self, library: str) -> None:
         self._library = library
-        self._used = False
-        self._lost = False
+        self._is_used = False
+        self._is_unusable = False
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._forked)
 
     def use(self) -> None:
-        """Note that the library is used. `Unavailable` where it would hang."""
-        if self._lost:
+        """Record that the library is used. Raises `Unavailable` in a process where it would hang."""
+        if self._is_unusable:
             raise Unavailable(
-                f"this process was forked by one that had used {self._library}, which works in no such child: start "
-                "processes with multiprocessing's 'spawn' or 'forkserver' method, or open stores after the fork only"
+                f"this process was forked from one that had used {self._library}, which does not work after a fork: "
+                "start processes with multiprocessing's 'spawn' or 'forkserver' method, or open stores only after the "
+                "fork"
             )
-        self._used = True
+        self._is_used = True
 
     def _forked(self) -> None:
-        self._lost = self._used
+        self._is_unusable = self._is_used
 
 
 @functools.cache
 def freeze_gc(after: str, kernels: int = 0) -> None:
-    """Exempt all objects alive now from garbage collection: once per process for each kind of work.
+    """Exempt all existing objects from garbage collection, once per process for each kind of work.
 
-    `kernels`: how many a task has loaded so far. A first task may be small enough to be interpreted, and numba has more
-    objects than all the rest. Loading it leaves 25,000 in cycles, which are collected first; imports leave none, and
-    looking for them takes 25 ms of a query's start.
+    `kernels` is the number of kernels loaded so far, because a small first task may be interpreted, and numba has more
+    objects than everything else. Loading numba leaves 25,000 objects in cycles, which are collected first; imports
+    leave none, and collecting takes 25 ms of a query's start.
     """
     if kernels:
         gc.collect()

@@ -1,6 +1,6 @@
 """Errors of HDFS in one line: which request failed, and what to do about it.
 
-hdfs-native raises built-in errors where it knows one. All others are a RuntimeError with Rust's text of the failure,
+hdfs-native raises built-in errors where there is one. Other errors are a RuntimeError with Rust's text of the failure,
 such as `RPCError("org.apache.hadoop.hdfs.server.namenode.SafeModeException", "Cannot create...\\n\\tat ...")`: the
 namenode's exception, its message and its stack trace.
 """
@@ -15,34 +15,34 @@ from sparklog.storage.store import missing_object
 
 FAILURES = (OSError, RuntimeError)
 """Everything that hdfs-native raises."""
-NO_FOLDER = "(is not a directory)"
+NOT_A_DIRECTORY = "(is not a directory)"
 _REMOTE = re.compile(r'RPCError\("(?:[\w]+\.)*([\w$]+)", "((?:[^"\\]|\\.)*)')
 _LOCAL = re.compile(r'([A-Z]\w+)(?:\((?:"([^"]*))?|\Z)')
 _MESSAGE_LENGTH = 200
 
-# A word of the exception's name or message -> what to do. The first that fits counts.
+# A word in the exception's name or message -> the remedy. The first match applies.
 _REMEDIES = (
-    ("SafeMode", "the namenode is in safe mode: wait until it has started, or see `hdfs dfsadmin -safemode get`"),
-    ("SnapshotAccessControl", "it is a snapshot, which is read-only: give the folder itself"),
+    ("SafeMode", "the namenode is in safe mode: wait until it has started, or run `hdfs dfsadmin -safemode get`"),
+    ("SnapshotAccessControl", "it is a snapshot, which is read-only: give the directory itself"),
     ("QuotaExceeded", "a quota is used up: free some space, or have it raised with `hdfs dfsadmin`"),
     ("QuotaByStorageType", "a quota is used up: free some space, or have it raised with `hdfs dfsadmin`"),
-    ("StandbyException", "no namenode is active there: give hdfs://<nameservice>/... and set HADOOP_CONF_DIR"),
+    ("StandbyException", "the namenode is not active: give hdfs://<nameservice>/... and set HADOOP_CONF_DIR"),
     ("could only be written to", "no datanode takes its blocks: see `hdfs dfsadmin -report`"),
     ("could only be replicated to", "no datanode takes its blocks: see `hdfs dfsadmin -report`"),
     ("complete file in time", "no datanode has reported its last block: see `hdfs dfsadmin -report`"),
     ("BlocksNotFound", "no datanode gives its blocks: see `hdfs fsck`"),
     ("BlockMissing", "no datanode gives its blocks: see `hdfs fsck`"),
-    ("ChecksumError", "the bytes of a datanode do not match their checksum: see `hdfs fsck`"),
+    ("ChecksumError", "data of a datanode does not match its checksum: see `hdfs fsck`"),
     ("DataTransferError", "a datanode failed: see `hdfs dfsadmin -report`"),
-    ("GSSAPI", "Kerberos refuses: log in with `kinit`, or name a ticket cache in KRB5CCNAME"),
+    ("GSSAPI", "Kerberos authentication failed: log in with `kinit`, or set KRB5CCNAME to a ticket cache"),
     ("SASL", "the namenode asks for Kerberos: log in with `kinit`, and set HADOOP_CONF_DIR"),
     ("SIMPLE authentication", "the namenode asks for Kerberos: log in with `kinit`, and set HADOOP_CONF_DIR"),
-    ("XmlParseError", "core-site.xml or hdfs-site.xml in HADOOP_CONF_DIR is no XML"),
+    ("XmlParseError", "core-site.xml or hdfs-site.xml in HADOOP_CONF_DIR is not valid XML"),
 )  # fmt: skip
 
 
 def remote_error(error: BaseException) -> tuple[str, str]:
-    """Return the name of the exception and the first line of its message; two empty texts if the error has neither."""
+    """Return the name of the exception and the first line of its message, or two empty texts."""
     match = _REMOTE.search(str(error))
     if match is None:
         local = _LOCAL.match(str(error))
@@ -51,7 +51,7 @@ def remote_error(error: BaseException) -> tuple[str, str]:
 
 
 def is_busy(error: BaseException) -> bool:
-    """True if the namenode refuses for a while: it is starting, or in safe mode. The request has had no effect."""
+    """Return True if the namenode is starting or in safe mode, so that the request had no effect."""
     text = str(error)
     return isinstance(error, FAILURES) and ("SafeModeException" in text or "RetriableException" in text)
 
@@ -59,8 +59,8 @@ def is_busy(error: BaseException) -> bool:
 def hdfs_error(error: Exception, action: str, key: str, url: StoreUrl) -> SparklogError:
     """Return the error to raise when a request to `action` (read, list, create, delete, open) an object failed.
 
-    `NotFound` for an object that does not exist, `BadRequest` where a name or the folder is wrong, else `Unavailable`:
-    the effect of a create is then unknown.
+    It is `NotFound` if the object does not exist, `BadRequest` for a wrong name or directory, and otherwise
+    `Unavailable`, after which the effect of a create is unknown.
     """
     if isinstance(error, SparklogError):
         return error
@@ -70,13 +70,13 @@ def hdfs_error(error: Exception, action: str, key: str, url: StoreUrl) -> Sparkl
     text = str(error)
     if isinstance(error, OSError):
         return Unavailable(
-            f"cannot {action} {what}: {url.host} does not answer ({_first_line(text) or type(error).__name__}); check "
-            "the host, the port and that HDFS runs"
+            f"cannot {action} {what}: {url.host} does not respond ({_first_line(text) or type(error).__name__}); check "
+            "the host and the port, and that HDFS is running"
         )
     name, message = remote_error(error)
     if name == "UrlParseError":
-        return BadRequest(f"{url} names no namenode; expected a URL such as hdfs://namenode:8020/log")
-    if NO_FOLDER in message:
+        return BadRequest(f"{url} has no valid namenode; expected a URL such as hdfs://namenode:8020/log")
+    if NOT_A_DIRECTORY in message:
         if action in ("read", "list"):
             return _missing(action, what)
         return BadRequest(f"cannot {action} {what}: a part of the path is a file, expected a directory")
@@ -90,18 +90,18 @@ def hdfs_error(error: Exception, action: str, key: str, url: StoreUrl) -> Sparkl
         return BadRequest(f"cannot {action} {what}: {message}")
     if "erasure-coded" in text:
         return BadRequest(
-            f"{url} cannot hold a sparklog root: its files are erasure-coded, and hsync does not work there; give the "
-            "folder replication with `hdfs ec -setPolicy -replicate`"
+            f"{url} cannot hold a sparklog root: its files are erasure-coded, so hsync does not work; set the "
+            "directory to replication with `hdfs ec -setPolicy -replicate`"
         )
     if not name:
         return BadRequest(f"{url} cannot hold a sparklog root: hdfs-native does not support this: {_first_line(text)}")
-    return Unavailable(f"cannot {action} {what}: HDFS says {name}{': ' if message else ''}{message}")
+    return Unavailable(f"cannot {action} {what}: HDFS returned {name}{': ' if message else ''}{message}")
 
 
 def _missing(action: str, what: str) -> SparklogError:
     if action in ("read", "list"):
         return missing_object(what)
-    return Unavailable(f"cannot {action} {what}: its temporary file was deleted meanwhile; try again")
+    return Unavailable(f"cannot {action} {what}: its temporary file was deleted in the meantime; try again")
 
 
 def _first_line(text: str) -> str:

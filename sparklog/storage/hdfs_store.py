@@ -1,21 +1,21 @@
-"""Objects as files in HDFS, through hdfs-native: no JVM.
+"""Objects as files in HDFS, through hdfs-native, without a JVM.
 
-Creating an object is: a temporary file in the same folder, write, hsync, close, rename without overwriting. Each step
-has its reason:
+To create an object, the store creates a temporary file in the same directory, writes it, calls hsync, closes it, and
+renames it without overwriting:
 
-* Only a rename is both exclusive and whole: a file that is created under its name can be seen before it is complete.
-* A closed file may be in the memory of datanodes only. hsync has it on their disks. The namenode writes each change
-  of a name to its journal before it answers.
-* The answer to a rename may be lost, and hdfs-native repeats it. So whatever error a rename gives, the temporary file
-  is deleted, which the namenode does once: if it was still there, the rename has not happened and never will; if not,
-  the object is compared with what was written.
+* Only a rename is both exclusive and atomic: a file created with its final name is visible before it is complete.
+* A closed file may be only in the memory of datanodes; hsync writes it to their disks. The namenode writes each name
+  change to its journal before it responds.
+* The response to a rename may be lost, and hdfs-native retries it. So after any error of a rename, the store deletes
+  the temporary file, which the namenode does only once. If the file still existed, the rename did not happen, and never
+  will. Otherwise, the store compares the object with the written data.
 
-A namenode that is in safe mode, as each is for a while after its start, is asked again within the budget of
-`sparklog.storage.retries`: not by a commit, whose caller looks at the log between its tries.
+Requests to a namenode in safe mode, as after its start, are retried within the budget of `sparklog.storage.retries`,
+except those of a commit, whose caller reads the log between its attempts.
 
-hdfs-native's threads do not survive a fork: a child process of one that has used it would hang, and gets an error
-instead. A pickled store carries its URL alone. Who this is comes from the environment of each process: a Kerberos
-ticket, or HADOOP_USER_NAME.
+hdfs-native's threads do not survive a fork, so a child of a process that has used it would hang, and gets an error
+instead. A pickled store contains only its URL. The user comes from the environment of each process: a Kerberos ticket,
+or HADOOP_USER_NAME.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import hdfs_native
 from sparklog.errors import BadRequest, NotFound, SparklogError, Unavailable
 from sparklog.storage.folder_store import FolderItem, FolderStore, temporary_name
 from sparklog.storage.fork_safety import ForkGuard, ForkLock
-from sparklog.storage.hdfs_errors import FAILURES, NO_FOLDER, hdfs_error, is_busy, remote_error
+from sparklog.storage.hdfs_errors import FAILURES, NOT_A_DIRECTORY, hdfs_error, is_busy, remote_error
 from sparklog.storage.locations import StoreUrl, parse_url
 from sparklog.storage.parallel_reads import map_requests
 from sparklog.storage.retries import ONCE, RetryPolicy
@@ -48,16 +48,19 @@ T = TypeVar("T")
 
 PARALLEL_REQUESTS = 8
 DEFAULT_PORT = 8020
-"""Of a namenode whose URL names none, as in Hadoop."""
+"""Port of a namenode if the URL has none, as in Hadoop."""
 _WRITE_BUFFER = 1 << 20
 _ATTEMPTS = 5
 _ONE_NAMENODE = {"dfs.client.failover.max.attempts": "5", "dfs.client.failover.sleep.max.millis": "5000"}
-"""A host that does not answer is given up after some 15 s. The client's default, for a failover, is 3 minutes."""
+"""Give up on a host that does not respond after about 15 s; the client's default, for failovers, is 3 minutes."""
 _GUARD = ForkGuard("hdfs_native")
 
 
 class HdfsStore(FolderStore):
-    """A folder of HDFS, `hdfs://namenode:port/path` or `hdfs://nameservice/path`. Picklable; not after a fork."""
+    """A directory in HDFS: `hdfs://namenode:port/path` or `hdfs://nameservice/path`.
+
+    Picklable, but not usable after a fork.
+    """
 
     retry_policy = RetryPolicy()
     parallel_reads = PARALLEL_REQUESTS
@@ -86,7 +89,7 @@ class HdfsStore(FolderStore):
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         check_range(key, start, length)
         file = self._ask("read", key, lambda: self._client.read(self._file(key)))
-        # The client panics at a range beyond the end; never trust a length from the caller, besides.
+        # The client panics for a range beyond the end, and the caller's length may come from corrupt metadata.
         available = max(0, len(file) - start)
         if length is None:
             check_document(key, available)
@@ -107,7 +110,7 @@ class HdfsStore(FolderStore):
     def create(self, key: str, data: bytes) -> bool:
         status = self._status(self._file(key), key)
         if status is not None:
-            return self._taken(key, status)
+            return self._exists(key, status)
         file, temporary = self._temporary(key, ONCE)
         self._fill(file, temporary, key, [data])
         return self._publish(temporary, key, lambda: self.get(key) == data, ONCE)
@@ -133,18 +136,18 @@ class HdfsStore(FolderStore):
         names = [check_key(key) for key in keys]
         for _ in map_requests(self, lambda key: self._unlink(self._file(key), key), names):
             pass
-        for one in {key.rpartition("/")[0]: key for key in names}.values():
-            self._prune(one)
+        for key in {key.rpartition("/")[0]: key for key in names}.values():
+            self._prune(key)
 
     def now_ms(self) -> int:
-        # The namenode's clock stamps files.
+        # The modification time of a new file is the namenode's time.
         folder = self._root
         while folder and self._status(folder, "") is None:
             folder = folder.rpartition("/")[0]
         path = f"{folder}/{temporary_name()}"
 
         def stamp() -> int:
-            with suppress(FileExistsError):  # made by a try before
+            with suppress(FileExistsError):  # created by an earlier attempt
                 self._client.create(path).close()
             return int(self._client.get_file_info(path).modification_time)
 
@@ -165,7 +168,7 @@ class HdfsStore(FolderStore):
             return self._opened
 
     def _ask(self, action: str, key: str, send: Callable[[], T], policy: RetryPolicy | None = None) -> T:
-        """Return the answer to a request, repeated as a policy says; raise what its error means."""
+        """Send a request with the retries of a policy; return its response, or raise the corresponding error."""
         try:
             return (policy or self.retry_policy).call(send, is_busy)
         except FAILURES as error:
@@ -183,21 +186,23 @@ class HdfsStore(FolderStore):
         except NotFound:
             return None
 
-    def _taken(self, key: str, status: Any) -> bool:
-        """Return False for a file that has the name of a key to create. `BadRequest` if it is a folder."""
+    def _exists(self, key: str, status: Any) -> bool:
+        """Return False, because the object to create exists. Raises `BadRequest` if it is a directory."""
         if status.isdir:
-            raise BadRequest(f"cannot create {key} in {self.location}: a folder is there; move it away")
+            raise BadRequest(f"cannot create {key} in {self.location}: a directory has this name; move it away")
         return False
 
     def _temporary(self, key: str, policy: RetryPolicy) -> tuple[Any, str]:
-        """Open a new file next to a key. Folders are made as needed, with the permissions of the one above."""
+        """Create a temporary file next to a key, and missing directories with the permissions of their parents."""
         folder = self._file(key).rpartition("/")[0]
         for _ in range(_ATTEMPTS):
             path = f"{folder}/{temporary_name()}"
-            # An answer that got lost makes the client ask twice: the file exists already, and is ours.
+            # After a lost response, the client retries, although its file already exists.
             with suppress(FileExistsError):
                 return self._ask_new(path, key, policy), path
-        raise Unavailable(f"cannot create {key} in {self.location}: HDFS calls each new name taken; try again later")
+        raise Unavailable(
+            f"cannot create {key} in {self.location}: HDFS reports that each new name exists; try again later"
+        )
 
     def _ask_new(self, path: str, key: str, policy: RetryPolicy) -> Any:
         try:
@@ -208,7 +213,7 @@ class HdfsStore(FolderStore):
             self._fail(error, "create", key)
 
     def _fill(self, file: Any, temporary: str, key: str, parts: Sequence[bytes | bytearray]) -> None:
-        """Write the last bytes of a file, have them on the datanodes' disks and close it. Remove it if that fails."""
+        """Write the rest of a file, sync it to the datanodes' disks, and close it; delete it if that fails."""
         try:
             for part in parts:
                 if part:
@@ -220,7 +225,10 @@ class HdfsStore(FolderStore):
             self._fail(error, "create", key)
 
     def _publish(self, temporary: str, key: str, is_ours: Callable[[], bool], policy: RetryPolicy) -> bool:
-        """Give a temporary file its name, exclusively. False: it is taken. `is_ours` compares what has it."""
+        """Rename a temporary file to its final name; return False if that exists.
+
+        `is_ours` compares the existing object after an error.
+        """
         path = self._file(key)
         try:
             policy.call(lambda: self._client.rename(temporary, path, overwrite=False), is_busy)
@@ -230,16 +238,16 @@ class HdfsStore(FolderStore):
         if self._unlink(temporary, key, policy):
             status = self._status(path, key)
             if status is not None:
-                return self._taken(key, status)
+                return self._exists(key, status)
             self._fail(failure, "create", key)
         with suppress(NotFound):
             return is_ours()
         raise Unavailable(
-            f"cannot create {key} in {self.location}: its temporary file was deleted meanwhile, or the answer got lost"
+            f"cannot create {key} in {self.location}: its temporary file was deleted, or the response was lost"
         )
 
     def _unlink(self, path: str, key: str, policy: RetryPolicy | None = None) -> bool:
-        """Delete a file; return whether this call did. False for a folder with content."""
+        """Delete a file; return True if this call deleted it, False for a directory that is not empty."""
         try:
             return bool((policy or self.retry_policy).call(lambda: self._client.delete(path, recursive=False), is_busy))
         except SparklogError:
@@ -248,12 +256,12 @@ class HdfsStore(FolderStore):
             return False
         except FAILURES as error:
             name, message = remote_error(error)
-            if name == "PathIsNotEmptyDirectoryException" or NO_FOLDER in message:
+            if name == "PathIsNotEmptyDirectoryException" or NOT_A_DIRECTORY in message:
                 return False
             self._fail(error, "delete", key)
 
     def _clean(self, path: str) -> None:
-        """Remove a temporary file whose outcome is decided: a failure leaves it for the vacuum, no more."""
+        """Delete a temporary file that is no longer needed; if that fails, the vacuum deletes it later."""
         with suppress(*FAILURES):
             self._client.delete(path, recursive=False)
 
@@ -264,7 +272,7 @@ class HdfsStore(FolderStore):
         except FAILURES:
             return False
 
-    def _scan(self, folder: str, wants: Callable[[str], bool] = is_part) -> Sequence[FolderItem]:
+    def _scan(self, folder: str, accepts: Callable[[str], bool] = is_part) -> Sequence[FolderItem]:
         path = f"{self._root}/{folder}".rstrip("/")
         try:
             statuses = self._ask("list", folder, lambda: list(self._client.list_status(path or "/")))
@@ -274,29 +282,29 @@ class HdfsStore(FolderStore):
         return [
             FolderItem(name, status.isdir, not status.isdir, partial(_info, status=status))
             for name, status in named
-            if status.path.rstrip("/") != path and wants(name)  # a file lists itself
+            if status.path.rstrip("/") != path and accepts(name)  # the listing of a file is the file itself
         ]
 
 
 class _HdfsWriter:
-    """A data object: a temporary file until `close` has made it durable and given it its name."""
+    """Writer of a data object: a temporary file until `close` makes it durable and renames it."""
 
     def __init__(self, store: HdfsStore, key: str, file: Any, temporary: str) -> None:
         self._store = store
         self._key = key
         self._file = file
         self._temporary = temporary
-        self._held = bytearray()
+        self._buffer = bytearray()
         self._written = 0
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if self._file is None:
             raise ValueError(f"the writer of {self._key} is closed")
-        self._held += data
+        self._buffer += data
         self._written += len(data)
-        if len(self._held) >= _WRITE_BUFFER:
-            full, self._held = self._held, bytearray()
-            # Once: a part of it may have been written.
+        if len(self._buffer) >= _WRITE_BUFFER:
+            full, self._buffer = self._buffer, bytearray()
+            # No retry, because part of the buffer may have been written.
             self._store._ask("write", self._key, lambda: self._file.write(full), ONCE)
 
     def close(self) -> None:
@@ -304,7 +312,7 @@ class _HdfsWriter:
             return
         file, self._file = self._file, None
         store = self._store
-        store._fill(file, self._temporary, self._key, [self._held])
+        store._fill(file, self._temporary, self._key, [self._buffer])
 
         def is_ours() -> bool:
             info = store.stat(self._key)
@@ -322,7 +330,7 @@ class _HdfsWriter:
 
 
 def _new_client(url: StoreUrl) -> Any:
-    """Open hdfs-native's client. A host without a port is a nameservice of HADOOP_CONF_DIR, else a namenode's name."""
+    """Open a client. A host without a port is a nameservice in HADOOP_CONF_DIR, or the name of a namenode."""
     has_port = ":" in url.host
     try:
         return hdfs_native.Client(f"hdfs://{url.host}", _ONE_NAMENODE if has_port else {})

@@ -1,18 +1,19 @@
-"""Objects as files below a directory: exclusive by link(), durable by fsync.
+"""Objects as files below a directory: link() makes creation exclusive, and fsync makes objects durable.
 
-Creating an object is: temporary file in the same directory, write, fsync, link() to the final name, fsync the
-directory, unlink the temporary name. Each step has its reason:
+To create an object, the store creates a temporary file in the same directory, writes it, syncs it, links it to its
+final name with link(), syncs the directory, and unlinks the temporary name:
 
-* Only link() is both exclusive and whole: O_EXCL leaves a torn object after a crash, rename() overwrites. A place
-  without link() (FAT, many FUSE mounts of object stores, some SMB shares) is refused, never worked around.
-* A name is no more durable than its directory and that directory's own name: all up to the root's parent are fsynced
-  (once per process where nothing was created).
-* On NFS an answer may be lost and link() say "exists" of our own link: two links to the temporary file mean success.
-* A caller who is told "exists" acts on that object, so its name is made durable before the answer is given.
-* On macOS fsync does not reach the platter: F_FULLFSYNC does.
+* Only link() is both exclusive and atomic: O_EXCL leaves an incomplete object after a crash, and rename() overwrites. A
+  file system without link() (FAT, many FUSE mounts of object stores, some SMB shares) is rejected.
+* A name is only as durable as its directory and the directory's own name, so all directories up to the root's parent
+  are synced (existing ones once per process).
+* On NFS, a response may be lost, and link() then reports that our own link exists: two links to the temporary file mean
+  success.
+* A caller relies on an object that is reported to exist, so its name is made durable first.
+* On macOS, only F_FULLFSYNC reaches the medium, not fsync.
 
-An object is a regular file: links, FIFOs and devices in the directory are passed over, never opened or
-followed. One link counts: directly in the root, to a folder outside of it (a topic that was moved to another disk).
+Objects are regular files; links, FIFOs and devices in the directory are skipped, and never opened or followed. The only
+exception is a link directly in the root to a directory outside it (a topic that was moved to another disk).
 """
 
 from __future__ import annotations
@@ -42,29 +43,29 @@ from sparklog.storage.store import (
 from sparklog.storage.system_errors import mount_and_type, refuse, store_error
 
 _WRITE_BUFFER = 64 << 10
-"""What is larger goes to the file without another copy."""
+"""Larger writes go to the file without another copy."""
 _WRITEBACK_BYTES = 16 << 20
-"""A file being written is handed to the disk in pieces of this size, while its writer goes on."""
+"""Number of written bytes after which writeback to disk is started, while the writer continues."""
 _READ_AT_ONCE = 1 << 30
 _POOLED_BYTES = 256 << 10
 _Bytes = TypeVar("_Bytes", bytes, memoryview)
 _KNOWN_FOLDERS = 10_000
 _ATTEMPTS = 100
 _NFS_REMAINS = ".nfs0"
-"""A network client renames files that are deleted while open to .nfs0*: they are no objects."""
+"""Prefix of names to which NFS clients rename open files on deletion; these are not objects."""
 _ONE_MACHINE = {"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "ramfs", "tmpfs", "xfs", "zfs"}
-"""Types of file systems of which one machine is the only user, so that nothing it is told of names is old."""
+"""Types of file systems with only one host as user, so that lookups of names are never stale."""
 _NO_LINK = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 
 
 class LocalStore(FolderStore):
-    """A directory of a file system that has link() and fsync. Picklable; safe to use from threads and after a fork.
+    """A directory of a file system with link() and fsync. Picklable, and safe to use from threads and after a fork.
 
-    `durable=False` skips every fsync and nothing else: for tests and scratch data, which a power loss may take.
+    `durable=False` skips only fsync, for tests and scratch data that may be lost in a power failure.
     """
 
     probe_rounds = 1
-    """link() is exclusive or missing."""
+    """One race is enough, because link() is exclusive or missing."""
 
     def __init__(self, path: str | os.PathLike[str], *, durable: bool = True) -> None:
         self._path = os.path.abspath(os.fspath(path))
@@ -105,15 +106,15 @@ class LocalStore(FolderStore):
         check_range(key, start, length)
         path = self._file(key)
         try:
-            # O_NONBLOCK: a FIFO would hold the reader until another process writes.
+            # Without O_NONBLOCK, opening a FIFO would block until another process writes.
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError as error:
             self._fail(error, "read", key)
         try:
             status = os.fstat(fd)
             if not stat_module.S_ISREG(status.st_mode):
-                raise NotFound(f"no object {key} in {self._path}: what is there is not a regular file")
-            # Never trust a length from the caller beyond what the file holds: it may come from damaged metadata.
+                raise NotFound(f"no object {key} in {self._path}: the path exists, but is not a regular file")
+            # Limit the caller's length to the size of the file, because it may come from corrupt metadata.
             available = max(0, status.st_size - start)
             if length is None:
                 check_document(key, available)
@@ -132,7 +133,7 @@ class LocalStore(FolderStore):
         if (status := self._lstat(path, key)) is not None:
             if not stat_module.S_ISREG(status.st_mode):
                 raise BadRequest(
-                    f"cannot create {key} in {self._path}: what is there is not a regular file; move it away"
+                    f"cannot create {key} in {self._path}: the path exists, but is not a regular file; move it away"
                 )
             self._settle(path, key)
             return False
@@ -156,7 +157,7 @@ class LocalStore(FolderStore):
             try:
                 for part in parts:
                     _write(fd, part)
-                self._take_over(fd, path, key)
+                self._copy_owner(fd, path, key)
                 self._sync(fd)
             finally:
                 os.close(fd)
@@ -167,8 +168,8 @@ class LocalStore(FolderStore):
             self._unlink(temporary)
         self._settle(path, key)
 
-    def _take_over(self, fd: int, path: str, key: str) -> None:
-        """Give a new file the mode and, where this user may, the owner of the one in its place, else the folder's."""
+    def _copy_owner(self, fd: int, path: str, key: str) -> None:
+        """Give a new file the mode and owner of the file it replaces, or the owner of the directory, if permitted."""
         status = self._lstat(path, key)
         owner = os.stat(os.path.dirname(path)) if status is None else status
         with suppress(PermissionError):
@@ -189,7 +190,7 @@ class LocalStore(FolderStore):
         self._make_folders(os.path.dirname(path), key)
         try:
             with open(file, "rb") as source:
-                self._sync(source.fileno())  # who wrote it may not have waited for the disk
+                self._sync(source.fileno())  # its writer may not have synced it
             os.link(os.path.realpath(file), path)
             if os.stat(path).st_ino != inode:
                 os.unlink(path)
@@ -214,7 +215,7 @@ class LocalStore(FolderStore):
         return mount_and_type(self._path)[1] not in _ONE_MACHINE
 
     def now_ms(self) -> int:
-        # The clock that stamps files, which on a network file system is the server's.
+        # The modification time of a new file, which on a network file system is the server's time.
         folder = self._path
         while not os.path.isdir(folder) and os.path.dirname(folder) != folder:
             folder = os.path.dirname(folder)
@@ -230,7 +231,7 @@ class LocalStore(FolderStore):
             self._fail(error, "read the clock of", "")
 
     def names(self) -> Sequence[str]:
-        """Return the names of all that is directly in the directory, keys or not; none without a directory."""
+        """Return all names in the directory, including those that are not keys; none if it does not exist."""
         try:
             return sorted(os.listdir(self._path))
         except FileNotFoundError:
@@ -244,7 +245,7 @@ class LocalStore(FolderStore):
         return (item.name for item in items if not (item.is_file or item.name.startswith(_NFS_REMAINS)))
 
     def self_check(self) -> None:
-        """Check link counts, and that a directory can be fsynced. `BadRequest` naming the mount; it leaves nothing."""
+        """Check link counts and the fsync of directories; raise `BadRequest` with the mount. Leaves nothing behind."""
         missing = [self._path]
         while not os.path.isdir(missing[-1]):
             missing.append(os.path.dirname(missing[-1]))
@@ -262,7 +263,7 @@ class LocalStore(FolderStore):
         linked = os.path.join(self._path, temporary_name())
         try:
             os.link(temporary, linked)
-            # The new name: mounts that cache attributes still have the old count of the other.
+            # Check the new name, because mounts with attribute caches may still have the other name's old count.
             links = os.stat(linked).st_nlink
             if links != 2:
                 refuse(self._path, f"a linked file reports {links} links instead of 2")
@@ -284,13 +285,13 @@ class LocalStore(FolderStore):
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            self._fail(error, "look at", key)
+            self._fail(error, "stat", key)
 
     def _fail(self, error: OSError, action: str, key: str) -> NoReturn:
         raise store_error(error, action, key, self._path) from error
 
     def _temporary(self, path: str, key: str) -> tuple[int, str]:
-        """Open a new file next to `path`, whose folder is made, again if a concurrent delete removes it."""
+        """Create a temporary file next to `path`, and its directory, repeatedly if concurrent deletes remove it."""
         folder = os.path.dirname(path)
         temporary = f"{folder}/{temporary_name()}"
         for attempt in range(_ATTEMPTS):
@@ -317,12 +318,12 @@ class LocalStore(FolderStore):
                 if os.path.isfile(path):
                     raise BadRequest(f"cannot create {key or 'a folder'} in {self._path}: {path} is a file") from None
             except FileNotFoundError:
-                return  # a folder above was pruned meanwhile: the caller tries again
+                return  # a parent was deleted in the meantime, so the caller retries
             except OSError as error:
                 self._fail(error, "create", key)
 
     def _publish(self, temporary: str, path: str, key: str) -> bool:
-        """Give a finished temporary file its name, exclusively and durably. False: the name is taken."""
+        """Link a finished temporary file to its final name, exclusively and durably; return False if that exists."""
         try:
             os.link(temporary, path)
         except OSError as error:
@@ -337,7 +338,7 @@ class LocalStore(FolderStore):
         return True
 
     def _settle(self, path: str, key: str) -> None:
-        """Make the name `path` durable, and once per process the names of the folders above it."""
+        """Make the name `path` durable and, once per process, the names of its parent directories."""
         if not self._durable:
             return
         folder = os.path.dirname(path)
@@ -354,12 +355,12 @@ class LocalStore(FolderStore):
                     self._synced.clear()
                 self._synced[folder] = inode
         except FileNotFoundError:
-            return  # deleted meanwhile, and its folder with it
+            return  # deleted in the meantime, with its directory
         except OSError as error:
             self._fail(error, "make durable", key)
 
     def _sync_folder(self, folder: str, *, must: bool = True) -> int:
-        """fsync a directory; its inode. `must=False` for the root's parent, which may be another user's."""
+        """Sync a directory, and return its inode. `must=False`: the root's parent, which may be another user's."""
         try:
             fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except PermissionError:
@@ -371,14 +372,14 @@ class LocalStore(FolderStore):
             return os.fstat(fd).st_ino
         except OSError as error:
             if error.errno in (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS):
-                refuse(self._path, "a directory cannot be fsynced there")
+                refuse(self._path, "its directories do not support fsync")
             raise
         finally:
             os.close(fd)
 
     @staticmethod
     def _unlink(path: str) -> None:
-        """Clean up after the outcome is decided: a failure leaves a temporary file for the vacuum, no more."""
+        """Delete a temporary file that is no longer needed; if that fails, the vacuum deletes it later."""
         with suppress(OSError):
             os.unlink(path)
 
@@ -397,16 +398,16 @@ class LocalStore(FolderStore):
         return True
 
     def _is_folder(self, entry: os.DirEntry[str], folder: str) -> bool:
-        """True for a directory, and in the root itself for a link to one outside."""
+        """Return True for a directory and, in the root itself, for a link to a directory outside the root."""
         if folder or not entry.is_symlink():
             return entry.is_dir(follow_symlinks=False)
         target, root = os.path.realpath(entry.path), os.path.realpath(self._path)
         return os.path.isdir(target) and os.path.commonpath((target, root)) not in (target, root)
 
-    def _scan(self, folder: str, wants: Callable[[str], bool] = is_part) -> Sequence[FolderItem]:
+    def _scan(self, folder: str, accepts: Callable[[str], bool] = is_part) -> Sequence[FolderItem]:
         try:
             with os.scandir(self._above_keys + folder) as entries:
-                return [self._item(entry, folder) for entry in entries if wants(entry.name)]
+                return [self._item(entry, folder) for entry in entries if accepts(entry.name)]
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
@@ -414,19 +415,19 @@ class LocalStore(FolderStore):
 
     def _item(self, entry: os.DirEntry[str], folder: str) -> FolderItem:
         is_file = entry.is_file(follow_symlinks=False) and not entry.name.startswith(_NFS_REMAINS)
-        return FolderItem(entry.name, self._is_folder(entry, folder), is_file, partial(self._look, entry))
+        return FolderItem(entry.name, self._is_folder(entry, folder), is_file, partial(self._stat, entry))
 
-    def _look(self, entry: os.DirEntry[str], key: str) -> ObjectInfo | None:
+    def _stat(self, entry: os.DirEntry[str], key: str) -> ObjectInfo | None:
         try:
             return _info(key, entry.stat(follow_symlinks=False))
         except FileNotFoundError:
-            return None  # deleted since the directory was read, or denied by a cache of names
+            return None  # deleted after the listing, or hidden by a name cache
         except OSError as error:
             self._fail(error, "list", key)
 
 
 class LocalWriter:
-    """A data object: a temporary file until `close` has made it durable and given it its name."""
+    """Writer of a data object: a temporary file until `close` makes it durable and links it to its name."""
 
     def __init__(self, store: LocalStore, key: str, path: str, fd: int, temporary: str) -> None:
         self._store = store
@@ -435,7 +436,7 @@ class LocalWriter:
         self._temporary = temporary
         self._file = open(fd, "wb", buffering=_WRITE_BUFFER)  # noqa: SIM115
         self._written = 0
-        self._handed_over = 0
+        self._written_back = 0
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         try:
@@ -443,9 +444,9 @@ class LocalWriter:
         except OSError as error:
             self._store._fail(error, "write", self._key)
         self._written += len(data)
-        if self._store.durable and self._written - self._handed_over >= _WRITEBACK_BYTES:
-            start_writeback(self._file.fileno(), self._handed_over, self._written - self._handed_over)
-            self._handed_over = self._written
+        if self._store.durable and self._written - self._written_back >= _WRITEBACK_BYTES:
+            start_writeback(self._file.fileno(), self._written_back, self._written - self._written_back)
+            self._written_back = self._written
 
     def close(self) -> None:
         if self._file.closed:
@@ -477,7 +478,7 @@ def _info(key: str, status: os.stat_result) -> ObjectInfo:
 
 
 def read_at(fd: int, start: int, length: int) -> bytes:
-    """`length` bytes from `start`, or up to the end; one read() gives at most 2 GiB and may give less."""
+    """Return `length` bytes from `start`, or up to the end; a single read() returns at most 2 GiB."""
     parts = []
     while length and (data := os.pread(fd, min(length, _READ_AT_ONCE), start)):
         parts.append(data)
@@ -487,7 +488,7 @@ def read_at(fd: int, start: int, length: int) -> bytes:
 
 
 def _read_pooled(fd: int, start: int, length: int) -> memoryview:
-    """Read the same into memory of Arrow's pool, which keeps large blocks: new ones cost page faults each time."""
+    """Read into memory of Arrow's pool, which reuses large blocks, because new blocks cost page faults each time."""
     if length < _POOLED_BYTES:
         return memoryview(read_at(fd, start, length))
     import pyarrow as pa

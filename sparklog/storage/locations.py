@@ -1,16 +1,16 @@
-"""Locations: paths, `file:` URLs, and URLs of buckets. A location is a text, and the same everywhere.
+"""Locations: paths, `file:` URLs, and URLs of buckets. A location is a text with the same meaning everywhere.
 
 | location                                      | store                                   | normal form                |
 |-----------------------------------------------|-----------------------------------------|----------------------------|
 | `/data/log`, `file:///data/log`               | a directory                             | `/data/log`                |
-| `s3://bucket/log`, `s3a://bucket/log`         | S3, and servers that speak it           | `s3://bucket/log`          |
+| `s3://bucket/log`, `s3a://bucket/log`         | S3 and compatible servers               | `s3://bucket/log`          |
 | `gs://bucket/log`                             | Google Cloud Storage                    | `gs://bucket/log`          |
 | `az://container/log?account_name=name`        | Azure Blob Storage                      | as given                   |
-| `abfss://container@name.dfs.core.windows.net/log` | the same, in Hadoop's words         | `az://container/log?...`   |
+| `abfss://container@name.dfs.core.windows.net/log` | the same, in Hadoop's form          | `az://container/log?...`   |
 | `hdfs://namenode:8020/log`                    | HDFS                                    | as given                   |
 
-A URL may end in settings that are no secret (`sparklog.storage.cloud_settings`). Its path is taken as it is: a
-store's keys are not escaped.
+A URL may end with settings that are not secret (`sparklog.storage.cloud_settings`). Its path is not unescaped, because
+keys of a store are not escaped.
 """
 
 from __future__ import annotations
@@ -33,11 +33,13 @@ _FORMS = {
     AZURE: "az://container/log?account_name=name",
     HDFS: "hdfs://namenode:8020/log",
 }
-BUCKET_REMEDY = f"give the bucket below it as a URL, such as {', '.join(_FORMS[scheme] for scheme in (S3, GCS, AZURE))}"
+BUCKET_REMEDY = (
+    f"give the underlying bucket as a URL, such as {', '.join(_FORMS[scheme] for scheme in (S3, GCS, AZURE))}"
+)
 _OTHER_SCHEMES = {
     "dbfs": BUCKET_REMEDY,
     "http": "give the bucket as s3://bucket/log?endpoint=<server>",
-    "memory": "it is in one process: for Spark and other processes use a path (fixture sparklog_disk_root)",
+    "memory": "it exists in one process only; for Spark and other processes, use a path (fixture sparklog_disk_root)",
     "https": "give the bucket as s3://bucket/log?endpoint=<server>, or Azure's as az://container/log",
     "wasb": "give abfss://container@account.dfs.core.windows.net/log",
     "wasbs": "give abfss://container@account.dfs.core.windows.net/log",
@@ -46,7 +48,7 @@ _OTHER_SCHEMES = {
 
 @dataclass(frozen=True, slots=True)
 class StoreUrl:
-    """The URL of a place in an object store. `host` is the bucket, container or namenode; `path` has no outer `/`."""
+    """The URL of a location in an object store: bucket, container or namenode (`host`), and path without outer `/`."""
 
     scheme: str
     host: str
@@ -59,7 +61,7 @@ class StoreUrl:
 
 
 def is_url(location: str | os.PathLike[str]) -> bool:
-    """True for a URL of a store that is no local directory, whether or not sparklog knows its scheme."""
+    """Return True for a URL that is not a local directory, even if sparklog does not support its scheme."""
     scheme = _SCHEME.match(os.fspath(location))
     return (
         scheme is not None and scheme.group(1).lower() != "file" and os.fspath(location).startswith("//", scheme.end())
@@ -67,7 +69,7 @@ def is_url(location: str | os.PathLike[str]) -> bool:
 
 
 def parse_url(location: str) -> StoreUrl:
-    """Return the parts of a URL. `BadRequest` for a scheme without a store, a secret, or what is not a place."""
+    """Parse a URL. Raises `BadRequest` for an unsupported scheme, a secret, or an invalid path."""
     scheme_match = _SCHEME.match(location)
     name = scheme_match.group(1).lower() if scheme_match else ""
     if scheme_match is None or name not in _SCHEMES or not location.startswith("//", scheme_match.end()):
@@ -80,45 +82,45 @@ def parse_url(location: str) -> StoreUrl:
         host, settings = _azure(location, host, settings)
     if "@" in host:
         raise BadRequest(
-            f"a {scheme}:// URL must not carry a user or keys: give {_FORMS[scheme]}, and the keys in the environment, "
-            "in a credentials file, or by a role of the machine"
+            f"a {scheme}:// URL must not contain a user or keys: give {_FORMS[scheme]}, with the keys in the "
+            "environment or a credentials file, or use a role of the host"
         )
     path = path.rstrip("/")
     parts = path.split("/") if path else []
     if not host or any(part in ("", ".", "..") for part in parts) or re.search(r"[\x00-\x1f#\\]", path):
-        raise BadRequest(f"{_shown(location)} names no place in a store; expected {_FORMS[scheme]}")
+        raise BadRequest(f"{_shown(location)} is not a valid location; expected {_FORMS[scheme]}")
     return StoreUrl(scheme, host, path, tuple(check_settings(scheme, settings, f"a {scheme}:// URL").items()))
 
 
 def normal_location(location: str | os.PathLike[str]) -> str:
-    """Return the normal form of a location: an absolute path, or a URL. `BadRequest` if it is not a location."""
+    """Return the normal form of a location: an absolute path or a URL. Raises `BadRequest` if it is not valid."""
     return str(parse_url(os.fspath(location))) if is_url(location) else local_path(location)
 
 
 def without_settings(location: str) -> str:
-    """Return a location for messages: a URL as far as its settings."""
+    """Return a location without its settings, for messages."""
     return location.partition("?")[0] if is_url(location) else location
 
 
 def with_settings(location: str, options: Mapping[str, str]) -> str:
-    """Return a URL with the settings in options, which must agree with its own and be no secret (`BadRequest`)."""
+    """Add the settings in options to a URL. Raises `BadRequest` if they contradict its own, or are secret."""
     extra = {name: value for name, value in options.items() if is_setting(name)}
     if not extra:
         return location
     if not is_url(location):
         raise BadRequest(
-            f"{', '.join(sorted(extra))}: settings of object stores, and {location} is no URL of one; remove them"
+            f"{', '.join(sorted(extra))} are settings of object stores, but {location} is not a URL of one: remove them"
         )
     url = parse_url(location)
     settings = dict(url.settings)
     for name, value in check_settings(url.scheme, extra, "the options").items():
         if settings.setdefault(name, value) != value:
-            raise BadRequest(f"the URL says {name}={settings[name]} and the options {value}: give it once")
+            raise BadRequest(f"the URL has {name}={settings[name]}, but the options have {value}: give it once")
     return str(replace(url, settings=tuple(sorted(settings.items()))))
 
 
 def join(location: str, name: str) -> str:
-    """Return the location of a folder `name` (one part or several, joined by `/`) below another."""
+    """Return the location of a directory `name`, which may contain `/`, below another."""
     if not is_url(location):
         return os.path.join(location, name)
     url = parse_url(location)
@@ -126,7 +128,7 @@ def join(location: str, name: str) -> str:
 
 
 def split(location: str) -> tuple[str, str]:
-    """Return the location above another, and the name of the folder in it: an empty one for a whole bucket or disk."""
+    """Return the parent of a location, and its name there, which is empty for a bucket or the root of a disk."""
     if not is_url(location):
         return os.path.split(location)
     url = parse_url(location)
@@ -135,7 +137,7 @@ def split(location: str) -> tuple[str, str]:
 
 
 def local_path(location: str | os.PathLike[str]) -> str:
-    """Return the absolute path that a path or `file:` URL (of Spark and Hadoop: `file:/a`, `file:///a`) names."""
+    """Return the absolute path of a path or a `file:` URL, as in Spark and Hadoop (`file:/a`, `file:///a`)."""
     text = os.fspath(location)
     scheme = _SCHEME.match(text)
     if scheme is None:
@@ -147,28 +149,28 @@ def local_path(location: str | os.PathLike[str]) -> str:
     if path.startswith("//"):
         host, slash, rest = path[2:].partition("/")
         if host not in ("", "localhost"):
-            raise BadRequest(f"{text} names the host {host!r}; expected file:///<path> or a plain path")
+            raise BadRequest(f"{text} contains the host {host!r}; expected file:///<path> or a path")
         path = slash + rest
     if not path.startswith("/"):
-        raise BadRequest(f"{text} is not absolute; expected file:///<path> or a plain path")
+        raise BadRequest(f"{text} is not absolute; expected file:///<path> or a path")
     return _without_mounts_elsewhere(os.path.abspath(unquote(path)))
 
 
 def _without_mounts_elsewhere(path: str) -> str:
     top = "/" + path[1:].partition("/")[0]
     if top in ("/dbfs", "/Volumes") and not os.path.isdir(top):
-        raise BadRequest(f"{path} is a path of Databricks, and there is no {top} here: {BUCKET_REMEDY}")
+        raise BadRequest(f"{path} is a Databricks path, but {top} does not exist here: {BUCKET_REMEDY}")
     return path
 
 
 def refuse_scheme(location: str) -> None:
-    """Raise `BadRequest` for any scheme but `file:`, with or without slashes (`hdfs:/x`, `s3:x`)."""
+    """Raise `BadRequest` for any scheme except `file:`, with or without slashes (`hdfs:/x`, `s3:x`)."""
     scheme = _SCHEME.match(location)
     if scheme is None or scheme.group(1).lower() == "file":
         return
     name = scheme.group(1).lower()
     if name in _SCHEMES and location.startswith("//", scheme.end()):
-        raise BadRequest(f"{_shown(location)} is a bucket's URL; expected a directory of this machine")
+        raise BadRequest(f"{_shown(location)} is a URL of a bucket; expected a local directory")
     raise _no_store(location, name)
 
 
@@ -177,7 +179,7 @@ def _azure(location: str, host: str, settings: dict[str, str]) -> tuple[str, dic
     match = _AZURE_HOST.fullmatch(server)
     if not separator or not container or match is None or ":" in container:
         raise BadRequest(
-            f"{_shown(location)} names no container; expected abfss://container@account.dfs.core.windows.net/log"
+            f"{_shown(location)} has no valid container; expected abfss://container@account.dfs.core.windows.net/log"
         )
     settings = {"account_name": match[1], **settings}
     if match[2] != "core.windows.net":
@@ -189,13 +191,13 @@ def _no_store(location: str, scheme: str) -> BadRequest:
     shown = _shown(location)
     if scheme in _SCHEMES:
         form = _FORMS[_SCHEMES[scheme]]
-        return BadRequest(f"{shown} lacks a slash: expected two after {scheme}:, such as {form}")
+        return BadRequest(f"{shown} lacks a slash: expected two after {scheme}:, as in {form}")
     remedy = _OTHER_SCHEMES.get(scheme, f"expected a path, or a URL such as {', '.join(_FORMS.values())}")
     start = len(scheme) + 1
-    plain = "" if location.startswith("/", start) else f"; a folder of that name is ./{location}"
-    return BadRequest(f"no store for {scheme}: locations ({shown}); {remedy}{plain}")
+    plain = "" if location.startswith("/", start) else f"; for a directory with this name, give ./{location}"
+    return BadRequest(f"{scheme}: locations are not supported ({shown}); {remedy}{plain}")
 
 
 def _shown(location: str) -> str:
-    """Return a location for messages, without what may be a secret: its user part and its query."""
+    """Return a location for messages, without user part and query, which may contain secrets."""
     return re.sub(r":/{0,2}[^/@]*@", "://...@", location.partition("?")[0])

@@ -1,4 +1,4 @@
-"""Objects in this process's memory, for tests and simulation: deterministic, with a clock that is passed in."""
+"""Objects in memory, for tests and simulations: deterministic, with a given clock."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Snapshot = dict[str, tuple[bytes, int]]
 
 
 class MemoryStore(Store):
-    """A dict of objects; `clock` (ms since the epoch) stamps new ones. Not picklable: a copy would be another store.
+    """A store in a dictionary, whose objects get the time of `clock` (ms since the epoch).
 
-    `snapshot` and `restore` go back in time, as a restored backup or a crash before the last writes does.
-    `copy.deepcopy` of what has stores begins a story a second time: its clocks are copied with it.
+    It is not picklable, because a copy would be another store. `snapshot` and `restore` go back in time, as a restored
+    backup or a crash does. `copy.deepcopy` of an object with stores replays it from that state, with copied clocks.
     """
 
     needs_probe = False
@@ -42,7 +42,7 @@ class MemoryStore(Store):
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "a MemoryStore lives in one process and cannot be pickled; use a root on a disk (sparklog_disk_root)"
+            "a MemoryStore exists in one process only and cannot be pickled: use a root on a disk (sparklog_disk_root)"
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MemoryStore:
@@ -119,7 +119,7 @@ class MemoryStore(Store):
             self._keys = sorted(snapshot)
 
     def replace(self, key: str, data: bytes) -> None:
-        """Damage an object that exists, as a bad disk would (`create` never rewrites one)."""
+        """Overwrite an existing object, to simulate corruption."""
         with self._lock:
             self._objects[key] = (data, self._objects[key][1])
 

@@ -1,19 +1,19 @@
-"""Objects in a bucket: S3 and servers that speak it, Google Cloud Storage, Azure. Through obstore.
+"""Objects in a bucket, through obstore: S3 and compatible servers, Google Cloud Storage, Azure.
 
-Each kind of request has its rule for a server that is slow, busy or gone:
+Each kind of request handles slow, busy or unreachable servers differently:
 
-* `create`, of commits: a few conditional PUTs within a second. Its caller decides what to do about an open effect, and
-  by when. "Already exists" proves nothing on S3, so what is there is read and compared (`_create`).
-* Data objects have names that no other writer uses. A PUT of one may be sent again as often as needed, and whatever is
-  there with the same bytes is ours (`put_whole`, `sparklog.storage.uploads`).
-* Reads, lists and deletes are retried if the server is busy or its responses are cut off, within the budget of
+* `create`, for commits, sends a few conditional PUTs within a second. Its caller resolves an unknown effect, within its
+  own time limit. "Already exists" proves nothing on S3, so `_create` reads and compares the existing object.
+* Data objects have names that no other writer uses. Their PUTs may be repeated, and an existing object with the same
+  bytes is our own (`put_whole`, `sparklog.storage.uploads`).
+* Reads, lists and deletes are retried if the server is busy or its responses are truncated, within the budget of
   `sparklog.storage.retries`.
-* A server that cannot be reached is given up after `_RETRIES`, in a second or two: most often its address is wrong.
+* A server that cannot be reached is given up after `_RETRIES`, within a second or two: usually its address is wrong.
 
-Listings are filtered and their order checked here: not every server heeds where a listing begins.
+The store filters listings and checks their order, because some servers ignore the start of a listing.
 
-obstore's threads do not survive a fork: a child process of one that has used it would hang, and gets an error instead.
-A pickled store carries its URL alone. Credentials are read in each process.
+obstore's threads do not survive a fork, so a child of a process that has used it would hang, and gets an error instead.
+A pickled store contains only its URL. Each process reads the credentials itself.
 """
 
 from __future__ import annotations
@@ -62,15 +62,15 @@ from sparklog.storage.uploads import PART_BYTES, Upload
 T = TypeVar("T")
 
 PARALLEL_REQUESTS = 16
-_UPLOADS_AT_ONCE = 4
-_DELETE_AT_ONCE = 1000
+_PARALLEL_UPLOADS = 4
+_BULK_DELETE_KEYS = 1000
 _CREATE_ATTEMPTS = 4
-"""PUTs of a commit, within a second: its caller looks at the log between its tries, and goes on for 90 s."""
+"""PUTs of a commit within a second; its caller reads the log between its attempts, and retries for 90 s."""
 _SMALL_BYTES = 512 << 10
 _DOCUMENT_TIMEOUT = timedelta(seconds=10)
-"""Of a request whose bodies have at most `_SMALL_BYTES`. Several fit into the 90 s of a commit."""
+"""Timeout of requests with bodies of at most `_SMALL_BYTES`. Several fit into the 90 s of a commit."""
 _DATA_TIMEOUT = timedelta(seconds=120)
-"""Of any other request. Either limit asks for 70 kB/s: a part or object of 8 MiB takes 120 s then."""
+"""Timeout of other requests. Both timeouts require 70 kB/s, at which a part or object of 8 MiB takes 120 s."""
 _RETRY_TIMEOUT = timedelta(seconds=15)
 _RETRIES = 3
 _FAILURES = (exceptions.BaseError, OSError, ValueError, RuntimeError)
@@ -78,7 +78,7 @@ _GUARD = ForkGuard("obstore")
 
 
 class ObjectStore(Store):
-    """A bucket, or a folder in it (`sparklog.storage.locations`). Picklable; safe for threads, but not after a fork."""
+    """A bucket, or a prefix in it (`sparklog.storage.locations`). Picklable, and safe for threads, not after a fork."""
 
     retry_policy = RetryPolicy()
     parallel_reads = PARALLEL_REQUESTS
@@ -118,14 +118,14 @@ class ObjectStore(Store):
             return self._get_range(key, start, length)
 
         def read() -> bytes:
-            answer = obstore.get(self._client("data"), key)
-            check_document(key, answer.meta["size"])
-            return bytes(answer.bytes())
+            response = obstore.get(self._client("data"), key)
+            check_document(key, response.meta["size"])
+            return bytes(response.bytes())
 
         return self._ask("read", key, read)
 
     def _get_range(self, key: str, start: int, length: int | None) -> bytes:
-        # A range that is empty, or begins after the end, is an error to a server; so is one beyond 63 bits.
+        # Servers reject ranges that are empty, start after the end, or exceed 63 bits.
         if length == 0 or start >= 1 << 62:
             self._size(key)
             return b""
@@ -154,7 +154,7 @@ class ObjectStore(Store):
         check_key(key)
         try:
             info = _info(self._ask("read", key, lambda: obstore.head(self._client("document"), key)))
-            # obstore 0.11 names it from the bucket on, not from the folder that this store is.
+            # obstore 0.11 returns the key with the prefix of this store.
             return replace(info, key=key)
         except NotFound:
             return None
@@ -163,7 +163,7 @@ class ObjectStore(Store):
         check_prefix(prefix)
         objects = self._list(prefix, after)
         if self._is_express:
-            # S3 Express lists in no order. A list that was begun again names objects twice.
+            # S3 Express lists in any order, and a restarted listing repeats objects.
             return iter(sorted(set(objects), key=lambda info: info.key))
         return self._checked_order(objects)
 
@@ -176,12 +176,12 @@ class ObjectStore(Store):
                 return
 
     def _pages(self, folder: str, start: str) -> Iterator[Any]:
-        """Yield what is listed after `start`, page by page; the budget of a busy server is that of one page."""
+        """Yield the objects after `start`; the retry budget applies to each page."""
         backoff, last = self.retry_policy.backoff(), ""
         while True:
             try:
                 for page in self._listing(folder, max(start, last)):
-                    # A server that does not heed where a list begins gives the first pages once more.
+                    # A server that ignores the start of a listing returns the first pages again.
                     yield from (meta for meta in page if meta["path"] > last)
                     if page and not self._is_express:
                         backoff, last = self.retry_policy.backoff(), page[-1]["path"]
@@ -191,8 +191,8 @@ class ObjectStore(Store):
                     self._fail(error, "list", folder)
 
     def _listing(self, folder: str, start: str) -> Iterator[Sequence[Any]]:
-        begin: Any = {} if not start or self._is_express else {"offset": start}
-        return iter(obstore.list(self._client("document"), folder or None, chunk_size=1000, **begin))
+        offset: Any = {} if not start or self._is_express else {"offset": start}
+        return iter(obstore.list(self._client("document"), folder or None, chunk_size=1000, **offset))
 
     def _checked_order(self, objects: Iterator[ObjectInfo]) -> Iterator[ObjectInfo]:
         before = ""
@@ -204,22 +204,22 @@ class ObjectStore(Store):
 
     def list_folders(self, prefix: str) -> Iterator[str]:
         folder = check_prefix(prefix, folder=True).removesuffix("/")
-        answer = self._ask(
+        listing = self._ask(
             "list", folder, lambda: obstore.list_with_delimiter(self._client("document"), folder or None)
         )
-        names = {path.rstrip("/").rpartition("/")[2] for path in answer["common_prefixes"]}
+        names = {path.rstrip("/").rpartition("/")[2] for path in listing["common_prefixes"]}
         return iter(sorted((name for name in names if is_key(name)), key=lambda name: name + "/"))
 
     def create(self, key: str, data: bytes) -> bool:
         return self._create(check_key(key), data)
 
     def _create(self, key: str, data: bytes) -> bool:
-        """Create an object by conditional PUTs, repeated as long as the effect of the last one can be told.
+        """Create an object with conditional PUTs, which are repeated while the effect of the last one is known.
 
-        False proves nothing, says `Store.create`, and its callers look. This looks as well where an answer leaves it
-        open, so that a create of our own is not reported as a loss.
+        Callers of `Store.create` read the object after False. This also reads it after an ambiguous response, so that
+        an object of our own is not reported as a conflict.
         """
-        backoff, may_have_landed = self.retry_policy.backoff(), False
+        backoff, may_exist = self.retry_policy.backoff(), False
         for attempt in range(_CREATE_ATTEMPTS):
             if attempt and not backoff.wait():
                 break
@@ -227,62 +227,67 @@ class ObjectStore(Store):
             if error is None:
                 return True
             status = status_of(error)
-            if _is_taken(error, status) or status == 429:
-                # 412 to the only PUT that was sent: another object is there. After a lost answer it may be ours.
-                if status == 412 and not may_have_landed:
+            if _exists(error, status) or status == 429:
+                # 412 for the first PUT: another object exists. After a lost response, the object may be ours.
+                if status == 412 and not may_exist:
                     return False
-                # 409 may mean two PUTs at once of which none landed. 429 (Google Cloud Storage and R2 take one write a
-                # second and key): another writes this key. Look at it; if nothing is there, send it again.
+                # 409 may mean two concurrent PUTs that both failed. 429 means that another writer writes this key,
+                # because Google Cloud Storage and R2 accept one write per second and key. If the object does not
+                # exist, send the PUT again.
                 existing = self._read_if_there(key)
                 if existing is not None:
-                    return may_have_landed and existing == data
+                    return may_exist and existing == data
             elif status == 504 or network_failure(error) == "Timeout":
-                # It may land yet, at any time: it is not sent again, and its effect is unknown if nothing is there.
+                # The PUT may still succeed at any time, so it is not repeated. If the object does not exist, the
+                # effect is unknown.
                 existing = self._read_if_there(key)
                 if existing is not None:
                     return existing == data
                 break
             elif status in (500, 502, 503) or network_failure(error):
-                may_have_landed = True
+                may_exist = True
             else:
-                # Refused. 501 too: a server that does not know conditional PUTs, which a repeat does not teach it.
+                # Rejected, so a retry would fail, too; 501 means that the server does not support conditional PUTs.
                 break
         assert error is not None
         raise cloud_error(error, "create", key, self._url)
 
     def _put(self, key: str, data: bytes) -> Exception | None:
-        """Send one conditional PUT; return its error."""
+        """Send one conditional PUT, and return its error, if any."""
         kind = "create" if len(data) <= _SMALL_BYTES else "create large"
         try:
             obstore.put(self._client(kind), key, data, mode="create", use_multipart=False)
-        except SparklogError:  # some of them are built-in errors as well
+        except SparklogError:  # some are also built-in errors
             raise
         except _FAILURES as error:
             return error
         return None
 
     def put_whole(self, key: str, data: bytes) -> None:
-        """Store a data object by one PUT, repeated within the budget. Its key has no other writer.
+        """Store a data object with one PUT, which is retried within the budget.
 
-        So it may be sent again after any failure that may pass, and an object of the same bytes is ours: a gateway that
-        repeats a request, or we ourselves, have sent it before.
+        Its key has no other writer. So the PUT may be repeated after any transient failure, and an existing object with
+        the same bytes is our own, from an earlier attempt or a gateway's retry.
         """
         backoff, attempt = self.retry_policy.backoff(), 0
         while (error := self._put(key, data)) is not None:
             attempt += 1
-            status, away = status_of(error), bool(network_failure(error))
-            if _is_taken(error, status):
+            status, is_unreachable = status_of(error), bool(network_failure(error))
+            if _exists(error, status):
                 if self._is_stored(key, data):
                     return
-            elif not (is_busy(error) or (away and attempt < _CREATE_ATTEMPTS)):
+            elif not (is_busy(error) or (is_unreachable and attempt < _CREATE_ATTEMPTS)):
                 self._fail(error, "create", key)
             if not backoff.wait():
-                if (away or status == 504) and self._is_stored(key, data):
-                    return  # no answer came in time, and the object is there
+                if (is_unreachable or status == 504) and self._is_stored(key, data):
+                    return  # only the response was lost
                 self._fail(error, "create", key)
 
     def _is_stored(self, key: str, data: bytes) -> bool:
-        """True if an object of these bytes is there, False if none is. `Unavailable` if it is another."""
+        """Return True if the object exists with these bytes, False if it does not exist.
+
+        Raises `Unavailable` if it has other bytes.
+        """
         info = self.stat(key)
         if info is None:
             return False
@@ -291,9 +296,9 @@ class ObjectStore(Store):
         raise existing_object(key, self.location)
 
     def put_parts(self, key: str, parts: Iterator[bytes]) -> None:
-        """Store a data object by a multipart upload, each request of which the client repeats within the budget."""
+        """Store a data object with a multipart upload, whose requests the client retries within the budget."""
         client = self._client("upload")
-        obstore.put(client, key, parts, use_multipart=True, chunk_size=PART_BYTES, max_concurrency=_UPLOADS_AT_ONCE)
+        obstore.put(client, key, parts, use_multipart=True, chunk_size=PART_BYTES, max_concurrency=_PARALLEL_UPLOADS)
 
     def upload_failure(self, error: BaseException, key: str) -> SparklogError:
         return cloud_error(error, "create", key, self._url)
@@ -321,27 +326,27 @@ class ObjectStore(Store):
 
     def delete_many(self, keys: Iterable[str]) -> None:
         names = [check_key(key) for key in keys]
-        for first in range(0, len(names), _DELETE_AT_ONCE):
-            some = names[first : first + _DELETE_AT_ONCE]
-            one: Any = some[0] if len(some) == 1 else some
+        for first in range(0, len(names), _BULK_DELETE_KEYS):
+            batch = names[first : first + _BULK_DELETE_KEYS]
+            paths: Any = batch[0] if len(batch) == 1 else batch
             try:
-                self._ask("delete", some[0], partial(obstore.delete, self._client("document"), one))
+                self._ask("delete", batch[0], partial(obstore.delete, self._client("document"), paths))
             except NotFound:
-                # Azure and Google say so of an object that is not there, and may have stopped at it.
-                for key in some if len(some) > 1 else ():
+                # Azure and Google report a missing object, and may have stopped there.
+                for key in batch if len(batch) > 1 else ():
                     self.delete(key)
 
     def now_ms(self) -> int:
-        # The clock that stamps objects.
+        # The modification time of a new object is the server's time.
         key = f"_probe/clock-{os.urandom(12).hex()}"
         # Not empty, because a client that retries reading an empty object requests a range that does not exist.
         self.put_whole(key, b"\n")
         info = self.stat(key)
-        with suppress(Unavailable):  # writers may lack the right to delete
+        with suppress(Unavailable):  # writers may lack the permission to delete
             self.delete(key)
         if info is None:
-            raise Unavailable(f"{key} was written to {self.location} and is not there: try again later")
-        # An object's time may lack up to 999 ms, and this one must not make it look older.
+            raise Unavailable(f"{key} was written to {self.location}, but does not exist: try again later")
+        # Times of objects may be up to 999 ms early, and this time must not make objects look older.
         return info.modified_ms - (self.clock_step_ms - 1)
 
     @property
@@ -353,11 +358,11 @@ class ObjectStore(Store):
         _GUARD.use()
         client = self._clients.get(kind)
         if client is None:
-            client = self._clients[kind] = _kept_client(self._url, kind)
+            client = self._clients[kind] = _cached_client(self._url, kind)
         return client
 
     def _ask(self, action: str, key: str, send: Callable[[], T]) -> T:
-        """Return the answer to a request, repeated while the server is busy; raise what its error means."""
+        """Send a request, with retries while the server is busy; return its response, or raise its error."""
         try:
             return self.retry_policy.call(send, is_busy)
         except _FAILURES as error:
@@ -367,23 +372,23 @@ class ObjectStore(Store):
         raise cloud_error(error, action, key, self._url) from None
 
 
-_kept: dict[tuple[str, str, int], Any] = {}
+_clients: dict[tuple[str, str, int], Any] = {}
 _lock = ForkLock()
-_MOST_KEPT = 64
-_OF_CLIENTS = ("AWS_", "AZURE_", "GOOGLE_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "SSL_CERT_")
+_MAX_CLIENTS = 64
+_CLIENT_VARIABLES = ("AWS_", "AZURE_", "GOOGLE_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "SSL_CERT_")
 
 
-def _kept_client(url: StoreUrl, kind: str) -> Any:
-    """Return the process' client of a place: its connections outlive the stores that are opened for it."""
-    # Where the environment changes, the credentials may. They are not kept here.
-    surroundings = hash(frozenset(item for item in os.environ.items() if item[0].upper().startswith(_OF_CLIENTS)))
-    key = (str(url), kind, surroundings)
+def _cached_client(url: StoreUrl, kind: str) -> Any:
+    """Return the process's client for a location, whose connections outlive its stores."""
+    # The key contains a hash of the environment, instead of credentials, which may change with it.
+    environment = hash(frozenset(item for item in os.environ.items() if item[0].upper().startswith(_CLIENT_VARIABLES)))
+    key = (str(url), kind, environment)
     with _lock:
-        if key not in _kept:
-            if len(_kept) >= _MOST_KEPT:
-                _kept.clear()
-            _kept[key] = _new_client(url, os.environ, kind)
-        return _kept[key]
+        if key not in _clients:
+            if len(_clients) >= _MAX_CLIENTS:
+                _clients.clear()
+            _clients[key] = _new_client(url, os.environ, kind)
+        return _clients[key]
 
 
 def _new_client(url: StoreUrl, environ: Mapping[str, str], kind: str) -> Any:
@@ -398,10 +403,10 @@ def _new_client(url: StoreUrl, environ: Mapping[str, str], kind: str) -> Any:
         client["allow_http"] = True
     config = client_config(url.scheme, settings)
     keys = profile_keys(url.scheme, settings, environ)
-    # Not in the configuration: to that the client would add a session token of the environment, which is of other keys.
+    # Not in the configuration, to which the client would add the environment's session token, which is for other keys.
     extra: Any = {"credential_provider": lambda: keys} if keys else {}
     if _is_express(url):
-        config["s3_express"] = "true"  # another server, and another signature
+        config["s3_express"] = "true"  # changes the server and the signature
     makers: dict[str, Any] = {S3: stores.S3Store, GCS: stores.GCSStore, AZURE: stores.AzureStore}
     try:
         return makers[url.scheme](
@@ -412,15 +417,15 @@ def _new_client(url: StoreUrl, environ: Mapping[str, str], kind: str) -> Any:
 
 
 def _limits(kind: str) -> tuple[timedelta, Any]:
-    """Return the time that one request of a kind may take, and how the client itself repeats it.
+    """Return the timeout of a request of a kind, and the client's own retries.
 
-    | kind           | requests                                                                     |
-    |----------------|------------------------------------------------------------------------------|
-    | `document`     | without a large body: HEAD, lists, deletes                                   |
-    | `data`         | reads                                                                        |
-    | `create`       | a PUT of up to `_SMALL_BYTES`; never repeated by the client, which cannot compare |
-    | `create large` | a longer one                                                                 |
-    | `upload`       | those of a multipart upload, which cannot be begun again                     |
+    | kind           | requests                                                                          |
+    |----------------|-----------------------------------------------------------------------------------|
+    | `document`     | without a large body: HEAD, lists, deletes                                        |
+    | `data`         | reads                                                                             |
+    | `create`       | a PUT of up to `_SMALL_BYTES`; not retried by the client, which cannot compare    |
+    | `create large` | a longer PUT                                                                      |
+    | `upload`       | requests of a multipart upload, which cannot be restarted                         |
     """
     timeout = _DOCUMENT_TIMEOUT if kind in ("document", "create") else _DATA_TIMEOUT
     if kind in ("create", "create large"):
@@ -432,34 +437,34 @@ def _limits(kind: str) -> tuple[timedelta, Any]:
 
 
 def _start_after(prefix: str) -> str:
-    """Return a key after which a list begins so that it names all keys with a prefix, and few before them.
+    """Return a key after which a listing has all keys with a prefix, and few others before them.
 
-    A server lists what is greater than the key that it is given. So this is less than every key with the prefix: its
-    last character is replaced by the one before it, and `~`, which is greater than any character of a key.
+    A server lists the keys that are greater than a given key. So the result is less than every key with the prefix: the
+    last character of the prefix is replaced by its predecessor and `~`, which is greater than any character of a key.
 
     >>> _start_after("t/append/00b")
     't/append/00a~'
     >>> _start_after("t/append/")
     ''
 
-    The character before `0` is `/`, which begins no name. There the character is left out:
+    The predecessor of `0` is `/`, which cannot start a name, so the character is removed:
 
     >>> _start_after("t/_log/10")
     't/_log/1'
     """
     last = prefix[-1:]
     if last in ("", "/"):
-        return ""  # the list is of that folder
+        return ""  # the entire directory is listed
     before = "" if last == "0" else f"{chr(ord(last) - 1)}~"
     return f"{prefix[:-1]}{before}".removesuffix("/")
 
 
 def _is_express(url: StoreUrl) -> bool:
-    """True for a directory bucket of S3 Express One Zone, which its name shows."""
+    """Return True for a directory bucket of S3 Express One Zone, which has a special name."""
     return url.scheme == S3 and url.host.endswith("--x-s3")
 
 
-def _is_taken(error: Exception, status: int | None) -> bool:
+def _exists(error: Exception, status: int | None) -> bool:
     kinds = (exceptions.AlreadyExistsError, exceptions.PreconditionError, exceptions.NotModifiedError)
     return isinstance(error, kinds) or status in (409, 412)
 

@@ -1,4 +1,4 @@
-"""A store on a mount that caches names: reads wait for objects that a listing shows and the cache denies."""
+"""A store on a mount with a name cache: reads wait for objects that are listed, but hidden by the cache."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ T = TypeVar("T")
 
 
 def patient(store: Store, clock: Timer | None) -> Store:
-    """Return the store, as a `PatientStore` if it may hide names and there is a clock to wait by."""
+    """Return the store, or a `PatientStore` if it may hide names and there is a clock for waiting."""
     return store if clock is None or not store.hides_names else PatientStore(store, clock)
 
 
 class PatientStore(WrapperStore):
-    """Wait up to 90 s for an object that is listed and denied, then raise `Unavailable`.
+    """Waits up to 90 s for a listed but hidden object, then raises `Unavailable`.
 
-    A cache of names denies an object if the name, or that of a folder above it, was looked up before it was created.
+    A name cache hides an object if its name, or that of a parent directory, was looked up before it was created.
     """
 
     def __init__(self, inner: Store, clock: Timer) -> None:
@@ -36,7 +36,7 @@ class PatientStore(WrapperStore):
                 return None
 
         if (data := self._awaited(key, read)) is None:
-            # Once more: the error says which object it is, and why it is not there.
+            # The error of another read describes the missing object.
             return self.inner.get(key, start, length)
         return data
 
@@ -46,11 +46,11 @@ class PatientStore(WrapperStore):
     def obstacles(self, folder: str) -> Iterator[str]:
         return self.inner.obstacles(folder)
 
-    def _awaited(self, key: str, look: Callable[[], T | None]) -> T | None:
+    def _awaited(self, key: str, read: Callable[[], T | None]) -> T | None:
         backoff: Backoff | None = None
-        while (found := look()) is None and any(info.key == key for info in self.inner.list(key)):
+        while (found := read()) is None and any(info.key == key for info in self.inner.list(key)):
             backoff = backoff or Backoff(self._clock)
             if not backoff.wait():
-                problem = f"{key} in {self.location} is listed and cannot be read: a cache of names may hide it"
+                problem = f"{key} in {self.location} is listed but cannot be read: a name cache may hide it"
                 raise Unavailable(f"{problem}; try again")
         return found

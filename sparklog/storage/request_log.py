@@ -1,9 +1,9 @@
-"""Requests to stores as lines of a log: verb, key, milliseconds, bytes and outcome. `open_store` turns it on.
+"""A log of store requests: verb, key, milliseconds, bytes and result. `open_store` turns it on.
 
     get orders/_log/00000000000000000007.json 0.3 ms 512 bytes ok
 
-Methods of the store itself are replaced: a store around it would hide what a directory can do and a bucket cannot, such
-as links. A pickled store, a task's, logs nothing.
+It replaces methods of the store, because a wrapper would hide capabilities of a directory, such as links. A pickled
+store, as in a task, does not log.
 """
 
 from __future__ import annotations
@@ -26,44 +26,44 @@ T = TypeVar("T")
 def log_requests(store: Any) -> None:
     """Make a store log each request from now on."""
     for verb in (*VERBS, *LISTINGS):
-        # What a store has from `Store` calls its other methods.
+        # Methods that a store inherits from `Store` call other methods, which are logged.
         if getattr(type(store), verb) is not getattr(Store, verb):
             setattr(store, verb, partial(_list if verb in LISTINGS else _send, verb, getattr(store, verb)))
     begin = store.writer
     store.writer = lambda key: _LoggedWriter(store, key, begin(key))
 
 
-def _line(verb: str, key: object, seconds: float, nbytes: int | None, outcome: str) -> None:
+def _line(verb: str, key: object, seconds: float, nbytes: int | None, result: str) -> None:
     what = f"{verb} {key}" if isinstance(key, str) and key else verb
-    REQUESTS.debug("%s %.1f ms %s bytes %s", what, 1000 * seconds, "-" if nbytes is None else nbytes, outcome)
+    REQUESTS.debug("%s %.1f ms %s bytes %s", what, 1000 * seconds, "-" if nbytes is None else nbytes, result)
 
 
 def _send(verb: str, method: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    began, nbytes, outcome = perf_counter(), len(args[1]) if verb == "create" else None, "ok"
+    start, nbytes, result = perf_counter(), len(args[1]) if verb == "create" else None, "ok"
     try:
-        answer = method(*args, **options)
-        if isinstance(answer, bytes):
-            nbytes = len(answer)
+        value = method(*args, **options)
+        if isinstance(value, bytes):
+            nbytes = len(value)
         elif verb == "create":
-            outcome = "created" if answer else "exists"
-        elif answer is None and verb == "stat":
-            outcome = "absent"
-        return answer
+            result = "created" if value else "exists"
+        elif value is None and verb == "stat":
+            result = "absent"
+        return value
     except Exception as error:
-        outcome = type(error).__name__
+        result = type(error).__name__
         raise
     finally:
-        _line(verb, args[0] if args else "", perf_counter() - began, nbytes, outcome)
+        _line(verb, args[0] if args else "", perf_counter() - start, nbytes, result)
 
 
 def _list(verb: str, method: Callable[..., Iterator[T]], prefix: str, *args: Any, **options: Any) -> Iterator[T]:
-    """Yield the names; the time that their reader takes does not count."""
+    """Yield the names, and measure the time without that of their consumer."""
     names, seconds, count = method(prefix, *args, **options), 0.0, 0
     try:
         while True:
-            began = perf_counter()
+            start = perf_counter()
             name = next(names, None)
-            seconds += perf_counter() - began
+            seconds += perf_counter() - start
             if name is None:
                 return
             count += 1
@@ -73,7 +73,7 @@ def _list(verb: str, method: Callable[..., Iterator[T]], prefix: str, *args: Any
 
 
 class _LoggedWriter(WrapperWriter):
-    """A data object that is being written: one line when it is closed, which makes it durable."""
+    """The writer of a data object, which logs one line for `close`."""
 
     nbytes = 0
 
@@ -82,6 +82,6 @@ class _LoggedWriter(WrapperWriter):
         super().write(data)
 
     def close(self) -> None:
-        began = perf_counter()
+        start = perf_counter()
         super().close()
-        _line("close", self._key, perf_counter() - began, self.nbytes, "created")
+        _line("close", self._key, perf_counter() - start, self.nbytes, "created")

@@ -1,4 +1,4 @@
-"""Errors of the file system as a store's errors: what to do, and for a place that is refused its mount."""
+"""File system errors as store errors with advice, and errors with the mount of an unsuitable location."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from sparklog.storage.store import missing_object
 _ADVICE = {
     errno.ENOSPC: "the file system is full: free some space and try again",
     errno.EDQUOT: "the disk quota is used up: free some space and try again",
-    errno.EACCES: "permission denied: the process needs to read and write there",
-    errno.EPERM: "operation not permitted: the process needs to read and write there",
-    errno.EROFS: "the file system is read-only: remount it writable or use another place",
+    errno.EACCES: "permission denied: the process needs read and write access",
+    errno.EPERM: "operation not permitted: the process needs read and write access",
+    errno.EROFS: "the file system is read-only: remount it writable or use another location",
     errno.EIO: "the device reports an I/O error: check the disk",
     errno.EMFILE: "too many open files in this process: raise its limit (ulimit -n)",
-    errno.ENFILE: "too many open files on this machine: raise its limit",
+    errno.ENFILE: "too many open files on this host: raise its limit",
     errno.ESTALE: "the network file system lost the file: try again",
     errno.ENAMETOOLONG: "the name is too long for this file system: use a shorter path",
-    errno.ELOOP: "too many symbolic links: check where the path leads",
+    errno.ELOOP: "too many symbolic links: check the path",
 }
 
 
 def store_error(error: OSError, action: str, key: str, location: str) -> SparklogError:
-    """Return the error to raise when the system refused to `action` the object `key` below `location`.
+    """Return the error to raise when the system failed to `action` the object `key` below `location`.
 
-    `NotFound` where an object to read is not there; most others are `Unavailable`: a write may have taken effect.
+    It is `NotFound` if an object to read does not exist, and usually `Unavailable`: a write may have taken effect.
     """
     if isinstance(error, SparklogError):
         return error
@@ -36,7 +36,7 @@ def store_error(error: OSError, action: str, key: str, location: str) -> Sparklo
     if error.errno in (errno.ENOENT, errno.EISDIR, errno.ENOTDIR) and action == "read":
         return missing_object(what)
     if error.errno in (errno.ELOOP, errno.ENXIO) and action == "read":
-        return NotFound(f"no object {what}: a link or a socket is there, expected a file")
+        return NotFound(f"no object {what}: the path is a link or a socket, expected a file")
     if error.errno == errno.ENOTDIR:
         return BadRequest(f"cannot {action} {what}: a part of the path is a file, expected a directory")
     advice = _ADVICE.get(error.errno or 0) or f"{error.strerror or error} (errno {error.errno})"
@@ -45,22 +45,22 @@ def store_error(error: OSError, action: str, key: str, location: str) -> Sparklo
 
 
 def refuse(location: str, reason: str) -> NoReturn:
-    """Raise `BadRequest` for a place that cannot keep the promises of a store."""
+    """Raise `BadRequest` for a location that does not have the guarantees of a store."""
     mount = mount_of(location)
     remedy = "use another file system"
     if "(fuse" in mount:
-        remedy = f"if a bucket is mounted there, {BUCKET_REMEDY}; else {remedy}"
+        remedy = f"if it is a mounted bucket, {BUCKET_REMEDY}; otherwise {remedy}"
     raise BadRequest(f"{location} on {mount} cannot hold a sparklog root: {reason}; {remedy}")
 
 
 def mount_of(path: str) -> str:
-    """Return the mount of a path, for messages: `/mnt/usb (vfat)`, or the mount point where the type is unknown."""
+    """Return the mount of a path for messages: `/mnt/usb (vfat)`, without the type if it is unknown."""
     point, kind = mount_and_type(path)
     return f"{point} ({kind})" if kind else point
 
 
 def mount_and_type(path: str) -> tuple[str, str]:
-    """Return the mount point of a path and the type of its file system, which is empty if it is unknown."""
+    """Return the mount point of a path, and its file system type, or an empty text if it is unknown."""
     point = os.path.realpath(path)
     while not os.path.ismount(point) and os.path.dirname(point) != point:
         point = os.path.dirname(point)

@@ -1,12 +1,12 @@
-"""A data object on its way into a bucket: one PUT if it stays small, else parts that a thread uploads meanwhile.
+"""Uploads of data objects to a bucket: one PUT if the object is small, otherwise parts that a thread uploads.
 
-A commit will name the object. So `close` returns only once the object is there, whole:
+A commit will reference the object, so `close` returns only once the object exists completely:
 
-* A PUT that was answered with success has stored every byte: its length goes along, and its checksum in the signature.
-  Nothing more is asked.
-* A multipart upload is the work of a thread. Whatever ends that before its last line is a failure, also a panic of the
-  library. Then the object is asked for, and must have the size of what was written: that also settles an upload whose
-  last answer was lost, where the repeated request gets 404, although the object is there.
+* A successful PUT has stored every byte, because the request contains the length, and its signature the checksum. No
+  further request is needed.
+* A thread makes the requests of a multipart upload. If it ends before its last line, even by a panic of the library,
+  the upload has failed. After the upload, the object must exist with the size of the written data. This check also
+  resolves an upload whose last response was lost, and whose retry gets 404 although the object exists.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Bucket(Protocol):
     def stat(self, key: str) -> ObjectInfo | None: ...
 
     def put_whole(self, key: str, data: bytes) -> None:
-        """Store an object by one PUT. `Unavailable` if the key is another's."""
+        """Store an object with one PUT. Raises `Unavailable` if another object has the key."""
 
     def put_parts(self, key: str, parts: Iterator[bytes]) -> None:
-        """Store an object by parts. An error of `parts` gives the upload up, and is raised."""
+        """Store an object in parts. An error of `parts` aborts the upload, and is raised."""
 
     def upload_failure(self, error: BaseException, key: str) -> SparklogError:
-        """Return the error to raise where `put_parts` raised this one."""
+        """Return the error to raise for an error of `put_parts`."""
 
 
 class Upload:
@@ -51,7 +51,7 @@ class Upload:
         self._key = key
         self._part_bytes = part_bytes
         self._pending: list[bytes] | None = []
-        """Not handed over yet; None: closed."""
+        """Data that is not handed to the uploading thread yet; None: closed."""
         self._pending_bytes = 0
         self._written = 0
         self._sender: _Sender | None = None
@@ -82,7 +82,7 @@ class Upload:
             self._sender.end(_Discarded())
 
     def _hand_over(self, pending: list[bytes]) -> _Sender:
-        """Give what is pending to the uploading thread, which is started with the first part."""
+        """Hand pending data to the uploading thread, which starts with the first part."""
         sender = self._sender = self._sender or _Sender(self._bucket, self._key)
         if pending:
             if not sender.offer(b"".join(pending)):
@@ -92,8 +92,8 @@ class Upload:
         return sender
 
     def _finish(self, sender: _Sender) -> None:
-        # A look and then the upload's end: another writer could come between them. But the name of a data object is
-        # random and has no second writer. The look is for a caller that gives a key twice.
+        # This check catches a caller that uses a key twice. It is not atomic with the end of the upload, which is safe
+        # because the name of a data object is random and has no second writer.
         if self._bucket.stat(self._key) is not None:
             raise existing_object(self._key, self._bucket.location)
         sender.end(None)
@@ -102,14 +102,14 @@ class Upload:
         except SparklogError:
             if sender.done:
                 raise
-            info = None  # the upload's own failure says more
+            info = None  # the error of the upload is more specific
         if info is not None and info.size == self._written:
             return
         if not sender.done:
             raise self._failure(sender)
         raise Unavailable(
             f"{self._key} was uploaded to {self._bucket.location}, expected {self._written} bytes there, found "
-            f"{'no object' if info is None else info.size}: write it again under a new name"
+            f"{'no object' if info is None else info.size}: write it again with a new name"
         )
 
     def _failure(self, sender: _Sender) -> SparklogError:
@@ -121,11 +121,11 @@ class Upload:
 
 
 class _Discarded(Exception):  # noqa: N818
-    """Ends an upload from within; never seen outside."""
+    """Aborts an upload; never raised to callers."""
 
 
 class _Sender:
-    """The thread that uploads one object, and the parts that wait for it."""
+    """The thread that uploads one object, and its queue of parts."""
 
     def __init__(self, bucket: Bucket, key: str) -> None:
         self._bucket = bucket
@@ -137,7 +137,7 @@ class _Sender:
         self._thread.start()
 
     def offer(self, item: bytes | _Discarded | None) -> bool:
-        """Hand a part to the thread; False if the thread has ended."""
+        """Hand a part to the thread; return False if the thread has ended."""
         while self._thread.is_alive():
             with suppress(queue.Full):
                 self._waiting.put(item, timeout=1)
@@ -145,18 +145,18 @@ class _Sender:
         return False
 
     def end(self, last: _Discarded | None) -> None:
-        """Tell the thread that no part follows, or to give up; wait for its end."""
+        """Complete (None) or abort the upload, and wait for the thread to end."""
         self.offer(last)
         self._thread.join()
 
     def _run(self) -> None:
         try:
             self._bucket.put_parts(self._key, self._parts())
-            self.done = True  # in the last line: whatever ends the thread before it is a failure
+            self.done = True  # the last line: ending the thread before it is a failure
         except BaseException as error:  # noqa: BLE001 - the writer's thread raises it
             self.error = error
         finally:
-            # No thread takes them any more; a writer that waits for room goes on, and sees that the thread has ended.
+            # Empty the queue, so that a waiting writer continues, and sees that the thread has ended.
             with suppress(queue.Empty):
                 while True:
                     self._waiting.get_nowait()

@@ -1,4 +1,4 @@
-"""Stores around another one: what each call goes through on its way."""
+"""Base classes of stores that wrap another store."""
 
 from __future__ import annotations
 
@@ -11,21 +11,20 @@ from sparklog.storage.store import ObjectInfo, ObjectWriter, Store
 
 T = TypeVar("T")
 BULK = 1000
-"""Keys of one bulk delete, as of S3."""
+"""Maximum keys of a bulk delete, as in S3."""
 
 
 class WrapperStore(Store):
-    """Pass every call on to `inner`; derived classes override a method, or `request`, which all of them go through.
+    """Forwards all calls to `inner`; derived classes override methods, or `request`, which all of them use.
 
-    Limits are those of `inner`; of the capabilities those of probes, names and times, `writable` and `parallel_reads`
-    alone: temporary files and links would go past the wrapper.
+    Limits and most capabilities are those of `inner`, except temporary files and links, which would bypass the wrapper.
     """
 
     def __init__(self, inner: Store) -> None:
         self.inner = inner
 
     def request(self, verb: str, key: str, send: Callable[[], T]) -> T:
-        """Return the answer of `send`; `verb` is the method's name, `key` its key or prefix."""
+        """Return the result of `send`; `verb` is the method's name, `key` its key or prefix."""
         return send()
 
     @property
@@ -97,7 +96,7 @@ class WrapperStore(Store):
         self.request("delete", key, lambda: self.inner.delete(key))
 
     def delete_many(self, keys: Iterable[str]) -> None:
-        """One request for up to 1,000 keys if `inner` deletes in bulk, else one for each."""
+        """Delete with one request per 1,000 keys if `inner` deletes in bulk, otherwise one per key."""
         if not _deletes_in_bulk(self.inner):
             super().delete_many(keys)
             return
@@ -111,7 +110,7 @@ class WrapperStore(Store):
 
 
 class WrapperWriter:
-    """Pass on the calls of a data object's writer; derived classes override them."""
+    """Forwards the calls of a data object's writer; derived classes override them."""
 
     def __init__(self, store: Any, key: str, inner: ObjectWriter) -> None:
         self._store = store

@@ -34,12 +34,12 @@ THE_SAME = "the same"
 PROPERTY = KafkaAnswer(None, "the same, with the properties below")
 HEAD = f"""# Kafka's words
 
-For scripts that call Kafka's tools or kcat: what becomes of each option. The tools are those of Kafka 4.1. A test reads
-their options, and holds this page to them.
+This page lists the equivalent of each option of Kafka's tools and kcat, for scripts that call them. It covers the tools
+of Kafka 4.1; a test compares it with their options.
 
-A command line begins with `sparklog` in place of the tool's folder: `sparklog kafka-topics.sh --list` is
-`sparklog topics list`, and so is `sparklog topics --list`. Where there is no word for an option the answer is one line,
-with exit code 2. What changes nothing is taken, with a note on standard error. Of every tool:
+A command line starts with `sparklog` instead of the tool's directory: `sparklog kafka-topics.sh --list` is
+`sparklog topics list`, and so is `sparklog topics --list`. If an option has no equivalent, the command prints one line
+and exits with code 2. Options without effect are accepted with a note on standard error. All tools have these options:
 
 | option | here |
 |---|---|
@@ -48,14 +48,14 @@ with exit code 2. What changes nothing is taken, with a note on standard error. 
 | `--command-config` | {COMMON["--command-config"].why} |
 | `--version` | {COMMON["--version"].why} |
 
-A property whose name ends in a dot means all that begin so. A `--topic` of `topics list`, `topics describe`,
+A property whose name ends in a dot is a prefix. A `--topic` of `topics list`, `topics describe`,
 `offsets` and `consume` may be a regular expression. It is one if no topic can have such a name: `a.b` is a name.
 """
 KCAT_HEAD = """\
-The answer to a command line of kcat is the one that does it here, to be copied. What sets up a client is left out.
-`-o s@TIME` is `--from-timestamp`, `-o e@TIME` is `--to-timestamp`, other places are `--offset`. Without `-e` kcat waits
-for more, as `--follow` does. Without `-Z` it prints nothing for a null: that is `--null-literal ''`. `-s key=q` is
-`--key-format long`."""
+If you run a kcat command line, the error is the equivalent command, for you to copy, without client settings.
+`-o s@TIME` is `--from-timestamp`, `-o e@TIME` is `--to-timestamp`, other offsets are `--offset`. Without `-e`, kcat
+waits for more messages, as `--follow` does. Without `-Z`, it prints nothing for a null, which is `--null-literal ''`.
+`-s key=q` is `--key-format long`."""
 
 
 @cache
@@ -118,13 +118,15 @@ def cell(answer: KafkaAnswer | None) -> str:
     if answer is None:
         return THE_SAME
     if isinstance(answer.words, Mapping):
-        values = {value.rpartition(".")[2]: f"`{item}`" if item else "as it is" for value, item in answer.words.items()}
+        values = {
+            value.rpartition(".")[2]: f"`{item}`" if item else "the default" for value, item in answer.words.items()
+        }
         return "; ".join([*(f"`{value}`: {item}" for value, item in values.items()), f"else: {answer.why}"])
     if answer.words:
         default = f"; `{answer.value}` without a value" if isinstance(answer.value, str) else ""
         return f"`{answer.words.replace('TEXT', 'VALUE')}`{default}"
     if answer.words == "":
-        return f"changes nothing: {answer.why}" if answer.why else "as it is anyway"
+        return f"has no effect: {answer.why}" if answer.why else "the default"
     return answer.why
 
 

@@ -68,8 +68,10 @@ def test_linked_and_pruned(sparklog: Sparklog, filled: Path, tmp_path: Path) -> 
     files = list((place / "orders" / "append").iterdir())
     assert files
     assert all(file.stat().st_nlink == 2 for file in files)
-    assert "Dropped backups: 1;" in sparklog("backup", "--to", place, "--keep", 1).out
-    assert "Would drop backups: none" in sparklog("backup", "--to", place, "--prune", "--keep-days", 1, "--dry-run").out
+    assert "Deleted backups: 1;" in sparklog("backup", "--to", place, "--keep", 1).out
+    assert (
+        "Would delete backups: none" in sparklog("backup", "--to", place, "--prune", "--keep-days", 1, "--dry-run").out
+    )
     sparklog("restore", place, "--to", new, "--link")
     assert consumed(sparklog, new) == ["a", "b"]
 
@@ -82,7 +84,7 @@ def test_a_directory_of_kafka_and_the_home_directory(
     (folder / f"{0:020d}.log").touch()
     for path in (folder, folder.parent):
         outcome = sparklog("backup", "--root", path, "--to", tmp_path / "new", code=1)
-        assert "expected a sparklog root: `sparklog import` makes one of it" in outcome.err
+        assert "expected a sparklog root: convert it with `sparklog import`" in outcome.err
     assert not (tmp_path / "new").exists()
     monkeypatch.setenv("HOME", str(tmp_path))
     sparklog("backup", "--to", "~/backups")
@@ -147,7 +149,7 @@ def test_a_group_beyond_the_version_is_set_to_the_end(
         (
             ("backup", "--to", "{new}", "--root", "{root}/orders"),
             1,
-            "is the folder of one topic: give --root {root}, with",
+            "is a topic directory, expected a root: give --root {root}, and",
         ),
         (("backup", "--to", "{root}/orders/place"), 1, "lies inside the root {root}, where nothing else can be made"),
         (("restore", "{root}", "--to", "{place}/new"), 1, "lies inside {place}, where backups are"),

@@ -44,7 +44,7 @@ def test_alter_in_kafkas_syntax(sparklog: Sparklog, orders: library.log.topic.To
     ]
     assert orders.log.state().configs.explicit == {"cleanup.policy": "compact,delete", "segment.ms": "7"}
     again = sparklog("configs", "alter", "orders", "--add-config", "segment.ms=7").lines
-    assert again == ["Config of topic orders is so already."]
+    assert again == ["Topic orders already has this config."]
 
 
 def test_a_dry_run_checks_and_changes_nothing(sparklog: Sparklog, orders: library.log.topic.Topic) -> None:
@@ -78,7 +78,7 @@ def test_alter_from_a_file(sparklog: Sparklog, orders: library.log.topic.Topic, 
     [
         ((), 2, "nothing to alter"),
         (("--add-config", "retention.ms"), 2, "expected NAME=VALUE"),
-        (("--add-config", "retention.ms=5", "--delete-config", "retention.ms"), 2, "both set and taken back"),
+        (("--add-config", "retention.ms=5", "--delete-config", "retention.ms"), 2, "both set and deleted"),
         (("--add-config", "retention.msec=5"), 1, "did you mean 'retention.ms'"),
         (("--delete-config", "retention.msec"), 1, "did you mean 'retention.ms'"),
         (("--add-config", "segment.ms=7,retention.ms=-2"), 1, "retention.ms must be a whole number of at least -1"),
@@ -105,7 +105,7 @@ def test_a_config_that_changed_since_it_was_looked_at_is_a_conflict(orders: libr
 
 def test_a_kafka_directory_has_no_configs(sparklog: Sparklog) -> None:
     place = REPOSITORY / "examples" / "data" / "kafka-log-dir"
-    assert "brokers keep configs elsewhere" in sparklog("configs", "describe", "--root", place, code=1).err
+    assert "does not contain configs" in sparklog("configs", "describe", "--root", place, code=1).err
 
 
 def test_docs_say_what_each_config_means_and_name_the_nearest_one(sparklog: Sparklog) -> None:

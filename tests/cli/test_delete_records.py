@@ -66,10 +66,10 @@ def test_the_short_form_never_goes_back(sparklog: Sparklog, log: Root) -> None:
         ([entry("a", 0, 4), entry("b", 7, 0)], "partitions 0 to 1, found 7"),
         ([entry("a", 0, 4), entry("c", 0, 0)], "its cleanup.policy is 'compact'; add delete"),
         ([entry("a", 0, 4), entry("d", 0, 0)], "topic 'd' does not exist"),
-        ([entry("a", 0, 4), entry("a", 0, 5)], "names a-0 twice"),
+        ([entry("a", 0, 4), entry("a", 0, 5)], "contains a-0 twice"),
         ([{"topic": "a", "partition": 0}], "must have entries"),
         ([entry("a", 0, True)], "must have entries"),
-        ([], "names no partition"),
+        ([], "contains no partitions"),
     ],
 )
 def test_wrong_offsets_change_nothing(
@@ -85,7 +85,11 @@ def test_wrong_offsets_change_nothing(
 
 @pytest.mark.usefixtures("log")
 def test_wrong_files_and_options(sparklog: Sparklog, tmp_path: Path) -> None:
-    for document, says in (("{", "must hold JSON"), ("[]", "no list"), ({"partitions": [], "version": 2}, "version 1")):
+    for document, says in (
+        ("{", "must contain JSON"),
+        ("[]", "no list"),
+        ({"partitions": [], "version": 2}, "version 1"),
+    ):
         file = offsets_file(tmp_path, document)
         assert says in sparklog("delete-records", "--offset-json-file", file, code=1).err
     assert "cannot be read" in sparklog("delete-records", "--offset-json-file", tmp_path / "none", code=1).err

@@ -140,7 +140,7 @@ def test_a_file_that_ends_early_is_told_in_one_line(sparklog: Sparklog, folder: 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "which file?"),
+        ((), "expected files: give PATH or --files"),
         (("missing/file.log",), "does not exist"),
         (("missing.log",), "does not exist"),
         (("--files", LOG, "--key-decoder", "avro"), "choose one of string, int, long"),

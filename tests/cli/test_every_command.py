@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from click import Context
 
-from sparklog.cli.app import HOME
+from sparklog.cli.app import MODULE_OF
 from sparklog.groups.lag import Groups
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.topic.root import Root, open_root
@@ -56,7 +56,7 @@ TEXT_ONLY = ("metrics", "produce", "conf", "perf consume")
 
 def commands() -> Iterator[str]:
     """Words of all that can be run."""
-    for name in HOME:
+    for name in MODULE_OF:
         below = getattr(command_of(name), "commands", None)
         yield from [name] if below is None else (f"{name} {each}" for each in below)
 

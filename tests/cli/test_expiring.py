@@ -101,7 +101,7 @@ def test_an_import_says_what_it_assumes_and_what_goes(log_dir: Path, root: Path,
     assert lines[0] == f"sparklog: created root {root}"
     assert "topic gone: 2 records are older than retention.ms=604800000" in lines[1]
     assert "topic keep: 2 records are older" in lines[2]
-    assert lines[3].startswith("sparklog: topics gone, keep: Kafka's default is assumed, retention.ms=604800000")
+    assert lines[3].startswith("sparklog: topics gone, keep: assuming Kafka's default retention.ms=604800000")
     assert len(lines) == 4
     assert sparklog("import", log_dir, "-q").err == ""
 
@@ -138,8 +138,8 @@ def test_configs_come_along_with_the_metadata_log(
     if taken:
         shown = ", ".join(f"{name}={value}" for name, value in taken.items())
         assert f"topic keep: configs from Kafka's metadata log: {shown}" in err
-    assert ("file.delete.delay.ms is not taken from Kafka" in err) == (DELAY in records)
-    assert ("default is assumed" in err) == ("retention.ms" not in configs)
+    assert ("file.delete.delay.ms was not imported from Kafka" in err) == (DELAY in records)
+    assert ("assuming Kafka's default" in err) == ("retention.ms" not in configs)
 
 
 def test_configs_of_a_removed_topic_are_gone(log_dir: Path, root: Path, sparklog: Sparklog) -> None:

@@ -91,7 +91,7 @@ def test_a_reset_shows_first_and_does_when_told(sparklog: Sparklog, root: Path, 
         ["billing", "a", "0", "2", "0"],
         ["billing", "a", "1", "1", "0"],
     ]
-    assert found.err == "WARN Nothing was changed: this is a dry run without --execute.\n"
+    assert found.err == "WARN Nothing was changed: this was a dry run; add --execute to make the changes.\n"
     assert committed(root, "billing") == {("a", 0): 2, ("a", 1): 1}
     assert sparklog("groups", "reset", "billing", "--to-earliest", "--dry-run").err == ""
     sparklog("groups", "reset", "billing", "--to-earliest", "--topic", "a:1", "--execute")
@@ -115,7 +115,7 @@ def test_offsets_travel_through_a_file(sparklog: Sparklog, root: Path, member: M
     assert committed(root, "billing") == {("a", 0): 2, ("a", 1): 1}
     kept.write_text("other,a,0,1\n")
     outcome = sparklog("groups", "reset", "billing", "--from-file", kept, code=1)
-    assert outcome.err == f"sparklog: {kept} holds offsets of other, none of group 'billing' [SPARKLOG_BAD_REQUEST]\n"
+    assert outcome.err == f"sparklog: {kept} has offsets of other, but not of group 'billing' [SPARKLOG_BAD_REQUEST]\n"
 
 
 def test_an_active_group_is_left_alone(sparklog: Sparklog, root: Path, member: Membership) -> None:
@@ -167,7 +167,7 @@ def test_members_are_shown_as_kafkas_tool_shows_them(sparklog: Sparklog, root: P
     assert sorted((desk[8], till[8])) == ["a:0", "a:1"]
     second.close()
     forced = sparklog("groups", "reset", "--group", "shop", "-t", "a", "--to-latest", "--force", "--execute").err
-    assert forced.startswith("WARN Group 'shop' is active: its 1 members go on from these offsets, and what they")
+    assert forced.startswith("WARN Group 'shop' is active: its 1 members continue from these offsets")
     with pytest.raises(Fenced):
         dynamic.commit({"a": {0: 1}})
     dynamic.poll()
@@ -210,8 +210,8 @@ def test_offsets_and_then_the_group_are_deleted(sparklog: Sparklog, root: Path, 
         (("reset", "billing", "--to-earliest", "--execute", "--dry-run"), "give --execute or --dry-run, not both"),
         (("reset", "billing", "--to-earliest", "--topic", "a:x"), "expected TOPIC or TOPIC:0,1, found 'a:x'"),
         (("reset", "billing", "--to-earliest", "--topic", "a", "--all-topics"), "give --all-topics or --topic"),
-        (("describe",), "name groups, or give --all-groups"),
-        (("delete-offsets", "billing"), "name at least one --topic"),
+        (("describe",), "give group names, or --all-groups"),
+        (("delete-offsets", "billing"), "give at least one --topic"),
     ],
 )
 def test_wrong_usage_is_said(
@@ -251,7 +251,7 @@ def test_a_kafka_directorys_groups_are_not_changed(
     fixtures: Path, sparklog: Sparklog, arguments: tuple[str, ...]
 ) -> None:
     outcome = sparklog("groups", *arguments, "--root", fixtures / "transactions" / "data", code=1)
-    assert "which is read-only: its groups are changed by kafka-consumer-groups, or after an import" in outcome.err
+    assert "which is read-only: change its groups with kafka-consumer-groups, or after an import" in outcome.err
     assert outcome.err.count("\n") == 1
 
 

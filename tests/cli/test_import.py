@@ -139,7 +139,7 @@ def test_groups_and_their_offsets_come_along(fixtures: Path, root: Path, sparklo
     described = sparklog("topics", "describe", "txn-a")
     assert "producer 4 ('tx-open') in partition 0, from 62" in described.out
     kafkas = KafkaView(folder).topic_id("txn-a")
-    assert described.lines[1] == f"Imported from Kafka's topic with id {kafkas}"
+    assert described.lines[1] == f"Imported from the Kafka topic with id {kafkas}"
     (row,) = json.loads(sparklog("topics", "describe", "txn-a", "--json").out)
     assert (row["kafkaTopicId"], row["topicId"]) == (kafkas, package.open(root).topic("txn-a").log.state().topic_id)
     found = json.loads(sparklog("import", folder, "-t", "txn-b", "--json", "--no-groups", "--no-transactions").out)

@@ -17,15 +17,15 @@ from tests.cli.conftest import REPOSITORY, Sparklog
 from tests.cli.test_every_command import IN_TURN, JOBS, examples
 from tests.support.command_line import command_of, invoke
 
-NOTHING, COMMITTED = "nothing was changed", "what was committed stays"
+NOTHING, COMMITTED = "nothing was changed", "committed changes remain"
 STAYS = {
     **dict.fromkeys(("history", "log-dirs", "report", "verify", "topics list", "groups describe"), NOTHING),
     **dict.fromkeys(("produce", "clone", "topics create", "groups reset", "delete-records"), COMMITTED),
-    "consume": "nothing was changed but the offsets of a --group",
-    "backup": "there is no new backup; run it again: what was copied is not copied again",
+    "consume": "nothing was changed except the offsets of a --group",
+    "backup": "no backup was created; run it again, and it skips files that are already copied",
     "export": "nothing was exported",
-    "import": "what was committed stays; run it again to go on",
-    "restore": "run it again with the same words to go on",
+    "import": "committed records remain; run it again to continue",
+    "restore": "run it again with the same options to continue",
 }
 
 
@@ -115,8 +115,8 @@ def test_it_says_how_far_it_was(
     monkeypatch.setattr(backing_up, "back_up", back_up)
     said = sparklog("backup", "--to", tmp_path / "backups", code=130)
     assert said.err == (
-        "sparklog: interrupted: 12 of 40 files, 1.2 GB of 5.1 GB; there is no new backup; run it again: "
-        "what was copied is not copied again\n"
+        "sparklog: interrupted: 12 of 40 files, 1.2 GB of 5.1 GB; no backup was created; run it again, "
+        "and it skips files that are already copied\n"
     )
 
 
@@ -130,9 +130,9 @@ def test_lines_that_were_appended_are_counted(
         raise KeyboardInterrupt
 
     library.open(root, create=True).create_topic("t")
-    monkeypatch.setattr(produce, "line_runs", runs)
+    monkeypatch.setattr(produce, "line_chunks", runs)
     said = sparklog("produce", "t", "--file", lines_file("x"), code=130)
-    assert said.err == "sparklog: interrupted: appended 2 records to t; what was committed stays\n"
+    assert said.err == "sparklog: interrupted: appended 2 records to t; committed changes remain\n"
     assert sparklog("offsets", "t").lines == ["t:0:2"]
 
 
@@ -146,8 +146,8 @@ def test_what_was_imported_is_counted(sparklog: Sparklog, root: Path, monkeypatc
     monkeypatch.setattr("sparklog.api.import_into", import_into)
     said = sparklog("import", "/nowhere", "--quiet", code=130)
     assert said.err == (
-        "sparklog: interrupted: 1,500 records, 10.0 kB copied, now to t-1; what was committed stays; run it "
-        "again to go on\n"
+        "sparklog: interrupted: 1,500 records, 10.0 kB copied, now t-1; committed records remain; run it "
+        "again to continue\n"
     )
 
 

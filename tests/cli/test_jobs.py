@@ -62,10 +62,10 @@ def test_runs_that_work_now(sparklog: Sparklog, filled: Path) -> None:
 def test_what_jobs_cannot_say(sparklog: Sparklog, filled: Path, tmp_path: Path) -> None:
     backups = tmp_path / "backups"
     library.backup(filled, backups)
-    assert "no job of sparklog works there" in sparklog("jobs", "--root", backups, code=1).err
+    assert "sparklog has no jobs: give a root" in sparklog("jobs", "--root", backups, code=1).err
     assert "sparklog_job_" not in sparklog("metrics", "--root", backups).out
     assert check_jobs(library.open(backups)) == []
-    assert "no job of sparklog works there" in sparklog("jobs", "--root", KAFKA, code=1).err
+    assert "sparklog has no jobs: give a root" in sparklog("jobs", "--root", KAFKA, code=1).err
     assert "topic 'none' does not exist" in sparklog("jobs", "--topic", "none", code=1).err
 
 
@@ -83,7 +83,7 @@ def test_doctor_fails_when_a_job_is_too_old(sparklog: Sparklog, filled: Path) ->
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--max-age", "3"], "expected a time such as 90s, 45m, 3h or 2d, found '3'"),
+        (["--max-age", "3"], "expected a period such as 90s, 45m, 3h or 2d, found '3'"),
         (["--max-age", "h"], "found 'h'"),
         (["--max-age", "-3h"], "found '-3h'"),
         (["--max-age", "3h", "--cost"], "give --cost or --max-age, not both"),
@@ -99,7 +99,7 @@ def test_describe_fails_where_a_group_lags_too_far(sparklog: Sparklog, filled: P
     fine = sparklog("groups", "describe", "billing", "--max-lag", 2)
     late = sparklog("groups", "describe", "billing", "--max-lag", 1, code=1)
     assert late.lines[0] == fine.lines[0]
-    assert "group billing lags by 2 records in orders-0, at most 1 are allowed" in late.err
+    assert "group billing lags by 2 records in orders-0; the maximum is 1" in late.err
     as_json = sparklog("groups", "describe", "--all-groups", "--max-lag", 1, "--json", code=1)
     assert json.loads(as_json.out)[0]["lag"] == 2
     wrong = sparklog("groups", "describe", "billing", "--state", "--max-lag", 1, code=2)

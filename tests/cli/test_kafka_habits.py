@@ -93,7 +93,7 @@ def test_it_answers(sparklog: Sparklog, root: Path, place: Path, line: str, prin
 
 def test_a_replication_factor_is_taken(sparklog: Sparklog, root: Path) -> None:
     assert "copies" not in sparklog("topics", "create", "one", "--replication-factor", 1).err
-    keeps = f"changes nothing: what holds {root} keeps the copies\n"
+    keeps = f"has no effect: the storage of {root} keeps the replicas\n"
     for factor in (3, -1):
         outcome = sparklog("topics", "create", f"r{factor + 1}", "--replication-factor", factor, "-p", 2)
         assert outcome.err.startswith(f"sparklog: --replication-factor {factor} {keeps}")
@@ -102,15 +102,15 @@ def test_a_replication_factor_is_taken(sparklog: Sparklog, root: Path) -> None:
     assert library.open(root).topic("one").describe().partitions[-1].partition == 1
 
 
-NO_BROKER = "there is no broker; give --root PATH, a folder of topics, or a Kafka directory to read"
-ONCE = "leave one out"
+NO_BROKER = "there is no broker; give --root PATH, a directory of topics or a Kafka log directory"
+ONCE = "omit one"
 
 
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("topics create", "expected TOPIC, as an argument or with --topic; found none"),
-        ("produce --key-separator :", "expected TOPIC, as an argument or with --topic; found none"),
+        ("topics create", "expected TOPIC as an argument or --topic, found none"),
+        ("produce --key-separator :", "expected TOPIC as an argument or --topic, found none"),
         ("topics delete a --topic b", f"expected TOPIC once, found 'a' and --topic 'b': {ONCE}"),
         ("produce a --topic b", f"expected TOPIC once, found 'a' and --topic 'b': {ONCE}"),
         ("get a --topic b --key k", f"expected TOPIC once, found 'a' and --topic 'b': {ONCE}"),
@@ -118,11 +118,11 @@ ONCE = "leave one out"
         ("offsets a b --topic b", f"expected topics once, found 'a b' and --topic 'b': {ONCE}"),
         ("delete-records a --topic b", f"expected TOPIC once, found 'a' and --topic 'b': {ONCE}"),
         ("restore /b --from /c --to /d", f"expected PATH once, found '/b' and --from '/c': {ONCE}"),
-        ("restore --to /d", "expected PATH, as an argument or with --from; found none"),
+        ("restore --to /d", "expected PATH as an argument or --from, found none"),
         ("--zookeeper z:2181 topics list", f"--zookeeper: {NO_BROKER}"),
         ("consume orders -b a:1", f"-b: {NO_BROKER}"),
-        ("mirror --bootstrap-server a:1", "give the cluster as kafka://HOST:PORT, to --from or to --to"),
-        ("transactions --list", "--list is a command here: "),
+        ("mirror --bootstrap-server a:1", "give the cluster as kafka://HOST:PORT with --from or --to"),
+        ("transactions --list", "--list is a command: use "),
         ("topics create a -p x", "expected a whole number of at least 1, found 'x'"),
         ("topics create a -p 0", "expected a whole number of at least 1, found '0'"),
         ("history orders --limit 0", "expected a whole number of at least 1, found '0'"),
@@ -134,7 +134,7 @@ ONCE = "leave one out"
         ("delete-records orders -p 0 -o -2", "expected a whole number of at least -1, found '-2'"),
         (f"groups reset g --to-offset {2**63}", f"expected a whole number of at least 0, found '{2**63}'"),
         ("produce a --compression brotli", "'brotli' is not one of 'none', 'gzip', 'snappy', 'lz4', 'zstd'"),
-        ("consume orders -f '%k\\n'", "expected a topic, found '%k\\\\n': -f is --follow, a format goes to --format"),
+        ("consume orders -f '%k\\n'", "expected a topic, found '%k\\\\n': -f is --follow; give a format with --format"),
         ("consume orders --format %k --json", "give --format or --json, not both"),
         ("consume orders --include x", "give --include or TOPIC, not both"),
         ("consume --include 'x('", "expected a regular expression, found 'x('"),
@@ -164,7 +164,7 @@ def test_wrong_usage_is_one_line(sparklog: Sparklog, place: Path, line: str, say
             "topics create a -c compression.type=none",
             "lz4 or zstd, found 'none'; a topic without compression is uncompressed [",
         ),
-        ("consume --include nothing", "no topic of {root} matches 'nothing': see `sparklog topics list` ["),
+        ("consume --include nothing", "no topic in {root} matches 'nothing': see `sparklog topics list` ["),
         ("consume orders --format '%x'", "--format takes %t %p %o %T %h %k %K %s %S and %%, found '%x' ["),
         ("consume orders --format 'x%'", "and %%, found '%' ["),
     ],

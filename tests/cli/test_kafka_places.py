@@ -86,7 +86,7 @@ def test_one_partition_folder_is_a_place_too(fixtures: Path, sparklog: Sparklog)
 
 def test_a_directory_of_several_topics_asks_which(fixtures: Path, sparklog: Sparklog) -> None:
     outcome = sparklog("consume", "--root", fixtures / "transactions" / "data", code=2)
-    assert "which topic?" in outcome.err
+    assert "expected a topic" in outcome.err
     assert "txn-a, txn-b" in outcome.err
 
 

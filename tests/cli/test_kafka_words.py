@@ -264,7 +264,7 @@ def test_changes(sparklog: Sparklog, place: Path) -> None:
     transaction.append("clicks", pa.table({"value": [b"c1"]}))
     transaction._prepare_topics()
     aborted = sparklog("transactions", "forceTerminateTransaction", "--transactionalId", "job").out
-    assert aborted == "Aborted transaction 0 of job, it held back clicks.\n"
+    assert aborted == "Aborted transaction 0 of job, which held back clicks.\n"
 
 
 def test_internal_topics_of_a_kafka_directory(sparklog: Sparklog, fixtures: Path) -> None:
@@ -292,8 +292,8 @@ def test_what_changes_nothing_is_said(sparklog: Sparklog, place: Path) -> None:
     assert (outcome.out, outcome.err.splitlines()) == (
         "c0\n",
         [
-            "sparklog: --enable-systest-events changes nothing: it is for Kafka's own tests",
-            "sparklog: --consumer-property fetch.min.bytes=5 changes nothing: no broker is asked",
+            "sparklog: --enable-systest-events has no effect: it is for Kafka's own tests",
+            "sparklog: --consumer-property fetch.min.bytes=5 has no effect: there is no broker",
             "Processed a total of 1 messages",
         ],
     )
@@ -305,39 +305,39 @@ def test_what_changes_nothing_is_said(sparklog: Sparklog, place: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("kafka-topics.sh --version", "--version: `sparklog --version` has it"),
+        ("kafka-topics.sh --version", "--version: use `sparklog --version`"),
         ("topics --describe --under-replicated-partitions", "--under-replicated-partitions: no replicas are kept here"),
-        ("topics --command-config f --list", "--command-config: no client connects to a broker: leave it out"),
-        ("topics --create --topic t --topic-id", "--topic-id: topics are described by name"),
+        ("topics --command-config f --list", "--command-config: there is no broker to connect to: omit it"),
+        ("topics --create --topic t --topic-id", "--topic-id: use the topic's name"),
         ("topics --delete --topic 'or.*'", "expected a topic, found 'or.*': --pattern takes a regular expression"),
-        ("configs --describe --entity-type users", "--entity-type users: topics and the root alone have configs"),
-        ("configs --alter --user u", "--user: topics and the root alone have configs"),
-        ("groups --validate-regex 'x'", "--validate-regex: patterns are Python's here"),
-        ("groups --delete --group a --group b", "expected one group, found a, b: run it for each"),
-        ("groups --delete --all-groups", "--all-groups: one group at a time; `sparklog groups list` has their names"),
+        ("configs --describe --entity-type users", "--entity-type users: only topics and the root have configs"),
+        ("configs --alter --user u", "--user: only topics and the root have configs"),
+        ("groups --validate-regex 'x'", "--validate-regex: sparklog uses Python's regular expressions"),
+        ("groups --delete --group a --group b", "expected one group, found a, b: run the command for each group"),
+        ("groups --delete --all-groups", "--all-groups: give one group; `sparklog groups list` lists them"),
         ("perf produce --topic t --num-records 1 --record-size 1 --producer-props bootstrap.servers=a:1",
          "bootstrap.servers: there is no broker; give --root PATH"),
         ("groups --list --state sleepy", "'--state': expected Stable, Empty, "),
-        ("transactions describe-producers --topic t", "describe-producers: `sparklog transactions list --open` has"),
-        ("transactions abort --topic t --partition 0", "--topic: a transaction is aborted by its id: `sparklog trans"),
+        ("transactions describe-producers --topic t", "describe-producers: use `sparklog transactions list --open`"),
+        ("transactions abort --topic t --partition 0", "--topic: use `sparklog transactions abort ID`; "),
         ("offsets --topic-partitions a:b", "expected TOPIC, TOPIC:0, TOPIC:0-3, TOPIC:1- or TOPIC:-3, found 'a:b'"),
         ("offsets --topic-partitions a --topic b", "give --topic-partitions or --topic, not both: it selects"),
-        ("offsets --partitions 1,x", "expected numbers with commas, found 'x'"),
+        ("offsets --partitions 1,x", "expected numbers separated by commas, found 'x'"),
         ("consume t --property print.key", "--property: expected NAME=VALUE, found 'print.key'"),
         ("consume t --property", "Option '--property' requires an argument. (see 'sparklog consume --help')"),
         ("consume t --property print.key=yes", "--property print.key=yes: expected true or false"),
         ("consume t --property print.kye=true", "--property: expected one of print.timestamp, print.partition, "),
-        ("consume t --consumer-property auto.offset.reset=none", "expected earliest, or latest, which is --follow"),
-        ("consume t --consumer-property enable.auto.commit=false", "without it nothing is"),
-        ("consume t --consumer-property ssl.key.password=x", "no client connects to a broker"),
+        ("consume t --consumer-property auto.offset.reset=none", "expected earliest, or latest, which means --follow"),
+        ("consume t --consumer-property enable.auto.commit=false", "without it, nothing is"),
+        ("consume t --consumer-property ssl.key.password=x", "there is no broker to connect to"),
         ("consume t --consumer-property bootstrap.servers=x", "there is no broker; give --root PATH"),
-        ("consume t --value-deserializer x.Avro", "--value-deserializer x.Avro: --value-format has string, short, "),
+        ("consume t --value-deserializer x.Avro", "--value-deserializer x.Avro: --value-format takes string, short, "),
         ("produce t --property headers.separator= --property parse.headers=true",
          "'--headers-separator': expected at least one character"),
-        ("produce t --line-reader x", "--line-reader x: lines are text, or --json"),
+        ("produce t --line-reader x", "--line-reader x: sparklog reads lines of text, or JSON with --json"),
         ("kcat -C -t t -x", "kcat: option -x not recognized; see `sparklog consume --help`"),
-        ("kcat -P -t t -c 5", "kcat -c: `sparklog produce` has no word for it; see its --help"),
-        ("kcat -L -o 5", "kcat -o: `sparklog topics describe` has no word for it; see its --help"),
+        ("kcat -P -t t -c 5", "kcat -c: `sparklog produce` has no equivalent; see its --help"),
+        ("kcat -L -o 5", "kcat -o: `sparklog topics describe` has no equivalent; see its --help"),
     ],
 )  # fmt: skip
 def test_answers_are_one_line(sparklog: Sparklog, place: Path, line: str, says: str) -> None:
@@ -367,7 +367,7 @@ def test_answers_are_one_line(sparklog: Sparklog, place: Path, line: str, says: 
 def test_kcat_is_answered_with_the_command(sparklog: Sparklog, place: Path, line: str, command: str) -> None:
     outcome = sparklog(*shlex.split(line), code=2)
     assert outcome.out == ""
-    assert outcome.err == f"sparklog: the words of kcat are other ones here: sparklog {command}\n"
+    assert outcome.err == f"sparklog: kcat's options differ: use sparklog {command}\n"
     words = [str(place) if word == "PATH" else word for word in shlex.split(command)]
     if "--follow" not in words and words[0] != "produce":
         assert sparklog(*words).out

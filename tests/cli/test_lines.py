@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import pytest
 
-from sparklog.cli.commands.produce import line_runs
+from sparklog.cli.commands.produce import line_chunks
 from sparklog.console.options import parse_time
 
 
@@ -21,7 +21,7 @@ def runs_of(data: bytes, run_bytes: int) -> list[bytes]:
     os.write(write, data)
     os.close(write)
     try:
-        return list(line_runs(read, run_bytes=run_bytes, linger_s=10, clock=time.monotonic))
+        return list(line_chunks(read, chunk_bytes=run_bytes, linger_s=10, clock=time.monotonic))
     finally:
         os.close(read)
 
@@ -40,7 +40,7 @@ def test_a_file_comes_in_runs_of_the_size_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "lines"
     path.write_bytes(data * 50_000)
     with path.open("rb") as file:
-        runs = list(line_runs(file.fileno(), run_bytes=2 << 20, linger_s=10, clock=time.monotonic))
+        runs = list(line_chunks(file.fileno(), chunk_bytes=2 << 20, linger_s=10, clock=time.monotonic))
     assert b"".join(runs) == data * 50_000
     assert len(runs) == 3
     assert max(map(len, runs)) < 3 << 20, "a run may exceed its size by one read"
@@ -52,7 +52,7 @@ def test_lines_that_trickle_in_are_not_kept_waiting() -> None:
     done = threading.Event()
 
     def reader() -> None:
-        for run in line_runs(read, run_bytes=1 << 20, linger_s=0.02, clock=time.monotonic):
+        for run in line_chunks(read, chunk_bytes=1 << 20, linger_s=0.02, clock=time.monotonic):
             seen.append(run)
             done.set()
 
@@ -87,7 +87,7 @@ def test_an_interrupt_gives_the_whole_lines_that_are_held() -> None:
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         with pytest.raises(KeyboardInterrupt):
-            runs.extend(line_runs(read, run_bytes=1 << 20, linger_s=600, clock=clock))
+            runs.extend(line_chunks(read, chunk_bytes=1 << 20, linger_s=600, clock=clock))
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

@@ -51,7 +51,7 @@ def test_append_files_and_sealed_segments(sparklog: Sparklog, root: Path) -> Non
     assert after["t-0"]["size"] == segments + int(str(after["t-0"]["appendBytes"]))
     assert (after["t-0"]["records"], after["t-0"]["slices"], after["t-1"]["appendBytes"]) == (30, 2, 0)
     # Sealing has left the first append file to the vacuum; a hold keeps it.
-    waiting = f"Besides, {files[0].stat().st_size} bytes in 1 file wait for the vacuum of `sparklog retain`."
+    waiting = f"In addition, `sparklog retain` will delete {files[0].stat().st_size} bytes in 1 unreferenced file."
     assert sparklog("log-dirs").lines[-1] == waiting
     assert '"unreferencedFiles": 1' in sparklog("log-dirs", "--json").out
     (reported,) = json.loads(sparklog("report", "--json").out)["topics"]

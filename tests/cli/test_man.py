@@ -9,7 +9,7 @@ import subprocess
 import pytest
 from click import Context, Group
 
-from sparklog.cli.app import HOME, SECTIONS
+from sparklog.cli.app import MODULE_OF, SECTIONS
 from tests.cli.conftest import Sparklog
 from tests.cli.test_every_command import commands
 from tests.support.command_line import command_of
@@ -27,7 +27,7 @@ def test_the_page_has_every_command_and_roff_takes_it(sparklog: Sparklog) -> Non
     assert all(line and not line.startswith("'") for line in lines)
     # Options are typed with the character that a reader copies.
     assert ".B \\-n, \\-\\-max\\-messages N" in lines
-    assert re.search(r"Between columns; \\e0 and \\ex1f", page)
+    assert re.search(r"Separator of columns; \\e0 and \\ex1f", page)
     if shutil.which("groff"):
         words = ["groff", "-man", "-Tutf8", "-ww", "-z"]
         done = subprocess.run(words, input=page, capture_output=True, text=True, check=True)
@@ -36,7 +36,7 @@ def test_the_page_has_every_command_and_roff_takes_it(sparklog: Sparklog) -> Non
 
 def in_sections() -> list[str]:
     names = [name for names in SECTIONS.values() for name in names.split()]
-    assert sorted(names) == sorted(HOME)
+    assert sorted(names) == sorted(MODULE_OF)
     return sorted(commands(), key=lambda command: names.index(command.split()[0]))
 
 

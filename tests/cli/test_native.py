@@ -30,7 +30,7 @@ def test_a_topic_is_created_altered_and_deleted(sparklog: Sparklog, root: Path) 
     altered = sparklog("topics", "alter", "orders", "--partitions", 5)
     assert altered.out == "Altered topic orders.\n"
     (line,) = altered.err.splitlines()
-    assert line.startswith("sparklog: keys of topic orders map to other partitions from now on")
+    assert line.startswith("sparklog: topic orders: keys map to other partitions now")
     sparklog("configs", "alter", "orders", "--add-config", "segment.ms=7", "--delete-config", "retention.ms")
     described = json.loads(sparklog("topics", "describe", "orders", "--json").out)
     assert [(topic["topic"], topic["partitionCount"], topic["configs"]) for topic in described] == [
@@ -39,7 +39,7 @@ def test_a_topic_is_created_altered_and_deleted(sparklog: Sparklog, root: Path) 
     assert sparklog("topics", "delete", "orders").out == "Deleted topic orders.\n"
     assert sparklog("topics", "list").lines == ["clicks"]
     assert "orders" in sparklog("topics", "delete", "orders", code=1).err
-    assert sparklog("topics", "delete", "orders", "--if-exists").out == "There is no topic orders.\n"
+    assert sparklog("topics", "delete", "orders", "--if-exists").out == "Topic orders does not exist.\n"
 
 
 def test_describe_is_a_line_and_a_table(sparklog: Sparklog, lines_file: LinesFile) -> None:
@@ -199,7 +199,7 @@ def test_a_topic_folder_is_a_place(sparklog: Sparklog, lines_file: LinesFile, ro
     assert sparklog("consume", "--root", root / "t").lines == ["v"]
     assert sparklog("offsets", "--root", root / "t").lines == ["t:0:1"]
     assert sparklog("topics", "list", "--root", root / "t").lines == ["t"]
-    assert "is topic t's, not u's" in sparklog("consume", "u", "--root", root / "t", code=2).err
+    assert "is the directory of topic t, not of u" in sparklog("consume", "u", "--root", root / "t", code=2).err
 
 
 @pytest.fixture

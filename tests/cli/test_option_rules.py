@@ -84,7 +84,7 @@ def test_every_rule_of_every_command_holds() -> None:
         ("serve {root} --listen PLAINTEXT://127.0.0.1:9", "expected HOST:PORT without PLAINTEXT://"),
         ("serve {root} --listen nosuch.invalid:9", "'--listen': cannot resolve 'nosuch.invalid'"),
         ("serve {root} --listen 127.0.0.1:9 --advertise a:9,127.0.0.1:9", "found a:9: put 127.0.0.1:9 first"),
-        ("metrics --output json", "metrics prints Prometheus' text, found 'json': --output-file FILE"),
+        ("metrics --output json", "metrics prints the Prometheus text format, found 'json': use --output-file FILE"),
         ("metrics -o {root}/a --output {root}/b", "give --output or --output-file, not both"),
         ("doctor --rate 5", "--rate needs --cost"),
         ("doctor --max-age 3h", "--max-age needs --root"),
@@ -117,13 +117,13 @@ def test_what_stands_for_all_commands_excludes_nothing(sparklog: Sparklog, monke
     assert sparklog("topics", "list", "--json").out == '["t"]\n'
     # SPARKLOG_ROOT is set.
     assert "gb_stored" in sparklog("doctor", "--cost").out
-    assert "expected a time such as" in sparklog("doctor", "--max-age", "3", code=2).err
+    assert "expected a period such as" in sparklog("doctor", "--max-age", "3", code=2).err
 
 
 def test_metrics_still_takes_a_path_as_output_and_says_so(sparklog: Sparklog, tmp_path: Path) -> None:
     sparklog("topics", "create", "t")
     outcome = sparklog("metrics", "--output", tmp_path / "m.prom")
     assert outcome.out == ""
-    assert outcome.err == "sparklog: --output FILE of metrics is deprecated: the option is --output-file now\n"
+    assert outcome.err == "sparklog: --output FILE of metrics is deprecated: use --output-file\n"
     assert (tmp_path / "m.prom").read_text().startswith("# HELP")
     assert sparklog("metrics", "-o", tmp_path / "m.prom").err == ""

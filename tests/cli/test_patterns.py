@@ -10,7 +10,7 @@ import pytest
 import sparklog as library
 from tests.cli.conftest import Sparklog
 
-DONE = "Nothing was changed: --execute does it."
+DONE = "Nothing was changed; add --execute to make the changes."
 
 
 @pytest.fixture

@@ -117,12 +117,12 @@ def test_records_are_read_and_counted_as_kafka_counts_them(sparklog: Sparklog, r
     [
         (("--record-size", 5, "--payload-monotonic"), "give one of --record-size, --payload-file"),
         ((), "give one of --record-size, --payload-file"),
-        (("--record-size", 5, "--producer-props", "lingerms=5"), "expected NAME=VALUE with a name of"),
+        (("--record-size", 5, "--producer-props", "lingerms=5"), "expected NAME=VALUE with one of the names"),
         (
             ("--record-size", 5, "--producer-props", "linger.ms=x"),
             "linger_ms must be a number of milliseconds from 0, found 'x'",
         ),
-        (("--record-size", 5, "--commit-intervals", "5,x"), "expected milliseconds with commas"),
+        (("--record-size", 5, "--commit-intervals", "5,x"), "expected milliseconds separated by commas"),
     ],
 )
 def test_wrong_options_are_one_line(sparklog: Sparklog, root: Path, words: tuple[object, ...], message: str) -> None:

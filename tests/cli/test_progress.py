@@ -16,11 +16,11 @@ SIZE = r"[\d.]+ k?B"
 COMMANDS = {
     "backup --to {tmp}/backups": (rf"(\d+) of \1 files, ({SIZE}) of \2", ""),
     "export orders keyed --to {tmp}/kafka": (
-        rf"400 records, ({SIZE}) of \1 copied, now to .*",
+        rf"400 records, ({SIZE}) of \1 copied, now .*",
         rf"Exported 2 topics, 4 partitions to .*: {SIZE}\.",
     ),
     "import {tmp}/kafka --root {tmp}/imported": (
-        rf"400 records, ({SIZE}) of \1 copied, now to orders-1",
+        rf"400 records, ({SIZE}) of \1 copied, now orders-1",
         rf"Imported 400 records of 2 topics: {SIZE} copied\.",
     ),
     "repartition orders --to orders-5 -p 5": (rf"200 records, ({SIZE}) of \1 copied", ""),

@@ -33,17 +33,17 @@ def orders(sparklog: Sparklog, lines_file: LinesFile) -> None:
 def test_a_cut_over(sparklog: Sparklog, root: Path, lines_file: LinesFile) -> None:
     first = sparklog(*COPY)
     assert first.lines == [
-        "Copied 90 records of orders to orders-4 (4 partitions), which has 90 of them.",
+        "Copied 90 records of orders to orders-4 (4 partitions), which now has 90.",
         (
-            "To cut over: stop the writers of orders, run this again with --move-groups, and start writers and groups "
-            "on orders-4."
+            "To cut over: stop the writers of orders, run the command again with --move-groups, and start writers "
+            "and groups on orders-4."
         ),
     ]
     sparklog("consume", "orders", "--group", "billing", "--max-messages", 100)
     sparklog("produce", "orders", "--key-separator", ":", "--file", lines_file("customer-1:90\n"))
     assert sparklog(*COPY, "--move-groups").lines == [
         "Copied 1 record of orders to orders-4 (4 partitions), which has 91 of them.",
-        "Group billing goes on in orders-4, and reads no record again.",
+        "Group billing continues in orders-4, and reads no records again.",
     ]
     rest = sparklog("consume", "orders-4", "--group", "billing")
     assert rest.lines == ["90"]
@@ -61,7 +61,7 @@ def test_the_commands_of_the_guide(sparklog: Sparklog, root: Path) -> None:
     for line in lines:
         assert line.endswith(" --root /data/log")
         out = sparklog(*shlex.split(line.replace("/data/log", str(root)))[1:]).out
-    assert "Group billing goes on in orders-12, and reads no record again." in out
+    assert "Group billing continues in orders-12, and reads no records again." in out
     assert sparklog("topics", "list").lines == ["orders", "orders-12"]
 
 
@@ -71,8 +71,8 @@ def test_a_group_that_is_not_moved_is_a_line_and_an_exit_code(sparklog: Sparklog
     group.alter({"orders": {0: 5}})
     group.join("consumer-1")
     outcome = sparklog(*COPY, "--move-groups", code=1)
-    assert outcome.lines == ["Copied 90 records of orders to orders-4 (4 partitions), which has 90 of them."]
-    assert "group 'billing' is not moved: group 'billing' is active (Stable, member consumer-1)" in outcome.err
+    assert outcome.lines == ["Copied 90 records of orders to orders-4 (4 partitions), which now has 90."]
+    assert "group 'billing' was not moved: group 'billing' is active (Stable, member consumer-1)" in outcome.err
 
 
 @pytest.mark.usefixtures("orders")

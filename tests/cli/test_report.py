@@ -41,7 +41,9 @@ def test_a_dash_is_standard_output(sparklog: Sparklog, root: Path) -> None:
     assert page.rstrip().endswith("</html>")
     assert sparklog("metrics", "--output", "-").out.startswith("# HELP sparklog_")
     assert not Path("-").exists()
-    assert "- is standard output, where --json prints" in sparklog("report", "--html", "-", "--json", code=2).err
+    assert (
+        "--html - and --json both print to standard output" in sparklog("report", "--html", "-", "--json", code=2).err
+    )
 
 
 def test_the_time_of_the_report_and_its_topics_can_be_given(sparklog: Sparklog, root: Path, page: Path) -> None:
@@ -82,7 +84,7 @@ def test_a_kafka_directory_is_reported_on_in_place(sparklog: Sparklog, page: Pat
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        ((), 2, "say what to make: --html FILE, or --json"),
+        ((), 2, "expected an output: give --html FILE or --json"),
         (("--json", "--topic", "ordres"), 1, "orders"),
         (("--json", "--now", "noon"), 2, "'--now'"),
         (("--json", "--properties", "nowhere.properties"), 1, "'nowhere.properties' cannot be read"),

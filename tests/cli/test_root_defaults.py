@@ -119,7 +119,7 @@ def test_a_dry_run_changes_nothing_and_json_tells_the_same(sparklog: Sparklog, l
         ((*ALTER, "log.segment.delete.delay.ms=1"), 1, "or force it"),
         ((*ALTER, "num.partitions=1", "--topic", "t"), 2, "give --root-defaults or --topic, not both"),
         ((*DESCRIBE, "t"), 2, "give --root-defaults or TOPIC, not both"),
-        (("import",), 2, "expected the PATH of a log directory, or --from-server-properties"),
+        (("import",), 2, "expected the PATH of a log directory or --from-server-properties"),
         (("import", "/x", "--from-server-properties", "/y"), 2, "give --from-server-properties or PATH, not both"),
         (("import", "--from-server-properties", "/no/such"), 1, "check --from-server-properties"),
     ],

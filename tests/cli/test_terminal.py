@@ -161,7 +161,7 @@ def test_names_in_json_are_in_camel_case(sparklog: Sparklog, root: Path, tmp_pat
 def test_topics_say_whether_they_were_there(sparklog: Sparklog, root: Path) -> None:
     maybe = ("topics", "create", "t", "--if-not-exists")
     assert sparklog(*maybe).out == f"Created topic t with 1 partition in {root}.\n"
-    assert sparklog(*maybe).out == "Topic t is there already.\n"
+    assert sparklog(*maybe).out == "Topic t already exists.\n"
     assert json.loads(sparklog(*maybe, "--json").out) == {"topic": "t", "created": False}
     assert json.loads(sparklog("topics", "delete", "t", "--json").out) == {"topic": "t", "deleted": True}
     assert json.loads(sparklog("topics", "delete", "t", "--if-exists", "--json").out) == {

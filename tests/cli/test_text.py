@@ -95,7 +95,7 @@ def test_lines_with_key_headers_and_null_marker() -> None:
             b"a::b\nno separator\n",
             r"line 11: expected key separator '::', found none in 'no separator'",
         ),
-        (LineFormat(headers=True), b"value\n", r"line 10: expected a TAB between headers and what follows"),
+        (LineFormat(headers=True), b"value\n", r"line 10: expected a TAB after the headers"),
         (
             LineFormat(headers=True),
             b"name\tvalue\n",
@@ -143,7 +143,7 @@ def test_json_input_needs_only_a_value() -> None:
     [
         (b"{", "line 5: expected one JSON object per line"),
         (b"[1]", 'line 5: expected a JSON object with "value"'),
-        (b"[" * 100_000, "line 5: expected one JSON object per line, found one nested too deeply"),
+        (b"[" * 100_000, "line 5: expected one JSON object per line, found one that is nested too deeply"),
         (b'{"key": "k"}', 'line 5: expected a JSON object with "value"'),
         (b'{"value": 3}', 'line 5: "value" must be a string, null or {"base64": "..."}, found int: quote it'),
         (b'{"value": {"a": 1}}', 'line 5: "value" must be a string, null'),

@@ -73,7 +73,7 @@ def test_abort_lets_readers_go_on_and_the_owners_commit_fails(sparklog: Sparklog
     assert "Held back by open transactions: etl/orders" in sparklog("topics", "describe", "a").out
     assert "found decisions up to -1" in sparklog("transactions", "abort", "etl/orders", "--n", 3, code=1).err
     assert sparklog("transactions", "abort", "etl/orders").out == (
-        "Aborted transaction 0 of etl/orders, it held back a, b.\n"
+        "Aborted transaction 0 of etl/orders, which held back a, b.\n"
     )
     described = json.loads(sparklog("topics", "describe", "a", "--json").out)[0]
     assert described["openTransactions"] == []
@@ -99,7 +99,7 @@ def test_abort_as_json_and_help(sparklog: Sparklog, held: Transaction) -> None:
 def test_a_decided_transaction_that_no_topic_has_recorded(sparklog: Sparklog, held: Transaction) -> None:
     held.commit()
     out = sparklog("transactions", "describe", "etl/orders").out
-    assert "a: 0 is decided and recorded by the next commit or by `sparklog retain`" in out
+    assert "a: 0 is decided; the next commit or `sparklog retain` records it" in out
     assert "Held back" not in sparklog("topics", "describe", "a").out
     found = json.loads(sparklog("transactions", "describe", "etl/orders", "--json").out)
     assert found["unrecorded"] == [
@@ -132,7 +132,7 @@ def test_kafkas_open_transactions_are_listed_and_described(sparklog: Sparklog, i
     assert lines == [["producer-4", "-", "Ongoing", "txn-a"], ["tx-open", "-", "Ongoing", "txn-b"]]
     title, note, heading, row = sparklog("transactions", "describe", "tx-open").lines
     assert title.startswith("TransactionalId: tx-open\tState: Ongoing\tNewest: -")
-    assert note == "Kafka's, left open in what was imported:"
+    assert note == "Open in imported Kafka data:"
     assert heading.split() == ["TOPIC", "PARTITION", "PRODUCER", "FIRST", "END", "SINCE", "TIMEOUT", "DECIDED"]
     cells = row.split()
     assert cells[:5] == ["txn-b", "1", "4", "19", "26"]
@@ -165,7 +165,7 @@ def test_an_id_of_kafkas_and_of_the_roots_own(sparklog: Sparklog, imported: Path
     lines = [line.split() for line in sparklog("transactions", "list", "--open").lines[1:]]
     assert lines[1] == ["tx-open", "-", "Ongoing", "own,txn-b"]
     assert sparklog("transactions", "abort", "tx-open", "--n", 0).out == (
-        "Aborted transaction 0 of tx-open, it held back own.\n"
+        "Aborted transaction 0 of tx-open, which held back own.\n"
     )
     assert opened.topic("txn-b").log.state().kafka_open
     assert sparklog("transactions", "abort", "tx-open").out == "Aborted Kafka's transaction of tx-open in txn-b-1.\n"

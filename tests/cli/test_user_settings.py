@@ -97,10 +97,10 @@ def test_a_row_of_csv_is_one_of_the_table(config: Path, tmp_path: Path) -> None:
     [
         ("root = [", "is not TOML"),
         ("rot = 1", "expected output, root, roots, found rot"),
-        ("output = 'xml'", "output is one of table, json, csv, found 'xml'"),
-        ("root = 1", "root is a text, found 1"),
-        ("roots = 1", "[roots] has a line NAME = LOCATION"),
-        ("[roots]\na = 1", "[roots] has a line NAME = LOCATION"),
+        ("output = 'xml'", "output must be one of table, json, csv, found 'xml'"),
+        ("root = 1", "root must be a string, found 1"),
+        ("roots = 1", "[roots] must have lines NAME = LOCATION"),
+        ("[roots]\na = 1", "[roots] must have lines NAME = LOCATION"),
     ],
 )
 def test_a_wrong_file_is_one_line(config: Path, text: str, message: str) -> None:
@@ -112,7 +112,7 @@ def test_a_wrong_file_is_one_line(config: Path, text: str, message: str) -> None
 
 def test_a_file_that_is_named_has_to_be_there(config: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SPARKLOG_CONFIG", str(tmp_path / "none.toml"))
-    assert "which does not exist" in shown("topics", "list", code=2)
+    assert "given by SPARKLOG_CONFIG, does not exist" in shown("topics", "list", code=2)
 
 
 def test_a_server_takes_the_name_of_a_root(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

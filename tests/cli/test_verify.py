@@ -77,7 +77,7 @@ def test_files_of_nobody_are_listed_and_no_damage(sparklog: Sparklog, log: Path)
         (["--root", "{}/nothing"], "does not exist"),
         (["--root", "{}/orders/append"], "is not a sparklog root: it has no _root.json"),
         (["--topic", "order"], "topic 'order' does not exist in {}; did you mean 'orders'?"),
-        (["--root", "{}/orders", "--topic", "clicks"], "the folder is topic orders's"),
+        (["--root", "{}/orders", "--topic", "clicks"], "is the directory of topic orders"),
     ],
 )
 def test_wrong_input_is_one_line(sparklog: Sparklog, log: Path, arguments: list[str], said: str) -> None:
@@ -114,5 +114,5 @@ def test_kafka_directories(sparklog: Sparklog, fixtures: Path) -> None:
     problem, _ = sparklog("verify", "--root", damaged, code=1).lines
     assert problem.startswith("checksum: damaged-0/00000000000000000197.log at byte 4014, bit 5 flipped, offset 226: ")
     outcome = sparklog("verify", "--root", folder, "--quick", code=1)
-    assert "--quick is for sparklog roots" in outcome.err
+    assert "--quick works only for sparklog roots" in outcome.err
     assert "did you mean 'txn-a'" in sparklog("verify", "--root", folder, "--topic", "txna", code=1).err

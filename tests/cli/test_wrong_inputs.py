@@ -112,21 +112,21 @@ def test_a_root_without_auto_creation_says_how_to_create(tmp_path: Path) -> None
         ("frobnicate", "No such command 'frobnicate'. (see"),
         ("cosnume orders", "Did you mean 'consume'?"),
         ("topics lst", "Did you mean 'list'?"),
-        ("--root {r} topics list", "It goes after the command: sparklog topics list --root ..."),
+        ("--root {r} topics list", "Put it after the command: sparklog topics list --root ..."),
         ("serve {r} --port 24020", "No such option '--port'. Use --listen HOST:PORT."),
         ("compact --master local[2]", "run the job with spark-submit"),
         ("metrics --port 9", "Metrics writes a file (--output-file)"),
         ("consume orders --tail 5", "Use --offset -N starts N records before the end"),
-        ("consume orders -e", "Consume ends at the log end unless you use --follow."),
+        ("consume orders -e", "Consume stops at the log end unless you use --follow."),
         ("consume orders -C", "Kcat's modes are commands"),
-        ("consume orders -o beginning", "found 'beginning': that is earliest here"),
-        ("consume orders -o end", "found 'end': that is latest here"),
+        ("consume orders -o beginning", "found 'beginning'; use earliest"),
+        ("consume orders -o end", "found 'end'; use latest"),
         ("consume orders --max-mesages 3", "Did you mean '--max-messages'?"),
         ("consume orders --colour", "No such option '--colour'. (see"),
         ("topics alter orders --partitions 5 --config a=b", "`sparklog configs alter TOPIC --add-config"),
-        ("topics delete orders clicks", "one topic at a time, or --pattern 'A|B' with --execute"),
+        ("topics delete orders clicks", "give one topic, or --pattern 'A|B' with --execute"),
         ("configs alter orders retention.ms=5", "--add-config NAME=VALUE sets a config"),
-        ("verify {r}", "--root LOCATION names the root"),
+        ("verify {r}", "give the root with --root LOCATION"),
         ("produce orders -P", "Kcat's modes are commands"),
         ("serve {r} --root {r}", "give --root or LOCATION, not both"),
     ],
@@ -189,14 +189,14 @@ def test_values_are_quoted_in_errors_of_python(place: Path) -> None:
 def test_no_record_creates_no_topic(sparklog: Sparklog, root: Path) -> None:
     library.open(root, create=True)
     empty = sparklog("produce", "new", "--file", "/dev/null")
-    assert empty.err == "Appended 0 records to new, which does not exist: its first record creates it\n"
+    assert empty.err == "Appended 0 records to new, which does not exist; the first record creates it\n"
     assert sparklog("topics", "list").out == ""
 
 
 def test_a_reset_that_creates_a_group_says_so(sparklog: Sparklog, root: Path) -> None:
     library.open(root, create=True).create_topic("orders")
     reset = ("groups", "reset", "typo", "--topic", "orders", "--to-earliest", "--execute")
-    assert "WARN Group 'typo' does not exist: this creates it." in sparklog(*reset).err
+    assert "WARN Group 'typo' does not exist; it will be created." in sparklog(*reset).err
     assert "does not exist" not in sparklog(*reset).err
 
 
@@ -235,11 +235,11 @@ OLDER_GUIDES = (
 
 
 def test_command_lines_of_older_guides_run_as_pasted(sparklog: Sparklog, root: Path, tmp_path: Path) -> None:
-    """With a root in SPARKLOG_ROOT: what names a broker changes nothing, and a note says so."""
+    """With a root in SPARKLOG_ROOT: broker options have no effect, and a note says so."""
     (tmp_path / "lines").write_text("a message\n")
     for line in OLDER_GUIDES:
         outcome = sparklog(*shlex.split(line.format(p=tmp_path)))
-        assert "changes nothing: there is no broker, the topics are in the root" in outcome.err, line
+        assert "has no effect: there is no broker, the topics are in the root" in outcome.err, line
         assert "a message" in outcome.out or "console-consumer" not in line
 
 

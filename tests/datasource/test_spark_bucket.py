@@ -55,7 +55,7 @@ def test_settings_as_options_and_tables(spark: SparkSession, bucket: str, tmp_pa
     for text in (*plans, *written, spark.sql("SHOW CREATE TABLE bucket_table").first()[0]):  # type: ignore[index]
         assert KEY_ID not in text
         assert SECRET not in text
-    with pytest.raises(Exception, match=r"the options must not carry the secret fs.s3a.secret.key") as caught:
+    with pytest.raises(Exception, match=r"the options must not contain the secret fs.s3a.secret.key") as caught:
         spark.read.format("sparklog").options(**settings).option("fs.s3a.secret.key", SECRET).load(f"{plain}/in")
     assert SECRET not in str(caught.value)
     for table in ("bucket_table", "bucket_place"):

@@ -91,8 +91,8 @@ def test_a_denied_verb_is_one_line_that_names_the_right(
     [
         ("{tmp}/none", "does not exist", "mkdir -p {tmp}/none"),
         ("{tmp}/file", "is a file", "another --store"),
-        ("s3://key:secret@bucket/log", "must not carry a user or keys", "another --store"),
-        ("dbfs:/mnt/log", "no store for dbfs:", "another --store"),
+        ("s3://key:secret@bucket/log", "must not contain a user or keys", "another --store"),
+        ("dbfs:/mnt/log", "dbfs: locations are not supported", "another --store"),
     ],
 )
 def test_places_without_a_store(tmp_path: Path, location: str, words: str, fix: str) -> None:

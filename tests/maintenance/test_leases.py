@@ -420,7 +420,7 @@ def test_what_lies_in_the_way_of_the_next_entry_is_named_by_each_run_and_by_veri
         assert compacted(place) == 0
         err = capsys.readouterr().err
         assert WITHOUT in err
-        assert f"{in_the_way.name} in {place}: what is there is not a regular file; move it away" in err
+        assert f"{in_the_way.name} in {place}: the path exists, but is not a regular file; move it away" in err
     assert sealed(place) == {"a", "b"}
     (finding,) = verify_root(sparklog.open(place).store).findings
     assert (finding.kind, finding.file, finding.remedy) == ("lease", f"{in_the_way.relative_to(place)}", "move it away")

@@ -387,7 +387,7 @@ def test_a_commit_that_a_cache_hides_is_waited_for(deleted: bool, hidden_ms: int
     cleaner.hidden = lambda key: key == commit_key("t", 3) and world.now_ms < until
     if hidden_ms > 90_000:
         before = world.files()
-        with pytest.raises(Unavailable, match=r"t/_log/.*3.json .* is listed and cannot be read: .*; try again"):
+        with pytest.raises(Unavailable, match=r"t/_log/.*3.json .* is listed but cannot be read: .*; try again"):
             world.vacuum(cleaner)
         assert world.files() == before
         (report,) = retain_root(cleaner.root, world.settings(), topics=["t"])

@@ -220,7 +220,7 @@ def test_a_server_that_takes_records_loads_their_kernels_before_a_producer_comes
 
 def test_an_advertised_port_that_is_not_the_own_one_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     Listening(listen="127.0.0.1:9092", advertise=["127.0.0.1:19092"]).options(writable=False, auto_create=False)
-    told = "clients are sent to 127.0.0.1:19092, but this server listens on 127.0.0.1:9092"
+    told = "clients connect to 127.0.0.1:19092, but this server listens on 127.0.0.1:9092"
     assert told in capsys.readouterr().err
     for advertise in (None, ["127.0.0.1:9092", "127.0.0.1:9093"], ["log.example.org:9092"]):
         Listening(listen="127.0.0.1:9092", advertise=advertise).options(writable=False, auto_create=False)

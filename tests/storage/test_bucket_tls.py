@@ -81,9 +81,14 @@ def answer(stub: StubBucket, location: str | None = None) -> str:
     ("host", "days", "trusted", "words"),
     [
         ("here", 36_500, True, "hello"),
-        ("here", 36_500, False, "the certificate of the server is refused (UnknownIssuer): no authority that this"),
-        ("here", 9, True, "the certificate of the server is refused (Expired): it has expired, or the clock of this"),
-        ("other", 36_500, True, "is refused (NotValidForName): it is for another host than the endpoint names"),
+        (
+            "here",
+            36_500,
+            False,
+            "the server's certificate is not valid (UnknownIssuer): it is not signed by an authority",
+        ),
+        ("here", 9, True, "the server's certificate is not valid (Expired): it has expired, or this host's clock"),
+        ("other", 36_500, True, "is not valid (NotValidForName): it is not valid for the endpoint's host name"),
     ],
 )
 def test_a_certificate_is_trusted_by_aws_ca_bundle_or_named(
@@ -102,7 +107,7 @@ def test_a_private_authority_is_trusted_by_ssl_cert_file(authority: Authority, m
 
 
 @pytest.mark.parametrize(
-    ("content", "words"), [(None, "cannot be read (No such file"), (b"x", "no certificate; expec")]
+    ("content", "words"), [(None, "cannot be read: No such file"), (b"x", "no certificate: expec")]
 )
 def test_a_bundle_that_is_none_is_one_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: bytes | None, words: str
@@ -123,7 +128,7 @@ def stub() -> Iterator[StubBucket]:
 
 
 def test_a_server_without_tls_is_named(stub: StubBucket) -> None:
-    assert "does not speak TLS there; check the endpoint's port" in answer(stub, stub.url.replace("http:", "https:"))
+    assert "does not use TLS there; check the endpoint's port" in answer(stub, stub.url.replace("http:", "https:"))
 
 
 def test_proxies_of_the_environment_count(stub: StubBucket, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +139,7 @@ def test_proxies_of_the_environment_count(stub: StubBucket, monkeypatch: pytest.
     monkeypatch.setenv("HTTP_PROXY", proxy)
     assert answer(stub, plain) == "hello"
     monkeypatch.setenv("HTTPS_PROXY", proxy)
-    assert "the proxy refuses to connect to it; check HTTPS_PROXY, or name its host in NO_PROXY" in answer(stub, tls)
+    assert "the proxy refuses to connect to it; check HTTPS_PROXY, or add its host to NO_PROXY" in answer(stub, tls)
     monkeypatch.setenv("NO_PROXY", "s3.invalid")
     for location in (plain, tls):
         assert "cannot be reached" in answer(stub, location)

@@ -142,4 +142,6 @@ def test_a_fork_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch, caplog: 
     fork_safety._await_others()
     ended.set()
     thread.join()
-    assert caplog.messages == ["a thread imports or compiles for 0 s already: a child that does so, too, may hang"]
+    assert caplog.messages == [
+        "a thread has been importing or compiling for 0 s: a child process that does so, too, may hang"
+    ]

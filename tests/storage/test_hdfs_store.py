@@ -119,7 +119,7 @@ def test_temporary_file_taken_by_the_vacuum_is_no_success(hdfs: FakeHdfs, store:
     store.delete_temporary(temporary.key)
     if theirs is not None:
         store.create("a", theirs)
-    with pytest.raises(Unavailable, match="temporary file was deleted meanwhile"):
+    with pytest.raises(Unavailable, match="temporary file was deleted"):
         writer.close()
     assert hdfs.files.get("/data/log/a", (None,))[0] == theirs
 
@@ -127,7 +127,7 @@ def test_temporary_file_taken_by_the_vacuum_is_no_success(hdfs: FakeHdfs, store:
 def test_effect_is_unknown_while_no_namenode_answers(hdfs: FakeHdfs, store: Store) -> None:
     hdfs.after["rename"] = [LOST]
     hdfs.before["delete"] = [LOST, LOST]
-    with pytest.raises(Unavailable, match="does not answer"):
+    with pytest.raises(Unavailable, match="does not respond"):
         store.create("a", b"ours")
     assert store.get("a") == b"ours"
 
@@ -192,7 +192,7 @@ def test_temporary_name_that_is_ours_already_is_left_alone(hdfs: FakeHdfs, store
     assert store.create("a", b"x")
     assert len(list(store.temporary_files(""))) == 1
     hdfs.before["create"] = [FileExistsError("/data/log/~1")] * 5
-    with pytest.raises(Unavailable, match="calls each new name taken"):
+    with pytest.raises(Unavailable, match="reports that each new name exists"):
         store.create("b", b"x")
 
 
@@ -222,7 +222,7 @@ def test_many_are_deleted_and_empty_folders_with_them(hdfs: FakeHdfs, store: Sto
 
 def test_create_where_a_folder_or_a_file_is_in_the_way(hdfs: FakeHdfs, store: Store) -> None:
     store.create("a/b", b"x")
-    with pytest.raises(BadRequest, match="a folder is there; move it away"):
+    with pytest.raises(BadRequest, match="a directory has this name; move it away"):
         store.create("a", b"x")
     writer = store.writer("a")
     with pytest.raises(BadRequest, match="a folder is there"):
@@ -260,17 +260,17 @@ DENIED = 'Permission denied: user=anna, access=WRITE, inode=\\"/data/log\\":root
         ("create", remote("ipc.StandbyException", "Operation category WRITE is not supported in state standby"),
          Unavailable, "give hdfs://<nameservice>/... and set HADOOP_CONF_DIR"),
         ("create", remote("HadoopIllegalArgumentException", "Invalid path name"), BadRequest, "Invalid path name"),
-        ("create", remote("fs.SomeException", "x" * 5000), Unavailable, "HDFS says SomeException: xxx"),
+        ("create", remote("fs.SomeException", "x" * 5000), Unavailable, "HDFS returned SomeException: xxx"),
         ("create", OSError("Connection refused (os error 111)"), Unavailable,
-         "namenode:8020 does not answer (Connection refused (os error 111)); check the host, the port"),
+         "namenode:8020 does not respond (Connection refused (os error 111)); check the host and the port"),
         ("create", RuntimeError("NoSASLMechanism"), Unavailable, "log in with `kinit`"),
-        ("create", RuntimeError('GSSAPIError(GSS_S_FAILURE, 1, "No credentials")'), Unavailable, "Kerberos refuses"),
-        ("create", RuntimeError('OperationFailed("odd")'), Unavailable, "HDFS says OperationFailed: odd"),
+        ("create", RuntimeError('GSSAPIError(GSS_S_FAILURE, 1, "No")'), Unavailable, "Kerberos authentication"),
+        ("create", RuntimeError('OperationFailed("odd")'), Unavailable, "HDFS returned OperationFailed: odd"),
         ("write", RuntimeError('RPCError("java.io.IOException", "File /x could only be written to 0 of the 1'
                                ' minReplication nodes")'), Unavailable, "no datanode takes its blocks"),
         ("close", RuntimeError('OperationFailed("Failed to complete file in time")'), Unavailable, "has reported its"),
         ("hsync", RuntimeError('OperationFailed("hsync is not supported for erasure-coded files")'), BadRequest,
-         "cannot hold a sparklog root: its files are erasure-coded, and hsync does not work there; give the folder"),
+         "cannot hold a sparklog root: its files are erasure-coded, so hsync does not work; set the directory"),
         ("create", RuntimeError("File encryption"), BadRequest,
          "cannot hold a sparklog root: hdfs-native does not support this: File encryption"),
     ],
@@ -307,7 +307,7 @@ def test_failed_create_is_one_line(
     ("error", "words"),
     [
         (remote("security.AccessControlException", DENIED), "Permission denied: user=anna"),
-        (OSError("Connection refused (os error 111)"), "namenode:8020 does not answer"),
+        (OSError("Connection refused (os error 111)"), "namenode:8020 does not respond"),
         (RuntimeError('DataTransferError("odd")'), "a datanode failed: see"),
     ],
 )
@@ -358,7 +358,7 @@ def test_host_without_port_is_a_nameservice_or_a_namenode(
 
 @pytest.mark.parametrize("host", ["nn:port", "nn:99999", "n n:8020"])
 def test_url_without_a_host_is_refused(host: str) -> None:
-    with pytest.raises(BadRequest, match="names no namenode; expected a URL such as hdfs://namenode:8020/log"):
+    with pytest.raises(BadRequest, match="has no valid namenode; expected a URL such as hdfs://namenode:8020/log"):
         open_store(f"hdfs://{host}/log").stat("a")
 
 
@@ -367,7 +367,7 @@ def test_settings_that_cannot_be_read_are_one_line(monkeypatch: pytest.MonkeyPat
         raise RuntimeError("XmlParseError(UnexpectedEndTag)")
 
     monkeypatch.setattr("hdfs_native.Client", connect)
-    with pytest.raises(Unavailable, match=r"hdfs-site\.xml in HADOOP_CONF_DIR is no XML"):
+    with pytest.raises(Unavailable, match=r"hdfs-site\.xml in HADOOP_CONF_DIR is not valid XML"):
         open_store(URL).stat("a")
 
 
@@ -392,7 +392,7 @@ def test_child_of_a_process_that_used_hdfs_does_not_hang(hdfs: FakeHdfs, store: 
     answers = context.Queue()
     child = context.Process(target=_in_child, args=(answers,))
     child.start()
-    assert "forked by one that had used hdfs_native" in answers.get(timeout=300)
+    assert "forked from one that had used hdfs_native" in answers.get(timeout=300)
     child.join()
     assert os.getpid() != child.pid
 

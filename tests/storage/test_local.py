@@ -151,7 +151,7 @@ def test_a_listing_has_names_that_a_cache_of_the_mount_denies(
     store = LocalStore(tmp_path)
     for name in "abcd":
         store.create(f"t/{name}", b"x")
-    real, denied = LocalStore._look, {"t/b", "t/c"}
+    real, denied = LocalStore._stat, {"t/b", "t/c"}
 
     def look(self: LocalStore, entry: os.DirEntry[str], key: str) -> ObjectInfo | None:
         if key in denied and is_deleted:
@@ -159,7 +159,7 @@ def test_a_listing_has_names_that_a_cache_of_the_mount_denies(
                 (tmp_path / each).unlink(missing_ok=True)
         return None if key in denied and not is_deleted else real(self, entry, key)
 
-    monkeypatch.setattr(LocalStore, "_look", look)
+    monkeypatch.setattr(LocalStore, "_stat", look)
     expected = [("t/a", 1), ("t/d", 1)] if is_deleted else [("t/a", 1), ("t/b", 0), ("t/c", 0), ("t/d", 1)]
     assert [(info.key, info.size) for info in store.list("t/")] == expected
 
@@ -203,9 +203,9 @@ def test_no_directory_fsync_refuses_the_store(tmp_path: Path, monkeypatch: pytes
         real(fd)
 
     monkeypatch.setattr(os, "fsync", picky)
-    with pytest.raises(BadRequest, match="directory cannot be fsynced"):
+    with pytest.raises(BadRequest, match="directories do not support fsync"):
         LocalStore(tmp_path).create("a", b"x")
-    with pytest.raises(BadRequest, match="directory cannot be fsynced"):
+    with pytest.raises(BadRequest, match="directories do not support fsync"):
         LocalStore(tmp_path).self_check()
 
 
@@ -329,7 +329,7 @@ def test_what_is_no_regular_file_is_no_object(tmp_path: Path) -> None:
         with pytest.raises(NotFound):
             store.get(key)
         with pytest.raises(
-            BadRequest, match=rf"cannot create {key} in .*: what is there is not a regular file; move it away"
+            BadRequest, match=rf"cannot create {key} in .*: the path exists, but is not a regular file; move it away"
         ):
             store.create(key, b"z")
     assert [info.key for info in store.list("")] == ["t/file"]
@@ -420,8 +420,8 @@ def test_locations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("x")
     for location, words in (
         ("", "empty"),
-        ("s4://bucket/x", "no store for s4:"),
-        ("file://host/x", "names the host 'host'"),
+        ("s4://bucket/x", "s4: locations are not supported"),
+        ("file://host/x", "contains the host 'host'"),
         ("file:x", "not absolute"),
         (str(tmp_path / "file"), "is a file; expected a directory"),
     ):

@@ -41,16 +41,19 @@ def test_normal_form(location: str, normal: str) -> None:
 @pytest.mark.parametrize(
     ("location", "words"),
     [
-        ("s3:/b/x", "s3:/b/x lacks a slash: expected two after s3:, such as s3://bucket/log"),
-        ("hdfs:/x", "lacks a slash: expected two after hdfs:, such as hdfs://namenode:8020/log"),
-        ("dbfs:/mnt/log", "no store for dbfs: locations (dbfs:/mnt/log); give the bucket below it as a URL"),
+        ("s3:/b/x", "s3:/b/x lacks a slash: expected two after s3:, as in s3://bucket/log"),
+        ("hdfs:/x", "lacks a slash: expected two after hdfs:, as in hdfs://namenode:8020/log"),
+        ("dbfs:/mnt/log", "dbfs: locations are not supported (dbfs:/mnt/log); give the underlying bucket as a URL"),
         ("wasbs://c@a.blob.core.windows.net/x", "give abfss://container@account.dfs.core.windows.net/log"),
         ("https://bucket.s3.amazonaws.com/x", "give the bucket as s3://bucket/log?endpoint=<server>"),
-        ("s4://bucket/x", "no store for s4: locations (s4://bucket/x); expected a path, or a URL such as s3://bucket"),
-        ("s3:///x", "names no place in a store; expected s3://bucket/log"),
-        ("s3://bucket/a/../b", "names no place in a store"),
-        ("s3://bucket/a//b", "names no place in a store"),
-        ("abfss://container/x", "names no container; expected abfss://container@account"),
+        (
+            "s4://bucket/x",
+            "s4: locations are not supported (s4://bucket/x); expected a path, or a URL such as s3://bucket",
+        ),
+        ("s3:///x", "is not a valid location; expected s3://bucket/log"),
+        ("s3://bucket/a/../b", "is not a valid location"),
+        ("s3://bucket/a//b", "is not a valid location"),
+        ("abfss://container/x", "has no valid container; expected abfss://container@account"),
         ("s3://b/x?regoin=a", "a s3:// URL has no setting regoin for s3://; did you mean 'region'?"),
         ("gs://b/x?region=a", "a gs:// URL has no setting region for gs://"),
         ("s3://b/x?allow_http=maybe", "allow_http must be true or false"),
@@ -101,11 +104,11 @@ def test_options_become_settings_of_the_url() -> None:
     options = {"subscribe": "orders", "fs.s3a.endpoint": "http://minio:9000", "region": "r"}
     assert with_settings("s3://b/log", options) == "s3://b/log?endpoint=http://minio:9000&region=r"
     assert with_settings("/data/log", {"subscribe": "orders"}) == "/data/log"
-    with pytest.raises(BadRequest, match="region: settings of object stores, and /data/log is no URL of one"):
+    with pytest.raises(BadRequest, match="region are settings of object stores, but /data/log is not a URL of one"):
         with_settings("/data/log", {"region": "r"})
-    with pytest.raises(BadRequest, match="the URL says region=a and the options b: give it once"):
+    with pytest.raises(BadRequest, match="the URL has region=a, but the options have b: give it once"):
         with_settings("s3://b/log?region=a", {"region": "b"})
-    with pytest.raises(BadRequest, match="the options must not carry the secret fs") as caught:
+    with pytest.raises(BadRequest, match="the options must not contain the secret fs") as caught:
         with_settings("s3://b/log", {"fs.s3a.secret.key": SECRET})
     assert SECRET not in str(caught.value)
 
@@ -142,5 +145,5 @@ def test_keys_of_a_profile(tmp_path: object) -> None:
         with pytest.raises(BadRequest, match=f"no keys for the profile {profile}"):
             profile_keys("s3", {"profile": profile}, {**environ, "AWS_ACCESS_KEY_ID": "Z"})
     file.write_text("no sections")
-    with pytest.raises(BadRequest, match="is no credentials file of AWS"):
+    with pytest.raises(BadRequest, match="is not an AWS credentials file"):
         profile_keys("s3", {}, environ)

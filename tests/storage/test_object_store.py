@@ -93,7 +93,7 @@ def test_large_writer_never_overwrites(bucket: str) -> None:
     store.create("a", b"first")
     writer = store.writer("a")
     writer.write(bytes(2 * PART_BYTES))
-    with pytest.raises(Unavailable, match="exists already"):
+    with pytest.raises(Unavailable, match="already exists"):
         writer.close()
     assert store.get("a") == b"first"
 
@@ -175,7 +175,7 @@ def test_missing_bucket_is_no_missing_object(bucket: str) -> None:
         lambda: list(store.list_folders("")),
         lambda: store.delete("a"),
     ):
-        with pytest.raises(BadRequest, match="there is no bucket"):
+        with pytest.raises(BadRequest, match=r"bucket .* does not exist"):
             call()
 
 
@@ -203,7 +203,7 @@ def test_child_of_a_process_that_used_a_bucket_does_not_hang(bucket: str) -> Non
     answers = context.Queue()
     child = context.Process(target=_in_child, args=(bucket, answers))
     child.start()
-    assert "forked by one that had used obstore" in answers.get(timeout=300)
+    assert "forked from one that had used obstore" in answers.get(timeout=300)
     child.join()
 
 
@@ -244,7 +244,7 @@ def test_retained_objects_need_a_checksum_and_get_it(bucket: str) -> None:
     locked = {"ObjectLockEnabled": "Enabled", "Rule": rule}
     client.put_object_lock_configuration(Bucket=f"{name}-lock", ObjectLockConfiguration=locked)
     url = bucket.replace(name, f"{name}-lock")
-    with pytest.raises(BadRequest, match="its object lock asks for checksums; set checksum_algorithm=CRC64NVME in the"):
+    with pytest.raises(BadRequest, match="its object lock requires checksums; set checksum_algorithm=CRC64NVME in the"):
         open_store(url).create("a", b"x")
     for algorithm in ("crc64nvme", "SHA256"):
         store = open_store(f"{url}&checksum_algorithm={algorithm}")

@@ -24,7 +24,7 @@ def test_a_denied_object_is_waited_for(name: str, cached_ms: int) -> None:
     assert store.stat("t/a") is None
     world.store.create("t/a", b"x")
     if cached_ms > SETTLE_MS:
-        with pytest.raises(Unavailable, match=r"t/a .* is listed and cannot be read"):
+        with pytest.raises(Unavailable, match=r"t/a .* is listed but cannot be read"):
             read(patient(store, world.env()))
     else:
         assert read(patient(store, world.env()))

@@ -1,4 +1,4 @@
-"""`sparklog backup`, `restore`, `clone` and `repartition`: copies of a root, of its past, and of one topic."""
+"""`sparklog backup`, `restore`, `clone` and `repartition`: copy roots and topics, now or as of an earlier time."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ DAY_MS = 86_400_000
 
 @dataclass
 class Backups:
-    """The backups that are there: which are shown or dropped."""
+    """Options to list and delete existing backups."""
 
     list_: Annotated[
         bool,
         Option(
             "--list",
             excludes="--prune --keep --keep-days --topic --link --dry-run",
-            help="List the existing backups instead of making one.",
+            help="List existing backups instead of creating one.",
         ),
     ] = False
     prune: Annotated[
@@ -47,12 +47,14 @@ class Backups:
         Option(
             needs="--keep --keep-days",
             excludes="--topic --link",
-            help="Delete old backups by --keep or --keep-days instead of making one.",
+            help="Delete backups according to --keep or --keep-days instead of creating one.",
         ),
     ] = False
-    keep: Annotated[int | None, opt.whole_number(low=1, text="Afterwards drop all but the newest N.")] = None
+    keep: Annotated[
+        int | None, opt.whole_number(low=1, text="Number of latest backups to keep after this one; others are deleted.")
+    ] = None
     keep_days: Annotated[
-        int | None, opt.whole_number(metavar="DAYS", text="Afterwards drop backups that are older than this.")
+        int | None, opt.whole_number(metavar="DAYS", text="Age from which backups are deleted after this one.")
     ] = None
 
     def __post_init__(self) -> None:
@@ -61,9 +63,16 @@ class Backups:
 
 @app.add("backup", "sparklog backup --root /data/log --to /backup/log --keep 14")
 def backup(
-    to: Annotated[str, Option(metavar="PATH", help="Where the backups are; made if need be.", show_default=False)],
+    to: Annotated[
+        str,
+        Option(
+            metavar="PATH",
+            help="Directory or bucket prefix of the backups, created if it does not exist.",
+            show_default=False,
+        ),
+    ],
     *,
-    root: Annotated[str | None, opt.root_option("The root to back up.")] = None,
+    root: Annotated[str | None, opt.root_option("Root to back up.")] = None,
     topic: opt.TopicsOption = None,
     backups: Backups,
     link: opt.LinkOption = False,
@@ -72,9 +81,9 @@ def backup(
 ) -> Output:
     """Back up a root, incrementally.
 
-    Copies all topics, transactions and consumer groups, as of one point in time, into a backup directory. Only data
-    that is new since the last backup is copied, and every byte is verified. Writers and maintenance continue to run. If
-    the command is killed, run it again. `sparklog restore` makes a root from it, as of a backup or a time in between.
+    Copies all topics, transactions and consumer groups, as of one point in time, to a backup directory. Only data that
+    is new since the last backup is copied, and every byte is verified. Writers and maintenance can continue to run. If
+    the command is killed, run it again. `sparklog restore` creates a root as of any backup, or of a time in between.
     """
     from sparklog.opening import refuse_inside
     from sparklog.tools.backup.backing_up import back_up, plan_backup
@@ -102,8 +111,8 @@ def backup(
         return Output.of_lines(plan, text, failures=shown_left_out(plan.left_out))
     with StatusLine("backup", quiet=quiet) as status:
         made = back_up(opened, target, topics=topics, link=link, progress=status.files)
-    drops = backups.keep is not None or backups.keep_ms is not None
-    pruned = prune(target, keep=backups.keep, keep_ms=backups.keep_ms) if drops else None
+    deletes = backups.keep is not None or backups.keep_ms is not None
+    pruned = prune(target, keep=backups.keep, keep_ms=backups.keep_ms) if deletes else None
     text = (
         f"Backup {made.number}: {count(sum(not item.deleted for item in made.topics), 'topic')}, "
         f"{count(len(made.groups), 'group')}, {count(made.objects, 'object')} ({size_text(made.nbytes)}) copied."
@@ -127,25 +136,27 @@ def _show_backups(backups: list[Manifest]) -> None:
 
 def _shown_pruned(pruned: Pruned, dry_run: bool) -> str:
     numbers = ", ".join(map(str, pruned.dropped)) or "none"
-    what = "Would drop" if dry_run else "Dropped"
-    dropped = f"{what} backups: {numbers}; {count(pruned.objects, 'object')} ({size_text(pruned.nbytes)})"
-    return f"{dropped}. Kept: {len(pruned.kept)}."
+    verb = "Would delete" if dry_run else "Deleted"
+    deleted = f"{verb} backups: {numbers}; {count(pruned.objects, 'object')} ({size_text(pruned.nbytes)})"
+    return f"{deleted}. Kept: {len(pruned.kept)}."
 
 
 @dataclass
 class Past:
-    """Topics to restore, as of when, under which names."""
+    """Topics to restore, their point in time, and their new names."""
 
     as_of: Annotated[
         str,
         Option(
             metavar="latest|TIME|VERSION",
-            help="Milliseconds or 2026-01-31T12:00:00 (UTC unless it says); a version, of one topic.",
+            help="Milliseconds or 2026-01-31T12:00:00 (UTC unless it has a zone), or a version of one topic.",
         ),
     ] = "latest"
-    number: Annotated[int | None, opt.whole_number("--backup", low=1, text="As in this backup (backup --list).")] = None
+    number: Annotated[
+        int | None, opt.whole_number("--backup", low=1, text="Number of the backup to restore (see backup --list).")
+    ] = None
     topic: opt.TopicsOption = None
-    rename: Annotated[list[str] | None, Option(metavar="OLD=NEW", help="Another name of a topic; repeatable.")] = None
+    rename: Annotated[list[str] | None, Option(metavar="OLD=NEW", help="New name of a topic; may be repeated.")] = None
 
     def wanted(self) -> RestorePoint:
         from sparklog.tools.backup.restore_point import RestorePoint
@@ -156,8 +167,11 @@ class Past:
 
 @app.add("restore", "sparklog restore /backup/log --to /data/log-tuesday --as-of 2026-01-27T12:00:00 --topic orders")
 def restore(
-    to: Annotated[str, Option("--to", "--root", "-r", metavar="PATH", help="Where the root is to be; empty or new.")],
-    source: Annotated[str | None, Argument(metavar="PATH", help="Where the backups are; or a root.")] = None,
+    to: Annotated[
+        str,
+        Option("--to", "--root", "-r", metavar="PATH", help="Root to create, in an empty or new directory."),
+    ],
+    source: Annotated[str | None, Argument(metavar="PATH", help="Directory of the backups, or a root.")] = None,
     from_: Annotated[str | None, Option("--from", metavar="PATH", help="The same as PATH.", show_default=False)] = None,
     *,
     past: Past,
@@ -165,16 +179,16 @@ def restore(
     dry_run: opt.DryRunOption = False,
     quiet: opt.QuietOption = False,
 ) -> Output:
-    """Make a new root from a backup, or from a root's past.
+    """Create a root from a backup or an earlier state of a root.
 
-    The root gets the latest state, or that of an earlier time. Every byte is verified. Transactions are complete,
+    The new root has the latest state, or that of an earlier time. Every byte is verified. Transactions are complete,
     consumer groups keep their offsets, and topics keep their ids. If the command is killed, run it again with the same
     options.
     """
     from sparklog.opening import refuse_inside
     from sparklog.tools.backup.damaged_logs import shown_left_out
     from sparklog.tools.backup.restoring import plan_restore
-    from sparklog.tools.backup.restoring import restore as make
+    from sparklog.tools.backup.restoring import restore as restore_root
 
     point = past.wanted()
     names = dict(opt.name_and_value(text, "--rename", "OLD=NEW") for text in past.rename or ())
@@ -184,7 +198,7 @@ def restore(
         restored = plan_restore(store, point, rename=names)
     else:
         with StatusLine("restore", quiet=quiet) as status:
-            restored = make(store, open_folder(to), point, rename=names, link=link, progress=status.files)
+            restored = restore_root(store, open_folder(to), point, rename=names, link=link, progress=status.files)
     document = json_value(restored) | {"dryRun": dry_run}
     return Output(document, lambda: _show_restored(restored, to, dry_run), shown_left_out(restored.left_out))
 
@@ -211,19 +225,18 @@ def _show_restored(restored: Restored, to: str, dry_run: bool) -> None:
 
 @app.add("clone", "sparklog clone orders orders-tuesday --as-of 2026-01-27T12:00:00 --root /data/log")
 def clone(
-    topic: Annotated[str, Argument(metavar="TOPIC", help="The topic to clone; a deleted one with --as-of.")],
-    name: Annotated[str, Argument(metavar="NEW-NAME", help="The topic to create.")],
+    topic: Annotated[str, Argument(metavar="TOPIC", help="Topic to clone, which may be deleted with --as-of.")],
+    name: Annotated[str, Argument(metavar="NEW-NAME", help="Topic to create.")],
     root: opt.RootOption,
     as_of: opt.AsOfOption = None,
     dry_run: opt.DryRunOption = False,
     quiet: opt.QuietOption = False,
 ) -> Output:
-    """Clone a topic as it is, or was, without copying it.
+    """Clone a topic, as of now or earlier, without copying data.
 
-    The clone has the records of the source topic, as of now or of a version or time. Both topics share files until one
-    of them rewrites its own; you can append to, alter and delete either without affecting the other. Offsets and
-    configs are the same; the topic id is new. Versions are available for at least file.delete.delay.ms, a day by
-    default.
+    The clone has the records, offsets and configs of the source topic, as of now or of a version or time, and a new
+    topic id. Both topics share files until one of them rewrites its own; you can append to, alter and delete either
+    without affecting the other. Versions are available for at least file.delete.delay.ms, a day by default.
     """
     from sparklog.log.topic.cloning import clone_topic
 
@@ -241,30 +254,30 @@ def clone(
 
 
 PAUSE_SECONDS = 1.0
-"""Between two looks of --follow at a topic that has nothing new."""
+"""Pause of --follow if the topic has no new records."""
 
 
 @app.add("repartition", "sparklog repartition orders --to orders-12 --partitions 12 --root /data/log")
 def repartition(
-    topic: Annotated[str, Argument(metavar="TOPIC", help="The topic to copy; it stays as it is.")],
-    to: Annotated[str, Option(metavar="NEW-NAME", help="The topic to create, or to go on with.", show_default=False)],
-    partitions: Annotated[int, whole_number("-p", low=1, text="Of the new topic.", default=False)],
+    topic: Annotated[str, Argument(metavar="TOPIC", help="Topic to copy, which is not changed.")],
+    to: Annotated[str, Option(metavar="NEW-NAME", help="Topic to create, or to continue.", show_default=False)],
+    partitions: Annotated[int, whole_number("-p", low=1, text="Number of partitions of the new topic.", default=False)],
     root: RootOption,
-    follow: Annotated[bool, Option("-f", help="Go on with what comes later, until interrupted.")] = False,
+    follow: Annotated[bool, Option("-f", help="Keep copying new records until interrupted.")] = False,
     move_groups: Annotated[
         bool,
         Option(
             excludes="--follow",
-            why="groups are moved when writers have stopped",
-            help="At the end, set the groups' offsets in the new topic.",
+            why="groups can move only after writers have stopped",
+            help="Set the groups' offsets in the new topic at the end.",
         ),
     ] = False,
     quiet: QuietOption = False,
 ) -> Output:
-    """Copy a topic into one with another number of partitions.
+    """Copy a topic to a topic with another number of partitions.
 
-    Each record goes to the partition of its key. Each record is copied exactly once, even if the command is killed and
-    run again. Keys, values, timestamps, headers and the order of each key are kept; a record without a key goes to its
+    Each record goes to the partition of its key, and is copied exactly once, even if the command is killed and run
+    again. Keys, values, timestamps, headers and the order of each key are kept; a record without a key goes to its
     old partition modulo the new number. To cut over, stop the writers of the old topic, run the command with
     --move-groups, and start all clients on the new topic.
     """
@@ -285,22 +298,24 @@ def repartition(
             total += made.records
             if not made.records:
                 opened.env.sleep(PAUSE_SECONDS)
-    failures = [Conflict(f"group '{item.group}' is not moved: {item.problem}") for item in made.groups if item.problem]
+    failures = [Conflict(f"group '{item.group}' was not moved: {item.problem}") for item in made.groups if item.problem]
     return Output.of_lines(made, *_lines(made, move_groups), failures=failures)
 
 
 def _lines(made: Repartitioned, move_groups: bool) -> list[str]:
     new = f"{made.topic} ({count(made.partitions, 'partition')})"
-    lines = [f"Copied {count(made.records, 'record')} of {made.source} to {new}, which has {made.total:,} of them."]
+    lines = [f"Copied {count(made.records, 'record')} of {made.source} to {new}, which now has {made.total:,}."]
     if made.waiting:
-        lines.append(f"{made.waiting:,} offsets are in open transactions, or after them: run it again once they ended.")
+        lines.append(
+            f"{made.waiting:,} offsets are in or after open transactions: run the command again once they have ended."
+        )
     for item in made.groups:
         if not item.problem:
-            again = f"reads at most {count(item.again, 'record')} again" if item.again else "reads no record again"
-            lines.append(f"Group {printable(item.group)} goes on in {made.topic}, and {again}.")
+            repeated = f"at most {count(item.again, 'record')}" if item.again else "no records"
+            lines.append(f"Group {printable(item.group)} continues in {made.topic}, and reads {repeated} again.")
     if not move_groups:
         lines.append(
-            f"To cut over: stop the writers of {made.source}, run this again with --move-groups, and start writers and "
-            f"groups on {made.topic}."
+            f"To cut over: stop the writers of {made.source}, run the command again with --move-groups, and start "
+            f"writers and groups on {made.topic}."
         )
     return lines

@@ -1,6 +1,4 @@
-"""`sparklog configs`: describe and alter, as `kafka-configs` does for topics, and for all brokers: the defaults of a
-root; docs, what each one means.
-"""
+"""`sparklog configs`: describe, alter and explain topic configs and root defaults, as `kafka-configs` does."""
 
 from __future__ import annotations
 
@@ -27,18 +25,18 @@ if TYPE_CHECKING:
     from sparklog.log.topic.topic import Topic
     from sparklog.maintenance.properties import ConfigDoc
 
-app = Commands("configs", "Show, change and explain configs of topics and a root.")
+app = Commands("configs", "Describe, alter and explain topic configs and root defaults.")
 RootDefaultsOption = Annotated[
     bool,
     Option(
         "--root-defaults",
         excludes="TOPIC --topic",
-        why="defaults are of the root, not of a topic",
-        help="Use the root defaults instead of a topic, with the names of broker configs.",
+        why="defaults belong to the root, not to a topic",
+        help="Use the root defaults, with the names of broker configs, instead of a topic.",
     ),
 ]
 
-# Kafka's rule: commas divide, but not inside of brackets.
+# As in Kafka, commas inside brackets do not separate.
 _COMMA = re.compile(r",(?=[^\]]*(?:\[|$))")
 
 
@@ -51,19 +49,19 @@ def describe(
     root: opt.SourceOption,
     *,
     topics: opt.Topics,
-    everything: Annotated[bool, Option("--all", help="Also those that have their built-in default.")] = False,
+    everything: Annotated[bool, Option("--all", help="Include configs that have their built-in default.")] = False,
     root_defaults: RootDefaultsOption = False,
 ) -> Output:
-    """Show configs of topics, or a root's defaults.
+    """Describe topic configs or root defaults.
 
-    Each config has its value, its source, and the default that applies if you delete it.
+    Shows the value of each config, its source, and the default that applies if you delete it.
     """
     from sparklog.log.state.configs import DEFAULT_CONFIG
     from sparklog.log.state.description import describe_configs
 
     source = open_source(root)
     if source.root is None:
-        raise BadRequest(f"{source.view.location} is a Kafka directory: brokers keep configs elsewhere; give a root")
+        raise BadRequest(f"{source.view.location} is a Kafka directory, which does not contain configs: give a root")
     log = source.root
     defaults = log.defaults()
     if root_defaults:
@@ -84,10 +82,10 @@ def _head(log: Root, name: str) -> TopicState:
     from sparklog.log.journal.names import check_topic_name
 
     try:
-        # Who asks for configs alone imports nothing that reads and writes records.
+        # Reading only configs does not import the modules that read and write records.
         return log.engine.log(check_topic_name(name)).existing().topic_state
     except NotFound:
-        # It names similar ones.
+        # Raises an error that suggests similar names.
         return log.topic(name).log.state()
 
 
@@ -135,20 +133,23 @@ def alter(
     *,
     topic: opt.TopicOrPattern,
     add_config: Annotated[
-        list[str] | None, Option(metavar="NAME=VALUE,...", help="Set; [a,b] is a value with commas. Repeatable.")
+        list[str] | None,
+        Option(metavar="NAME=VALUE,...", help="Configs to set; [a,b] is a value with commas. May be repeated."),
     ] = None,
-    add_config_file: Annotated[Path | None, Option(help="Set what this file holds, NAME=VALUE a line.")] = None,
-    delete_config: Annotated[list[str] | None, Option(metavar="NAME,...", help="Back to default. Repeatable.")] = None,
-    force: Annotated[
-        bool, Option(help="Also what takes files from running jobs, or drops records without a key.")
-    ] = False,
+    add_config_file: Annotated[
+        Path | None, Option(help="File of configs to set, with NAME=VALUE in each line.")
+    ] = None,
+    delete_config: Annotated[
+        list[str] | None, Option(metavar="NAME,...", help="Configs to reset to their defaults. May be repeated.")
+    ] = None,
+    force: Annotated[bool, Option(help="Allow changes that may delete files in use or records without a key.")] = False,
     root_defaults: RootDefaultsOption = False,
 ) -> Output:
-    """Set configs of a topic, or delete them.
+    """Set or delete configs of a topic, or root defaults.
 
-    All changes of a topic are made in one commit, or none are. With a pattern, the command shows the changes of each
-    topic and makes them, in one commit per topic, only with --execute. With --root-defaults, the pattern selects the
-    topics that the defaults apply to, and the defaults are set immediately.
+    All changes of a topic are one commit. With --pattern, the command shows the changes of each topic, and makes them
+    only with --execute, in one commit per topic. With --root-defaults, the pattern selects the topics to which the
+    defaults apply, and the defaults are set immediately.
     """
     changes = _changes(add_config, add_config_file, delete_config)
     log = open_root(root)
@@ -173,13 +174,13 @@ def alter(
             continue
         rows, name = item.rows(), item.topic.name
         lines += map(_change, rows)
-        done = f"Completed updating config for topic {name}." if rows else f"Config of topic {name} is so already."
+        done = f"Completed updating config for topic {name}." if rows else f"Topic {name} already has this config."
         would = f"Would {'change' if rows else 'not change'} the config of topic {name}."
         lines.append(done if executes else would)
         documents.append({"topic": name, "dryRun": not executes, "changes": rows})
     if topic.pattern is None:
         return Output.of_lines(documents[0], *lines)
-    lines += [] if executes else ["Nothing was changed: --execute does it."]
+    lines += [] if executes else ["Nothing was changed; add --execute to make the changes."]
     return Output.of_lines(documents, *lines, failures=failures)
 
 
@@ -201,7 +202,7 @@ def _altered_defaults(log: Root, topic: opt.TopicOrPattern, changes: dict[str, s
 
 @dataclass
 class _Alteration:
-    """Changes to the configs of a topic, planned on `state`."""
+    """Planned changes to the configs of a topic in a state."""
 
     topic: Topic
     state: TopicState
@@ -215,10 +216,10 @@ class _Alteration:
 
 @app.add("docs", "sparklog configs docs retention.ms")
 def docs(
-    names: Annotated[list[str] | None, Argument(metavar="[NAME]...", help="Configs; none means all.")] = None,
-    markdown: Annotated[bool, Option(help="docs/reference/configs.md.")] = False,
+    names: Annotated[list[str] | None, Argument(metavar="[NAME]...", help="Configs to explain; default: all.")] = None,
+    markdown: Annotated[bool, Option(help="Print docs/reference/configs.md.")] = False,
 ) -> Output:
-    """Explain configs of topics, and properties of the jobs."""
+    """Explain topic configs, and properties of jobs."""
     from sparklog.maintenance.properties import config_docs, markdown_config_docs, one_config_doc
 
     docs = [one_config_doc(name) for name in names] if names else config_docs()
@@ -239,7 +240,7 @@ def _shown(doc: ConfigDoc) -> str:
 
 
 def _changes(added: list[str] | None, file: Path | None, deleted: list[str] | None) -> dict[str, str | None]:
-    """Return configs to set (name -> value) and to take back (name -> None); usage errors for contradictions."""
+    """Return the new value of each config to alter, or None to delete it. Contradictions are usage errors."""
     changes: dict[str, str | None] = {}
     if file is not None:
         from sparklog.maintenance.properties import parse_properties
@@ -249,13 +250,13 @@ def _changes(added: list[str] | None, file: Path | None, deleted: list[str] | No
     for text in added or []:
         for item in _COMMA.split(text):
             if not item.strip():
-                problem = f"expected NAME=VALUE,..., found a comma without one in {text!r}"
+                problem = f"expected NAME=VALUE,..., found an empty item in {text!r}"
                 raise BadParameter(problem, param_hint="'--add-config'")
             name, value = opt.name_and_value(item, "--add-config", "NAME=VALUE,...")
             changes[name] = value.removeprefix("[").removesuffix("]").strip()
     for name in opt.comma_separated(deleted):
         if name in changes:
-            raise BadParameter(f"{name} is both set and taken back: give it once", param_hint="'--delete-config'")
+            raise BadParameter(f"{name} is both set and deleted: give it once", param_hint="'--delete-config'")
         changes[name] = None
     if not changes:
         raise BadParameter("nothing to alter: give --add-config, --add-config-file or --delete-config")

@@ -1,4 +1,4 @@
-"""`sparklog groups`: what `kafka-consumer-groups` does, on the group logs of a root."""
+"""`sparklog groups`: the commands of `kafka-consumer-groups`, for the groups of a root."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ VERBOSE = ("CURRENT-EPOCH", "CURRENT-ASSIGNMENT", "TARGET-EPOCH", "TARGET-ASSIGN
 
 TopicOption = Annotated[
     list[str] | None,
-    Option("--topic", "-t", metavar="TOPIC[:P,...]", help="A topic, or partitions of it; may be repeated."),
+    Option("--topic", "-t", metavar="TOPIC[:P,...]", help="Topic, or some of its partitions; may be repeated."),
 ]
 
 
@@ -48,14 +48,16 @@ TopicOption = Annotated[
 class OneGroup:
     """The group of a command, as an argument or by --group."""
 
-    group: Annotated[str | None, Argument(metavar="GROUP", help="Group, or --group NAME.")] = None
-    group_option: Annotated[list[str] | None, Option("--group", "-g", metavar="NAME", help="The same.")] = None
+    group: Annotated[str | None, Argument(metavar="GROUP", help="Consumer group.")] = None
+    group_option: Annotated[
+        list[str] | None, Option("--group", "-g", metavar="NAME", help="Consumer group, instead of GROUP.")
+    ] = None
 
     @property
     def name(self) -> str:
         options = list(dict.fromkeys(self.group_option or ()))
         if len(options) > 1:
-            raise BadParameter(f"expected one group, found {', '.join(options)}: run it for each")
+            raise BadParameter(f"expected one group, found {', '.join(options)}: run the command for each group")
         return opt.required(self.group, options[0] if options else None, "GROUP --group")
 
 
@@ -63,17 +65,17 @@ class OneGroup:
 class GroupNames:
     """The groups of a command, as arguments or by --group."""
 
-    groups: Annotated[list[str] | None, Argument(metavar="[GROUP]...", help="Groups.")] = None
+    groups: Annotated[list[str] | None, Argument(metavar="[GROUP]...", help="Consumer groups.")] = None
     group_option: Annotated[
-        list[str] | None, Option("--group", "-g", metavar="NAME", help="The same; may be repeated.")
+        list[str] | None, Option("--group", "-g", metavar="NAME", help="Consumer group; may be repeated.")
     ] = None
-    all_groups: Annotated[bool, Option(excludes="GROUP --group", help="All groups of the root.")] = False
+    all_groups: Annotated[bool, Option(excludes="GROUP --group", help="Select all groups of the root.")] = False
 
     def names(self) -> list[str] | None:
         """Return the names, None for all groups."""
         names = list(dict.fromkeys([*(self.groups or ()), *(self.group_option or ())]))
         if not names and not self.all_groups:
-            raise BadParameter("name groups, or give --all-groups")
+            raise BadParameter("give group names, or --all-groups")
         return names or None
 
 
@@ -81,10 +83,19 @@ class GroupNames:
 def list_(
     root: opt.SourceOption,
     state: Annotated[
-        str | None, Option(metavar="[STATE,...]", is_flag=False, flag_value="", help="Also their states; or of some.")
+        str | None,
+        Option(
+            metavar="[STATE,...]",
+            is_flag=False,
+            flag_value="",
+            help="Print states, too, and only groups in these states if any are given.",
+        ),
     ] = None,
 ) -> Output:
-    """List the groups, one per line. Works on a Kafka log directory, too."""
+    """List consumer groups, one per line.
+
+    Works for roots and Kafka log directories.
+    """
     groups = _open_groups(root)
     names = groups.names()
     if state is not None:
@@ -99,32 +110,30 @@ def describe(
     root: opt.SourceOption,
     *,
     groups: GroupNames,
-    state: Annotated[bool, Option(help="The groups themselves in place of their offsets.")] = False,
+    state: Annotated[bool, Option(help="Show states instead of offsets.")] = False,
     members: Annotated[bool, Option(excludes="--state", help="Show members instead of offsets.")] = False,
-    verbose: Annotated[
-        bool, Option(needs="--members", help="With --members: show the assigned partitions, too.")
-    ] = False,
+    verbose: Annotated[bool, Option(needs="--members", help="Show assigned partitions with --members.")] = False,
     max_lag: Annotated[
         int | None,
         opt.whole_number(
-            text="Exit code 1 if a group lags more records in a partition.",
+            text="Maximum lag of a partition in records; if a group exceeds it, the exit code is 1.",
             excludes="--state --members",
             why="lag is shown with the offsets",
         ),
     ] = None,
 ) -> Output:
-    """Show the offsets and the lag of consumer groups.
+    """Describe the offsets and lag of consumer groups.
 
-    Lag is in offsets and in seconds. SECONDS-BEHIND is the age of the first unread record. As in Kafka, the lag counts
-    to the log end, including transaction markers and records of open transactions. For a Kafka log directory, the
-    command shows the groups and partitions that the directory contains; their members are unknown.
+    LAG is in offsets, and SECONDS-BEHIND is the age of the first unread record. As in Kafka, lag extends to the log
+    end, including transaction markers and records of open transactions. For a Kafka log directory, the command shows
+    the groups and partitions that the directory contains, without members.
     """
     opened = _open_groups(root)
     names = groups.names()
     described = opened.descriptions(names or opened.names(), opened.failures if names is None else None)
     missing = [item.id for item in described if item.state == "Dead"]
     if missing:
-        raise NotFound(f"group '{missing[0]}' does not exist in {opened.location}; `sparklog groups list` has all")
+        raise NotFound(f"group '{missing[0]}' does not exist in {opened.location}; `sparklog groups list` lists all")
     if state:
         return _states(described, opened.failures)
     if members:
@@ -137,12 +146,12 @@ def describe(
 
     late = [row for row in rows if max_lag is not None and (row.lag or 0) > max_lag]
 
-    def complain() -> None:
+    def warn_of_lag() -> None:
         for row in late:
-            place = f"group {row.group} lags by {row.lag:,} records in {row.topic}-{row.partition}"
-            warn(f"{place}, at most {max_lag:,} are allowed")
+            lag = f"group {row.group} lags by {row.lag:,} records in {row.topic}-{row.partition}"
+            warn(f"{lag}; the maximum is {max_lag:,}")
 
-    return Output(rows, show, opened.failures, EXIT_ERROR if late else EXIT_OK, complain)
+    return Output(rows, show, opened.failures, EXIT_ERROR if late else EXIT_OK, warn_of_lag)
 
 
 def _note_empty(described: Sequence[GroupDescription]) -> None:
@@ -153,22 +162,30 @@ def _note_empty(described: Sequence[GroupDescription]) -> None:
 
 @dataclass
 class ResetTo:
-    """The place that a group's offsets are set to: exactly one of these."""
+    """The new offsets of a group: exactly one of these options."""
 
-    to_earliest: Annotated[bool, Option(help="The log start.")] = False
-    to_latest: Annotated[bool, Option(help="The log end.")] = False
-    to_current: Annotated[bool, Option(help="Where it is, else the log end.")] = False
-    to_offset: Annotated[int | None, opt.whole_number(text="This offset.")] = None
-    shift_by: Annotated[int | None, opt.whole_number(low=-INT64_MAX, text="N records on; -N: back.")] = None
-    to_datetime: Annotated[str | None, Option(metavar="TIME", help="First record not older (ISO 8601 or ms).")] = None
-    by_duration: Annotated[str | None, Option(metavar="PnDTnHnMnS", help="So long ago, such as PT2H.")] = None
+    to_earliest: Annotated[bool, Option(help="Set offsets to the log start.")] = False
+    to_latest: Annotated[bool, Option(help="Set offsets to the log end.")] = False
+    to_current: Annotated[bool, Option(help="Keep offsets, and use the log end for partitions without one.")] = False
+    to_offset: Annotated[int | None, opt.whole_number(text="Offset to set.")] = None
+    shift_by: Annotated[
+        int | None, opt.whole_number(low=-INT64_MAX, text="Number of offsets to move forward, or with -N backward.")
+    ] = None
+    to_datetime: Annotated[
+        str | None,
+        Option(metavar="TIME", help="Time (ISO 8601 or ms): offsets are set to the first record at or after it."),
+    ] = None
+    by_duration: Annotated[
+        str | None,
+        Option(metavar="PnDTnHnMnS", help="Age, such as PT2H: offsets are set to the first record that is not older."),
+    ] = None
     from_file: Annotated[
         Path | None,
         Option(
             metavar="CSV",
             excludes="--topic --all-topics",
             why="the file names the partitions",
-            help="Lines of topic,partition,offset.",
+            help="File with lines topic,partition,offset.",
         ),
     ] = None
 
@@ -196,23 +213,23 @@ def reset(
     group: OneGroup,
     topic: TopicOption = None,
     all_topics: Annotated[
-        bool, Option(excludes="--topic", help="All partitions with committed offsets of the group.")
+        bool, Option(excludes="--topic", help="Reset all partitions with committed offsets.")
     ] = False,
     to: ResetTo,
     execute: opt.ExecuteOption = False,
-    dry_run: Annotated[bool, Option(help="Only show it (the default).")] = False,
-    force: Annotated[bool, Option(help="Also an active group; its consumers are fenced.")] = False,
-    export: Annotated[bool, Option(help="Print the new offsets as lines of a CSV file.")] = False,
+    dry_run: Annotated[bool, Option(help="Only show the new offsets (default).")] = False,
+    force: Annotated[bool, Option(help="Reset even an active group, whose consumers are fenced.")] = False,
+    export: Annotated[bool, Option(help="Print the new offsets as CSV for --from-file.")] = False,
 ) -> Output:
-    """Set the offsets of a group, in its partitions or topics.
+    """Reset the offsets of a group in some or all partitions.
 
-    Exactly one of the options --to-earliest ... --from-file says where to. Nothing is changed without --execute: first
-    look at what would be. Refused while the group has active members: stop them first, or give --force. A consumer that
-    was only asleep is fenced by the reset: its next commit is refused. Members that share go on from the new offsets.
+    Give exactly one of the options --to-earliest ... --from-file. Without --execute, the command only shows the new
+    offsets. It fails while the group has active members: stop them first, or give --force. The reset fences a consumer
+    that was only suspended, so its next commit fails; group members continue from the new offsets.
 
-    A file for --from-file has lines topic,partition,offset, as --export prints them: `reset g --to-current --export`
-    keeps offsets for later. A restarted Spark query goes on from its checkpoint, whatever the group says; a new one
-    with startingOffsets=group begins at these offsets.
+    A file for --from-file has lines topic,partition,offset, as --export prints them; for example, `reset g --to-current
+    --export` saves offsets. A restarted Spark query continues from its checkpoint, not from the group's offsets; a new
+    query with startingOffsets=group starts at these offsets.
     """
     from sparklog.groups.reset import plan_reset, with_offsets
 
@@ -222,7 +239,7 @@ def reset(
     opened = _groups_of_root(root).group(name)
     plan = plan_reset(opened, scenario, topics, now_ms=opened.root.env.wall_ms())
     if execute and opened.description().state == "Dead":
-        print(f"WARN Group '{printable(name)}' does not exist: this creates it.", file=sys.stderr)
+        print(f"WARN Group '{printable(name)}' does not exist; it will be created.", file=sys.stderr)
     active = opened.description() if force else None
     opened.alter(with_offsets(plan), dry_run=not execute, force=force)
     if active is not None and active.is_active:
@@ -231,27 +248,28 @@ def reset(
         if item.warning:
             print(f"WARN {printable(item.warning)}", file=sys.stderr)
     if not execute and not dry_run:
-        print("WARN Nothing was changed: this is a dry run without --execute.", file=sys.stderr)
+        print("WARN Nothing was changed: this was a dry run; add --execute to make the changes.", file=sys.stderr)
     document = {"group": name, "executed": execute, "offsets": plan}
     return Output(document, lambda: _show_plan(name, plan, export))
 
 
 def _fenced(active: GroupDescription, execute: bool) -> str:
     if active.instance is None:
-        go_on = "go on" if execute else "would go on"
-        return f"its {len(active.members)} members {go_on} from these offsets, and what they commit before is refused."
-    stops = "stops" if execute else "would stop"
-    return f"its consumer {printable(active.instance or '')} {stops} with SPARKLOG_FENCED at its next commit."
+        verb = "continue" if execute else "would continue"
+        members = f"its {len(active.members)} members {verb} from these offsets"
+        return f"{members}; commits of earlier offsets {'fail' if execute else 'would fail'}."
+    verb = "stops" if execute else "would stop"
+    return f"its consumer {printable(active.instance or '')} {verb} with SPARKLOG_FENCED at its next commit."
 
 
 HISTORY = ("ENTRY", "TIME", "OPERATION", "GENERATION", "#MEMBERS", "OFFSETS")
 SHOWN_OFFSETS = 3
-LimitOption = Annotated[int, opt.whole_number("--limit", low=1, text="Entries at most.")]
+LimitOption = Annotated[int, opt.whole_number("--limit", low=1, text="Maximum number of entries.")]
 
 
 @dataclass(frozen=True)
 class GroupEntry:
-    """One entry of a group's journal. `offsets`: those that it changed, [topic, partition, before, after]."""
+    """One entry of a group's journal. `offsets`: changed offsets as [topic, partition, before, after]."""
 
     entry: int
     timestamp: str
@@ -272,16 +290,16 @@ class GroupEntry:
 
 @app.add("history", "sparklog groups history billing --limit 10 --root /data/log")
 def history(root: opt.RootOption, *, group: OneGroup, limit: LimitOption = 100) -> Output:
-    """Show what was done to a group, latest first.
+    """Show the history of a consumer group, latest first.
 
     Lists joins, commits, rebalances and resets, and the offsets that they changed. Entries are kept for at least seven
     days.
     """
     opened = _groups_of_root(root).group(group.name)
-    # One more, to tell what the oldest one changed.
+    # One more entry shows what the oldest displayed entry changed.
     entries = opened.log.latest_entries(limit + 1)
     if not entries:
-        raise NotFound(f"group '{group.name}' does not exist in {root}; `sparklog groups list` has all")
+        raise NotFound(f"group '{group.name}' does not exist in {root}; `sparklog groups list` lists all")
     before = [*entries[1:], None] if entries[-1].number == 0 else entries[1:]
     rows = [_group_entry(entry, base) for entry, base in zip(entries, before, strict=False)][:limit]
     return Output(rows, lambda: print_table(HISTORY, [row.cells() for row in rows], right=("ENTRY", "GENERATION")))
@@ -290,9 +308,9 @@ def history(root: opt.RootOption, *, group: OneGroup, limit: LimitOption = 100) 
 def _group_entry(entry: GroupState, base: GroupState | None) -> GroupEntry:
     after, before = ({} if state is None else _positions(state) for state in (entry, base))
     changes = [
-        (*place, before.get(place), after.get(place))
-        for place in sorted(after.keys() | before.keys())
-        if before.get(place) != after.get(place)
+        (*partition, before.get(partition), after.get(partition))
+        for partition in sorted(after.keys() | before.keys())
+        if before.get(partition) != after.get(partition)
     ]
     return GroupEntry(entry.number, iso_time(entry.made_ms), entry.op, entry.generation, len(entry.members), changes)
 
@@ -304,7 +322,7 @@ def _positions(state: GroupState) -> dict[tuple[str, int], int]:
 
 @app.add("delete", "sparklog groups delete billing --root /data/log")
 def delete(root: opt.RootOption, *, group: OneGroup, dry_run: opt.DryRunOption = False) -> Output:
-    """Delete a group with its offsets. Refused while it is active."""
+    """Delete a consumer group and its offsets. Fails while the group is active."""
     name = group.name
     _groups_of_root(root).group(name).delete(dry_run=dry_run)
     text = f"{'Would delete' if dry_run else 'Deleted'} group {printable(name)}."
@@ -315,26 +333,26 @@ def delete(root: opt.RootOption, *, group: OneGroup, dry_run: opt.DryRunOption =
 def delete_offsets(
     root: opt.RootOption, *, group: OneGroup, topic: TopicOption = None, dry_run: opt.DryRunOption = False
 ) -> Output:
-    """Drop a group's offsets of topics, or of partitions. Refused while it is active."""
+    """Delete a group's offsets of some topics or partitions. Fails while the group is active."""
     topics = _topics(topic)
     if not topics:
-        raise BadParameter("name at least one --topic")
+        raise BadParameter("give at least one --topic")
     group_name = group.name
     opened = _groups_of_root(root).group(group_name)
-    places = opened.committed()
-    gone: dict[str, list[int]] = {}
+    all_committed = opened.committed()
+    deleted: dict[str, list[int]] = {}
     for name, partitions in sorted(topics.items()):
-        committed = sorted(partition for topic_name, partition in places if topic_name == name)
-        dropped = committed if partitions is None else partitions
-        missing = sorted(set(dropped) - set(committed))
-        if missing or not dropped:
+        committed = sorted(partition for topic_name, partition in all_committed if topic_name == name)
+        requested = committed if partitions is None else partitions
+        missing = sorted(set(requested) - set(committed))
+        if missing or not requested:
             which = f"partitions {', '.join(map(str, missing))} of topic" if missing else "topic"
             raise NotFound(f"group '{group_name}' has no offsets of {which} '{name}'")
-        gone[name] = sorted(dropped)
-    opened.delete_offsets(gone, dry_run=dry_run)
+        deleted[name] = sorted(requested)
+    opened.delete_offsets(deleted, dry_run=dry_run)
     status = "Would be deleted" if dry_run else "Successful"
-    rows = [(name, partition, status) for name, partitions in gone.items() for partition in partitions]
-    document = {"group": group_name, "deleted": gone, "dryRun": dry_run}
+    rows = [(name, partition, status) for name, partitions in deleted.items() for partition in partitions]
+    document = {"group": group_name, "deleted": deleted, "dryRun": dry_run}
     return Output(document, lambda: print_table(("TOPIC", "PARTITION", "STATUS"), rows))
 
 
@@ -345,14 +363,14 @@ def _groups_of_root(root: str) -> Groups:
     location = resolve(root)
     if location.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION):
         raise BadRequest(
-            f"{location.path} is a {location.kind}, which is read-only: its groups are changed by "
+            f"{location.path} is a {location.kind}, which is read-only: change its groups with "
             "kafka-consumer-groups, or after an import"
         )
     return Groups(open_root(root))
 
 
-class _InRoot:
-    """The groups of a root, as `KafkaGroups` has those of a Kafka log directory."""
+class _RootGroups:
+    """The groups of a root, with the interface of `KafkaGroups`."""
 
     def __init__(self, groups: Groups) -> None:
         self._groups = groups
@@ -371,12 +389,12 @@ class _InRoot:
         return lag(self._groups.root, names, failures=self.failures)
 
 
-def _open_groups(root: str) -> _InRoot | KafkaGroups:
+def _open_groups(root: str) -> _RootGroups | KafkaGroups:
     from sparklog.groups.lag import Groups
 
     source = open_source(root)
     if source.root is not None:
-        return _InRoot(Groups(source.root))
+        return _RootGroups(Groups(source.root))
     from sparklog.kafka.importing.coordinators import KafkaGroups
     from sparklog.kafka.in_place.view import KafkaView
 
@@ -385,15 +403,15 @@ def _open_groups(root: str) -> _InRoot | KafkaGroups:
 
 
 def _topics(texts: Sequence[str] | None) -> dict[str, set[int] | None] | None:
-    """Turn `["a", "b:0,1"]` into `{"a": None, "b": {0, 1}}`; None: all topics of the group, or those of the file."""
+    """Convert `["a", "b:0,1"]` to `{"a": None, "b": {0, 1}}`; None: all topics of the group, or of the file."""
     topics: dict[str, set[int] | None] = {}
     for text in texts or []:
         name, colon, numbers = text.partition(":")
-        parts = numbers.split(",")
-        if colon and not all(is_digits(part.strip()) for part in parts):
+        partitions = numbers.split(",")
+        if colon and not all(is_digits(partition.strip()) for partition in partitions):
             raise BadParameter(f"expected TOPIC or TOPIC:0,1, found {text!r}", param_hint="'--topic'")
-        already = topics.get(name, set())
-        topics[name] = None if not colon or already is None else already | {int(part) for part in parts}
+        earlier = topics.get(name, set())
+        topics[name] = None if not colon or earlier is None else earlier | set(map(int, partitions))
     return topics or None
 
 
@@ -403,7 +421,7 @@ def _offsets_of(group: str, file: Path) -> dict[TopicPartition, int]:
     by_group = parse_offsets_file(read_text(file, "--from-file"), str(file))
     offsets = by_group.get(group, by_group.get(None))
     if offsets is None:
-        raise BadRequest(f"{file} holds offsets of {', '.join(sorted(map(str, by_group)))}, none of group '{group}'")
+        raise BadRequest(f"{file} has offsets of {', '.join(sorted(map(str, by_group)))}, but not of group '{group}'")
     return offsets
 
 

@@ -33,11 +33,11 @@ def verify(
     quick: opt.QuickOption = False,
     quiet: opt.QuietOption = False,
 ) -> Output:
-    """Check every byte of a root or a Kafka log directory.
+    """Verify every byte of a root or a Kafka log directory.
 
-    Commits, checkpoints, the logs of transactions and groups, every file that a version may still need; nothing is
-    written, and writers and maintenance may go on meanwhile. Unreferenced files are listed apart: they are no
-    damage. Exit code 0: every byte accounted for; 1: something is damaged.
+    Reads commits, checkpoints, the journals of transactions and groups, and all files that a version may still need.
+    Nothing is written, and writers and maintenance can continue to run. Unreferenced files are listed separately,
+    because they are not damage. Exit code 0 means that no byte is damaged, 1 that something is.
     """
     from sparklog.opening import KAFKA_DIRECTORY, KAFKA_PARTITION, NOTHING, exists, missing, resolve, topics_at
     from sparklog.storage import open_store
@@ -49,7 +49,9 @@ def verify(
         from sparklog.tools.verification.kafka_directory import verify_log_dir
 
         if quick:
-            raise BadRequest("--quick is for sparklog roots: a Kafka directory has no log of its files; leave it out")
+            raise BadRequest(
+                "--quick works only for sparklog roots, because Kafka directories have no commits: omit it"
+            )
         with StatusLine("verify", quiet=quiet) as status:
             report = verify_log_dir(location.path, topics=topics, say=status)
     elif location.kind == NOTHING and not exists(location):
@@ -68,16 +70,16 @@ def verify(
 def repair_log(
     *,
     location: Annotated[
-        str | None, Argument(metavar="[LOCATION]", excludes="--root", help="The same as --root.")
+        str | None, Argument(metavar="[LOCATION]", excludes="--root", help="Location to repair, instead of --root.")
     ] = None,
     root: Annotated[
-        str | None, opt.root_option("A root, one topic's folder, or a Kafka log directory or partition.")
+        str | None, opt.root_option("Root, topic directory, Kafka log directory or Kafka partition directory.")
     ] = None,
     topic: opt.TopicsOption = None,
     execute: opt.ExecuteOption = False,
     dry_run: opt.DryRunOption = False,
     index_interval_bytes: Annotated[
-        int | None, opt.whole_number(text="Of a Kafka directory: its config, if it was changed.")
+        int | None, opt.whole_number(text="The topics' index.interval.bytes in a Kafka directory, if it was changed.")
     ] = None,
     quiet: opt.QuietOption = False,
 ) -> Output:
@@ -92,10 +94,10 @@ def repair_log(
     from sparklog.tools.repair.fixes import document, summary
     from sparklog.tools.repair.run import repair
 
-    place = opt.required(root if location is None else location, None, "LOCATION --root")
+    target = opt.required(root if location is None else location, None, "LOCATION --root")
     with StatusLine("repair", quiet=quiet) as status:
         report = repair(
-            place,
+            target,
             topics=opt.topic_names(topic),
             execute=execute,
             index_interval_bytes=index_interval_bytes,
@@ -107,37 +109,40 @@ def repair_log(
 
 @dataclass
 class WorkloadOptions:
-    """The topic whose cost is asked for: `Workload`, under the names of options."""
+    """The workload whose cost is computed: the fields of `Workload` as options."""
 
-    rate: Annotated[float, Option(metavar="MB/S", needs="--cost", help="Cost: stored MB per second.")] = 10.0
+    rate: Annotated[float, Option(metavar="MB/S", needs="--cost", help="With --cost: stored MB per second.")] = 10.0
     interval: Annotated[
-        float, Option(metavar="SECONDS", needs="--cost", help="Cost: time between two micro-batches.")
+        float, Option(metavar="SECONDS", needs="--cost", help="With --cost: time between two micro-batches.")
     ] = 10.0
-    partitions: Annotated[int, Option(needs="--cost", help="Cost: partitions of the topic.")] = 16
-    tasks: Annotated[int, Option(needs="--cost", help="Cost: tasks per micro-batch.")] = 2
-    readers: Annotated[int, Option(needs="--cost", help="Cost: readers that follow the topic.")] = 3
-    poll: Annotated[float | None, Option(metavar="MS", needs="--cost", help="Cost: poll interval of a reader.")] = None
-    retention: Annotated[float, Option(metavar="DAYS", needs="--cost", help="Cost: retention of records.")] = 7.0
+    partitions: Annotated[int, Option(needs="--cost", help="With --cost: partitions of the topic.")] = 16
+    tasks: Annotated[int, Option(needs="--cost", help="With --cost: tasks per micro-batch.")] = 2
+    readers: Annotated[int, Option(needs="--cost", help="With --cost: readers that follow the topic.")] = 3
+    poll: Annotated[
+        float | None, Option(metavar="MS", needs="--cost", help="With --cost: poll interval of a reader.")
+    ] = None
+    retention: Annotated[float, Option(metavar="DAYS", needs="--cost", help="With --cost: retention of records.")] = 7.0
     jobs: Annotated[
-        float, Option(metavar="HOURS", needs="--cost", help="Cost: time between two runs of compact, and of retain.")
+        float,
+        Option(metavar="HOURS", needs="--cost", help="With --cost: time between two runs of compact, and of retain."),
     ] = 1.0
 
 
 @app.add("doctor", "sparklog doctor --root /data/log")
 def doctor(
     *,
-    root: Annotated[str | None, opt.root_option("Also this root.")] = None,
+    root: Annotated[str | None, opt.root_option("Root to check in addition.")] = None,
     conf_file: Annotated[
-        str | None, Option(metavar="FILE", help="Read this instead of Spark's own spark-defaults.conf.")
+        str | None, Option(metavar="FILE", help="File to read instead of Spark's spark-defaults.conf.")
     ] = None,
-    spark: Annotated[bool, Option(help="Start a local Spark session and ask it.")] = False,
+    spark: Annotated[bool, Option(help="Start a local Spark session, and check it.")] = False,
     store: Annotated[
         str | None,
         Option(
             metavar="LOCATION",
             excludes="--root --conf-file --spark",
-            why="it tests the store alone",
-            help="Only test whether this path or bucket can hold a root.",
+            why="it tests only the store",
+            help="Path or bucket to test as the location of a root; nothing else is checked.",
         ),
     ] = None,
     max_age: Annotated[
@@ -146,8 +151,8 @@ def doctor(
             metavar="AGE",
             needs="--root",
             excludes="--store",
-            why="it is about the jobs on a root",
-            help="Fail if a job has not succeeded on a topic for longer, such as 3h.",
+            why="it checks the jobs of a root",
+            help="Maximum time since the last success of a job on a topic, such as 3h; beyond it, the check fails.",
         ),
     ] = None,
     cost: Annotated[
@@ -155,18 +160,18 @@ def doctor(
         Option(
             excludes="--root --conf-file --spark --store --max-age",
             why="it only computes costs",
-            help="Only print the monthly cost of a topic in a bucket, for the options below.",
+            help="Print only the monthly cost of a topic in a bucket, for the following options.",
         ),
     ] = False,
     workload: WorkloadOptions,
 ) -> Output:
     """Check Python, Java, Spark, a store and a root.
 
-    With --root it also checks the store of a root, and its state. Each line is ok, warn or fail with the finding and,
-    below it, the command or setting that fixes it. Runs without pyspark, without Java and without a root. The exit code
-    is 1 only if a check fails. --root and --store write a few objects below _probe to test the store's guarantees, and
-    remove them. --store reports each guarantee, for any path or URL. --max-age is for monitoring probes: without it, an
-    overdue job is only a warning.
+    With --root, it also checks a root and its store. Each line is ok, warn or fail, with the command or setting that
+    fixes the problem below it. The command works without PySpark, Java and a root. The exit code is 1 only if a check
+    fails. --root and --store write a few objects below _probe to test the store's guarantees, and delete them. --store
+    reports each guarantee for any path or URL. --max-age is for monitoring: without it, an overdue job is only a
+    warning.
     """
     if cost:
         from sparklog.doctor.costs import Workload, document, lines
@@ -201,22 +206,24 @@ def jobs(
     root: opt.RootOption,
     topic: opt.TopicsOption = None,
     properties: opt.PropertiesOption = None,
-    runs: Annotated[bool, Option(help="The newest runs in place of the topics.")] = False,
+    runs: Annotated[bool, Option(help="Show the latest runs instead of the topics.")] = False,
 ) -> Output:
-    """Show when maintenance jobs last ran, and what is overdue.
+    """Show when maintenance jobs last ran, and which are overdue.
 
-    Shows for each topic and job when it last succeeded, and how long it took. A job is overdue by its own schedule, or
-    by the topic's configs; docs/guides/scheduled-jobs.md has the rules. Runs in progress are listed below the table.
-    `sparklog doctor --max-age` has an exit code for monitoring probes.
+    For each topic and job, shows when it last succeeded and how long it took. Whether a job is overdue depends on its
+    own schedule and the topic's configs; docs/guides/scheduled-jobs.md has the rules. Runs in progress are listed below
+    the table. For monitoring, use `sparklog doctor --max-age`, which has an exit code.
     """
     from sparklog.tools.report.job_states import has_jobs, read_job_status
 
     source = open_source(root)
     settings = _report_settings(source, properties)
     if source.root is None or not has_jobs(source.root):
-        raise BadRequest(f"{source.view.location} is a Kafka directory or a backup: no job of sparklog works there")
-    look = read_job_status(source.root, settings, source.narrowed(opt.topic_names(topic)))
-    states, running, newest_first = look.states(), look.running(), look.outcomes.runs[::-1]
+        raise BadRequest(
+            f"{source.view.location} is a Kafka directory or a backup, where sparklog has no jobs: give a root"
+        )
+    status = read_job_status(source.root, settings, source.narrowed(opt.topic_names(topic)))
+    states, running, newest_first = status.states(), status.running(), status.outcomes.runs[::-1]
 
     def show() -> None:
         if runs:
@@ -226,7 +233,7 @@ def jobs(
         print_lines(_running_line(run, settings.now_ms) for run in running)
 
     document = {"topics": states, "running": running, "runs": newest_first}
-    return Output(document, show, look.failures, rows=document["runs" if runs else "topics"])
+    return Output(document, show, status.failures, rows=document["runs" if runs else "topics"])
 
 
 def _state_cells(state: JobState, now_ms: int) -> tuple[str | None, ...]:
@@ -261,37 +268,39 @@ def _run_cells(run: JobRun) -> tuple[str | None, ...]:
 
 def _running_line(run: Running, now_ms: int) -> str:
     topics = ", ".join(run.topics) or "all topics"
-    how = "works on" if run.alive else "died without a run record; it had claimed"
+    how = "is working on" if run.alive else "died without a run record; it had claimed"
     return (
-        f"{run.job}: the run on {run.host} (process {run.process}), begun {ago(run.since_ms, now_ms)}, {how} {topics}"
+        f"{run.job}: the run on {run.host} (process {run.process}), started {ago(run.since_ms, now_ms)}, {how} {topics}"
     )
 
 
 @app.add("report", "sparklog report --root /data/log --html report.html")
 def report(
     root: opt.SourceOption,
-    html: Annotated[str | None, Option(metavar="FILE", help="Write the page here; - is standard output.")] = None,
-    as_json: Annotated[bool, Option("--json", help="Print the facts as JSON, for scripts.")] = False,
+    html: Annotated[str | None, Option(metavar="FILE", help="File to write the page to; - is standard output.")] = None,
+    as_json: Annotated[bool, Option("--json", help="Print the data as JSON.")] = False,
     topic: opt.TopicsOption = None,
     properties: opt.PropertiesOption = None,
     now: Annotated[
         str | None,
-        Option(metavar="TIME", help="As of this time instead of now: milliseconds or 2026-01-31T12:00:00 (UTC)."),
+        Option(
+            metavar="TIME", help="Time of the report: milliseconds or 2026-01-31T12:00:00 (UTC).", show_default="now"
+        ),
     ] = None,
     quiet: opt.QuietOption = False,
 ) -> None:
-    """Write an HTML page about a root.
+    """Write a report about a root as an HTML page.
 
     The page shows sizes, offsets, partition skew, commit rates, open transactions, consumer groups, the work of the
-    next maintenance run, and problems. It is a single HTML file that needs no network. Nothing is changed. For a Kafka
-    log directory, it shows the information in the directory's files.
+    next maintenance run, and problems. It is a single file without external resources. Nothing is changed. For a Kafka
+    log directory, the report shows the information in the directory's files.
     """
     from sparklog.tools.report.gather import gather
 
     if html is None and not as_json:
-        raise BadParameter("say what to make: --html FILE, or --json", param_hint="'--html'")
+        raise BadParameter("expected an output: give --html FILE or --json", param_hint="'--html'")
     if html == STANDARD_OUTPUT and as_json:
-        raise BadParameter("- is standard output, where --json prints: give a file, or one of them")
+        raise BadParameter("--html - and --json both print to standard output: give a file, or only one of them")
     source = open_source(root)
     topics = source.narrowed(opt.topic_names(topic))
     settings = _report_settings(source, properties, now)
@@ -312,7 +321,7 @@ def report(
 def metrics(
     root: opt.SourceOption,
     output_file: Annotated[
-        str, Option("--output-file", "-o", metavar="FILE", help="Write to this file; - is standard output.")
+        str, Option("--output-file", "-o", metavar="FILE", help="File to write to; - is standard output.")
     ] = STANDARD_OUTPUT,
     output: Annotated[str | None, Option(excludes="--output-file", hidden=True)] = None,
     topic: opt.TopicsOption = None,
@@ -320,8 +329,8 @@ def metrics(
     """Print lag, offsets and sizes for Prometheus.
 
     Prints the lag of consumer groups, offsets, sizes and open transactions in the Prometheus text format. With
-    --output-file the file is replaced atomically: write it to the directory of the node exporter's textfile collector,
-    from a cron job. LOCATION can also be a Kafka log directory.
+    --output-file, the file is replaced atomically: write it from a cron job to the directory of the node exporter's
+    textfile collector. The root can also be a Kafka log directory.
     """
     if output is not None:
         output_file = _file_of_output(output)
@@ -335,19 +344,19 @@ def metrics(
 
 
 def _file_of_output(output: str) -> str:
-    """Return the file of `--output`, the former name of `--output-file`. Usage error for a format such as `json`."""
+    """Return the file of `--output`, the old name of `--output-file`; a format such as `json` is a usage error."""
     if output != STANDARD_OUTPUT and not any(mark in output for mark in "./\\"):
         raise BadParameter(
-            f"metrics prints Prometheus' text, found {output!r}: --output-file FILE names a file, and"
-            " `sparklog report --json` prints the figures as JSON",
+            f"metrics prints the Prometheus text format, found {output!r}: use --output-file FILE for a file, and"
+            " `sparklog report --json` for JSON",
             param_hint="'--output'",
         )
-    warn("--output FILE of metrics is deprecated: the option is --output-file now")
+    warn("--output FILE of metrics is deprecated: use --output-file")
     return output
 
 
 def _report_settings(source: OpenFolder, properties: str | None = None, now: str | None = None) -> Settings:
-    """Return the settings of a report: those of a properties file, at a time (default: the store's clock)."""
+    """Return the settings of a properties file for a report at a time, which defaults to the store's clock."""
     from dataclasses import replace
 
     from sparklog.log.journal.clocks import SYSTEM

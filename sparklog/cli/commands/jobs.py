@@ -1,6 +1,6 @@
-"""`sparklog compact`, `retain`, `stream`, `mirror`, `to-delta` and `from-delta`: the jobs as commands; `sparklog conf`.
+"""`sparklog compact`, `retain`, `stream`, `mirror`, `to-delta`, `from-delta`: the jobs as commands; `sparklog conf`.
 
-A job reads its arguments itself. Spark starts with the defaults of this machine; for a cluster use spark-submit.
+Jobs parse their own arguments. Spark starts with this host's defaults; use spark-submit for a cluster.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from sparklog.version import __version__
 app = Commands()
 
 HELP = {
-    "compact": "Merge and seal small appends, compact topics by key.",
-    "retain": "Expire records, and delete unreferenced files.",
-    "stream": "Stream a Kafka directory or a root into a root.",
-    "mirror": "Copy topics from or to a running Kafka cluster.",
-    "to-delta": "Write a topic into a Delta table, as rows or by key.",
-    "from-delta": "Write the changes of a Delta table into a topic.",
+    "compact": "Merge and seal small appends, and compact topics by key.",
+    "retain": "Delete expired records and unreferenced files.",
+    "stream": "Stream a Kafka log directory or a root to a root.",
+    "mirror": "Mirror topics from or to a running Kafka cluster.",
+    "to-delta": "Write a topic to a Delta table, as rows or by key.",
+    "from-delta": "Write the changes of a Delta table to a topic.",
 }
-PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-"""Arguments belong to the job, `--help` too."""
+JOB_CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+"""Passes all arguments to the job, including `--help`."""
 PACKAGE = Path(__file__).parents[2]
 
 
 @pass_context
 def _job(context: Context) -> None:
     name = str(context.info_name)
-    # Spark's workers must be of this environment, not the first python3 on the PATH.
+    # Spark's workers must run this environment's Python, not the first python3 on the PATH.
     try:
         from sparklog.datasource.session import choose_pythons, workers_python
 
@@ -52,15 +52,15 @@ def _job(context: Context) -> None:
 
 
 for job_name, text in HELP.items():
-    app.command(job_name, help=text, context_settings=PASS_ON)(_job)
+    app.command(job_name, help=text, context_settings=JOB_CONTEXT)(_job)
 
 
 @app.add("conf", "sparklog conf crontab")
-def conf(name: Annotated[str | None, Argument(help="Which file: without it their names are listed.")] = None) -> None:
-    """Print an example file: schedules, settings, the man page.
+def conf(name: Annotated[str | None, Argument(help="Name of the file; default: list the names.")] = None) -> None:
+    """Print an example file, such as a schedule or the man page.
 
-    There are schedules for cron, systemd, Kubernetes and Airflow. The man page is sparklog.1; save it to a directory
-    such as ~/.local/share/man/man1.
+    There are settings, and schedules for cron, systemd, Kubernetes and Airflow. The man page is sparklog.1; save it to
+    a directory such as ~/.local/share/man/man1.
     """
     folder = PACKAGE / "conf"
     if not folder.is_dir():
@@ -84,7 +84,7 @@ PAGE = "sparklog.1"
 
 
 def man_page(app: Group) -> str:
-    """Return all commands in roff, with the macros of man(7)."""
+    """Return the man page with all commands, in roff with the macros of man(7)."""
     context = Context(app, info_name="sparklog", **app.context_settings)
     lines = [
         f'.TH SPARKLOG 1 "" "sparklog {__version__}" "User Commands"',
@@ -99,7 +99,7 @@ def man_page(app: Group) -> str:
 
 
 def _commands(context: Context) -> Iterator[Context]:
-    """Yield the contexts of the commands that can be run, in the order of `--help`."""
+    """Yield the contexts of all commands, without groups, in the order of `--help`."""
     assert isinstance(context.command, Group)
     for name in context.command.list_commands(context):
         command = context.command.get_command(context, name)
@@ -124,13 +124,13 @@ def _command(context: Context) -> Iterator[str]:
 
 def _paragraphs(text: str | None) -> Iterator[str]:
     for paragraph in (text or "").split("\n\n"):
-        # Click keeps the lines of a paragraph that begins so.
+        # In Click, \b marks a paragraph whose lines are kept.
         yield from (".PP", ".nf") if paragraph.startswith("\b") else (".PP",)
         yield from map(_text, paragraph.removeprefix("\b\n").strip().splitlines())
         yield from (".fi",) if paragraph.startswith("\b") else ()
 
 
 def _text(line: str) -> str:
-    """Return a line in which nothing is a request or an escape of roff."""
+    """Escape a line for roff."""
     escaped = " ".join(line.split()).replace("\\", "\\e").replace("-", "\\-")
     return f"\\&{escaped}" if escaped.startswith((".", "'")) else escaped

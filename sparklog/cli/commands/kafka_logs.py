@@ -1,4 +1,4 @@
-"""`sparklog import` and `export`: Kafka log directories to topics of a root, and topics to Kafka log directories."""
+"""`sparklog import` and `export`: copy Kafka log directories to topics, and topics to Kafka log directories."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ app = Commands()
 
 
 @dataclass
-class ImportedParts:
-    """Parts of a log directory to take, and the way to take them."""
+class ImportSelection:
+    """The data of a log directory to import, and how to import it."""
 
     topic: opt.TopicsOption = None
     config: opt.ConfigOption = None
@@ -37,13 +37,15 @@ class ImportedParts:
     open_transactions: Annotated[
         Literal["keep", "abort", "refuse"],
         Option(
-            help="Those that Kafka has not ended: keep them until an import brings their end or the topic is written"
-            " to, abort them (no import can go on then), or refuse."
+            help="If a transaction is open in Kafka: keep it open until an import has its end or the topic is written"
+            " to, abort it (which ends imports of the topic), or refuse the import."
         ),
     ] = "keep"
-    copy: Annotated[bool, Option(help="Copy closed segments also where a hard link to Kafka's file would do.")] = False
-    groups: Annotated[bool, Option(help="Offsets of consumer groups, from __consumer_offsets.")] = True
-    transactions: Annotated[bool, Option(help="Whose open transactions are, from __transaction_state.")] = True
+    copy: Annotated[bool, Option(help="Copy closed segments, even if hard links to Kafka's files are possible.")] = (
+        False
+    )
+    groups: Annotated[bool, Option(help="Import offsets of consumer groups from __consumer_offsets.")] = True
+    transactions: Annotated[bool, Option(help="Import the ids of open transactions from __transaction_state.")] = True
 
     def options(self, force: bool) -> ImportOptions:
         from sparklog.kafka.importing.run import AUTO, NEVER, ImportOptions
@@ -69,76 +71,73 @@ def import_(
     root: opt.RootOption,
     *,
     log_dir: Annotated[
-        str | None, Argument(metavar="[PATH]", help="The log directory: it holds topic-0, topic-1, ...")
+        str | None, Argument(metavar="[PATH]", help="Log directory, which contains topic-0, topic-1, ...")
     ] = None,
     from_server_properties: Annotated[
         Path | None,
         Option(
             metavar="FILE",
             excludes="PATH --topic --config --corrupt-records --open-transactions --copy --no-groups --no-transactions",
-            why="it imports the settings of a broker, and no topics",
-            help="Import the settings of a broker as root defaults, instead of topics from PATH.",
+            why="it imports the settings of a broker instead of topics",
+            help="File with settings of a broker to import as root defaults, instead of topics.",
         ),
     ] = None,
-    parts: ImportedParts,
+    selection: ImportSelection,
     dry_run: opt.DryRunOption = False,
     quiet: opt.QuietOption = False,
-    force: Annotated[bool, Option(help="Also a file.delete.delay.ms that takes files from running jobs.")] = False,
+    force: Annotated[bool, Option(help="Allow a file.delete.delay.ms that may delete files in use.")] = False,
 ) -> Output:
     """Import topics of a Kafka log directory into a root.
 
-    Offsets, timestamps, headers and segments are kept. Without --topic it imports all topics except Kafka's internal
-    ones. PATH is the directory of a stopped broker, or a copy or backup of one, and is only read. Run the command again
-    to complete an import that was killed, or to import new records: a topic continues where its last import ended.
-    Topic configs are imported if the directory has __cluster_metadata-0; --config sets and overrides them. Consumer
-    groups keep their offsets in these topics.
+    Offsets, timestamps, headers and segments are preserved. Without --topic, it imports all topics except Kafka's
+    internal ones. PATH is the directory of a stopped broker, or a copy or backup of one, and is only read. Run the
+    command again to complete an import that was killed, or to import new records: each topic continues where its last
+    import ended. Topic configs are imported if the directory has __cluster_metadata-0; --config sets and overrides
+    them. Consumer groups keep their offsets in these topics.
     """
     from sparklog.api import import_into
 
     if from_server_properties is not None:
         return _import_settings(root, from_server_properties, force, dry_run)
     if log_dir is None:
-        raise BadParameter("expected the PATH of a log directory, or --from-server-properties FILE; found none")
-    options = parts.options(force)
+        raise BadParameter("expected the PATH of a log directory or --from-server-properties FILE, found none")
+    options = selection.options(force)
     with StatusLine("import", quiet=quiet) as status:
         copied = _Copied(status)
 
-        def watch(topic: str, partition: int, records: int, nbytes: int) -> None:
+        def show_progress(topic: str, partition: int, records: int, nbytes: int) -> None:
             copied.add(f"{topic}-{partition}", records, nbytes)
 
         on_planned = copied.plan if status.is_shown else None
         report = import_into(
-            root, log_dir, options, on_skipped=warn, dry_run=dry_run, on_planned=on_planned, on_progress=watch
+            root, log_dir, options, on_skipped=warn, dry_run=dry_run, on_planned=on_planned, on_progress=show_progress
         )
-    parts_read = [part for topic in report.topics for part in topic.partitions]
-    records, nbytes = sum(part.records for part in parts_read), size_text(sum(part.copied for part in parts_read))
-    done = "Would import" if dry_run else f"Imported {count(records, 'record')} of"
-    status.total(f"{done} {count(len(report.topics), 'topic')}: {nbytes} copied.")
+    partitions = [partition for topic in report.topics for partition in topic.partitions]
+    records, nbytes = sum(item.records for item in partitions), size_text(sum(item.copied for item in partitions))
+    verb = "Would import" if dry_run else f"Imported {count(records, 'record')} of"
+    status.total(f"{verb} {count(len(report.topics), 'topic')}: {nbytes} copied.")
     return Output(
         _document(report), lambda: _show_import(report, dry_run), after=lambda: _show_configs(report, options)
     )
 
 
 def _import_settings(root: str, file: Path, force: bool, dry_run: bool) -> Output:
-    """Make defaults of a root of what a broker's file sets: all of it in one entry, or nothing."""
+    """Import a broker's settings as root defaults, atomically."""
     from sparklog.log.state.root_defaults import ID, RootDefaults
     from sparklog.maintenance.properties import TAKEN, WRONG, broker_settings
 
     rows = broker_settings(read_text(file, "--from-server-properties"), str(file), force=force)
     changes: dict[str, object | None] = {row.name: row.value for row in rows if row.verdict == TAKEN}
+    document = [row._asdict() for row in rows]
     lines = [f"line {row.line}: {row.name}={row.value}: {row.text}" for row in rows]
     if wrong := sum(row.verdict == WRONG for row in rows):
-        last = (
-            f"Nothing was changed: {count(wrong, 'setting')} of {len(rows)} {'is' if wrong == 1 else 'are'} not valid."
-        )
-        return Output.of_lines([row._asdict() for row in rows], *lines, last, code=EXIT_ERROR)
+        invalid = f"{count(wrong, 'setting')} of {len(rows)} {'is' if wrong == 1 else 'are'} not valid"
+        return Output.of_lines(document, *lines, f"Nothing was changed: {invalid}.", code=EXIT_ERROR)
     RootDefaults(ID).changed(changes, force=force)
     if not dry_run:
         open_root(root, create=True).alter_defaults(changes, force=force)
     verb = "would become" if dry_run else "are"
-    return Output.of_lines(
-        [row._asdict() for row in rows], *lines, f"{len(changes)} of {len(rows)} settings {verb} defaults of the root."
-    )
+    return Output.of_lines(document, *lines, f"{len(changes)} of {len(rows)} settings {verb} defaults of the root.")
 
 
 def _document(report: ImportReport) -> object:
@@ -154,20 +153,20 @@ def _show_import(report: ImportReport, dry_run: bool) -> None:
     headings = ("TOPIC", "PARTITIONS", "OFFSETS", "THERE-BEFORE", "RECORDS", "COPIED", "LINKED", "SKIPPED", "OPEN")
     print_table(headings, [_import_row(topic, dry_run) for topic in report.topics])
     if report.groups:
-        notes = {True: "in use here, left alone", False: ""}
+        notes = {True: "in use here, not changed", False: ""}
         rows = [(group.group, group.offsets, group.left_out, notes[group.in_use]) for group in report.groups]
         print_table(("GROUP", "OFFSETS", "OF-OTHER-TOPICS", ""), rows)
 
 
 def _show_configs(report: ImportReport, options: ImportOptions) -> None:
-    """Say which configs new topics got from Kafka, and which of them are assumed, where records may expire by it."""
+    """Report the configs that topics got from Kafka, and topics whose assumed default retention may expire records."""
     from sparklog.log.topic.expiring import default_expiry
 
     assumed = []
     for topic in report.topics:
         got = topic.kafka_configs
         for name, reason in ({} if got is None else got.left_out).items():
-            warn(f"topic {topic.topic}: {name} is not taken from Kafka: {reason}")
+            warn(f"topic {topic.topic}: {name} was not imported from Kafka: {reason}")
         if got is not None and got.taken:
             configs = ", ".join(f"{name}={value}" for name, value in got.taken.items())
             warn(f"topic {topic.topic}: configs from Kafka's metadata log: {configs}")
@@ -176,14 +175,14 @@ def _show_configs(report: ImportReport, options: ImportOptions) -> None:
     if assumed:
         names = ", ".join(assumed[:3]) + (f" and {len(assumed) - 3} more" if len(assumed) > 3 else "")
         warn(
-            f"topic{'s' * (len(assumed) > 1)} {names}: Kafka's default is assumed, retention.ms=604800000: records"
-            " expire seven days after their own time, at the next sparklog retain; another with --config retention.ms"
+            f"topic{'s' * (len(assumed) > 1)} {names}: assuming Kafka's default retention.ms=604800000, so sparklog"
+            " retain deletes records seven days after their timestamp; set another with --config retention.ms"
         )
 
 
 def _import_row(imported: ImportedTopic, dry_run: bool) -> tuple[object, ...]:
     parts = imported.partitions
-    # Offsets that the log start has passed since count neither as imported before nor as new.
+    # Offsets below the log start count neither as imported before nor as new.
     offsets = sum(max(part.log_end - max(part.since, part.log_start), 0) for part in parts)
     before = sum(max(part.since - part.log_start, 0) for part in parts)
     records, opened = sum(part.records for part in parts), sum(part.open for part in parts)
@@ -194,7 +193,7 @@ def _import_row(imported: ImportedTopic, dry_run: bool) -> tuple[object, ...]:
 
 @dataclass
 class _Copied:
-    """The amount copied so far. `of_nbytes`: the number of bytes to copy; None: not known."""
+    """Progress of copying. `of_nbytes`: the number of bytes to copy; None: unknown."""
 
     status: StatusLine
     of_nbytes: int | None = None
@@ -207,32 +206,34 @@ class _Copied:
     def add(self, to: str, records: int, nbytes: int) -> None:
         self.records, self.nbytes = self.records + records, self.nbytes + nbytes
         of_size = "" if self.of_nbytes is None else f" of {size_text(self.of_nbytes)}"
-        self.status(f"{self.records:,} records, {size_text(self.nbytes)}{of_size} copied, now to {to}")
+        self.status(f"{self.records:,} records, {size_text(self.nbytes)}{of_size} copied, now {to}")
 
 
 @dataclass
 class ExportExtent:
-    """Partitions and offsets of the topics that go out, as of when."""
+    """The partitions and offsets to export, and their point in time."""
 
     as_of: opt.AsOfOption = None
-    partitions: Annotated[str | None, Option("-p", metavar="0,2-4", help="Only these.", show_default="all")] = None
+    partitions: Annotated[
+        str | None, Option("-p", metavar="0,2-4", help="Partitions to export.", show_default="all")
+    ] = None
     start: Annotated[
-        str | None, Option(metavar="N|P:N,...", help="First offset, of all partitions or by partition.")
+        str | None, Option(metavar="N|P:N,...", help="First offset, for all partitions or by partition.")
     ] = None
     end: Annotated[
-        str | None, Option(metavar="N|P:N,...", help="The offset after the last; its batch goes out whole.")
+        str | None, Option(metavar="N|P:N,...", help="End offset, exclusive; its batch is exported as a whole.")
     ] = None
     from_timestamp: Annotated[
         str | None,
         Option(
             metavar="TIME",
             excludes="--start",
-            help="Start at the first record at or after it, in each partition: milliseconds, or as for --as-of.",
+            help="Time to start at in each partition: milliseconds, or as for --as-of.",
         ),
     ] = None
-    to_timestamp: Annotated[
-        str | None, Option(metavar="TIME", excludes="--end", help="End before the first record at or after it.")
-    ] = None
+    to_timestamp: Annotated[str | None, Option(metavar="TIME", excludes="--end", help="Time to end at, exclusive.")] = (
+        None
+    )
 
     def __post_init__(self) -> None:
         self.version, self.time_ms = opt.parse_as_of(self.as_of)
@@ -244,7 +245,7 @@ class ExportExtent:
         numbers = self.numbers
         if numbers is None and any(text is not None and is_digits(text) for text in (self.start, self.end)):
             if len(topics) > 1:
-                raise BadParameter("one offset for all partitions is of one topic: name the partitions")
+                raise BadParameter("one offset for all partitions needs a single topic: give partitions as P:N,...")
             numbers = list(range(log.topic(topics[0]).log.state().partitions))
         return ExportOptions(
             partitions=self.numbers,
@@ -259,17 +260,17 @@ class ExportExtent:
 
 @dataclass
 class Cluster:
-    """Things of the directory for the cluster that it is made for."""
+    """Settings of the directory for a particular cluster."""
 
     topic_id: Annotated[
         list[str] | None,
         Option(
             metavar="[TOPIC=]ID",
-            help="Its id in a Kafka cluster. May be repeated. Without: the one it was imported with, else its own.",
+            help="Topic id in the Kafka cluster; default: the id from which it was imported, or its own. Repeatable.",
         ),
     ] = None
     groups: Annotated[
-        list[str] | None, Option(metavar="NAME,...|all", help="Offsets of these consumer groups go out, too.")
+        list[str] | None, Option(metavar="NAME,...|all", help="Consumer groups whose offsets to export.")
     ] = None
     offsets_partitions: Annotated[
         int,
@@ -277,21 +278,26 @@ class Cluster:
             "--offsets-topic-num-partitions",
             low=1,
             high=100_000,
-            text="Partitions of __consumer_offsets, for --groups.",
+            text="Number of partitions of __consumer_offsets, for --groups.",
             needs="--groups",
         ),
     ] = 50
-    link: Annotated[bool, Option(help="Hard links to sealed segments instead of copies, on the same disk.")] = False
+    link: Annotated[bool, Option(help="Create hard links to sealed segments on the same disk instead of copies.")] = (
+        False
+    )
     keep_leader_epochs: Annotated[
-        bool, Option(help="For the cluster that gave them, and for links. Else they become 0.")
+        bool,
+        Option(
+            help="Keep leader epochs, for the cluster that assigned them and for links, instead of setting them to 0."
+        ),
     ] = False
 
 
 @app.add("export", "sparklog export orders --root /data/log --to /data/kafka-logs --groups all")
 def export(
-    topics: Annotated[list[str], Argument(metavar="TOPIC...", help="Topics.")],
+    topics: Annotated[list[str], Argument(metavar="TOPIC...", help="Topics to export.")],
     root: opt.RootOption,
-    to: Annotated[str, Option(metavar="PATH", help="Directory to make.", show_default=False)],
+    to: Annotated[str, Option(metavar="PATH", help="Directory to create.", show_default=False)],
     *,
     extent: ExportExtent,
     cluster: Cluster,
@@ -299,13 +305,13 @@ def export(
 ) -> Output:
     """Export topics as Kafka log directories.
 
-    Writes segments, indexes, checkpoints, topic ids, leader epochs and configs. The directory must be empty or not
-    exist; it is written atomically. Only records below the last stable offset are exported, and no records of aborted
-    transactions. The configs to create the topic with are printed, and written beside the partitions as
-    <topic>.properties.
+    Writes segments, indexes, checkpoints, topic ids, leader epochs and configs. The directory must be empty or must not
+    exist; it is written atomically. Only records below the last stable offset are exported, without records of aborted
+    transactions. The configs with which to create the topic are printed, and written to <topic>.properties beside the
+    partitions.
 
-    With --groups also what consumer groups have committed for these topics: as the topic __consumer_offsets, and as
-    consumer-groups.csv for kafka-consumer-groups --reset-offsets --from-file.
+    With --groups, the offsets that consumer groups have committed for these topics are exported as the topic
+    __consumer_offsets, and as consumer-groups.csv for kafka-consumer-groups --reset-offsets --from-file.
     """
     from sparklog.kafka.exporting import export_topics
 
@@ -332,16 +338,16 @@ def _show_export(topic: ExportedTopic) -> None:
     from sparklog.kafka.exporting.plan import broker_configs
     from sparklog.log.state.configs import TopicConfigs
 
-    taken, refused = broker_configs(TopicConfigs(topic.configs))
-    configs = ",".join(f"{name}={value}" for name, value in taken.items())
+    accepted, rejected = broker_configs(TopicConfigs(topic.configs))
+    configs = ",".join(f"{name}={value}" for name, value in accepted.items())
     print(
         f"Topic: {topic.topic}\tTopicId: {topic.topic_id}\tPartitionCount: {topic.partition_count}\tConfigs: {configs}"
     )
     if topic.version is None:
         print(f"Groups: {printable(', '.join(topic.groups)) or 'none'}")
-    for name, reason in refused.items():
+    for name, reason in rejected.items():
         print(f"Not for a broker: {name}={topic.configs[name]} ({reason})")
-    # Nearly all partitions of the offsets topic are empty.
+    # Most partitions of the offsets topic are empty, so they are not shown.
     parts = [part for part in topic.partitions if topic.version is not None or part.log_end]
     rows = [(p.partition, p.log_start, p.last_stable, p.log_end, p.segments, p.nbytes, p.linked) for p in parts]
     headings = ("PARTITION", "LOG-START", "LAST-STABLE", "LOG-END", "SEGMENTS", "BYTES", "LINKED")
@@ -349,7 +355,7 @@ def _show_export(topic: ExportedTopic) -> None:
 
 
 def _partitions(text: str | None) -> list[int] | None:
-    """Turn `0,2-4` into [0, 2, 3, 4]."""
+    """Convert `0,2-4` to [0, 2, 3, 4]."""
     if text is None:
         return None
     from sparklog.log.journal.names import MAX_PARTITIONS
@@ -357,15 +363,15 @@ def _partitions(text: str | None) -> list[int] | None:
     numbers: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        valid = is_digits(first) and (not dash or is_digits(last))
-        if not valid or not int(first) <= int(last or first) < MAX_PARTITIONS:
+        is_valid = is_digits(first) and (not dash or is_digits(last))
+        if not is_valid or not int(first) <= int(last or first) < MAX_PARTITIONS:
             raise BadParameter(f"expected numbers such as 0,2-4, found {text!r}", param_hint="'--partitions'")
         numbers += range(int(first), int(last or first) + 1)
     return numbers
 
 
 def _offsets(text: str | None, option: str, partitions: list[int]) -> dict[int, int]:
-    """Read `100`, for each of the partitions, or `0:100,3:50`, which names them."""
+    """Parse `100`, for all of the given partitions, or `0:100,3:50`."""
     if text is None:
         return {}
     if is_digits(text):
@@ -374,17 +380,17 @@ def _offsets(text: str | None, option: str, partitions: list[int]) -> dict[int, 
     for part in text.split(","):
         partition, _, offset = part.strip().partition(":")
         if not is_digits(partition) or not is_digits(offset):
-            raise BadParameter(f"expected an offset, or PARTITION:OFFSET,..., found {text!r}", param_hint=f"'{option}'")
+            raise BadParameter(f"expected an offset or PARTITION:OFFSET,..., found {text!r}", param_hint=f"'{option}'")
         offsets[int(partition)] = int(offset)
     return offsets
 
 
 def _topic_ids(texts: list[str], topics: list[str]) -> dict[str, str]:
-    """Read `ID`, of the only topic, or `TOPIC=ID`, which names it."""
+    """Parse `ID`, for a single topic, or `TOPIC=ID`."""
     ids: dict[str, str] = {}
     for text in texts:
         topic, equals, identity = text.rpartition("=")
         if not equals and len(topics) > 1:
-            raise BadParameter(f"{text} is of one topic: name it, TOPIC={text}", param_hint="'--topic-id'")
+            raise BadParameter(f"{text} needs its topic: give TOPIC={text}", param_hint="'--topic-id'")
         ids[topic if equals else topics[0]] = identity
     return ids

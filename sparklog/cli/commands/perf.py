@@ -1,4 +1,4 @@
-"""`sparklog perf`: Kafka's performance tools on a root: their options, their lines."""
+"""`sparklog perf`: Kafka's performance tools for a root, with their options and output."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 
 app = Commands("perf", "Measure throughput, as Kafka's performance tools do.")
 
-TopicOption = Annotated[str, Option("--topic", "-t", metavar="NAME", help="The topic.", show_default=False)]
-IntervalOption = Annotated[int, whole_number("--reporting-interval", low=1, metavar="MS", text="Between two lines.")]
+TopicOption = Annotated[str, Option("--topic", "-t", metavar="NAME", help="Topic to use.", show_default=False)]
+IntervalOption = Annotated[
+    int, whole_number("--reporting-interval", low=1, metavar="MS", text="Time between two lines.")
+]
 HEADER = (
     "start.time, end.time, data.consumed.in.MB, MB.sec, data.consumed.in.nMsg, nMsg.sec, rebalance.time.ms, "
     "fetch.time.ms, fetch.MB.sec, fetch.nMsg.sec"
@@ -37,13 +39,11 @@ INTERVALS = ("INTERVAL-MS", "RECORDS/S", "MB/S", "P50-MS", "P99-MS", "COMMITS", 
 
 @dataclass
 class PayloadOptions:
-    """The values of the records: exactly one of the first three."""
+    """The values of the records: exactly one of the first three options."""
 
-    record_size: Annotated[int | None, whole_number(low=1, text="Random letters, so many.")] = None
-    payload_file: Annotated[Path | None, Option(exists=True, dir_okay=False, help="Values out of this text file.")] = (
-        None
-    )
-    payload_monotonic: Annotated[bool, Option(help="0, 1, 2 and so on.")] = False
+    record_size: Annotated[int | None, whole_number(low=1, text="Size of values of random letters, in bytes.")] = None
+    payload_file: Annotated[Path | None, Option(exists=True, dir_okay=False, help="Text file with values.")] = None
+    payload_monotonic: Annotated[bool, Option(help="Send the values 0, 1, 2 and so on.")] = False
     payload_delimiter: Annotated[
         str,
         Option(
@@ -72,16 +72,18 @@ class PayloadOptions:
 
 @dataclass
 class ProducerSettings:
-    """Options of the producer, and whether it writes transactions."""
+    """Options of the producer, including transactions."""
 
     producer_props: Annotated[
         list[str] | None,
-        Option("--producer-props", "--producer-property", metavar="NAME=VALUE", help="An option of the producer."),
+        Option("--producer-props", "--producer-property", metavar="NAME=VALUE", help="Option of the producer."),
     ] = None
-    more_props: Annotated[list[str] | None, Argument(metavar="[NAME=VALUE]...", help="More of them.")] = None
-    transactional_id: Annotated[str | None, Option(help="Write transactions.")] = None
+    more_props: Annotated[
+        list[str] | None, Argument(metavar="[NAME=VALUE]...", help="More options of the producer.")
+    ] = None
+    transactional_id: Annotated[str | None, Option(help="Id with which to write transactions.")] = None
     transaction_duration_ms: Annotated[
-        int | None, whole_number(low=1, text="Commit after so long.", default="3000")
+        int | None, whole_number(low=1, text="Duration of each transaction.", default="3000")
     ] = None
 
     def options(self, topic: str) -> dict[str, Any]:
@@ -96,19 +98,22 @@ def produce(
     root: RootOption,
     *,
     topic: TopicOption,
-    num_records: Annotated[int, whole_number(low=1, text="How many.")],
+    num_records: Annotated[int, whole_number(low=1, text="Number of records to send.")],
     payload: PayloadOptions,
-    throughput: Annotated[float, Option(help="Records a second at most; -1: as many as go.")] = -1.0,
+    throughput: Annotated[float, Option(help="Maximum records per second; -1: no limit.")] = -1.0,
     settings: ProducerSettings,
     commit_intervals: Annotated[
-        str | None, Option(metavar="MS,MS,...", help="Once with each of these as linger.ms; then a table.")
+        str | None,
+        Option(
+            metavar="MS,MS,...", help="Values of linger.ms to run with, one after the other; prints a table at the end."
+        ),
     ] = None,
     reporting_interval: IntervalOption = 1000,
 ) -> Output:
     """Send records, and print throughput and latency.
 
-    Latency is the time until a record is durable. A missing topic is created with one partition. The records are kept,
-    so use a separate topic.
+    Latency is the time until a record is durable. If the topic does not exist, it is created with one partition. The
+    records are not deleted, so use a separate topic.
     """
     from sparklog.tools.perf import ProduceRun
 
@@ -139,7 +144,7 @@ def produce(
 
 @dataclass(frozen=True)
 class Interval:
-    """Figures of records sent with one commit interval; `mb` is of 2^20 bytes."""
+    """Figures of a run with one commit interval; a MB is 2^20 bytes."""
 
     interval_ms: float
     records_per_second: float
@@ -155,7 +160,7 @@ class Interval:
 
 
 def _say(line: str) -> None:
-    """Print a line of Kafka's tool; on stderr where a document follows it."""
+    """Print a line of Kafka's tool, on stderr if the output is a document."""
     chosen = get_current_context().params
     is_text = chosen["output"] == "table" and not chosen["as_json"]
     print(line, file=sys.stdout if is_text else sys.stderr, flush=True)
@@ -186,7 +191,7 @@ def _window(window: Throughput) -> str:
 
 
 def _properties(texts: Sequence[str]) -> dict[str, Any]:
-    """Return the options of the producer; usage errors for names and values that are not valid."""
+    """Parse the options of the producer. Invalid names and values are usage errors."""
     from sparklog.clients.producer.options import ProducerOptions
 
     settings, options = keyword_settings(ProducerOptions), {}
@@ -196,7 +201,9 @@ def _properties(texts: Sequence[str]) -> dict[str, Any]:
         if field == "bootstrap_servers":
             raise BadParameter(f"{name}: {NO_BROKER}")
         if not equals or field not in settings:
-            raise BadParameter(f"expected NAME=VALUE with a name of {', '.join(sorted(settings))}, found {text!r}")
+            raise BadParameter(
+                f"expected NAME=VALUE with one of the names {', '.join(sorted(settings))}, found {text!r}"
+            )
         try:
             options[field] = settings[field].parse(value)
         except BadRequest as error:
@@ -212,7 +219,7 @@ def _milliseconds(text: str) -> float:
         return value
     except ValueError:
         raise BadParameter(
-            f"expected milliseconds with commas, found {text!r}", param_hint="--commit-intervals"
+            f"expected milliseconds separated by commas, found {text!r}", param_hint="--commit-intervals"
         ) from None
 
 
@@ -221,17 +228,19 @@ def consume(
     root: RootOption,
     *,
     topic: TopicOption,
-    messages: Annotated[int, whole_number(low=1, text="How many to read.")],
-    group: Annotated[str | None, Option("-g", help="Read as a member of this group.", show_default="no group")] = None,
+    messages: Annotated[int, whole_number(low=1, text="Number of records to read.")],
+    group: Annotated[str | None, Option("-g", help="Consumer group to join.", show_default="none")] = None,
     from_latest: Annotated[
-        bool, Option(help="Begin at the log end where the group has no offsets, not at the start.")
+        bool, Option(help="Start at the log end, instead of the log start, if the group has no offsets.")
     ] = False,
-    show_detailed_stats: Annotated[bool, Option(help="A line for each interval.")] = False,
-    hide_header: Annotated[bool, Option(help="No line of names.")] = False,
-    timeout: Annotated[int, whole_number(text="Give up after so long without a record (ms).")] = 10_000,
+    show_detailed_stats: Annotated[bool, Option(help="Print a line for each interval.")] = False,
+    hide_header: Annotated[bool, Option(help="Print no header line.")] = False,
+    timeout: Annotated[
+        int, whole_number(metavar="MS", text="Time without a record after which the command stops.")
+    ] = 10_000,
     reporting_interval: IntervalOption = 5000,
 ) -> None:
-    """Read records, and print how many a second. MB are 2^20 bytes of keys and values."""
+    """Read records, and print the throughput. A MB is 2^20 bytes of keys and values."""
     import sparklog
     from sparklog.log.journal.clocks import SYSTEM
     from sparklog.tools.perf import consume
@@ -252,14 +261,14 @@ def consume(
             print(DETAILED_HEADER if show_detailed_stats else HEADER)
         run = consume(consumer, messages, timeout, SYSTEM, report, window)
     if run.records < messages:
-        warn(f"read {run.records} of {messages} records, and none for {timeout} ms: look at --timeout")
+        warn(f"read {run.records} of {messages} records, then none for {timeout} ms; see --timeout")
     if not show_detailed_stats:
         print(f"{_time(run.begin_ms)}, {_time(run.end_ms)}, {_figures(run, run.records, run.nbytes)}")
     sys.stdout.flush()
 
 
 def _figures(run: ConsumeRun, records: int, nbytes: int) -> str:
-    """Return the figures of a line: the totals so far, and what the interval did in a second."""
+    """Return the figures of a line: totals so far, and rates of the interval."""
     fetch_ms = run.fetch_ms
     return (
         f"{nbytes / (1 << 20):.4f}, {run.per_second(run.megabytes, run.ms):.4f}, {records}, "
@@ -269,5 +278,4 @@ def _figures(run: ConsumeRun, records: int, nbytes: int) -> str:
 
 
 def _time(ms: int) -> str:
-    moment = datetime.fromtimestamp(ms / 1000, timezone.utc)
-    return f"{moment:%Y-%m-%d %H:%M:%S}:{ms % 1000:03d}"
+    return f"{datetime.fromtimestamp(ms / 1000, timezone.utc):%Y-%m-%d %H:%M:%S}:{ms % 1000:03d}"

@@ -1,4 +1,4 @@
-"""`sparklog produce`: append lines of text or of JSON, from standard input or a file."""
+"""`sparklog produce`: append lines of text or JSON from standard input or a file."""
 
 from __future__ import annotations
 
@@ -32,45 +32,52 @@ if TYPE_CHECKING:
 app = Commands()
 
 Codec = Literal["none", "gzip", "snappy", "lz4", "zstd"]
-RUN_BYTES = 16 << 20
+CHUNK_BYTES = 16 << 20
 READ_BYTES = 1 << 20
 
 
 @dataclass
 class Lines:
-    """The form of the lines."""
+    """The format of the lines."""
 
     as_json: Annotated[
         bool,
         Option(
             "--json",
             excludes="--key-separator --headers --null-marker --ignore-error",
-            why="a line of JSON names its parts",
-            help='Each line is {"key": ..., "value": ..., "headers": ..., ...}.',
+            why="JSON objects contain all parts of a record",
+            help='Read each line as {"key": ..., "value": ..., "headers": ..., ...}.',
         ),
     ] = False
     key_separator: Annotated[
         str | None,
-        Option(may_be_blank=True, help=r"A line is key, this (\t: a tab), value; else keys are null."),
+        Option(may_be_blank=True, help=r"Separator of key and value in a line (\t: a tab).", show_default="no keys"),
     ] = None
-    headers: Annotated[bool, Option(help="A line begins with name:value,name:value and a tab.")] = False
+    headers: Annotated[
+        bool, Option(help="Read headers from the start of each line: name:value,name:value and a tab.")
+    ] = False
     null_marker: Annotated[
-        str | None, Option(may_be_blank=True, help="A key or value that is just this is null (a tombstone).")
+        str | None, Option(may_be_blank=True, help="Text that means a null key or value (a tombstone).")
     ] = None
     headers_delimiter: Annotated[
         str,
-        Option(needs="--headers", may_be_blank=True, help="After the headers of a line.", show_default="a tab"),
+        Option(
+            needs="--headers",
+            may_be_blank=True,
+            help="Separator of headers and the rest of a line.",
+            show_default="a tab",
+        ),
     ] = "\t"
-    headers_separator: Annotated[str, Option(needs="--headers", may_be_blank=True, help="Between two headers.")] = ","
+    headers_separator: Annotated[str, Option(needs="--headers", may_be_blank=True, help="Separator of headers.")] = ","
     headers_key_separator: Annotated[
-        str, Option(needs="--headers", may_be_blank=True, help="Between a header's name and its value.")
+        str, Option(needs="--headers", may_be_blank=True, help="Separator of a header's name and value.")
     ] = ":"
     ignore_error: Annotated[
-        bool, Option(needs="--key-separator --headers", help="Of a line without a separator all is the value.")
+        bool, Option(needs="--key-separator --headers", help="Use a line without a separator as the value.")
     ] = False
 
     def parser(self, formats: Formats) -> Callable[[bytes, int], pa.RecordBatch]:
-        """Return what makes records of a run of lines, of which the second argument is the number of the first."""
+        """Return a function that converts lines to records; its second argument is the number of the first line."""
         from sparklog.cli.record_text import LineFormat, parse_json
 
         separators = ("key_separator", "headers_delimiter", "headers_separator", "headers_key_separator")
@@ -79,15 +86,15 @@ class Lines:
             if texts[name] == "":
                 raise BadParameter("expected at least one character", param_hint=f"'--{name.replace('_', '-')}'")
         if formats.key_format is not None and not self.as_json and self.key_separator is None:
-            raise BadParameter("lines have no keys: give --key-separator, or --json", param_hint="'--key-format'")
+            raise BadParameter("lines have no keys: give --key-separator or --json", param_hint="'--key-format'")
         values = formats.values()
         if self.as_json:
-            return lambda run, line: parse_json(run, line, values)
+            return lambda data, line: parse_json(data, line, values)
         parts = {name: unescaped(text) for name, text in texts.items() if text is not None}
         lines = LineFormat(headers=self.headers, ignore_error=self.ignore_error, **parts)
 
-        def parse(run: bytes, line: int) -> pa.RecordBatch:
-            records = lines.parse(run, line)
+        def parse(data: bytes, line: int) -> pa.RecordBatch:
+            records = lines.parse(data, line)
             return values.parse(records, range(line, line + records.num_rows))
 
         return parse
@@ -98,27 +105,30 @@ def produce(
     root: RootOption,
     *,
     topic: OneTopic,
-    file: Annotated[Path | None, Option(exists=True, dir_okay=False, help="Read this, not standard input.")] = None,
+    file: Annotated[
+        Path | None, Option(exists=True, dir_okay=False, help="File to read instead of standard input.")
+    ] = None,
     lines: Lines,
     formats: Formats,
     partition: Annotated[
-        int | None, whole_number("-p", high=INT32_MAX, text="All to this partition, whatever the key.")
+        int | None, whole_number("-p", high=INT32_MAX, text="Partition for all records, regardless of their keys.")
     ] = None,
     linger_ms: Annotated[
-        int, whole_number(high=INT32_MAX, text="How long lines of a pipe wait for others, at most.")
+        int,
+        whole_number(high=INT32_MAX, text="Maximum time in milliseconds for which lines of a pipe wait for others."),
     ] = 1000,
     num_partitions: Annotated[
         int | None,
         whole_number(
-            low=1, text="Create the topic with so many, if there is none. Default: the root's num.partitions, or 1."
+            low=1, text="Number of partitions if the topic is created.", default="num.partitions of the root, or 1"
         ),
     ] = None,
-    compression: Annotated[Codec | None, Option(help="Codec, where the topic leaves it to us. Default: zstd.")] = None,
+    compression: Annotated[Codec | None, Option(help="Codec, unless the topic sets one.", show_default="zstd")] = None,
 ) -> None:
     """Append lines of standard input or a file to a topic.
 
-    A line is a value, or with --key-separator a key and a value, or with --json an object as `sparklog consume --json`
-    prints it. Lines are appended in batches, each whole or not at all. So a pipe can be followed: `tail -F file |`.
+    Each line is a value; or a key and a value with --key-separator; or an object with --json, as `sparklog consume
+    --json` prints it. Lines are appended in batches, each of them atomically. Input may be endless: `tail -F file |`.
     """
     from sparklog.log.write.append_target import WriteOptions
 
@@ -131,17 +141,17 @@ def produce(
         fd = sys.stdin.fileno() if file is None else stack.enter_context(file.open("rb")).fileno()
         line, appended = 1, 0
         try:
-            for run in line_runs(fd, run_bytes=RUN_BYTES, linger_s=linger_ms / 1000, clock=time.monotonic):
-                batch = _with_partition(parse(run, line), partition)
-                lines_read = run.count(b"\n") + (not run.endswith(b"\n"))
+            for data in line_chunks(fd, chunk_bytes=CHUNK_BYTES, linger_s=linger_ms / 1000, clock=time.monotonic):
+                batch = _with_partition(parse(data, line), partition)
+                lines_read = data.count(b"\n") + (not data.endswith(b"\n"))
                 if batch.num_rows:
                     target = target or _created(opened, name, num_partitions)
                     _check_partitions(target, batch, partition, line, lines_read)
                     target.append(batch, options=options)
                     appended += batch.num_rows
                 line += lines_read
-        except KeyboardInterrupt as stopped:
-            stopped.args = (f"appended {_records(appended)} to {name}",)
+        except KeyboardInterrupt as error:
+            error.args = (f"appended {_records(appended)} to {name}",)
             raise
         except SparklogError as error:
             if appended:
@@ -149,17 +159,20 @@ def produce(
                     f"{error} ({_records(appended)} before it {'was' if appended == 1 else 'were'} appended)",
                 )
             raise
-    missing = ", which does not exist: its first record creates it" if target is None else ""
+    missing = ", which does not exist; the first record creates it" if target is None else ""
     print(f"Appended {_records(appended)} to {name}{missing}", file=sys.stderr)
 
 
 def _records(number: int) -> str:
-    """Return `1 record` or `20000 records`, without commas, for scripts."""
+    """Return `1 record` or `20000 records`, without thousands separators, for scripts."""
     return f"{number} record{'s' * (number != 1)}"
 
 
 def _existing(root: Root, name: str, num_partitions: int | None) -> Topic | None:
-    """Open a topic; None if the first record is to create it, unless the name may be a misspelt one."""
+    """Open a topic; return None if the first record will create it.
+
+    Raises `NotFound` if the name may be misspelled.
+    """
     from sparklog.errors import NotFound, nearest
     from sparklog.log.topic.root import written_topic
 
@@ -172,7 +185,7 @@ def _existing(root: Root, name: str, num_partitions: int | None) -> Topic | None
 
 
 def _created(root: Root, name: str, num_partitions: int | None) -> Topic:
-    """Create a topic, as Spark's writes do, and say so."""
+    """Create a topic, as Spark writes do, and report it."""
     from sparklog.log.topic.root import written_topic
 
     created = written_topic(root, name, partitions=num_partitions)
@@ -183,7 +196,7 @@ def _created(root: Root, name: str, num_partitions: int | None) -> Topic:
 
 
 def _check_partitions(topic: Topic, batch: pa.RecordBatch, partition: int | None, line: int, lines: int) -> None:
-    """Raise `BadRequest`, with the line of the input, if a record is for a partition that the topic does not have."""
+    """Raise `BadRequest`, with the line number, if a record has a partition that the topic does not have."""
     if "partition" not in batch.schema.names:
         return
     import numpy as np
@@ -216,22 +229,22 @@ def _with_partition(batch: pa.RecordBatch, partition: int | None) -> pa.RecordBa
     return pa.RecordBatch.from_arrays([*(batch.column(name) for name in names[:-1]), column], names=names)
 
 
-def line_runs(fd: int, *, run_bytes: int, linger_s: float, clock: Callable[[], float]) -> Iterator[bytes]:
-    """Read runs of whole lines from a file descriptor, each at least one line; the last may lack its newline.
+def line_chunks(fd: int, *, chunk_bytes: int, linger_s: float, clock: Callable[[], float]) -> Iterator[bytes]:
+    """Read chunks of complete lines from a file descriptor; the last line may lack its newline.
 
-    A run ends when it has `run_bytes` or when `linger_s` have passed on `clock` since its first byte came. An interrupt
-    gives the whole lines that it has, then goes on to the caller.
+    A chunk ends once it has `chunk_bytes`, or `linger_s` have passed on `clock` since its first byte arrived. After an
+    interrupt, yields the complete lines that have arrived, and raises it again.
     """
     buffer = bytearray()
     deadline = 0.0
     try:
         while True:
-            if buffer and (len(buffer) >= run_bytes or not _ready(fd, deadline - clock())):
-                if run := _take_lines(buffer):
-                    yield run
+            if buffer and (len(buffer) >= chunk_bytes or not _is_readable(fd, deadline - clock())):
+                if lines := _remove_lines(buffer):
+                    yield lines
                 deadline = clock() + linger_s
-                # One line longer than a run: wait for its end.
-                run_bytes = max(run_bytes, 2 * len(buffer))
+                # The rest may be a line that is longer than a chunk: wait for its end.
+                chunk_bytes = max(chunk_bytes, 2 * len(buffer))
             data = os.read(fd, READ_BYTES)
             if not data:
                 break
@@ -239,26 +252,27 @@ def line_runs(fd: int, *, run_bytes: int, linger_s: float, clock: Callable[[], f
                 deadline = clock() + linger_s
             buffer += data
     except KeyboardInterrupt:
-        if run := _take_lines(buffer):
-            yield run
+        if lines := _remove_lines(buffer):
+            yield lines
         raise
     if buffer:
         yield bytes(buffer)
 
 
-def _take_lines(buffer: bytearray) -> bytes:
+def _remove_lines(buffer: bytearray) -> bytes:
+    """Remove the complete lines from a buffer, and return them."""
     end = buffer.rfind(b"\n") + 1
-    run = bytes(buffer[:end])
+    lines = bytes(buffer[:end])
     del buffer[:end]
-    return run
+    return lines
 
 
-def _ready(fd: int, wait_s: float) -> bool:
-    """True if a read would not block, waiting at most `wait_s` for that. Regular files are always ready."""
+def _is_readable(fd: int, wait_s: float) -> bool:
+    """Wait at most `wait_s` until a read does not block; return False if it still does. Files never block."""
     if wait_s <= 0:
         return False
     try:
         return bool(select.select([fd], [], [], wait_s)[0])
     except (OSError, ValueError):
-        # Windows pipes are not known to select: read, and block if it must.
+        # `select` does not support pipes on Windows, so the read may block.
         return True

@@ -1,4 +1,4 @@
-"""`sparklog serve`: Kafka's protocol over a root, for programs that speak nothing else."""
+"""`sparklog serve`: serve a root with Kafka's protocol to programs that need it."""
 
 from __future__ import annotations
 
@@ -21,42 +21,46 @@ app = Commands()
 
 @dataclass
 class Listening:
-    """Addresses, and who may connect to them."""
+    """Addresses, encryption and access."""
 
-    listen: Annotated[str, Option(metavar="HOST:PORT", help="Where clients connect; port 0: a free one.")] = (
+    listen: Annotated[str, Option(metavar="HOST:PORT", help="Address to listen on; port 0: a free port.")] = (
         "127.0.0.1:9092"
     )
     advertise: Annotated[
         list[str] | None,
         Option(
             metavar="HOST:PORT",
-            help="What clients are given: this server's address, then others of the same root.",
+            help="Addresses that clients connect to: this server's first, then those of other servers of the root.",
             show_default="--listen",
         ),
     ] = None
     tls_cert: Annotated[
-        str | None, Option(metavar="FILE", needs="--tls-key", help="Certificate (PEM) to encrypt connections with.")
+        str | None, Option(metavar="FILE", needs="--tls-key", help="Certificate (PEM) for encrypted connections.")
     ] = None
     tls_key: Annotated[
         str | None, Option(metavar="FILE", needs="--tls-cert", help="Private key of the certificate (PEM).")
     ] = None
     users: Annotated[
-        str | None, Option(metavar="FILE", help="Who may connect (SASL), and do what; see docs/guides/serve.md.")
+        str | None, Option(metavar="FILE", help="File of users (SASL) and their permissions; see docs/guides/serve.md.")
     ] = None
-    insecure: Annotated[bool, Option(help="Listen on an address that other machines reach, without encryption.")] = (
-        False
-    )
+    insecure: Annotated[bool, Option(help="Allow an address that other hosts can reach without encryption.")] = False
     max_connections_per_ip: Annotated[
         int, whole_number(low=1, text="Maximum number of connections from one address.")
     ] = MAX_CONNECTIONS_PER_IP
     metrics_port: Annotated[
-        int | None, whole_number(high=65535, text="Serve counters to Prometheus.", default="off")
+        int | None, whole_number(high=65535, text="Port of metrics for Prometheus.", default="off")
     ] = None
     group_min_session_timeout_ms: Annotated[
-        int, whole_number(low=1, high=MAX_SESSION_TIMEOUT_MS, text="Minimum session timeout of a group member, ms.")
+        int,
+        whole_number(
+            low=1, high=MAX_SESSION_TIMEOUT_MS, text="Minimum session timeout of a group member in milliseconds."
+        ),
     ] = GROUP_SESSION_TIMEOUTS_MS[0]
     group_max_session_timeout_ms: Annotated[
-        int, whole_number(low=1, high=MAX_SESSION_TIMEOUT_MS, text="Maximum session timeout of a group member, ms.")
+        int,
+        whole_number(
+            low=1, high=MAX_SESSION_TIMEOUT_MS, text="Maximum session timeout of a group member in milliseconds."
+        ),
     ] = GROUP_SESSION_TIMEOUTS_MS[1]
 
     def options(self, *, writable: bool, auto_create: bool) -> ServeOptions:
@@ -85,13 +89,13 @@ class Listening:
 
 
 def _address(text: str) -> Address:
-    """Parse an address. Usage error if it begins with a protocol, as in a broker's `listeners`."""
+    """Parse an address. One with a protocol, as in a broker's `listeners`, is a usage error."""
     from sparklog.serve.options import Address
 
     protocol, slashes, rest = text.rpartition("://")
     if slashes:
-        how = "; --tls-cert and --tls-key encrypt" if "SSL" in protocol.upper() else ""
-        raise BadParameter(f"expected HOST:PORT without {protocol}://, found {text!r}: write {rest}{how}")
+        how = "; encrypt with --tls-cert and --tls-key" if "SSL" in protocol.upper() else ""
+        raise BadParameter(f"expected HOST:PORT without {protocol}://, found {text!r}: give {rest}{how}")
     return Address.of(text)
 
 
@@ -103,20 +107,20 @@ def _check_listen(address: Address) -> None:
         socket.getaddrinfo(address.host, address.port)
     except OSError as error:
         raise BadParameter(
-            f"cannot resolve {address.host!r}: {error.strerror}; give a host name or address of this machine",
+            f"cannot resolve {address.host!r}: {error.strerror}; give a host name or address of this host",
             param_hint="'--listen'",
         ) from None
 
 
 def _check_advertised(listen: Address, advertise: tuple[Address, ...]) -> None:
-    """Raise a usage error if the server's own address is not the first; warn if it seems to be missing."""
+    """Raise a usage error if this server's address is not the first; warn if it seems to be missing."""
     if listen in advertise[1:]:
         raise BadParameter(
-            f"the first address must be that of this server, found {advertise[0]}: put {listen} first",
+            f"the first address must be this server's, found {advertise[0]}: put {listen} first",
             param_hint="'--advertise'",
         )
     if advertise and listen.port and advertise[0].host == listen.host and advertise[0] != listen:
-        warn(f"clients are sent to {advertise[0]}, but this server listens on {listen}: is its port forwarded?")
+        warn(f"clients connect to {advertise[0]}, but this server listens on {listen}: is the port forwarded?")
 
 
 @app.add("serve", "sparklog serve /data/log --listen 127.0.0.1:9092")
@@ -127,21 +131,28 @@ def serve(
             metavar="LOCATION",
             envvar="SPARKLOG_ROOT",
             parser=root_of_name,
-            help="A root, a topic's folder, a backup repository, a Kafka log directory or partition; or SPARKLOG_ROOT.",
+            help="Root, topic directory, backup repository, or Kafka log or partition directory; or set SPARKLOG_ROOT.",
         ),
     ] = None,
     *,
     root: Annotated[
         str | None,
-        Option("--root", "-r", metavar="PATH", excludes="LOCATION", parser=root_of_name, help="The same as LOCATION."),
+        Option(
+            "--root",
+            "-r",
+            metavar="PATH",
+            excludes="LOCATION",
+            parser=root_of_name,
+            help="Location to serve, instead of LOCATION.",
+        ),
     ] = None,
-    writable: Annotated[bool, Option(help="Take what producers send, and changes of topics.")] = False,
+    writable: Annotated[bool, Option(help="Allow clients to produce, and to create, alter and delete topics.")] = False,
     backup: Annotated[
         int | None,
         whole_number(
             low=1,
-            text="Serve this backup (backup --list).",
-            default="newest",
+            text="Number of the backup to serve (see backup --list).",
+            default="latest",
             excludes="--writable",
             why="a backup is read-only",
         ),
@@ -150,17 +161,18 @@ def serve(
         bool,
         Option(
             excludes="LOCATION --root --backup",
-            why="it serves an empty root in memory, which is lost at the end",
-            help="Serve an empty root in memory, for tests; requested topics are created.",
+            why="it serves an empty root in memory, which is lost on exit",
+            help="Serve an empty root in memory for tests, and create requested topics.",
         ),
     ] = False,
     corrupt_records: CorruptOption = "fail",
     listening: Listening,
 ) -> None:
-    """Serve Kafka's protocol until it is interrupted.
+    """Serve a root to Kafka clients until interrupted.
 
-    Clients of Kafka read the topics and share them in consumer groups. The server keeps nothing of its own: stop it,
-    start it elsewhere, or run several over one root, while Spark and others read and write the root.
+    Kafka clients can read the topics, share them in consumer groups and, with --writable, produce to them. The server
+    has no state of its own: you can stop it, start it elsewhere, or run several servers for one root, while Spark and
+    other programs read and write the root.
     """
     import asyncio
 
@@ -169,7 +181,7 @@ def serve(
 
     location = location if root is None else root
     if location is None and not memory:
-        raise BadParameter("expected the LOCATION of a root or a Kafka directory, or SPARKLOG_ROOT")
+        raise BadParameter("expected the LOCATION of a root or a Kafka directory: give it, or set SPARKLOG_ROOT")
     options = listening.options(writable=writable or memory, auto_create=memory)
     log = (
         in_memory()

@@ -1,4 +1,4 @@
-"""`sparklog delete-records`, `log-dirs`, `history`, `dump-log`: what is stored of a topic, and what its files hold."""
+"""`sparklog delete-records`, `log-dirs`, `history`, `dump-log`: the stored data of topics, and contents of files."""
 
 from __future__ import annotations
 
@@ -35,30 +35,28 @@ app = Commands()
 @app.add("delete-records", "sparklog delete-records --topic orders --partition 0 --offset 42 --root /data/log")
 def delete_oldest(
     root: RootOption,
-    topic_argument: Annotated[str | None, Argument(metavar="[TOPIC]", help="One topic instead of a file.")] = None,
+    topic_argument: Annotated[str | None, Argument(metavar="[TOPIC]", help="Topic, instead of a file.")] = None,
     offset_json_file: Annotated[
         Path | None,
         Option(
             metavar="FILE",
             excludes="TOPIC --topic --partition --offset",
             why="the file names the partitions",
-            help="Offsets of partitions, as JSON.",
+            help="JSON file with the offsets of partitions.",
         ),
     ] = None,
     topic_option: TopicOption = None,
-    partition: Annotated[int | None, whole_number("-p", text="Its partition.")] = None,
-    offset: Annotated[
-        int | None, whole_number("-o", low=-1, text="The first offset that stays; -1: none does.")
-    ] = None,
+    partition: Annotated[int | None, whole_number("-p", text="Partition of the topic.")] = None,
+    offset: Annotated[int | None, whole_number("-o", low=-1, text="First offset to keep; -1: the log end.")] = None,
     dry_run: DryRunOption = False,
 ) -> Output:
     """Delete the records below an offset.
 
-    The offset becomes the new log start.
+    The offset becomes the new log start, which readers see immediately. A later run of `sparklog retain` deletes the
+    files.
 
-    --offset-json-file takes Kafka's file, {"partitions": [{"topic": "t", "partition": 0, "offset": 42}], "version": 1}.
-    Offset -1 stands for the log end: all records. All of it is checked before anything is changed. Readers see the new
-    log start at once; files go with a later run of `sparklog retain`.
+    --offset-json-file is a file as for Kafka, {"partitions": [{"topic": "t", "partition": 0, "offset": 42}], "version":
+    1}. Offset -1 is the log end, and deletes all records. All offsets are checked before the first change.
     """
     topic = one_of(topic_argument, topic_option)
     if offset_json_file is not None:
@@ -69,7 +67,7 @@ def delete_oldest(
     else:
         raise BadParameter("give --offset-json-file, or all three of a topic, --partition and --offset")
     lows = delete_records(open_root(root), offsets, dry_run=dry_run)
-    title = "Dry run, nothing is deleted:" if dry_run else "Records delete operation completed:"
+    title = "Dry run, nothing was deleted:" if dry_run else "Records delete operation completed:"
     lines = [f"partition: {low.topic}-{low.partition}\tlow_watermark: {low.low_watermark}" for low in lows]
     return Output.of_lines({"dryRun": dry_run, "partitions": lows}, title, *lines)
 
@@ -82,18 +80,18 @@ class LowWatermark:
 
 
 def parse_offset_file(text: str, file: str) -> dict[tuple[str, int], int]:
-    """Return `(topic, partition) -> offset` of Kafka's offset file; `BadRequest` for anything else.
+    """Parse Kafka's offset file to `(topic, partition) -> offset`. Raises `BadRequest` if it is not valid.
 
-    `offset` is the first one that stays, -1 the log end (Kafka's high watermark).
+    `offset` is the first offset to keep, -1 the log end (Kafka's high watermark).
     """
     try:
         document = json.loads(text)
     except ValueError as error:
-        raise BadRequest(f"{file} must hold JSON, found an error: {error}") from None
+        raise BadRequest(f"{file} must contain JSON: {error}") from None
     if not isinstance(document, dict) or not isinstance(document.get("partitions"), list):
-        raise BadRequest(f'{file} must hold {{"partitions": [...], "version": 1}}, found no list "partitions"')
+        raise BadRequest(f'{file} must contain {{"partitions": [...], "version": 1}}, found no list "partitions"')
     if document.get("version", 1) != 1:
-        raise BadRequest(f"{file} must be of version 1, found {document['version']!r}")
+        raise BadRequest(f"{file} must have version 1, found {document['version']!r}")
     offsets: dict[tuple[str, int], int] = {}
     for item in document["partitions"]:
         names = ("topic", "partition", "offset")
@@ -104,17 +102,17 @@ def parse_offset_file(text: str, file: str) -> dict[tuple[str, int], int]:
             )
         topic, partition, offset = values
         if (topic, partition) in offsets:
-            raise BadRequest(f"{file} names {topic}-{partition} twice: give one offset for it")
+            raise BadRequest(f"{file} contains {topic}-{partition} twice: give one offset for it")
         offsets[topic, partition] = offset
     if not offsets:
-        raise BadRequest(f"{file} names no partition")
+        raise BadRequest(f"{file} contains no partitions")
     return offsets
 
 
 def delete_records(root: Root, offsets: Mapping[tuple[str, int], int], *, dry_run: bool = False) -> list[LowWatermark]:
-    """Delete the records below an offset of each partition. All is checked before the first topic is changed.
+    """Delete the records below an offset of each partition, after checking all offsets.
 
-    Raises as `Topic.delete_records`. `dry_run`: check, and tell where logs would start.
+    Raises the errors of `Topic.delete_records`. With `dry_run`, only checks, and returns the new log starts.
     """
     topics: dict[str, dict[int, int]] = {}
     for (name, partition), offset in sorted(offsets.items()):
@@ -131,10 +129,10 @@ NO_BROKER = -1
 
 @dataclass
 class TopicList(Topics):
-    """As for others; the option's name is Kafka's."""
+    """Topics, with the option name of Kafka's tool."""
 
     topic_option: Annotated[
-        list[str] | None, Option("--topic-list", "--topic", "-t", metavar="TOPIC,...", help="Only these topics.")
+        list[str] | None, Option("--topic-list", "--topic", "-t", metavar="TOPIC,...", help="Topics, instead of TOPIC.")
     ] = None
 
 
@@ -142,24 +140,24 @@ class TopicList(Topics):
 def log_dirs(root: SourceOption, *, topics: TopicList) -> Output:
     """Show the size of each partition.
 
-    APPEND is the size of append files (in a Kafka directory: of the active segment), SEALED the size of sealed (closed)
-    segments, SLICES their number. The size of files that wait for the vacuum is printed below the table. --json prints
-    the document of kafka-log-dirs with these additional fields; there is no broker, so the broker id is -1.
+    APPEND is the size of append files (in a Kafka directory, of the active segment), SEALED the size of sealed (closed)
+    segments, and SLICES their number. The size of unreferenced files is printed below the table. --json prints the
+    document of kafka-log-dirs with these additional fields; the broker id is -1, because there are no brokers.
     """
     from sparklog.retention.vacuum import unreferenced
 
     source = open_source(root)
     names = source.refreshed(topics.names)
     sizes = [size for name in names for size in source.view.partition_sizes(name)]
-    waiting = None if source.root is None else [unreferenced(source.root.topic(name)) for name in names]
-    files, nbytes = map(sum, zip((0, 0), *(waiting or ()), strict=True))
+    unused = None if source.root is None else [unreferenced(source.root.topic(name)) for name in names]
+    files, nbytes = map(sum, zip((0, 0), *(unused or ()), strict=True))
 
     def show() -> None:
         _show(sizes)
         if files:
-            print(f"Besides, {nbytes} bytes in {count(files, 'file')} wait for the vacuum of `sparklog retain`.")
+            print(f"In addition, `sparklog retain` will delete {nbytes} bytes in {count(files, 'unreferenced file')}.")
 
-    more = {} if waiting is None else {"unreferencedFiles": files, "unreferencedBytes": nbytes}
+    more = {} if unused is None else {"unreferencedFiles": files, "unreferencedBytes": nbytes}
     partitions = _partitions(sizes)
     log_dir = {"logDir": source.view.location, "error": None, "partitions": partitions, **more}
     document = {"version": 1, "brokers": [{"broker": NO_BROKER, "logDirs": [log_dir]}]}
@@ -194,7 +192,7 @@ def _show(sizes: list[PartitionSize]) -> None:
 
 @dataclass(frozen=True)
 class Version:
-    """One commit. `records`, `nbytes`: that it brought; None where it only rewrites records that were there."""
+    """One commit. `records`, `nbytes`: what it added; None if it only rewrote existing records."""
 
     version: int
     timestamp: str
@@ -220,7 +218,7 @@ class Version:
 
 
 def _changes_of(commit: Commit) -> dict[str, str | None]:
-    """Return the configs, partitions and log starts that a commit sets; None for a config that it deletes."""
+    """Return the configs, partitions and log starts that a commit sets; None: a deleted config."""
     changes: dict[str, str | None] = dict(sorted(commit.configs.items()))
     if commit.partitions is not None:
         changes["partitions"] = str(commit.partitions)
@@ -228,7 +226,7 @@ def _changes_of(commit: Commit) -> dict[str, str | None]:
 
 
 def writer_of(commit: Commit) -> str | None:
-    """Return what names a commit's writer: query and batch, txnAppId and txnVersion, or transaction."""
+    """Describe a commit's writer: query and batch, txnAppId and txnVersion, or transaction."""
     from sparklog.log.state.writer_runs import TXN
 
     if commit.writer is not None:
@@ -239,37 +237,37 @@ def writer_of(commit: Commit) -> str | None:
 
 @app.add("history", "sparklog history orders --limit 10 --root /data/log")
 def history(
-    topic: Annotated[str, Argument(metavar="TOPIC", help="The topic; also a deleted one.")],
+    topic: Annotated[str, Argument(metavar="TOPIC", help="Topic, which may be deleted.")],
     root: RootOption,
-    limit: Annotated[int, whole_number(low=1, text="Commits at most.")] = 100,
+    limit: Annotated[int, whole_number(low=1, text="Maximum number of commits.")] = 100,
 ) -> Output:
     """Show the commits of a topic, latest first.
 
-    Each commit has its version, time, operation, added records and bytes, writer, and changed configs and partitions.
-    You can use a version with `--as-of` of clone, export and restore, and with versionAsOf of a scan. Commits are kept
-    for at least seven days; --json also has the oldest version.
+    Shows the version, time, operation, added records and bytes, writer, and changed configs and partitions of each
+    commit. You can use a version with `--as-of` of clone, export and restore, and with versionAsOf of a scan. Commits
+    are kept for at least seven days; --json includes the oldest version.
     """
     from sparklog.log.journal.names import check_topic_name
     from sparklog.log.state.history import History
 
     opened = open_root(root)
     if opened.engine.log(check_topic_name(topic)).refresh().topic_state.version < 0:
-        # It never was, which is an error that names similar ones.
+        # Raises an error that suggests similar names, because the topic never existed.
         opened.topic(topic)
     log = History(opened.store, topic)
-    kept = log.commits.version.tolist()
-    # Below a gap are versions that a stalled writer left.
-    pairs = zip(kept[-2::-1], kept[:0:-1], strict=True)
-    oldest = next((after for before, after in pairs if after != before + 1), kept[0])
-    newest = kept[-1]
-    versions = range(newest, max(oldest, newest + 1 - limit) - 1, -1)
+    stored = log.commits.version.tolist()
+    # A stalled writer may have left versions below a gap.
+    pairs = zip(stored[-2::-1], stored[:0:-1], strict=True)
+    oldest = next((after for before, after in pairs if after != before + 1), stored[0])
+    latest = stored[-1]
+    versions = range(latest, max(oldest, latest + 1 - limit) - 1, -1)
     rows = [Version.of(log.commit(version)) for version in versions]
 
     def show() -> None:
         headings = ("VERSION", "TIME", "OPERATION", "RECORDS", "BYTES", "WRITER", "CHANGES")
         print_table(headings, [row.cells() for row in rows], right=("VERSION", "RECORDS", "BYTES"))
         if versions[-1] > oldest:
-            print(f"{versions[-1] - oldest:,} older commits are not shown; look at --limit")
+            print(f"{versions[-1] - oldest:,} older commits are not shown; see --limit")
         if oldest > 0:
             print(f"commits before version {oldest} are no longer kept")
 
@@ -281,27 +279,29 @@ CHUNK_LINES = 512
 
 @dataclass
 class Files:
-    paths: Annotated[list[str] | None, Argument(metavar="[PATH]...", help="Files or folders.")] = None
-    files: Annotated[str | None, Option(metavar="A,B", help="The same, separated by commas.")] = None
-    root: Annotated[str | None, Option("-r", metavar="PATH", help="Paths are topics or objects of this root.")] = None
+    paths: Annotated[list[str] | None, Argument(metavar="[PATH]...", help="Files or directories.")] = None
+    files: Annotated[str | None, Option(metavar="A,B", help="Files or directories, separated by commas.")] = None
+    root: Annotated[str | None, Option("-r", metavar="PATH", help="Root whose topics or objects the paths are.")] = None
 
     def names(self) -> list[str]:
         names = [*(self.paths or []), *(part for part in (self.files or "").split(",") if part)]
         if not names:
-            raise BadParameter("which file? Name files or folders, or give --files")
+            raise BadParameter("expected files: give PATH or --files")
         return names
 
 
 @dataclass
 class DumpExtent:
-    deep_iteration: Annotated[bool, Option(help="One line for each record, too.")] = False
-    print_data_log: Annotated[bool, Option(help="And the records' keys and values; so does every decoder.")] = False
-    verify_index_only: Annotated[bool, Option(help="Of indexes only what disagrees.")] = False
+    deep_iteration: Annotated[bool, Option(help="Print a line for each record, too.")] = False
+    print_data_log: Annotated[bool, Option(help="Print records with keys and values; decoders imply it.")] = False
+    verify_index_only: Annotated[bool, Option(help="Print only mismatches of indexes.")] = False
     index_sanity_check: Annotated[
-        bool, Option(excludes="--verify-index-only", help="Check indexes only as a starting broker does.")
+        bool, Option(excludes="--verify-index-only", help="Check indexes only as a broker does at startup.")
     ] = False
-    max_message_size: Annotated[int, whole_number(text="Bytes read where an index points to.")] = 5 * 1024 * 1024
-    max_bytes: Annotated[int, whole_number(text="Bytes read of each segment.", default="all")] = INT32_MAX
+    max_message_size: Annotated[int, whole_number(text="Bytes to read at the position of an index entry.")] = (
+        5 * 1024 * 1024
+    )
+    max_bytes: Annotated[int, whole_number(text="Bytes to read of each segment.", default="all")] = INT32_MAX
 
 
 PLAIN = "--key-decoder-class --value-decoder-class"
@@ -315,19 +315,22 @@ class DecoderOptions:
             "--key-decoder-class",
             "--key-decoder",
             metavar="NAME",
-            help="string, int, long, bytes-hex, bytes-base64, json, or one of Kafka's decoder classes.",
+            help="Decoder of keys: string, int, long, bytes-hex, bytes-base64, json, or a Kafka decoder class.",
         ),
     ] = None
     value_decoder: Annotated[
-        str | None, Option("--value-decoder-class", "--value-decoder", metavar="NAME", help="The same for values.")
+        str | None, Option("--value-decoder-class", "--value-decoder", metavar="NAME", help="Decoder of values.")
     ] = None
-    offsets_decoder: Annotated[bool, Option(excludes=PLAIN, help="Records of __consumer_offsets.")] = False
+    offsets_decoder: Annotated[bool, Option(excludes=PLAIN, help="Decode records of __consumer_offsets.")] = False
     transaction_log_decoder: Annotated[
-        bool, Option(excludes=f"{PLAIN} --offsets-decoder", help="Records of __transaction_state.")
+        bool, Option(excludes=f"{PLAIN} --offsets-decoder", help="Decode records of __transaction_state.")
     ] = False
     share_group_state_decoder: Annotated[
         bool,
-        Option(excludes=f"{PLAIN} --offsets-decoder --transaction-log-decoder", help="Records of __share_group_state."),
+        Option(
+            excludes=f"{PLAIN} --offsets-decoder --transaction-log-decoder",
+            help="Decode records of __share_group_state.",
+        ),
     ] = False
     metadata_decoder: Annotated[
         bool, Option("--cluster-metadata-decoder", "--remote-log-metadata-decoder", hidden=True)
@@ -335,15 +338,13 @@ class DecoderOptions:
 
     def __post_init__(self) -> None:
         if self.metadata_decoder:
-            raise BadRequest(
-                "records of cluster and remote log metadata are not decoded here: see them with kafka-dump-log"
-            )
+            raise BadRequest("this tool does not decode cluster metadata and remote log metadata: use kafka-dump-log")
         logs = {
             "groups": self.offsets_decoder,
             "transactions": self.transaction_log_decoder,
             "shares": self.share_group_state_decoder,
         }
-        self.log = next((log for log, wanted in logs.items() if wanted), None)
+        self.log = next((log for log, is_chosen in logs.items() if is_chosen), None)
         self.any = bool(self.log or self.key_decoder or self.value_decoder)
 
     def decoders(self) -> Decoders:
@@ -364,15 +365,15 @@ def dump_log(
     named: Files,
     extent: DumpExtent,
     decoding: DecoderOptions,
-    skip_record_metadata: Annotated[bool, Option(help="Only keys and values.")] = False,
+    skip_record_metadata: Annotated[bool, Option(help="Print only keys and values of records.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Print the contents of files, as kafka-dump-log does.
 
-    Segments (.log), indexes (.index, .timeindex, .txnindex), producer snapshots (.snapshot), and sparklog's commits,
-    decisions and entries (.json), checkpoints (.arrow) and append files (.slices). A folder stands for all its files: a
-    partition, a topic, a Kafka log directory. Without options one line per batch or entry. Differences between an index
-    and its segment are printed on stderr after all files.
+    Reads segments (.log), indexes (.index, .timeindex, .txnindex), producer snapshots (.snapshot), and sparklog's
+    commits, decisions and entries (.json), checkpoints (.arrow) and append files (.slices). A directory, such as a
+    partition, a topic or a Kafka log directory, stands for all its files. By default, prints one line per batch or
+    entry. Mismatches between an index and its segment are printed on stderr after all files.
     """
     from sparklog.tools.inspection.dump import DumpOptions, dump
     from sparklog.tools.inspection.dump_batches import LogOptions
@@ -388,7 +389,7 @@ def dump_log(
 
 
 def _print(lines: Iterable[Line]) -> None:
-    """Write lines as UTF-8, whatever the terminal's encoding; those for stderr in their place."""
+    """Write lines as UTF-8, regardless of the terminal's encoding, in order with those for stderr."""
     chunk = list[str]()
 
     def flush() -> None:

@@ -1,4 +1,4 @@
-"""`sparklog topics`: create, list, describe, alter, delete."""
+"""`sparklog topics`: create, list, describe, alter and delete topics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ app = Commands("topics", "Create, list, describe, alter and delete topics.")
 ReplicationOption = Annotated[
     int | None,
     opt.whole_number(
-        "--replication-factor", low=-1, text="Taken as Kafka's scripts pass it; the disk keeps the copies."
+        "--replication-factor", low=-1, text="Has no effect, because the disk or bucket stores the replicas."
     ),
 ]
 
@@ -36,8 +36,10 @@ class PartitionRow:
 
 @dataclass(frozen=True)
 class TopicRow:
-    """A topic as `describe` shows it: the configs that were set, the transactional ids that hold it back (both None for
-    Kafka's directories), and the id of the topic that it was imported from.
+    """A topic as `describe` shows it.
+
+    `configs` are those that were set, and `open_transactions` the transactional ids that hold back readers; both are
+    None for Kafka directories. `kafka_topic_id` is the id of the topic from which it was imported.
     """
 
     topic: str
@@ -55,16 +57,17 @@ def create(
     *,
     topic: opt.OneTopic,
     partitions: Annotated[
-        int | None, opt.whole_number("-p", low=1, text="How many.", default="num.partitions of the root, or 1")
+        int | None,
+        opt.whole_number("-p", low=1, text="Number of partitions.", default="num.partitions of the root, or 1"),
     ] = None,
     replication_factor: ReplicationOption = None,
     config: opt.ConfigOption = None,
-    if_not_exists: Annotated[bool, Option(help="Succeed if it is there already.")] = False,
+    if_not_exists: Annotated[bool, Option(help="Succeed if the topic already exists.")] = False,
 ) -> Output:
-    """Create a topic. A folder that holds nothing yet becomes a new root."""
+    """Create a topic, and its root if there is none."""
     from sparklog.log.topic.expiring import default_expiry
 
-    _say_where_copies_are(replication_factor, root)
+    _warn_of_replicas(replication_factor, root)
     configs = opt.parse_configs(config)
     name = topic.name
     log = open_root(root, create=True)
@@ -76,22 +79,22 @@ def create(
     expiry = None if existed else default_expiry(created.read_configs())
     return Output(
         {"topic": name, "created": not existed},
-        lambda: print(f"Topic {name} is there already." if existed else text),
+        lambda: print(f"Topic {name} already exists." if existed else text),
         after=None if expiry is None else lambda: warn(f"topic {name}: {expiry}"),
     )
 
 
-def _say_where_copies_are(replication_factor: int | None, root: str) -> None:
+def _warn_of_replicas(replication_factor: int | None, root: str) -> None:
     if replication_factor not in (None, 1):
-        warn(f"--replication-factor {replication_factor} changes nothing: what holds {root} keeps the copies")
+        warn(f"--replication-factor {replication_factor} has no effect: the storage of {root} keeps the replicas")
 
 
 @app.add("list", "sparklog topics list --root /data/log")
 def list_(root: opt.SourceOption, *, topics: opt.TopicChoice) -> Output:
-    """List the topics, one per line."""
+    """List topics, one per line."""
     source = topics.of(open_source(root), may_be_none=True)
-    chosen = topics.names
-    names = [name for name in source.topics() if chosen is None or name in chosen]
+    requested = topics.names
+    names = [name for name in source.topics() if requested is None or name in requested]
     return Output(names, lambda: print_lines(names), source.failures)
 
 
@@ -100,10 +103,12 @@ def describe(
     root: opt.SourceOption,
     *,
     topics: opt.TopicChoice,
-    topics_with_overrides: Annotated[bool, Option(help="Only topics with configs that were set, and these.")] = False,
-    if_exists: Annotated[bool, Option(help="Leave out a topic that there is not.")] = False,
+    topics_with_overrides: Annotated[
+        bool, Option(help="Show only topics with configs that were set, and those configs.")
+    ] = False,
+    if_exists: Annotated[bool, Option(help="Skip topics that do not exist.")] = False,
 ) -> Output:
-    """Show id, configs and, for each partition, offsets and size."""
+    """Describe topics: ids, configs, offsets and sizes."""
     source = topics.of(open_source(root), may_be_none=if_exists)
     opened, names = source.root, topics.names
     if if_exists and names is not None:
@@ -118,7 +123,7 @@ def _of_root(root: Root, name: str) -> TopicRow:
     from sparklog.log.state.configs import TOPIC_CONFIG
     from sparklog.log.state.description import describe
 
-    # The defaults of the root are the same for all topics of a command.
+    # One snapshot of the root defaults serves all topics of the command.
     topic = describe(root.topic(name).log.read_snapshot(), root.engine.defaults.read())
     return TopicRow(
         name,
@@ -152,13 +157,13 @@ def _kafka(view: LogView, name: str) -> TopicRow:
 
 
 def _show(rows: list[TopicRow]) -> None:
-    """Print the first line of each as kafka-topics writes it, then a table."""
+    """Print each topic: a line as in kafka-topics, then a table of partitions."""
     for row in rows:
         configs = ",".join(f"{name}={value}" for name, value in sorted((row.configs or {}).items()))
         name, count = printable(row.topic), row.partition_count
         print(f"Topic: {name}\tTopicId: {row.topic_id}\tPartitionCount: {count}\tConfigs: {configs}")
         if row.kafka_topic_id:
-            print(f"Imported from Kafka's topic with id {row.kafka_topic_id}")
+            print(f"Imported from the Kafka topic with id {row.kafka_topic_id}")
         if not row.partitions:
             continue
         headings = ("PARTITION", "LOG-START", "LAST-STABLE", "LOG-END", "BYTES")
@@ -170,20 +175,20 @@ def _show(rows: list[TopicRow]) -> None:
 @app.add("alter", "sparklog topics alter orders --root /data/log --partitions 32")
 def alter(
     root: opt.RootOption,
-    partitions: Annotated[int, opt.whole_number("-p", low=1, text="Raise to so many.")],
+    partitions: Annotated[int, opt.whole_number("-p", low=1, text="New number of partitions.")],
     *,
     topic: opt.OneTopic,
     replication_factor: ReplicationOption = None,
-    if_exists: Annotated[bool, Option(help="Succeed if there is no such topic.")] = False,
+    if_exists: Annotated[bool, Option(help="Succeed if the topic does not exist.")] = False,
 ) -> Output:
-    """Add partitions. Configs are altered by `sparklog configs alter`, as in Kafka by kafka-configs."""
-    _say_where_copies_are(replication_factor, root)
+    """Add partitions to a topic. To alter configs, use `sparklog configs alter`."""
+    _warn_of_replicas(replication_factor, root)
     log, name = open_root(root), topic.name
     shown = printable(name)
     if if_exists and not _exists(log, name):
-        return Output.of_lines({"topic": name, "partitions": None}, f"There is no topic {shown}.")
+        return Output.of_lines({"topic": name, "partitions": None}, f"Topic {shown} does not exist.")
     log.topic(name).alter(partitions=partitions)
-    warn(f"keys of topic {shown} map to other partitions from now on: the order of a key's records ends here")
+    warn(f"topic {shown}: keys map to other partitions now, so the order of a key's records ends with this change")
     return Output.of_lines({"topic": name, "partitions": partitions}, f"Altered topic {name}.")
 
 
@@ -192,11 +197,12 @@ def delete(
     root: opt.RootOption,
     *,
     topic: opt.TopicOrPattern,
-    if_exists: Annotated[bool, Option(help="Succeed if there is no such topic.")] = False,
+    if_exists: Annotated[bool, Option(help="Succeed if the topic does not exist.")] = False,
 ) -> Output:
-    """Delete a topic, without asking, as kafka-topics does. Its files go when a vacuum finds them.
+    """Delete a topic without confirmation, as kafka-topics does.
 
-    Of a pattern the topics are shown that would be deleted, and nothing is changed without --execute.
+    The vacuum of `sparklog retain` deletes its files later. With --pattern, the command shows the matching topics, and
+    deletes them only with --execute.
     """
     log, executes = open_root(root), topic.executes
     failures: list[SparklogError] = []
@@ -207,21 +213,22 @@ def delete(
             raise
         names = []
     deleted = {name: _deleted(log, name, executes, if_exists, failures if topic.pattern else None) for name in names}
-    would = "Deleted" if executes else "Would delete"
+    verb = "Deleted" if executes else "Would delete"
     lines = [
-        f"{would} topic {name}." if done else f"There is no topic {printable(name)}." for name, done in deleted.items()
+        f"{verb} topic {name}." if exists else f"Topic {printable(name)} does not exist."
+        for name, exists in deleted.items()
     ]
     if topic.pattern is None:
         document: dict[str, object] = {"topic": topic.name, "deleted": executes and deleted[topic.name]}
     else:
-        gone = [name for name in deleted if deleted[name]]
-        document = {"pattern": topic.pattern, "executed": executes, "topics": gone}
-        lines += [] if executes else ["Nothing was changed: --execute does it."]
+        existing = [name for name in deleted if deleted[name]]
+        document = {"pattern": topic.pattern, "executed": executes, "topics": existing}
+        lines += [] if executes else ["Nothing was changed; add --execute to delete the topics."]
     return Output.of_lines(document, *lines, failures=failures)
 
 
 def _deleted(log: Root, name: str, executes: bool, if_exists: bool, failures: list[SparklogError] | None) -> bool:
-    """Delete a topic, or look whether it is there; put what fails into `failures`, or raise it."""
+    """Delete a topic, or check that it exists. Errors are appended to `failures`, or raised if it is None."""
     try:
         if if_exists and not _exists(log, name):
             return False

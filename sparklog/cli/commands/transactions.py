@@ -1,4 +1,4 @@
-"""`sparklog transactions`: list, describe, abort."""
+"""`sparklog transactions`: list, describe and abort transactions."""
 
 from __future__ import annotations
 
@@ -34,12 +34,13 @@ IdArgument = Annotated[str, Argument(metavar="ID", help="Transactional id.")]
 
 @app.add("list", "sparklog transactions list --root /data/log")
 def list_(
-    root: SourceOption, open_only: Annotated[bool, Option("--open", help="Only those that hold back a topic.")] = False
+    root: SourceOption,
+    open_only: Annotated[bool, Option("--open", help="List only ids that hold back readers of a topic.")] = False,
 ) -> Output:
-    """List the transactional ids.
+    """List transactional ids.
 
-    Shows the state of the latest transaction of each id. For a Kafka log directory, the states are those of the
-    transaction log, in Kafka's terms.
+    Shows the state of the latest transaction of each id. For a Kafka log directory, shows the states in the transaction
+    log.
     """
     from sparklog.transactions.listing import list_transactions
 
@@ -59,10 +60,10 @@ def list_(
 
 @app.add("describe", "sparklog transactions describe orders-job --root /data/log")
 def describe(transactional_id: IdArgument, root: SourceOption) -> Output:
-    """Show an id's transactions, decided and open.
+    """Describe the transactions of a transactional id.
 
-    For an open transaction, shows the partitions whose last stable offset it holds back, since when, and until when.
-    For a Kafka log directory, shows the transaction log, and the producer state of each partition's latest snapshot.
+    For an open transaction, shows the partitions whose last stable offset it holds back, its age and its timeout. For a
+    Kafka log directory, shows the transaction log, and the producer state of each partition's latest snapshot.
     """
     from sparklog.transactions.listing import describe_transaction
 
@@ -70,25 +71,24 @@ def describe(transactional_id: IdArgument, root: SourceOption) -> Output:
     if source.root is None:
         return _describe_kafka(source, transactional_id)
     failures: list[SparklogError] = []
-    standing = describe_transaction(source.root, transactional_id, failures)
-    return Output(_document(standing), lambda: _show(standing), failures)
+    transaction = describe_transaction(source.root, transactional_id, failures)
+    return Output(_document(transaction), lambda: _show(transaction), failures)
 
 
 @app.add("history", "sparklog transactions history orders-job --limit 10 --root /data/log")
 def history(
     transactional_id: IdArgument,
     root: RootOption,
-    limit: Annotated[int, whole_number(low=1, text="Entries at most.")] = 100,
+    limit: Annotated[int, whole_number(low=1, text="Maximum number of entries.")] = 100,
 ) -> Output:
-    """Show the decisions of an id, latest first.
+    """Show the decisions of a transactional id, latest first.
 
-    Shows the begins, commits and aborts with their times, reasons and topics. Decisions are kept for at least seven
-    days.
+    Shows begins, commits and aborts with their times, reasons and topics. Decisions are kept for at least seven days.
     """
     opened = open_root(root)
     entries = opened.engine.decisions.log(check_id(transactional_id, "transactional id")).latest_entries(limit)
     if not entries:
-        raise NotFound(f"transactional id '{transactional_id}' does not exist; `sparklog transactions list` has all")
+        raise NotFound(f"transactional id '{transactional_id}' does not exist; `sparklog transactions list` lists all")
     rows = [_decision(entry) for entry in entries]
     headings = ("ENTRY", "TIME", "OPERATION", "N", "REASON", "WRITES-TO")
 
@@ -117,25 +117,24 @@ def _decision(entry: Decisions) -> dict[str, Any]:
 def abort(
     transactional_id: IdArgument,
     root: RootOption,
-    number: Annotated[int | None, whole_number("--n", text="Only if this is the number of the open one.")] = None,
+    number: Annotated[int | None, whole_number("--n", text="Number that the open transaction must have.")] = None,
 ) -> Output:
-    """Abort the open transaction of an id.
+    """Abort the open transaction of a transactional id.
 
-    The transaction ends without waiting for its timeout, and its owner's commit fails. You can also end a transaction
-    that was open in imported Kafka data (with Kafka's decision, if there was one); its topics can then no longer be
-    imported into.
+    The transaction ends before its timeout, and its owner's commit fails. You can also end a transaction that was open
+    in imported Kafka data, with Kafka's decision if there was one; after that, its topics accept no further imports.
     """
     from sparklog.transactions.listing import abort_transaction
 
     aborted = abort_transaction(open_root(root), transactional_id, number)
     lines = []
     if aborted.n is not None:
-        topics = ", it held back " + ", ".join(aborted.topics) if aborted.topics else ""
+        topics = ", which held back " + ", ".join(aborted.topics) if aborted.topics else ""
         lines.append(f"Aborted transaction {aborted.n} of {printable(transactional_id)}{topics}.")
     for part in aborted.kafka:
-        how = "Committed, as Kafka had decided," if part.open.decided == "commit" else "Aborted"
-        place = f"{part.topic}-{part.open.partition}"
-        lines.append(f"{how} Kafka's transaction of {printable(transactional_id)} in {place}.")
+        verb = "Committed, as Kafka had decided," if part.open.decided == "commit" else "Aborted"
+        partition = f"{part.topic}-{part.open.partition}"
+        lines.append(f"{verb} Kafka's transaction of {printable(transactional_id)} in {partition}.")
     document = {"id": transactional_id, "n": aborted.n, "topics": aborted.topics, "kafka": _kafka(aborted.kafka)}
     return Output.of_lines(document, *lines)
 
@@ -187,45 +186,45 @@ def _show_kafka(item: KafkaTransactionalId, producers: Sequence[KafkaProducerSta
         print_table(PRODUCER_HEADINGS, rows)
 
 
-def _show(standing: TransactionDescription) -> None:
-    reason = f" ({printable(standing.reason)})" if standing.reason else ""
-    batch = "" if standing.batch is None else f"\tBatch: {standing.batch}"
+def _show(transaction: TransactionDescription) -> None:
+    reason = f" ({printable(transaction.reason)})" if transaction.reason else ""
+    batch = "" if transaction.batch is None else f"\tBatch: {transaction.batch}"
     print(
-        f"TransactionalId: {printable(standing.id)}\tState: {standing.state}\tNewest: {_newest(standing)}{reason}"
-        f"{batch}\tInstance: {printable(standing.instance or '-')}"
+        f"TransactionalId: {printable(transaction.id)}\tState: {transaction.state}\t"
+        f"Newest: {_newest(transaction)}{reason}{batch}\tInstance: {printable(transaction.instance or '-')}"
     )
-    if standing.held:
+    if transaction.held:
         rows = [
             (part.topic, part.partition, part.n, part.first, part.end, _seconds(part.age_ms), _seconds(part.timeout_ms))
-            for part in standing.held
+            for part in transaction.held
         ]
         print_table(("TOPIC", "PARTITION", "N", "FIRST", "END", "AGE", "TIMEOUT"), rows)
-    if standing.kafka:
-        print("Kafka's, left open in what was imported:")
-        of_kafka = []
-        for topic, part in ((item.topic, item.open) for item in standing.kafka):
+    if transaction.kafka:
+        print("Open in imported Kafka data:")
+        open_in_kafka = []
+        for topic, part in ((item.topic, item.open) for item in transaction.kafka):
             since = None if part.start_ms is None else iso_time(part.start_ms)
-            outcome = (since, _seconds(part.timeout_ms), part.decided or None)
-            of_kafka.append((topic, part.partition, part.producer, part.first, part.end, *outcome))
-        print_table(("TOPIC", "PARTITION", "PRODUCER", "FIRST", "END", "SINCE", "TIMEOUT", "DECIDED"), of_kafka)
-    for waiting in standing.waiting:
-        print(f"{waiting.topic}: {waiting.n} is decided and recorded by the next commit or by `sparklog retain`")
-    if standing.pending:
+            state = (since, _seconds(part.timeout_ms), part.decided or None)
+            open_in_kafka.append((topic, part.partition, part.producer, part.first, part.end, *state))
+        print_table(("TOPIC", "PARTITION", "PRODUCER", "FIRST", "END", "SINCE", "TIMEOUT", "DECIDED"), open_in_kafka)
+    for waiting in transaction.waiting:
+        print(f"{waiting.topic}: {waiting.n} is decided; the next commit or `sparklog retain` records it")
+    if transaction.pending:
         pending = [
             (item.group, topic, partition, offset, item.n, OUTCOMES[item.committed], _seconds(item.age_ms))
-            for item in standing.pending
+            for item in transaction.pending
             for topic, partition, offset in item.offsets
         ]
         print_table(("GROUP", "TOPIC", "PARTITION", "OFFSET", "N", "STATE", "AGE"), pending)
 
 
-def _document(standing: TransactionDescription) -> dict[str, object]:
+def _document(transaction: TransactionDescription) -> dict[str, object]:
     names = {"held": "open", "waiting": "unrecorded"}
-    shown = {names.get(name, name): value for name, value in json_value(standing).items()}
+    shown = {names.get(name, name): value for name, value in json_value(transaction).items()}
     pending, _ = shown.pop("pending"), shown.pop("isOpen")
     for item in pending:
         item["offsets"] = [dict(zip(OFFSET, offset, strict=True)) for offset in item["offsets"]]
-    return {**shown, "kafka": _kafka(standing.kafka), "pendingOffsets": pending}
+    return {**shown, "kafka": _kafka(transaction.kafka), "pendingOffsets": pending}
 
 
 def _kafka(parts: Sequence[KafkaTransaction]) -> list[dict[str, object]]:
@@ -234,8 +233,8 @@ def _kafka(parts: Sequence[KafkaTransaction]) -> list[dict[str, object]]:
     return [{"topic": part.topic, **KAFKA_OPEN_JSON.to_json(part.open)} for part in parts]
 
 
-def _newest(standing: TransactionDescription) -> str:
-    return "-" if standing.outcome is None else f"{standing.newest} {standing.outcome}"
+def _newest(transaction: TransactionDescription) -> str:
+    return "-" if transaction.outcome is None else f"{transaction.newest} {transaction.outcome}"
 
 
 def _seconds(ms: int | None) -> str | None:

@@ -235,7 +235,7 @@ class NumberedObjects:
         """Return the error for a number that is still missing after a wait although a later one exists."""
         later = self.listed(missing - 1)
         if missing in later:
-            problem = f"{self.key(missing)} in {self.store.location} is listed and cannot be read"
+            problem = f"{self.key(missing)} in {self.store.location} is listed but cannot be read"
             return Unavailable(f"{problem}: a cache of names may hide it; try again later")
         return Corrupt(missing_numbers(self.store, missing, later), file=self.key(missing))
 
@@ -453,7 +453,7 @@ class NumberedObjects:
                 if not is_own and (data is not None or not any(info.key == key for info in self.store.list(key))):
                     raise self._replaced(earlier)
                 if backoff.is_over() and not is_own:
-                    raise Unavailable("it is listed and cannot be read")
+                    raise Unavailable("it is listed but cannot be read")
             except Unavailable as error:
                 if backoff.is_over():
                     problem = f"{key}, which does not follow it, cannot be taken back: {error}; delete it"
@@ -519,7 +519,7 @@ class NumberedObjects:
             except Corrupt:
                 if tries == SURE_TRIES - 1:
                     raise
-        raise Unavailable(f"{ROOT_KEY} of {self.store.location} is listed and cannot be read; try again later")
+        raise Unavailable(f"{ROOT_KEY} of {self.store.location} is listed but cannot be read; try again later")
 
     # -- copies
 

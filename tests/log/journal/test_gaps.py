@@ -137,7 +137,7 @@ def test_a_name_that_a_cache_hides_is_waited_for(world: World) -> None:
         # Later commits carry a copy of its document.
         assert world.root(store).topic("t").log.state().version == 9
         return
-    with pytest.raises(Unavailable, match="is listed and cannot be read"):
+    with pytest.raises(Unavailable, match="is listed but cannot be read"):
         world.root(store).topic("t")
 
 

@@ -217,7 +217,7 @@ def test_an_entry_that_a_cache_hides_is_not_taken_back() -> None:
     winner.create(1, one, "one", Expected(root.env.now(), None))
     store.hidden = winner.key(1)
     outlived = NumberedObjects(store, "x", root.env, root.id)
-    with pytest.raises(Unavailable, match="it is listed and cannot be read; delete it"):
+    with pytest.raises(Unavailable, match="it is listed but cannot be read; delete it"):
         outlived.create(1, other, "other", Expected(root.env.now(), 7))
     store.hidden = ""
     assert store.get(winner.key(1)) == one
