@@ -54,7 +54,7 @@ def test_states_and_runs(sparklog: Sparklog, filled: Path) -> None:
 
 def test_runs_that_work_now(sparklog: Sparklog, filled: Path) -> None:
     JobLease(library.open(filled), "retain", ["orders"]).acquire()
-    assert "works on orders" in sparklog("jobs").lines[-1]
+    assert "is working on orders" in sparklog("jobs").lines[-1]
     (running,) = json.loads(sparklog("jobs", "--json").out)["running"]
     assert (running["job"], running["topics"], running["alive"]) == ("retain", ["orders"], True)
 

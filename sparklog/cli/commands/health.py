@@ -223,16 +223,16 @@ def jobs(
             f"{source.view.location} is a Kafka directory or a backup, where sparklog has no jobs: give a root"
         )
     status = read_job_status(source.root, settings, source.narrowed(opt.topic_names(topic)))
-    states, running, newest_first = status.states(), status.running(), status.outcomes.runs[::-1]
+    states, running, latest_first = status.states(), status.running(), status.outcomes.runs[::-1]
 
     def show() -> None:
         if runs:
-            print_table(JOB_RUNS, [_run_cells(run) for run in newest_first], right=JOB_RUNS[4:])
+            print_table(JOB_RUNS, [_run_cells(run) for run in latest_first], right=JOB_RUNS[4:])
         else:
             print_table(JOB_STATES, [_state_cells(state, settings.now_ms) for state in states], right=JOB_STATES[3:7])
         print_lines(_running_line(run, settings.now_ms) for run in running)
 
-    document = {"topics": states, "running": running, "runs": newest_first}
+    document = {"topics": states, "running": running, "runs": latest_first}
     return Output(document, show, status.failures, rows=document["runs" if runs else "topics"])
 
 
