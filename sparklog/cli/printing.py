@@ -130,12 +130,7 @@ class Printing(Columns):
     format_: Annotated[
         str | None,
         Option(
-            "--format",
-            metavar="TEXT",
-            may_be_blank=True,
-            excludes=COLUMN_OPTIONS,
-            why=COLUMN_REASON,
-            help=FORMAT_HELP,
+            "--format", metavar="TEXT", may_be_blank=True, excludes=COLUMN_OPTIONS, why=COLUMN_REASON, help=FORMAT_HELP
         ),
     ] = None
 

@@ -1,1 +1,1 @@
-"""What every program with a command line shares: declared options, errors as one line, the words of other tools."""
+"""The base of programs with a command line: declared options, errors in one line, and names of other tools."""

@@ -100,10 +100,7 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
         "--force": NO_PROMPT,
         "--config": "to change existing topics, use `sparklog configs alter TOPIC --add-config NAME=VALUE`",
     },
-    "groups": {
-        "--to-beginning": "--to-earliest",
-        "--to-end": "--to-latest",
-    },
+    "groups": {"--to-beginning": "--to-earliest", "--to-end": "--to-latest"},
 }
 """Command, its first word, or empty for all commands -> option of another tool -> hint."""
 

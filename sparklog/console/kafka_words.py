@@ -135,11 +135,7 @@ WORDS: Mapping[str, Mapping[str, KafkaAnswer]] = {
         "--enable-systest-events": SYSTEST,
         "--formatter": KafkaAnswer(
             dict.fromkeys(
-                (
-                    "org.apache.kafka.tools.consumer.DefaultMessageFormatter",
-                    "kafka.tools.DefaultMessageFormatter",
-                ),
-                "",
+                ("org.apache.kafka.tools.consumer.DefaultMessageFormatter", "kafka.tools.DefaultMessageFormatter"), ""
             ),
             "use --format TEXT or --json; `sparklog dump-log` decodes Kafka's internal topics",
         ),
@@ -156,11 +152,7 @@ WORDS: Mapping[str, Mapping[str, KafkaAnswer]] = {
         "--compression-codec": KafkaAnswer("--compression VALUE", value="gzip"),
         "--line-reader": KafkaAnswer(
             dict.fromkeys(
-                (
-                    "org.apache.kafka.tools.LineMessageReader",
-                    "kafka.tools.ConsoleProducer$LineMessageReader",
-                ),
-                "",
+                ("org.apache.kafka.tools.LineMessageReader", "kafka.tools.ConsoleProducer$LineMessageReader"), ""
             ),
             "sparklog reads lines of text, or JSON with --json",
         ),
@@ -324,7 +316,8 @@ def option_words(command: str, words: Sequence[str], options: Mapping[str, bool]
     if tool not in WORDS:
         return list(words)
     answers = {**COMMON, **WORDS.get(command.partition(" ")[0], {}), **WORDS[tool]}
-    if tool == "configs" and _names_a_broker(words):
+    line = " ".join(words).replace("=", " ")
+    if tool == "configs" and "--entity-type brokers" in line and "--entity-name" in line:
         raise UsageError("there are no brokers; use `sparklog configs describe --root-defaults` for root defaults")
     tables = PROPERTIES.get(command, {})
     properties: dict[str, dict[str, str]] = {}
@@ -349,11 +342,6 @@ def option_words(command: str, words: Sequence[str], options: Mapping[str, bool]
             result += _in_place(f"{name} {value}".strip(), answers[name], value)
     front = [word for option, pairs in properties.items() for word in _of_properties(option, tables[option], pairs)]
     return [*front, *result, *rest]
-
-
-def _names_a_broker(words: Sequence[str]) -> bool:
-    line = " ".join(words).replace("=", " ")
-    return "--entity-type brokers" in line and "--entity-name" in line
 
 
 def _value_of(option: str, answer: KafkaAnswer, rest: deque[str]) -> str:

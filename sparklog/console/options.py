@@ -137,9 +137,7 @@ class TopicOrPattern(OneTopic):
     execute: Annotated[
         bool,
         Option(
-            needs="--pattern",
-            excludes="--dry-run",
-            help="Make the changes of --pattern instead of only showing them.",
+            needs="--pattern", excludes="--dry-run", help="Make the changes of --pattern instead of only showing them."
         ),
     ] = False
     dry_run: DryRunOption = False

@@ -81,10 +81,7 @@ SETTINGS = (
     Setting("use_emulator", _FLAG, None, "true: use Azurite on this host", used_by=(AZURE,)),
 )  # fmt: skip
 """`used_by`: the schemes with the setting. `aliases`: Hadoop's names."""
-OPPOSITES = {
-    "fs.s3a.path.style.access": "virtual_hosted_style_request",
-    "fs.s3a.connection.ssl.enabled": "allow_http",
-}
+OPPOSITES = {"fs.s3a.path.style.access": "virtual_hosted_style_request", "fs.s3a.connection.ssl.enabled": "allow_http"}
 """Hadoop's flags that are the negation of a setting."""
 _BY_NAME = {name: setting for setting in SETTINGS for name in (setting.name, *setting.aliases)}
 

@@ -35,8 +35,8 @@ _REMEDIES = (
     ("ChecksumError", "data of a datanode does not match its checksum: see `hdfs fsck`"),
     ("DataTransferError", "a datanode failed: see `hdfs dfsadmin -report`"),
     ("GSSAPI", "Kerberos authentication failed: log in with `kinit`, or set KRB5CCNAME to a ticket cache"),
-    ("SASL", "the namenode asks for Kerberos: log in with `kinit`, and set HADOOP_CONF_DIR"),
-    ("SIMPLE authentication", "the namenode asks for Kerberos: log in with `kinit`, and set HADOOP_CONF_DIR"),
+    ("SASL", "the namenode requires Kerberos: log in with `kinit`, and set HADOOP_CONF_DIR"),
+    ("SIMPLE authentication", "the namenode requires Kerberos: log in with `kinit`, and set HADOOP_CONF_DIR"),
     ("XmlParseError", "core-site.xml or hdfs-site.xml in HADOOP_CONF_DIR is not valid XML"),
 )  # fmt: skip
 

@@ -14,11 +14,26 @@ BULK = 1000
 """Maximum keys of a bulk delete, as in S3."""
 
 
+def _inner(name: str) -> Any:
+    """Return a property with the value of `inner`."""
+    return property(lambda self: getattr(self.inner, name))
+
+
 class WrapperStore(Store):
     """Forwards all calls to `inner`; derived classes override methods, or `request`, which all of them use.
 
     Limits and most capabilities are those of `inner`, except temporary files and links, which would bypass the wrapper.
     """
+
+    location = _inner("location")
+    server = _inner("server")
+    writable = _inner("writable")
+    needs_probe = _inner("needs_probe")
+    probe_rounds = _inner("probe_rounds")
+    clock_step_ms = _inner("clock_step_ms")
+    parallel_reads = _inner("parallel_reads")
+    lists_after = _inner("lists_after")
+    hides_names = _inner("hides_names")
 
     def __init__(self, inner: Store) -> None:
         self.inner = inner
@@ -28,48 +43,12 @@ class WrapperStore(Store):
         return send()
 
     @property
-    def location(self) -> str:
-        return self.inner.location
-
-    @property
     def limits(self) -> Limits:
         return self.inner.limits
 
     @limits.setter
     def limits(self, limits: Limits) -> None:
         self.inner.limits = limits
-
-    @property
-    def hides_names(self) -> bool:
-        return self.inner.hides_names
-
-    @property
-    def needs_probe(self) -> bool:
-        return self.inner.needs_probe
-
-    @property
-    def probe_rounds(self) -> int:
-        return self.inner.probe_rounds
-
-    @property
-    def server(self) -> str:
-        return self.inner.server
-
-    @property
-    def writable(self) -> bool:
-        return self.inner.writable
-
-    @property
-    def parallel_reads(self) -> int:
-        return self.inner.parallel_reads
-
-    @property
-    def lists_after(self) -> bool:
-        return self.inner.lists_after
-
-    @property
-    def clock_step_ms(self) -> int:
-        return self.inner.clock_step_ms
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         return self.request("get", key, lambda: self.inner.get(key, start, length))

@@ -168,11 +168,12 @@ class Past:
 @app.add("restore", "sparklog restore /backup/log --to /data/log-tuesday --as-of 2026-01-27T12:00:00 --topic orders")
 def restore(
     to: Annotated[
-        str,
-        Option("--to", "--root", "-r", metavar="PATH", help="Root to create, in an empty or new directory."),
+        str, Option("--to", "--root", "-r", metavar="PATH", help="Root to create, in an empty or new directory.")
     ],
     source: Annotated[str | None, Argument(metavar="PATH", help="Directory of the backups, or a root.")] = None,
-    from_: Annotated[str | None, Option("--from", metavar="PATH", help="The same as PATH.", show_default=False)] = None,
+    from_: Annotated[
+        str | None, Option("--from", metavar="PATH", help="Backups or root, instead of PATH.", show_default=False)
+    ] = None,
     *,
     past: Past,
     link: opt.LinkOption = False,

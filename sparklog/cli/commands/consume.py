@@ -53,8 +53,7 @@ class ChosenRecords(opt.TopicChoice):
     """The topics to read, and the filters of their records."""
 
     topics: Annotated[
-        list[str] | None,
-        Argument(metavar="[TOPIC]...", help="Topics to read; optional if the directory has only one."),
+        list[str] | None, Argument(metavar="[TOPIC]...", help="Topics to read; optional if the directory has only one.")
     ] = None
     partition: Annotated[int | None, opt.whole_number("-p", text="Partition to read.", default="all")] = None
     key: Annotated[
