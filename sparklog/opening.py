@@ -205,7 +205,7 @@ def topics_at(location: Location, topics: Sequence[str]) -> tuple[str, ...]:
     """Return the topics to look at; `BadRequest` if another is named than the one whose folder the location is."""
     folder = location.topic if location.kind == TOPIC else None
     if folder is not None and any(name != folder for name in topics):
-        raise BadRequest(f"the folder is topic {folder}'s: give its root to look at others")
+        raise BadRequest(f"the location is the directory of topic {folder}: give its root to read other topics")
     return tuple(topics) if folder is None else (folder,)
 
 

@@ -152,13 +152,13 @@ REFUSED = {
     "HDFS:/nn/x": "expected two after hdfs:",
     "dbfs:/mnt/log": "give the underlying bucket as a URL, such as s3://bucket/log",
     "s3:/b/x": "expected two after s3:, as in s3://bucket/log",
-    "s3a:x": "expected two after s3a:, such as s3://bucket/log",
+    "s3a:x": "expected two after s3a:, as in s3://bucket/log",
     "s4://b/x": "expected a path, or a URL such as s3://bucket/log",
     "https://b.s3.amazonaws.com/x": "give the bucket as s3://bucket/log?endpoint=<server>",
-    "/dbfs/mnt/log": "there is no /dbfs here: give the underlying bucket as a URL, such as s3://bucket/log",
-    "/Volumes/main/log": "there is no /Volumes here: give the underlying bucket as a URL",
-    "file:/dbfs/mnt/log": "there is no /dbfs here: give the underlying bucket as a URL",
-    f"s3://AKIA:{SECRET}@bucket/log": "must not carry a user or keys",
+    "/dbfs/mnt/log": "/dbfs does not exist here: give the underlying bucket as a URL, such as s3://bucket/log",
+    "/Volumes/main/log": "/Volumes does not exist here: give the underlying bucket as a URL",
+    "file:/dbfs/mnt/log": "/dbfs does not exist here: give the underlying bucket as a URL",
+    f"s3://AKIA:{SECRET}@bucket/log": "must not contain a user or keys",
     f"s3://bucket/log?secret_access_key={SECRET}": "must not contain the secret secret_access_key",
 }
 
@@ -283,7 +283,7 @@ def test_settings_are_options_of_spark(bucket: str) -> None:
     for name in ("endpoint", "Endpoint", "fs.s3a.endpoint"):
         source("schema", subscribe="t", **{name: endpoint, "fs.s3a.path.style.access": "true"})(url, "")
     for options, words in {
-        ("endpoint", "http://other:1"): "the URL says endpoint=http://127.0.0.1",
+        ("endpoint", "http://other:1"): "the URL has endpoint=http://127.0.0.1",
         ("regoin", "x"): "Unknown option 'regoin': did you mean 'region'?",
         ("fs.s3a.endpiont", "x"): "has no setting fs.s3a.endpiont for s3://",
         ("fs.s3a.secret.key", SECRET): "the options must not contain the secret fs.s3a.secret.key",

@@ -306,10 +306,10 @@ def test_what_changes_nothing_is_said(sparklog: Sparklog, place: Path) -> None:
     ("line", "says"),
     [
         ("kafka-topics.sh --version", "--version: use `sparklog --version`"),
-        ("topics --describe --under-replicated-partitions", "--under-replicated-partitions: no replicas are kept here"),
+        ("topics --describe --under-replicated-partitions", "--under-replicated-partitions: sparklog has no replicas"),
         ("topics --command-config f --list", "--command-config: there is no broker to connect to: omit it"),
         ("topics --create --topic t --topic-id", "--topic-id: use the topic's name"),
-        ("topics --delete --topic 'or.*'", "expected a topic, found 'or.*': --pattern takes a regular expression"),
+        ("topics --delete --topic 'or.*'", "expected a topic, found 'or.*': give a regular expression with --pattern"),
         ("configs --describe --entity-type users", "--entity-type users: only topics and the root have configs"),
         ("configs --alter --user u", "--user: only topics and the root have configs"),
         ("groups --validate-regex 'x'", "--validate-regex: sparklog uses Python's regular expressions"),

@@ -27,7 +27,7 @@ def test_the_page_has_every_command_and_roff_takes_it(sparklog: Sparklog) -> Non
     assert all(line and not line.startswith("'") for line in lines)
     # Options are typed with the character that a reader copies.
     assert ".B \\-n, \\-\\-max\\-messages N" in lines
-    assert re.search(r"Separator of columns; \\e0 and \\ex1f", page)
+    assert re.search(r"escapes such as \\e0 and \\ex1f", page)
     if shutil.which("groff"):
         words = ["groff", "-man", "-Tutf8", "-ww", "-z"]
         done = subprocess.run(words, input=page, capture_output=True, text=True, check=True)

@@ -42,7 +42,7 @@ def test_a_cut_over(sparklog: Sparklog, root: Path, lines_file: LinesFile) -> No
     sparklog("consume", "orders", "--group", "billing", "--max-messages", 100)
     sparklog("produce", "orders", "--key-separator", ":", "--file", lines_file("customer-1:90\n"))
     assert sparklog(*COPY, "--move-groups").lines == [
-        "Copied 1 record of orders to orders-4 (4 partitions), which has 91 of them.",
+        "Copied 1 record of orders to orders-4 (4 partitions), which now has 91.",
         "Group billing continues in orders-4, and reads no records again.",
     ]
     rest = sparklog("consume", "orders-4", "--group", "billing")
@@ -89,8 +89,8 @@ def test_it_follows_until_it_is_interrupted(sparklog: Sparklog, root: Path, monk
     monkeypatch.setattr(command, "open_root", lambda location: open_root(location, env=env))
     outcome = sparklog(*COPY, "--follow", code=130)
     assert re.fullmatch(
-        r"sparklog: interrupted: 92 records, (\d+ B) of \1 copied; what was copied stays; run it again with the same "
-        "words to go on",
+        r"sparklog: interrupted: 92 records, (\d+ B) of \1 copied; copied records remain; run it again with the same "
+        "options to continue",
         outcome.err.splitlines()[-1],
     )
     assert pauses == [1.0] * 3

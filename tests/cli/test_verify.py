@@ -77,7 +77,7 @@ def test_files_of_nobody_are_listed_and_no_damage(sparklog: Sparklog, log: Path)
         (["--root", "{}/nothing"], "does not exist"),
         (["--root", "{}/orders/append"], "is not a sparklog root: it has no _root.json"),
         (["--topic", "order"], "topic 'order' does not exist in {}; did you mean 'orders'?"),
-        (["--root", "{}/orders", "--topic", "clicks"], "is the directory of topic orders"),
+        (["--root", "{}/orders", "--topic", "clicks"], "is the directory of topic orders: give its root"),
     ],
 )
 def test_wrong_input_is_one_line(sparklog: Sparklog, log: Path, arguments: list[str], said: str) -> None:

@@ -125,7 +125,7 @@ def test_a_root_without_auto_creation_says_how_to_create(tmp_path: Path) -> None
         ("consume orders --colour", "No such option '--colour'. (see"),
         ("topics alter orders --partitions 5 --config a=b", "`sparklog configs alter TOPIC --add-config"),
         ("topics delete orders clicks", "give one topic, or --pattern 'A|B' with --execute"),
-        ("configs alter orders retention.ms=5", "--add-config NAME=VALUE sets a config"),
+        ("configs alter orders retention.ms=5", "and set configs with --add-config NAME=VALUE"),
         ("verify {r}", "give the root with --root LOCATION"),
         ("produce orders -P", "Kcat's modes are commands"),
         ("serve {r} --root {r}", "give --root or LOCATION, not both"),
@@ -165,7 +165,11 @@ def options_below(words: str) -> set[str]:
 @pytest.mark.parametrize(
     ("line", "code", "says"),
     [
-        ("configs --describe --entity-type brokers --entity-name 0", 2, "there are no brokers; `sparklog configs desc"),
+        (
+            "configs --describe --entity-type brokers --entity-name 0",
+            2,
+            "there are no brokers; use `sparklog configs desc",
+        ),
         ("clone orders y --as-of 2020-01-01", 1, "no version of topic 'orders' at 2020-01-01T00:00:00.000Z"),
         ("import {p}/nosuch", 1, "{p}/nosuch is no folder: give the one that a broker's log.dirs names"),
         ("import {r}", 1, "{r} is a sparklog root already"),

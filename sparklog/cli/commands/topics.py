@@ -223,7 +223,7 @@ def delete(
     else:
         existing = [name for name in deleted if deleted[name]]
         document = {"pattern": topic.pattern, "executed": executes, "topics": existing}
-        lines += [] if executes else ["Nothing was changed; add --execute to delete the topics."]
+        lines += [] if executes else ["Nothing was changed; add --execute to make the changes."]
     return Output.of_lines(document, *lines, failures=failures)
 
 
