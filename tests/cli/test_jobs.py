@@ -72,7 +72,7 @@ def test_what_jobs_cannot_say(sparklog: Sparklog, filled: Path, tmp_path: Path) 
 @pytest.mark.java
 def test_doctor_fails_when_a_job_is_too_old(sparklog: Sparklog, filled: Path) -> None:
     outcome = sparklog("doctor", "--root", filled, "--max-age", "3h", code=1)
-    wrong = [line for line in outcome.lines if line.startswith("fail") and " has not succeeded for longer" in line]
+    wrong = [line for line in outcome.lines if line.startswith("fail") and " has not succeeded for 3 h" in line]
     assert [line.split()[1] for line in wrong] == ["compact", "retain"]
     library.retain(library.open(filled))
     library.compact(library.open(filled))
