@@ -431,12 +431,6 @@ def _since(chain: EntryChain[Decisions], start: Decisions | None) -> list[Decisi
     return [start, *chain.walk(start, latest.number)]
 
 
-def _committed_in(table: SliceTable) -> set[Transaction]:
-    """Transactions that a topic has recorded as committed, as far as its slices still say so."""
-    rows = table.all()
-    return {(rows.txn_id(row), int(rows.txn_n[row])) for row in np.flatnonzero(rows.status == COMMITTED).tolist()}
-
-
 def writers_in(table: SliceTable) -> set[str]:
     """Return the transactional ids in a slice table."""
     rows = table.all()
@@ -451,7 +445,10 @@ def cut_between(store: Store, bounds: CutBounds, time_ms: int, damaged: DamagedL
     """
     cutter = _Cutter(store, frozenset(bounds.topics), damaged)
     for name, (base, version) in bounds.topics.items():
-        committed = _committed_in(base.slices)
+        rows = base.slices.all()
+        is_committed = np.flatnonzero(rows.status == COMMITTED).tolist()
+        # Earlier commits are not read, but their slices have the transactions that were recorded as committed.
+        committed = {(rows.txn_id(row), int(rows.txn_n[row])) for row in is_committed}
         cutter.decided |= committed
         cutter.writers |= {transactional_id for transactional_id, _ in committed}
         cutter.topic_states[name] = base.state

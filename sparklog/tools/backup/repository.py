@@ -312,7 +312,12 @@ def _plan(repository: Repository, keep: int | None, keep_ms: int | None, env: En
     needed: set[str] = set()
     for manifest in kept:
         needed |= needed_keys(repository.store, manifest)
-    deletions = [info for info in repository.store.list("") if info.key not in needed and _is_backup_object(info)]
+    # Delete only objects that a backup may have written.
+    deletions = [
+        info
+        for info in repository.store.list("")
+        if info.key not in needed and (_LOG.fullmatch(info.key) is not None or data_file(info) is not None)
+    ]
     pruned = Pruned(
         kept=tuple(manifest.number for manifest in kept),
         dropped=tuple(manifest.number for manifest in dropped),
@@ -324,11 +329,6 @@ def _plan(repository: Repository, keep: int | None, keep_ms: int | None, env: En
 
 def _includes_topics_of(later: Manifest, older: Manifest) -> bool:
     return later.only is None or (older.only is not None and set(older.only) <= set(later.only))
-
-
-def _is_backup_object(info: ObjectInfo) -> bool:
-    """Return True if a backup may have written the object. A prune deletes no others."""
-    return _LOG.fullmatch(info.key) is not None or data_file(info) is not None
 
 
 def needed_keys(store: Store, manifest: Manifest) -> set[str]:

@@ -72,14 +72,14 @@ def _unknown(name: str, names: Collection[str], where: str) -> NotFound:
     return NotFound(f"topic '{name}' does not exist in {where}{did_you_mean(name, names)}")
 
 
-def from_backups(repository: Repository, wanted: RestorePoint) -> tuple[Manifest, Cut]:
-    wanted.check()
-    if wanted.version is not None:
-        return _version_in(repository, (wanted.topics or ("",))[0], wanted.version)
-    if wanted.time_ms is not None:
-        return _time_in(repository, wanted.time_ms, wanted.topics)
-    manifest = repository.chosen(wanted.number, wanted.topics)
-    topics = _topic_backups(manifest, wanted.topics)
+def from_backups(repository: Repository, point: RestorePoint) -> tuple[Manifest, Cut]:
+    point.check()
+    if point.version is not None:
+        return _version_in(repository, (point.topics or ("",))[0], point.version)
+    if point.time_ms is not None:
+        return _time_in(repository, point.time_ms, point.topics)
+    manifest = repository.chosen(point.number, point.topics)
+    topics = _topic_backups(manifest, point.topics)
     # A manifest is a consistent cut, so its entries of ids and groups can be used as they are.
     return manifest, Cut(
         {topic.topic: _topic_state(repository.store, topic.topic, topic.version) for topic in topics},
@@ -206,47 +206,47 @@ def _topic_names(store: Store) -> list[str]:
     return list(naming.topic_names(store))
 
 
-def from_root(root: Root, wanted: RestorePoint) -> Cut:
+def from_root(root: Root, point: RestorePoint) -> Cut:
     """Return the requested cut of a live root, whose current state or an earlier state with all files is possible."""
-    wanted.check()
-    if wanted.number is not None:
+    point.check()
+    if point.number is not None:
         raise BadRequest(f"{root.location} is a root, which has no numbered backups: give a version or a time")
     store = root.store
-    if wanted.topics is not None:
+    if point.topics is not None:
         names = _topic_names(store)
-        for name in wanted.topics:
+        for name in point.topics:
             if name not in names:
                 raise _unknown(name, names, root.location)
-    if wanted.version is None and wanted.time_ms is None:
-        return cut_now(root, wanted.topics)
-    states = {name: _as_of(root, name, wanted) for name in wanted.topics or _topic_names(store)}
+    if point.version is None and point.time_ms is None:
+        return cut_now(root, point.topics)
+    states = {name: _as_of(root, name, point) for name in point.topics or _topic_names(store)}
     topics = {name: state for name, state in states.items() if state is not None}
-    damaged = DamagedLogs(store, strict=wanted.topics is None, env=root.env)
+    damaged = DamagedLogs(store, strict=point.topics is None, env=root.env)
     groups = [chain.span() for chain in damaged.chains(GROUPS)]
     decisions = [chain.span() for chain in damaged.chains(DECISIONS)]
-    return _cut_at(store, CutBounds(topics, decisions, groups), wanted.time_ms, damaged)
+    return _cut_at(store, CutBounds(topics, decisions, groups), point.time_ms, damaged)
 
 
-def _as_of(root: Root, name: str, wanted: RestorePoint) -> tuple[Snapshot, int] | None:
+def _as_of(root: Root, name: str, point: RestorePoint) -> tuple[Snapshot, int] | None:
     """Return the oldest known state and the requested version; None if the topic was created later.
 
     Raises `NotFound` if files of the version have been deleted.
     """
     latest = root.engine.log(name).refresh().topic_state.version
     if latest < 0:
-        if wanted.topics is not None:
+        if point.topics is not None:
             root.topic(name)
         return None
     history = History(root.store, name, root.env)
     oldest = oldest_base(history, latest)
     base = start_at(history, oldest)
-    if wanted.version is not None:
-        version = wanted.version
+    if point.version is not None:
+        version = point.version
         if not max(oldest, 0) <= version <= latest:
             raise NotFound(f"topic '{name}' has versions {max(oldest, 0)} to {latest}, but not version {version}")
     else:
         try:
-            version = min(history.version_at(wanted.time_ms or 0), latest)
+            version = min(history.version_at(point.time_ms or 0), latest)
         except NotFound:
             if oldest < 0:
                 return None

@@ -154,29 +154,29 @@ def _neither(source: Store) -> NotFound:
     )
 
 
-def _chosen(source: Store, wanted: RestorePoint, env: Env) -> tuple[int | None, Cut]:
+def _chosen(source: Store, point: RestorePoint, env: Env) -> tuple[int | None, Cut]:
     """Return the number of the backup to restore, None if the source is a live root, and the requested cut."""
     if is_repository(source):
-        manifest, cut = from_backups(Repository.open(source), wanted)
+        manifest, cut = from_backups(Repository.open(source), point)
         return manifest.number, replace(cut, defaults=next((entries.number for entries in manifest.defaults), None))
     try:
         root = open_root(source, env=env)
     except NotFound:
         raise _neither(source) from None
-    cut = from_root(root, wanted)
+    cut = from_root(root, point)
     # This id is not used, but drawing it keeps the ids of seeded runs the same as in earlier releases.
     env.new_id()
     defaults = root.defaults().number
     return None, replace(cut, defaults=None if defaults < 0 else defaults)
 
 
-def _names(cut: Cut, wanted: RestorePoint, rename: Mapping[str, str]) -> dict[str, str]:
+def _names(cut: Cut, point: RestorePoint, rename: Mapping[str, str]) -> dict[str, str]:
     existing = {name for name, state in cut.topics.items() if state.exists}
-    missing = [name for name in wanted.topics or () if name not in existing]
+    missing = [name for name in point.topics or () if name not in existing]
     if missing:
         raise NotFound(f"topic '{missing[0]}' did not exist at that time; choose another time")
-    if wanted.time_ms is not None and not existing:
-        raise NotFound(f"there was no topic at {iso_time(wanted.time_ms)}; choose a later time")
+    if point.time_ms is not None and not existing:
+        raise NotFound(f"there was no topic at {iso_time(point.time_ms)}; choose a later time")
     for name, new in rename.items():
         naming.check_topic_name(new)
         if name not in existing:
@@ -192,12 +192,12 @@ def _names(cut: Cut, wanted: RestorePoint, rename: Mapping[str, str]) -> dict[st
 
 
 def plan_restore(
-    source: Store, wanted: RestorePoint | None = None, *, rename: Mapping[str, str] | None = None, env: Env = SYSTEM
+    source: Store, point: RestorePoint | None = None, *, rename: Mapping[str, str] | None = None, env: Env = SYSTEM
 ) -> Restored:
     """Return what `restore` would restore. Changes nothing."""
-    wanted = wanted or RestorePoint()
-    backup, cut = _chosen(source, wanted, env)
-    names = _names(cut, wanted, rename or {})
+    point = point or RestorePoint()
+    backup, cut = _chosen(source, point, env)
+    names = _names(cut, point, rename or {})
     snapshots = _snapshots(source, {name: cut.topics[name].version for name in names})
     moved = _moved([state for _, state in sorted(cut.groups.items())], _topic_states(snapshots, cut.exact))
     plan = _planned(backup, cut, names, "", lambda: "", lambda: 0)
@@ -207,7 +207,7 @@ def plan_restore(
 def restore(
     source: Store,
     target: Store,
-    wanted: RestorePoint | None = None,
+    point: RestorePoint | None = None,
     *,
     rename: Mapping[str, str] | None = None,
     link: bool = False,
@@ -218,7 +218,7 @@ def restore(
     """Create a root in `target`, which must be empty, from a backup repository or from another root.
 
     Args:
-        wanted: the state to restore; the latest if None.
+        point: the state to restore; the latest if None.
         rename: new names of topics, by their old names.
         link: create hard links if both are on one disk.
         at_once: the number of files to copy concurrently.
@@ -229,13 +229,13 @@ def restore(
         NotFound: the requested state does not exist; the error says which states do.
         Corrupt: a file is corrupt; the error has the file and position.
     """
-    wanted = wanted or RestorePoint()
-    request = _request(source, wanted, rename or {})
+    point = point or RestorePoint()
+    request = _request(source, point, rename or {})
     plan = _read_plan(target, request)
     numbers = set(backup_numbers(source))
     try:
         if plan is None:
-            plan = _write_plan(source, target, wanted, rename or {}, request, env)
+            plan = _write_plan(source, target, point, rename or {}, request, env)
         return _RestoreRun(source, target, plan, CopyOptions(link, at_once, progress, env)).make()
     except (NotFound, Corrupt) as error:
         used = set() if plan is None or plan.backup is None else {plan.backup}
@@ -249,14 +249,14 @@ def restore(
         ) from error
 
 
-def _request(source: Store, wanted: RestorePoint, rename: Mapping[str, str]) -> str:
+def _request(source: Store, point: RestorePoint, rename: Mapping[str, str]) -> str:
     """Return the request as text. An interrupted restore resumes only with the same request."""
     from_backup = is_repository(source)
     if not from_backup and source.stat(naming.ROOT_KEY) is None:
         raise _neither(source)
     source_id = Repository.open(source).root_id if from_backup else naming.read_root_id(source)
-    values: list[object] = [source_id, from_backup, wanted.number, wanted.version, wanted.time_ms]
-    values += [None if wanted.topics is None else sorted(wanted.topics), dict(sorted(rename.items()))]
+    values: list[object] = [source_id, from_backup, point.number, point.version, point.time_ms]
+    values += [None if point.topics is None else sorted(point.topics), dict(sorted(rename.items()))]
     return json.dumps(values)
 
 
@@ -276,13 +276,13 @@ def _read_plan(target: Store, request: str) -> _Plan | None:
 
 
 def _write_plan(
-    source: Store, target: Store, wanted: RestorePoint, rename: Mapping[str, str], request: str, env: Env
+    source: Store, target: Store, point: RestorePoint, rename: Mapping[str, str], request: str, env: Env
 ) -> _Plan:
     from sparklog.log.journal.probe_results import ensure_probed
 
     refuse_inside(target)
-    backup, cut = _chosen(source, wanted, env)
-    names = _names(cut, wanted, rename)
+    backup, cut = _chosen(source, point, env)
+    names = _names(cut, point, rename)
     ensure_probed(target, env.wall_ms)
     plan = _planned(backup, cut, names, request, env.new_id, env.wall_ms)
     data = RESTORE_JSON.encode(plan)

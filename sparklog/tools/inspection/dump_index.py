@@ -185,7 +185,7 @@ def time_index_rows(source: DumpFile, findings: Findings, options: IndexOptions)
     before = -1
     entries = entries.used()
     log = _Log(source, entries.offsets)
-    starts = _positions(source.beside("index"), entries.offsets)
+    starts = _positions(source.with_suffix("index"), entries.offsets)
     for offset, timestamp, start in zip(entries.offsets.tolist(), entries.values.tolist(), starts, strict=True):
         log_offset, latest = log.batch_of(offset, start)
         if log_offset != offset:
@@ -305,7 +305,7 @@ class _Log:
 
     def __init__(self, index: DumpFile, requested: Int64Array | None = None) -> None:
         """Read the log; `requested` has the last offsets of batches whose timestamps will be needed."""
-        self.source = index.beside("log")
+        self.source = index.with_suffix("log")
         info = self.source.store.stat(self.source.key)
         if info is None:
             raise NotFound(f"{self.source.shown}, to which {index.shown} belongs, does not exist")

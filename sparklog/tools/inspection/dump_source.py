@@ -80,7 +80,7 @@ class DumpFile:
         """Return bytes from `position` on; fewer than `length` only at the end of the file."""
         return self.store.get(self.key, position, length)
 
-    def beside(self, suffix: str) -> DumpFile:
+    def with_suffix(self, suffix: str) -> DumpFile:
         """Return the file with another suffix of the same segment."""
         old, new = self.name, f"{self.stem}.{suffix}"
         shown, absolute = (path.removesuffix(old) + new for path in (self.shown, self.absolute))

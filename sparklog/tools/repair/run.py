@@ -30,7 +30,6 @@ from sparklog.format.checksums import SUFFIXES
 from sparklog.log.journal import names as naming
 from sparklog.log.journal.clocks import SYSTEM, Env, reading_clock_ms
 from sparklog.log.state.history import History
-from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.topic.root import ROOT, Root
 from sparklog.maintenance.journals import JOURNAL_IN
 from sparklog.maintenance.work_items import Runner
@@ -187,7 +186,9 @@ class _RepairPlan:
         remaining = set(self.findings).difference(fixes, *(fix.damaged for fix in fixes.values()))
         yield from self._file_fixes(sorted(remaining))
         if set_files_aside:
-            yield from unreferenced_file_fixes(self.report, self._topics())
+            names = {naming.key_topic(orphan.file) for orphan in self.report.orphans}
+            topics = {name: self._log(name) for name in sorted(filter(None, names))}
+            yield from unreferenced_file_fixes(self.report, topics)
 
     def _log_fix(self, key: str) -> Fix | None:
         if not is_log_object(key):
@@ -211,21 +212,16 @@ class _RepairPlan:
                 file_keys = (file.key, naming.filter_path(file.key), *map(file.index_key, SUFFIXES))
                 damaged_keys = [key for key in file_keys if key in damaged]
                 if damaged_keys:
-                    yield from FileFixes(self.store, file, self._latest(topic)).fixes(damaged_keys)
+                    history = History(self.store, topic)
+                    versions = history.commits.version
+                    latest = state_at(history, int(versions[-1])) if len(versions) else None
+                    yield from FileFixes(self.store, file, latest).fixes(damaged_keys)
                     damaged = {key: owner for key, owner in damaged.items() if key not in damaged_keys}
-
-    def _latest(self, topic: str) -> Snapshot | None:
-        history = History(self.store, topic)
-        return state_at(history, int(history.commits.version[-1])) if len(history.commits) else None
 
     def _log(self, topic: str) -> CheckedTopic:
         if topic not in self.logs:
             self.logs[topic] = read_topic(self.store, topic, reading_clock_ms(self.store, self.env))
         return self.logs[topic]
-
-    def _topics(self) -> Mapping[str, CheckedTopic]:
-        names = {naming.key_topic(orphan.file) for orphan in self.report.orphans}
-        return {name: self._log(name) for name in sorted(filter(None, names))}
 
 
 def unreferenced_file_fixes(report: Report, topics: Mapping[str, CheckedTopic]) -> Iterator[Fix]:

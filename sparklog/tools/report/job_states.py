@@ -52,7 +52,11 @@ class JobStatus:
         self._root = root
         self._created_ms = root_created_ms(root.store)
         self._now_ms = settings.now_ms
-        self._settings = {job: _with_defaults(settings, self.outcomes, job) for job in MONITORED_JOBS}
+        last_defaults = {run.job: run.defaults for run in self.outcomes.runs}
+        self._settings = {
+            job: replace(settings, defaults=settings.defaults or last_defaults.get(job, settings.defaults))
+            for job in MONITORED_JOBS
+        }
 
     def add(self, snapshot: Snapshot) -> Backlog:
         """Add the backlog of a topic, and return it."""
@@ -94,8 +98,3 @@ def read_job_status(root: Root, settings: Settings, topics: Sequence[str] = ()) 
         except SparklogError as error:
             status.failures.append(error)
     return status
-
-
-def _with_defaults(settings: Settings, outcomes: JobHistory, job: str) -> Settings:
-    runs = [run for run in outcomes.runs if run.job == job]
-    return replace(settings, defaults=runs[-1].defaults) if runs and not settings.defaults else settings

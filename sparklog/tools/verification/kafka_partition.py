@@ -214,7 +214,9 @@ class KafkaPartition:
         self._epochs(segments, max(first, log_start))
         self._transactions(segments)
         self._metadata()
-        self._snapshots()
+        for name in sorted(self.folder.names()):
+            if name.endswith(".snapshot"):
+                self._parsed(self.folder.child(name), parse_snapshot, SNAPSHOT)
         self.counts += CheckCounts(slices=len(segments))
 
     def _relative(self, path: FilePath) -> str:
@@ -413,11 +415,6 @@ class KafkaPartition:
         self.topic_id = topic_id
         if data.rstrip(b"\n") != checkpoint_files.partition_metadata_to_bytes(topic_id):
             self._report(CHECKPOINT, path, WRONG_FORMAT, position=_unexpected_byte(data))
-
-    def _snapshots(self) -> None:
-        for name in sorted(self.folder.names()):
-            if name.endswith(".snapshot"):
-                self._parsed(self.folder.child(name), parse_snapshot, SNAPSHOT)
 
     def _parsed(self, path: FilePath, parse: Callable[..., T], remedy: str = REPLICA) -> tuple[bytes, T | None]:
         """Return the bytes of a small file and its parsed contents, which are None if it is missing or corrupt."""

@@ -112,7 +112,7 @@ def test_a_file_and_those_beside_it(folder: Path) -> None:
     (log,) = find([str(folder / f"{SECOND}.log")])
     assert (log.stem, log.suffix, log.base_offset, log.size()) == (SECOND, "log", 30, 20)
     assert (log.read(), log.read(18), log.read(17, 2), log.read(19, 9)) == (SECOND.encode(), b"30", b"03", b"0")
-    index = log.beside("index")
+    index = log.with_suffix("index")
     assert (index.key, index.shown) == (f"{SECOND}.index", str(folder / f"{SECOND}.index"))
     assert index.absolute == log.absolute.removesuffix("log") + "index"
     (folder / f"{SECOND}.index").unlink()
