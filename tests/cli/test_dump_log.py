@@ -148,7 +148,7 @@ def test_a_file_that_ends_early_is_told_in_one_line(sparklog: Sparklog, folder: 
         (("notes.txt",), "cannot be dumped"),
         (("empty",), "has no segments"),
         (("alone.index",), "20 digits"),
-        (("00000000000000000007.index",), "00000000000000000007.log, which is missing"),
+        (("00000000000000000007.index",), "00000000000000000007.log, to which"),
         (("x.log", "--root", "empty"), "does not exist"),
         (("damaged.slices",), "of an append file"),
         (("damaged.json",), "expected a JSON object"),

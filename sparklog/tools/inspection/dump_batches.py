@@ -208,32 +208,18 @@ def _message_crcs(window: DumpWindow, rows: Int64Array) -> list[int | None]:
     return crcs
 
 
-_NAMES = {
-    "base_offset": "baseOffset",
-    "last_offset": "lastOffset",
-    "records": "count",
-    "base_sequence": "baseSequence",
-    "last_sequence": "lastSequence",
-    "producer_id": "producerId",
-    "producer_epoch": "producerEpoch",
-    "leader_epoch": "partitionLeaderEpoch",
-    "transactional": "isTransactional",
-    "control": "isControl",
-    "delete_horizon": "deleteHorizonMs",
-    "position": "position",
-    "timestamp_type": "timestampType",
-    "max_timestamp": "maxTimestamp",
-    "size": "size",
-    "magic": "magic",
-    "codec": "codec",
-    "crc": "crc",
-}
-"""The names of columns in JSON, in the order of the lines."""
+_NAMES = (
+    *("baseOffset", "lastOffset", "count", "baseSequence", "lastSequence", "producerId", "producerEpoch"),
+    *("partitionLeaderEpoch", "isTransactional", "isControl", "deleteHorizonMs", "position", "timestampType"),
+    *("maxTimestamp", "size", "magic", "codec", "crc"),
+)
+"""Kafka's names for `header_columns`, in the same order."""
 
 
 def _batch_rows(window: DumpWindow, as_json: bool) -> Iterator[Row]:
-    headers = header_columns(window)
-    columns: dict[str, list[Any]] = {name: headers[column].tolist() for column, name in _NAMES.items()}
+    columns: dict[str, list[Any]] = {
+        name: column.tolist() for name, column in zip(_NAMES, header_columns(window).values(), strict=True)
+    }
     for name in ("isTransactional", "isControl"):
         columns[name] = list(map(bool, columns[name]))
     columns["timestampType"] = [TIME_TYPES[kind] for kind in columns["timestampType"]]
