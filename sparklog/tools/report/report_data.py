@@ -332,7 +332,7 @@ def health(report: RootReport) -> RootReport:
     for group in report.groups or ():
         notes += _group(report, group)
     for topic in report.topics:
-        notes += [*_expiry(report, topic), *_layout(report, topic)]
+        notes += [*_expiry(topic), *_layout(report, topic)]
     order = (ATTENTION, INFORMATION)
     return replace(report, notes=tuple(sorted(notes, key=lambda note: (order.index(note.level), note.topic))))
 
@@ -415,7 +415,7 @@ def _group(report: RootReport, group: GroupFacts) -> Iterator[Note]:
             yield Note(ATTENTION, topic, f"{what}: run its consumer first, or raise retention.ms")
 
 
-def _expiry(report: RootReport, topic: TopicFacts) -> Iterator[Note]:
+def _expiry(topic: TopicFacts) -> Iterator[Note]:
     if topic.expiring:
         records = f"{topic.expiring:,} of {count(topic.records or 0, 'record')}"
         text = f"the next run of `sparklog retain` deletes {records} because of retention.ms or retention.bytes"

@@ -217,10 +217,10 @@ def read_entries(store: Store, kind: EntryKind[E], folder: str) -> CheckedEntrie
     def empty() -> CheckedEntries[E]:
         return CheckedEntries(store, f"{kind.folder}/{folder}", "entry", kind.noun)
 
-    return read_again(lambda: _read(empty(), kind, folder), empty())
+    return read_again(lambda: _read(empty(), kind), empty())
 
 
-def _read(log: CheckedEntries[E], kind: EntryKind[E], folder: str) -> CheckedEntries[E]:
+def _read(log: CheckedEntries[E], kind: EntryKind[E]) -> CheckedEntries[E]:
     log.find_obstacles()
     numbers = list_numbers(log.store, log.prefix)
     entries, copies = numbers.entries, numbers.copies
