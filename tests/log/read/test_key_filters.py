@@ -175,7 +175,7 @@ def test_pieces_whose_offsets_do_not_rise_count_for_nothing(world: FilteredWorld
     assert record is not None
     assert nbytes > made.nbytes
     (finding,) = world.findings()
-    assert finding.message == "the filter denies keys that the slice has, so that look-ups do not find them"
+    assert finding.message == "the filter lacks keys of the slice, so lookups do not find them"
 
 
 def test_what_is_not_merged_yet_is_searched(world: FilteredWorld) -> None:
@@ -261,7 +261,7 @@ def test_a_filter_that_denies_a_key_is_found(world: FilteredWorld) -> None:
     wrong = replace(made, pieces=(first, replace(second, words=words)))
     world.store.replace(world.filters, encode_filters([wrong]))
     (finding,) = world.findings()
-    assert finding.message == "the filter denies keys that the slice has, so that look-ups do not find them"
+    assert finding.message == "the filter lacks keys of the slice, so lookups do not find them"
 
 
 def test_a_clone_reads_the_filters_of_its_source(world: FilteredWorld) -> None:
