@@ -86,7 +86,7 @@ class DecisionLog(EntryLog["Decisions"]):
             return state
         decided = self._outcomes.get(n)
         if decided is None:
-            reached("transactions: an outcome that the latest decisions have dropped is searched for")
+            reached("transactions: a reader searches for an outcome that the latest entry has pruned")
             decided = self._search(n)[0]
             if decided is not None:
                 self._outcomes[n] = decided
@@ -158,7 +158,7 @@ class DecisionLog(EntryLog["Decisions"]):
                 return opened
         archived = self._archived_entry()
         if archived is not None and (opened is None or archived.number >= opened.latest.state.number):
-            reached("transactions: an expired id is opened from its register")
+            reached("transactions: an expired id is opened from its archive")
             return self._read_from(archived, seen)
         if opened is None:
             assert damage is not None
@@ -194,7 +194,7 @@ class DecisionLog(EntryLog["Decisions"]):
                     return entry, number
             # The entry is older, or a stalled process has created a deleted number again.
             if entry is not None and entry.decided(n):
-                reached("transactions: an entry under a number that was used again is skipped")
+                reached("transactions: an entry with a reused number is skipped")
             low = number + 1
         return None, above.number
 
@@ -342,7 +342,7 @@ def consistent_snapshots(
                 backoff.restart()
         late = behind or {name for name, version in needed.items() if name in raw and raw[name].version < version}
         if late:
-            reached("transactions: a version that a cache hides is waited for")
+            reached("transactions: a reader waits for a version that a cache hides")
             if not backoff.tries:
                 seconds = SETTLE_MS // 1000
                 _LOG.info("%s: waiting up to %s s for later versions", ", ".join(sorted(late)), seconds)

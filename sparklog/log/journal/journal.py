@@ -211,10 +211,10 @@ class Journal(ABC, Generic[S, E, D]):
                 if not self._is_stale(base.seen):
                     raise
         if self._is_stale(base.seen):
-            reached("journal: a state is too old to be read on from")
+            reached("journal: a cached state is too old to continue from")
             return replace(self._reopen(), root_seen=found.root_seen)
         if not data and self._is_next_lost(base, seen):
-            reached("journal: a follower finds a gap behind its state")
+            reached("journal: a follower finds a gap after its state")
             return replace(self._reopen(), root_seen=found.root_seen)
         if not data:
             return Advance(self._publish(self._polled(base, seen)), (), found.root_seen)
@@ -280,13 +280,13 @@ class Journal(ABC, Generic[S, E, D]):
             problem = self._problem_of(opened.latest, checkpoints)
             # A directory cache may hide an existing object for a while: retry before reporting it as lost.
             if problem is not None:
-                reached("journal: an opened state is older than one that was seen before")
+                reached("journal: an opened state is older than the cached one")
                 tries += 1
                 if tries >= OPEN_TRIES:
                     raise problem
                 self.env.pause(tries - 1)
             elif opened.last_listed is not None and opened.last_listed > number:
-                reached("journal: a number below a listed one is waited for")
+                reached("journal: an opening waits for a number below a listed one")
                 self._await_number(number + 1)
             else:
                 self._gap = None
@@ -365,7 +365,7 @@ class Journal(ABC, Generic[S, E, D]):
         try:
             return self._decode_checkpoint(self.store.get(key), key, number)
         except (Corrupt, NotFound) as error:
-            reached("journal: a checkpoint that cannot be read is passed over")
+            reached("journal: an unreadable checkpoint is skipped")
             _LOG.warning("skipping checkpoint %s of %s: %s", number, self.title, error)
             return None
 
@@ -403,14 +403,17 @@ class Journal(ABC, Generic[S, E, D]):
             if draft is None:
                 return None, base
             if tries:
-                reached("journal: a step is judged again after a lost race")
+                reached("journal: a step is repeated after a lost race")
             tries += 1
             encoded = self._encode_checked(base.state, draft, commit_id)
             advance = self._attempt(base, encoded, repeatable, advance.root_seen)
             written = advance.with_id(commit_id)
             if written is None and tries >= WAIT_AFTER_LOSSES:
                 reached("journal: a writer waits after losing several races")
-                advance = self._wait_and_read_on(advance.latest, tries)
+                # A request that this writer made before a stall may succeed as late as this.
+                longest = REMOTE_WAIT if self._numbered.is_remote else tries
+                self.env.pause(min(tries - WAIT_AFTER_LOSSES, longest))
+                advance = self._read_on_checking_root(advance.latest)
                 written = advance.with_id(commit_id)
             if written is not None:
                 return written, self._write_checkpoint_if_due(advance.latest)
@@ -441,7 +444,7 @@ class Journal(ABC, Generic[S, E, D]):
         except SparklogError:
             if is_latest:
                 raise
-        reached("journal: a refusal is judged again on the newest state")
+        reached("journal: a step that fails on a cached state is repeated on the latest")
         return self._draft(self._read_on(base).latest, step, load, is_latest=True)
 
     def _encode_checked(self, state: S, draft: D, commit_id: str) -> tuple[E, bytes]:
@@ -479,17 +482,11 @@ class Journal(ABC, Generic[S, E, D]):
         # An earlier attempt at this number, drafted before a stall, may have succeeded late. The stored bytes count.
         stored = found.objects[0]
         if stored != data:
-            reached("journal: an earlier attempt of the writer landed late")
+            reached("journal: an earlier attempt of the writer succeeded late")
             entry = self._decode_all([stored], number)[0]
         created = self._extend(base, (entry,))
         latest = SeenState(created.state, seen, seen, created.checkpoint, created.tail_bytes)
         return Advance(self._publish(latest), (entry,))
-
-    def _wait_and_read_on(self, base: SeenState[S], tries: int) -> Advance[S, E]:
-        """Wait a random time, then read on: a request that this writer made before a stall may succeed as late."""
-        longest = REMOTE_WAIT if self._numbered.is_remote else tries
-        self.env.pause(min(tries - WAIT_AFTER_LOSSES, longest))
-        return self._read_on_checking_root(base)
 
     def _search_own(self, entry: E, number: int, repeatable: bool) -> Advance[S, E]:
         """Open the journal again and search for this writer's entry, which may have been deleted since."""
@@ -521,7 +518,7 @@ class Journal(ABC, Generic[S, E, D]):
                 raise NotFound(self.key(later))
             link = self._decode_all([data], later)[0].prev_crc
         if link == entry.crc:
-            reached("journal: an entry whose outcome was unknown is found in the chain")
+            reached("journal: an entry with unknown outcome is found in the chain")
             return entry
         data = self._numbered.read(number)
         # The entry may have been written with other bytes if it was drafted before an earlier stall.
@@ -541,6 +538,6 @@ class Journal(ABC, Generic[S, E, D]):
         try:
             return self._write_checkpoint(base) if self._is_checkpoint_due(base) else base
         except (SparklogError, OSError) as error:
-            reached("journal: a checkpoint cannot be written, and the entry counts")
+            reached("journal: a checkpoint cannot be written after an entry")
             _LOG.warning("no checkpoint of %s at %s %s: %s", self.title, self.noun, base.state.number, error)
             return base

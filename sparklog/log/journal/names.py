@@ -336,7 +336,7 @@ def _is_harmless(folder: str, name: str) -> bool:
 
 
 def _is_checkpoint(store: Store, name: str) -> bool:
-    return store.stat(f"{name}/metadata") is not None and next(store.list(f"{name}/offsets/"), None) is not None
+    return store.stat(f"{name}/metadata") is not None and any(store.list(f"{name}/offsets/"))
 
 
 def _remedy(store: Store, folder: str) -> str:

@@ -1,8 +1,8 @@
 """Numbered objects: create the next number if it is absent, and read forward to the first missing number.
 
 This is the mechanism under every journal. An object's number is its position in one total order. The process that
-creates a number has won it, and no process changes the object afterwards. Of an object, this module knows only the
-commit id and the CRC-32C.
+creates a number has won it, and no process changes the object afterwards. This module reads only the commit id and the
+CRC-32C of an object.
 
 Creating number n (`create`), by Writer A:
 
@@ -27,7 +27,7 @@ the latest object that it created, and compares it with the objects that it read
 
 A missing number is the end of a journal only if no later number exists. Otherwise an object was lost, and a process
 that created the missing number would fork the journal. All readers follow this rule. They differ in how they look for a
-later number, because of what they read anyway:
+later number, depending on the requests that they make anyway:
 
 | reader                                                | looks for a later number by          | more requests        |
 |-------------------------------------------------------|--------------------------------------|----------------------|
@@ -77,7 +77,10 @@ REPLACED = (
 
 
 class CreateResult(Enum):
-    """The result of a create. `UNKNOWN`: it took so long that the number may have been deleted and reused."""
+    """The result of a create.
+
+    `UNKNOWN` means that it took so long that the number may have been deleted and reused.
+    """
 
     CREATED = "created"
     CONFLICT = "conflict"
@@ -382,7 +385,9 @@ class NumberedObjects:
                 if archived is not None and number > archived[0] and (earlier < archived[0] or ref == archived):
                     return True
                 # A client adds objects that it creates to its cached listing, which need not show the one before.
-                is_gap = data is None and (is_last or self.is_remote) and self._is_gap(number, earlier)
+                if data is None and (is_last or self.is_remote):
+                    listed = self.listed(-1)
+                    is_gap = number in listed and earlier not in listed
             except Unavailable as error:
                 failure = str(error)
             # Created here because the first read is enough for nearly every commit.
@@ -403,11 +408,6 @@ class NumberedObjects:
             if is_last:
                 raise self._unknown(number, failure or f"{self.key(earlier)}, which is before it, cannot be read")
             self.env.pause(differing or backoff.tries)
-
-    def _is_gap(self, number: int, earlier: int) -> bool:
-        """Return True if a listing that shows `number` does not show an earlier one."""
-        listed = self.listed(-1)
-        return number in listed and earlier not in listed
 
     def _check_next(self, number: int, data: bytes) -> None:
         """Check the object after a new one; if it follows another, lost object, delete the new one and raise.

@@ -101,7 +101,7 @@ class DefaultsLog(EntryLog[RootDefaults]):
         # Writers check once per process. Jobs check each time, because they delete records by the defaults.
         is_checked = latest or last is None
         has_entry, copies = self._entry_and_copies(must_check) if is_checked else (self._has_first_entry(), [])
-        has_entries = has_entry or (latest and self._lists_entries())
+        has_entries = has_entry or (latest and any(self.store.list(f"{self.prefix}/_log/")))
         defaults = self.refresh() if has_entries else RootDefaults(ID)
         return self._keep(now, self._checked(defaults, copies) if is_checked else defaults)
 
@@ -143,9 +143,6 @@ class DefaultsLog(EntryLog[RootDefaults]):
         """Return True if the first entry exists; most roots have none."""
         state = self.known()
         return (state is not None and state.number >= 0) or read_if_there(self.store, self.key(0)) is not None
-
-    def _lists_entries(self) -> bool:
-        return next(iter(self.store.list(f"{self.prefix}/_log/")), None) is not None
 
     def _keep(self, now: ClockReading, defaults: RootDefaults) -> _Known:
         last = self._last
