@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -97,11 +97,7 @@ def rejected_rows(
 
     Only the writer knows all reasons, so this writes halves of the records to memory until it has found each of them.
     """
-    in_memory = AppendTarget(
-        *(MemoryStore(env.wall_ms), target.root_id, target.topic, target.topic_id, target.partitions),
-        *(target.configs, target.read_version, target.leader_epoch),
-        root_checked=env.now(),
-    )
+    in_memory = replace(target, store=MemoryStore(env.wall_ms), inline_bytes=0, root_checked=env.now())
     rejected: dict[int, BadRequest] = {}
     spans = [(0, len(records))]
     while spans:

@@ -299,7 +299,7 @@ def open_transactions(state: TopicState) -> dict[tuple[str, int], list[Prepare]]
 
 @dataclass
 class _Round:
-    """Decisions that were read while snapshots are made to agree."""
+    """The decisions that one call of `consistent_snapshots` has read."""
 
     states: dict[str, Decisions | None] = field(default_factory=dict)
     is_over: dict[tuple[str, str, int], bool] = field(default_factory=dict)

@@ -171,7 +171,10 @@ class ClockReading:
         return max(self.wall_ms - earlier.wall_ms, self.boot_ms - earlier.boot_ms)
 
     def is_soon_after(self, earlier: ClockReading) -> bool:
-        """Return True within a second by both clocks; False if a clock was set or `earlier` is from another machine."""
+        """Return True if less than a second has passed by both clocks.
+
+        That is False if a clock was set, or if `earlier` was read on another machine.
+        """
         passed = self.wall_ms - earlier.wall_ms, self.boot_ms - earlier.boot_ms
         return all(0 <= milliseconds < SOON_MS for milliseconds in passed)
 

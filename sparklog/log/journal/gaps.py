@@ -1,4 +1,4 @@
-"""Gaps in a journal: a number is missing although a later one exists."""
+"""Checks and the error message for gaps in a journal, where a number is missing although a later one exists."""
 
 from __future__ import annotations
 

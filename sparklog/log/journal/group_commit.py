@@ -30,7 +30,7 @@ R = TypeVar("R")
 
 @dataclass(slots=True, eq=False)
 class _Request(Generic[T, R]):
-    """What a thread has submitted, and its outcome or error once it is known."""
+    """An item that a thread has submitted, and its outcome or error once it is known."""
 
     item: T
     process: int
