@@ -3,6 +3,7 @@
 * `sparklog.testing.plugin` has the fixtures, such as `sparklog_root`: docs/guides/pytest.md.
 * `World` is a store in memory with a `ManualClock` and seeded ids; each `root()` of it is one more process.
 * `RecordStream` makes records from a seed, and says what to expect of them.
+* `HookedStore` calls your code before and after requests, which may delay them, raise, or change their results.
 * `CountingStore` counts requests, so that a test can hold an operation to its request budget.
 * `FaultyStore` fails on purpose, by a `Script` or by a `Seeded` plan.
 * `BucketStore` is what all clients of an object store share: late listings, times in whole seconds, quick creates.
@@ -24,12 +25,12 @@ if TYPE_CHECKING:
     from sparklog.testing.records import RecordStream
     from sparklog.testing.slow_store import S3_EXPRESS, S3_STANDARD, Latencies, Latency, SlowStore
     from sparklog.testing.world import DAY_MS, HOUR_MS, MINUTE_MS, START_MS, ManualClock, World
-    from sparklog.testing.wrapper_stores import CountingStore, WrapperStore
+    from sparklog.testing.wrapper_stores import CountingStore, HookedStore, WrapperStore
 
 __all__ = [
     "BUCKET_FAULTS", "DAY_MS", "HOUR_MS", "MINUTE_MS", "S3_EXPRESS", "S3_STANDARD", "START_MS", "BucketStore", "Call",
-    "CountingStore", "Crash", "Fault", "FaultKind", "FaultyStore", "Latencies", "Latency", "ManualClock", "MemoryStore",
-    "RecordStream", "Script", "Seeded", "SlowStore", "World", "WrapperStore",
+    "CountingStore", "Crash", "Fault", "FaultKind", "FaultyStore", "HookedStore", "Latencies", "Latency", "ManualClock",
+    "MemoryStore", "RecordStream", "Script", "Seeded", "SlowStore", "World", "WrapperStore",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:
@@ -42,7 +43,7 @@ if not TYPE_CHECKING:
             "sparklog.testing.records": "RecordStream",
             "sparklog.testing.slow_store": "S3_EXPRESS S3_STANDARD Latencies Latency SlowStore",
             "sparklog.testing.world": "DAY_MS HOUR_MS MINUTE_MS START_MS ManualClock World",
-            "sparklog.testing.wrapper_stores": "CountingStore WrapperStore",
+            "sparklog.testing.wrapper_stores": "CountingStore HookedStore WrapperStore",
         },
     )
 

@@ -1,4 +1,4 @@
-"""Stores around another one: the base of test doubles, and one that counts requests for request budgets."""
+"""Stores around another store: the base of test doubles, a store with hooks, and a store that counts its requests."""
 
 from __future__ import annotations
 
@@ -6,11 +6,97 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from sparklog.limits import Limits
 from sparklog.storage.fork_safety import ForkLock
 from sparklog.storage.store import Store, key_kind
 from sparklog.storage.wrapper_store import WrapperStore, WrapperWriter
 
-__all__ = ["CountingStore", "WrapperStore", "WrapperWriter"]
+__all__ = ["CountingStore", "HookedStore", "WrapperStore", "WrapperWriter"]
+
+
+class HookedStore(WrapperStore):
+    """Call hooks before and after each request to `inner`.
+
+    A request has a verb, which is a method of `Store`, and a key or prefix. A data object counts as one `writer`
+    request when it is started. If several threads use the store, they also call the hooks in parallel.
+
+    Args:
+        inner: the store that gets the requests.
+        before: called with verb and key. If it raises, `inner` does not get the request.
+        after: called with verb, key and result; returns the result that the caller gets. If it raises, the request has
+            taken effect, but its response is lost.
+        limits: of this store instead of those of `inner`.
+        parallel_reads: number of reads worth sending in parallel; None: as `inner`.
+        writable: False refuses to open the store for writing; None: as `inner`.
+
+    Example:
+        world = testing.World()
+        requests = []
+        store = testing.HookedStore(world.store, before=lambda verb, key: requests.append(verb))
+        root = world.root(store)
+        store.before_next("create:commit", lambda: world.root().create_topic("other"))
+        root.create_topic("t")
+        assert "create" in requests
+        assert root.topics() == ["other", "t"]
+    """
+
+    def __init__(
+        self,
+        inner: Store,
+        before: Callable[[str, str], object] | None = None,
+        after: Callable[[str, str, Any], Any] | None = None,
+        *,
+        limits: Limits | None = None,
+        parallel_reads: int | None = None,
+        writable: bool | None = None,
+    ) -> None:
+        super().__init__(inner)
+        self.before = before
+        self.after = after
+        self._limits = limits
+        self._parallel_reads = parallel_reads
+        self._writable = writable
+        self._once: dict[tuple[str, bool], Callable[[], object]] = {}
+
+    @property
+    def limits(self) -> Limits:
+        return self.inner.limits if self._limits is None else self._limits
+
+    @limits.setter
+    def limits(self, limits: Limits) -> None:
+        self._limits = limits
+
+    @property
+    def parallel_reads(self) -> int:
+        return self.inner.parallel_reads if self._parallel_reads is None else self._parallel_reads
+
+    @property
+    def writable(self) -> bool:
+        return self.inner.writable if self._writable is None else self._writable
+
+    def before_next(self, label: str, action: Callable[[], object]) -> None:
+        """Call `action` once, before the next request with this label.
+
+        Args:
+            label: verb and kind of key, as in `Script.fail`: `create:commit`, `get:append`, `list:other`.
+            action: may raise, and may send requests to this store.
+        """
+        self._once[label, False] = action
+
+    def after_next(self, label: str, action: Callable[[], object]) -> None:
+        """Call `action` once, after the next request with this label took effect and before its response arrives."""
+        self._once[label, True] = action
+
+    def request(self, verb: str, key: str, send: Callable[[], Any]) -> Any:
+        label = f"{verb}:{key_kind(key)}"
+        if self.before is not None:
+            self.before(verb, key)
+        if action := self._once.pop((label, False), None):
+            action()
+        result = send()
+        if action := self._once.pop((label, True), None):
+            action()
+        return result if self.after is None else self.after(verb, key, result)
 
 
 class CountingStore(WrapperStore):

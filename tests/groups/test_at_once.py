@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 
 import pytest
 
 from sparklog.groups.lag import Groups, lag
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.parallel_reads import map_requests
-from sparklog.storage.store import ObjectInfo
-from sparklog.testing.faulty_store import FaultyStore
+from sparklog.storage.store import Store
+from sparklog.testing.wrapper_stores import HookedStore
 from sparklog.transactions.listing import list_transactions
 from tests.support.records import rows
 from tests.support.topics_world import TopicsWorld
@@ -20,20 +19,15 @@ FIRST = "/_log/00000000000000000000.json"
 WAIT_SECONDS = 120
 
 
-class Distant(FaultyStore):
-    """Answers for the first objects of logs below `folder` only when three of them are asked for at once."""
+def distant(inner: Store, folder: str, verb: str = "get") -> HookedStore:
+    """A remote store in which reads of first entries below `folder` wait until three of them are in flight."""
+    meeting = threading.Barrier(3)
 
-    parallel_reads = 8
+    def meet(made: str, key: str) -> None:
+        if made == verb and key.startswith(folder) and key.endswith(FIRST if verb == "get" else "/_log/0"):
+            meeting.wait(WAIT_SECONDS)
 
-    def __init__(self, inner: MemoryStore, folder: str) -> None:
-        super().__init__(inner, lambda call: None)
-        self.folder = folder
-        self.meeting = threading.Barrier(3)
-
-    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        if key.startswith(self.folder) and key.endswith(FIRST):
-            self.meeting.wait(WAIT_SECONDS)
-        return super().get(key, start, length)
+    return HookedStore(inner, before=meet, parallel_reads=8)
 
 
 @pytest.fixture
@@ -47,30 +41,21 @@ def world() -> TopicsWorld:
 
 
 def test_groups(world: TopicsWorld) -> None:
-    distant = Groups(world.root(Distant(world.store, "_groups/")))  # type: ignore[arg-type]
-    assert distant.names() == ["x", "y", "z"]
-    distant = Groups(world.root(Distant(world.store, "_groups/")))  # type: ignore[arg-type]
-    assert [each.state for each in distant.descriptions(["x", "y", "z"]).values()] == ["Empty"] * 3
-    found = lag(world.root(Distant(world.store, "_groups/")), ["z", "x", "y"])  # type: ignore[arg-type]
+    groups = Groups(world.root(distant(world.store, "_groups/")))
+    assert groups.names() == ["x", "y", "z"]
+    groups = Groups(world.root(distant(world.store, "_groups/")))
+    assert [each.state for each in groups.descriptions(["x", "y", "z"]).values()] == ["Empty"] * 3
+    found = lag(world.root(distant(world.store, "_groups/")), ["z", "x", "y"])
     assert [row.group for row in found] == ["z", "x", "y"]
 
 
 def test_transactional_ids(world: TopicsWorld) -> None:
-    found = list_transactions(world.root(Distant(world.store, "_transactions/")))  # type: ignore[arg-type]
+    found = list_transactions(world.root(distant(world.store, "_transactions/")))
     assert [(item.id, item.state) for item in found] == [(name, "CompleteCommit") for name in ("x", "y", "z")]
 
 
 def test_topics(world: TopicsWorld) -> None:
-    distant = Distant(world.store, "_")  # type: ignore[arg-type]
-    listed = distant.list
-
-    def list_at_once(prefix: str, after: str = "") -> Iterator[ObjectInfo]:
-        if prefix.endswith("/_log/0"):
-            distant.meeting.wait(WAIT_SECONDS)
-        return listed(prefix, after)
-
-    distant.list = list_at_once  # type: ignore[method-assign]
-    assert world.root(distant).topics() == ["a", "b", "c"]
+    assert world.root(distant(world.store, "", "list")).topics() == ["a", "b", "c"]
 
 
 def test_a_store_that_is_near_is_asked_no_sooner_than_needed() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from sparklog.log.journal.names import commit_key
 from sparklog.log.state.commit import Txn
 from sparklog.log.state.writer_runs import WriterKey
@@ -15,27 +13,6 @@ from sparklog.storage.store import Store
 from sparklog.testing.faulty_store import Fault, FaultyStore, Script
 from sparklog.testing.world import World
 from tests.log.topics import file_of
-
-
-class Hooked(FaultyStore):
-    """A store that runs something once, just before or after the next create of a commit."""
-
-    def __init__(self, inner: Store) -> None:
-        super().__init__(inner, lambda call: None)
-        self.before: Callable[[], None] | None = None
-        self.after: Callable[[], None] | None = None
-
-    def create(self, key: str, data: bytes) -> bool:
-        if "/_log/0" not in key:
-            return super().create(key, data)
-        before, self.before = self.before, None
-        if before:
-            before()
-        created = super().create(key, data)
-        after, self.after = self.after, None
-        if after:
-            after()
-        return created
 
 
 def setup(partitions: int = 2) -> tuple[World, MemoryStore, Root, Topic]:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+from sparklog.errors import Unavailable
 from sparklog.storage.store import Store
-from sparklog.testing.faulty_store import Call, Fault, FaultKind, FaultyStore
+from sparklog.testing.wrapper_stores import HookedStore
 
-WRITING = ("create", "overwrite", "write", "close", "delete", "now_ms")
-
-
-class ReadOnly(FaultyStore):
-    writable = False  # type: ignore[assignment]
+WRITING = ("create", "overwrite", "writer", "delete", "delete_many", "now_ms")
 
 
-def read_only(store: Store) -> ReadOnly:
-    """The store as a read-only mount shows it: reading works, anything else is `Unavailable`."""
+def read_only(store: Store) -> HookedStore:
+    """Return the store as a read-only mount shows it: reading works, anything else is `Unavailable`."""
 
-    def refuse(call: Call) -> Fault | None:
-        return Fault(FaultKind.ERROR_BEFORE) if call.verb in WRITING else None
+    def refuse(verb: str, key: str) -> None:
+        if verb in WRITING:
+            raise Unavailable(f"{verb} {key}: read-only file system")
 
-    return ReadOnly(store, refuse)
+    return HookedStore(store, before=refuse, writable=False)

@@ -19,10 +19,10 @@ from sparklog.log.state.commit_intents import LogStartIntent
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
 from sparklog.log.topic.root import RootView, open_root
 from sparklog.maintenance.work_items import InProcess, Settings
-from sparklog.storage.memory import MemoryStore
 from sparklog.storage.retries import SETTLE_MS
 from sparklog.storage.store import ObjectInfo, Store
 from sparklog.testing.faulty_store import Call, Fault, FaultKind, FaultyStore
+from sparklog.testing.wrapper_stores import HookedStore
 from sparklog.transactions.completion import resolve_topic
 from sparklog.transactions.producer import TransactionalProducer, transactional
 from tests.support.compaction import compact_topic
@@ -392,28 +392,20 @@ class HidingFolder(Hiding):
         return (self.stale if key.startswith(self.prefix) else self.inner).stat(key)
 
 
-class Distant(FaultyStore):
-    """A store that asks to be read in parallel, and answers for decisions only when three are asked at once."""
-
-    parallel_reads = 8
-
-    def __init__(self, inner: MemoryStore) -> None:
-        super().__init__(inner, lambda call: None)
-        self.meeting = threading.Barrier(3)
-
-    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
-        if prefix.startswith("_transactions/"):
-            self.meeting.wait(300)
-        return super().list(prefix, after)
-
-
 @pytest.mark.parametrize("reads", [True, False])
 def test_several_decision_logs_are_asked_at_once_where_each_answer_takes_long(reads: bool) -> None:
     world = TopicsWorld()
     opened = [world.prepare(world.producer(name), a=[name]) for name in ("x", "y", "z")]
     opened[0].commit()
     opened[1].abort()
-    topic = world.root(Distant(world.store)).topic("a")  # type: ignore[arg-type]
+    meeting = threading.Barrier(3)
+
+    def meet(verb: str, prefix: str) -> None:
+        """Let listings of decisions wait until three of them are in flight."""
+        if verb == "list" and prefix.startswith("_transactions/"):
+            meeting.wait(300)
+
+    topic = world.root(HookedStore(world.store, before=meet, parallel_reads=8)).topic("a")
     if reads:
         assert topic.scan(columns=("value",)).to_table()["value"].to_pylist() == [b"x"]
         assert topic.log.read_snapshot().state.last_stable().tolist() == [2]

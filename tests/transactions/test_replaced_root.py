@@ -17,10 +17,10 @@ from sparklog.log.topic.root import Root, open_root
 from sparklog.maintenance.work_items import InProcess, Settings, Work, WorkResult
 from sparklog.storage.memory import MemoryStore, Snapshot
 from sparklog.testing.faulty_store import Fault, FaultKind, FaultyStore, Script
+from sparklog.testing.wrapper_stores import HookedStore
 from sparklog.tools.verification.findings import LOG
 from sparklog.tools.verification.run import verify_root
 from sparklog.transactions.producer import transactional
-from tests.log.protocol import Hooked
 from tests.support.compaction import compact_topic
 from tests.support.records import rows
 from tests.support.root_ids import replace_root_id
@@ -70,7 +70,7 @@ class Old:
     def numbers(self) -> list[str]:
         return [info.key for info in self.store.list(f"{PREFIXES[self.log]}/_log/0")]
 
-    def through(self, store: Hooked | FaultyStore) -> Write:
+    def through(self, store: HookedStore | FaultyStore) -> Write:
         """The same as the writer has, in a process that sees the store through another one."""
         return LOGS[self.log](open_root(store, env=self.world.env()))
 
@@ -133,10 +133,10 @@ def test_a_log_that_has_grown_to_the_same_number_since(log: str) -> None:
 @pytest.mark.parametrize("replace", [Old.restore, Old.restore_as_another, Old.make_again])
 def test_a_root_that_is_replaced_between_the_look_and_the_create(log: str, replace: Callable[[Old], None]) -> None:
     old = Old(log)
-    hooked = Hooked(old.store)
+    hooked = HookedStore(old.store)
     write = old.through(hooked)
     write()
-    hooked.before = lambda: replace(old)
+    hooked.before_next("create:commit", lambda: replace(old))
     with pytest.raises(Fenced, match=r"was taken back; stop this process, and open the root again"):
         write()
     old.go_on()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -18,9 +19,9 @@ from sparklog.maintenance.leases import JobLease, read_job_leases
 from sparklog.storage.store import ObjectInfo, Store
 from sparklog.testing.faulty_store import Call, Fault, FaultKind, FaultyStore
 from sparklog.testing.world import World
-from sparklog.testing.wrapper_stores import CountingStore, WrapperStore
+from sparklog.testing.wrapper_stores import CountingStore, HookedStore
 from sparklog.transactions.producer import transactional
-from tests.log.protocol import Hooked, collect, other, publish, setup
+from tests.log.protocol import collect, other, publish, setup
 from tests.support.name_caching_store import NameCachingStore
 from tests.support.small_limits import small_limits
 
@@ -237,7 +238,7 @@ def test_a_gap_is_found_in_what_was_read_where_a_listing_is_late(journal: str) -
 
 def test_commits_that_arrive_while_a_log_is_opened_are_no_gap(world: World) -> None:
     written(world, "commits", 3)
-    store = Hooked(world.store)
+    store = HookedStore(world.store)
     appends = iter(range(2))
     real = world.store.list
     writer = other(world, world.store)
@@ -319,27 +320,28 @@ def test_a_chain_waits_for_entries_that_a_cache_of_names_denies(world: World) ->
     assert EntryChain(store, GROUPS, "g", world.env()).existing(3).number == 3
 
 
-class OldListing(WrapperStore):
-    """The first listing lacks one object, as one that began before the object was created and ended later."""
+def old_listing(inner: Store, key: str) -> HookedStore:
+    """A store whose first listing lacks one object, as if it began before the object was created."""
+    missing = {key}
 
-    def __init__(self, inner: Store, key: str) -> None:
-        super().__init__(inner)
-        self.lacking = [key]
+    def after(verb: str, prefix: str, result: Any) -> Any:
+        if verb != "list":
+            return result
+        objects = list(result)
+        hidden = {info.key for info in objects} & missing
+        missing.difference_update(hidden)
+        return iter([info for info in objects if info.key not in hidden])
 
-    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
-        objects = list(self.inner.list(prefix, after))
-        if lacking := {info.key for info in objects} & {*self.lacking}:
-            self.lacking.clear()
-        return iter([info for info in objects if info.key not in lacking])
+    return HookedStore(inner, after=after)
 
 
 def test_a_listing_that_lacks_an_earlier_entry_is_made_again(world: World) -> None:
     prefix, _ = written(world, "group")
     key = commit_key(prefix, 3)
     with pytest.raises(Corrupt, match="number 3 of the log is missing"):
-        EntryChain(OldListing(world.store, key), GROUPS, "g").span()
+        EntryChain(old_listing(world.store, key), GROUPS, "g").span()
     newest = EntryChain(world.store, GROUPS, "g").span().last
-    assert EntryChain(OldListing(world.store, key), GROUPS, "g", world.env()).span().last == newest
+    assert EntryChain(old_listing(world.store, key), GROUPS, "g", world.env()).span().last == newest
 
 
 def test_a_journal_that_is_deleted_whole_has_no_gap_at_any_moment() -> None:

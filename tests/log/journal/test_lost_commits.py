@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import count
 from typing import Any
 
@@ -19,10 +20,9 @@ from sparklog.log.journal.numbered_objects import CreateResult, Expected, Number
 from sparklog.log.topic.root import Root, open_root
 from sparklog.storage.memory import MemoryStore
 from sparklog.testing.world import HOUR_MS, World
-from sparklog.testing.wrapper_stores import CountingStore
+from sparklog.testing.wrapper_stores import CountingStore, HookedStore
 from sparklog.tools.verification.findings import CHAIN, GUARANTEE, Finding
 from sparklog.tools.verification.run import verify_root
-from tests.log.protocol import Hooked
 
 LIES = r"does not create objects exclusively: .*sparklog verify.*must be 1"
 ROWS = pa.table({"value": [b"x"]})
@@ -77,13 +77,13 @@ class Case:
         self.store = self.world.store = Replaced(self.world.clock)
         self.log = log
         self.world.root().create_topic("a")
-        hooked = Hooked(self.store)
+        hooked = HookedStore(self.store)
         first, second = Writer(log, self.world.root()), Writer(log, open_root(hooked, env=self.world.env()))
         first()
         second.journal.refresh()
         self.key = commit_key(PREFIXES[log], len(self.numbers()))
         self.store.last_wins = last_wins
-        hooked.before = first
+        hooked.before_next("create:commit", first)
         second()
         self.loser, self.winner = (first, second) if last_wins else (second, first)
 
@@ -193,33 +193,29 @@ def test_a_broken_chain_drops_the_verdict_and_who_reads_makes_no_probe() -> None
         stranger.engine.ensure_probed()
 
 
-class Hiding(MemoryStore):
-    """Answers "no such name" for a key from the second time on that it is read, as a cache of names may."""
-
-    hidden, reads = "", 0
-
-    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        self.reads += key == self.hidden
-        if key == self.hidden and self.reads > 1:
-            raise NotFound(f"{key} is hidden")
-        return super().get(key, start, length)
-
-
 def test_an_entry_that_a_cache_hides_is_not_taken_back() -> None:
     """Another process made it, and may have gone on."""
     world = World()
-    store = Hiding(world.clock)
+    reads: Counter[str] = Counter()
+
+    def hide(verb: str, key: str) -> None:
+        """Deny a name from its second read on, as a cache of names may."""
+        reads[key] += verb == "get"
+        if verb == "get" and key == winner.key(1) and reads[key] > 1:
+            raise NotFound(f"{key} is hidden")
+
+    store = HookedStore(world.store)
     root = open_root(store, create=True, env=world.env())
     names = ("zero", "one", "other")
     zero, one, other = (encode({"format": 1, "readFeatures": [], "commitId": name}) for name in names)
     winner = NumberedObjects(store, "x", root.env, root.id)
     winner.create(0, zero, "zero", Expected(root.env.now(), None))
     winner.create(1, one, "one", Expected(root.env.now(), None))
-    store.hidden = winner.key(1)
+    store.before = hide
     outlived = NumberedObjects(store, "x", root.env, root.id)
     with pytest.raises(Unavailable, match="it is listed but cannot be read; delete it"):
         outlived.create(1, other, "other", Expected(root.env.now(), 7))
-    store.hidden = ""
+    store.before = None
     assert store.get(winner.key(1)) == one
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -10,10 +11,10 @@ from sparklog.errors import Corrupt, Fenced, Unavailable
 from sparklog.format import crc32c
 from sparklog.log.journal.documents import encode
 from sparklog.log.journal.numbered_objects import CreateResult, Expected, NumberedObjects
-from sparklog.storage.memory import MemoryStore
 from sparklog.storage.retries import SETTLE_MS
 from sparklog.storage.store import Store
 from sparklog.testing.world import START_MS, World
+from sparklog.testing.wrapper_stores import HookedStore
 from tests.support.name_caching_store import NameCachingStore
 
 
@@ -29,16 +30,9 @@ LOST = entry("lost", ZERO)
 AFTER_ONE, AFTER_LOST = TWO, entry("after-lost", LOST)
 
 
-class Watched(MemoryStore):
-    """Runs something once, between the look and the deletion of a writer that takes its entry back."""
-
-    before_delete: Callable[[], object] | None = None
-
-    def delete(self, key: str) -> None:
-        action, self.before_delete = self.before_delete, None
-        if action is not None:
-            action()
-        super().delete(key)
+def always_created(verb: str, key: str, result: Any) -> Any:
+    """Tell each creator that it succeeded."""
+    return True if verb == "create" else result
 
 
 class Case:
@@ -46,7 +40,7 @@ class Case:
 
     def __init__(self, *entries: bytes) -> None:
         self.world = World()
-        self.store = self.world.store = Watched(self.world.clock)
+        self.store = HookedStore(self.world.store)
         for number, data in enumerate(entries):
             self.other(number, data)
 
@@ -58,7 +52,7 @@ class Case:
         return self.store.create(self.numbered().key(number), data)
 
     def remove(self, number: int) -> None:
-        MemoryStore.delete(self.store, self.numbered().key(number))
+        self.world.store.delete(self.numbered().key(number))
 
     def write(self, number: int, data: bytes, after: bytes, looked_ms: int = 0) -> CreateResult:
         """A writer creates an entry after the one that it saw so many ms ago."""
@@ -118,7 +112,7 @@ def test_an_entry_that_another_one_follows_stays(is_late: bool) -> None:
     case = Case(ZERO)
     three = entry("three", TWO)
     if is_late:
-        case.store.before_delete = lambda: case.other(3, three)
+        case.store.before_next("delete:commit", lambda: case.other(3, three))
     else:
         case.at(30, lambda: case.other(3, three))
     with pytest.raises(Unavailable, match=r"02\.json has an unknown outcome: x/_log/0+3\.json follows it"):
@@ -163,7 +157,7 @@ def test_an_entry_is_put_back_if_another_one_was_created_after_it_at_the_last_mo
         case.remove(2)
         case.other(2, AFTER_ONE)
 
-    case.store.before_delete = replace
+    case.store.before_next("delete:commit", replace)
     assert case.write(1, ONE, after=ZERO, looked_ms=5_000) is CreateResult.CREATED
     assert (case.there(1), case.there(2)) == (ONE, AFTER_ONE)
 
@@ -181,12 +175,8 @@ def test_an_entry_that_the_next_one_follows_is_acknowledged_at_once(following: b
 def test_an_entry_of_another_process_is_never_taken_back() -> None:
     """The store tells two processes that they have created entry 1, and keeps the other process's."""
 
-    class Lying(Watched):
-        def create(self, key: str, data: bytes) -> bool:
-            return super().create(key, data) or True
-
     case = Case()
-    numbered = case.numbered(lying := Lying(case.world.clock))
+    numbered = case.numbered(lying := HookedStore(case.world.store, after=always_created))
     for number, data in enumerate((ZERO, LOST, AFTER_LOST)):
         lying.create(numbered.key(number), data)
     basis = Expected(numbered.env.now(), crc32c.crc32c(ZERO))

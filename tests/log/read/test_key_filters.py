@@ -19,10 +19,9 @@ from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_target import WriteOptions
 from sparklog.storage.fork_safety import CACHE_BYTES, RecentlyUsed
 from sparklog.storage.memory import MemoryStore
-from sparklog.storage.store import Store
 from sparklog.testing import CountingStore
 from sparklog.testing.world import World
-from sparklog.testing.wrapper_stores import WrapperStore
+from sparklog.testing.wrapper_stores import HookedStore
 from sparklog.tools.verification.findings import INDEX, MISSING, Finding
 from sparklog.tools.verification.run import verify_root
 from tests.format.test_key_filter import plain_words, version_1
@@ -204,24 +203,16 @@ def test_a_damaged_filter_is_found_by_verify_and_ignored_by_reads(world: Filtere
     assert "no record is lost" in finding.remedy
 
 
-class Failing(WrapperStore):
-    """Cannot read some files."""
-
-    def __init__(self, inner: Store, suffix: str, error: SparklogError) -> None:
-        super().__init__(inner)
-        self.suffix, self.error = suffix, error
-
-    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        if key.endswith(self.suffix):
-            raise self.error
-        return super().get(key, start, length)
-
-
 @pytest.mark.parametrize("error", [Unavailable("the device reports an I/O error"), BadRequest("no regular file")])
 def test_a_filter_that_cannot_be_read_fails_no_look_up(
     world: FilteredWorld, error: SparklogError, caplog: pytest.LogCaptureFixture
 ) -> None:
-    world.counted.inner = Failing(world.store, ".bloom", error)
+
+    def fail(verb: str, key: str) -> None:
+        if verb == "get" and key.endswith(".bloom"):
+            raise error
+
+    world.counted.inner = HookedStore(world.store, before=fail)
     for key, number in ((b"key-17", 17), (b"key-2999", 2999)):
         record, nbytes = world.get(key)
         assert record is not None

@@ -23,8 +23,8 @@ from sparklog.storage.local import LocalStore
 from sparklog.storage.memory import MemoryStore
 from sparklog.testing.faulty_store import Crash, Fault, FaultKind, FaultyStore, Script
 from sparklog.testing.world import HOUR_MS
-from sparklog.testing.wrapper_stores import CountingStore
-from tests.log.protocol import Hooked, collect, faulty, other, publish, setup, topic_records
+from sparklog.testing.wrapper_stores import CountingStore, HookedStore
+from tests.log.protocol import collect, faulty, other, publish, setup, topic_records
 from tests.log.topics import append, file_of
 from tests.support.maintaining import maintain
 
@@ -55,17 +55,17 @@ def test_a_loser_reads_forward_and_commits_after_the_winners() -> None:
 def test_waiting_begins_after_the_third_loss() -> None:
     world, store, _, _ = setup()
     rival = other(world, store)
-    hooked = Hooked(store)
+    hooked = HookedStore(store)
     topic = world.root(hooked).topic("t")
 
     def lose() -> None:
         publish(rival)
         losses.append(len(world.slept))
         if len(losses) < 5:
-            hooked.before = lose
+            hooked.before_next("create:commit", lose)
 
     losses: list[int] = []
-    hooked.before = lose
+    hooked.before_next("create:commit", lose)
     outcome = publish(topic)
     assert outcome.version == 6
     assert losses == [0, 0, 0, 1, 2]
@@ -235,7 +235,7 @@ def test_a_writer_that_dies_and_comes_back(when: FaultKind) -> None:
 def test_a_stalled_create_at_a_collected_number_is_not_acknowledged(collected: int) -> None:
     world, store, _, _ = setup()
     rival = other(world, store)
-    hooked = Hooked(store)
+    hooked = HookedStore(store)
     topic = world.root(hooked).topic("t")
 
     def sleep_long() -> None:
@@ -245,7 +245,7 @@ def test_a_stalled_create_at_a_collected_number_is_not_acknowledged(collected: i
         collect(store, collected)
         world.now_ms += 8 * 24 * HOUR_MS
 
-    hooked.before = sleep_long
+    hooked.before_next("create:commit", sleep_long)
     if collected == 2:
         # Number 1 was created by it as well, but the chain shows that the log has another commit 1.
         assert publish(topic, 5).version == 4
@@ -260,7 +260,7 @@ def test_a_stalled_create_at_a_collected_number_is_not_acknowledged(collected: i
 @pytest.mark.parametrize("which", ["wall", "boot"])
 def test_a_stall_after_the_create_looks_for_the_commit(which: str) -> None:
     world, store, _, _ = setup()
-    hooked = Hooked(store)
+    hooked = HookedStore(store)
     topic = world.root(hooked).topic("t")
     rival = other(world, store)
 
@@ -271,7 +271,7 @@ def test_a_stall_after_the_create_looks_for_the_commit(which: str) -> None:
         else:
             world.boot_ahead_ms += 2 * HOUR_MS
 
-    hooked.after = stall
+    hooked.after_next("create:commit", stall)
     assert publish(topic, 5).version == 1
     assert topic_records(world, store) == 8
 
@@ -280,7 +280,7 @@ def test_a_stall_after_the_create_looks_for_the_commit(which: str) -> None:
 def test_a_stall_over_checkpoints(keyed: bool) -> None:
     """Ours landed, then the log went on past a checkpoint: the chain from it shows that it counts."""
     world, store, _, _ = setup()
-    hooked = Hooked(store)
+    hooked = HookedStore(store)
     topic = world.root(hooked).topic("t")
     rival = other(world, store)
 
@@ -290,7 +290,7 @@ def test_a_stall_over_checkpoints(keyed: bool) -> None:
         rival.log.write_checkpoint()
         world.now_ms += 2 * HOUR_MS
 
-    hooked.after = stall
+    hooked.after_next("create:commit", stall)
     outcome = publish(topic, 5, WriterKey("q", 1, "r") if keyed else None)
     assert (outcome.version, outcome.skipped, outcome.records) == (1, False, 5)
     assert topic_records(world, store) == 17
@@ -301,7 +301,7 @@ def test_a_stall_after_which_the_commit_is_gone() -> None:
     rival = other(world, store)
 
     def stalled(key: WriterKey | None) -> AppendOutcome:
-        hooked = Hooked(store)
+        hooked = HookedStore(store)
         topic = world.root(hooked).topic("t")
 
         def stall() -> None:
@@ -311,7 +311,7 @@ def test_a_stall_after_which_the_commit_is_gone() -> None:
             collect(store, rival.log.state().version)
             world.now_ms += 8 * 24 * HOUR_MS
 
-        hooked.after = stall
+        hooked.after_next("create:commit", stall)
         return publish(topic, 5, key)
 
     with pytest.raises(Unavailable, match=r"its outcome is unknown: .* is no longer kept; check the log before"):
@@ -323,16 +323,20 @@ def test_a_stall_after_which_the_commit_is_gone() -> None:
 
 def test_a_store_that_fails_while_looking_after_a_stall() -> None:
     world, store, _, _ = setup()
-    hooked = Hooked(store)
+    hooked = HookedStore(store)
     topic = world.root(hooked).topic("t")
 
     def stall() -> None:
         world.now_ms += 2 * HOUR_MS
-        hooked.decide = Script({"list:other": Fault(FaultKind.ERROR_BEFORE)})
+        hooked.before = fail
 
-    hooked.after = stall
+    def fail(verb: str, key: str) -> None:
+        if verb == "list":
+            raise Unavailable("the store is down")
+
+    hooked.after_next("create:commit", stall)
     with pytest.raises(
-        Unavailable, match=r"commit [\w-]{22} to topic 't' stalled .* outcome is unknown: .*injected fault"
+        Unavailable, match=r"commit [\w-]{22} to topic 't' stalled .* outcome is unknown: .*the store is down"
     ):
         publish(topic)
 
@@ -472,21 +476,21 @@ def test_every_commit_records_decisions(monkeypatch: pytest.MonkeyPatch) -> None
 def test_an_alter_that_loses_to_the_same_alter() -> None:
     world, store, _, _ = setup()
     rival = other(world, store)
-    hooked = Hooked(store)
+    hooked = HookedStore(store)
     topic = world.root(hooked).topic("t")
-    hooked.before = lambda: rival.alter(configs={"retention.ms": 7}) and None
+    hooked.before_next("create:commit", lambda: rival.alter(configs={"retention.ms": 7}))
     with pytest.raises(Conflict, match=r"another process changed config retention.ms of topic 't'"):
         topic.alter(configs={"retention.ms": 5})
-    hooked.before = lambda: rival.alter(configs={"segment.ms": 7}) and None
+    hooked.before_next("create:commit", lambda: rival.alter(configs={"segment.ms": 7}))
     assert topic.alter(configs={"retention.ms": 5}).configs.retention_ms == 5
 
 
 def test_a_switch_to_compact_between_upload_and_commit() -> None:
     world, store, _, _ = setup()
     rival = other(world, store)
-    hooked = Hooked(store)
+    hooked = HookedStore(store)
     topic = world.root(hooked).topic("t")
-    hooked.before = lambda: rival.alter(configs={"cleanup.policy": "compact"}) and None
+    hooked.before_next("create:commit", lambda: rival.alter(configs={"cleanup.policy": "compact"}))
     with pytest.raises(BadRequest, match="is compacted, so every record needs a key"):
         append(topic, (0, 3), flags=1)
     assert topic_records(world, store) == 0
@@ -494,9 +498,9 @@ def test_a_switch_to_compact_between_upload_and_commit() -> None:
 
 def test_an_append_to_a_topic_deleted_meanwhile() -> None:
     world, store, root, _ = setup()
-    hooked = Hooked(store)
+    hooked = HookedStore(store)
     topic = world.root(hooked).topic("t")
-    hooked.before = lambda: root.delete_topic("t")
+    hooked.before_next("create:commit", lambda: root.delete_topic("t"))
     with pytest.raises(NotFound, match="was deleted"):
         publish(topic)
 

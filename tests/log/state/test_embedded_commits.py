@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -20,13 +21,12 @@ from sparklog.log.state.embedded_commits import commits_to_read, decode_embedded
 from sparklog.log.state.history import History
 from sparklog.log.state.topic_state import TopicState
 from sparklog.log.topic.topic import Topic
-from sparklog.storage.store import ObjectInfo
 from sparklog.testing.faulty_store import Call, Crash, Fault, FaultKind, FaultyStore
 from sparklog.testing.world import World
-from sparklog.testing.wrapper_stores import CountingStore, WrapperStore
+from sparklog.testing.wrapper_stores import CountingStore, HookedStore
 from sparklog.tools.verification.findings import Finding
 from sparklog.tools.verification.run import verify_root
-from tests.log.protocol import Hooked, other, publish
+from tests.log.protocol import other, publish
 from tests.support.counted_root import Bucket
 from tests.support.seeds import first_of
 from tests.support.small_limits import small_limits
@@ -185,10 +185,10 @@ def test_each_process_that_makes_one_commit_carries_what_it_has_read(world: Worl
 
 def test_a_loser_of_a_race_carries_what_the_winner_wrote(world: World) -> None:
     written(world, 3)
-    hooked = Hooked(world.store)
+    hooked = HookedStore(world.store)
     loser, winner = other(world, hooked), other(world, world.store)
     for _ in range(4):
-        hooked.before = lambda: publish(winner, 2) and None
+        hooked.before_next("create:commit", lambda: publish(winner, 2))
         publish(loser, 1)
     for number in range(4, 12):
         earlier = range(number - embedded_count(number), number)
@@ -308,9 +308,9 @@ def test_a_commit_of_a_log_that_is_gone_is_not_followed(
     world.advance(1)
     for _ in before:
         publish(restored, 5)
-    hooked = Hooked(world.store)
+    hooked = HookedStore(world.store)
     seen: list[object] = []
-    hooked.after = lambda: seen.append(outcome(world))
+    hooked.after_next("create:commit", lambda: seen.append(outcome(world)))
     if not checked:
         monkeypatch.setattr(commit_log, "OWN_OBJECTS", 1)
     late = world.root(hooked).topic("t")
@@ -322,21 +322,16 @@ def test_a_commit_of_a_log_that_is_gone_is_not_followed(
     assert seen[0][0] == (Corrupt if checked else 131)  # type: ignore[index]
 
 
-class LateListing(WrapperStore):
-    """A bucket whose listings do not show some commits yet."""
-
-    hidden: Sequence[int] = ()
-
-    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
-        late = {commit_key("t", number) for number in self.hidden}
-        return iter([info for info in super().list(prefix, after) if info.key not in late])
-
-
 @pytest.mark.parametrize("hidden", [(140,), (139, 140), (128, 129), (133,), tuple(range(128, 141))])
 def test_a_listing_may_be_late(world: World, hidden: Sequence[int], monkeypatch: pytest.MonkeyPatch) -> None:
     topic = written(world, 140)
-    store = LateListing(world.store)
-    store.hidden = hidden
+    late = {commit_key("t", number) for number in hidden}
+
+    def hide(verb: str, prefix: str, result: Any) -> Any:
+        return (info for info in result if info.key not in late) if verb == "list" else result
+
+    # A bucket whose listings do not show some commits yet.
+    store = HookedStore(world.store, after=hide)
     assert world.root(store).topic("t").log.state(refresh=False) == topic.log.state()
     real = NumberedObjects.read_some
     monkeypatch.setattr(NumberedObjects, "read_some", lambda self, numbers: real(self, numbers[:-1]))

@@ -17,6 +17,7 @@ from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import ObjectInfo
 from sparklog.testing.faulty_store import Call, Fault, FaultKind, FaultyStore
 from sparklog.testing.world import World
+from sparklog.testing.wrapper_stores import HookedStore
 from tests.log.protocol import setup
 from tests.log.topics import append
 from tests.support.small_limits import small_limits
@@ -140,17 +141,11 @@ def test_a_bit_that_flips_on_the_way_is_read_again() -> None:
     assert flips == [1]
 
 
-class Distant(FaultyStore):
-    """A store that asks to be read in parallel."""
-
-    parallel_reads = 8
-
-
 def test_reading_in_parallel() -> None:
     _, store, _, seen = story()
     for version in (3, 7, 11):
         store.delete(checkpoint_key("t", version))
-    found = History(Distant(store, lambda call: None), "t").at(13)
+    found = History(HookedStore(store, parallel_reads=8), "t").at(13)
     assert found.state == seen[13][0]
 
 

@@ -15,8 +15,8 @@ from sparklog.log.state.commit import decode_commit, encode_commit
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import Store
 from sparklog.testing.faulty_store import Crash, Fault, FaultKind
-from sparklog.testing.wrapper_stores import CountingStore
-from tests.log.protocol import Hooked, collect, faulty, other, publish, setup, topic_records
+from sparklog.testing.wrapper_stores import CountingStore, HookedStore
+from tests.log.protocol import collect, faulty, other, publish, setup, topic_records
 from tests.log.topics import file_of
 
 
@@ -123,7 +123,7 @@ def test_a_commit_on_a_store_with_round_trips_looks_at_the_root_while_it_looks_f
 
 def test_a_loser_on_a_store_with_round_trips_reads_all_it_needs_at_once() -> None:
     world, store, _, _ = setup()
-    hooked = Hooked(store)
+    hooked = HookedStore(store)
     counting = CountingStore(hooked)
     store.parallel_reads = 16  # type: ignore[attr-defined]
     topic = world.root(counting).topic("t")
@@ -132,7 +132,7 @@ def test_a_loser_on_a_store_with_round_trips_reads_all_it_needs_at_once() -> Non
     target = topic.log.append_target()
     file = file_of([(0, 1)], read_version=target.read_version, name="y")
     counting.reset()
-    hooked.before = lambda: publish(winner, name="w")
+    hooked.before_next("create:commit", lambda: publish(winner, name="w"))
     assert topic.log.commit_append([file], target).version == 3
     # The number, the two behind it and the one before, the root; then that ours follows what was there.
     assert counting.by_kind == {("create", "commit"): 2, ("get", "commit"): 6, ("get", "root"): 1}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,9 +16,8 @@ from sparklog.log.topic.root import open_root
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.retain import retain_root
 from sparklog.storage import LocalStore
-from sparklog.storage.store import ObjectInfo
-from sparklog.testing.faulty_store import FaultyStore
 from sparklog.testing.world import DAY_MS, World
+from sparklog.testing.wrapper_stores import HookedStore
 from sparklog.tools.repair.run import repair_root
 from sparklog.tools.verification.findings import MISSING
 from sparklog.tools.verification.run import verify_root
@@ -83,17 +82,15 @@ def test_a_writer_meets_lost_defaults_once() -> None:
         world.root().topic("archive").append([{"value": "x"}])
 
 
-class DeniedCopies(FaultyStore):
-    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
-        if prefix.startswith(DEFAULTS_FOLDER):
-            raise Unavailable(f"access is denied: a listing of {prefix}", is_denied=True)
-        return super().list(prefix, after)
+def deny_listings_of_copies(verb: str, prefix: str) -> None:
+    if verb == "list" and prefix.startswith(DEFAULTS_FOLDER):
+        raise Unavailable(f"access is denied: a listing of {prefix}", is_denied=True)
 
 
 def test_a_policy_without_the_copies_lets_writers_write_and_jobs_refuse() -> None:
     world = kept_for_good(0)
 
-    root = world.root(DeniedCopies(world.store, lambda call: None, world.sleep))
+    root = world.root(HookedStore(world.store, before=deny_listings_of_copies))
     root.topic("archive").append([{"value": "x"}])
     assert root.alter_defaults({"log.retention.ms": 5}).configs == root.defaults().configs == {"log.retention.ms": "5"}
     for run in (

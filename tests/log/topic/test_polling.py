@@ -11,13 +11,9 @@ from sparklog.log.read.topic_scan import Tail
 from sparklog.log.state.view import READ_COMMITTED
 from sparklog.log.topic.root import POLL_SHARE, RootView, poll_pause_ms
 from sparklog.testing.world import MINUTE_MS
-from sparklog.testing.wrapper_stores import CountingStore, WrapperStore
+from sparklog.testing.wrapper_stores import CountingStore, HookedStore
 from tests.support.records import rows
 from tests.support.topics_world import TopicsWorld
-
-
-class Bucket(WrapperStore):
-    parallel_reads = 16
 
 
 @pytest.fixture
@@ -26,7 +22,7 @@ def world() -> TopicsWorld:
 
 
 def in_bucket(world: TopicsWorld) -> RootView:
-    return RootView(world.root(Bucket(world.store)))
+    return RootView(world.root(HookedStore(world.store, parallel_reads=16)))
 
 
 def append(world: TopicsWorld, topic: str = "a") -> None:
@@ -72,7 +68,7 @@ def ends(view: RootView) -> int:
 def test_a_follower_of_a_bucket_sees_the_first_commit_after_one_request_and_all_others_with_the_next_look(
     world: TopicsWorld,
 ) -> None:
-    counting = CountingStore(Bucket(world.store))
+    counting = CountingStore(HookedStore(world.store, parallel_reads=16))
     view = RootView(world.root(counting))
     view.follow(["a"])
     view.follow(["a"])
@@ -106,7 +102,7 @@ def test_a_follower_of_a_disk_sees_all(world: TopicsWorld) -> None:
 
 
 def test_a_slow_follower_trusts_no_number_for_longer_than_an_hour(world: TopicsWorld) -> None:
-    store = CountingStore(Bucket(world.store))
+    store = CountingStore(HookedStore(world.store, parallel_reads=16))
     view = RootView(world.root(store))
     view.follow(["a"])
     for _ in range(3):
@@ -131,7 +127,9 @@ def waits(world: TopicsWorld, reader: Consumer, seconds: float) -> list[float]:
 def test_a_consumer_pauses_longer_and_longer_also_over_its_polls(world: TopicsWorld) -> None:
     local = consumer(world.root(), "g", topics="a", auto_offset_reset="earliest")
     assert set(waits(world, local, 30)[:-1]) == {0.01}
-    reader = consumer(world.root(Bucket(world.store)), "h", topics="a", auto_offset_reset="earliest")
+    reader = consumer(
+        world.root(HookedStore(world.store, parallel_reads=16)), "h", topics="a", auto_offset_reset="earliest"
+    )
     first = waits(world, reader, 30)
     assert first[:3] == [0.005] * 3
     assert first == [*sorted(first[:-1]), first[-1]]
@@ -162,19 +160,9 @@ def test_consume_follow_pauses_as_its_view_says(world: TopicsWorld, monkeypatch:
             assert set(slept) == pauses
 
 
-class SlowDisk(WrapperStore):
-    """Each look at a topic takes a hundredth of a second."""
-
-    world: TopicsWorld
-
-    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        self.world.advance(10)
-        return super().get(key, start, length)
-
-
 def test_a_reader_of_a_disk_pauses_the_longer_the_more_it_looks_at(world: TopicsWorld) -> None:
-    store = SlowDisk(world.store)
-    store.world = world
+    # Each read takes a hundredth of a second.
+    store = HookedStore(world.store, before=lambda verb, key: world.advance(10 * (verb == "get")))
     view = RootView(world.root(store))
     view.refresh(["a", "b"])
     view.refresh(["a", "b"])
