@@ -32,7 +32,7 @@ from sparklog.format.checksums import SUFFIXES
 from sparklog.format.crc32c import crc32c
 from sparklog.format.decode import RecordColumns
 from sparklog.format.producer_snapshot import parse_snapshot
-from sparklog.format.record_batch import CRC_START, MAGIC, NO_LEADER_EPOCH
+from sparklog.format.record_batch import CRC_START, MAGIC, NO_LEADER_EPOCH, BatchHeaders
 from sparklog.format.segment_indexes import OffsetIndex
 from sparklog.kafka.in_place.directory import SegmentName, settled_segments
 from sparklog.kafka.in_place.files import FilePath, relative
@@ -82,46 +82,49 @@ class Gaps:
         `records` is None if the records cannot be decoded.
         """
         headers = window.headers
-        before = np.concatenate(([end], headers.next_offset[:-1]))
-        gaps = headers.base_offset > before
-        self.offsets += int((headers.base_offset - before)[gaps].sum())
-        data = _DataBatches(records, self.uncleaned)
-        epochs = np.concatenate(([self.leader_epoch], headers.leader_epoch))
-        for row in np.flatnonzero(gaps & (before >= cleaned) & ~headers.is_legacy).tolist():
-            gap = Gap(int(before[row]), int(headers.base_offset[row]), window.start + int(headers.position[row]))
-            same_leader = epochs[row] == epochs[row + 1] or NO_LEADER_EPOCH in epochs[row : row + 2]
-            if same_leader and data.is_uncleaned_from(row) and data.is_uncleaned_before(row):
-                self.lost += [gap] if len(self.lost) < MAX_LOST_GAPS else []
-            else:
+        previous_end = np.concatenate(([end], headers.next_offset[:-1]))
+        missing = headers.base_offset - previous_end
+        self.offsets += int(missing[missing > 0].sum())
+        neighbors = _Neighbors(headers, records, self)
+        for row in np.flatnonzero((missing > 0) & (previous_end >= cleaned) & ~headers.is_legacy).tolist():
+            position = window.start + int(headers.position[row])
+            gap = Gap(int(previous_end[row]), int(headers.base_offset[row]), position)
+            if not neighbors.show_loss(row):
                 self.first_undecided = self.first_undecided or gap
                 self.undecided += 1
                 self.undecided_offsets += gap.end - gap.start
-        self.uncleaned = data.is_uncleaned_before(len(headers))
-        self.leader_epoch = int(epochs[-1])
+            elif len(self.lost) < MAX_LOST_GAPS:
+                self.lost.append(gap)
+        self.uncleaned = neighbors.is_uncleaned_before(len(headers))
+        self.leader_epoch = int(neighbors.epochs[-1])
 
 
-class _DataBatches:
-    """The batches with records in a window, and whether a cleaner can have rewritten them.
+class _Neighbors:
+    """The batches next to the gaps of a window, which show whether the records in a gap are lost."""
 
-    `before` is the answer for the last such batch before the window.
-    """
-
-    def __init__(self, records: RecordColumns | None, before: bool) -> None:
-        self._before = before
+    def __init__(self, headers: BatchHeaders, records: RecordColumns | None, before: Gaps) -> None:
+        self.epochs = np.concatenate(([before.leader_epoch], headers.leader_epoch))
+        self._uncleaned_before_window = before.uncleaned
         self._keys: pa.BinaryArray | None = None if records is None else records.key
         self._counts = np.empty(0, np.int64) if records is None else records.batch_rows
         self._rows = np.flatnonzero(self._counts)
         self._starts = np.cumsum(self._counts) - self._counts
 
+    def show_loss(self, row: int) -> bool:
+        """Return True if neither a cleaner nor a change of leader can have made the gap before the batch at `row`."""
+        epochs = self.epochs[row : row + 2]
+        is_same_leader = epochs[0] == epochs[1] or NO_LEADER_EPOCH in epochs
+        return is_same_leader and self.is_uncleaned_from(row) and self.is_uncleaned_before(row)
+
     def is_uncleaned_from(self, row: int) -> bool:
-        """Return True if no cleaner has rewritten the first batch from `row` on."""
+        """Return True if the first batch with records from `row` on shows that no cleaner has been there."""
         batch = int(np.searchsorted(self._rows, row))
         return batch < len(self._rows) and self._is_uncleaned(int(self._rows[batch]))
 
     def is_uncleaned_before(self, row: int) -> bool:
-        """Return True if no cleaner has rewritten the last batch before `row`."""
+        """Return True if the last batch with records before `row` shows that no cleaner has been there."""
         batch = int(np.searchsorted(self._rows, row)) - 1
-        return self._before if batch < 0 else self._is_uncleaned(int(self._rows[batch]))
+        return self._uncleaned_before_window if batch < 0 else self._is_uncleaned(int(self._rows[batch]))
 
     def _is_uncleaned(self, row: int) -> bool:
         if self._keys is None:
