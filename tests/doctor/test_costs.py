@@ -184,5 +184,5 @@ def test_a_reader_pauses_longer_the_less_comes() -> None:
 
 
 def test_an_idle_reader_is_named_by_the_day() -> None:
-    assert "345,600 GETs a day" in lines(Workload(poll=250))[-2]
+    assert "345,600 GETs per day" in lines(Workload(poll=250))[-2]
     assert "$4.15 per month on S3 Standard" in lines(Workload(poll=250))[-2]

@@ -72,7 +72,7 @@ def verify_root(
     env: Env = SYSTEM,
     confirmed: Collection[Finding] = (),
 ) -> Report:
-    """Read everything in the root in `store`, or in some topics of it, and report damage.
+    """Read everything in the root in `store`, or in some topics of it, and report damage, which is never raised.
 
     Args:
         topics: names of topics; empty for all.
@@ -84,8 +84,6 @@ def verify_root(
     Raises:
         NotFound: there is no root, or a topic does not exist.
         BadRequest: the location is a backup repository.
-
-    Damage is reported, never raised.
     """
     runner = InProcess() if runner is None else runner
     return _Verification(store, tuple(topics), quick, runner, say, env, frozenset(confirmed)).run()
