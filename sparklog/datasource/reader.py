@@ -1,8 +1,8 @@
-"""Readers as Spark sees them: a batch, planned once, and a stream, a thin shell around `stream_plan.StreamPlanner`.
+"""The readers that Spark calls: one for batches, and one for streams, which wraps `stream_plan.StreamPlanner`.
 
-Spark builds the stream's reader twice per query: once in a long-lived process that answers for offsets, where the
-planner is kept, and once to be pickled for the tasks, which never see what the first one learnt. What plans is imported
-where it is needed: the second process needs none of it, and a task gets a `ReadTask` in place of its reader.
+Spark creates the stream reader twice per query: once in a long-lived process that plans offsets, where the planner
+stays open, and once to be pickled for the tasks. A task gets a `ReadTask` instead of the reader. The modules for
+planning are imported inside functions, because the second process does not need them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class SparklogBatchReader(DataSourceReader):  # type: ignore[misc]
-    """One `load()`: every action on that DataFrame reads the same offsets."""
+    """The reader of one `load()`. Every action on its DataFrame reads the same offsets."""
 
     def __init__(self, location: Location, options: Options, projection: Projection) -> None:
         self._location = location
@@ -62,11 +62,13 @@ class SparklogBatchReader(DataSourceReader):  # type: ignore[misc]
 
 
 APPLY_OPTIONS = (1 << 63) - 1
-"""Spark only echoes the limit. `ReadMaxRows` of this means "as the options say"; `ReadAllAvailable` then is
-Trigger.Once."""
+"""`ReadMaxRows` with this number means "apply the rate options". Spark passes the default limit back unchanged, except
+that it passes `ReadAllAvailable` for Trigger.Once."""
 
 
 class SparklogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
+    """The reader of one streaming query; it also commits the query's progress to its consumer group, if it has one."""
+
     def __init__(self, location: Location, options: Options, projection: Projection) -> None:
         self._location = location
         self._options = options
@@ -111,10 +113,10 @@ class SparklogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         _, planner = self._opened()
         if self._progress is not None:
             self._progress.processed(start)
-        answer = planner.latest(start, limited=not isinstance(limit, ReadAllAvailable))
-        if planner.has_target and answer is start and self._progress is not None:
+        end = planner.latest(start, limited=not isinstance(limit, ReadAllAvailable))
+        if planner.has_target and end is start and self._progress is not None:
             self._progress.finish(start)
-        return answer
+        return end
 
     @user_errors()
     def reportLatestOffset(self) -> dict[str, object] | None:  # noqa: N802
@@ -123,8 +125,8 @@ class SparklogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @user_errors()
     def partitions(self, start: dict[str, object], end: dict[str, object]) -> list[InputPartition]:
         view, planner = self._opened()
-        # A batch that is replayed after a restart is planned without being asked for: the run begins here. Before that
-        # Spark plans from the newest offset to itself, which nothing may have processed.
+        # After a restart, a run begins here if Spark repeats the last micro-batch, which it plans without a call of
+        # `latestOffset`. Before that, Spark plans from the latest offset to itself, which may not be processed yet.
         if self._progress is not None and start != end:
             self._progress.processed(start)
         return log_partitions(view, planner.ranges(start, end), self._options.read)
@@ -133,16 +135,16 @@ class SparklogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._task.read(partition)
 
     def stop(self) -> None:
-        """Leave the group. Nothing depends on it, for Spark does not call this reliably."""
+        """Leave the group. Correctness does not depend on it, because Spark does not call this reliably."""
         with deferred_sigterm():
             if self._progress is not None:
                 self._progress.finish()
 
 
 class FailingStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
-    """Answer the first question Spark asks with the reason why a reader could not be made.
+    """A reader that raises an error in every call, because the real one could not be created.
 
-    An error out of `streamReader` itself is lost: the process that asks then fails in its clean-up, and shows that.
+    If `streamReader` itself raised the error, Spark would fail in its clean-up and show that failure instead.
     """
 
     def __init__(self, error: SparklogError) -> None:

@@ -1,13 +1,14 @@
-"""Bounds of a read as offsets, by the rules of Spark's Kafka connector, and the wait until a log reaches them.
+"""Resolve the bounds of a read to offsets by the rules of Spark's Kafka connector, and wait until a log reaches them.
 
-A stream that is started again on another machine knows offsets that the machine before has seen. Network file systems
-cache names: this machine may not see the newest commits for a while. Taken for the end of the log, that would be data
-loss. The same holds for a decision of a transaction. So offsets beyond the end are looked for again, as long as caches
-last (`SETTLE_MS`), but not those of a topic that was deleted or created again.
+A stream that is restarted on another host knows offsets that the first host has seen. Network file systems cache
+names, so this host may not see the latest commits, or the decision of a transaction, for a while. To treat the visible
+end of the log as its real end would report data loss. So if offsets are beyond the end, the view is refreshed until
+caches have expired (`SETTLE_MS`), except for a topic that was deleted or created again.
 
-A read may begin at the committed offsets of its group (`startingOffsets=group`). Where the group has no offset, or one
-out of range, `kafka.auto.offset.reset` says where a partition begins, as for Kafka's consumer. Where that is not given,
-a partition without an offset begins where a read without `startingOffsets` would, and one out of range is data loss.
+A read can start at the committed offsets of its group (`startingOffsets=group`). If the group has no offset for a
+partition, or one out of range, `kafka.auto.offset.reset` applies, as for Kafka consumers. Without this option, a
+partition without an offset starts where a read without `startingOffsets` would, and an offset out of range is data
+loss.
 """
 
 from __future__ import annotations
@@ -25,54 +26,63 @@ from sparklog.log.state.view import Bounds, LogView, OffsetRange
 from sparklog.storage.retries import SETTLE_MS, Backoff, Clock
 
 Partitions = Mapping[str, Mapping[int, Bounds]]
-"""Topic -> partition -> bounds: what is read, with the snapshot it is read from."""
+"""Topic -> partition -> bounds of the partitions to read, in a snapshot."""
 
 
-OTHER_ROOT = ", or the checkpoint is of another root: then give this query a checkpointLocation of its own"
+OTHER_ROOT = ", or the checkpoint belongs to another root: then give this query a checkpointLocation of its own"
 
 
 class DataLoss:
-    """Report records that are not there to read: by an error, or with `failOnDataLoss=false` by one warning."""
+    """Reports records that can no longer be read: as an error, or with `failOnDataLoss=false` as one warning."""
 
     def __init__(self, fail: bool) -> None:
         self.fail = fail
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
 
     def report(self, what: str, otherwise: str, *, hint: str = "", remedy: str = "") -> None:
-        """Raise NotFound, or warn. `hint`: what else it may be; `remedy`: what to do where no records are lost."""
+        """Raise NotFound, or warn.
+
+        Args:
+            what: the sentence that describes the loss.
+            otherwise: what the query does with failOnDataLoss=false, such as "skips it".
+            hint: another possible reason, which continues the sentence.
+            remedy: what to do if no records are lost, for example because an option has a wrong offset.
+        """
         if self.fail and remedy:
             raise NotFound(f"{what}: {remedy}")
         if self.fail:
-            raise NotFound(f"{what}{hint}. To go on without them set failOnDataLoss=false: reading then {otherwise}")
-        if what not in self._said:
-            self._said.add(what)
-            warn(f"{what}; failOnDataLoss=false: reading {otherwise}")
+            raise NotFound(
+                f"{what}{hint}. If this loss is acceptable, set failOnDataLoss=false: the query then {otherwise}"
+            )
+        if what not in self._warned:
+            self._warned.add(what)
+            warn(f"{what}; with failOnDataLoss=false the query {otherwise}")
 
     def check_start(self, topic: str, partition: int, start: int, end: int, limits: Bounds) -> int:
-        """Return the start of a range: at or after the log start, else data loss."""
+        """Return the start of a range, moved to the log start if it is below that, which is data loss."""
         if start >= limits.log_start:
             return start
         stop = min(end, limits.log_start)
         self.report(
             f"Offsets {start} to {stop - 1} of {topic}-{partition} are gone: the log starts at {limits.log_start} "
             "(retention or delete-records)",
-            "goes on from the log start",
+            "continues at the log start",
         )
         return stop
 
     def check_end(self, topic: str, partition: int, end: int, limits: Bounds, option: str = "") -> int:
-        """Return an offset at or before the log end, else data loss; `option`: which names the offset, if one does."""
+        """Return an offset, moved to the log end if it is above that, which is data loss; `option` has set it."""
         if end > limits.log_end:
             what = f"Offset {end} of {topic}-{partition} is out of range: the log ends at {limits.log_end}"
-            takes = f"{option} takes {limits.log_start} to {limits.log_end} there" if option else ""
-            self.report(what, "ends there", hint=f"; it was restored from an older copy{OTHER_ROOT}", remedy=takes)
+            valid = f"{option} accepts {limits.log_start} to {limits.log_end}" if option else ""
+            self.report(what, "ends there", hint=f"; it was restored from an older copy{OTHER_ROOT}", remedy=valid)
         return min(end, limits.log_end)
 
 
 def resolve_bound(
     view: LogView, partitions: Partitions, bound: Bound, isolation: str, *, no_match_is_latest: bool
 ) -> dict[str, dict[int, int]]:
-    """Return the offset of every partition for a bound. Raises BadRequest if other partitions are listed than read."""
+    """Return the offset of each partition for a bound. Raises BadRequest as `check_listed`."""
     check_listed(partitions, bound)
     result: dict[str, dict[int, int]] = {}
     special_offset = {"earliest": EARLIEST, "latest": LATEST}.get(bound.kind)
@@ -89,17 +99,17 @@ def resolve_bound(
 
 
 def check_listed(partitions: Partitions, bound: Bound) -> None:
-    """Offsets by partition must be given for exactly the partitions that are read, as in Kafka's connector."""
+    """Raise BadRequest unless a bound lists exactly the partitions that are read, as Kafka's connector requires."""
     listed = bound.offsets if bound.kind == "offsets" else bound.timestamps
     if listed is None:
         return
-    left_out = {t: {p: 0 for p in offsets if p not in listed.get(t, {})} for t, offsets in partitions.items()}
+    missing = {t: {p: 0 for p in offsets if p not in listed.get(t, {})} for t, offsets in partitions.items()}
     unknown = {t: {p: 0 for p in offsets if p not in partitions.get(t, {})} for t, offsets in listed.items()}
     if any(unknown.values()):
-        raise BadRequest(f"{bound.option} names partitions that are not read: {describe(unknown)}; leave them out")
-    if any(left_out.values()):
+        raise BadRequest(f"{bound.option} names partitions that are not read: {describe(unknown)}; remove them")
+    if any(missing.values()):
         hint = "; -2 is the earliest, -1 the latest offset" if bound.kind == "offsets" else ""
-        raise BadRequest(f"{bound.option} must name every partition that is read; missing: {describe(left_out)}{hint}")
+        raise BadRequest(f"{bound.option} must name each partition that is read; missing: {describe(missing)}{hint}")
 
 
 def _by_timestamp(
@@ -107,17 +117,17 @@ def _by_timestamp(
 ) -> dict[int, int]:
     timestamps = bound.timestamps
     targets = {p: bound.timestamp or 0 if timestamps is None else timestamps[topic][p] for p in bounds}
-    answers = view.offsets_for_timestamps(topic, targets, isolation)
+    found = view.offsets_for_timestamps(topic, targets, isolation)
     result: dict[int, int] = {}
     for partition, limits in bounds.items():
-        answer = answers[partition]
-        if answer is None and not no_match_is_latest:
+        record = found[partition]
+        if record is None and not no_match_is_latest:
             raise NotFound(
                 f"{bound.option}: {topic}-{partition} has no record at or after {targets[partition]} ms "
-                f"({iso_time(targets[partition])}); give an "
-                "earlier time, or startingOffsetsByTimestampStrategy=latest to start at its end"
+                f"({iso_time(targets[partition])}); set an earlier time, or startingOffsetsByTimestampStrategy=latest "
+                "to start at its end"
             )
-        result[partition] = limits.end(isolation) if answer is None else answer.offset
+        result[partition] = limits.end(isolation) if record is None else record.offset
     return result
 
 
@@ -125,14 +135,22 @@ def wait_until_reached(
     view: LogView,
     named: StreamOffset,
     present: Collection[str],
-    look: Callable[[], Collection[str]],
+    refresh: Callable[[], Collection[str]],
     clock: Clock,
     end_of: Callable[[Bounds], int] = attrgetter("log_end"),
 ) -> list[str]:
-    """Look again until the view reaches these offsets, or longer has passed than caches last.
+    """Refresh the view until it reaches these offsets or caches have expired.
 
-    `look` takes a new snapshot and returns the topics that exist; `present`: those in the snapshot taken before.
-    `end_of` says which end of a partition counts. Returns the partitions that end before these offsets even so.
+    Args:
+        view: the view.
+        named: offsets that have existed.
+        present: the topics that exist in the current snapshot.
+        refresh: takes a new snapshot and returns the topics that exist.
+        clock: the clock.
+        end_of: returns the end of a partition that must reach the offset.
+
+    Returns:
+        The partitions that still end before these offsets.
     """
     backoff = Backoff(clock)
     while beyond := _beyond(view, present, named, end_of):
@@ -140,11 +158,11 @@ def wait_until_reached(
             return beyond
         if not backoff.tries:
             warn(
-                f"offsets known from before are beyond the end of {', '.join(beyond)} as it is seen here; looking "
-                f"again for {SETTLE_MS // 1000} s"
+                f"known offsets are beyond the end of {', '.join(beyond)} as seen from this host; retrying for "
+                f"{SETTLE_MS // 1000} s"
             )
         backoff.sleep()
-        present = look()
+        present = refresh()
     return []
 
 
@@ -167,7 +185,7 @@ def _beyond(view: LogView, present: Collection[str], named: StreamOffset, end_of
 
 
 def is_unseen(view: LogView, topic: str) -> bool:
-    """Return whether nothing of a topic can be seen here: a deleted one leaves its commits, which say so."""
+    """Return True if no commit of a topic is visible here; a deleted topic still has its commits."""
     from sparklog.log.topic.root import RootView
 
     return isinstance(view, RootView) and view.root.engine.log(topic).refresh().topic_state.version < 0
@@ -182,10 +200,11 @@ GroupOffsets = dict[tuple[str, str], dict[int, int]]
 def start_positions(
     view: LogView, partitions: Partitions, read: ReadOptions, default: str, loss: DataLoss, committed: GroupOffsets
 ) -> dict[str, dict[int, int]]:
-    """Return the starting offset of every partition; `default`: earliest or latest, where no option says.
+    """Return the starting offset of each partition; `default` is earliest or latest, for reads without an option.
 
-    `known`: `group_offsets`, read before the snapshot of `partitions` was taken: what is committed after it would seem
-    to be beyond the end, and be reset. Raises BadRequest where listed partitions are not those read, and NotFound.
+    `committed` is the result of `group_offsets`, read before the snapshot of `partitions` was taken. Offsets committed
+    later could be beyond the end of the snapshot and would be reset. Raises BadRequest if the listed partitions are not
+    those read, and NotFound.
     """
     bound = read.start or Bound(default, "startingOffsets")
     if bound.kind != GROUP:
@@ -206,7 +225,7 @@ def start_positions(
                 if read.group_reset is None:
                     loss.report(
                         f"Group '{read.group_id}' is at {what}",
-                        "begins at the nearest offset that is there",
+                        "starts at the nearest offset in the log",
                         remedy=RESET_IT if position > limits.log_end else "",
                     )
                     result[topic][partition] = min(max(position, limits.log_start), limits.log_end)
@@ -221,14 +240,15 @@ def start_positions(
         raise NotFound(f"Group '{read.group_id}' has {'; '.join(problems + outside[:8])}: {RESET_IT}")
     if read.group_reset is not None:
         for what in outside:
-            warn(f"group '{read.group_id}' is at {what}; it begins at the {read.group_reset} offset")
+            warn(f"group '{read.group_id}' is at {what}; the read starts at the {read.group_reset} offset")
     return result
 
 
 def group_offsets(view: LogView, read: ReadOptions) -> GroupOffsets:
-    """Return the committed offsets that a read begins at, once no transaction has any pending; else nothing.
+    """Return the committed offsets at which a read starts, or nothing if it does not start at those of its group.
 
-    Raises BadRequest for a view that is no root, Unavailable if a transaction is not decided within a minute.
+    Waits until no transaction has pending offsets. Raises Unavailable if one stays undecided for a minute, and
+    BadRequest if the view is not of a root.
     """
     if read.start is None or read.start.kind != GROUP:
         return {}
@@ -237,15 +257,15 @@ def group_offsets(view: LogView, read: ReadOptions) -> GroupOffsets:
 
     if not isinstance(view, RootView):
         raise BadRequest(
-            f"{view.location} is a Kafka directory, which keeps no groups of ours: leave startingOffsets=group out, "
-            "or import it (`sparklog import`) with its groups and read the root"
+            f"{view.location} is a Kafka directory, which has no sparklog groups: remove startingOffsets=group, or "
+            "import the directory with its groups (`sparklog import`) and read the root"
         )
     offsets = Group(view.root, read.group_id or "").stable().offsets
     return {item.place: dict(zip(item.partition, item.offset, strict=True)) for item in offsets}
 
 
 def offsets_now(view: LogView, topics: Sequence[str], committed: GroupOffsets) -> StreamOffset:
-    """Return the committed offsets of these topics, as they are in the snapshot."""
+    """Return the committed offsets of these topics, which must be those of the snapshot by their ids."""
     ids = {topic: view.topic_id(topic) for topic in topics} if committed else {}
     return StreamOffset({topic: committed.get((topic, ids[topic]), {}) for topic in ids}, ids)
 
@@ -253,16 +273,16 @@ def offsets_now(view: LogView, topics: Sequence[str], committed: GroupOffsets) -
 def batch_ranges(
     view: LogView, subscriber: Subscriber, read: ReadOptions, clock: Clock | None = None
 ) -> list[OffsetRange]:
-    """Return the ranges of a batch read, from one snapshot. Raises BadRequest and NotFound for wrong bounds."""
+    """Return the ranges of a batch read, all from one snapshot. Raises BadRequest and NotFound for wrong bounds."""
     committed = group_offsets(view, read)
     topics = subscriber.take()
     present = list(topics)
 
-    def look() -> list[str]:
+    def refresh() -> list[str]:
         present[:] = subscriber.existing(topics)
         return present
 
-    wait_until_reached(view, offsets_now(view, present, committed), present, look, clock or Clock())
+    wait_until_reached(view, offsets_now(view, present, committed), present, refresh, clock or Clock())
     partitions = {topic: subscriber.partitions(topic) for topic in present}
     loss = DataLoss(read.fail_on_data_loss)
     end_bound = read.end or Bound("latest", "endingOffsets")
@@ -272,7 +292,7 @@ def batch_ranges(
     for topic, bounds in partitions.items():
         for partition, limits in sorted(bounds.items()):
             start, end = starts[topic][partition], ends[topic][partition]
-            # A time range without records is no mistake.
+            # A range of times without records is valid, so only offsets are compared.
             if read.start is not None and start > end and read.start.kind == end_bound.kind == "offsets":
                 raise BadRequest(
                     f"{topic}-{partition}: {read.start.option} {start} is after {end_bound.option} {end}: swap or "

@@ -122,7 +122,7 @@ def test_offsets_out_of_range(
         ranges(view, subscribe="u", **options)
     # Only where records are gone is it a way to go on.
     assert ("failOnDataLoss" in str(raised.value)) is ("gone" in expected)
-    assert ("Offsets takes 1 to 3 there" in str(raised.value)) is ("gone" not in expected)
+    assert ("Offsets accepts 1 to 3" in str(raised.value)) is ("gone" not in expected)
     with caplog.at_level(logging.WARNING, "sparklog"):
         (found,) = ranges(view, subscribe="u", failOnDataLoss="false", **options)
     assert found in {("u", 0, 3, 3), ("u", 0, 1, 3)}

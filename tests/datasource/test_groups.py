@@ -136,7 +136,7 @@ def test_an_offset_out_of_range(
     with caplog.at_level(logging.WARNING):
         assert starts(world, failOnDataLoss="false") == {("a", 0): 6, ("a", 1): 4}
         assert starts(world, **{reset: "latest"}) == {("a", 0): 10, ("a", 1): 4}
-    assert "group 'g' is at offset 4 of a-0, which has 6 to 10; it begins at the latest offset" in caplog.text
+    assert "group 'g' is at offset 4 of a-0, which has 6 to 10; the read starts at the latest offset" in caplog.text
     assert starts(world, **{reset: "earliest"}) == {("a", 0): 6, ("a", 1): 4}
     with pytest.raises(NotFound, match="Group 'g' has offset 4 of a-0, which has 6 to 10: reset the group"):
         starts(world, **{reset: "none"})
@@ -231,7 +231,7 @@ def test_nothing_is_published_in_a_kafka_directory() -> None:
     read = parse_options({"subscribe": "t", "startingoffsets": "group", "kafka.group.id": "g"}).read
     view = MemoryView()
     view.create("t")
-    with pytest.raises(BadRequest, match="is a Kafka directory, which keeps no groups of ours"):
+    with pytest.raises(BadRequest, match="is a Kafka directory, which has no sparklog groups"):
         batch_ranges(view, Subscriber(view, place, read.subscription), read)
 
 

@@ -331,7 +331,7 @@ def test_a_topic_created_again_is_an_error_or_read_from_its_start(caplog: pytest
         assert read(lenient.ranges(end, following)) == [("t", 0, 0, 9)]
         lenient.latest(end, limited=True)
     assert len(caplog.records) == 1
-    assert "goes on from the new topic's start" in caplog.text
+    assert "continues at the start of the new topic" in caplog.text
 
 
 def test_a_batch_planned_before_the_topic_was_created_again(caplog: pytest.LogCaptureFixture) -> None:
@@ -341,14 +341,16 @@ def test_a_batch_planned_before_the_topic_was_created_again(caplog: pytest.LogCa
     end = stored(first.latest(start, limited=True))
     view.create("t", topic_id="id-2")
     view.add("t", 50)
-    with pytest.raises(NotFound, match="before offsets planned for this batch were read"):
+    with pytest.raises(NotFound, match="before the offsets planned for this micro-batch were read"):
         planner(view).ranges(start, end)
     with caplog.at_level(logging.WARNING, "sparklog"):
         assert planner(view, failOnDataLoss="false").ranges(start, end) == []
 
 
 OWN = "give this query a checkpointLocation of its own"
-ELSEWHERE = f", or the checkpoint is of another root: then {OWN}. To go on without them set failOnDataLoss=false"
+ELSEWHERE = (
+    f", or the checkpoint belongs to another root: then {OWN}. If this loss is acceptable, set failOnDataLoss=false"
+)
 
 
 @pytest.mark.parametrize(
@@ -368,14 +370,14 @@ ELSEWHERE = f", or the checkpoint is of another root: then {OWN}. To go on witho
             {"t": {"0": 5}, "$ids": {"t": "id-0"}},
             {},
             NotFound,
-            f"again while a stream reads it (id id-0, now id-t){ELSEWHERE}: reading then goes on from the new topic's",
+            f"again while a stream reads it (id id-0, now id-t){ELSEWHERE}: the query then continues at the start of",
         ),
         # Really deleted.
         (
             {"t": {"0": 5}, "gone": {"0": 5}},
             {"subscribe": "t,gone"},
             NotFound,
-            f"The topic 'gone' was deleted while a stream reads it{ELSEWHERE}: reading then leaves it out",
+            f"The topic 'gone' was deleted while a stream reads it{ELSEWHERE}: the query then skips it",
         ),
         (
             {"t": {"0": 9}},
@@ -409,7 +411,8 @@ def test_with_losses_allowed_a_topic_that_is_no_longer_subscribed_is_left_out(ca
     assert (end["t"], "u" in end, read(source.ranges(start, end))) == ({"0": 5}, False, [("t", 0, 3, 5)])
     (record,) = caplog.records
     assert (
-        "offsets of u-0, which this query does not read; failOnDataLoss=false: reading goes on" in record.getMessage()
+        "offsets of u-0, which this query does not read; with failOnDataLoss=false the query ignores them"
+        in record.getMessage()
     )
 
 
@@ -488,7 +491,7 @@ def test_starting_offsets_and_timestamps() -> None:
         planner(view, startingoffsets='{"t":{"0":1}}').initial()
     with pytest.raises(BadRequest, match="names partitions that are not read: t-7"):
         planner(view, startingoffsets='{"t":{"0":1,"1":1,"7":1}}').initial()
-    with pytest.raises(NotFound, match="is out of range: the log ends at 3: startingOffsets takes 0 to 3 there"):
+    with pytest.raises(NotFound, match="is out of range: the log ends at 3: startingOffsets accepts 0 to 3"):
         planner(view, startingoffsets='{"t":{"0":9,"1":1}}').initial()
 
 
@@ -614,7 +617,9 @@ def test_a_batch_waits_until_what_was_decided_when_it_was_planned_is_decided_her
         if seconds < 90:
             assert read(after.ranges(start, end)) == [("t", 0, 0, 10)]
         else:
-            with pytest.raises(Unavailable, match="A batch of t-0 was planned up to offsets at which a transaction"):
+            with pytest.raises(
+                Unavailable, match="A micro-batch of t-0 was planned up to offsets at which a transaction"
+            ):
                 after.ranges(start, end)
 
 
@@ -631,7 +636,7 @@ def test_what_the_checkpoint_has_read_is_never_lost(ask: str, loss: str) -> None
 
     for unseen in ("t-0, t-1", "t-1"):
         time = Time()
-        with pytest.raises(Unavailable, match=f"has read further in {unseen} than the log goes as it is seen here"):
+        with pytest.raises(Unavailable, match=f"is ahead of the log of {unseen} as seen from this host"):
             asked(time)
         assert 90 <= sum(time.slept) < 92
         view.add("t", 8)
@@ -659,7 +664,7 @@ def test_a_topic_of_which_nothing_can_be_seen_yet_is_not_deleted(subscription: d
     world.topic("new").append(rows("3"))
     after = source(mount)
     if minutes == 5:
-        with pytest.raises(Unavailable, match="has read further in new-0"):
+        with pytest.raises(Unavailable, match="is ahead of the log of new-0"):
             after.latest(end, limited=True)
         world.now_ms += 300_000
     assert stored(after.latest(end, limited=True))["new"] == {"0": 3}
